@@ -1,0 +1,202 @@
+"""Disk work as data: what the state machines ask for, and what an executor (threads, or a simulated disk) runs.
+
+Invariants:
+* A job's operations run in order, on one thread; the first that fails ends it, unless it is `optional`.
+* A job is given back exactly once, with `Job.done` or `Job.failed`, on the event loop's thread.
+* Every owner has at most one job in flight, so what a job writes is never behind another write to the same file.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from logstore.interfaces import Buffer, FileSystem
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Write buffers at a position. `optional`: derived data, whose failure costs nothing but a rebuild."""
+
+    path: str
+    position: int
+    buffers: Sequence[Buffer]
+    optional: bool = False
+
+    def run(self, fs: FileSystem) -> None:
+        """Do it."""
+        fs.write(self.path, self.position, self.buffers)
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Make an empty file."""
+
+    path: str
+    optional: bool = False
+
+    def run(self, fs: FileSystem) -> None:
+        """Do it."""
+        fs.create(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """Make a file's data durable."""
+
+    path: str
+    optional: bool = False
+
+    def run(self, fs: FileSystem) -> None:
+        """Do it."""
+        fs.sync(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class SyncDirectory:
+    """Make a directory's names durable."""
+
+    path: str
+    optional: bool = False
+
+    def run(self, fs: FileSystem) -> None:
+        """Do it."""
+        fs.sync_directory(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Truncate:
+    """Cut a file."""
+
+    path: str
+    size_bytes: int
+    optional: bool = False
+
+    def run(self, fs: FileSystem) -> None:
+        """Do it."""
+        fs.truncate(self.path, self.size_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Rename:
+    """Rename a file."""
+
+    source: str
+    target: str
+    optional: bool = False
+
+    def run(self, fs: FileSystem) -> None:
+        """Do it."""
+        fs.rename(self.source, self.target)
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """Remove a file."""
+
+    path: str
+    optional: bool = False
+
+    def run(self, fs: FileSystem) -> None:
+        """Do it."""
+        fs.remove(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class MakeDirectory:
+    """Make a directory."""
+
+    path: str
+    optional: bool = False
+
+    def run(self, fs: FileSystem) -> None:
+        """Do it."""
+        fs.make_directory(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveDirectory:
+    """Remove an empty directory."""
+
+    path: str
+    optional: bool = False
+
+    def run(self, fs: FileSystem) -> None:
+        """Do it."""
+        fs.remove_directory(self.path)
+
+
+Operation = Write | Create | Sync | SyncDirectory | Truncate | Rename | Remove | MakeDirectory | RemoveDirectory
+
+
+@dataclass(slots=True)
+class Job:
+    """Operations to run in order, and whom to tell.
+
+    `failed` gets the operation that failed and its error; operations after it were not run.
+    """
+
+    operations: Sequence[Operation]
+    done: Callable[[], None]
+    failed: Callable[[Operation, OSError], None]
+    skipped: list[tuple[Operation, OSError]] = field(default_factory=list)
+
+    def run(self, fs: FileSystem) -> tuple[Operation, OSError] | None:
+        """Run the operations on `fs` (any thread). Returns the failure to report, or None.
+
+        Failures of optional operations are kept in `skipped`; the operations behind them still run.
+        """
+        for operation in self.operations:
+            try:
+                operation.run(fs)
+            except OSError as error:
+                if not operation.optional:
+                    return operation, error
+                self.skipped.append((operation, error))
+        return None
+
+
+class JobSource(Protocol):
+    """Something that may have disk work: a stream, a ledger, a staging area."""
+
+    def take_job(self) -> Job | None:
+        """The next job, or None if there is none now or one is in flight."""
+
+
+class JobQueue:
+    """Which sources have work, first come first served, with at most `io_window` jobs in flight over all.
+
+    Whoever runs the jobs asks `next_job` until it says None, runs them anywhere, and calls `finished` for each.
+    """
+
+    def __init__(self, io_window: int) -> None:
+        self._io_window = io_window
+        self._ready: dict[JobSource, None] = {}
+        self.in_flight = 0
+
+    def ready(self, source: JobSource) -> None:
+        """Note that `source` may have work."""
+        self._ready.setdefault(source)
+
+    def next_job(self) -> Job | None:
+        """The next job to run, or None: nothing to do, or the window is full."""
+        while self._ready and self.in_flight < self._io_window:
+            source = next(iter(self._ready))
+            del self._ready[source]
+            job = source.take_job()
+            if job is not None:
+                self.in_flight += 1
+                return job
+        return None
+
+    def finished(self, job: Job, failure: "tuple[Operation, OSError] | None") -> None:
+        """Give a job back with what `Job.run` returned."""
+        self.in_flight -= 1
+        if failure is None:
+            job.done()
+        else:
+            job.failed(*failure)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing in flight and nobody ready."""
+        return self.in_flight == 0 and not self._ready

@@ -1,0 +1,74 @@
+"""A result that is not there yet, without an event loop.
+
+Invariants: a ticket settles exactly once; callbacks run at once if it has settled, in the order they were added otherwise.
+The trio side waits on it (`logstore.engine`), tests drive it synchronously.
+"""
+
+from collections.abc import Callable
+from typing import Generic, TypeVar, cast
+
+T = TypeVar("T")
+
+
+class Ticket(Generic[T]):
+    """The promise of one result of type T, or of an exception."""
+
+    __slots__ = ("_callbacks", "_error", "_result", "done")
+
+    def __init__(self) -> None:
+        self.done = False
+        self._result: T | None = None
+        self._error: Exception | None = None
+        self._callbacks: list[Callable[[Ticket[T]], None]] = []
+
+    @classmethod
+    def succeeded(cls, result: T) -> "Ticket[T]":
+        """A ticket that has already settled with a result."""
+        ticket = cls()
+        ticket.succeed(result)
+        return ticket
+
+    @classmethod
+    def failed(cls, error: Exception) -> "Ticket[T]":
+        """A ticket that has already settled with an error."""
+        ticket = cls()
+        ticket.fail(error)
+        return ticket
+
+    def succeed(self, result: T) -> None:
+        """Settle with a result."""
+        self._result = result
+        self._settle()
+
+    def fail(self, error: Exception) -> None:
+        """Settle with an error, which `result` will raise."""
+        self._error = error
+        self._settle()
+
+    def _settle(self) -> None:
+        if self.done:
+            raise AssertionError("a ticket settles once")
+        self.done = True
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback(self)
+
+    def add_callback(self, callback: "Callable[[Ticket[T]], None]") -> None:
+        """Call `callback(ticket)` once settled (now, if it has)."""
+        if self.done:
+            callback(self)
+        else:
+            self._callbacks.append(callback)
+
+    @property
+    def error(self) -> Exception | None:
+        """The error it settled with, if any."""
+        return self._error
+
+    def result(self) -> T:
+        """The result; raises the error it settled with."""
+        if not self.done:
+            raise AssertionError("the ticket has not settled")
+        if self._error is not None:
+            raise self._error
+        return cast(T, self._result)
