@@ -1,0 +1,182 @@
+"""RecordBatch v2, Kafka's unit of everything: checked, stored, indexed and sent unchanged.
+
+Invariants:
+* Nothing here decodes records; a batch is a 61-byte header and opaque bytes.
+* `check_batch` is the only gate: what passes it has a sane length, magic 2, a matching CRC-32C and counts that agree.
+* The base offset and the leader epoch lie in front of the CRC's range, so they can be patched without touching it.
+
+Source: Kafka's documentation, "Record Batch"; KIP-98.
+"""
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from logstore.errors import CorruptBatch, UnsupportedBatchFormat
+from logstore.interfaces import Buffer
+
+HEADER = struct.Struct(">qiibIhiqqqhii")
+HEADER_BYTES = HEADER.size
+LENGTH_OFFSET = 8
+"""Where the batch length stands; it counts the bytes behind itself."""
+LENGTH_OVERHEAD = 12
+"""Base offset and length field: what the length does not count."""
+MAGIC_OFFSET = 16
+CRC_OFFSET = 17
+CRC_START = 21
+"""First byte that the CRC covers (the attributes)."""
+
+COMPRESSION_MASK = 0x07
+TIMESTAMP_TYPE_BIT = 0x08
+TRANSACTIONAL_BIT = 0x10
+CONTROL_BIT = 0x20
+HIGHEST_COMPRESSION = 4
+"""none, gzip, snappy, lz4, zstd"""
+
+_CRC = struct.Struct(">I")
+_OFFSET = struct.Struct(">q")
+_LENGTH = struct.Struct(">i")
+_EPOCH = struct.Struct(">i")
+_EMPTY_LENGTH = HEADER_BYTES - LENGTH_OVERHEAD
+
+
+class BatchHeader(NamedTuple):
+    """The 61 bytes in front of a batch's records, in their order."""
+
+    base_offset: int
+    batch_length: int
+    partition_leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the whole batch."""
+        return self.batch_length + LENGTH_OVERHEAD
+
+    @property
+    def next_offset(self) -> int:
+        """The offset behind the last record's."""
+        return self.base_offset + self.last_offset_delta + 1
+
+    @property
+    def is_control(self) -> bool:
+        """Whether it holds control records, which clients skip."""
+        return bool(self.attributes & CONTROL_BIT)
+
+    @property
+    def is_transactional(self) -> bool:
+        """Whether it belongs to a Kafka transaction."""
+        return bool(self.attributes & TRANSACTIONAL_BIT)
+
+    @property
+    def has_log_append_time(self) -> bool:
+        """Whether its timestamps are the broker's."""
+        return bool(self.attributes & TIMESTAMP_TYPE_BIT)
+
+    @property
+    def compression(self) -> int:
+        """0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd."""
+        return self.attributes & COMPRESSION_MASK
+
+
+def parse_header(buffer: Buffer, position: int = 0) -> BatchHeader:
+    """The header at `position`, with its length and magic checked but not its CRC.
+
+    Raises CorruptBatch if there are too few bytes or the length cannot be, UnsupportedBatchFormat for magic 0 and 1.
+    """
+    if len(buffer) - position < HEADER_BYTES:
+        if len(buffer) - position > MAGIC_OFFSET and buffer[position + MAGIC_OFFSET] in (0, 1):
+            raise UnsupportedBatchFormat(_OLD_FORMAT.format(buffer[position + MAGIC_OFFSET]))
+        raise CorruptBatch(f"{len(buffer) - position} bytes at {position} are fewer than a batch header's {HEADER_BYTES}")
+    header = BatchHeader._make(HEADER.unpack_from(buffer, position))
+    if header.magic != 2:
+        if header.magic in (0, 1):
+            raise UnsupportedBatchFormat(_OLD_FORMAT.format(header.magic))
+        raise CorruptBatch(f"magic {header.magic} at {position} is not 2")
+    if header.batch_length < _EMPTY_LENGTH:
+        raise CorruptBatch(f"batch length {header.batch_length} at {position} is less than a header's")
+    return header
+
+
+_OLD_FORMAT = "message format {} is older than RecordBatch v2; use a client of Kafka 0.11 or newer"
+
+
+def check_batch(buffer: Buffer, position: int = 0) -> BatchHeader:
+    """The header at `position` of a batch that is whole and intact.
+
+    Raises CorruptBatch (short, CRC-32C mismatch, counts that contradict each other) or UnsupportedBatchFormat.
+    """
+    header = parse_header(buffer, position)
+    end = position + header.batch_length + LENGTH_OVERHEAD
+    if end > len(buffer):
+        raise CorruptBatch(f"batch at {position} claims {header.size_bytes} bytes, {len(buffer) - position} are here")
+    found = crc32c(memoryview(buffer)[position + CRC_START : end])
+    if found != header.crc:
+        raise CorruptBatch(f"batch at {position}: CRC-32C is {found:#010x}, its header says {header.crc:#010x}")
+    if header.last_offset_delta < 0 or not 0 <= header.record_count <= header.last_offset_delta + 1:
+        raise CorruptBatch(
+            f"batch at {position}: {header.record_count} records do not fit last offset delta {header.last_offset_delta}"
+        )
+    return header
+
+
+def iterate_batches(buffer: Buffer) -> Iterator[tuple[int, BatchHeader]]:
+    """Positions and checked headers of batches that stand end to end.
+
+    Raises CorruptBatch at the first that is not whole, trailing bytes included.
+    """
+    position, size = 0, len(buffer)
+    while position < size:
+        header = check_batch(buffer, position)
+        yield position, header
+        position += header.batch_length + LENGTH_OVERHEAD
+
+
+def patch_base(buffer: bytearray | memoryview, position: int, base_offset: int, leader_epoch: int) -> None:
+    """Write base offset and leader epoch into the header at `position`; the CRC does not cover them."""
+    _OFFSET.pack_into(buffer, position, base_offset)
+    _EPOCH.pack_into(buffer, position + LENGTH_OVERHEAD, leader_epoch)
+
+
+def empty_batch(header: BatchHeader) -> bytes:
+    """A batch without records over the same offsets: what a fetch ships in place of control batches.
+
+    Kafka itself keeps such batches after compaction, so every client moves its position past them.
+    """
+    whole = bytearray(
+        HEADER.pack(
+            header.base_offset,
+            _EMPTY_LENGTH,
+            header.partition_leader_epoch,
+            2,
+            0,
+            0,
+            header.last_offset_delta,
+            header.base_timestamp,
+            header.max_timestamp,
+            -1,
+            -1,
+            -1,
+            0,
+        )
+    )
+    _CRC.pack_into(whole, CRC_OFFSET, crc32c(memoryview(whole)[CRC_START:]))
+    return bytes(whole)
+
+
+def seal_batch(batch: bytearray) -> bytearray:
+    """Write length and CRC-32C of a batch whose other header fields and records are complete, and return it."""
+    _LENGTH.pack_into(batch, LENGTH_OFFSET, len(batch) - LENGTH_OVERHEAD)
+    _CRC.pack_into(batch, CRC_OFFSET, crc32c(memoryview(batch)[CRC_START:]))
+    return batch

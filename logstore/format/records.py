@@ -1,0 +1,158 @@
+"""Records inside a batch, one Python object each: the slow path, for control records, small clients and tests.
+
+Invariants: what `encode_batch` writes, `decode_batch` reads back; bytes that lie raise CorruptBatch, never anything else.
+The vectorised path for data is `spe_adapter.codec`.
+
+Source: Kafka's documentation, "Record"; varints are zigzag-encoded (protobuf).
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from logstore.errors import CorruptBatch
+from logstore.format.batch import CONTROL_BIT, HEADER, HEADER_BYTES, check_batch, seal_batch
+from logstore.interfaces import Buffer
+
+_MAX_VARINT_BYTES = 10
+
+
+class Record(NamedTuple):
+    """One record: offset, timestamp in ms, key and value (None: null), headers."""
+
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+def write_varint(target: bytearray, value: int) -> None:
+    """Append a zigzag varint."""
+    encoded = (value << 1) ^ (value >> 63)
+    while encoded > 0x7F:
+        target.append((encoded & 0x7F) | 0x80)
+        encoded >>= 7
+    target.append(encoded)
+
+
+def read_varint(buffer: Buffer, position: int) -> tuple[int, int]:
+    """A zigzag varint and the position behind it. Raises CorruptBatch if it does not end in time."""
+    encoded = shift = 0
+    for index in range(position, min(position + _MAX_VARINT_BYTES, len(buffer))):
+        byte = buffer[index]
+        encoded |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (encoded >> 1) ^ -(encoded & 1), index + 1
+        shift += 7
+    raise CorruptBatch(f"varint at {position} does not end")
+
+
+def encode_batch(
+    records: Sequence[Record],
+    *,
+    base_offset: int = 0,
+    producer_id: int = -1,
+    producer_epoch: int = -1,
+    base_sequence: int = -1,
+    attributes: int = 0,
+    control: bool = False,
+) -> bytearray:
+    """One uncompressed batch of `records`, whose offsets count from `base_offset` (their own offset field is ignored)."""
+    if not records:
+        raise CorruptBatch("a batch has at least one record")
+    base_timestamp = records[0].timestamp
+    batch = bytearray(
+        HEADER.pack(
+            base_offset,
+            0,
+            0,
+            2,
+            0,
+            attributes | (CONTROL_BIT if control else 0),
+            len(records) - 1,
+            base_timestamp,
+            max(record.timestamp for record in records),
+            producer_id,
+            producer_epoch,
+            base_sequence,
+            len(records),
+        )
+    )
+    for delta, record in enumerate(records):
+        body = _encode_body(record, record.timestamp - base_timestamp, delta)
+        write_varint(batch, len(body))
+        batch += body
+    return seal_batch(batch)
+
+
+def _encode_body(record: Record, timestamp_delta: int, offset_delta: int) -> bytearray:
+    body = bytearray(b"\x00")
+    write_varint(body, timestamp_delta)
+    write_varint(body, offset_delta)
+    _write_bytes(body, record.key)
+    _write_bytes(body, record.value)
+    write_varint(body, len(record.headers))
+    for name, value in record.headers:
+        _write_bytes(body, name.encode())
+        _write_bytes(body, value)
+    return body
+
+
+def _write_bytes(target: bytearray, value: bytes | None) -> None:
+    if value is None:
+        write_varint(target, -1)
+    else:
+        write_varint(target, len(value))
+        target += value
+
+
+def decode_batch(buffer: Buffer, position: int = 0) -> list[Record]:
+    """The records of the uncompressed batch at `position`.
+
+    Raises CorruptBatch if the batch or a record in it is not what it claims, or is compressed.
+    """
+    header = check_batch(buffer, position)
+    if header.compression:
+        raise CorruptBatch(f"batch at {position} is compressed (codec {header.compression}); decompress it first")
+    whole = memoryview(buffer)[position : position + header.size_bytes]
+    records: list[Record] = []
+    at = HEADER_BYTES
+    for _ in range(header.record_count):
+        length, at = read_varint(whole, at)
+        if length < 0 or at + length > len(whole):
+            raise CorruptBatch(f"record length {length} at {at} exceeds its batch")
+        records.append(_decode_body(whole[at : at + length], header.base_offset, header.base_timestamp))
+        at += length
+    if at != len(whole):
+        raise CorruptBatch(f"{len(whole) - at} bytes behind the last record")
+    return records
+
+
+def _decode_body(body: memoryview, base_offset: int, base_timestamp: int) -> Record:
+    timestamp_delta, at = read_varint(body, 1)
+    offset_delta, at = read_varint(body, at)
+    key, at = _read_bytes(body, at)
+    value, at = _read_bytes(body, at)
+    count, at = read_varint(body, at)
+    if not 0 <= count <= len(body) - at:
+        raise CorruptBatch(f"{count} headers do not fit {len(body) - at} bytes")
+    headers: list[tuple[str, bytes | None]] = []
+    for _ in range(count):
+        name, at = _read_bytes(body, at)
+        content, at = _read_bytes(body, at)
+        try:
+            headers.append(((name or b"").decode(), content))
+        except UnicodeDecodeError as error:
+            raise CorruptBatch(f"header name {name!r} is not UTF-8") from error
+    if at != len(body):
+        raise CorruptBatch(f"{len(body) - at} bytes behind a record's end")
+    return Record(base_offset + offset_delta, base_timestamp + timestamp_delta, key, value, tuple(headers))
+
+
+def _read_bytes(body: memoryview, position: int) -> tuple[bytes | None, int]:
+    length, at = read_varint(body, position)
+    if length == -1:
+        return None, at
+    if length < 0 or at + length > len(body):
+        raise CorruptBatch(f"field length {length} at {position} exceeds its record")
+    return bytes(body[at : at + length]), at + length
