@@ -1,0 +1,500 @@
+"""Cairn's own requests on the Kafka port: stage, decide, abort and describe an epoch. Bytes in, bytes out.
+
+A request is a Kafka request with header version 1 and an API key Kafka does not use; its body is a length, a JSON
+object and raw bytes up to the end of the frame. A response is a correlation id and the same kind of body.
+docs/format.md has the tables.
+
+Invariants:
+* `encode_*` and `decode_*` are exact inverses; sidecar and client use the same functions.
+* Bytes that cannot be decoded raise MalformedRequest and nothing else; counts and lengths are checked against what is
+  there.
+* Record batches travel as they are: nothing here looks into them.
+"""
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, cast
+
+from logstore import errors
+from logstore.errors import CairnError, MalformedRequest, StagePosition
+from logstore.interfaces import Buffer
+
+STAGE: Final = 30000
+DECIDE: Final = 30001
+ABORT: Final = 30002
+DESCRIBE: Final = 30003
+API_KEYS: Final = frozenset((STAGE, DECIDE, ABORT, DESCRIBE))
+API_VERSION: Final = 0
+
+# One staged piece. Bounds what the sidecar holds for one request; clients cut their output into pieces below it.
+MAX_STAGE_BYTES: Final = 16 * 1024 * 1024
+# The JSON part of a body: a decision of 20,000 tasks is about 2 MiB.
+MAX_FIELDS_BYTES: Final = 8 * 1024 * 1024
+# Query, run and attempt are identifiers (Spark's are 36 characters); they end up in control records and in the ledger.
+MAX_NAME_CHARACTERS: Final = 256
+# Room for what a source wants to remember beside the epoch: offsets per input partition.
+MAX_POSITIONS_CHARACTERS: Final = 1024 * 1024
+
+_HEADER: Final = struct.Struct(">hhih")  # API key, version, correlation id, length of the client id (-1: null)
+_CORRELATION: Final = struct.Struct(">i")
+_LENGTH: Final = struct.Struct(">i")
+_INT32_MAX: Final = 2**31 - 1
+_INT64_MAX: Final = 2**63 - 1
+
+Rewind = Literal["error", "skip"]
+Outcome = Literal["committed", "duplicate", "skipped"]
+Fields = Mapping[str, object]
+
+
+# ---- the messages
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The batches of one stream inside one staged piece."""
+
+    topic: str
+    partition: int
+    length_bytes: int
+    batches: int
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageRequest:
+    """Stage one piece of a task attempt's output; `position` is the number of pieces the attempt has staged before.
+
+    `data` holds the batches of `parts`, in that order, end to end.
+    """
+
+    query: str
+    run: str
+    epoch: int
+    task: int
+    attempt: str
+    position: int
+    parts: tuple[Part, ...]
+    data: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class StageReply:
+    """The piece is durable; `position` is the number of pieces that are."""
+
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaskOutput:
+    """The attempt whose output counts for a task, and of how many pieces it consists."""
+
+    task: int
+    attempt: str
+    frames: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecideRequest:
+    """Commit an epoch with exactly these attempts' output. `forget`: no later epoch will come (a batch job)."""
+
+    query: str
+    run: str
+    epoch: int
+    rewind: Rewind
+    tasks: tuple[TaskOutput, ...]
+    positions: str
+    forget: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DecideReply:
+    """What became of the epoch, and the query's last committed epoch now."""
+
+    outcome: Outcome
+    last_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class AbortRequest:
+    """Drop what is staged for an epoch, unless it has been decided."""
+
+    query: str
+    run: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class AbortReply:
+    """How many staged bytes were dropped."""
+
+    dropped_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeRequest:
+    """Ask what is known of a query."""
+
+    query: str
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeReply:
+    """What is known of a query. `last_epoch` and `run` are None for a query never seen.
+
+    `state` is that of the epoch being committed (logstore.log.epochs.State), "idle" if there is none.
+    """
+
+    last_epoch: int | None
+    run: str | None
+    state: str
+    staged_bytes: int
+    staged_attempts: int
+
+
+Request = StageRequest | DecideRequest | AbortRequest | DescribeRequest
+Reply = StageReply | DecideReply | AbortReply | DescribeReply
+
+
+# ---- requests
+
+
+def encode_request(request: Request, *, correlation_id: int, client_id: str = "cairn") -> list[Buffer]:
+    """The bytes of a request without the 4 bytes of frame size in front; the raw part is not copied."""
+    raw: Buffer = b""
+    fields: dict[str, object]
+    match request:
+        case StageRequest():
+            api_key, raw = STAGE, request.data
+            fields = {
+                "query": request.query,
+                "run": request.run,
+                "epoch": request.epoch,
+                "task": request.task,
+                "attempt": request.attempt,
+                "position": request.position,
+                "parts": [part_fields(part) for part in request.parts],
+            }
+        case DecideRequest():
+            api_key = DECIDE
+            fields = {
+                "query": request.query,
+                "run": request.run,
+                "epoch": request.epoch,
+                "rewind": request.rewind,
+                "tasks": [{"task": t.task, "attempt": t.attempt, "frames": t.frames} for t in request.tasks],
+                "positions": request.positions,
+                "forget": request.forget,
+            }
+        case AbortRequest():
+            api_key = ABORT
+            fields = {"query": request.query, "run": request.run, "epoch": request.epoch}
+        case DescribeRequest():
+            api_key = DESCRIBE
+            fields = {"query": request.query}
+    name = client_id.encode()
+    head = _HEADER.pack(api_key, API_VERSION, correlation_id, len(name)) + name
+    return [head, encode_fields(fields), raw]
+
+
+def decode_request_header(frame: Buffer) -> tuple[int, int, int, str | None, int]:
+    """API key, version, correlation id, client id and the position of the body. MalformedRequest."""
+    if len(frame) < _HEADER.size:
+        raise MalformedRequest(f"a request of {len(frame)} bytes is shorter than its header")
+    api_key, version, correlation_id, length = _HEADER.unpack_from(frame)
+    if length == -1:
+        return api_key, version, correlation_id, None, _HEADER.size
+    end = _HEADER.size + length
+    if length < -1 or end > len(frame):
+        raise MalformedRequest(f"a client id of {length} bytes does not fit into a request of {len(frame)} bytes")
+    return api_key, version, correlation_id, _text(frame, _HEADER.size, end), end
+
+
+def decode_request(api_key: int, body: Buffer) -> Request:
+    """The request in a body (what follows the request header). MalformedRequest."""
+    fields, raw = decode_fields(body)
+    if api_key == STAGE:
+        return _decode_stage(fields, raw)
+    if len(raw):
+        raise MalformedRequest(f"{len(raw)} bytes behind a request that carries none")
+    query = get_name(fields, "query")
+    if api_key == DESCRIBE:
+        return DescribeRequest(query)
+    run, epoch = get_name(fields, "run"), get_int(fields, "epoch", 0, _INT64_MAX)
+    if api_key == ABORT:
+        return AbortRequest(query, run, epoch)
+    if api_key == DECIDE:
+        return DecideRequest(
+            query=query,
+            run=run,
+            epoch=epoch,
+            rewind=_get_rewind(fields),
+            tasks=_get_tasks(fields),
+            positions=get_text(fields, "positions", MAX_POSITIONS_CHARACTERS),
+            forget=get_bool(fields, "forget"),
+        )
+    raise MalformedRequest(f"{api_key} is none of Cairn's requests ({', '.join(map(str, sorted(API_KEYS)))})")
+
+
+def _decode_stage(fields: Fields, raw: memoryview) -> StageRequest:
+    if len(raw) > MAX_STAGE_BYTES:
+        raise MalformedRequest(f"a piece of {len(raw)} bytes; at most {MAX_STAGE_BYTES} are allowed")
+    parts = get_parts(fields)
+    expected_bytes = sum(part.length_bytes for part in parts)
+    if expected_bytes != len(raw):
+        raise MalformedRequest(f"parts of {expected_bytes} bytes in all, but {len(raw)} bytes of data")
+    return StageRequest(
+        query=get_name(fields, "query"),
+        run=get_name(fields, "run"),
+        epoch=get_int(fields, "epoch", 0, _INT64_MAX),
+        task=get_int(fields, "task", 0, _INT32_MAX),
+        attempt=get_name(fields, "attempt"),
+        position=get_int(fields, "position", 0, _INT32_MAX),
+        parts=parts,
+        data=raw,
+    )
+
+
+def _get_rewind(fields: Fields) -> Rewind:
+    rewind = get_text(fields, "rewind", MAX_NAME_CHARACTERS)
+    if rewind not in ("error", "skip"):
+        raise MalformedRequest(f"'rewind' is {rewind!r}; allowed are 'error' and 'skip'")
+    return cast(Rewind, rewind)
+
+
+def _get_tasks(fields: Fields) -> tuple[TaskOutput, ...]:
+    tasks = tuple(
+        TaskOutput(
+            task=get_int(entry, "task", 0, _INT32_MAX),
+            attempt=get_name(entry, "attempt"),
+            frames=get_int(entry, "frames", 0, _INT32_MAX),
+        )
+        for entry in get_objects(fields, "tasks")
+    )
+    if len({task.task for task in tasks}) != len(tasks):
+        raise MalformedRequest("'tasks' names a task twice; exactly one attempt of each counts")
+    return tasks
+
+
+# ---- responses
+
+
+def encode_reply(reply: Reply | CairnError, *, correlation_id: int) -> bytes:
+    """The bytes of a response without the 4 bytes of frame size; an error is a reply too."""
+    return _CORRELATION.pack(correlation_id) + encode_reply_body(reply)
+
+
+def encode_reply_body(reply: Reply | CairnError) -> bytes:
+    """The body of a response: what follows the correlation id."""
+    fields: dict[str, object] = {"error": None}
+    match reply:
+        case CairnError():
+            fields["error"] = _error_fields(reply)
+        case StageReply():
+            fields["position"] = reply.position
+        case DecideReply():
+            fields["outcome"] = reply.outcome
+            fields["last_epoch"] = reply.last_epoch
+        case AbortReply():
+            fields["dropped_bytes"] = reply.dropped_bytes
+        case DescribeReply():
+            fields["last_epoch"] = reply.last_epoch
+            fields["run"] = reply.run
+            fields["state"] = reply.state
+            fields["staged_bytes"] = reply.staged_bytes
+            fields["staged_attempts"] = reply.staged_attempts
+    return encode_fields(fields)
+
+
+def decode_reply(api_key: int, frame: Buffer) -> tuple[int, Reply | CairnError]:
+    """Correlation id and reply of a response frame (without its size); an error is a value. MalformedRequest."""
+    if len(frame) < _CORRELATION.size:
+        raise MalformedRequest(f"a response of {len(frame)} bytes is shorter than its correlation id")
+    (correlation_id,) = _CORRELATION.unpack_from(frame)
+    fields, raw = decode_fields(memoryview(frame)[_CORRELATION.size :])
+    if len(raw):
+        raise MalformedRequest(f"{len(raw)} bytes behind a response that carries none")
+    if "error" not in fields:
+        raise MalformedRequest("a response without 'error'")
+    error = fields["error"]
+    if error is not None:
+        return correlation_id, _decode_error(error)
+    return correlation_id, _decode_reply_fields(api_key, fields)
+
+
+def _decode_reply_fields(api_key: int, fields: Fields) -> Reply:
+    if api_key == STAGE:
+        return StageReply(get_int(fields, "position", 0, _INT32_MAX))
+    if api_key == DECIDE:
+        outcome = get_text(fields, "outcome", MAX_NAME_CHARACTERS)
+        if outcome not in ("committed", "duplicate", "skipped"):
+            raise MalformedRequest(f"'outcome' is {outcome!r}")
+        return DecideReply(cast(Outcome, outcome), get_int(fields, "last_epoch", 0, _INT64_MAX))
+    if api_key == ABORT:
+        return AbortReply(get_int(fields, "dropped_bytes", 0, _INT64_MAX))
+    if api_key == DESCRIBE:
+        known = fields.get("last_epoch") is not None
+        return DescribeReply(
+            last_epoch=get_int(fields, "last_epoch", 0, _INT64_MAX) if known else None,
+            run=get_name(fields, "run") if fields.get("run") is not None else None,
+            state=get_text(fields, "state", MAX_NAME_CHARACTERS),
+            staged_bytes=get_int(fields, "staged_bytes", 0, _INT64_MAX),
+            staged_attempts=get_int(fields, "staged_attempts", 0, _INT64_MAX),
+        )
+    raise MalformedRequest(f"{api_key} is none of Cairn's requests")
+
+
+# ---- errors on the wire: the class name, the message and what else the class carries
+
+# Errors these requests can raise whose constructor takes a message alone; others come back as CairnError with the
+# name in front.
+_PLAIN_ERRORS: Final[Mapping[str, type[CairnError]]] = {
+    kind.__name__: kind
+    for kind in (
+        errors.CorruptBatch,
+        errors.CorruptFile,
+        errors.FencedRun,
+        errors.InvalidConfig,
+        errors.InvalidPartitions,
+        errors.InvalidRecord,
+        errors.InvalidTimestamp,
+        errors.InvalidTopic,
+        errors.MalformedRequest,
+        errors.MessageTooLarge,
+        errors.StagedMissing,
+        errors.StaleEpoch,
+        errors.StorageFailed,
+        errors.UnknownTopicOrPartition,
+        errors.UnsupportedBatchFormat,
+    )
+}
+
+
+def _error_fields(error: CairnError) -> dict[str, object]:
+    fields: dict[str, object] = {"kind": type(error).__name__, "message": str(error)}
+    if isinstance(error, StagePosition):
+        fields["length"] = error.length
+    return fields
+
+
+def _decode_error(value: object) -> CairnError:
+    fields = _object(value, "'error'")
+    kind = get_text(fields, "kind", MAX_NAME_CHARACTERS)
+    message = get_text(fields, "message", MAX_FIELDS_BYTES)
+    if kind == "StagePosition":
+        return StagePosition(message, length=get_int(fields, "length", 0, _INT32_MAX))
+    plain = _PLAIN_ERRORS.get(kind)
+    return plain(message) if plain is not None else CairnError(f"{kind}: {message}")
+
+
+# ---- length, JSON object, raw bytes
+
+
+def encode_fields(fields: Fields) -> bytes:
+    """A JSON object with its length in front."""
+    encoded = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+    return _LENGTH.pack(len(encoded)) + encoded
+
+
+def decode_fields(body: Buffer) -> tuple[dict[str, object], memoryview]:
+    """The JSON object at the start of a body, and the raw bytes behind it. MalformedRequest."""
+    view = memoryview(body)
+    if len(view) < _LENGTH.size:
+        raise MalformedRequest(f"a body of {len(view)} bytes is shorter than its length field")
+    (length,) = _LENGTH.unpack_from(view)
+    end = _LENGTH.size + length
+    if not 0 <= length <= MAX_FIELDS_BYTES or end > len(view):
+        raise MalformedRequest(f"{length} bytes of JSON do not fit into a body of {len(view)} bytes")
+    return parse_object(view[_LENGTH.size : end]), view[end:]
+
+
+def parse_object(encoded: Buffer) -> dict[str, object]:
+    """A JSON object from its UTF-8 bytes. MalformedRequest."""
+    try:
+        value = json.loads(bytes(encoded))
+    except (ValueError, RecursionError) as error:
+        raise MalformedRequest(f"not JSON: {error}") from None
+    return _object(value, "the body")
+
+
+def _object(value: object, what: str) -> dict[str, object]:
+    if not isinstance(value, dict):
+        raise MalformedRequest(f"{what} is not a JSON object")
+    return value
+
+
+def part_fields(part: Part) -> dict[str, object]:
+    """A part as it stands in JSON."""
+    return {
+        "topic": part.topic,
+        "partition": part.partition,
+        "length": part.length_bytes,
+        "batches": part.batches,
+        "records": part.records,
+    }
+
+
+def get_parts(fields: Fields) -> tuple[Part, ...]:
+    """The list `parts`. MalformedRequest."""
+    return tuple(
+        Part(
+            topic=get_name(entry, "topic"),
+            partition=get_int(entry, "partition", 0, _INT32_MAX),
+            length_bytes=get_int(entry, "length", 0, _INT32_MAX),
+            batches=get_int(entry, "batches", 0, _INT32_MAX),
+            records=get_int(entry, "records", 0, _INT64_MAX),
+        )
+        for entry in get_objects(fields, "parts")
+    )
+
+
+def get_objects(fields: Fields, key: str) -> Sequence[Fields]:
+    """A list of JSON objects. MalformedRequest."""
+    value = fields.get(key)
+    if not isinstance(value, list):
+        raise MalformedRequest(f"{key!r} is not a list")
+    return [_object(entry, f"an entry of {key!r}") for entry in value]
+
+
+def get_int(fields: Fields, key: str, least: int, most: int) -> int:
+    """A whole number within bounds. MalformedRequest."""
+    value = fields.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise MalformedRequest(f"{key!r} is not a whole number from {least} to {most}")
+    return value
+
+
+def get_bool(fields: Fields, key: str) -> bool:
+    """A truth value. MalformedRequest."""
+    value = fields.get(key)
+    if not isinstance(value, bool):
+        raise MalformedRequest(f"{key!r} is neither true nor false")
+    return value
+
+
+def get_text(fields: Fields, key: str, most_characters: int) -> str:
+    """A string that UTF-8 can hold, of bounded length. MalformedRequest."""
+    value = fields.get(key)
+    if not isinstance(value, str) or len(value) > most_characters:
+        raise MalformedRequest(f"{key!r} is not a string of at most {most_characters} characters")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise MalformedRequest(f"{key!r} holds characters that UTF-8 cannot") from None
+    return value
+
+
+def get_name(fields: Fields, key: str) -> str:
+    """A string of 1 to MAX_NAME_CHARACTERS characters. MalformedRequest."""
+    value = get_text(fields, key, MAX_NAME_CHARACTERS)
+    if not value:
+        raise MalformedRequest(f"{key!r} is empty")
+    return value
+
+
+def _text(frame: Buffer, start: int, end: int) -> str:
+    try:
+        return bytes(memoryview(frame)[start:end]).decode()
+    except UnicodeDecodeError:
+        raise MalformedRequest("a client id that is not UTF-8") from None
