@@ -1,0 +1,170 @@
+"""A small durable map: topics, decisions, committed offsets.
+
+Invariants:
+* A `put` is atomic; its ticket settles once the change is synced. Puts made while a write is in flight share the next one.
+* `get` sees a put at once. If the disk refuses, everything not yet synced is taken back and its tickets fail; the next put
+  starts a new file with the whole map, because nothing may be written behind bytes whose state is unknown.
+* One file lives at a time, `NAME.GENERATION`; a new one is written beside it, synced and renamed before the old one goes.
+  Bounded: a file is rewritten when it holds more dead than live bytes.
+
+It knows nothing of what its keys and values mean.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+
+from logstore.errors import CorruptFile, StorageFailed
+from logstore.format.journal import KIND_CHANGES, KIND_SNAPSHOT, Frame, encode_frame, scan_frames
+from logstore.interfaces import FileSystem
+from logstore.log.jobs import Create, Job, JobSource, Operation, Remove, Rename, Sync, SyncDirectory, Write
+from logstore.log.ticket import Ticket
+
+DIRECTORY = "ledger"
+_DIGITS = 20
+ROLL_BYTES = 1 << 20
+"""A file below this size is not worth rewriting."""
+
+
+class Ledger:
+    """A durable map from text to bytes, kept in memory and in a journal."""
+
+    def __init__(self, name: str, notify: Callable[[JobSource], None]) -> None:
+        self.name = name
+        self._notify = notify
+        self._durable: dict[str, bytes] = {}
+        self._visible: dict[str, bytes] = {}
+        self._pending: list[tuple[Mapping[str, bytes | None], Ticket[None]]] = []
+        self._generation = 0
+        self._size_bytes = 0
+        self._must_roll = True
+        self._in_flight = False
+
+    @classmethod
+    def open(cls, fs: FileSystem, name: str, notify: Callable[[JobSource], None]) -> "Ledger":
+        """Recover the ledger from its newest file.
+
+        Raises CorruptFile if durable data is damaged, UnknownFormatVersion if a newer version wrote it.
+        """
+        ledger = cls(name, notify)
+        generations = _generations(fs, name)
+        for generation in reversed(generations):
+            path = _path(name, generation)
+            scan = scan_frames(fs.read(path, 0, fs.size(path)), path)
+            if not scan.frames or scan.frames[0].kind != KIND_SNAPSHOT:
+                # The name is given only after the snapshot is synced: an unreadable one was damaged later.
+                raise CorruptFile(f"{path}: its snapshot is damaged; restore the file from a copy")
+            for frame in scan.frames:
+                _apply(ledger._durable, frame.changes)
+            ledger._generation, ledger._size_bytes = generation, scan.end
+            if scan.end < fs.size(path):
+                fs.truncate(path, scan.end)
+            fs.sync(path)
+            ledger._must_roll = False
+            break
+        ledger._visible = dict(ledger._durable)
+        ledger._sweep(fs, generations)
+        return ledger
+
+    def _sweep(self, fs: FileSystem, generations: list[int]) -> None:
+        """Remove what earlier lives left, and make the directory's state durable."""
+        for generation in generations:
+            if generation != self._generation:
+                fs.remove(_path(self.name, generation))
+        for name in fs.list_directory(DIRECTORY):
+            if name.startswith(f"{self.name}.") and name.endswith(".new"):
+                fs.remove(f"{DIRECTORY}/{name}")
+        fs.sync_directory(DIRECTORY)
+
+    def get(self, key: str) -> bytes | None:
+        """The value of `key`, with puts that are not synced yet."""
+        return self._visible.get(key)
+
+    def items(self, prefix: str = "") -> Iterator[tuple[str, bytes]]:
+        """All pairs whose key starts with `prefix`, in no order; a copy, so the ledger may change meanwhile."""
+        return iter([pair for pair in self._visible.items() if pair[0].startswith(prefix)])
+
+    def put(self, changes: Mapping[str, bytes | None]) -> Ticket[None]:
+        """Set keys (None deletes), all or nothing. The ticket fails with StorageFailed if the disk refuses."""
+        ticket: Ticket[None] = Ticket()
+        _apply(self._visible, changes)
+        self._pending.append((changes, ticket))
+        self._notify(self)
+        return ticket
+
+    def take_job(self) -> Job | None:
+        """The next write, or None."""
+        if self._in_flight or not self._pending:
+            return None
+        self._in_flight = True
+        batch, self._pending = self._pending, []
+        if self._must_roll or self._size_bytes > max(ROLL_BYTES, 2 * self._live_bytes()):
+            return self._roll_job(batch)
+        merged: dict[str, bytes | None] = {}
+        for changes, _ in batch:
+            merged.update(changes)
+        frame = encode_frame(Frame(KIND_CHANGES, self._size_bytes, merged))
+        path = _path(self.name, self._generation)
+        operations: list[Operation] = [Write(path, self._size_bytes, [frame]), Sync(path)]
+        return Job(operations, lambda: self._written(batch, self._generation, self._size_bytes + len(frame)), self._failer(batch))
+
+    def _roll_job(self, batch: list[tuple[Mapping[str, bytes | None], Ticket[None]]]) -> Job:
+        generation = self._generation + 1
+        frame = encode_frame(Frame(KIND_SNAPSHOT, 0, self._visible))
+        path, new = _path(self.name, generation), f"{_path(self.name, generation)}.new"
+        operations: list[Operation] = [
+            Create(new),
+            Write(new, 0, [frame]),
+            Sync(new),
+            Rename(new, path),
+            SyncDirectory(DIRECTORY),
+            Remove(_path(self.name, self._generation), optional=True),
+        ]
+        return Job(operations, lambda: self._written(batch, generation, len(frame)), self._failer(batch))
+
+    def _live_bytes(self) -> int:
+        return sum(len(key) + len(value) for key, value in self._visible.items())
+
+    def _written(
+        self, batch: list[tuple[Mapping[str, bytes | None], Ticket[None]]], generation: int, size_bytes: int
+    ) -> None:
+        self._in_flight = False
+        self._must_roll = False
+        self._generation, self._size_bytes = generation, size_bytes
+        for changes, _ in batch:
+            _apply(self._durable, changes)
+        if self._pending:
+            self._notify(self)
+        for _, ticket in batch:
+            ticket.succeed(None)
+
+    def _failer(
+        self, batch: list[tuple[Mapping[str, bytes | None], Ticket[None]]]
+    ) -> Callable[[Operation, OSError], None]:
+        def failed(operation: Operation, error: OSError) -> None:
+            self._in_flight = False
+            self._must_roll = True
+            # The failed name may exist by now (a rename whose directory sync failed): never write it again.
+            self._generation += 1 if isinstance(operation, SyncDirectory) else 0
+            behind, self._pending = self._pending, []
+            self._visible = dict(self._durable)
+            for _, ticket in batch + behind:
+                ticket.fail(StorageFailed(f"ledger {self.name}: {error.strerror or error}"))
+
+        return failed
+
+
+def _apply(state: dict[str, bytes], changes: Mapping[str, bytes | None]) -> None:
+    for key, value in changes.items():
+        if value is None:
+            state.pop(key, None)
+        else:
+            state[key] = value
+
+
+def _path(name: str, generation: int) -> str:
+    return f"{DIRECTORY}/{name}.{generation:0{_DIGITS}d}"
+
+
+def _generations(fs: FileSystem, name: str) -> list[int]:
+    prefix = f"{name}."
+    tails = [entry[len(prefix) :] for entry in fs.list_directory(DIRECTORY) if entry.startswith(prefix)]
+    return sorted(int(tail) for tail in tails if len(tail) == _DIGITS and tail.isdigit())
