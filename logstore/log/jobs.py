@@ -125,7 +125,22 @@ class RemoveDirectory:
         fs.remove_directory(self.path)
 
 
-Operation = Write | Create | Sync | SyncDirectory | Truncate | Rename | Remove | MakeDirectory | RemoveDirectory
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Read up to `length` bytes; what came is appended to `into` (fewer than asked only at the end of the file)."""
+
+    path: str
+    position: int
+    length: int
+    into: list[bytes]
+    optional: bool = False
+
+    def run(self, fs: FileSystem) -> None:
+        """Do it."""
+        self.into.append(fs.read(self.path, self.position, self.length))
+
+
+Operation = Write | Create | Sync | SyncDirectory | Truncate | Rename | Remove | MakeDirectory | RemoveDirectory | Read
 
 
 @dataclass(slots=True)

@@ -1,0 +1,437 @@
+"""Staged output: what Spark's tasks have written for epochs that are not decided yet, one file per task attempt.
+
+Invariants:
+* A ticket of `stage` settles only when the frame, and on its first frame the file's name, are durable. Frames of one
+  attempt that wait together become one write and one sync; attempts do not wait for each other.
+* An attempt whose write or sync failed is dead: its file goes, its frames never count, nobody syncs it again. The client
+  stages anew under another attempt.
+* A frame counts after a restart only if its checksums hold; a torn end is cut, and what is kept is synced before use.
+* All staged bytes together stay below `limit_bytes`.
+* A batch leaves this room only if its own CRC-32C still holds.
+
+It does not know which epochs are decided: `logstore.log.epochs` says what to drop.
+"""
+
+import hashlib
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+
+from logstore.errors import CorruptBatch, CorruptFile, StagePosition, StorageFailed
+from logstore.format.batch import HEADER_BYTES as BATCH_HEADER_BYTES
+from logstore.format.batch import check_batch, parse_header
+from logstore.format.private import Part
+from logstore.format.staged import (
+    HEADER_BYTES,
+    AttemptKey,
+    FrameHeader,
+    decode_frame_header,
+    encode_frame_header,
+    table_bytes,
+)
+from logstore.interfaces import Buffer, FileSystem
+from logstore.log.jobs import Create, Job, JobSource, Operation, Read, Remove, Sync, SyncDirectory, Write
+from logstore.log.ticket import Ticket
+
+DIRECTORY: Final = "staging"
+PIECE_BYTES: Final = 1024 * 1024
+"""What is read, checked and handed to a stream at a time (one batch, if a batch is larger)."""
+DEFAULT_LIMIT_BYTES: Final = 4 * 1024 * 1024 * 1024
+_READABLE_CHARACTERS: Final = 40
+_NAME: Final = re.compile(r".*-(\d+)\.staged")
+
+Ready = Callable[[JobSource], None]
+Report = Callable[[str, Mapping[str, object]], None]
+
+
+class Frame(NamedTuple):
+    """A frame in its attempt's file."""
+
+    header: FrameHeader
+    start: int
+    ticket: Ticket[int]
+
+
+class Extent(NamedTuple):
+    """Batches of one stream, end to end in a staging file."""
+
+    path: str
+    position: int
+    length: int
+    batches: int
+
+
+class Attempt:
+    """One attempt's file: appends what was staged, group-committed, and removes itself when dropped."""
+
+    def __init__(self, key: AttemptKey, path: str, ready: Ready, settled: "Callable[[Attempt], None]") -> None:
+        self.key = key
+        self.path = path
+        self.frames: list[Frame] = []
+        self.durable_frames = 0
+        self.size_bytes = 0
+        self.failure: StorageFailed | None = None
+        self.dropped = False
+        self._exists = False
+        self._in_flight = False
+        self._ready = ready
+        self._settled = settled
+        self._data: dict[int, Sequence[Buffer]] = {}
+
+    @classmethod
+    def recovered(
+        cls, headers: Sequence[FrameHeader], path: str, ready: Ready, settled: "Callable[[Attempt], None]"
+    ) -> "Attempt":
+        """An attempt whose file holds exactly these frames, durably."""
+        attempt = cls(headers[0].key, path, ready, settled)
+        attempt._exists = True
+        for header in headers:
+            frame = Frame(header, attempt.size_bytes, Ticket.succeeded(header.position + 1))
+            attempt.frames.append(frame)
+            attempt.size_bytes += header.size_bytes
+        attempt.durable_frames = len(headers)
+        return attempt
+
+    @property
+    def last_staged_ms(self) -> int:
+        """Wall time of the newest frame."""
+        return self.frames[-1].header.staged_ms if self.frames else 0
+
+    def stage(self, position: int, parts: tuple[Part, ...], data: Buffer, now_ms: int) -> Ticket[int]:
+        """Append a frame, or find the one that is there. StagePosition, StorageFailed."""
+        if self.failure is not None:
+            raise self.failure
+        if position < len(self.frames):
+            frame = self.frames[position]
+            if frame.header.data_bytes != len(data) or frame.header.data_crc != crc32c(data):
+                raise StagePosition(
+                    f"piece {position} of attempt {self.key.attempt!r} is here with other bytes; an attempt's output must "
+                    "not change: use a new attempt",
+                    length=len(self.frames),
+                )
+            return frame.ticket
+        if position > len(self.frames):
+            raise StagePosition(
+                f"piece {position} of attempt {self.key.attempt!r} does not follow the {len(self.frames)} that are here",
+                length=len(self.frames),
+            )
+        head, header = encode_frame_header(self.key, position=position, staged_ms=now_ms, parts=parts, data=data)
+        ticket: Ticket[int] = Ticket()
+        self.frames.append(Frame(header, self.size_bytes, ticket))
+        self._data[position] = (head, data)
+        self.size_bytes += header.size_bytes
+        self._ready(self)
+        return ticket
+
+    def extents(self, topic: str, partition: int, frames: int) -> Iterator[Extent]:
+        """Where the batches of one stream are, in the first `frames` frames."""
+        for frame in self.frames[:frames]:
+            position = frame.start + frame.header.header_bytes
+            for part in frame.header.parts:
+                if part.topic == topic and part.partition == partition and part.length_bytes:
+                    yield Extent(self.path, position, part.length_bytes, part.batches)
+                position += part.length_bytes
+
+    def drop(self) -> None:
+        """Forget the frames and remove the file, behind what is in flight."""
+        if not self.dropped:
+            self.dropped = True
+            self._ready(self)
+
+    def take_job(self) -> Job | None:
+        """The next write of what waits, or the removal."""
+        if self._in_flight:
+            return None
+        waiting = self.frames[self.durable_frames :]
+        if self.dropped or self.failure is not None:
+            return self._removal(waiting)
+        if not waiting:
+            return None
+        self._in_flight = True
+        buffers = [buffer for frame in waiting for buffer in self._data.pop(frame.header.position)]
+        operations: list[Operation] = [] if self._exists else [Create(self.path)]
+        operations += [Write(self.path, waiting[0].start, buffers), Sync(self.path)]
+        if not self._exists:
+            operations.append(SyncDirectory(DIRECTORY))
+        self._exists = True
+
+        def done() -> None:
+            self._in_flight = False
+            self.durable_frames += len(waiting)
+            self._ready(self)
+            for frame in waiting:
+                frame.ticket.succeed(frame.header.position + 1)
+
+        def failed(operation: Operation, error: OSError) -> None:
+            self._in_flight = False
+            self.failure = StorageFailed(
+                f"staging for task {self.key.task} of epoch {self.key.epoch}: {type(operation).__name__} of {self.path} "
+                f"failed ({error}); nothing of attempt {self.key.attempt!r} counts, stage again under a new one"
+            )
+            self._ready(self)
+            for frame in self.frames[self.durable_frames :]:
+                frame.ticket.fail(self.failure)
+            self._keep_durable()
+
+        return Job(operations, done, failed)
+
+    def _keep_durable(self) -> None:
+        del self.frames[self.durable_frames :]
+        self._data.clear()
+
+    def _removal(self, waiting: Sequence[Frame]) -> Job | None:
+        """The job that removes the file. Without a directory sync: a file that comes back is dropped again."""
+        for frame in waiting:
+            frame.ticket.fail(StorageFailed(f"attempt {self.key.attempt!r} was dropped before it was staged"))
+        self.frames.clear()
+        self._data.clear()
+        self.durable_frames = 0
+        if not self._exists:
+            self._settled(self)
+            return None
+        self._exists, self._in_flight = False, True
+
+        def over() -> None:
+            self._in_flight = False
+            self._settled(self)
+
+        return Job([Remove(self.path, optional=True)], over, lambda operation, error: over())
+
+
+class Staging:
+    """All attempts' files, and the room they may take."""
+
+    def __init__(self, ready: Ready, report: Report, *, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
+        self._ready = ready
+        self._report = report
+        self._attempts: dict[AttemptKey, Attempt] = {}
+        self._removing: set[Attempt] = set()
+        self._limit_bytes = limit_bytes
+        self._next_serial = 0
+
+    @classmethod
+    def open(cls, fs: FileSystem, ready: Ready, report: Report, *, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> "Staging":
+        """The staging area of a data directory, with every frame that is whole. Blocks; OSError, UnknownFormatVersion."""
+        staging = cls(ready, report, limit_bytes=limit_bytes)
+        fs.make_directory(DIRECTORY)
+        fs.sync_directory("")
+        serials = sorted(
+            (int(match[1]), name) for name in fs.list_directory(DIRECTORY) if (match := _NAME.fullmatch(name))
+        )
+        for serial, name in serials:
+            staging._recover(fs, f"{DIRECTORY}/{name}")
+            staging._next_serial = serial + 1
+        fs.sync_directory(DIRECTORY)
+        return staging
+
+    def _recover(self, fs: FileSystem, path: str) -> None:
+        size_bytes = fs.size(path)
+        headers = list(_scan(fs, path))
+        whole_bytes = sum(header.size_bytes for header in headers)
+        if whole_bytes < size_bytes:
+            self._report(
+                "staging_cut", {"path": path, "kept_bytes": whole_bytes, "cut_bytes": size_bytes - whole_bytes}
+            )
+        if not headers:
+            fs.remove(path)
+            return
+        if whole_bytes < size_bytes:
+            fs.truncate(path, whole_bytes)
+        fs.sync(path)  # a process that was killed leaves frames that only the page cache holds
+        older = self._attempts.get(headers[0].key)
+        if older is not None:  # dropped before, but its removal was not durable; the later file counts
+            fs.remove(older.path)
+        self._attempts[headers[0].key] = Attempt.recovered(headers, path, self._ready, self._removed)
+
+    def stage(
+        self, key: AttemptKey, position: int, parts: tuple[Part, ...], data: Buffer, *, now_ms: int
+    ) -> Ticket[int]:
+        """Stage the frame `position` of an attempt; the result is the number of frames up to it, once durable.
+
+        The caller has checked the batches. `data` is kept until it is written. Raises StagePosition, or StorageFailed if
+        the attempt's disk failed or the area is full.
+        """
+        attempt = self._attempts.get(key)
+        if (attempt is None or position >= len(attempt.frames)) and self.used_bytes + len(data) > self._limit_bytes:
+            raise StorageFailed(
+                f"{self.used_bytes} bytes are staged, and {len(data)} more would exceed staging.limit_bytes = "
+                f"{self._limit_bytes}; commit or stop queries, or raise the limit"
+            )
+        if attempt is None:
+            attempt = Attempt(key, self._new_path(key), self._ready, self._removed)
+            ticket = attempt.stage(position, parts, data, now_ms)
+            self._attempts[key] = attempt
+            return ticket
+        return attempt.stage(position, parts, data, now_ms)
+
+    def _new_path(self, key: AttemptKey) -> str:
+        """A name nobody has used: readable in front, unique by hash and serial number, of bounded length."""
+        readable = re.sub(r"[^A-Za-z0-9_.]", "_", key.query)[:_READABLE_CHARACTERS]
+        digest = hashlib.blake2s(repr(tuple(key)).encode(), digest_size=8).hexdigest()
+        serial = self._next_serial
+        self._next_serial += 1
+        return f"{DIRECTORY}/{readable}-e{key.epoch}-t{key.task}-{digest}-{serial}.staged"
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of all files, those being written or removed included."""
+        return sum(a.size_bytes for a in self._attempts.values()) + sum(a.size_bytes for a in self._removing)
+
+    def get(self, key: AttemptKey) -> Attempt | None:
+        """An attempt that has staged something."""
+        return self._attempts.get(key)
+
+    def attempts(self, query: str) -> list[Attempt]:
+        """The attempts of a query."""
+        return [attempt for attempt in self._attempts.values() if attempt.key.query == query]
+
+    def all_attempts(self) -> list[Attempt]:
+        """Every attempt."""
+        return list(self._attempts.values())
+
+    def drop(self, attempts: Iterable[Attempt]) -> int:
+        """Remove these attempts' files in the background; returns their bytes."""
+        dropped_bytes = 0
+        for attempt in attempts:
+            if self._attempts.get(attempt.key) is attempt:
+                del self._attempts[attempt.key]
+                self._removing.add(attempt)
+                dropped_bytes += attempt.size_bytes
+                attempt.drop()
+        return dropped_bytes
+
+    def _removed(self, attempt: Attempt) -> None:
+        attempt.size_bytes = 0
+        self._removing.discard(attempt)
+
+
+def _scan(fs: FileSystem, path: str) -> Iterator[FrameHeader]:
+    """Headers of the frames from the start of a file up to the first that is not whole."""
+    start, expected = 0, 0
+    key: AttemptKey | None = None
+    while True:
+        try:
+            fixed = fs.read(path, start, HEADER_BYTES)
+            length = table_bytes(fixed)
+            header = decode_frame_header(fixed + fs.read(path, start + HEADER_BYTES, length))
+        except CorruptFile:
+            return
+        if header.position != expected or (key is not None and header.key != key):
+            return
+        if not _data_is_whole(fs, path, start + header.header_bytes, header):
+            return
+        yield header
+        key, expected, start = header.key, expected + 1, start + header.size_bytes
+
+
+def _data_is_whole(fs: FileSystem, path: str, position: int, header: FrameHeader) -> bool:
+    crc, left = 0, header.data_bytes
+    while left:
+        piece = fs.read(path, position, min(left, PIECE_BYTES))
+        if not piece:
+            return False
+        crc = crc32c(piece, crc)
+        position, left = position + len(piece), left - len(piece)
+    return crc == header.data_crc
+
+
+# ---- reading back what is to be published
+
+
+@dataclass(slots=True)
+class _Pending:
+    """One piece being read: from where, and what came."""
+
+    extents: list[Extent]
+    into: list[bytes]
+    ticket: Ticket[bytearray | None]
+
+
+class StagedReader:
+    """Reads extents back as pieces of whole, checked batches, off the event loop, one piece at a time."""
+
+    def __init__(self, extents: Iterable[Extent], ready: Ready) -> None:
+        self._extents = deque(extents)
+        self._ready = ready
+        self._pending: _Pending | None = None
+        self._piece_bytes = PIECE_BYTES
+
+    def next_piece(self) -> Ticket[bytearray | None]:
+        """The next batches, at most PIECE_BYTES of them or one batch; None at the end.
+
+        The ticket fails with CorruptFile if a batch is no longer what was staged, with StorageFailed if it cannot be read.
+        """
+        if self._pending is not None:
+            raise AssertionError("one piece at a time")
+        ticket: Ticket[bytearray | None] = Ticket()
+        if not self._extents:
+            ticket.succeed(None)
+            return ticket
+        self._plan(ticket)
+        return ticket
+
+    def _plan(self, ticket: Ticket[bytearray | None]) -> None:
+        """Take extents worth one piece from the front; the rest of the last one stays."""
+        taken: list[Extent] = []
+        left = self._piece_bytes
+        while self._extents and left > 0 and (not taken or self._extents[0].length <= left):
+            extent = self._extents.popleft()
+            taken.append(extent)
+            left -= min(left, extent.length)
+        self._pending = _Pending(taken, [], ticket)
+        self._ready(self)
+
+    def take_job(self) -> Job | None:
+        """The reads of the piece that is waited for."""
+        pending = self._pending
+        if pending is None or pending.into:
+            return None
+        reads = [Read(e.path, e.position, min(e.length, self._piece_bytes), pending.into) for e in pending.extents]
+        return Job(reads, self._done, self._failed)
+
+    def _failed(self, operation: Operation, error: OSError) -> None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.ticket.fail(StorageFailed(f"reading staged data failed ({error}); the epoch stays decided"))
+
+    def _done(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        piece = bytearray()
+        try:
+            for extent, data in zip(pending.extents, pending.into, strict=True):
+                whole = _whole_batches(extent, data)
+                piece += memoryview(data)[:whole]
+                if whole < extent.length:
+                    self._extents.appendleft(Extent(extent.path, extent.position + whole, extent.length - whole, 0))
+        except (CorruptBatch, CorruptFile) as error:
+            pending.ticket.fail(CorruptFile(f"staged data in {pending.extents[0].path} is damaged: {error}"))
+            return
+        if piece:
+            self._piece_bytes = PIECE_BYTES
+            pending.ticket.succeed(piece)
+            return
+        # Not even one batch fitted: its header says how much to read.
+        self._piece_bytes = parse_header(pending.into[0]).size_bytes
+        self._plan(pending.ticket)
+
+
+def _whole_batches(extent: Extent, data: bytes) -> int:
+    """Length of the whole batches at the start of `data`, each checked. CorruptBatch, CorruptFile."""
+    position = 0
+    while len(data) - position >= BATCH_HEADER_BYTES:
+        size_bytes = parse_header(data, position).size_bytes
+        if position + size_bytes > extent.length:
+            raise CorruptFile(f"a batch of {size_bytes} bytes at {extent.position + position} leaves its part")
+        if position + size_bytes > len(data):
+            break
+        check_batch(data, position)
+        position += size_bytes
+    if len(data) < min(extent.length, PIECE_BYTES) or (len(data) == extent.length and position != len(data)):
+        raise CorruptFile(f"{extent.length} bytes at {extent.position} are not there in full")
+    return position
