@@ -1,0 +1,41 @@
+"""Options and profiles that all tests share; fixtures live beside the tests that need them.
+
+Invariant: nothing here starts a process or touches a network. `slow` tests run only with --long; `--peer` says which
+server the client tests talk to.
+"""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("short", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.register_profile(
+    "long", deadline=None, max_examples=2000, stateful_step_count=100, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add --long and --peer."""
+    parser.addoption("--long", action="store_true", help="also run the tests marked slow, and many more examples")
+    parser.addoption(
+        "--peer",
+        choices=("cairn", "kafka"),
+        default="cairn",
+        help="the server that tests/clients talks to: ours, or a real Kafka, which every expectation must match",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose how many examples Hypothesis tries."""
+    settings.load_profile("long" if config.getoption("--long") else "short")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
+    """Leave slow tests out, saying so, unless asked for."""
+    if config.getoption("--long"):
+        return
+    left_out = pytest.mark.skip(reason="slow: --long runs it")
+    for item in items:
+        if "slow" in item.keywords:
+            item.add_marker(left_out)

@@ -1,0 +1,49 @@
+"""The lock file: complete, hashed, and free of any registry's address."""
+
+import tomllib
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def locked() -> dict[str, Version]:
+    """Name and version of everything in the lock file."""
+    pins: dict[str, Version] = {}
+    for line in (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines():
+        if "==" in line:
+            name, _, version = line.split(";")[0].strip().rstrip("\\").strip().partition("==")
+            pins[canonicalize_name(name)] = Version(version)
+    return pins
+
+
+def test_every_dependency_is_locked_within_its_bounds() -> None:
+    """Each dependency of pyproject.toml, extras included, has one pinned version that satisfies its bounds."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = [
+        *project["dependencies"],
+        *(line for extra in project["optional-dependencies"].values() for line in extra),
+    ]
+    pins = locked()
+    for line in wanted:
+        requirement = Requirement(line)
+        name = canonicalize_name(requirement.name)
+        assert name in pins, f"{name} is not locked: ./run lock"
+        assert requirement.specifier.contains(pins[name]), f"{name} {pins[name]} is outside {line}: ./run lock"
+
+
+def test_the_lock_names_no_registry() -> None:
+    """Where packages come from is the installing machine's business: no address and no local path in the lock."""
+    text = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+    assert "://" not in text
+    assert "--find-links" not in text
+    assert "--index-url" not in text
+
+
+def test_the_sidecar_needs_little() -> None:
+    """The sidecar's own dependencies stay few: a review should notice each new one."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert {Requirement(line).name for line in project["dependencies"]} == {"crc32c", "kio", "trio"}

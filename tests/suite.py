@@ -1,0 +1,193 @@
+"""The whole test run: the checks, then pytest in parts, each with a time it should stay within; a table at the end.
+
+`./run test` calls it. Each part is a process of its own, so that what one leaves in memory cannot help or hurt another.
+The last line counts everything: `N passed, N failed, N skipped`. The exit code is 1 if anything failed.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+ROOT = Path(__file__).resolve().parents[1]
+
+ROOMS = ("logstore", "spe_adapter", "pyspark_cairn", "tests", "benchmarks")
+PYTEST_NO_TESTS = 5  # pytest's exit code when it collected nothing
+SECONDS_PER_MINUTE = 60
+RULE_CHARACTERS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of the run: folders below tests/ for pytest; `checks` has none. Budgets are for two cores."""
+
+    name: str
+    folders: tuple[str, ...]
+    budget_s: int
+    long_budget_s: int
+    arguments: tuple[str, ...] = ()
+
+
+PARTS = (
+    Part("checks", (), 90, 90),
+    Part("static", ("static",), 10, 10),
+    Part("core", ("format", "log", "crash", "kafka", "logstore"), 8 * 60, 60 * 60),
+    Part("clients", ("clients",), 6 * 60, 30 * 60),
+    Part("spark", ("spark",), 8 * 60, 30 * 60),
+    Part("rest", (), 4 * 60, 30 * 60),
+)
+
+CHECKS = (
+    ("ruff check", ("ruff", "check", ".")),
+    ("ruff format", ("ruff", "format", "--check", "--quiet", ".")),
+    ("mypy", ("mypy", *(room for room in ROOMS if any((ROOT / room).rglob("*.py"))))),
+    ("import-linter", ("lint-imports", "--no-cache")),
+)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one part did."""
+
+    name: str
+    budget_s: int
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    seconds: float = 0.0
+
+
+def headline(text: str) -> None:
+    """Announce what comes."""
+    print(f"\n──── {text} ".ljust(RULE_CHARACTERS, "─"), flush=True)
+
+
+def run_checks(outcome: Outcome) -> None:
+    """Run the linters and the type checker; all of them, even if one fails."""
+    for name, command in CHECKS:
+        print(f"{name} …", flush=True)
+        finished = subprocess.run(
+            [sys.executable, "-m", *command] if command[0] in {"ruff", "mypy"} else command,
+            cwd=ROOT,
+            check=False,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        if finished.returncode:
+            outcome.failed += 1
+            print(finished.stdout)
+        else:
+            outcome.passed += 1
+
+
+def count(outcome: Outcome, report: Path, exit_code: int) -> None:
+    """Add pytest's own count; a run that died without a report counts as one failure."""
+    if not report.exists():
+        outcome.failed += 1
+        return
+    suites = list(ET.parse(report).getroot().iter("testsuite"))
+    total, errors, failures, skipped = (
+        sum(int(suite.get(key, "0")) for suite in suites) for key in ("tests", "errors", "failures", "skipped")
+    )
+    outcome.failed += errors + failures
+    outcome.skipped += skipped
+    outcome.passed += max(0, total - errors - failures - skipped)
+    if exit_code and not outcome.failed:
+        outcome.failed += 1
+
+
+def folders_of(part: Part) -> list[Path]:
+    """The part's folders that exist; `rest` has all that no other part names."""
+    tests = ROOT / "tests"
+    if part.name != "rest":
+        return [tests / folder for folder in part.folders if (tests / folder).is_dir()]
+    named = {folder for other in PARTS for folder in other.folders}
+    return sorted(
+        path for path in tests.iterdir() if path.is_dir() and path.name not in named and any(path.rglob("test_*.py"))
+    )
+
+
+def run_pytest(part: Part, outcome: Outcome, options: Sequence[str]) -> None:
+    """Run one part's tests in a process of their own."""
+    folders = folders_of(part)
+    if not any(any(folder.rglob("test_*.py")) for folder in folders):
+        print("no tests here yet")
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        report = Path(scratch) / "report.xml"
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            f"--junitxml={report}",
+            *part.arguments,
+            *options,
+            *map(str, folders),
+        ]
+        exit_code = subprocess.run(command, cwd=ROOT, check=False).returncode
+        if exit_code == PYTEST_NO_TESTS:
+            print("no tests here yet")
+            return
+        count(outcome, report, exit_code)
+
+
+def run_part(part: Part, *, long: bool, options: Sequence[str]) -> Outcome:
+    """Run one part and time it."""
+    outcome = Outcome(part.name, part.long_budget_s if long else part.budget_s)
+    headline(f"{part.name} (budget {outcome.budget_s} s)")
+    started = time.monotonic()
+    work: Callable[[], None] = (
+        (lambda: run_checks(outcome)) if part.name == "checks" else (lambda: run_pytest(part, outcome, options))
+    )
+    work()
+    outcome.seconds = time.monotonic() - started
+    return outcome
+
+
+def print_table(outcomes: Sequence[Outcome]) -> None:
+    """What ran, how long it took, and what it should have taken."""
+    headline("summary")
+    print(f"{'part':<10}{'passed':>8}{'failed':>8}{'skipped':>9}{'seconds':>9}{'budget':>8}")
+    for outcome in outcomes:
+        late = "  over its budget" if outcome.seconds > outcome.budget_s else ""
+        print(
+            f"{outcome.name:<10}{outcome.passed:>8}{outcome.failed:>8}{outcome.skipped:>9}"
+            f"{outcome.seconds:>9.1f}{outcome.budget_s:>8}{late}"
+        )
+    print(f"{'total':<35}{sum(outcome.seconds for outcome in outcomes):>9.1f}{sum(o.budget_s for o in outcomes):>8}\n")
+
+
+def main() -> int:
+    """Run the parts that were asked for."""
+    parser = argparse.ArgumentParser(prog="./run test", description="All checks and tests, or the named parts of them.")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(part.name for part in PARTS)}")
+    parser.add_argument("--long", action="store_true", help="also what is marked slow, and many more examples")
+    parser.add_argument("--seed", help="repeat a run's order and examples: the number that pytest printed")
+    parser.add_argument("--peer", choices=("cairn", "kafka"), default="cairn", help="the server of the client tests")
+    arguments = parser.parse_args()
+    unknown = set(arguments.parts) - {part.name for part in PARTS}
+    if unknown:
+        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(part.name for part in PARTS)}")
+    options = [f"--peer={arguments.peer}"]
+    if arguments.long:
+        options.append("--long")
+    if arguments.seed:
+        options.append(f"--randomly-seed={arguments.seed}")
+    wanted = [part for part in PARTS if not arguments.parts or part.name in arguments.parts]
+    outcomes = [run_part(part, long=arguments.long, options=options) for part in wanted]
+    print_table(outcomes)
+    failed = sum(outcome.failed for outcome in outcomes)
+    passed, skipped = sum(outcome.passed for outcome in outcomes), sum(outcome.skipped for outcome in outcomes)
+    print(f"{passed} passed, {failed} failed, {skipped} skipped")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
