@@ -46,7 +46,7 @@ CHECKS = (
     ("ruff check", ("ruff", "check", ".")),
     ("ruff format", ("ruff", "format", "--check", "--quiet", ".")),
     ("mypy", ("mypy", *(room for room in ROOMS if any((ROOT / room).rglob("*.py"))))),
-    ("import-linter", ("lint-imports", "--no-cache")),
+    ("import-linter", (str(Path(sys.executable).parent / "lint-imports"), "--no-cache")),
 )
 
 
