@@ -3,8 +3,8 @@
 Invariants:
 * A ticket of `stage` settles only when the frame, and on its first frame the file's name, are durable. Frames of one
   attempt that wait together become one write and one sync; attempts do not wait for each other.
-* An attempt whose write or sync failed is dead: its file goes, its frames never count, nobody syncs it again. The client
-  stages anew under another attempt.
+* An attempt whose write or sync failed is dead: its file goes, its frames never count, nobody syncs it again. The
+  client stages anew under another attempt.
 * A frame counts after a restart only if its checksums hold; a torn end is cut, and what is kept is synced before use.
 * All staged bytes together stay below `limit_bytes`.
 * A batch leaves this room only if its own CRC-32C still holds.
@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from logstore.errors import CorruptBatch, CorruptFile, StagePosition, StorageFailed
+from logstore.errors import CorruptBatch, CorruptFile, StagePosition, StorageFailed, UnsupportedBatchFormat
 from logstore.format.batch import HEADER_BYTES as BATCH_HEADER_BYTES
 from logstore.format.batch import check_batch, parse_header
 from logstore.format.private import Part
@@ -109,14 +109,14 @@ class Attempt:
             frame = self.frames[position]
             if frame.header.data_bytes != len(data) or frame.header.data_crc != crc32c(data):
                 raise StagePosition(
-                    f"piece {position} of attempt {self.key.attempt!r} is here with other bytes; an attempt's output must "
-                    "not change: use a new attempt",
+                    f"piece {position} of attempt {self.key.attempt!r} is here with other bytes; an attempt's output "
+                    "must not change: use a new attempt",
                     length=len(self.frames),
                 )
             return frame.ticket
         if position > len(self.frames):
             raise StagePosition(
-                f"piece {position} of attempt {self.key.attempt!r} does not follow the {len(self.frames)} that are here",
+                f"piece {position} of attempt {self.key.attempt!r} does not follow the {len(self.frames)} pieces here",
                 length=len(self.frames),
             )
         head, header = encode_frame_header(self.key, position=position, staged_ms=now_ms, parts=parts, data=data)
@@ -169,8 +169,8 @@ class Attempt:
         def failed(operation: Operation, error: OSError) -> None:
             self._in_flight = False
             self.failure = StorageFailed(
-                f"staging for task {self.key.task} of epoch {self.key.epoch}: {type(operation).__name__} of {self.path} "
-                f"failed ({error}); nothing of attempt {self.key.attempt!r} counts, stage again under a new one"
+                f"staging for task {self.key.task} of epoch {self.key.epoch}: {type(operation).__name__} of "
+                f"{self.path} failed ({error}); nothing of attempt {self.key.attempt!r} counts, stage again anew"
             )
             self._ready(self)
             for frame in self.frames[self.durable_frames :]:
@@ -195,11 +195,11 @@ class Attempt:
             return None
         self._exists, self._in_flight = False, True
 
-        def over() -> None:
+        def over(*_failure: object) -> None:
             self._in_flight = False
             self._settled(self)
 
-        return Job([Remove(self.path, optional=True)], over, lambda operation, error: over())
+        return Job([Remove(self.path, optional=True)], over, over)
 
 
 class Staging:
@@ -212,10 +212,12 @@ class Staging:
         self._removing: set[Attempt] = set()
         self._limit_bytes = limit_bytes
         self._next_serial = 0
+        self.used_bytes = 0
+        """Bytes of all files, those being written or removed included."""
 
     @classmethod
     def open(cls, fs: FileSystem, ready: Ready, report: Report, *, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> "Staging":
-        """The staging area of a data directory, with every frame that is whole. Blocks; OSError, UnknownFormatVersion."""
+        """The staging area of a data directory, with every whole frame. Blocks; OSError, UnknownFormatVersion."""
         staging = cls(ready, report, limit_bytes=limit_bytes)
         fs.make_directory(DIRECTORY)
         fs.sync_directory("")
@@ -233,9 +235,8 @@ class Staging:
         headers = list(_scan(fs, path))
         whole_bytes = sum(header.size_bytes for header in headers)
         if whole_bytes < size_bytes:
-            self._report(
-                "staging_cut", {"path": path, "kept_bytes": whole_bytes, "cut_bytes": size_bytes - whole_bytes}
-            )
+            cut_bytes = size_bytes - whole_bytes
+            self._report("staging_cut", {"path": path, "kept_bytes": whole_bytes, "cut_bytes": cut_bytes})
         if not headers:
             fs.remove(path)
             return
@@ -245,15 +246,17 @@ class Staging:
         older = self._attempts.get(headers[0].key)
         if older is not None:  # dropped before, but its removal was not durable; the later file counts
             fs.remove(older.path)
+            self.used_bytes -= older.size_bytes
         self._attempts[headers[0].key] = Attempt.recovered(headers, path, self._ready, self._removed)
+        self.used_bytes += whole_bytes
 
     def stage(
         self, key: AttemptKey, position: int, parts: tuple[Part, ...], data: Buffer, *, now_ms: int
     ) -> Ticket[int]:
         """Stage the frame `position` of an attempt; the result is the number of frames up to it, once durable.
 
-        The caller has checked the batches. `data` is kept until it is written. Raises StagePosition, or StorageFailed if
-        the attempt's disk failed or the area is full.
+        The caller has checked the batches. `data` is kept until it is written. Raises StagePosition, or StorageFailed
+        if the attempt's disk failed or the area is full.
         """
         attempt = self._attempts.get(key)
         if (attempt is None or position >= len(attempt.frames)) and self.used_bytes + len(data) > self._limit_bytes:
@@ -263,10 +266,11 @@ class Staging:
             )
         if attempt is None:
             attempt = Attempt(key, self._new_path(key), self._ready, self._removed)
-            ticket = attempt.stage(position, parts, data, now_ms)
-            self._attempts[key] = attempt
-            return ticket
-        return attempt.stage(position, parts, data, now_ms)
+        before_bytes = attempt.size_bytes
+        ticket = attempt.stage(position, parts, data, now_ms)
+        self._attempts[key] = attempt
+        self.used_bytes += attempt.size_bytes - before_bytes
+        return ticket
 
     def _new_path(self, key: AttemptKey) -> str:
         """A name nobody has used: readable in front, unique by hash and serial number, of bounded length."""
@@ -275,11 +279,6 @@ class Staging:
         serial = self._next_serial
         self._next_serial += 1
         return f"{DIRECTORY}/{readable}-e{key.epoch}-t{key.task}-{digest}-{serial}.staged"
-
-    @property
-    def used_bytes(self) -> int:
-        """Bytes of all files, those being written or removed included."""
-        return sum(a.size_bytes for a in self._attempts.values()) + sum(a.size_bytes for a in self._removing)
 
     def get(self, key: AttemptKey) -> Attempt | None:
         """An attempt that has staged something."""
@@ -305,6 +304,7 @@ class Staging:
         return dropped_bytes
 
     def _removed(self, attempt: Attempt) -> None:
+        self.used_bytes -= attempt.size_bytes
         attempt.size_bytes = 0
         self._removing.discard(attempt)
 
@@ -363,7 +363,7 @@ class StagedReader:
     def next_piece(self) -> Ticket[bytearray | None]:
         """The next batches, at most PIECE_BYTES of them or one batch; None at the end.
 
-        The ticket fails with CorruptFile if a batch is no longer what was staged, with StorageFailed if it cannot be read.
+        The ticket fails with CorruptFile if a batch is no longer what was staged, with StorageFailed if reading fails.
         """
         if self._pending is not None:
             raise AssertionError("one piece at a time")
@@ -393,7 +393,7 @@ class StagedReader:
         reads = [Read(e.path, e.position, min(e.length, self._piece_bytes), pending.into) for e in pending.extents]
         return Job(reads, self._done, self._failed)
 
-    def _failed(self, operation: Operation, error: OSError) -> None:
+    def _failed(self, _operation: Operation, error: OSError) -> None:
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.ticket.fail(StorageFailed(f"reading staged data failed ({error}); the epoch stays decided"))
@@ -405,11 +405,11 @@ class StagedReader:
         piece = bytearray()
         try:
             for extent, data in zip(pending.extents, pending.into, strict=True):
-                whole = _whole_batches(extent, data)
+                whole = _whole_batches(extent, min(extent.length, self._piece_bytes), data)
                 piece += memoryview(data)[:whole]
                 if whole < extent.length:
                     self._extents.appendleft(Extent(extent.path, extent.position + whole, extent.length - whole, 0))
-        except (CorruptBatch, CorruptFile) as error:
+        except (CorruptBatch, CorruptFile, UnsupportedBatchFormat) as error:
             pending.ticket.fail(CorruptFile(f"staged data in {pending.extents[0].path} is damaged: {error}"))
             return
         if piece:
@@ -421,17 +421,22 @@ class StagedReader:
         self._plan(pending.ticket)
 
 
-def _whole_batches(extent: Extent, data: bytes) -> int:
-    """Length of the whole batches at the start of `data`, each checked. CorruptBatch, CorruptFile."""
+def _whole_batches(extent: Extent, asked_bytes: int, data: bytes) -> int:
+    """Length of the whole batches at the start of `data`, each checked.
+
+    Raises CorruptBatch, UnsupportedBatchFormat or CorruptFile.
+    """
+    if len(data) != asked_bytes:
+        raise CorruptFile(f"{asked_bytes} bytes at {extent.position} are not there in full")
     position = 0
     while len(data) - position >= BATCH_HEADER_BYTES:
         size_bytes = parse_header(data, position).size_bytes
         if position + size_bytes > extent.length:
             raise CorruptFile(f"a batch of {size_bytes} bytes at {extent.position + position} leaves its part")
         if position + size_bytes > len(data):
-            break
+            return position
         check_batch(data, position)
         position += size_bytes
-    if len(data) < min(extent.length, PIECE_BYTES) or (len(data) == extent.length and position != len(data)):
-        raise CorruptFile(f"{extent.length} bytes at {extent.position} are not there in full")
+    if len(data) == extent.length and position != len(data):
+        raise CorruptFile(f"{len(data) - position} bytes before {extent.position + len(data)} are no batch")
     return position
