@@ -1,0 +1,490 @@
+"""The membership protocol of Kafka's classic consumer groups, without I/O: joins, generations, sessions.
+
+Requests come as values with the time (`now_s`, monotonic seconds); what cannot be answered at once is a ticket that
+settles when others act or when a deadline passes. Whoever drives it calls `expire(now_s)` when `next_deadline()` says.
+
+Invariants:
+* Every ticket settles: each waiting request hangs on a deadline of its member or of its group.
+* A generation has one leader, one protocol and one assignment; a member belongs to the current generation or to none.
+* Bounded: groups, members (and ids handed out) per group, and bytes of metadata and assignments over all groups.
+
+Membership lives in memory alone. Kafka writes it to a topic and so lets members go on after a coordinator's restart;
+here they get UNKNOWN_MEMBER_ID and join again, which clients do by themselves, from offsets as durable as records.
+Rules: KIP-62, KIP-134 (initial delay), KIP-345 (static members), KIP-394 (member ids), KIP-559, KIP-814; in doubt,
+Kafka 4.2 is the judge.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from kio.schema.errors import ErrorCode
+
+from logstore.kafka.groups.group import Group
+from logstore.kafka.groups.members import (
+    NO_MEMBER,
+    JoinRequest,
+    JoinResult,
+    Leaver,
+    Member,
+    SyncRequest,
+    SyncResult,
+    metadata_bytes,
+)
+from logstore.kafka.groups.state import CAN_REBALANCE, GroupState
+from logstore.kafka.groups.timers import Timers
+from logstore.log.ticket import Ticket
+
+NEW_MEMBER_JOIN_TIMEOUT_S = 300.0
+"""A member whose first join is not answered yet cannot heartbeat; a sender that gave up is forgotten after this."""
+GROUP_ID_MAX_BYTES = 1024
+"""Group ids become keys of a ledger held in memory. Kafka allows 32,767; nobody needs that."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """Limits and delays; the names in comments are Kafka's."""
+
+    min_session_timeout_ms: int = 6_000
+    """group.min.session.timeout.ms"""
+    max_session_timeout_ms: int = 1_800_000
+    """group.max.session.timeout.ms"""
+    initial_rebalance_delay_ms: int = 100
+    """group.initial.rebalance.delay.ms. Kafka's 3000 waits for a fleet to start; one host's consumers start together,
+    and 100 ms lets them share the first rebalance without anybody noticing the wait."""
+    max_members: int = 1_000
+    """group.max.size. Kafka's default is no limit."""
+    max_groups: int = 10_000
+    """Groups in all, the empty ones with offsets included."""
+    max_bytes: int = 32 << 20
+    """Metadata and assignments of all members of all groups."""
+
+
+class _Kind(Enum):
+    JOIN = "join"
+    SYNC = "sync"
+    MEMBER = "member"
+
+
+class _Deadline(NamedTuple):
+    kind: _Kind
+    group_id: str
+    member_id: str = NO_MEMBER
+
+
+class Coordinator:
+    """All groups of one sidecar. `new_id` gives unique text for member ids."""
+
+    def __init__(self, settings: GroupSettings, new_id: Callable[[], str]) -> None:
+        self._settings = settings
+        self._new_id = new_id
+        self._groups: dict[str, Group] = {}
+        self._sizes: dict[str, int] = {}
+        self._size_bytes = 0
+        self._timers: Timers[_Deadline] = Timers()
+
+    # ---- groups
+
+    def groups(self) -> Iterator[Group]:
+        """All groups; to be read, not changed."""
+        return iter(tuple(self._groups.values()))
+
+    def find(self, group_id: str) -> Group | None:
+        """A group by its id; to be read, not changed."""
+        return self._groups.get(group_id)
+
+    def ensure(self, group_id: str, now_s: float, *, protocol_type: str | None = None) -> ErrorCode:
+        """Make an empty group if there is none: for offsets found at start, or committed without membership."""
+        if group_id not in self._groups:
+            if not _is_valid_id(group_id):
+                return ErrorCode.invalid_group_id
+            if len(self._groups) >= self._settings.max_groups:
+                return ErrorCode.policy_violation
+            self._groups[group_id] = Group(group_id, protocol_type=protocol_type, now_s=now_s)
+        return ErrorCode.none
+
+    def check_delete(self, group_id: str) -> ErrorCode:
+        """Whether a group may be deleted: there is one, and it has no members."""
+        group = self._groups.get(group_id)
+        if group is None:
+            return ErrorCode.group_id_not_found
+        return ErrorCode.none if group.state is GroupState.EMPTY else ErrorCode.non_empty_group
+
+    def drop(self, group_id: str) -> None:
+        """Forget an empty group."""
+        group = self._groups[group_id]
+        group.move(GroupState.DEAD)
+        for member_id in list(group.pending_joins):
+            self._remove(group, member_id)
+        self._timers.cancel(_Deadline(_Kind.JOIN, group_id))
+        self._timers.cancel(_Deadline(_Kind.SYNC, group_id))
+        self._size_bytes -= self._sizes.pop(group_id, 0)
+        del self._groups[group_id]
+
+    # ---- join
+
+    def join(self, request: JoinRequest, now_s: float) -> Ticket[JoinResult]:
+        """JoinGroup. Settles when the generation is formed, or at once with an error or a group that stands."""
+        ticket: Ticket[JoinResult] = Ticket()
+        error = self._admit(request, now_s)
+        if error is not ErrorCode.none:
+            keep = error not in (ErrorCode.invalid_session_timeout, ErrorCode.group_max_size_reached)
+            ticket.succeed(JoinResult(error, request.member_id if keep else NO_MEMBER))
+            return ticket
+        group = self._groups[request.group_id]
+        if not group.supports(request.protocol_type, request.protocols):
+            ticket.succeed(JoinResult(ErrorCode.inconsistent_group_protocol, request.member_id))
+        elif request.member_id == NO_MEMBER:
+            self._join_new(group, request, ticket, now_s)
+        elif request.member_id in group.pending_joins:
+            self._add(group, request.member_id, request, ticket, now_s)
+        else:
+            self._join_known(group, request, ticket, now_s)
+        self._account(group)
+        return ticket
+
+    def _admit(self, request: JoinRequest, now_s: float) -> ErrorCode:
+        settings = self._settings
+        if not request.group_id or not _is_valid_id(request.group_id):
+            return ErrorCode.invalid_group_id
+        if not settings.min_session_timeout_ms <= request.session_timeout_ms <= settings.max_session_timeout_ms:
+            return ErrorCode.invalid_session_timeout
+        group = self._groups.get(request.group_id)
+        if group is None:
+            if request.member_id != NO_MEMBER:
+                return ErrorCode.unknown_member_id
+            if not request.protocol_type or not request.protocols:
+                return ErrorCode.inconsistent_group_protocol
+        elif not self._has_room(group, request.member_id):
+            self._remove(group, request.member_id)
+            self._complete_if_all_joined(group, now_s)
+            return ErrorCode.group_max_size_reached
+        if self._size_bytes + metadata_bytes(request.protocols) > settings.max_bytes:
+            return ErrorCode.group_max_size_reached
+        return self.ensure(request.group_id, now_s) if group is None else ErrorCode.none
+
+    def _has_room(self, group: Group, member_id: str) -> bool:
+        limit = self._settings.max_members
+        if member_id == NO_MEMBER and len(group.pending_joins) >= limit:
+            return False
+        if group.state is GroupState.EMPTY:
+            return True
+        member = group.members.get(member_id)
+        if group.state is GroupState.PREPARING:
+            return (member is not None and member.joining is not None) or group.joining_count < limit
+        return member is not None or len(group.members) < limit
+
+    def _join_new(self, group: Group, request: JoinRequest, ticket: Ticket[JoinResult], now_s: float) -> None:
+        member_id = f"{request.instance_id or request.client_id}-{self._new_id()}"
+        if request.instance_id is not None:
+            if request.instance_id in group.static:
+                self._replace_static(group, member_id, request, ticket, now_s)
+            else:
+                self._add(group, member_id, request, ticket, now_s)
+        elif request.require_member_id:
+            group.pending_joins.add(member_id)
+            self._expect(group, member_id, now_s + request.session_timeout_ms / 1000)
+            ticket.succeed(JoinResult(ErrorCode.member_id_required, member_id))
+        else:
+            self._add(group, member_id, request, ticket, now_s)
+
+    def _join_known(self, group: Group, request: JoinRequest, ticket: Ticket[JoinResult], now_s: float) -> None:
+        error = group.check_member(request.member_id, request.instance_id)
+        if error is not ErrorCode.none:
+            ticket.succeed(JoinResult(error, request.member_id))
+            return
+        member = group.members[request.member_id]
+        same = member.protocols == request.protocols
+        is_leader = member.member_id == group.leader_id
+        if (group.state is GroupState.COMPLETING and same) or (
+            group.state is GroupState.STABLE and same and not is_leader
+        ):
+            # The answer to its first join got lost: nothing has changed, so nobody else need be disturbed.
+            ticket.succeed(group.view(member.member_id))
+            return
+        group.update(member, request, ticket)
+        self._rebalance(group, now_s)
+
+    def _add(
+        self, group: Group, member_id: str, request: JoinRequest, ticket: Ticket[JoinResult], now_s: float
+    ) -> None:
+        if group.state is GroupState.PREPARING and group.previous_state is GroupState.EMPTY:
+            group.member_added = True
+        group.add(Member.of(member_id, request), request.protocol_type, ticket)
+        self._expect(group, member_id, now_s + NEW_MEMBER_JOIN_TIMEOUT_S)
+        self._rebalance(group, now_s)
+
+    def _replace_static(
+        self, group: Group, new_id: str, request: JoinRequest, ticket: Ticket[JoinResult], now_s: float
+    ) -> None:
+        """A static member is back after a restart: its old self is fenced, its assignment is kept if it can be."""
+        instance_id = request.instance_id or ""
+        self._timers.cancel(_Deadline(_Kind.MEMBER, group.group_id, group.static[instance_id]))
+        former_leader = group.leader_id
+        member = group.replace_static(instance_id, new_id)
+        group.update(member, request, ticket)
+        self._expect(group, new_id, now_s + member.session_timeout_ms / 1000)
+        if group.state is not GroupState.STABLE or group.select_protocol() != group.protocol_name:
+            self._rebalance(group, now_s)
+            return
+        is_leader = group.leader_id == new_id
+        if request.may_skip_assignment:
+            member.settle_join(group.view(new_id, skip_assignment=is_leader))
+        else:
+            # A client that knows nothing of skipping must not take itself for the leader and assign anew.
+            view = group.view(new_id, as_leader=False)
+            member.settle_join(view._replace(leader=former_leader or NO_MEMBER))
+
+    # ---- rebalance
+
+    def _rebalance(self, group: Group, now_s: float) -> None:
+        if group.state in CAN_REBALANCE:
+            self._prepare(group, now_s)
+        else:
+            self._complete_if_all_joined(group, now_s)
+
+    def _prepare(self, group: Group, now_s: float) -> None:
+        if group.state is GroupState.COMPLETING:
+            self._propagate(group, ErrorCode.rebalance_in_progress, now_s)
+        self._timers.cancel(_Deadline(_Kind.SYNC, group.group_id))
+        is_initial = group.state is GroupState.EMPTY
+        group.move(GroupState.PREPARING)
+        if is_initial:
+            group.member_added = False
+            group.initial_delay_ms = self._settings.initial_rebalance_delay_ms
+            group.initial_remaining_ms = max(group.rebalance_timeout_ms - group.initial_delay_ms, 0)
+            self._timers.set(_Deadline(_Kind.JOIN, group.group_id), now_s + group.initial_delay_ms / 1000)
+            if not group.initial_delay_ms:
+                self._join_timeout(group, now_s)
+        elif group.all_joined:
+            self._complete_join(group, now_s)
+        else:
+            self._await_joins(group, now_s)
+
+    def _await_joins(self, group: Group, now_s: float) -> None:
+        self._timers.set(_Deadline(_Kind.JOIN, group.group_id), now_s + group.rebalance_timeout_ms / 1000)
+
+    def _complete_if_all_joined(self, group: Group, now_s: float) -> None:
+        if group.state is GroupState.PREPARING and group.all_joined and group.previous_state is not GroupState.EMPTY:
+            self._complete_join(group, now_s)
+
+    def _join_timeout(self, group: Group, now_s: float) -> None:
+        """The time to join is up. In a group's first rebalance it is extended while members keep coming (KIP-134)."""
+        remaining_ms = group.initial_remaining_ms
+        if remaining_ms and group.member_added:
+            group.member_added = False
+            delay_ms = min(self._settings.initial_rebalance_delay_ms, remaining_ms)
+            group.initial_remaining_ms = max(remaining_ms - group.initial_delay_ms, 0)
+            group.initial_delay_ms = delay_ms
+            self._timers.set(_Deadline(_Kind.JOIN, group.group_id), now_s + delay_ms / 1000)
+        else:
+            self._complete_join(group, now_s)
+
+    def _complete_join(self, group: Group, now_s: float) -> None:
+        self._timers.cancel(_Deadline(_Kind.JOIN, group.group_id))
+        group.initial_remaining_ms = None
+        for member in list(group.members.values()):
+            if member.joining is None and member.instance_id is None:
+                self._remove(group, member.member_id)
+        if not group.elect_joined_leader() and group.members:
+            # Only silent static members are left: their sessions decide.
+            self._await_joins(group, now_s)
+            return
+        group.next_generation(now_s)
+        for member in group.members.values():
+            member.settle_join(group.view(member.member_id))
+            member.is_new = False
+            self._heard(group, member, now_s)
+            group.pending_syncs.add(member.member_id)
+        if group.members:
+            self._timers.set(_Deadline(_Kind.SYNC, group.group_id), now_s + group.rebalance_timeout_ms / 1000)
+
+    # ---- sync
+
+    def sync(self, request: SyncRequest, now_s: float) -> Ticket[SyncResult]:
+        """SyncGroup. Settles when the leader has assigned."""
+        ticket: Ticket[SyncResult] = Ticket()
+        group = self._groups.get(request.group_id)
+        error = _check_sync(group, request)
+        if group is None or error is not ErrorCode.none:
+            ticket.succeed(SyncResult(error))
+            return ticket
+        member = group.members[request.member_id]
+        self._synced(group, member.member_id)
+        if group.state is GroupState.STABLE:
+            self._heard(group, member, now_s)
+            ticket.succeed(group.synced(member))
+            return ticket
+        member.settle_sync(SyncResult(ErrorCode.rebalance_in_progress))
+        member.syncing = ticket
+        if member.member_id == group.leader_id:
+            self._assign(group, request.assignments, now_s)
+        return ticket
+
+    def _assign(self, group: Group, assignments: Mapping[str, bytes], now_s: float) -> None:
+        size_bytes = sum(len(assignments.get(member_id, b"")) for member_id in group.members)
+        if self._size_bytes + size_bytes > self._settings.max_bytes:
+            self._propagate(group, ErrorCode.unknown_server_error, now_s)
+            self._rebalance(group, now_s)
+            return
+        for member in group.members.values():
+            member.assignment = assignments.get(member.member_id, b"")
+        self._account(group)
+        self._propagate(group, ErrorCode.none, now_s)
+        group.move(GroupState.STABLE)
+
+    def _propagate(self, group: Group, error: ErrorCode, now_s: float) -> None:
+        """Answer all waiting syncs: with the assignment, or with an error, which takes the assignment back."""
+        for member in group.members.values():
+            if error is not ErrorCode.none:
+                member.assignment = b""
+            result = group.synced(member) if error is ErrorCode.none else SyncResult(error)
+            if member.settle_sync(result):
+                self._heard(group, member, now_s)
+
+    def _synced(self, group: Group, member_id: str) -> None:
+        group.pending_syncs.discard(member_id)
+        if not group.pending_syncs:
+            self._timers.cancel(_Deadline(_Kind.SYNC, group.group_id))
+
+    def _sync_timeout(self, group: Group, now_s: float) -> None:
+        if group.state in (GroupState.COMPLETING, GroupState.STABLE) and group.pending_syncs:
+            for member_id in list(group.pending_syncs):
+                self._remove(group, member_id)
+            self._prepare(group, now_s)
+
+    # ---- heartbeats, commits, leaving
+
+    def heartbeat(
+        self, group_id: str, generation_id: int, member_id: str, instance_id: str | None, now_s: float
+    ) -> ErrorCode:
+        """Heartbeat."""
+        group = self._groups.get(group_id)
+        if group is None:
+            return ErrorCode.unknown_member_id
+        error = group.check_member(member_id, instance_id)
+        if error is not ErrorCode.none:
+            return error
+        if generation_id != group.generation_id:
+            return ErrorCode.illegal_generation
+        self._heard(group, group.members[member_id], now_s)
+        return ErrorCode.rebalance_in_progress if group.state is GroupState.PREPARING else ErrorCode.none
+
+    def check_commit(
+        self, group_id: str, generation_id: int, member_id: str, instance_id: str | None, now_s: float
+    ) -> ErrorCode:
+        """Whether offsets may be committed so; counts as a heartbeat. Without membership, the group is made."""
+        group = self._groups.get(group_id)
+        if group is None:
+            return ErrorCode.illegal_generation if generation_id >= 0 else self.ensure(group_id, now_s)
+        if generation_id < 0 and group.state is GroupState.EMPTY:
+            return ErrorCode.none
+        if generation_id < 0 and not member_id and instance_id is None:
+            return ErrorCode.unknown_member_id
+        error = group.check_member(member_id, instance_id)
+        if error is not ErrorCode.none:
+            return error
+        if generation_id != group.generation_id:
+            return ErrorCode.illegal_generation
+        if group.state is GroupState.COMPLETING:
+            return ErrorCode.rebalance_in_progress
+        self._heard(group, group.members[member_id], now_s)
+        return ErrorCode.none
+
+    def leave(self, group_id: str, leavers: Sequence[Leaver], now_s: float) -> list[ErrorCode]:
+        """LeaveGroup: an error per leaver, in their order."""
+        group = self._groups.get(group_id)
+        if group is None:
+            return [ErrorCode.unknown_member_id] * len(leavers)
+        errors = [self._leave_one(group, leaver) for leaver in leavers]
+        if ErrorCode.none in errors:
+            self._after_loss(group, now_s)
+        return errors
+
+    def _leave_one(self, group: Group, leaver: Leaver) -> ErrorCode:
+        if leaver.member_id == NO_MEMBER:
+            if leaver.instance_id is None or leaver.instance_id not in group.static:
+                return ErrorCode.unknown_member_id
+            self._remove(group, group.static[leaver.instance_id])
+            return ErrorCode.none
+        if leaver.member_id not in group.pending_joins:
+            error = group.check_member(leaver.member_id, leaver.instance_id)
+            if error is not ErrorCode.none:
+                return error
+        self._remove(group, leaver.member_id)
+        return ErrorCode.none
+
+    def _remove(self, group: Group, member_id: str) -> None:
+        group.remove(member_id, ErrorCode.unknown_member_id)
+        self._timers.cancel(_Deadline(_Kind.MEMBER, group.group_id, member_id))
+        self._account(group)
+
+    def _after_loss(self, group: Group, now_s: float) -> None:
+        if group.state in (GroupState.STABLE, GroupState.COMPLETING):
+            self._prepare(group, now_s)
+        else:
+            self._complete_if_all_joined(group, now_s)
+
+    # ---- time
+
+    def next_deadline(self) -> float | None:
+        """When to call `expire`, in monotonic seconds (perhaps early, never late); None: nothing is pending."""
+        return self._timers.next_deadline()
+
+    def expire(self, now_s: float) -> None:
+        """Act on all deadlines up to now."""
+        while (deadline := self._timers.due(now_s)) is not None:
+            group = self._groups.get(deadline.group_id)
+            if group is None:
+                continue
+            if deadline.kind is _Kind.JOIN:
+                self._join_timeout(group, now_s)
+            elif deadline.kind is _Kind.SYNC:
+                self._sync_timeout(group, now_s)
+            else:
+                self._session_timeout(group, deadline.member_id, now_s)
+
+    def _session_timeout(self, group: Group, member_id: str, now_s: float) -> None:
+        if member_id in group.pending_joins:
+            self._remove(group, member_id)
+            self._complete_if_all_joined(group, now_s)
+            return
+        member = group.members.get(member_id)
+        if member is None:
+            return
+        if not member.is_new and (member.joining is not None or member.syncing is not None):
+            return  # it waits for us; its clock starts when it is answered
+        self._remove(group, member_id)
+        self._after_loss(group, now_s)
+
+    def _heard(self, group: Group, member: Member, now_s: float) -> None:
+        self._expect(group, member.member_id, now_s + member.session_timeout_ms / 1000)
+
+    def _expect(self, group: Group, member_id: str, deadline_s: float) -> None:
+        self._timers.set(_Deadline(_Kind.MEMBER, group.group_id, member_id), deadline_s)
+
+    def _account(self, group: Group) -> None:
+        size_bytes = group.size_bytes
+        self._size_bytes += size_bytes - self._sizes.get(group.group_id, 0)
+        self._sizes[group.group_id] = size_bytes
+
+
+def _check_sync(group: Group | None, request: SyncRequest) -> ErrorCode:
+    if group is None:
+        return ErrorCode.unknown_member_id
+    error = group.check_member(request.member_id, request.instance_id)
+    if error is not ErrorCode.none:
+        return error
+    if request.generation_id != group.generation_id:
+        return ErrorCode.illegal_generation
+    if request.protocol_type not in (None, group.protocol_type) or request.protocol_name not in (
+        None,
+        group.protocol_name,
+    ):
+        return ErrorCode.inconsistent_group_protocol
+    return ErrorCode.rebalance_in_progress if group.state is GroupState.PREPARING else ErrorCode.none
+
+
+def _is_valid_id(group_id: str) -> bool:
+    return len(group_id.encode(errors="replace")) <= GROUP_ID_MAX_BYTES

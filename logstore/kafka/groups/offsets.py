@@ -1,0 +1,201 @@
+"""Committed offsets, durable in a ledger.
+
+One ledger key per group and partition, `offset/GROUP/TOPIC/PARTITION` (group percent-encoded), and one per group with its
+protocol type, `group/GROUP`; values are small JSON objects. Invariants:
+* A commit is acknowledged, and seen by fetches, only once the ledger has synced it; commits settle in their order.
+* An offset belongs to one topic id: that of a deleted topic is never given to a later topic of the same name.
+* Bounded: metadata per partition by `metadata_max_bytes`; partitions are those of existing topics; groups are counted.
+
+It knows nothing of members: `coordinator` says who may commit.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple, Protocol
+from urllib.parse import quote, unquote
+
+from logstore.errors import CorruptFile
+from logstore.log.ticket import Ticket
+
+_OFFSET = "offset/"
+_GROUP = "group/"
+NO_OFFSET = -1
+NO_EPOCH = -1
+
+
+class TopicPartition(NamedTuple):
+    """A stream's name in two parts."""
+
+    topic: str
+    partition: int
+
+
+class Committed(NamedTuple):
+    """How far a group has read a partition: `offset` is the next to read; times in wall milliseconds.
+
+    `expires_ms` is set by old clients that ask for a retention of their own (OffsetCommit 2 to 4).
+    """
+
+    offset: int
+    leader_epoch: int
+    metadata: str
+    committed_ms: int
+    topic_id: str
+    expires_ms: int | None = None
+
+
+class OffsetLedger(Protocol):
+    """What is needed of a ledger (`logstore.log.ledger.Ledger`)."""
+
+    def items(self, prefix: str = "") -> Iterator[tuple[str, bytes]]:
+        """All pairs under a prefix."""
+
+    def put(self, changes: Mapping[str, bytes | None]) -> Ticket[None]:
+        """Set (None: delete), atomically; settles when synced."""
+
+
+class OffsetStore:
+    """All groups' offsets: an index in memory of what the ledger holds durably."""
+
+    def __init__(self, ledger: OffsetLedger) -> None:
+        self._ledger = ledger
+        self._offsets: dict[str, dict[TopicPartition, Committed]] = {}
+        self._protocol_types: dict[str, str] = {}
+        self._unsynced: dict[str, int] = {}
+        for key, value in ledger.items(_GROUP):
+            self._protocol_types[unquote(key.removeprefix(_GROUP))] = str(_load(key, value).get("type", ""))
+        for key, value in ledger.items(_OFFSET):
+            group_id, partition = _parse_key(key)
+            self._offsets.setdefault(group_id, {})[partition] = _committed(key, value)
+
+    def groups(self) -> Iterator[tuple[str, str | None]]:
+        """Groups that have offsets, with their protocol type (None: never had members)."""
+        for group_id in tuple(self._offsets):
+            yield group_id, self._protocol_types.get(group_id)
+
+    def of_group(self, group_id: str) -> Mapping[TopicPartition, Committed]:
+        """A group's offsets; to be read, not changed."""
+        return self._offsets.get(group_id, {})
+
+    def is_used(self, group_id: str) -> bool:
+        """Whether a group has offsets, or commits on their way to the disk."""
+        return bool(self._offsets.get(group_id)) or group_id in self._unsynced
+
+    def commit(
+        self, group_id: str, protocol_type: str | None, offsets: Mapping[TopicPartition, Committed]
+    ) -> Ticket[None]:
+        """Commit offsets; fails with StorageFailed if the disk refuses, and then nothing of it is seen."""
+        changes: dict[str, bytes | None] = {
+            _key(group_id, partition): _dump(committed) for partition, committed in offsets.items()
+        }
+        if protocol_type is not None and self._protocol_types.get(group_id) != protocol_type:
+            changes[_GROUP + quote(group_id, safe="")] = _json({"type": protocol_type})
+
+        def apply() -> None:
+            if protocol_type is not None:
+                self._protocol_types[group_id] = protocol_type
+            self._offsets.setdefault(group_id, {}).update(offsets)
+
+        return self._put(group_id, changes, apply)
+
+    def delete(self, group_id: str, partitions: Iterable[TopicPartition]) -> Ticket[None]:
+        """Delete a group's offsets of some partitions; the group's entry goes with the last of them."""
+        doomed = [partition for partition in partitions if partition in self.of_group(group_id)]
+        if not doomed:
+            return Ticket.succeeded(None)
+        changes: dict[str, bytes | None] = {_key(group_id, partition): None for partition in doomed}
+
+        def apply() -> None:
+            offsets = self._offsets.get(group_id, {})
+            for partition in doomed:
+                offsets.pop(partition, None)
+            if not offsets:
+                self._offsets.pop(group_id, None)
+
+        return self._put(group_id, changes, apply)
+
+    def delete_group(self, group_id: str) -> Ticket[None]:
+        """Delete all that is known of a group."""
+        prefix = f"{_OFFSET}{quote(group_id, safe='')}/"
+        changes: dict[str, bytes | None] = {key: None for key, _ in self._ledger.items(prefix)}
+        changes[_GROUP + quote(group_id, safe="")] = None
+
+        def apply() -> None:
+            self._offsets.pop(group_id, None)
+            self._protocol_types.pop(group_id, None)
+
+        return self._put(group_id, changes, apply)
+
+    def _put(self, group_id: str, changes: Mapping[str, bytes | None], apply: Callable[[], None]) -> Ticket[None]:
+        """Write, then apply to the index, then settle: in this order, so that whoever is told can read it."""
+        result: Ticket[None] = Ticket()
+        self._unsynced[group_id] = self._unsynced.get(group_id, 0) + 1
+
+        def settled(written: Ticket[None]) -> None:
+            self._unsynced[group_id] -= 1
+            if not self._unsynced[group_id]:
+                del self._unsynced[group_id]
+            if written.error is not None:
+                result.fail(written.error)
+                return
+            apply()
+            result.succeed(None)
+
+        self._ledger.put(changes).add_callback(settled)
+        return result
+
+
+def _key(group_id: str, partition: TopicPartition) -> str:
+    return f"{_OFFSET}{quote(group_id, safe='')}/{quote(partition.topic, safe='')}/{partition.partition}"
+
+
+def _parse_key(key: str) -> tuple[str, TopicPartition]:
+    parts = key.split("/")
+    if len(parts) != 4 or not parts[3].isdecimal():
+        raise CorruptFile(f"the ledger of groups has the key {key!r}, which names no partition")
+    return unquote(parts[1]), TopicPartition(unquote(parts[2]), int(parts[3]))
+
+
+def _json(value: Mapping[str, object]) -> bytes:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _dump(committed: Committed) -> bytes:
+    value: dict[str, object] = {
+        "offset": committed.offset,
+        "time": committed.committed_ms,
+        "topic": committed.topic_id,
+    }
+    if committed.leader_epoch != NO_EPOCH:
+        value["epoch"] = committed.leader_epoch
+    if committed.metadata:
+        value["metadata"] = committed.metadata
+    if committed.expires_ms is not None:
+        value["expires"] = committed.expires_ms
+    return _json(value)
+
+
+def _load(key: str, value: bytes) -> dict[str, object]:
+    try:
+        loaded = json.loads(value)
+    except ValueError as error:
+        raise CorruptFile(f"the ledger of groups: the value of {key!r} is not JSON") from error
+    if not isinstance(loaded, dict):
+        raise CorruptFile(f"the ledger of groups: the value of {key!r} is not an object")
+    return loaded
+
+
+def _committed(key: str, value: bytes) -> Committed:
+    loaded = _load(key, value)
+    offset, time_ms = loaded.get("offset"), loaded.get("time")
+    epoch, expires_ms = loaded.get("epoch", NO_EPOCH), loaded.get("expires")
+    if not (isinstance(offset, int) and isinstance(time_ms, int) and isinstance(epoch, int)):
+        raise CorruptFile(f"the ledger of groups: the value of {key!r} lacks a number")
+    return Committed(
+        offset=offset,
+        leader_epoch=epoch,
+        metadata=str(loaded.get("metadata", "")),
+        committed_ms=time_ms,
+        topic_id=str(loaded.get("topic", "")),
+        expires_ms=expires_ms if isinstance(expires_ms, int) else None,
+    )
