@@ -1,0 +1,226 @@
+"""What the ledger remembers of queries and their epochs, and the states an epoch goes through.
+
+Three entries a query: `runs/QUERY` (its runs, newest last), `last/QUERY` (its last decided epoch) and, while an epoch
+is being published, `decision/QUERY`. They are apart so that a run that fences another never writes over a decision.
+
+Invariants:
+* `decision/QUERY` and `last/QUERY` change in one put; removing `decision/QUERY` is the mark that all is published.
+* The start offset of a target was the stream's high watermark when the decision was made, so it is durable: the epoch's
+  BEGIN stands at or behind it, whatever a crash cuts off.
+* Everything a query may do next is in TRANSITIONS; anything else is a bug and raises at once.
+"""
+
+import enum
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from logstore.errors import CorruptFile, MalformedRequest, UnknownFormatVersion
+from logstore.format.private import (
+    MAX_POSITIONS_CHARACTERS,
+    Fields,
+    TaskOutput,
+    get_bool,
+    get_int,
+    get_name,
+    get_objects,
+    get_text,
+    parse_object,
+)
+
+RUNS: Final = "runs/"
+LAST: Final = "last/"
+DECISION: Final = "decision/"
+MAX_RUNS: Final = 64
+"""Runs of a query that are remembered. An older token would look new; nobody comes back after 64 restarts."""
+_VERSION: Final = 1
+_INT64_MAX: Final = 2**63 - 1
+T = TypeVar("T")
+
+
+class State(enum.Enum):
+    """Where a query's newest epoch is."""
+
+    IDLE = "idle"
+    DECIDING = "deciding"  # the decision is on its way to the ledger
+    UNSURE = "unsure"  # the ledger failed; the decision may or may not be on disk
+    DECIDED = "decided"  # found in the ledger at start; which streams have it is not known yet
+    PUBLISHING = "publishing"  # decided; groups are being appended
+    STUCK = "stuck"  # decided; a stream or the staged data failed, it will be tried again
+    PUBLISHED = "published"  # in all streams; the mark is not durable yet
+
+
+class Event(enum.Enum):
+    """What happens to it."""
+
+    DECIDE = "decide"
+    RECORDED = "recorded"
+    REFUSED = "refused"
+    RETRACTED = "retracted"
+    RECOVERED = "recovered"
+    SEARCHED = "searched"
+    APPENDED = "appended"
+    FAILED = "failed"
+    RETRY = "retry"
+    MARKED = "marked"
+
+
+TRANSITIONS: Final[Mapping[tuple[State, Event], State]] = {
+    (State.IDLE, Event.DECIDE): State.DECIDING,
+    (State.IDLE, Event.RECOVERED): State.DECIDED,
+    (State.DECIDING, Event.RECORDED): State.PUBLISHING,
+    (State.DECIDING, Event.REFUSED): State.UNSURE,
+    (State.UNSURE, Event.DECIDE): State.DECIDING,
+    (State.UNSURE, Event.RETRACTED): State.IDLE,
+    (State.DECIDED, Event.SEARCHED): State.PUBLISHING,
+    (State.PUBLISHING, Event.APPENDED): State.PUBLISHED,
+    (State.PUBLISHING, Event.FAILED): State.STUCK,
+    (State.STUCK, Event.RETRY): State.PUBLISHING,
+    (State.PUBLISHED, Event.MARKED): State.IDLE,
+    (State.PUBLISHED, Event.DECIDE): State.DECIDING,
+}
+BUSY: Final = frozenset((State.DECIDING, State.DECIDED, State.PUBLISHING, State.STUCK))
+"""States in which a decision of the query has to wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A stream an epoch goes to. The topic's id tells it from a topic of the same name made later."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    start_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Which attempts make up an epoch, and where they go. `run_number` counts the query's runs from 1."""
+
+    query: str
+    run: str
+    run_number: int
+    epoch: int
+    positions: str
+    tasks: tuple[TaskOutput, ...]
+    targets: tuple[Target, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """The runs of a query, newest last, and how many there have been."""
+
+    tokens: tuple[str, ...]
+    count: int
+    seen_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Last:
+    """The last decided epoch of a query. `forget`: a batch job's, which nobody will ask for after a while."""
+
+    epoch: int
+    decided_ms: int
+    forget: bool
+
+
+def encode_decision(decision: Decision) -> bytes:
+    """A decision as the ledger keeps it."""
+    return _encode(
+        {
+            "run": decision.run,
+            "run_number": decision.run_number,
+            "epoch": decision.epoch,
+            "positions": decision.positions,
+            "tasks": [{"task": t.task, "attempt": t.attempt, "frames": t.frames} for t in decision.tasks],
+            "targets": [
+                {"topic": t.topic, "topic_id": t.topic_id, "partition": t.partition, "start": t.start_offset}
+                for t in decision.targets
+            ],
+        }
+    )
+
+
+def decode_decision(query: str, value: bytes) -> Decision:
+    """The inverse of `encode_decision`. CorruptFile."""
+
+    def build(fields: Fields) -> Decision:
+        return Decision(
+            query=query,
+            run=get_name(fields, "run"),
+            run_number=get_int(fields, "run_number", 0, _INT64_MAX),
+            epoch=get_int(fields, "epoch", 0, _INT64_MAX),
+            positions=get_text(fields, "positions", MAX_POSITIONS_CHARACTERS),
+            tasks=tuple(
+                TaskOutput(
+                    get_int(entry, "task", 0, _INT64_MAX),
+                    get_name(entry, "attempt"),
+                    get_int(entry, "frames", 0, _INT64_MAX),
+                )
+                for entry in get_objects(fields, "tasks")
+            ),
+            targets=tuple(
+                Target(
+                    get_name(entry, "topic"),
+                    get_name(entry, "topic_id"),
+                    get_int(entry, "partition", 0, _INT64_MAX),
+                    get_int(entry, "start", 0, _INT64_MAX),
+                )
+                for entry in get_objects(fields, "targets")
+            ),
+        )
+
+    return _decode(f"{DECISION}{query}", value, build)
+
+
+def encode_runs(runs: Runs) -> bytes:
+    """The runs as the ledger keeps them."""
+    return _encode({"tokens": list(runs.tokens), "count": runs.count, "seen_ms": runs.seen_ms})
+
+
+def decode_runs(query: str, value: bytes) -> Runs:
+    """The inverse of `encode_runs`. CorruptFile."""
+
+    def build(fields: Fields) -> Runs:
+        tokens = fields.get("tokens")
+        if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+            raise MalformedRequest("'tokens' is not a list of strings")
+        return Runs(tuple(tokens), get_int(fields, "count", 0, _INT64_MAX), get_int(fields, "seen_ms", 0, _INT64_MAX))
+
+    return _decode(f"{RUNS}{query}", value, build)
+
+
+def encode_last(last: Last) -> bytes:
+    """The last epoch as the ledger keeps it."""
+    return _encode({"epoch": last.epoch, "decided_ms": last.decided_ms, "forget": last.forget})
+
+
+def decode_last(query: str, value: bytes) -> Last:
+    """The inverse of `encode_last`. CorruptFile."""
+
+    def build(fields: Fields) -> Last:
+        return Last(
+            get_int(fields, "epoch", 0, _INT64_MAX),
+            get_int(fields, "decided_ms", 0, _INT64_MAX),
+            get_bool(fields, "forget"),
+        )
+
+    return _decode(f"{LAST}{query}", value, build)
+
+
+def _encode(fields: Mapping[str, object]) -> bytes:
+    return json.dumps({"version": _VERSION, **fields}, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _decode(name: str, value: bytes, build: Callable[[Fields], T]) -> T:
+    try:
+        fields = parse_object(value)
+        version = get_int(fields, "version", 0, _INT64_MAX)
+        if version != _VERSION:
+            raise UnknownFormatVersion(
+                f"ledger entry {name!r} has version {version}, known is {_VERSION}; upgrade Cairn"
+            )
+        return build(fields)
+    except MalformedRequest as error:
+        raise CorruptFile(f"ledger entry {name!r}: {error}") from None
