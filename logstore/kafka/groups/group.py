@@ -26,7 +26,7 @@ CONSUMER_PROTOCOL_TYPE = "consumer"
 
 
 class Group:
-    """The state of one group. `emptied_s` is the monotonic time since when it has been empty: offsets expire from there."""
+    """The state of one group. `emptied_s`: since when it has been empty, monotonic; offsets expire from there."""
 
     def __init__(self, group_id: str, *, protocol_type: str | None, now_s: float) -> None:
         self.group_id = group_id

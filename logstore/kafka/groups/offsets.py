@@ -1,7 +1,7 @@
 """Committed offsets, durable in a ledger.
 
-One ledger key per group and partition, `offset/GROUP/TOPIC/PARTITION` (group percent-encoded), and one per group with its
-protocol type, `group/GROUP`; values are small JSON objects. Invariants:
+One ledger key per group and partition, `offset/GROUP/TOPIC/PARTITION` (group percent-encoded), and one per group with
+its protocol type, `group/GROUP`; values are small JSON objects. Invariants:
 * A commit is acknowledged, and seen by fetches, only once the ledger has synced it; commits settle in their order.
 * An offset belongs to one topic id: that of a deleted topic is never given to a later topic of the same name.
 * Bounded: metadata per partition by `metadata_max_bytes`; partitions are those of existing topics; groups are counted.
@@ -104,6 +104,8 @@ class OffsetStore:
         if not doomed:
             return Ticket.succeeded(None)
         changes: dict[str, bytes | None] = {_key(group_id, partition): None for partition in doomed}
+        if len(doomed) == len(self.of_group(group_id)) and group_id not in self._unsynced:
+            changes[_GROUP + quote(group_id, safe="")] = None
 
         def apply() -> None:
             offsets = self._offsets.get(group_id, {})
@@ -111,6 +113,7 @@ class OffsetStore:
                 offsets.pop(partition, None)
             if not offsets:
                 self._offsets.pop(group_id, None)
+                self._protocol_types.pop(group_id, None)
 
         return self._put(group_id, changes, apply)
 

@@ -1,0 +1,203 @@
+"""Consumer groups as one thing: who may commit (`coordinator`) and what is committed (`offsets`), over the topics there are.
+
+Without I/O: calls take the time and return results or tickets. Invariants: a commit is checked against membership before
+it is written; a group that has neither members nor offsets is forgotten at the next sweep; offsets of topics that are gone
+are never answered and are removed when the deletion is told, or at the next sweep.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kio.schema.errors import ErrorCode
+
+from logstore.kafka.groups.coordinator import Coordinator
+from logstore.kafka.groups.group import Group
+from logstore.kafka.groups.offsets import Committed, OffsetStore, TopicPartition
+from logstore.kafka.groups.state import GroupState
+from logstore.log.ticket import Ticket
+
+SWEEP_INTERVAL_S = 600.0
+"""How often expired offsets and forgotten groups are looked for (offsets.retention.check.interval.ms)."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetSettings:
+    """Limits of committed offsets; the names in comments are Kafka's."""
+
+    retention_ms: int = 7 * 24 * 3_600_000
+    """offsets.retention.minutes: how long the offsets of a group without members are kept."""
+    metadata_max_chars: int = 4_096
+    """offset.metadata.max.bytes (Kafka counts characters, and so do we)."""
+
+
+class CommitRequest(NamedTuple):
+    """Who commits: OffsetCommit without its offsets. `retention_ms` is -1 but for versions 2 to 4."""
+
+    group_id: str
+    generation_id: int
+    member_id: str
+    instance_id: str | None
+    retention_ms: int = -1
+
+
+class Position(NamedTuple):
+    """A position to commit."""
+
+    offset: int
+    leader_epoch: int
+    metadata: str
+
+
+TopicLookup = Callable[[str], tuple[str, int] | None]
+"""Topic name to (topic id, number of partitions); None if there is no such topic."""
+
+
+class GroupService:
+    """All consumer groups of one sidecar."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        offsets: OffsetStore,
+        topics: TopicLookup,
+        settings: OffsetSettings,
+        now_s: float,
+    ) -> None:
+        self.coordinator = coordinator
+        self._offsets = offsets
+        self._topics = topics
+        self._settings = settings
+        self._sweep_at_s = now_s
+        for group_id, protocol_type in offsets.groups():
+            coordinator.ensure(group_id, now_s, protocol_type=protocol_type)
+
+    # ---- offsets
+
+    def commit(
+        self, request: CommitRequest, positions: Mapping[TopicPartition, Position], now_s: float, now_ms: int
+    ) -> tuple[dict[TopicPartition, ErrorCode], Ticket[None]]:
+        """OffsetCommit: what is refused at once, by partition, and a ticket for the rest (settled once synced).
+
+        The ticket fails with StorageFailed if the disk refuses.
+        """
+        error = self.coordinator.check_commit(
+            request.group_id, request.generation_id, request.member_id, request.instance_id, now_s
+        )
+        if error is not ErrorCode.none:
+            return dict.fromkeys(positions, error), Ticket.succeeded(None)
+        expires_ms = now_ms + request.retention_ms if request.retention_ms >= 0 else None
+        refused: dict[TopicPartition, ErrorCode] = {}
+        offsets: dict[TopicPartition, Committed] = {}
+        for where, position in positions.items():
+            topic_id = self._topic_id(where)
+            if topic_id is None:
+                refused[where] = ErrorCode.unknown_topic_or_partition
+            elif len(position.metadata) > self._settings.metadata_max_chars:
+                refused[where] = ErrorCode.offset_metadata_too_large
+            else:
+                offsets[where] = Committed(*position, committed_ms=now_ms, topic_id=topic_id, expires_ms=expires_ms)
+        if not offsets:
+            return refused, Ticket.succeeded(None)
+        group = self.coordinator.find(request.group_id)
+        protocol_type = None if group is None else group.protocol_type
+        return refused, self._offsets.commit(request.group_id, protocol_type, offsets)
+
+    def fetch(
+        self, group_id: str, partitions: Iterable[TopicPartition] | None
+    ) -> dict[TopicPartition, Committed | None]:
+        """OffsetFetch: durable offsets of some partitions (None: nothing committed), or all there are."""
+        known = self._offsets.of_group(group_id)
+        wanted = list(known) if partitions is None else partitions
+        answers = {where: known.get(where) for where in wanted}
+        for where, committed in answers.items():
+            if committed is not None and self._topic_id(where) != committed.topic_id:
+                answers[where] = None
+        if partitions is None:
+            return {where: committed for where, committed in answers.items() if committed is not None}
+        return answers
+
+    def delete_offsets(
+        self, group_id: str, partitions: Sequence[TopicPartition]
+    ) -> tuple[ErrorCode, dict[TopicPartition, ErrorCode], Ticket[None]]:
+        """OffsetDelete: an error for all, or errors by partition; the ticket settles once the deletion is synced."""
+        group = self.coordinator.find(group_id)
+        if group is None:
+            return ErrorCode.group_id_not_found, {}, Ticket.succeeded(None)
+        if group.members and group.protocol_type != "consumer":
+            return ErrorCode.non_empty_group, {}, Ticket.succeeded(None)
+        errors = {where: self._check_offset_delete(group, where) for where in partitions}
+        doomed = [where for where, error in errors.items() if error is ErrorCode.none]
+        return ErrorCode.none, errors, self._offsets.delete(group_id, doomed)
+
+    def _check_offset_delete(self, group: Group, where: TopicPartition) -> ErrorCode:
+        if self._topic_id(where) is None:
+            return ErrorCode.unknown_topic_or_partition
+        return ErrorCode.group_subscribed_to_topic if group.is_subscribed(where.topic) else ErrorCode.none
+
+    def delete_group(self, group_id: str) -> tuple[ErrorCode, Ticket[None]]:
+        """DeleteGroups, one group; gone at once, durably once the ticket settles."""
+        error = self.coordinator.check_delete(group_id)
+        if error is not ErrorCode.none:
+            return error, Ticket.succeeded(None)
+        self.coordinator.drop(group_id)
+        return ErrorCode.none, self._offsets.delete_group(group_id)
+
+    def forget_topic(self, topic: str) -> list[Ticket[None]]:
+        """Remove all offsets of a topic that was deleted."""
+        return [
+            self._offsets.delete(
+                group_id, [where for where in self._offsets.of_group(group_id) if where.topic == topic]
+            )
+            for group_id, _ in self._offsets.groups()
+        ]
+
+    def _topic_id(self, where: TopicPartition) -> str | None:
+        found = self._topics(where.topic)
+        if found is None or not 0 <= where.partition < found[1]:
+            return None
+        return found[0]
+
+    # ---- time
+
+    def next_deadline(self) -> float:
+        """When to call `expire`, in monotonic seconds."""
+        deadline_s = self.coordinator.next_deadline()
+        return self._sweep_at_s if deadline_s is None else min(deadline_s, self._sweep_at_s)
+
+    def expire(self, now_s: float, now_ms: int) -> None:
+        """Act on all deadlines up to now, and sweep when it is time."""
+        self.coordinator.expire(now_s)
+        if now_s >= self._sweep_at_s:
+            self._sweep_at_s = now_s + SWEEP_INTERVAL_S
+            self._sweep(now_s, now_ms)
+
+    def _sweep(self, now_s: float, now_ms: int) -> None:
+        for group in self.coordinator.groups():
+            expired = [
+                where
+                for where, committed in self._offsets.of_group(group.group_id).items()
+                if self._is_expired(group, where, committed, now_s, now_ms)
+            ]
+            self._offsets.delete(group.group_id, expired)
+            is_idle = group.state is GroupState.EMPTY and not group.pending_joins
+            if is_idle and now_s - group.emptied_s >= SWEEP_INTERVAL_S and not self._offsets.is_used(group.group_id):
+                self.coordinator.drop(group.group_id)
+
+    def _is_expired(self, group: Group, where: TopicPartition, committed: Committed, now_s: float, now_ms: int) -> bool:
+        """Kafka's rules (KIP-211): from the last commit, for groups that had members from when the last one left.
+
+        That moment is not kept over a restart; then the time of the restart stands for it, so offsets live longer.
+        """
+        if self._topic_id(where) != committed.topic_id:
+            return True
+        retention_ms = self._settings.retention_ms
+        if group.state is not GroupState.EMPTY:
+            is_stable_consumer = group.state is GroupState.STABLE and group.subscription is not None
+            if not is_stable_consumer or group.is_subscribed(where.topic):
+                return False
+        elif group.protocol_type is not None and (now_s - group.emptied_s) * 1000 < retention_ms:
+            return False
+        if committed.expires_ms is not None:
+            return now_ms >= committed.expires_ms
+        return now_ms - committed.committed_ms >= retention_ms
