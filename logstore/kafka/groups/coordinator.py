@@ -111,8 +111,8 @@ class Coordinator:
             return ErrorCode.group_id_not_found
         return ErrorCode.none if group.state is GroupState.EMPTY else ErrorCode.non_empty_group
 
-    def drop(self, group_id: str) -> None:
-        """Forget an empty group."""
+    def drop(self, group_id: str) -> Group:
+        """Forget an empty group; returns what it was."""
         group = self._groups[group_id]
         group.move(GroupState.DEAD)
         for member_id in list(group.pending_joins):
@@ -120,7 +120,7 @@ class Coordinator:
         self._timers.cancel(_Deadline(_Kind.JOIN, group_id))
         self._timers.cancel(_Deadline(_Kind.SYNC, group_id))
         self._size_bytes -= self._sizes.pop(group_id, 0)
-        del self._groups[group_id]
+        return self._groups.pop(group_id)
 
     # ---- join
 

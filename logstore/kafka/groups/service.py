@@ -1,8 +1,8 @@
-"""Consumer groups as one thing: who may commit (`coordinator`) and what is committed (`offsets`), over the topics there are.
+"""Consumer groups as one thing: who may commit (`coordinator`) and what is committed (`offsets`), over existing topics.
 
-Without I/O: calls take the time and return results or tickets. Invariants: a commit is checked against membership before
-it is written; a group that has neither members nor offsets is forgotten at the next sweep; offsets of topics that are gone
-are never answered and are removed when the deletion is told, or at the next sweep.
+Without I/O: calls take the time and return results or tickets. Invariants: a commit is checked against membership
+before it is written; a group without members and offsets is forgotten at a sweep; offsets of topics that are gone are
+never answered, and are removed when the deletion is told, or at the next sweep.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -140,8 +140,14 @@ class GroupService:
         error = self.coordinator.check_delete(group_id)
         if error is not ErrorCode.none:
             return error, Ticket.succeeded(None)
-        self.coordinator.drop(group_id)
-        return ErrorCode.none, self._offsets.delete_group(group_id)
+        group = self.coordinator.drop(group_id)
+        ticket = self._offsets.delete_group(group_id)
+        ticket.add_callback(lambda done: None if done.error is None else self._restore(group))
+        return ErrorCode.none, ticket
+
+    def _restore(self, group: Group) -> None:
+        """The disk refused a deletion: the group with its offsets is still there."""
+        self.coordinator.ensure(group.group_id, group.emptied_s, protocol_type=group.protocol_type)
 
     def forget_topic(self, topic: str) -> list[Ticket[None]]:
         """Remove all offsets of a topic that was deleted."""

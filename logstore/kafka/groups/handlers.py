@@ -1,0 +1,349 @@
+"""Kafka's group requests to calls of `GroupService`, and its results to answers; waiting happens here.
+
+Invariants: what a commit or deletion reports as done is synced; a disk that refuses is COORDINATOR_NOT_AVAILABLE to
+the client, which tries again. Versions offered are those in `APIS`; the requests of KIP-848 (ConsumerGroupHeartbeat,
+ConsumerGroupDescribe) are not offered.
+"""
+
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import trio
+from kio.schema.errors import ErrorCode
+from kio.static.protocol import ResponsePayload
+
+from logstore.errors import StorageFailed
+from logstore.interfaces import Clock
+from logstore.kafka.groups import members
+from logstore.kafka.groups.group import Group
+from logstore.kafka.groups.offsets import NO_EPOCH, NO_OFFSET, Committed, TopicPartition
+from logstore.kafka.groups.service import CommitRequest, GroupService, Position
+from logstore.kafka.groups.state import GroupState
+from logstore.kafka.groups.wire import milliseconds, respond
+from logstore.log.ticket import Ticket
+
+T = TypeVar("T")
+
+GROUP_TYPE = "classic"
+_ALLOWED_OPERATIONS = sum(1 << code for code in (3, 6, 8, 10, 11))
+"""READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS: all that Kafka knows for a group; nobody is refused yet."""
+
+
+class Waiter(Protocol):
+    """Waits for a ticket while its work is done (`logstore.engine.Engine.wait`)."""
+
+    async def __call__(self, ticket: Ticket[T], /) -> T:
+        """The ticket's result; raises its error."""
+
+
+class Caller(NamedTuple):
+    """Who sends a request, as DescribeGroups shows it."""
+
+    client_id: str
+    host: str
+
+
+class Api(NamedTuple):
+    """One request this module answers: Kafka's key and versions, and the method of `GroupHandlers` that does it."""
+
+    key: int
+    min_version: int
+    max_version: int
+    handle: Callable[["GroupHandlers", Any, Caller], Awaitable[ResponsePayload]]
+
+
+class GroupHandlers:
+    """Answers group requests; `run` must run beside it."""
+
+    def __init__(self, service: GroupService, clock: Clock, wait: Waiter) -> None:
+        self._service = service
+        self._clock = clock
+        self._wait = wait
+        self._woken = trio.Event()
+        self._planned_s = math.inf
+
+    async def run(self) -> None:
+        """Act on deadlines as they come, until cancelled."""
+        while True:
+            self._service.expire(self._clock.monotonic_s(), self._clock.wall_ms())
+            self._planned_s = self._service.next_deadline()
+            with trio.move_on_after(max(0.0, self._planned_s - self._clock.monotonic_s())):
+                await self._woken.wait()
+                self._woken = trio.Event()
+
+    def _replan(self) -> None:
+        if self._service.next_deadline() < self._planned_s:
+            self._woken.set()
+
+    # ---- membership
+
+    async def join_group(self, request: Any, caller: Caller) -> ResponsePayload:
+        """JoinGroup 0 to 9."""
+        version = request.__version__
+        session_ms = milliseconds(request.session_timeout)
+        joining = members.JoinRequest(
+            group_id=request.group_id,
+            member_id=request.member_id,
+            instance_id=getattr(request, "group_instance_id", None),
+            client_id=caller.client_id,
+            client_host=caller.host,
+            session_timeout_ms=session_ms,
+            rebalance_timeout_ms=milliseconds(request.rebalance_timeout) if version >= 1 else session_ms,
+            protocol_type=request.protocol_type,
+            protocols=tuple(members.Protocol(offer.name, offer.metadata) for offer in request.protocols),
+            require_member_id=version >= 4,
+            may_skip_assignment=version >= 9,
+        )
+        ticket = self._service.coordinator.join(joining, self._clock.monotonic_s())
+        self._replan()
+        result = await self._wait(ticket)
+        return respond(
+            request,
+            {
+                "error_code": result.error,
+                "generation_id": result.generation_id,
+                "protocol_type": result.protocol_type,
+                "protocol_name": result.protocol_name,
+                "leader": result.leader,
+                "skip_assignment": result.skip_assignment,
+                "member_id": result.member_id,
+                "members": [
+                    {"member_id": m.member_id, "group_instance_id": m.instance_id, "metadata": m.metadata}
+                    for m in result.members
+                ],
+            },
+        )
+
+    async def sync_group(self, request: Any, _: Caller) -> ResponsePayload:
+        """SyncGroup 0 to 5."""
+        syncing = members.SyncRequest(
+            group_id=request.group_id,
+            generation_id=request.generation_id,
+            member_id=request.member_id,
+            instance_id=getattr(request, "group_instance_id", None),
+            protocol_type=getattr(request, "protocol_type", None),
+            protocol_name=getattr(request, "protocol_name", None),
+            assignments={part.member_id: part.assignment for part in request.assignments},
+        )
+        ticket = self._service.coordinator.sync(syncing, self._clock.monotonic_s())
+        self._replan()
+        result = await self._wait(ticket)
+        return respond(
+            request,
+            {
+                "error_code": result.error,
+                "protocol_type": result.protocol_type,
+                "protocol_name": result.protocol_name,
+                "assignment": result.assignment,
+            },
+        )
+
+    async def heartbeat(self, request: Any, _: Caller) -> ResponsePayload:
+        """Heartbeat 0 to 4."""
+        error = self._service.coordinator.heartbeat(
+            request.group_id,
+            request.generation_id,
+            request.member_id,
+            getattr(request, "group_instance_id", None),
+            self._clock.monotonic_s(),
+        )
+        self._replan()
+        return respond(request, {"error_code": error})
+
+    async def leave_group(self, request: Any, _: Caller) -> ResponsePayload:
+        """LeaveGroup 0 to 5: one member up to version 2, any number from version 3."""
+        if request.__version__ >= 3:
+            leavers = [members.Leaver(one.member_id, one.group_instance_id) for one in request.members]
+        else:
+            leavers = [members.Leaver(request.member_id, None)]
+        errors = self._service.coordinator.leave(request.group_id, leavers, self._clock.monotonic_s())
+        self._replan()
+        answers = [
+            {"member_id": leaver.member_id, "group_instance_id": leaver.instance_id, "error_code": error}
+            for leaver, error in zip(leavers, errors, strict=True)
+        ]
+        top = ErrorCode.none if request.__version__ >= 3 else errors[0]
+        return respond(request, {"error_code": top, "members": answers})
+
+    # ---- offsets
+
+    async def offset_commit(self, request: Any, _: Caller) -> ResponsePayload:
+        """OffsetCommit 2 to 9; answered once the offsets are synced."""
+        retention = getattr(request, "retention_time", None)
+        committing = CommitRequest(
+            group_id=request.group_id,
+            generation_id=request.generation_id_or_member_epoch,
+            member_id=request.member_id,
+            instance_id=getattr(request, "group_instance_id", None),
+            retention_ms=-1 if retention is None else milliseconds(retention),
+        )
+        positions = {
+            TopicPartition(topic.name, part.partition_index): Position(
+                part.committed_offset, getattr(part, "committed_leader_epoch", NO_EPOCH), part.committed_metadata or ""
+            )
+            for topic in request.topics
+            for part in topic.partitions
+        }
+        now_s, now_ms = self._clock.monotonic_s(), self._clock.wall_ms()
+        refused, ticket = self._service.commit(committing, positions, now_s, now_ms)
+        self._replan()
+        accepted = await self._settled(ticket)
+        return respond(request, {"topics": _by_partition(request, lambda where: refused.get(where, accepted))})
+
+    async def offset_fetch(self, request: Any, _: Caller) -> ResponsePayload:
+        """OffsetFetch 1 to 9: one group up to version 7, any number from version 8."""
+        if request.__version__ >= 8:
+            groups = [
+                {"group_id": wanted.group_id, "topics": self._fetched(wanted.group_id, wanted.topics)}
+                | {"error_code": ErrorCode.none}
+                for wanted in request.groups
+            ]
+            return respond(request, {"groups": groups})
+        topics = self._fetched(request.group_id, request.topics)
+        return respond(request, {"topics": topics, "error_code": ErrorCode.none})
+
+    def _fetched(self, group_id: str, topics: Sequence[Any] | None) -> list[Mapping[str, Any]]:
+        wanted = None
+        if topics is not None:
+            wanted = [TopicPartition(topic.name, index) for topic in topics for index in topic.partition_indexes]
+        answers: dict[str, list[Mapping[str, Any]]] = {} if topics is None else {topic.name: [] for topic in topics}
+        for where, committed in self._service.fetch(group_id, wanted).items():
+            answers.setdefault(where.topic, []).append(_position(where.partition, committed))
+        return [{"name": name, "partitions": partitions} for name, partitions in answers.items()]
+
+    async def offset_delete(self, request: Any, _: Caller) -> ResponsePayload:
+        """OffsetDelete 0."""
+        partitions = [
+            TopicPartition(topic.name, p.partition_index) for topic in request.topics for p in topic.partitions
+        ]
+        top, errors, ticket = self._service.delete_offsets(request.group_id, partitions)
+        if top is not ErrorCode.none:
+            return respond(request, {"error_code": top, "topics": []})
+        deleted = await self._settled(ticket)
+        topics = _by_partition(request, lambda where: errors[where] or deleted)
+        return respond(request, {"error_code": ErrorCode.none, "topics": topics})
+
+    # ---- administration
+
+    async def delete_groups(self, request: Any, _: Caller) -> ResponsePayload:
+        """DeleteGroups 0 to 2."""
+        attempts = [
+            (group_id, *self._service.delete_group(group_id)) for group_id in dict.fromkeys(request.groups_names)
+        ]
+        results = []
+        for group_id, error, ticket in attempts:
+            settled = await self._settled(ticket)
+            results.append({"group_id": group_id, "error_code": error or settled})
+        return respond(request, {"results": results})
+
+    async def describe_groups(self, request: Any, _: Caller) -> ResponsePayload:
+        """DescribeGroups 0 to 6. A group that is not there is Dead, and from version 6 an error as well."""
+        operations = _ALLOWED_OPERATIONS if getattr(request, "include_authorized_operations", False) else -(2**31)
+        groups: list[Mapping[str, Any]] = []
+        for group_id in request.groups:
+            group = self._service.coordinator.find(group_id)
+            if group is not None:
+                groups.append({**_described(group), "authorized_operations": operations})
+                continue
+            missing = request.__version__ >= 6
+            groups.append(
+                {
+                    "error_code": ErrorCode.group_id_not_found if missing else ErrorCode.none,
+                    "error_message": f"Group {group_id} not found." if missing else None,
+                    "group_id": group_id,
+                    "group_state": GroupState.DEAD.value,
+                    "protocol_type": "",
+                    "protocol_data": "",
+                    "members": [],
+                    "authorized_operations": operations,
+                }
+            )
+        return respond(request, {"groups": groups})
+
+    async def list_groups(self, request: Any, _: Caller) -> ResponsePayload:
+        """ListGroups 0 to 5, filtered by states (version 4) and types (version 5)."""
+        states = {state.lower() for state in getattr(request, "states_filter", ())}
+        kinds = {kind.lower() for kind in getattr(request, "types_filter", ())}
+        groups = [
+            {
+                "group_id": group.group_id,
+                "protocol_type": group.protocol_type or "",
+                "group_state": group.state.value,
+                "group_type": GROUP_TYPE,
+            }
+            for group in self._service.coordinator.groups()
+            if (not states or group.state.value.lower() in states) and (not kinds or GROUP_TYPE in kinds)
+        ]
+        return respond(request, {"error_code": ErrorCode.none, "groups": groups})
+
+    async def _settled(self, ticket: Ticket[None]) -> ErrorCode:
+        try:
+            await self._wait(ticket)
+        except StorageFailed:
+            return ErrorCode.coordinator_not_available
+        return ErrorCode.none
+
+
+def _by_partition(request: Any, error_of: Callable[[TopicPartition], ErrorCode]) -> list[Mapping[str, Any]]:
+    return [
+        {
+            "name": topic.name,
+            "partitions": [
+                {
+                    "partition_index": part.partition_index,
+                    "error_code": error_of(TopicPartition(topic.name, part.partition_index)),
+                }
+                for part in topic.partitions
+            ],
+        }
+        for topic in request.topics
+    ]
+
+
+def _position(partition: int, committed: Committed | None) -> Mapping[str, Any]:
+    return {
+        "partition_index": partition,
+        "committed_offset": NO_OFFSET if committed is None else committed.offset,
+        "committed_leader_epoch": NO_EPOCH if committed is None else committed.leader_epoch,
+        "metadata": "" if committed is None else committed.metadata,
+        "error_code": ErrorCode.none,
+    }
+
+
+def _described(group: Group) -> Mapping[str, Any]:
+    is_stable = group.state is GroupState.STABLE
+    return {
+        "error_code": ErrorCode.none,
+        "error_message": None,
+        "group_id": group.group_id,
+        "group_state": group.state.value,
+        "protocol_type": group.protocol_type or "",
+        "protocol_data": (group.protocol_name or "") if is_stable else "",
+        "members": [
+            {
+                "member_id": member.member_id,
+                "group_instance_id": member.instance_id,
+                "client_id": member.client_id,
+                "client_host": member.client_host,
+                "member_metadata": member.metadata(group.protocol_name) if is_stable else b"",
+                "member_assignment": member.assignment,
+            }
+            for member in group.members.values()
+        ],
+    }
+
+
+APIS: tuple[Api, ...] = (
+    Api(8, 2, 9, GroupHandlers.offset_commit),
+    Api(9, 1, 9, GroupHandlers.offset_fetch),
+    Api(11, 0, 9, GroupHandlers.join_group),
+    Api(12, 0, 4, GroupHandlers.heartbeat),
+    Api(13, 0, 5, GroupHandlers.leave_group),
+    Api(14, 0, 5, GroupHandlers.sync_group),
+    Api(15, 0, 6, GroupHandlers.describe_groups),
+    Api(16, 0, 5, GroupHandlers.list_groups),
+    Api(42, 0, 2, GroupHandlers.delete_groups),
+    Api(47, 0, 0, GroupHandlers.offset_delete),
+)
+"""What to offer in ApiVersions, and how to answer it."""

@@ -1,0 +1,89 @@
+"""Answers for any version of a request, from one set of named values.
+
+kio has one class per message and version. `respond` builds the class that answers a request, taking the fields that
+its version has and leaving the others out, so that a handler is written once. Invariants: a field without a value takes
+kio's default, or zero, or nothing ("", ()); a null for a field that cannot be null becomes the empty string.
+"""
+
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from datetime import timedelta
+from functools import cache
+from typing import Any, NamedTuple
+
+from kio.index import load_response_schema
+from kio.static.protocol import Entity, RequestPayload, ResponsePayload
+
+Values = Mapping[str, Any]
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+class _Slot(NamedTuple):
+    """One field: the class of its elements if it is an array of structures, whether null is allowed, its default."""
+
+    name: str
+    nested: type[Entity] | None
+    nullable: bool
+    default: Any
+    has_default: bool
+
+
+def respond(request: RequestPayload, values: Values) -> ResponsePayload:
+    """The answer to `request` with these values; arrays of structures are sequences of mappings.
+
+    A wrong name cannot be told from a field of another version, so tests look at every version's answers.
+    """
+    return typing.cast(ResponsePayload, _build(_response_type(type(request)), values))
+
+
+def milliseconds(duration: timedelta) -> int:
+    """A kio duration as what it was on the wire."""
+    return duration // _MILLISECOND
+
+
+@cache
+def _response_type(request_type: type[RequestPayload]) -> type[Entity]:
+    return load_response_schema(request_type.__api_key__, request_type.__version__)
+
+
+def _build(entity_type: type[Entity], values: Values) -> Entity:
+    arguments: dict[str, Any] = {}
+    for slot in _slots(entity_type):
+        if slot.name not in values:
+            if not slot.has_default:
+                arguments[slot.name] = slot.default
+            continue
+        value = values[slot.name]
+        if value is None and not slot.nullable:
+            value = ""
+        elif value is not None and slot.nested is not None:
+            nested = slot.nested
+            value = tuple(_build(nested, part) for part in value)
+        arguments[slot.name] = value
+    return entity_type(**arguments)
+
+
+@cache
+def _slots(entity_type: type[Entity]) -> tuple[_Slot, ...]:
+    hints = typing.get_type_hints(entity_type)
+    slots = []
+    for field in fields(entity_type):
+        hint = hints[field.name]
+        nullable = False
+        if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+            options = [option for option in typing.get_args(hint) if option is not types.NoneType]
+            nullable, hint = True, options[0]
+        nested = None
+        empty: Any = None
+        if typing.get_origin(hint) is tuple:
+            element = typing.get_args(hint)[0]
+            nested, empty = (typing.cast(type[Entity], element) if is_dataclass(element) else None), ()
+        elif isinstance(hint, type) and issubclass(hint, timedelta):
+            empty = timedelta(0)
+        elif isinstance(hint, type) and issubclass(hint, str | bytes | int):
+            empty = next(kind() for kind in (str, bytes, int) if issubclass(hint, kind))
+        has_default = field.default is not MISSING or field.default_factory is not MISSING
+        slots.append(_Slot(field.name, nested, nullable, empty, has_default))
+    return tuple(slots)
