@@ -35,6 +35,7 @@ class Ledger:
         self._pending: list[tuple[Mapping[str, bytes | None], Ticket[None]]] = []
         self._generation = 0
         self._size_bytes = 0
+        self._roll_at_bytes = ROLL_BYTES
         self._must_roll = True
         self._in_flight = False
 
@@ -59,6 +60,7 @@ class Ledger:
                 fs.truncate(path, scan.end)
             fs.sync(path)
             ledger._must_roll = False
+            ledger._roll_at_bytes = max(ROLL_BYTES, 2 * sum(len(k) + len(v) for k, v in ledger._durable.items()))
             break
         ledger._visible = dict(ledger._durable)
         ledger._sweep(fs, generations)
@@ -96,7 +98,7 @@ class Ledger:
             return None
         self._in_flight = True
         batch, self._pending = self._pending, []
-        if self._must_roll or self._size_bytes > max(ROLL_BYTES, 2 * self._live_bytes()):
+        if self._must_roll or self._size_bytes > self._roll_at_bytes:
             return self._roll_job(batch)
         merged: dict[str, bytes | None] = {}
         for changes, _ in batch:
@@ -104,7 +106,8 @@ class Ledger:
         frame = encode_frame(Frame(KIND_CHANGES, self._size_bytes, merged))
         path = _path(self.name, self._generation)
         operations: list[Operation] = [Write(path, self._size_bytes, [frame]), Sync(path)]
-        return Job(operations, lambda: self._written(batch, self._generation, self._size_bytes + len(frame)), self._failer(batch))
+        generation, size_bytes = self._generation, self._size_bytes + len(frame)
+        return Job(operations, lambda: self._written(batch, generation, size_bytes), self._failer(batch))
 
     def _roll_job(self, batch: list[tuple[Mapping[str, bytes | None], Ticket[None]]]) -> Job:
         generation = self._generation + 1
@@ -120,14 +123,13 @@ class Ledger:
         ]
         return Job(operations, lambda: self._written(batch, generation, len(frame)), self._failer(batch))
 
-    def _live_bytes(self) -> int:
-        return sum(len(key) + len(value) for key, value in self._visible.items())
-
     def _written(
         self, batch: list[tuple[Mapping[str, bytes | None], Ticket[None]]], generation: int, size_bytes: int
     ) -> None:
         self._in_flight = False
         self._must_roll = False
+        if generation != self._generation:
+            self._roll_at_bytes = max(ROLL_BYTES, 2 * size_bytes)
         self._generation, self._size_bytes = generation, size_bytes
         for changes, _ in batch:
             _apply(self._durable, changes)

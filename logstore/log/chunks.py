@@ -1,0 +1,178 @@
+"""Chunks: the files of a stream, their sparse indexes, and how both are named.
+
+Invariants:
+* A chunk is batches end to end; its name is its base offset. It is valid only up to the base offset of the next.
+* `size_bytes` and `next_offset` count synced, visible data only; whatever stands behind is not part of the chunk.
+* A `SparseIndex` only grows, so a reader thread may search it while the loop's thread appends to it.
+"""
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from logstore.format.batch import BatchHeader
+from logstore.format.index import CONTROL_FLAG, NO_TIMESTAMP, IndexEntry, decode_blocks
+from logstore.interfaces import FileSystem
+
+OFFSET_DIGITS = 20
+LOG_SUFFIX, INDEX_SUFFIX, PRODUCERS_SUFFIX = ".log", ".index", ".producers"
+INDEX_INTERVAL_BYTES = 16 * 1024
+"""Data between two sparse entries: small enough that a seek reads little, large enough that 10 GiB index in 20 MB."""
+WRITE_BYTES = 1 << 20
+"""What is pending is joined into writes of about this size."""
+MAX_APPEND_BYTES = 15 << 20
+"""No append, and so no batch, is larger."""
+MAX_WRITE_BYTES = WRITE_BYTES + MAX_APPEND_BYTES
+"""No single write is ever larger. More bytes than this behind a damaged batch prove that it had been synced."""
+
+
+def chunk_name(base_offset: int, suffix: str) -> str:
+    """The file name of the chunk that starts at `base_offset`."""
+    return f"{base_offset:0{OFFSET_DIGITS}d}{suffix}"
+
+
+def parse_chunk_name(name: str) -> tuple[int, str] | None:
+    """Base offset and suffix of a chunk's file name; None for any other name."""
+    digits, suffix = name[:OFFSET_DIGITS], name[OFFSET_DIGITS:]
+    if len(digits) == OFFSET_DIGITS and digits.isdigit() and suffix in (LOG_SUFFIX, INDEX_SUFFIX, PRODUCERS_SUFFIX):
+        return int(digits), suffix
+    return None
+
+
+class SparseIndex:
+    """Where in one chunk the batches stand: a sparse search table, and every control batch."""
+
+    __slots__ = ("control_offsets", "control_positions", "max_before", "offsets", "positions")
+
+    def __init__(self) -> None:
+        self.offsets = array("q")
+        self.positions = array("q")
+        self.max_before = array("q")
+        self.control_offsets = array("q")
+        self.control_positions = array("q")
+
+    def add(self, entries: Sequence[IndexEntry]) -> None:
+        """Append entries, which rise in offset and position."""
+        for entry in entries:
+            if entry.flags & CONTROL_FLAG:
+                self.control_positions.append(entry.position)
+                self.control_offsets.append(entry.base_offset)
+            else:
+                # Offsets last: a reader on another thread searches them first and then finds the rest in place.
+                self.positions.append(entry.position)
+                self.max_before.append(entry.max_timestamp_before)
+                self.offsets.append(entry.base_offset)
+
+    def position_of(self, offset: int) -> int:
+        """A position at or in front of the batch that holds `offset`."""
+        at = bisect_right(self.offsets, offset) - 1
+        return self.positions[at] if at >= 0 else 0
+
+    def position_before_timestamp(self, timestamp_ms: int) -> int:
+        """A position in front of which no record has this timestamp or a later one."""
+        at = bisect_left(self.max_before, timestamp_ms) - 1
+        return self.positions[at] if at >= 0 else 0
+
+    def controls_from(self, offset: int) -> Sequence[int]:
+        """Positions of the control batches at or behind `offset`, rising."""
+        return self.control_positions[bisect_left(self.control_offsets, offset) :]
+
+
+class IndexBuilder:
+    """Decides which batches get an entry; one for each chunk that is being written or scanned."""
+
+    __slots__ = ("_last_position", "max_timestamp")
+
+    def __init__(self, max_timestamp: int = NO_TIMESTAMP, last_position: int = -INDEX_INTERVAL_BYTES) -> None:
+        self.max_timestamp = max_timestamp
+        self._last_position = last_position
+
+    def note(self, header: BatchHeader, base_offset: int, position: int, entries: list[IndexEntry]) -> None:
+        """Take a batch into account; append the entry it deserves, if any, to `entries`."""
+        if header.is_control:
+            entries.append(IndexEntry(base_offset, self.max_timestamp, position, header.crc, CONTROL_FLAG))
+            return
+        if position - self._last_position >= INDEX_INTERVAL_BYTES:
+            entries.append(IndexEntry(base_offset, self.max_timestamp, position, header.crc, 0))
+            self._last_position = position
+        if header.max_timestamp > self.max_timestamp:
+            self.max_timestamp = header.max_timestamp
+
+
+@dataclass(slots=True)
+class Chunk:
+    """One chunk as the loop's thread sees it."""
+
+    directory: str
+    base_offset: int
+    next_offset: int
+    size_bytes: int = 0
+    max_timestamp: int = NO_TIMESTAMP
+    index: SparseIndex | None = field(default_factory=SparseIndex)
+    """In memory while the chunk is written; a sealed chunk's is loaded when it is needed."""
+    index_bytes: int = 0
+    producers_bytes: int = 0
+    index_damaged: bool = False
+
+    @property
+    def log_path(self) -> str:
+        """Where its batches are."""
+        return f"{self.directory}/{chunk_name(self.base_offset, LOG_SUFFIX)}"
+
+    @property
+    def index_path(self) -> str:
+        """Where its index is."""
+        return f"{self.directory}/{chunk_name(self.base_offset, INDEX_SUFFIX)}"
+
+    @property
+    def producers_path(self) -> str:
+        """Where its producer snapshots are."""
+        return f"{self.directory}/{chunk_name(self.base_offset, PRODUCERS_SUFFIX)}"
+
+    def view(self) -> "ChunkView":
+        """What a reader thread needs to know of it, unchanging."""
+        return ChunkView(
+            self.log_path, self.index_path, self.base_offset, self.next_offset, self.size_bytes, self.max_timestamp, self.index
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkView:
+    """A chunk as of one moment, safe to hand to another thread."""
+
+    log_path: str
+    index_path: str
+    base_offset: int
+    next_offset: int
+    size_bytes: int
+    max_timestamp: int
+    index: SparseIndex | None
+
+
+class IndexCache:
+    """Indexes of sealed chunks, least recently used first out. Used by reader threads; a lost race costs one more load."""
+
+    def __init__(self, max_indexes: int = 64) -> None:
+        self._max_indexes = max_indexes
+        self._indexes: OrderedDict[str, SparseIndex] = OrderedDict()
+
+    def load(self, fs: FileSystem, view: ChunkView) -> SparseIndex:
+        """The index of a chunk, from memory or from its file; an unreadable one is empty, which only costs time."""
+        if view.index is not None:
+            return view.index
+        index = self._indexes.get(view.index_path)
+        if index is None:
+            index = SparseIndex()
+            blocks, _ = decode_blocks(fs.read(view.index_path, 0, fs.size(view.index_path)))
+            for block in blocks:
+                index.add(block.entries)
+            self._indexes[view.index_path] = index
+            while len(self._indexes) > self._max_indexes:
+                self._indexes.popitem(last=False)
+        return index
+
+    def forget(self, index_path: str) -> None:
+        """Drop an index whose file goes or changes."""
+        self._indexes.pop(index_path, None)

@@ -1,0 +1,116 @@
+"""One epoch's way into one stream: the checks before it is staged, and the append group it becomes.
+
+Invariants:
+* Only batches that the stream itself would accept from a client are staged, so that a decided epoch is not refused later.
+* A group holds the decided attempts' batches in the order of tasks, then of staging; BEGIN says how much that is, END is
+  the epoch marker.
+
+Source: docs/format.md, "Append groups".
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from logstore.errors import InvalidRecord, InvalidTimestamp, MessageTooLarge, UnknownTopicOrPartition
+from logstore.format.batch import HIGHEST_COMPRESSION, BatchHeader, check_batch
+from logstore.format.control import Begin, End, decode_control, encode_control
+from logstore.format.private import Part
+from logstore.interfaces import Buffer
+from logstore.log.decisions import Decision
+from logstore.log.staging import Extent, Ready, StagedReader
+from logstore.log.ticket import Ticket
+
+
+class Limits(Protocol):
+    """The settings of a topic that staged batches must keep to."""
+
+    @property
+    def max_message_bytes(self) -> int:
+        """Bytes of a batch, at most."""
+
+    @property
+    def timestamp_after_max_ms(self) -> int:
+        """How far ahead of the clock a timestamp may be."""
+
+
+def check_part(part: Part, data: memoryview, limits: Limits, now_ms: int) -> None:
+    """Check the batches of one part as the stream would check a client's.
+
+    Raises CorruptBatch, UnsupportedBatchFormat, InvalidRecord, MessageTooLarge or InvalidTimestamp.
+    """
+    where = f"{part.topic}-{part.partition}"
+    position = batches = records = 0
+    while position < len(data):
+        header = check_batch(data, position)
+        _check_header(header, where, limits, now_ms)
+        position += header.size_bytes
+        batches += 1
+        records += header.record_count
+    if (batches, records) != (part.batches, part.records):
+        raise InvalidRecord(
+            f"{where}: {batches} batches with {records} records are here, {part.batches} with {part.records} were announced"
+        )
+
+
+def _check_header(header: BatchHeader, where: str, limits: Limits, now_ms: int) -> None:
+    if header.size_bytes > limits.max_message_bytes:
+        raise MessageTooLarge(
+            f"a batch of {header.size_bytes} bytes exceeds {where}'s max.message.bytes {limits.max_message_bytes}"
+        )
+    if header.is_control or header.is_transactional or header.producer_id != -1:
+        raise InvalidRecord(f"{where}: staged batches are plain: no control or transaction bit, no producer id")
+    if header.record_count != header.last_offset_delta + 1 or header.compression > HIGHEST_COMPRESSION:
+        raise InvalidRecord(f"{where}: a batch whose offsets have holes, or of unknown compression")
+    if header.has_log_append_time or header.max_timestamp > now_ms + limits.timestamp_after_max_ms:
+        raise InvalidTimestamp(
+            f"{where}: timestamp {header.max_timestamp} is not a create time at most message.timestamp.after.max.ms "
+            f"({limits.timestamp_after_max_ms}) ahead of the clock"
+        )
+
+
+class Publication:
+    """The append group of one decision in one stream (`logstore.log.stream.Group`)."""
+
+    def __init__(self, decision: Decision, attempts: Sequence[str], extents: Iterable[Extent], ready: Ready) -> None:
+        self._decision = decision
+        self._attempts = tuple(attempts)
+        extents = list(extents)
+        self.byte_count = sum(extent.length for extent in extents)
+        self.batch_count = sum(extent.batches for extent in extents)
+        self._reader = StagedReader(extents, ready)
+
+    def begin(self, now_ms: int) -> bytearray:
+        """The BEGIN control batch."""
+        decision = self._decision
+        begin = Begin(
+            decision.query, decision.epoch, decision.run_number, self._attempts, self.byte_count, self.batch_count
+        )
+        return encode_control(begin, timestamp_ms=now_ms)
+
+    def next_piece(self) -> Ticket[bytearray | None]:
+        """The next batches, or None; see `StagedReader.next_piece`."""
+        return self._reader.next_piece()
+
+    def end(self, now_ms: int) -> bytearray:
+        """The END control batch: the epoch marker."""
+        decision = self._decision
+        end = End(decision.query, decision.epoch, decision.run_number, decision.positions.encode())
+        return encode_control(end, timestamp_ms=now_ms)
+
+
+def holds_end(decision: Decision, controls: Iterable[tuple[int, Buffer]]) -> bool:
+    """Whether the END of a decision is among control batches (offset, bytes) of a stream."""
+    for _, batch in controls:
+        control = decode_control(batch)
+        if (
+            isinstance(control, End)
+            and (control.query, control.epoch) == (decision.query, decision.epoch)
+            and control.run == decision.run_number
+        ):
+            return True
+    return False
+
+
+def unknown(topic: str, partition: int) -> UnknownTopicOrPartition:
+    """The error for a stream that is not here."""
+    return UnknownTopicOrPartition(f"{topic}-{partition} does not exist; create the topic or allow its creation on use")

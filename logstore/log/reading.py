@@ -1,0 +1,189 @@
+"""Catch-up reads: from chunk files, in large pieces, every batch checked before it is served.
+
+Invariants:
+* What is returned is whole batches that pass `check_batch`; damage raises CorruptChunk with the offsets that are lost.
+* Control batches are replaced by empty batches over the same offsets unless the reader asks for them.
+* Runs on reader threads: it sees chunks through unchanging views, and touches nothing of the streams.
+"""
+
+import zlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from logstore.errors import CorruptBatch, CorruptChunk, UnsupportedBatchFormat
+from logstore.format.batch import (
+    COMPRESSION_MASK,
+    HEADER,
+    HEADER_BYTES,
+    LENGTH_OVERHEAD,
+    BatchHeader,
+    check_batch,
+    empty_batch,
+    parse_header,
+    seal_batch,
+)
+from logstore.format.records import Record, decode_batch
+from logstore.interfaces import Buffer, FileSystem
+from logstore.log.chunks import ChunkView, IndexCache
+
+READ_BYTES = 256 * 1024
+"""A catch-up read never asks the disk for less (CEC paper, section II.B)."""
+SEEK_READ_BYTES = 32 * 1024
+"""A look-up reads about one index interval."""
+WINDOW_LIMIT_BYTES = 4 << 20
+"""One read never holds more than this, however much a reader asks for."""
+MAX_INFLATED_BYTES = 64 << 20
+"""A gzip batch that opens to more is not opened."""
+_GZIP = 1
+
+
+class ReadResult(NamedTuple):
+    """Batches, the offset behind the last of them, and their size."""
+
+    buffers: list[Buffer]
+    next_offset: int
+    size_bytes: int
+
+
+class _Found(NamedTuple):
+    position: int
+    header: BatchHeader
+    buffer: memoryview
+
+
+def read_chunk(
+    fs: FileSystem, cache: IndexCache, view: ChunkView, offset: int, max_bytes: int, *, include_control: bool
+) -> ReadResult:
+    """Batches of one chunk from the one that holds `offset` on: at least one, up to `max_bytes`.
+
+    Raises CorruptChunk if a batch among them is damaged and nothing good stands before it.
+    """
+    start = cache.load(fs, view).position_of(offset)
+    buffers: list[Buffer] = []
+    size = 0
+    next_offset = offset
+    try:
+        for found in _walk(fs, view, start, offset, max(READ_BYTES, min(max_bytes, WINDOW_LIMIT_BYTES))):
+            if buffers and size + len(found.buffer) > max_bytes:
+                break
+            replaced = found.header.is_control and not include_control
+            buffers.append(empty_batch(found.header) if replaced else found.buffer)
+            size += len(buffers[-1])
+            next_offset = found.header.next_offset
+            if size >= max_bytes:
+                break
+    except CorruptChunk:
+        if not buffers:
+            raise
+    return ReadResult(buffers, next_offset, size)
+
+
+def _walk(fs: FileSystem, view: ChunkView, position: int, offset: int, window_bytes: int) -> Iterator[_Found]:
+    """Checked batches from `position` on whose last offset is at or behind `offset`; others are skipped unchecked."""
+    window = memoryview(b"")
+    window_at = position
+    while position < view.size_bytes:
+        need = HEADER_BYTES
+        available = window_at + len(window) - position
+        if available >= HEADER_BYTES:
+            header = _header(view, window, position - window_at, offset)
+            need = header.size_bytes
+            if available >= need:
+                if header.next_offset > offset:
+                    yield _Found(position, *_checked(view, window, position - window_at, header, offset))
+                position += need
+                continue
+        length = min(max(window_bytes, need), view.size_bytes - position)
+        window = memoryview(fs.read(view.log_path, position, length, drop_cache=window_bytes >= READ_BYTES))
+        window_at = position
+        if len(window) < min(need, length) or length < need:
+            raise _corrupt(view, position, offset, "the file ends inside a batch")
+
+
+def _header(view: ChunkView, window: memoryview, at: int, offset: int) -> BatchHeader:
+    try:
+        header = parse_header(window, at)
+    except (CorruptBatch, UnsupportedBatchFormat) as error:
+        raise _corrupt(view, at, offset, str(error)) from error
+    if not view.base_offset <= header.base_offset < view.next_offset or header.next_offset > view.next_offset:
+        raise _corrupt(view, at, offset, f"base offset {header.base_offset} is not of this chunk")
+    return header
+
+
+def _checked(
+    view: ChunkView, window: memoryview, at: int, header: BatchHeader, offset: int
+) -> tuple[BatchHeader, memoryview]:
+    try:
+        check_batch(window, at)
+    except CorruptBatch as error:
+        raise _corrupt(view, at, max(offset, header.base_offset), str(error)) from error
+    return header, window[at : at + header.size_bytes]
+
+
+def _corrupt(view: ChunkView, at: int, offset: int, why: str) -> CorruptChunk:
+    return CorruptChunk(
+        f"{view.log_path}: durable data is damaged ({why}); offsets {offset} to at most {view.next_offset - 1} cannot be "
+        "read; restore the chunk from a copy, or move past it",
+        first_offset=offset,
+        last_offset=view.next_offset - 1,
+    )
+
+
+def find_timestamp(
+    fs: FileSystem, cache: IndexCache, view: ChunkView, timestamp_ms: int, from_offset: int
+) -> tuple[int, int] | None:
+    """Offset and timestamp of the chunk's first record at or behind `from_offset` with that timestamp or a later one.
+
+    A compressed batch that cannot be opened here (snappy, lz4, zstd) answers with its first offset: early, never late.
+    Raises CorruptChunk.
+    """
+    start = cache.load(fs, view).position_before_timestamp(timestamp_ms)
+    for found in _walk(fs, view, start, from_offset, SEEK_READ_BYTES):
+        if found.header.is_control or found.header.max_timestamp < timestamp_ms:
+            continue
+        for record in _records(found):
+            if record.timestamp >= timestamp_ms and record.offset >= from_offset:
+                return record.offset, record.timestamp
+    return None
+
+
+def _records(found: _Found) -> list[Record]:
+    header = found.header
+    if header.compression == 0:
+        return decode_batch(found.buffer)
+    if header.compression == _GZIP:
+        opened = _open_gzip(found.buffer, header)
+        if opened is not None:
+            return opened
+    first = max(header.base_timestamp, header.max_timestamp)
+    return [Record(header.base_offset, first, None, None)]
+
+
+def _open_gzip(batch: memoryview, header: BatchHeader) -> list[Record] | None:
+    """The records of a gzip batch, or None if it does not open within a bound."""
+    inflater = zlib.decompressobj(wbits=31)
+    try:
+        body = inflater.decompress(batch[HEADER_BYTES:], MAX_INFLATED_BYTES)
+    except zlib.error:
+        return None
+    if inflater.unconsumed_tail:
+        return None
+    plain = header._replace(attributes=header.attributes & ~COMPRESSION_MASK)
+    try:
+        return decode_batch(seal_batch(bytearray(HEADER.pack(*plain)) + body))
+    except CorruptBatch:
+        return None
+
+
+def read_control(fs: FileSystem, cache: IndexCache, view: ChunkView, from_offset: int) -> list[tuple[int, bytes]]:
+    """Base offsets and bytes of the chunk's control batches at or behind `from_offset`, in order. Raises CorruptChunk."""
+    found: list[tuple[int, bytes]] = []
+    for position in cache.load(fs, view).controls_from(from_offset):
+        if position >= view.size_bytes:
+            break
+        head = fs.read(view.log_path, position, HEADER_BYTES)
+        header = _header(view, memoryview(head), 0, from_offset)
+        whole = memoryview(fs.read(view.log_path, position, header.batch_length + LENGTH_OVERHEAD))
+        _checked(view, whole, 0, header, header.base_offset)
+        found.append((header.base_offset, bytes(whole)))
+    return found

@@ -1,0 +1,423 @@
+"""All streams of one sidecar, and what is known of them: the one object the fronts talk to. Does no I/O itself.
+
+Invariants:
+* A topic exists if and only if the catalogue says so: directories are made before its entry, and removed after it.
+* A log start is durable in the catalogue before anything in front of it is removed.
+* Producer ids are reserved durably in blocks, so none is given out twice, whatever crashes.
+* `open` returns only when everything it will serve is durable.
+
+Sources: docs/format.md (data directory), DESIGN (recovery of a sidecar).
+"""
+
+import json
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from logstore.errors import (
+    CorruptFile,
+    InvalidPartitions,
+    TopicExists,
+    UnknownFormatVersion,
+    UnknownTopicOrPartition,
+)
+from logstore.interfaces import Clock, FileSystem
+from logstore.log.chores import Chores
+from logstore.log.chunks import IndexCache, parse_chunk_name
+from logstore.log.jobs import JobQueue, JobSource, MakeDirectory, Operation, Remove, RemoveDirectory, SyncDirectory
+from logstore.log.ledger import DIRECTORY as LEDGER_DIRECTORY
+from logstore.log.ledger import Ledger
+from logstore.log.recovery import recover_stream
+from logstore.log.stream import Stream
+from logstore.log.stream_state import StreamName
+from logstore.log.tail import Tail
+from logstore.log.ticket import Ticket
+from logstore.log.topics import MAX_PARTITIONS, TopicConfig, check_name, parse_config
+
+FORMAT_VERSION = 1
+IDENTITY_FILE = "cairn.json"
+STREAMS_DIRECTORY = "streams"
+PRODUCER_ID_BLOCK = 1000
+READABLE_NAME_CHARACTERS = 180
+Report = Callable[[str, Mapping[str, object]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """Bounds of a store. Sizes in bytes, times in ms."""
+
+    io_window: int = 8
+    tail_bytes: int = 32 << 20
+    node_id: int = 0
+    producer_expiry_ms: int = 24 * 3600 * 1000
+    topic_defaults: TopicConfig = field(default_factory=TopicConfig)
+
+
+@dataclass(slots=True)
+class Topic:
+    """A topic and its streams, one for each partition."""
+
+    name: str
+    topic_id: uuid.UUID
+    directory: str
+    overrides: dict[str, str]
+    config: TopicConfig
+    partitions: list[Stream]
+    internal: bool = False
+
+
+class Environment(NamedTuple):
+    """What a store needs of the world outside."""
+
+    fs: FileSystem
+    clock: Clock
+    new_id: Callable[[], uuid.UUID]
+    report: Report
+
+
+class Store:
+    """The streams, topics and ledgers of one sidecar."""
+
+    def __init__(self, environment: Environment, settings: StoreSettings, cluster_id: str) -> None:
+        self.clock = environment.clock
+        self.settings = settings
+        self.cluster_id = cluster_id
+        self.node_id = settings.node_id
+        self.queue = JobQueue(settings.io_window)
+        self.tail = Tail(settings.tail_bytes)
+        self.indexes = IndexCache()
+        self.topics: dict[str, Topic] = {}
+        self._new_id = environment.new_id
+        self._report = environment.report
+        self._chores = Chores(self.notify)
+        self._creating: dict[str, Ticket[Topic]] = {}
+        self._producer_ids = range(0)
+        self._producer_waiters: list[Ticket[int]] = []
+        fs = environment.fs
+        self.catalogue = Ledger.open(fs, "catalogue", self.notify)
+        self.epochs = Ledger.open(fs, "epochs", self.notify)
+        self.groups = Ledger.open(fs, "groups", self.notify)
+
+    @classmethod
+    def open(
+        cls,
+        fs: FileSystem,
+        clock: Clock,
+        settings: StoreSettings,
+        *,
+        new_id: Callable[[], uuid.UUID],
+        report: Report,
+    ) -> "Store":
+        """Open or found the data directory and recover every stream; blocks.
+
+        Raises UnknownFormatVersion, CorruptFile, OSError.
+        """
+        cluster_id = _identity(fs, new_id)
+        for directory in (LEDGER_DIRECTORY, STREAMS_DIRECTORY):
+            fs.make_directory(directory)
+        fs.sync_directory("")
+        store = cls(Environment(fs, clock, new_id, report), settings, cluster_id)
+        store._recover(fs)
+        return store
+
+    def _recover(self, fs: FileSystem) -> None:
+        now_ms = self.clock.wall_ms()
+        known: set[str] = set()
+        for key, value in self.catalogue.items(_TOPIC):
+            entry = json.loads(value)
+            name = key[len(_TOPIC) :]
+            overrides = dict(entry["config"])
+            topic = Topic(
+                name,
+                uuid.UUID(entry["id"]),
+                entry["directory"],
+                overrides,
+                parse_config(overrides, self.settings.topic_defaults),
+                [],
+            )
+            known.add(topic.directory)
+            for partition in range(entry["partitions"]):
+                directory = f"{topic.directory}/{partition}"
+                start = int(self.catalogue.get(_start_key(topic.topic_id, partition)) or 0)
+                recovered = recover_stream(fs, directory, start, now_ms, self.report)
+                topic.partitions.append(Stream(name, partition, directory, topic.config, self, recovered))
+            self.topics[name] = topic
+        for name in fs.list_directory(STREAMS_DIRECTORY):
+            if f"{STREAMS_DIRECTORY}/{name}" not in known:
+                _remove_tree(fs, f"{STREAMS_DIRECTORY}/{name}")
+
+    # ---- what streams need of their store (StreamHost)
+
+    def notify(self, source: JobSource) -> None:
+        """`source` may have disk work."""
+        self.queue.ready(source)
+
+    def report(self, event: str, **fields: object) -> None:
+        """Tell the operator."""
+        self._report(event, fields)
+
+    def save_log_start(self, stream: StreamName, offset: int) -> Ticket[None]:
+        """Make a stream's log start durable."""
+        topic = self.topics.get(stream.topic)
+        if topic is None:
+            return Ticket.failed(UnknownTopicOrPartition(f"{stream.topic} has been deleted"))
+        return self.catalogue.put({_start_key(topic.topic_id, stream.partition): str(offset).encode()})
+
+    # ---- topics
+
+    def topic(self, name: str) -> Topic:
+        """The topic of that name. Raises UnknownTopicOrPartition."""
+        topic = self.topics.get(name)
+        if topic is None:
+            raise UnknownTopicOrPartition(f"topic {name!r} does not exist")
+        return topic
+
+    def topic_by_id(self, topic_id: uuid.UUID) -> Topic | None:
+        """The topic with that id, if any."""
+        return next((topic for topic in self.topics.values() if topic.topic_id == topic_id), None)
+
+    def stream(self, topic: str, partition: int) -> Stream:
+        """One stream. Raises UnknownTopicOrPartition."""
+        partitions = self.topic(topic).partitions
+        if not 0 <= partition < len(partitions):
+            raise UnknownTopicOrPartition(f"topic {topic!r} has no partition {partition}, only 0 to {len(partitions) - 1}")
+        return partitions[partition]
+
+    def streams(self) -> Sequence[Stream]:
+        """Every stream."""
+        return [stream for topic in self.topics.values() for stream in topic.partitions]
+
+    def check_topic(self, name: str, partitions: int, config: Mapping[str, str]) -> TopicConfig:
+        """What `create_topic` would check. Raises InvalidTopic, TopicExists, InvalidPartitions, InvalidConfig."""
+        check_name(name)
+        if name in self.topics:
+            raise TopicExists(f"topic {name!r} exists")
+        _check_partitions(partitions)
+        return parse_config(config, self.settings.topic_defaults)
+
+    def create_topic(self, name: str, partitions: int, config: Mapping[str, str]) -> Ticket[Topic]:
+        """Create a topic; settles once it is durable. A creation of the same name under way is joined.
+
+        Raises InvalidTopic, TopicExists, InvalidPartitions, InvalidConfig; the ticket fails with StorageFailed.
+        """
+        parsed = self.check_topic(name, partitions, config)
+        if name in self._creating:
+            return self._creating[name]
+        topic_id = self._new_id()
+        directory = f"{STREAMS_DIRECTORY}/{name[:READABLE_NAME_CHARACTERS]}.{topic_id.hex}"
+        topic = Topic(name, topic_id, directory, dict(config), parsed, [])
+        ticket = self._creating[name] = Ticket()
+        operations: list[Operation] = [MakeDirectory(directory), *_partition_directories(directory, 0, partitions)]
+        operations.append(SyncDirectory(STREAMS_DIRECTORY))
+        ticket.add_callback(lambda _: self._creating.pop(name))
+        self._save_topic(topic, partitions, operations, ticket)
+        return ticket
+
+    def add_partitions(self, name: str, total: int) -> Ticket[Topic]:
+        """Grow a topic to `total` partitions. Raises UnknownTopicOrPartition, InvalidPartitions."""
+        topic = self.topic(name)
+        _check_partitions(total)
+        if total <= len(topic.partitions):
+            raise InvalidPartitions(f"topic {name!r} has {len(topic.partitions)} partitions; {total} would not be more")
+        ticket: Ticket[Topic] = Ticket()
+        operations = _partition_directories(topic.directory, len(topic.partitions), total)
+        self._save_topic(topic, total, operations, ticket)
+        return ticket
+
+    def alter_topic(self, name: str, changes: Mapping[str, str | None]) -> Ticket[Topic]:
+        """Change settings; None sets one back to its default. Raises UnknownTopicOrPartition, InvalidConfig."""
+        topic = self.topic(name)
+        kept = {key: value for key, value in topic.overrides.items() if key not in changes}
+        overrides = kept | {key: value for key, value in changes.items() if value is not None}
+        parse_config(changes)
+        parsed = parse_config(overrides, self.settings.topic_defaults)
+        ticket: Ticket[Topic] = Ticket()
+
+        def saved(put: Ticket[None]) -> None:
+            if put.error is not None:
+                ticket.fail(put.error)
+                return
+            topic.overrides, topic.config = overrides, parsed
+            for stream in topic.partitions:
+                stream.config = parsed
+            ticket.succeed(topic)
+
+        self.catalogue.put({_TOPIC + name: _describe(topic, len(topic.partitions), overrides)}).add_callback(saved)
+        return ticket
+
+    def delete_topic(self, name: str) -> Ticket[None]:
+        """Delete a topic; settles once that is durable, its files go later. Raises UnknownTopicOrPartition."""
+        topic = self.topic(name)
+        ticket: Ticket[None] = Ticket()
+
+        def saved(put: Ticket[None]) -> None:
+            if put.error is not None:
+                ticket.fail(put.error)
+                return
+            if self.topics.get(name) is topic:
+                del self.topics[name]
+            self._discard(topic)
+            ticket.succeed(None)
+
+        gone: dict[str, bytes | None] = {_TOPIC + name: None}
+        gone.update({_start_key(topic.topic_id, stream.partition): None for stream in topic.partitions})
+        self.catalogue.put(gone).add_callback(saved)
+        return ticket
+
+    def _discard(self, topic: Topic) -> None:
+        operations: list[Operation] = []
+        for stream in topic.partitions:
+            stream.abandon()
+            for chunk in stream.chunks:
+                self.indexes.forget(chunk.index_path)
+                for path in (chunk.log_path, chunk.index_path, chunk.producers_path):
+                    operations.append(Remove(path, optional=True))
+            operations.append(RemoveDirectory(stream.directory, optional=True))
+        operations.append(RemoveDirectory(topic.directory, optional=True))
+        self._chores.run(operations)
+
+    def _save_topic(self, topic: Topic, total: int, operations: list[Operation], ticket: Ticket[Topic]) -> None:
+        """Directories first, then the catalogue, then the streams."""
+
+        def made(chore: Ticket[None]) -> None:
+            if chore.error is not None:
+                ticket.fail(chore.error)
+                return
+            entry = _describe(topic, total, topic.overrides)
+            self.catalogue.put({_TOPIC + topic.name: entry}).add_callback(saved)
+
+        def saved(put: Ticket[None]) -> None:
+            if put.error is not None:
+                ticket.fail(put.error)
+                return
+            for partition in range(len(topic.partitions), total):
+                directory = f"{topic.directory}/{partition}"
+                fresh = Stream.fresh(topic.name, partition, directory, topic.config, self)
+                topic.partitions.append(fresh)
+            self.topics[topic.name] = topic
+            ticket.succeed(topic)
+
+        self._chores.run(operations).add_callback(made)
+
+    # ---- producer ids
+
+    def allocate_producer_id(self) -> Ticket[int]:
+        """A producer id that was never given out before. Fails with StorageFailed."""
+        if self._producer_ids:
+            first, self._producer_ids = self._producer_ids[0], self._producer_ids[1:]
+            return Ticket.succeeded(first)
+        ticket: Ticket[int] = Ticket()
+        self._producer_waiters.append(ticket)
+        if len(self._producer_waiters) == 1:
+            start = int(self.catalogue.get(_PRODUCER_IDS) or 0)
+            block = range(start, start + PRODUCER_ID_BLOCK)
+            saved = self.catalogue.put({_PRODUCER_IDS: str(block.stop).encode()})
+            saved.add_callback(lambda put: self._reserved(block, put))
+        return ticket
+
+    def _reserved(self, block: range, put: Ticket[None]) -> None:
+        waiters, self._producer_waiters = self._producer_waiters, []
+        if put.error is None:
+            self._producer_ids = block
+        for ticket in waiters:
+            if put.error is not None:
+                ticket.fail(put.error)
+            else:
+                self.allocate_producer_id().add_callback(lambda given, waiting=ticket: _pass_on(given, waiting))
+
+    # ---- time and end
+
+    def tick(self) -> None:
+        """Apply retention and forget producers that are long gone; call it every few seconds."""
+        now_ms = self.clock.wall_ms()
+        for stream in self.streams():
+            stream.apply_retention(now_ms)
+            stream.producers.expire(now_ms - self.settings.producer_expiry_ms)
+
+    def close(self) -> Ticket[None]:
+        """Refuse appends, finish what is pending and leave nothing to scan. Settles when all streams have."""
+        ticket: Ticket[None] = Ticket()
+        open_streams = set(self.streams())
+
+        def closed(stream: Stream) -> None:
+            open_streams.discard(stream)
+            if not open_streams:
+                ticket.succeed(None)
+
+        if not open_streams:
+            ticket.succeed(None)
+        for stream in list(open_streams):
+            stream.close().add_callback(lambda _, stream=stream: closed(stream))
+        return ticket
+
+
+_TOPIC = "topic/"
+_PRODUCER_IDS = "producer-ids"
+
+
+def _start_key(topic_id: uuid.UUID, partition: int) -> str:
+    return f"start/{topic_id.hex}/{partition}"
+
+
+def _describe(topic: Topic, partitions: int, overrides: Mapping[str, str]) -> bytes:
+    entry: dict[str, Any] = {
+        "id": topic.topic_id.hex,
+        "directory": topic.directory,
+        "partitions": partitions,
+        "config": dict(overrides),
+    }
+    return json.dumps(entry).encode()
+
+
+def _pass_on(given: Ticket[int], waiting: Ticket[int]) -> None:
+    if given.error is not None:
+        waiting.fail(given.error)
+    else:
+        waiting.succeed(given.result())
+
+
+def _check_partitions(count: int) -> None:
+    if not 1 <= count <= MAX_PARTITIONS:
+        raise InvalidPartitions(f"{count} partitions: must be from 1 to {MAX_PARTITIONS}")
+
+
+def _partition_directories(directory: str, start: int, stop: int) -> list[Operation]:
+    made: list[Operation] = [MakeDirectory(f"{directory}/{partition}") for partition in range(start, stop)]
+    return [*made, SyncDirectory(directory)]
+
+
+def _identity(fs: FileSystem, new_id: Callable[[], uuid.UUID]) -> str:
+    """The cluster id of the data directory, which is founded if it is new."""
+    if not fs.exists(IDENTITY_FILE):
+        strangers = [name for name in fs.list_directory("") if name in (LEDGER_DIRECTORY, STREAMS_DIRECTORY)]
+        if strangers:
+            raise CorruptFile(f"{IDENTITY_FILE} is missing beside {', '.join(strangers)}; restore it from a copy")
+        identity = {"format": FORMAT_VERSION, "cluster_id": new_id().hex}
+        temporary = f"{IDENTITY_FILE}.new"
+        fs.create(temporary)
+        fs.write(temporary, 0, [json.dumps(identity).encode()])
+        fs.sync(temporary)
+        fs.rename(temporary, IDENTITY_FILE)
+        fs.sync_directory("")
+    try:
+        identity = json.loads(fs.read(IDENTITY_FILE, 0, fs.size(IDENTITY_FILE)))
+        version, cluster_id = int(identity["format"]), str(identity["cluster_id"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptFile(f"{IDENTITY_FILE} is damaged: {error}; restore it from a copy") from error
+    if version > FORMAT_VERSION:
+        raise UnknownFormatVersion(
+            f"the data directory has format version {version}, this Cairn knows {FORMAT_VERSION}; start a newer Cairn"
+        )
+    return cluster_id
+
+
+def _remove_tree(fs: FileSystem, directory: str) -> None:
+    """Remove a topic's directory: its partitions' directories, and the chunk files in them, nothing else."""
+    for partition in fs.list_directory(directory):
+        inner = f"{directory}/{partition}"
+        for name in fs.list_directory(inner):
+            if parse_chunk_name(name) is not None:
+                fs.remove(f"{inner}/{name}")
+        fs.remove_directory(inner)
+    fs.remove_directory(directory)

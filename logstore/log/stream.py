@@ -1,0 +1,573 @@
+"""One stream: records in, in order, acknowledged once they are synced.
+
+Life of a batch: `append` checks it and puts it on the pending list; `take_job` turns what is pending into one write and one
+sync of the open chunk; when that is done the index learns of it, the high watermark moves, the tickets settle, the tail and
+the waiting readers get it.
+
+Invariants:
+* One write is in flight per stream. Offsets are given when a write is built, so nothing refused leaves a hole.
+* The high watermark is behind synced data only, and never inside an append group: no reader, index, ack or trim sees a group
+  before its END is synced.
+* A failed write or sync fails everything pending. A failed sync is final: the chunk ends at its last good length and the next
+  write opens a new one. A failed write (a full disk) cuts what it may have left before anything else is written.
+* `.log` names and `.producers` snapshots are durable before the first batch of a new chunk is acknowledged.
+
+Sources: CEC paper, section IX; docs/format.md.
+"""
+
+from collections import deque
+from collections.abc import Callable
+
+from logstore.errors import (
+    CairnError,
+    InvalidRecord,
+    InvalidTimestamp,
+    MessageTooLarge,
+    OffsetOutOfRange,
+    StorageFailed,
+    UnknownTopicOrPartition,
+)
+from logstore.format.batch import BatchHeader, check_batch, parse_header, patch_base
+from logstore.format.index import IndexBlock, IndexEntry, encode_block
+from logstore.format.snapshot import Snapshot, encode_snapshot
+from logstore.interfaces import Buffer
+from logstore.log.chunks import MAX_APPEND_BYTES, WRITE_BYTES, Chunk, ChunkView, IndexBuilder
+from logstore.log.jobs import Create, Job, Operation, Remove, Sync, SyncDirectory, Truncate, Write
+from logstore.log.producers import ProducerTable
+from logstore.log.stream_state import (
+    AppendResult,
+    AppendTicket,
+    Flight,
+    Group,
+    OpenGroup,
+    PendingAppend,
+    Pin,
+    PlacedBatch,
+    RecoveredStream,
+    StreamHost,
+)
+from logstore.log.tail import StreamTail, TailEntry
+from logstore.log.ticket import Ticket
+from logstore.log.topics import TopicConfig
+from logstore.log.trim import Remover
+
+SNAPSHOT_INTERVAL_BYTES = 1 << 20
+"""Data between two producer snapshots: bounds what a restart has to walk."""
+SNAPSHOT_SHARE = 16
+"""With many producers, snapshots are written less often, so that they stay below 1/16 of the data."""
+GROUP_TAIL_BYTES = 4 << 20
+"""What of an open group is kept for the tail."""
+LEADER_EPOCH = 0
+
+
+class Stream:
+    """A durable, ordered sequence of record batches with dense offsets."""
+
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        directory: str,
+        config: TopicConfig,
+        host: StreamHost,
+        recovered: RecoveredStream,
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.name = f"{topic}-{partition}"
+        self.directory = directory
+        self.config = config
+        self.leader_epoch = LEADER_EPOCH
+        self.chunks: list[Chunk] = recovered.chunks
+        self.producers = recovered.producers
+        self.log_start_offset = recovered.log_start_offset
+        self.high_watermark = recovered.next_offset
+        self.tail = StreamTail()
+        self._host = host
+        self._pending: deque[PendingAppend | OpenGroup] = deque()
+        self._flight: Flight | None = None
+        self._write_offset = self.high_watermark
+        self._write_position = self.chunks[-1].size_bytes if self.chunks else 0
+        self._builder = self._new_builder()
+        self._must_roll = not self.chunks
+        self._truncate_first = False
+        self._snapshot_at = self._write_position
+        self._snapshot_bytes = 0
+        self._waiters: dict[Callable[[], None], None] = {}
+        self._pins: dict[Pin, None] = {}
+        self._closing: Ticket[None] | None = None
+        self._closed = False
+        self._remover = Remover(directory, host.notify)
+        self.deleted = False
+
+    @classmethod
+    def fresh(cls, topic: str, partition: int, directory: str, config: TopicConfig, host: StreamHost) -> "Stream":
+        """A stream that has never had a record."""
+        return cls(topic, partition, directory, config, host, RecoveredStream([], ProducerTable(), 0, 0))
+
+    # ---- appending
+
+    @property
+    def end_offset(self) -> int:
+        """The offset behind the last record that has been given one, synced or not."""
+        return self._write_offset
+
+    def append(self, records: bytearray | memoryview, *, now_ms: int) -> AppendTicket:
+        """Append one RecordBatch v2 as a client sent it; the buffer is patched in place and kept.
+
+        Raises at once: CorruptBatch, UnsupportedBatchFormat, InvalidRecord, MessageTooLarge, InvalidTimestamp,
+        OutOfOrderSequence, InvalidProducerEpoch, UnknownTopicOrPartition. The ticket fails with StorageFailed.
+        """
+        self._refuse_if_gone()
+        header = self._check(records, now_ms)
+        ticket: AppendTicket = Ticket()
+        if header.producer_id >= 0:
+            duplicate = self.producers.admit(header, ticket)
+            if duplicate is not None:
+                if duplicate.ticket is not None:
+                    return duplicate.ticket
+                return Ticket.succeeded(AppendResult(duplicate.base_offset, self.log_start_offset, True))
+        self._pending.append(PendingAppend(records, header, ticket))
+        self._host.notify(self)
+        return ticket
+
+    def append_group(self, group: Group) -> AppendTicket:
+        """Append a group; its result's base offset is BEGIN's. Fails with StorageFailed or what its pieces fail with."""
+        self._refuse_if_gone()
+        opened = OpenGroup(group, Ticket())
+        self._pending.append(opened)
+        self._host.notify(self)
+        return opened.ticket
+
+    def _refuse_if_gone(self) -> None:
+        if self.deleted or self._closing is not None:
+            raise UnknownTopicOrPartition(f"{self.name} has been deleted or is being closed")
+
+    def _check(self, records: Buffer, now_ms: int) -> BatchHeader:
+        limit = min(self.config.max_message_bytes, MAX_APPEND_BYTES)
+        if len(records) > limit:
+            # Whole first: a request with several batches is the client's mistake, not its size.
+            raise MessageTooLarge(f"a batch of {len(records)} bytes exceeds {self.name}'s max.message.bytes {limit}")
+        header = check_batch(records)
+        if header.size_bytes != len(records):
+            raise InvalidRecord(f"{self.name}: one batch per partition and request, but bytes follow the first")
+        if header.is_control or header.is_transactional:
+            raise InvalidRecord(f"{self.name}: control and transactional batches are not accepted from clients")
+        if header.record_count != header.last_offset_delta + 1 or header.record_count == 0:
+            raise InvalidRecord(
+                f"{self.name}: {header.record_count} records do not match last offset delta {header.last_offset_delta}"
+            )
+        if header.compression > 4:
+            raise InvalidRecord(f"{self.name}: compression codec {header.compression} is unknown")
+        if header.has_log_append_time:
+            raise InvalidTimestamp(f"{self.name}: clients write CreateTime, not LogAppendTime")
+        if header.max_timestamp > now_ms + self.config.timestamp_after_max_ms:
+            raise InvalidTimestamp(
+                f"{self.name}: timestamp {header.max_timestamp} is more than message.timestamp.after.max.ms "
+                f"({self.config.timestamp_after_max_ms}) ahead of the clock"
+            )
+        return header
+
+    # ---- writing
+
+    def take_job(self) -> Job | None:
+        """The next write, or None if there is none or one is in flight."""
+        if self._flight is not None or self.deleted:
+            return None
+        if not self._pending:
+            return self._closing_job() if self._closing is not None else None
+        head = self._pending[0]
+        if isinstance(head, OpenGroup):
+            return self._group_job(head)
+        appends: list[PendingAppend] = []
+        size = 0
+        while self._pending and size < WRITE_BYTES:
+            item = self._pending[0]
+            if isinstance(item, OpenGroup) or (appends and size + len(item.buffer) > WRITE_BYTES):
+                break
+            self._pending.popleft()
+            appends.append(item)
+            size += len(item.buffer)
+        operations: list[Operation] = []
+        flight = self._start_flight(size, operations)
+        flight.appends = appends
+        for append in appends:
+            self._place(flight, memoryview(append.buffer), append.header, flight.entries)
+        return self._finish_flight(flight, operations)
+
+    def _group_job(self, opened: OpenGroup) -> Job | None:
+        """The next write of a group: as soon as the piece behind the current one is known, so END joins the last piece."""
+        try:
+            if not self._advance_group(opened):
+                return None
+            following = opened.following.result() if opened.following is not None else None
+        except CairnError as error:
+            self._pending.popleft()
+            self._drop_group(opened)
+            opened.ticket.fail(error)
+            return self.take_job()
+        now_ms = self._host.clock.wall_ms()
+        is_first, is_last = opened.base_offset < 0, opened.current is None or following is None
+        pieces: list[bytearray] = []
+        operations: list[Operation] = []
+        flight = self._start_flight(opened.group.byte_count, operations, may_roll=is_first)
+        flight.group, flight.group_open = opened, not is_last
+        if is_first:
+            opened.base_offset = self._write_offset
+            pieces.append(opened.group.begin(now_ms))
+        if opened.current is not None:
+            pieces.append(opened.current)
+        if is_last:
+            pieces.append(opened.group.end(now_ms))
+        for piece in pieces:
+            self._place_all(flight, piece, opened.entries)
+        if is_last:
+            self._pending.popleft()
+            flight.entries = opened.entries
+        else:
+            opened.current = following
+            opened.following = self._ask_piece(opened)
+        return self._finish_flight(flight, operations)
+
+    def _advance_group(self, opened: OpenGroup) -> bool:
+        """Whether current and following piece are both known; asks for what is missing."""
+        if opened.following is None:
+            opened.following = self._ask_piece(opened)
+        if not opened.following.done:
+            return False
+        if opened.current is None and opened.following.result() is not None:
+            opened.current = opened.following.result()
+            opened.following = self._ask_piece(opened)
+        return opened.following.done
+
+    def _ask_piece(self, opened: OpenGroup) -> Ticket[bytearray | None]:
+        ticket = opened.group.next_piece()
+        if not ticket.done:
+            ticket.add_callback(lambda _: self._host.notify(self))
+        return ticket
+
+    def _drop_group(self, opened: OpenGroup) -> None:
+        """Forget what a group has written: the next write starts where it began."""
+        if opened.base_offset >= 0:
+            self._rewind()
+
+    def _rewind(self) -> None:
+        self._write_offset = self.high_watermark
+        self._truncate_first = True
+        if self.chunks:
+            self._write_position = self.chunks[-1].size_bytes
+        self._builder = self._new_builder()
+
+    def _new_builder(self) -> IndexBuilder:
+        return IndexBuilder(self.chunks[-1].max_timestamp) if self.chunks else IndexBuilder()
+
+    def _start_flight(self, size: int, operations: list[Operation], *, may_roll: bool = True) -> Flight:
+        """The chunk that takes the next write, with what must be done to it first."""
+        chunk = self.chunks[-1] if self.chunks else None
+        full = may_roll and self._write_position > 0 and self._write_position + size > self.config.segment_bytes
+        if chunk is None or self._must_roll or full:
+            chunk = self._roll(operations)
+            is_new = True
+        else:
+            is_new = False
+            if self._truncate_first:
+                operations.append(Truncate(chunk.log_path, chunk.size_bytes))
+        return Flight(chunk, is_new, [], [], [], 0, 0)
+
+    def _roll(self, operations: list[Operation]) -> Chunk:
+        if self.chunks:
+            operations.extend(self._seal_operations(self.chunks[-1]))
+        chunk = Chunk(self.directory, self._write_offset, self._write_offset)
+        snapshot = encode_snapshot(Snapshot(0, self._write_offset, self.producers.entries()))
+        operations.extend(
+            [
+                # A fresh inode: what an earlier attempt left under this name, and a sync that failed on it, are gone.
+                Remove(chunk.log_path),
+                Create(chunk.log_path),
+                Create(chunk.index_path, optional=True),
+                Create(chunk.producers_path),
+                Write(chunk.producers_path, 0, [snapshot]),
+                Sync(chunk.producers_path),
+                SyncDirectory(self.directory),
+            ]
+        )
+        chunk.producers_bytes = len(snapshot)
+        self._snapshot_at, self._snapshot_bytes = 0, len(snapshot)
+        self._write_position = 0
+        self._builder = IndexBuilder()
+        return chunk
+
+    def _seal_operations(self, chunk: Chunk) -> list[Operation]:
+        """Close a chunk's index with a block that says how long the chunk is."""
+        block = encode_block(IndexBlock(chunk.size_bytes, chunk.next_offset, chunk.max_timestamp, []))
+        return [
+            Write(chunk.index_path, chunk.index_bytes, [block], optional=True),
+            Sync(chunk.index_path, optional=True),
+        ]
+
+    def _place(self, flight: Flight, buffer: memoryview, header: BatchHeader, entries: list[IndexEntry]) -> None:
+        """Give a batch its offset and position."""
+        patch_base(buffer, 0, self._write_offset, self.leader_epoch)
+        self._builder.note(header, self._write_offset, self._write_position, entries)
+        flight.batches.append(PlacedBatch(buffer, header, self._write_offset))
+        self._write_offset += header.last_offset_delta + 1
+        self._write_position += header.size_bytes
+
+    def _place_all(self, flight: Flight, piece: bytearray, entries: list[IndexEntry]) -> None:
+        view = memoryview(piece)
+        at = 0
+        while at < len(piece):
+            header = parse_header(view, at)
+            self._place(flight, view[at : at + header.size_bytes], header, entries)
+            at += header.size_bytes
+
+    def _finish_flight(self, flight: Flight, operations: list[Operation]) -> Job:
+        chunk = flight.chunk
+        position = self._write_position - sum(len(batch.buffer) for batch in flight.batches)
+        flight.end_position, flight.next_offset = self._write_position, self._write_offset
+        operations.append(Write(chunk.log_path, position, [batch.buffer for batch in flight.batches]))
+        operations.append(Sync(chunk.log_path))
+        if flight.entries:
+            # Behind the sync: its presence proves that what it describes was durable.
+            block = IndexBlock(flight.end_position, flight.next_offset, self._builder.max_timestamp, flight.entries)
+            flight.index_write = Write(chunk.index_path, chunk.index_bytes, [encode_block(block)], optional=True)
+            operations.append(flight.index_write)
+        due = max(SNAPSHOT_INTERVAL_BYTES, SNAPSHOT_SHARE * self._snapshot_bytes)
+        if not flight.is_new_chunk and chunk.size_bytes - self._snapshot_at >= due:
+            flight.snapshot_write = self._snapshot_write(chunk)
+            operations.append(flight.snapshot_write)
+        self._flight = flight
+
+        def done() -> None:
+            self._written(job, flight)
+
+        job = Job(operations, done, self._failed)
+        return job
+
+    def _snapshot_write(self, chunk: Chunk) -> Write:
+        """The producers as of the synced end of the chunk."""
+        data = encode_snapshot(Snapshot(chunk.size_bytes, chunk.next_offset, self.producers.entries()))
+        return Write(chunk.producers_path, chunk.producers_bytes, [data], optional=True)
+
+    def _written(self, job: Job, flight: Flight) -> None:
+        """A write is synced: adopt what it built and tell everybody, in the order the module's docstring gives."""
+        self._flight = None
+        chunk = flight.chunk
+        if flight.is_new_chunk:
+            self._adopt(chunk)
+        self._truncate_first = False
+        skipped = [operation for operation, _ in job.skipped]
+        if flight.index_write is not None and flight.index_write not in skipped:
+            chunk.index_bytes += len(flight.index_write.buffers[0])
+        if flight.snapshot_write is not None:
+            self._snapshot_at = chunk.size_bytes
+            if flight.snapshot_write not in skipped:
+                self._snapshot_bytes = len(flight.snapshot_write.buffers[0])
+                chunk.producers_bytes += self._snapshot_bytes
+        if flight.group is not None:
+            self._keep_for_tail(flight.group, flight.batches)
+        if not flight.group_open:
+            self._publish(flight)
+        if self._pending or self._closing is not None:
+            self._host.notify(self)
+        for append, batch in zip(flight.appends, flight.batches, strict=False):
+            append.ticket.succeed(AppendResult(batch.base_offset, self.log_start_offset, False))
+        if flight.group is not None and not flight.group_open:
+            flight.group.ticket.succeed(AppendResult(flight.group.base_offset, self.log_start_offset, False))
+        if not flight.group_open:
+            self._wake()
+
+    def _adopt(self, chunk: Chunk) -> None:
+        """A new chunk is durable: it takes the place of an empty last one, or follows it."""
+        self._must_roll = False
+        if self.chunks:
+            if self.chunks[-1].size_bytes == 0:
+                self.chunks.pop()
+            else:
+                self.chunks[-1].index = None
+                self._host.indexes.forget(self.chunks[-1].index_path)
+        self.chunks.append(chunk)
+
+    def _publish(self, flight: Flight) -> None:
+        chunk = flight.chunk
+        if chunk.index is not None:
+            chunk.index.add(flight.entries)
+        chunk.size_bytes, chunk.next_offset = flight.end_position, flight.next_offset
+        chunk.max_timestamp = self._builder.max_timestamp
+        self.high_watermark = flight.next_offset
+        now_ms = self._host.clock.wall_ms()
+        for append, batch in zip(flight.appends, flight.batches, strict=False):
+            if append.header.producer_id >= 0:
+                self.producers.synced(append.header, batch.base_offset, now_ms)
+        if flight.group is not None:
+            if flight.group.tail_cut:
+                self.tail.reset()
+            entries = list(flight.group.tail)
+        else:
+            entries = [
+                TailEntry(batch.base_offset, batch.next_offset, batch.buffer, batch.header.is_control)
+                for batch in flight.batches
+            ]
+        for entry in entries:
+            self._host.tail.push(self.tail, entry)
+
+    def _keep_for_tail(self, opened: OpenGroup, batches: list[PlacedBatch]) -> None:
+        for batch in batches:
+            opened.tail.append(
+                TailEntry(batch.base_offset, batch.next_offset, batch.buffer, batch.header.is_control)
+            )
+            opened.tail_bytes += len(batch.buffer)
+        while opened.tail_bytes > GROUP_TAIL_BYTES and len(opened.tail) > 1:
+            opened.tail_bytes -= len(opened.tail.popleft().buffer)
+            opened.tail_cut = True
+
+    def _failed(self, operation: Operation, error: OSError) -> None:
+        """The disk refused: everything pending fails, and the next write starts behind the last good byte."""
+        flight, self._flight = self._flight, None
+        if isinstance(operation, Sync):
+            self._must_roll = True
+        behind, self._pending = self._pending, deque()
+        self.producers.fail_pending()
+        self._rewind()
+        reason = StorageFailed(f"{self.name}: {error.strerror or error} ({type(operation).__name__})")
+        self._host.report("append failed", stream=self.name, error=str(error), operation=type(operation).__name__)
+        tickets = [append.ticket for append in flight.appends] if flight is not None else []
+        if flight is not None and flight.group is not None and not any(item is flight.group for item in behind):
+            tickets.append(flight.group.ticket)
+        for ticket in [*tickets, *(item.ticket for item in behind)]:
+            ticket.fail(reason)
+        if self._closing is not None:
+            self._host.notify(self)
+
+    # ---- reading
+
+    def check_offset(self, offset: int) -> None:
+        """Raises OffsetOutOfRange unless `offset` lies between log start and high watermark, both included."""
+        if not self.log_start_offset <= offset <= self.high_watermark:
+            raise OffsetOutOfRange(self.name, offset, self.log_start_offset, self.high_watermark)
+
+    def read_tail(self, offset: int, max_bytes: int) -> list[TailEntry] | None:
+        """Batches from memory, or None if `offset` is behind the tail. An empty list: nothing there yet."""
+        if offset >= self.high_watermark:
+            return []
+        start = self.tail.start_offset
+        return self.tail.read(offset, max_bytes) if start is not None and offset >= start else None
+
+    def chunk_at(self, offset: int) -> ChunkView | None:
+        """The chunk that holds `offset`, as of now; None at or behind the high watermark."""
+        for chunk in reversed(self.chunks):
+            if chunk.base_offset <= offset:
+                return chunk.view() if offset < chunk.next_offset else None
+        return None
+
+    def chunk_views(self, from_offset: int = 0) -> list[ChunkView]:
+        """All chunks with something at or behind `from_offset`, in order."""
+        return [chunk.view() for chunk in self.chunks if chunk.next_offset > from_offset and chunk.size_bytes]
+
+    def add_waiter(self, callback: Callable[[], None]) -> None:
+        """Call `callback` whenever the high watermark or the log start moves, or the stream goes."""
+        self._waiters[callback] = None
+
+    def remove_waiter(self, callback: Callable[[], None]) -> None:
+        """Undo `add_waiter`."""
+        self._waiters.pop(callback, None)
+
+    def _wake(self) -> None:
+        for callback in list(self._waiters):
+            callback()
+
+    # ---- trimming
+
+    def pin(self, offset: int) -> Pin:
+        """Keep retention from trimming at or behind `offset` until the pin is released."""
+        pin = Pin(offset, self._pins)
+        self._pins[pin] = None
+        return pin
+
+    def delete_records(self, before_offset: int) -> Ticket[int]:
+        """Trim everything in front of an offset (-1: the high watermark). The result is the new log start.
+
+        Raises OffsetOutOfRange for an offset above the high watermark.
+        """
+        target = self.high_watermark if before_offset == -1 else before_offset
+        if not 0 <= target <= self.high_watermark:
+            raise OffsetOutOfRange(self.name, target, self.log_start_offset, self.high_watermark)
+        if target <= self.log_start_offset:
+            return Ticket.succeeded(self.log_start_offset)
+        return self._advance_start(target)
+
+    def apply_retention(self, now_ms: int) -> None:
+        """Trim whole chunks beyond the topic's retention, up to the first pin."""
+        limit = min([pin.offset for pin in self._pins], default=self.high_watermark)
+        total = self.size_bytes
+        start = self.log_start_offset
+        for chunk in self.chunks:
+            is_last = chunk is self.chunks[-1]
+            too_big = 0 <= self.config.retention_bytes <= total - chunk.size_bytes and not is_last
+            too_old = 0 <= self.config.retention_ms < now_ms - chunk.max_timestamp and chunk.max_timestamp >= 0
+            if chunk.next_offset > limit or chunk.size_bytes == 0 or not (too_big or too_old):
+                break
+            start = chunk.next_offset
+            total -= chunk.size_bytes
+        if start > self.log_start_offset:
+            self._advance_start(start)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all chunks."""
+        return sum(chunk.size_bytes for chunk in self.chunks)
+
+    def _advance_start(self, offset: int) -> Ticket[int]:
+        result: Ticket[int] = Ticket()
+
+        def saved(ticket: Ticket[None]) -> None:
+            if ticket.error is not None:
+                result.fail(ticket.error)
+                return
+            self.log_start_offset = max(self.log_start_offset, offset)
+            self._drop_chunks()
+            result.succeed(self.log_start_offset)
+            self._wake()
+
+        self._host.save_log_start(self, offset).add_callback(saved)
+        return result
+
+    def _drop_chunks(self) -> None:
+        """Files of chunks in front of the log start go; the last chunk stays, for its name tells where the log ends."""
+        while len(self.chunks) > 1 and self.chunks[0].next_offset <= self.log_start_offset:
+            chunk = self.chunks.pop(0)
+            self._host.indexes.forget(chunk.index_path)
+            self._remover.remove([chunk.log_path, chunk.index_path, chunk.producers_path])
+        if self.chunks and self.chunks[-1].size_bytes and self.chunks[-1].next_offset <= self.log_start_offset:
+            # Everything is trimmed: the next append opens a new chunk, and this one goes then.
+            self._must_roll = True
+
+    # ---- ending
+
+    def close(self) -> Ticket[None]:
+        """Refuse new appends, finish what is pending, and write down where everything stands."""
+        if self._closing is None:
+            self._closing = Ticket()
+            self._host.notify(self)
+        return self._closing
+
+    def _closing_job(self) -> Job | None:
+        closing = self._closing
+        if closing is None or self._closed:
+            return None
+        self._closed = True
+        if not self.chunks:
+            closing.succeed(None)
+            return None
+        chunk = self.chunks[-1]
+        operations: list[Operation] = [*self._seal_operations(chunk)]
+        operations += [self._snapshot_write(chunk), Sync(chunk.producers_path, optional=True)]
+        return Job(operations, lambda: closing.succeed(None), lambda *_: closing.succeed(None))
+
+    def abandon(self) -> None:
+        """The topic is deleted: everything pending fails, waiters learn of it, no more jobs."""
+        self.deleted = True
+        behind, self._pending = self._pending, deque()
+        for item in behind:
+            item.ticket.fail(UnknownTopicOrPartition(f"{self.name} has been deleted"))
+        self._wake()

@@ -1,0 +1,146 @@
+"""What a stream is made of while it lives: pending appends, open groups, the write in flight; and what it needs from its store.
+
+Invariants: plain data; all rules are in `stream`.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from logstore.format.batch import BatchHeader
+from logstore.format.index import IndexEntry
+from logstore.interfaces import Buffer, Clock
+from logstore.log.chunks import Chunk, IndexCache
+from logstore.log.jobs import JobSource, Write
+from logstore.log.producers import ProducerTable
+from logstore.log.tail import Tail, TailEntry
+from logstore.log.ticket import Ticket
+
+
+class AppendResult(NamedTuple):
+    """Where an append stands. `duplicate`: it had been there before."""
+
+    base_offset: int
+    log_start_offset: int
+    duplicate: bool
+
+
+AppendTicket = Ticket[AppendResult]
+
+
+class Group(Protocol):
+    """Batches that become visible together: BEGIN, pieces, END (docs/format.md, append groups)."""
+
+    byte_count: int
+
+    def begin(self, now_ms: int) -> bytearray:
+        """The BEGIN control batch."""
+
+    def next_piece(self) -> Ticket[bytearray | None]:
+        """The next batches, back to back, at most about 1 MiB; None when there are no more."""
+
+    def end(self, now_ms: int) -> bytearray:
+        """The END control batch."""
+
+
+@dataclass(slots=True)
+class RecoveredStream:
+    """What is known of a stream when it is opened (`logstore.log.recovery`)."""
+
+    chunks: list[Chunk]
+    producers: ProducerTable[AppendTicket]
+    log_start_offset: int
+    next_offset: int
+
+
+class StreamName(Protocol):
+    """Which stream is meant."""
+
+    topic: str
+    partition: int
+
+
+class StreamHost(Protocol):
+    """What the streams of a store share."""
+
+    clock: Clock
+    tail: Tail
+    indexes: IndexCache
+
+    def notify(self, source: JobSource) -> None:
+        """`source` may have disk work."""
+
+    def save_log_start(self, stream: "StreamName", offset: int) -> Ticket[None]:
+        """Make a stream's log start durable before anything in front of it goes."""
+
+    def report(self, event: str, **fields: object) -> None:
+        """Tell the operator."""
+
+
+@dataclass(slots=True)
+class PendingAppend:
+    """A checked batch that waits for its write."""
+
+    buffer: Buffer
+    header: BatchHeader
+    ticket: AppendTicket
+
+
+@dataclass(slots=True, eq=False)
+class OpenGroup:
+    """A group that is being written: what it has, and what was written of it."""
+
+    group: Group
+    ticket: AppendTicket
+    base_offset: int = -1
+    current: bytearray | None = None
+    following: Ticket[bytearray | None] | None = None
+    entries: list[IndexEntry] = field(default_factory=list)
+    tail: deque[TailEntry] = field(default_factory=deque)
+    tail_bytes: int = 0
+    tail_cut: bool = False
+
+
+@dataclass(slots=True)
+class PlacedBatch:
+    """One batch in a write: bytes, header, and the offset it was given."""
+
+    buffer: memoryview
+    header: BatchHeader
+    base_offset: int
+
+    @property
+    def next_offset(self) -> int:
+        """The offset behind its last record."""
+        return self.base_offset + self.header.last_offset_delta + 1
+
+
+@dataclass(slots=True)
+class Flight:
+    """The write in flight. `group_open`: it ends inside a group, so nothing of it is visible yet."""
+
+    chunk: Chunk
+    is_new_chunk: bool
+    batches: list[PlacedBatch]
+    appends: list[PendingAppend]
+    entries: list[IndexEntry]
+    end_position: int
+    next_offset: int
+    group: OpenGroup | None = None
+    group_open: bool = False
+    index_write: Write | None = None
+    snapshot_write: Write | None = None
+
+
+class Pin:
+    """Keeps a stream from being trimmed at or behind an offset."""
+
+    __slots__ = ("_pins", "offset")
+
+    def __init__(self, offset: int, pins: dict["Pin", None]) -> None:
+        self.offset = offset
+        self._pins = pins
+
+    def release(self) -> None:
+        """Let go."""
+        self._pins.pop(self, None)

@@ -1,0 +1,103 @@
+"""The tail: the newest batches of all streams in one bounded piece of memory.
+
+Invariants:
+* A stream's tail is contiguous and ends at its high watermark; what is evicted is always the oldest of all streams.
+* Only synced, visible batches are in it, so what is served from it needs no second check.
+"""
+
+from bisect import bisect_right
+from collections import deque
+from typing import NamedTuple
+
+from logstore.format.batch import HEADER_BYTES
+
+ENTRY_OVERHEAD_BYTES = 300
+"""What an entry costs beside its bytes, so that many small batches cannot outgrow the bound."""
+_COMPACT_AT = 256
+
+
+class TailEntry(NamedTuple):
+    """One batch in memory."""
+
+    base_offset: int
+    next_offset: int
+    buffer: memoryview
+    is_control: bool
+
+
+class StreamTail:
+    """The newest batches of one stream."""
+
+    __slots__ = ("_entries", "_ghosts", "_head")
+
+    def __init__(self) -> None:
+        self._entries: list[TailEntry] = []
+        self._head = 0
+        self._ghosts = 0
+
+    @property
+    def start_offset(self) -> int | None:
+        """The first offset that is here, or None if nothing is."""
+        return self._entries[self._head].base_offset if self._head < len(self._entries) else None
+
+    def push(self, entry: TailEntry) -> None:
+        """Append the next batch."""
+        self._entries.append(entry)
+
+    def pop_oldest(self) -> None:
+        """Drop the oldest batch."""
+        if self._ghosts:
+            self._ghosts -= 1
+            return
+        self._entries[self._head] = _GONE
+        self._head += 1
+        if self._head > _COMPACT_AT and 2 * self._head > len(self._entries):
+            del self._entries[: self._head]
+            self._head = 0
+
+    def reset(self) -> None:
+        """Drop all batches; what comes next starts a new contiguous tail."""
+        self._ghosts += len(self._entries) - self._head
+        self._entries.clear()
+        self._head = 0
+
+    def read(self, offset: int, max_bytes: int) -> list[TailEntry]:
+        """Batches from the one that holds `offset` on, at least one, up to `max_bytes` together."""
+        at = bisect_right(self._entries, offset, lo=self._head, key=_base_offset) - 1
+        found: list[TailEntry] = []
+        size = 0
+        for index in range(max(at, self._head), len(self._entries)):
+            entry = self._entries[index]
+            size += len(entry.buffer)
+            if found and size > max_bytes:
+                break
+            found.append(entry)
+        return found
+
+
+def _base_offset(entry: TailEntry) -> int:
+    return entry.base_offset
+
+
+_GONE = TailEntry(-1, -1, memoryview(b""), False)
+"""Takes the place of an evicted entry until the list is compacted, so that its bytes are freed at once."""
+
+
+class Tail:
+    """The bound over all streams: first in, first out."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.used_bytes = 0
+        self._order: deque[tuple[StreamTail, int]] = deque()
+
+    def push(self, stream: StreamTail, entry: TailEntry) -> None:
+        """Add a stream's next batch, and make room for it."""
+        cost = max(len(entry.buffer), HEADER_BYTES) + ENTRY_OVERHEAD_BYTES
+        stream.push(entry)
+        self._order.append((stream, cost))
+        self.used_bytes += cost
+        while self.used_bytes > self.max_bytes:
+            oldest, freed = self._order.popleft()
+            oldest.pop_oldest()
+            self.used_bytes -= freed
