@@ -13,6 +13,7 @@ import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from logstore.errors import (
@@ -210,7 +211,11 @@ class Store:
         ticket = self._creating[name] = Ticket()
         operations: list[Operation] = [MakeDirectory(directory), *_partition_directories(directory, 0, partitions)]
         operations.append(SyncDirectory(STREAMS_DIRECTORY))
-        ticket.add_callback(lambda _: self._creating.pop(name))
+
+        def settled(_: Ticket[Topic]) -> None:
+            del self._creating[name]
+
+        ticket.add_callback(settled)
         self._save_topic(topic, partitions, operations, ticket)
         return ticket
 
@@ -324,7 +329,7 @@ class Store:
             if put.error is not None:
                 ticket.fail(put.error)
             else:
-                self.allocate_producer_id().add_callback(lambda given, waiting=ticket: _pass_on(given, waiting))
+                self.allocate_producer_id().add_callback(partial(_pass_on, ticket))
 
     # ---- time and end
 
@@ -340,7 +345,7 @@ class Store:
         ticket: Ticket[None] = Ticket()
         open_streams = set(self.streams())
 
-        def closed(stream: Stream) -> None:
+        def closed(stream: Stream, _: Ticket[None]) -> None:
             open_streams.discard(stream)
             if not open_streams:
                 ticket.succeed(None)
@@ -348,7 +353,7 @@ class Store:
         if not open_streams:
             ticket.succeed(None)
         for stream in list(open_streams):
-            stream.close().add_callback(lambda _, stream=stream: closed(stream))
+            stream.close().add_callback(partial(closed, stream))
         return ticket
 
 
@@ -370,7 +375,7 @@ def _describe(topic: Topic, partitions: int, overrides: Mapping[str, str]) -> by
     return json.dumps(entry).encode()
 
 
-def _pass_on(given: Ticket[int], waiting: Ticket[int]) -> None:
+def _pass_on(waiting: Ticket[int], given: Ticket[int]) -> None:
     if given.error is not None:
         waiting.fail(given.error)
     else:

@@ -1,0 +1,210 @@
+"""Files below one data directory on the operating system.
+
+Invariants:
+* Paths never leave the data directory.
+* A write is whole or an OSError; descriptors for writing are cached (bounded) and never closed while in use.
+* Nothing is retried: what the kernel refuses is the caller's to judge.
+"""
+
+import errno
+import fcntl
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from logstore.errors import DataDirectoryInUse
+from logstore.interfaces import Buffer
+
+MAX_DESCRIPTORS = 256
+"""Cached for writing: one for each busy chunk, below common limits of open files."""
+MAX_VECTORS = 512
+"""Buffers in one system call; the kernel's own limit is 1024."""
+FILE_MODE = 0o600
+DIRECTORY_MODE = 0o700
+LOCK_FILE = "lock"
+
+
+class _Handle:
+    __slots__ = ("descriptor", "doomed", "users")
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.users = 0
+        self.doomed = False
+
+
+class OsFiles:
+    """`FileSystem` on a directory of the operating system. Safe to use from several threads."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._lock = threading.Lock()
+        self._handles: OrderedDict[str, _Handle] = OrderedDict()
+
+    def _path(self, path: str) -> str:
+        if path.startswith("/") or ".." in path.split("/"):
+            raise OSError(errno.EINVAL, f"path {path!r} leaves the data directory")
+        return f"{self._root}/{path}" if path else str(self._root)
+
+    @contextmanager
+    def _opened(self, path: str) -> Iterator[int]:
+        with self._lock:
+            handle = self._handles.get(path)
+            if handle is None:
+                handle = _Handle(os.open(self._path(path), os.O_RDWR | os.O_CLOEXEC))
+                self._handles[path] = handle
+            handle.users += 1
+            self._handles.move_to_end(path)
+            self._evict()
+        try:
+            yield handle.descriptor
+        finally:
+            with self._lock:
+                handle.users -= 1
+                if handle.doomed and not handle.users:
+                    os.close(handle.descriptor)
+
+    def _evict(self) -> None:
+        while len(self._handles) > MAX_DESCRIPTORS:
+            _, oldest = self._handles.popitem(last=False)
+            self._doom(oldest)
+
+    @staticmethod
+    def _doom(handle: _Handle) -> None:
+        handle.doomed = True
+        if not handle.users:
+            os.close(handle.descriptor)
+
+    def _forget(self, path: str) -> None:
+        with self._lock:
+            handle = self._handles.pop(path, None)
+            if handle is not None:
+                self._doom(handle)
+
+    def create(self, path: str) -> None:
+        """See FileSystem."""
+        self._forget(path)
+        os.close(os.open(self._path(path), os.O_CREAT | os.O_TRUNC | os.O_RDWR | os.O_CLOEXEC, FILE_MODE))
+
+    def write(self, path: str, position: int, buffers: Sequence[Buffer]) -> None:
+        """See FileSystem."""
+        with self._opened(path) as descriptor:
+            for start in range(0, len(buffers), MAX_VECTORS):
+                position = _write_all(descriptor, position, list(buffers[start : start + MAX_VECTORS]))
+
+    def sync(self, path: str) -> None:
+        """See FileSystem."""
+        with self._opened(path) as descriptor:
+            os.fdatasync(descriptor)
+
+    def sync_directory(self, path: str) -> None:
+        """See FileSystem."""
+        descriptor = os.open(self._path(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def truncate(self, path: str, size_bytes: int) -> None:
+        """See FileSystem."""
+        with self._opened(path) as descriptor:
+            os.ftruncate(descriptor, size_bytes)
+
+    def rename(self, source: str, target: str) -> None:
+        """See FileSystem."""
+        self._forget(source)
+        self._forget(target)
+        os.rename(self._path(source), self._path(target))
+
+    def remove(self, path: str) -> None:
+        """See FileSystem."""
+        self._forget(path)
+        with suppress(FileNotFoundError):
+            os.unlink(self._path(path))
+
+    def make_directory(self, path: str) -> None:
+        """See FileSystem."""
+        with suppress(FileExistsError):
+            os.mkdir(self._path(path), DIRECTORY_MODE)
+
+    def remove_directory(self, path: str) -> None:
+        """See FileSystem."""
+        with suppress(FileNotFoundError):
+            os.rmdir(self._path(path))
+
+    def list_directory(self, path: str) -> list[str]:
+        """See FileSystem."""
+        try:
+            return sorted(os.listdir(self._path(path)))
+        except FileNotFoundError:
+            return []
+
+    def exists(self, path: str) -> bool:
+        """See FileSystem."""
+        return os.path.lexists(self._path(path))
+
+    def size(self, path: str) -> int:
+        """See FileSystem."""
+        return os.stat(self._path(path)).st_size
+
+    def read(self, path: str, position: int, length: int, *, drop_cache: bool = False) -> bytes:
+        """See FileSystem."""
+        descriptor = os.open(self._path(path), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            data = os.pread(descriptor, length, position)
+            while len(data) < length:
+                more = os.pread(descriptor, length - len(data), position + len(data))
+                if not more:
+                    break
+                data += more
+            if drop_cache:
+                os.posix_fadvise(descriptor, position, length, os.POSIX_FADV_DONTNEED)
+            return data
+        finally:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Close all descriptors that are not in use."""
+        with self._lock:
+            while self._handles:
+                self._doom(self._handles.popitem()[1])
+
+
+def _write_all(descriptor: int, position: int, buffers: list[Buffer]) -> int:
+    """Write all buffers; the kernel may take fewer bytes than asked. Returns the position behind them."""
+    while buffers:
+        written = os.pwritev(descriptor, buffers, position)
+        if written == 0:
+            raise OSError(errno.EIO, "the kernel wrote nothing")
+        position += written
+        while buffers and written >= len(buffers[0]):
+            written -= len(buffers.pop(0))
+        if written:
+            buffers[0] = memoryview(buffers[0])[written:]
+    return position
+
+
+@contextmanager
+def locked_directory(root: Path) -> Iterator[None]:
+    """Hold the data directory for one sidecar; it is made if it is missing.
+
+    Raises DataDirectoryInUse if another process holds it, OSError if it cannot be made or written.
+    """
+    root.mkdir(parents=True, exist_ok=True, mode=DIRECTORY_MODE)
+    descriptor = os.open(root / LOCK_FILE, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, FILE_MODE)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+            raise DataDirectoryInUse(
+                f"{root} is in use by another sidecar (process {owner or 'unknown'}); stop it or choose another --data-dir"
+            ) from error
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)

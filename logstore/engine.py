@@ -1,0 +1,167 @@
+"""A store on trio: runs its jobs on writer threads, its catch-up reads on reader threads, and lets tasks wait for both.
+
+Invariants:
+* All of the store's code runs on the loop's thread; threads see jobs and unchanging views only.
+* A waiting task costs no thread; readers are bounded (`READERS`).
+"""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TypeVar
+
+import trio
+
+from logstore.disk.writers import WriterThreads
+from logstore.errors import CorruptChunk
+from logstore.format.batch import empty_batch, parse_header
+from logstore.interfaces import Buffer, FileSystem
+from logstore.log import reading
+from logstore.log.chunks import ChunkView
+from logstore.log.reading import ReadResult
+from logstore.log.store import Store
+from logstore.log.stream import Stream
+from logstore.log.tail import TailEntry
+from logstore.log.ticket import Ticket
+
+T = TypeVar("T")
+READERS = 4
+"""Catch-up reads at a time: more would only take the disk and the interpreter from the writers."""
+TICK_SECONDS = 5.0
+
+
+class Engine:
+    """Runs one store. Use `open_engine`."""
+
+    def __init__(self, store: Store, fs: FileSystem, writers: WriterThreads) -> None:
+        self.store = store
+        self._fs = fs
+        self._writers = writers
+        self._readers = trio.CapacityLimiter(READERS)
+
+    def kick(self) -> None:
+        """Start what disk work there is. Call it once after a burst of appends, so that they share a write."""
+        queue = self.store.queue
+        while (job := queue.next_job()) is not None:
+            self._writers.submit(job)
+
+    async def wait(self, ticket: Ticket[T]) -> T:
+        """Wait for a ticket; returns its result or raises its error."""
+        self.kick()
+        if not ticket.done:
+            event = trio.Event()
+            ticket.add_callback(lambda _: event.set())
+            await event.wait()
+        return ticket.result()
+
+    async def run_jobs(self) -> None:
+        """Take finished jobs back and start the next, for ever."""
+        queue = self.store.queue
+        while True:
+            await trio.lowlevel.wait_readable(self._writers.eventfd)
+            for job, failure in self._writers.collect():
+                queue.finished(job, failure)
+            self.kick()
+
+    async def run_ticks(self) -> None:
+        """Apply retention now and then, for ever."""
+        while True:
+            await trio.sleep(TICK_SECONDS)
+            self.store.tick()
+            self.kick()
+
+    async def offload(self, work: Callable[[], T]) -> T:
+        """Run blocking reads on a reader thread."""
+        return await trio.to_thread.run_sync(work, limiter=self._readers)
+
+    async def read(
+        self, stream: Stream, offset: int, max_bytes: int, *, include_control: bool = False
+    ) -> ReadResult:
+        """Whole batches from the one that holds `offset` on: at least one, up to `max_bytes`; none at the high watermark.
+
+        Control batches are replaced by empty ones unless asked for. Raises OffsetOutOfRange, CorruptChunk, OSError.
+        """
+        stream.check_offset(offset)
+        entries = stream.read_tail(offset, max_bytes)
+        if entries is not None:
+            return _from_tail(entries, offset, include_control=include_control)
+        view = self._view(stream, offset)
+        work = partial(
+            reading.read_chunk, self._fs, self.store.indexes, view, offset, max_bytes, include_control=include_control
+        )
+        try:
+            return await self.offload(work)
+        except FileNotFoundError:
+            stream.check_offset(offset)  # trimmed while we read: say so
+            raise
+
+    @staticmethod
+    def _view(stream: Stream, offset: int) -> ChunkView:
+        view = stream.chunk_at(offset)
+        if view is None:
+            following = min((c.base_offset for c in stream.chunks if c.base_offset > offset), default=offset + 1)
+            raise CorruptChunk(
+                f"{stream.name}: offsets {offset} to {following - 1} were lost; move past them or restore the chunk",
+                first_offset=offset,
+                last_offset=following - 1,
+            )
+        return view
+
+    async def find_timestamp(self, stream: Stream, timestamp_ms: int) -> tuple[int, int] | None:
+        """Offset and timestamp of the first record with that timestamp or a later one; None if there is none.
+
+        Raises CorruptChunk, OSError.
+        """
+        start = stream.log_start_offset
+        for view in stream.chunk_views(start):
+            if view.max_timestamp >= timestamp_ms:
+                find = partial(
+                    reading.find_timestamp, self._fs, self.store.indexes, view, timestamp_ms, max(start, view.base_offset)
+                )
+                found = await self.offload(find)
+                if found is not None:
+                    return found
+        return None
+
+    async def max_timestamp(self, stream: Stream) -> tuple[int, int] | None:
+        """Offset and timestamp of the record with the latest timestamp (the first of several); None if there is none."""
+        newest = max((view.max_timestamp for view in stream.chunk_views(stream.log_start_offset)), default=-1)
+        return None if newest < 0 else await self.find_timestamp(stream, newest)
+
+    async def find_control(self, stream: Stream, from_offset: int) -> list[tuple[int, bytes]]:
+        """Base offsets and bytes of the control batches at or behind `from_offset`, in order. Raises CorruptChunk, OSError."""
+        found: list[tuple[int, bytes]] = []
+        for view in stream.chunk_views(from_offset):
+            read = partial(reading.read_control, self._fs, self.store.indexes, view, from_offset)
+            found.extend(await self.offload(read))
+        return found
+
+
+def _from_tail(entries: list[TailEntry], offset: int, *, include_control: bool) -> ReadResult:
+    buffers: list[Buffer] = []
+    size = 0
+    for entry in entries:
+        hidden = entry.is_control and not include_control
+        buffer: Buffer = empty_batch(parse_header(entry.buffer)) if hidden else entry.buffer
+        buffers.append(buffer)
+        size += len(buffer)
+    return ReadResult(buffers, entries[-1].next_offset if entries else offset, size)
+
+
+@asynccontextmanager
+async def open_engine(store: Store, fs: FileSystem) -> AsyncIterator[Engine]:
+    """Run a store while the block runs; at its end everything pending is finished and written down."""
+    writers = WriterThreads(fs, store.settings.io_window)
+    engine = Engine(store, fs, writers)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(engine.run_jobs)
+            nursery.start_soon(engine.run_ticks)
+            try:
+                yield engine
+            finally:
+                with trio.CancelScope(shield=True):
+                    await engine.wait(store.close())
+                nursery.cancel_scope.cancel()
+    finally:
+        writers.stop()
