@@ -1,0 +1,1 @@
+"""Spark on top of the log store: the `cairn` data source."""
