@@ -1,0 +1,82 @@
+"""What a request handler is, and the table of all of them.
+
+Invariants: each API key has one handler; the versions in the table are exactly those ApiVersions offers. A handler gets a decoded
+kio request and returns a kio response of the same version (`logstore.kafka.groups.wire.respond` builds one from plain values);
+what it raises is a bug, except `CairnError` where a handler's module says so.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from kio.static.protocol import ResponsePayload
+
+from logstore.engine import Engine
+from logstore.interfaces import Buffer, Clock
+from logstore.log.topics import TopicConfig
+
+
+@dataclass(frozen=True, slots=True)
+class FrontSettings:
+    """Bounds and habits of the Kafka front. Sizes in bytes, times in seconds."""
+
+    max_frame_bytes: int = 16 << 20
+    max_connections: int = 1000
+    max_connections_per_address: int = 100
+    connection_in_flight_bytes: int = 16 << 20
+    total_in_flight_bytes: int = 32 << 20
+    handshake_s: float = 10.0
+    idle_s: float = 600.0
+    auto_create_topics: bool = True
+    default_partitions: int = 1
+    topic_defaults: TopicConfig = TopicConfig()
+
+
+class Caller(NamedTuple):
+    """Who sends a request: its client id, its address, and the address under which this listener wants to be reached."""
+
+    client_id: str
+    host: str
+    advertised_host: str
+    advertised_port: int
+
+
+class Front(NamedTuple):
+    """What handlers work with."""
+
+    engine: Engine
+    clock: Clock
+    settings: FrontSettings
+
+
+class Api(NamedTuple):
+    """One Kafka request: key, versions, handler."""
+
+    key: int
+    min_version: int
+    max_version: int
+    handle: Callable[[Any, Caller], Awaitable[ResponsePayload]]
+
+
+class RawApi(NamedTuple):
+    """One of our own requests: key, and a handler from body bytes to the buffers of the answer's body."""
+
+    key: int
+    handle: Callable[[memoryview, Caller], Awaitable[list[Buffer]]]
+
+
+class Handlers(NamedTuple):
+    """All handlers by API key."""
+
+    kafka: Mapping[int, Api]
+    raw: Mapping[int, RawApi]
+
+
+def compose(kafka: Iterable[Api], raw: Iterable[RawApi]) -> Handlers:
+    """The table from its parts. Raises ValueError if a key has two handlers."""
+    apis, raws = list(kafka), list(raw)
+    keys = [api.key for api in apis] + [api.key for api in raws]
+    doubled = {key for key in keys if keys.count(key) > 1}
+    if doubled:
+        raise ValueError(f"API keys {sorted(doubled)} have more than one handler")
+    return Handlers({api.key: api for api in apis}, {api.key: api for api in raws})
