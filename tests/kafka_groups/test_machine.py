@@ -13,7 +13,7 @@ from logstore.log.ticket import Ticket
 from tests.kafka_groups.driver import GROUP, Client, World, subscription
 
 MAX_MEMBERS = 5
-MAX_BYTES = 2_000
+MAX_BYTES = 6_000
 INSTANCES = ("i1", "i2")
 BOTH = (Protocol("range", subscription("orders")), Protocol("sticky", subscription("returns")))
 LONGEST_WAIT_S = 2_000.0  # more than every timeout below together
@@ -142,7 +142,8 @@ class GroupMachine(RuleBasedStateMachine):
         group = self.world.coordinator.find(GROUP)
         if group is None:
             return
-        assert len(group.members) <= MAX_MEMBERS
+        assert len(group.members) <= 2 * MAX_MEMBERS
+        assert group.joining_count <= MAX_MEMBERS
         assert len(group.pending_joins) <= MAX_MEMBERS
         assert group.size_bytes <= MAX_BYTES
         assert len(self.world.coordinator._timers) <= len(group.members) + len(group.pending_joins) + 2

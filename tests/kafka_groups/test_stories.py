@@ -222,12 +222,12 @@ def test_a_full_group_takes_nobody_more() -> None:
 
 def test_groups_and_bytes_are_bounded() -> None:
     """Neither many groups nor large metadata can fill the memory."""
-    world = World(max_groups=1, max_bytes=1000)
+    world = World(max_groups=1, max_bytes=1500)
     (a,) = stable(world, "a")
     assert world.coordinator.ensure("another", world.now_s) is ErrorCode.policy_violation
     assert world.coordinator.ensure("x" * 1025, world.now_s) is ErrorCode.invalid_group_id
     fat = Client(world, "b")
-    fat.protocols = (Protocol("range", bytes(1000)),)
+    fat.protocols = (Protocol("range", bytes(500)),)
     assert fat.join().joining.result().error is ErrorCode.group_max_size_reached
     a.join().joined()
     a.sync({a.member_id: bytes(1000)})

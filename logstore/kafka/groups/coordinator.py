@@ -23,6 +23,7 @@ from kio.schema.errors import ErrorCode
 
 from logstore.kafka.groups.group import Group
 from logstore.kafka.groups.members import (
+    MEMBER_BYTES,
     NO_MEMBER,
     JoinRequest,
     JoinResult,
@@ -54,11 +55,12 @@ class GroupSettings:
     """group.initial.rebalance.delay.ms. Kafka's 3000 waits for a fleet to start; one host's consumers start together,
     and 100 ms lets them share the first rebalance without anybody noticing the wait."""
     max_members: int = 1_000
-    """group.max.size. Kafka's default is no limit."""
+    """group.max.size. Kafka's default is no limit. As in Kafka it counts who has joined: in a rebalance newcomers may
+    take the places of members that do not come back, so that for a while there may be up to twice as many."""
     max_groups: int = 10_000
     """Groups in all, the empty ones with offsets included."""
     max_bytes: int = 32 << 20
-    """Metadata and assignments of all members of all groups."""
+    """Members of all groups with their metadata and assignments."""
 
 
 class _Kind(Enum):
@@ -160,9 +162,16 @@ class Coordinator:
             self._remove(group, request.member_id)
             self._complete_if_all_joined(group, now_s)
             return ErrorCode.group_max_size_reached
-        if self._size_bytes + metadata_bytes(request.protocols) > settings.max_bytes:
+        if self._size_bytes + self._growth_bytes(group, request) > settings.max_bytes:
             return ErrorCode.group_max_size_reached
         return self.ensure(request.group_id, now_s) if group is None else ErrorCode.none
+
+    def _growth_bytes(self, group: Group | None, request: JoinRequest) -> int:
+        known = None
+        if group is not None:
+            known = group.members.get(group.static.get(request.instance_id or NO_MEMBER, request.member_id))
+        freed = 0 if known is None else metadata_bytes(known.protocols) + MEMBER_BYTES
+        return metadata_bytes(request.protocols) + MEMBER_BYTES - freed
 
     def _has_room(self, group: Group, member_id: str) -> bool:
         limit = self._settings.max_members
@@ -172,6 +181,8 @@ class Coordinator:
             return True
         member = group.members.get(member_id)
         if group.state is GroupState.PREPARING:
+            if member is None and len(group.members) >= 2 * limit:
+                return False
             return (member is not None and member.joining is not None) or group.joining_count < limit
         return member is not None or len(group.members) < limit
 

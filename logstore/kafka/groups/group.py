@@ -50,7 +50,7 @@ class Group:
 
     @property
     def size_bytes(self) -> int:
-        """Memory the members' opaque bytes take."""
+        """Memory its members take."""
         return sum(member.size_bytes for member in self.members.values())
 
     @property

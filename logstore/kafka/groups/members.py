@@ -14,6 +14,8 @@ from logstore.log.ticket import Ticket
 
 NO_GENERATION = -1
 NO_MEMBER = ""
+MEMBER_BYTES = 512
+"""What a member costs without its opaque bytes, about: members without metadata must not be free of charge."""
 
 
 class Protocol(NamedTuple):
@@ -119,8 +121,8 @@ class Member:
 
     @property
     def size_bytes(self) -> int:
-        """Memory its opaque bytes take."""
-        return metadata_bytes(self.protocols) + len(self.assignment)
+        """Memory it takes."""
+        return metadata_bytes(self.protocols) + len(self.assignment) + MEMBER_BYTES
 
     def metadata(self, protocol_name: str | None) -> bytes:
         """Its metadata for one protocol; empty if it does not offer it."""
