@@ -7,25 +7,25 @@ Invariants:
 * An epoch of a query is decided at most once, and only above the last decided one; a decided epoch reaches each of its
   streams exactly once, from the attempts that were named.
 * A new run of a query is durable before it is answered, and from then on no older run stages or decides.
-* `decide` answers "committed" only when END is synced in every stream. Staged data goes only after that; until the mark is
-  durable, streams are pinned where a restart would search for the END.
-* A decision whose record failed counts as possible until another put of the ledger succeeded; its staged data stays.
+* `decide` answers "committed" only when END is synced in every stream. Staged data goes only after that; until the mark
+  is durable, streams are pinned where a restart would search for the END.
+* A decision whose record failed counts as possible until a later put of the ledger succeeded; its staged data stays.
 * One epoch per query is under way; later decisions wait for it. States and events: `decisions.TRANSITIONS`.
 
-It knows no sockets, no clock and no event loop. Source: DESIGN "Exactly once"; the CEC paper's append groups.
+It knows no sockets, no clock and no event loop. Sources: docs/format.md, "Epochs"; CEC paper, section IX.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from logstore.errors import (
     CairnError,
+    CorruptFile,
     FencedRun,
+    MalformedRequest,
     StagedMissing,
     StaleEpoch,
-    StorageFailed,
-    UnknownTopicOrPartition,
 )
 from logstore.format.private import (
     AbortReply,
@@ -35,10 +35,10 @@ from logstore.format.private import (
     DescribeReply,
     StageReply,
     StageRequest,
-    TaskOutput,
 )
 from logstore.format.staged import AttemptKey
 from logstore.interfaces import Buffer
+from logstore.log.commit import Commit, Publisher
 from logstore.log.decisions import (
     BUSY,
     DECISION,
@@ -59,113 +59,484 @@ from logstore.log.decisions import (
     encode_last,
     encode_runs,
 )
-from logstore.log.publication import Limits, Publication, check_part, holds_end
-from logstore.log.staging import Attempt, Ready, Report, Staging
+from logstore.log.publication import check_part, holds_end
+from logstore.log.staging import Attempt, Report, Staging
+from logstore.log.store import Store
 from logstore.log.ticket import Ticket
 
-PUBLISH_WINDOW: Final = 4
-"""Streams of one epoch published at a time: each holds two pieces of 1 MiB."""
 DEFAULT_STAGED_AGE_MS: Final = 24 * 3600 * 1000
 """Staged output nobody decided upon for so long is dropped; its query would stage it again."""
 DEFAULT_FORGET_MS: Final = 7 * 24 * 3600 * 1000
 """How long a batch job, or a query that never decided anything, is remembered."""
 
 
-class Pin(Protocol):
-    """Holds back trimming."""
-
-    def release(self) -> None:
-        """Let go."""
-
-
-class GroupStream(Protocol):
-    """What an epoch needs of a stream."""
-
-    @property
-    def high_watermark(self) -> int:
-        """The offset behind the last durable record."""
-
-    @property
-    def log_start_offset(self) -> int:
-        """The first offset that is there."""
-
-    def append_group(self, group: Publication) -> Ticket["Appended"]:
-        """Append a group."""
-
-    def pin(self, offset: int) -> Pin:
-        """Hold back trimming at an offset."""
-
-
-Appended = object
-"""Whatever a stream says of an append; nothing of it is needed here."""
-
-
-class Streams(Protocol):
-    """The streams by name."""
-
-    def stream(self, topic: str, partition: int) -> GroupStream:
-        """A stream. UnknownTopicOrPartition."""
-
-    def limits(self, topic: str) -> Limits:
-        """The settings of a topic that exists."""
-
-    def topic_id(self, topic: str) -> str:
-        """What tells a topic from another of the same name. UnknownTopicOrPartition."""
-
-
-class Map(Protocol):
-    """The ledger, as far as it is needed here (`logstore.log.ledger.Ledger`)."""
-
-    def items(self, prefix: str = "") -> Iterable[tuple[str, bytes]]:
-        """Pairs whose key starts with a prefix."""
-
-    def put(self, changes: Mapping[str, bytes | None]) -> Ticket[None]:
-        """Set keys (None deletes), all or nothing."""
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Search:
-    """A stream in which a decided epoch's END has to be looked for after a restart, from an offset on."""
+    """A stream in which a decided epoch's END has to be looked for after a restart."""
 
     query: str
     target: Target
+    from_offset: int
 
 
 @dataclass(eq=False, slots=True)
-class _Commit:
-    """An epoch under way: what is decided, and which streams still lack it.
+class _Query:
+    """What is known of a query. `admitted` settles once its newest run is durable."""
 
-    `earlier` are commits whose record is not known to be superseded; their pins and staged data are held with this one's.
-    """
+    name: str
+    runs: Runs
+    admitted: Ticket[None]
+    last: Last | None = None
+    state: State = State.IDLE
+    commit: Commit | None = None
+    waiting: list[Callable[[CairnError | None], None]] = field(default_factory=list)
 
-    decision: Decision
-    last: Last
-    remaining: list[Target]
-    pins: list[Pin] = field(default_factory=list)
-    earlier: list["_Commit"] = field(default_factory=list)
-    waiters: list[Callable[[CairnError | None], None]] = field(default_factory=list)
-    in_flight: int = 0
-    error: CairnError | None = None
-    done: set[Target] = field(default_factory=set)
+    def move(self, event: Event) -> None:
+        """Take the step that the table allows."""
+        following = TRANSITIONS.get((self.state, event))
+        if following is None:
+            raise AssertionError(f"query {self.name!r}: {event.value} in state {self.state.value}")
+        self.state = following
 
     def covers(self, key: AttemptKey) -> bool:
-        """Whether an attempt's staged data may be needed for this commit."""
-        decision = self.decision
-        if (key.query, key.run, key.epoch) == (decision.query, decision.run, decision.epoch):
-            return TaskKey(key.task, key.attempt) in self.attempts
-        return any(commit.covers(key) for commit in self.earlier)
-
-    @property
-    def attempts(self) -> "set[TaskKey]":
-        return {TaskKey(task.task, task.attempt) for task in self.decision.tasks}
-
-    def release_pins(self) -> None:
-        """Let go of the streams."""
-        for commit in (self, *self.earlier):
-            for pin in commit.pins:
-                pin.release()
-            commit.pins.clear()
-        self.earlier.clear()
+        """Whether a commit may still need an attempt's staged data."""
+        return self.commit is not None and self.state is not State.PUBLISHED and self.commit.covers(key)
 
 
-TaskKey = tuple
+class Epochs:
+    """All queries' epochs. `report(event, fields)` tells the operator."""
+
+    def __init__(
+        self,
+        store: Store,
+        staging: Staging,
+        report: Report,
+        *,
+        staged_age_ms: int = DEFAULT_STAGED_AGE_MS,
+        forget_ms: int = DEFAULT_FORGET_MS,
+    ) -> None:
+        self._store = store
+        self._ledger = store.epochs
+        self._staging = staging
+        self._publisher = Publisher(staging, store, report)
+        self._report = report
+        self._staged_age_ms = staged_age_ms
+        self._forget_ms = forget_ms
+        self._queries: dict[str, _Query] = {}
+        self._recover()
+
+    # ---- at start
+
+    def _recover(self) -> None:
+        """Read the ledger; drop staged data that no run may decide upon any more. CorruptFile, UnknownFormatVersion."""
+        for key, value in self._ledger.items(RUNS):
+            name = key.removeprefix(RUNS)
+            self._queries[name] = _Query(name, decode_runs(name, value), Ticket.succeeded(None))
+        for key, value in self._ledger.items(LAST):
+            name = key.removeprefix(LAST)
+            self._known(name, key).last = decode_last(name, value)
+        for key, value in self._ledger.items(DECISION):
+            name = key.removeprefix(DECISION)
+            query = self._known(name, key)
+            if query.last is None:
+                raise CorruptFile(f"the ledger has {key!r} without {LAST + name!r}; restore it from a copy")
+            query.commit = Commit(decode_decision(name, value), query.last)
+            query.move(Event.RECOVERED)
+            self._pin(query.commit)
+        for attempt in self._staging.all_attempts():
+            owner = self._queries.get(attempt.key.query)
+            if owner is None or (attempt.key.run != owner.runs.tokens[-1] and not owner.covers(attempt.key)):
+                self._staging.drop([attempt])
+        for query in self._queries.values():
+            self._drop_old(query)
+
+    def _known(self, name: str, key: str) -> _Query:
+        query = self._queries.get(name)
+        if query is None:
+            raise CorruptFile(f"the ledger has {key!r} without {RUNS + name!r}; restore it from a copy")
+        return query
+
+    def searches(self) -> list[Search]:
+        """Where to look, before serving, for what a former life had published already. Answer each with `found`."""
+        searches = []
+        for query in self._queries.values():
+            if query.state is State.DECIDED and query.commit is not None:
+                for target in query.commit.remaining:
+                    stream = self._publisher.find(target)
+                    if stream is not None:
+                        offset = max(target.start_offset, stream.log_start_offset)
+                        searches.append(Search(query.name, target, min(offset, stream.high_watermark)))
+        return searches
+
+    def found(self, search: Search, controls: Iterable[tuple[int, Buffer]]) -> None:
+        """The control batches (offset, bytes) of the stream from `search.from_offset` to the high watermark.
+
+        Raises CorruptBatch or UnknownFormatVersion.
+        """
+        commit = self._queries[search.query].commit
+        if commit is not None and holds_end(commit.decision, controls):
+            commit.remaining.remove(search.target)
+
+    def roll_forward(self) -> Ticket[None]:
+        """Publish what was decided and is not in all its streams; before serving, once all searches are answered.
+
+        Never fails: an epoch that cannot be published is reported, stays decided and is tried again.
+        """
+        finished: Ticket[None] = Ticket()
+        decided = [query for query in self._queries.values() if query.state is State.DECIDED]
+        left = len(decided)
+
+        def one_over(_error: CairnError | None) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                finished.succeed(None)
+
+        for query in decided:
+            query.move(Event.SEARCHED)
+            query.waiting.append(one_over)
+            if query.commit is not None:
+                fields = {"query": query.name, "epoch": query.commit.decision.epoch}
+                self._report("epoch_rolled_forward", {**fields, "streams": len(query.commit.remaining)})
+            self._publish(query)
+        if not decided:
+            finished.succeed(None)
+        return finished
+
+    # ---- requests
+
+    def stage(self, request: StageRequest, *, now_ms: int) -> Ticket[StageReply]:
+        """Stage one piece of a task attempt's output; settles when it, and the run, are durable.
+
+        Raises at once, or fails with: FencedRun, StaleEpoch (the epoch is decided, this attempt's part in it complete),
+        StagePosition, UnknownTopicOrPartition, what `publication.check_part` raises, StorageFailed.
+        """
+        self._refuse_fenced(request.query, request.run)
+        key = AttemptKey(request.query, request.run, request.epoch, request.task, request.attempt)
+        known = self._staging.get(key)
+        query = self._queries.get(request.query)
+        if query is not None and query.covers(key) and (known is None or request.position >= len(known.frames)):
+            raise StaleEpoch(f"epoch {request.epoch} of query {request.query!r} is decided; nothing can be added to it")
+        data = memoryview(request.data)
+        position = 0
+        for part in request.parts:
+            stream = self._store.stream(part.topic, part.partition)
+            check_part(part, data[position : position + part.length_bytes], stream.config, now_ms)
+            position += part.length_bytes
+        if position != len(data):
+            raise MalformedRequest(f"parts of {position} bytes in all, but {len(data)} bytes of data")
+        query = self._admit(request.query, request.run, now_ms)
+        staged = self._staging.stage(key, request.position, request.parts, request.data, now_ms=now_ms)
+        reply: Ticket[StageReply] = Ticket()
+        _when_both(query.admitted, staged, reply, lambda: StageReply(staged.result()))
+        return reply
+
+    def decide(self, request: DecideRequest, *, now_ms: int) -> Ticket[DecideReply]:
+        """Commit an epoch; settles when it is in all its streams, or was before.
+
+        Raises or fails with: FencedRun, StaleEpoch (somebody rewound a checkpoint), StagedMissing,
+        UnknownTopicOrPartition, StorageFailed (try again with the same request), CorruptFile (decided, but staged data
+        was damaged since: an operator has to look).
+        """
+        self._refuse_fenced(request.query, request.run)
+        query = self._admit(request.query, request.run, now_ms)
+        reply: Ticket[DecideReply] = Ticket()
+
+        def go_on(ticket: Ticket[None]) -> None:
+            if isinstance(ticket.error, CairnError):
+                reply.fail(ticket.error)
+                return
+            self._decide_in_turn(query, request, reply, now_ms)
+
+        query.admitted.add_callback(go_on)
+        return reply
+
+    def abort(self, request: AbortRequest) -> Ticket[AbortReply]:
+        """Drop what a run has staged for an epoch, unless the epoch is decided or may be. FencedRun."""
+        self._refuse_fenced(request.query, request.run)
+        query = self._queries.get(request.query)
+        if query is None:
+            return Ticket.succeeded(AbortReply(0))
+        reply: Ticket[AbortReply] = Ticket()
+
+        def drop(_error: CairnError | None) -> None:
+            attempts = [
+                attempt
+                for attempt in self._staging.attempts(request.query)
+                if (attempt.key.run, attempt.key.epoch) == (request.run, request.epoch)
+                and not query.covers(attempt.key)
+            ]
+            reply.succeed(AbortReply(self._staging.drop(attempts)))
+
+        self._retract(query, drop)
+        return reply
+
+    def describe(self, query_name: str) -> DescribeReply:
+        """What is known of a query."""
+        query = self._queries.get(query_name)
+        attempts = self._staging.attempts(query_name)
+        return DescribeReply(
+            last_epoch=query.last.epoch if query is not None and query.last is not None else None,
+            run=query.runs.tokens[-1] if query is not None else None,
+            state=(query.state if query is not None else State.IDLE).value,
+            staged_bytes=sum(attempt.size_bytes for attempt in attempts),
+            staged_attempts=len(attempts),
+        )
+
+    def tick(self, *, now_ms: int) -> None:
+        """Try again what failed, and drop what is too old. Call it every few seconds."""
+        for query in list(self._queries.values()):
+            if query.state is State.STUCK:
+                self._retry(query)
+            elif query.state is State.UNSURE:
+                self._retract(query, lambda _error: None)
+            elif query.state is State.PUBLISHED:
+                self._mark(query)
+            self._expire(query, now_ms)
+
+    # ---- runs
+
+    def _refuse_fenced(self, name: str, run: str) -> None:
+        query = self._queries.get(name)
+        if query is not None and run in query.runs.tokens[:-1]:
+            raise FencedRun(
+                f"run {run!r} of query {name!r} has been replaced by run {query.runs.tokens[-1]!r}; stop this one"
+            )
+
+    def _admit(self, name: str, run: str, now_ms: int) -> _Query:
+        """The query, with `run` as its newest run; `admitted` says when that is durable."""
+        query = self._queries.get(name)
+        if query is None:
+            query = self._queries[name] = _Query(name, Runs((run,), 1, now_ms), Ticket())
+        elif query.runs.tokens[-1] != run:
+            query.runs = Runs((*query.runs.tokens, run)[-MAX_RUNS:], query.runs.count + 1, now_ms)
+            fenced = [attempt for attempt in self._staging.attempts(name) if not query.covers(attempt.key)]
+            self._staging.drop(fenced)
+        elif not (query.admitted.done and query.admitted.error is not None):
+            return query
+        query.admitted = self._ledger.put({f"{RUNS}{name}": encode_runs(query.runs)})
+        return query
+
+    # ---- deciding
+
+    def _decide_in_turn(self, query: _Query, request: DecideRequest, reply: Ticket[DecideReply], now_ms: int) -> None:
+        """Decide now, or once the epoch under way is through."""
+        if query.state not in BUSY:
+            try:
+                self._decide_now(query, request, reply, now_ms)
+            except CairnError as error:
+                reply.fail(error)
+            return
+
+        def in_turn(error: CairnError | None) -> None:
+            if error is None:
+                self._decide_in_turn(query, request, reply, now_ms)
+            else:
+                reply.fail(error)
+
+        query.waiting.append(in_turn)
+        if query.state is State.STUCK:
+            self._retry(query)
+
+    def _decide_now(self, query: _Query, request: DecideRequest, reply: Ticket[DecideReply], now_ms: int) -> None:
+        self._refuse_fenced(request.query, request.run)
+        if query.last is not None and request.epoch <= query.last.epoch:
+            reply.succeed(self._answer_old(query, request, query.last.epoch))
+            return
+        decision = self._make_decision(query, request)
+        last = Last(request.epoch, now_ms, request.forget)
+        commit = Commit(decision, last)
+        self._pin(commit)
+        if query.commit is not None:
+            commit.earlier = [query.commit, *query.commit.earlier]
+            query.commit.earlier = []
+        query.commit = commit
+        query.move(Event.DECIDE)
+
+        def published(error: CairnError | None) -> None:
+            if error is None:
+                reply.succeed(DecideReply("committed", request.epoch))
+            else:
+                reply.fail(error)
+
+        query.waiting.append(published)
+        recorded = self._ledger.put(
+            {f"{DECISION}{query.name}": encode_decision(decision), f"{LAST}{query.name}": encode_last(last)}
+        )
+        recorded.add_callback(lambda ticket: self._recorded(query, commit, ticket))
+
+    def _answer_old(self, query: _Query, request: DecideRequest, last_epoch: int) -> DecideReply:
+        """An epoch that is not above the last one: committed before, rewound, or skipped."""
+        if request.epoch == last_epoch:
+            self._drop_old(query)
+            return DecideReply("duplicate", last_epoch)
+        if request.rewind == "error":
+            raise StaleEpoch(
+                f"epoch {request.epoch} of query {query.name!r} is older than the last committed epoch {last_epoch}: "
+                "its checkpoint was rewound. Restore the newer checkpoint, or start with a new one, or set the option "
+                "that skips epochs up to the last committed one"
+            )
+        self._drop_old(query)
+        return DecideReply("skipped", last_epoch)
+
+    def _make_decision(self, query: _Query, request: DecideRequest) -> Decision:
+        """The record of what is about to be decided. StagedMissing, UnknownTopicOrPartition."""
+        places: set[tuple[str, int]] = set()
+        for task in request.tasks:
+            if not task.frames:
+                continue
+            key = AttemptKey(request.query, request.run, request.epoch, task.task, task.attempt)
+            attempt = self._staging.get(key)
+            self._check_complete(key, attempt, task.frames)
+            if attempt is not None:
+                for frame in attempt.frames:
+                    places.update((p.topic, p.partition) for p in frame.header.parts if p.length_bytes)
+        targets = []
+        for topic, partition in sorted(places):
+            start_offset = self._store.stream(topic, partition).high_watermark
+            targets.append(Target(topic, str(self._store.topic(topic).topic_id), partition, start_offset))
+        return Decision(
+            query=query.name,
+            run=request.run,
+            run_number=query.runs.count,
+            epoch=request.epoch,
+            positions=request.positions,
+            tasks=tuple(sorted((task for task in request.tasks if task.frames), key=lambda task: task.task)),
+            targets=tuple(targets),
+        )
+
+    def _check_complete(self, key: AttemptKey, attempt: Attempt | None, frames: int) -> None:
+        here = attempt.durable_frames if attempt is not None and attempt.failure is None else 0
+        if attempt is None or here != frames or len(attempt.frames) != frames:
+            raise StagedMissing(
+                f"task {key.task} of epoch {key.epoch} of query {key.query!r}: attempt {key.attempt!r} should have "
+                f"{frames} staged pieces, {here} are here; nothing was committed, run the epoch again"
+            )
+
+    def _recorded(self, query: _Query, commit: Commit, ticket: Ticket[None]) -> None:
+        """The decision is durable, or the ledger failed."""
+        if isinstance(ticket.error, CairnError):
+            query.move(Event.REFUSED)
+            self._wake(query, ticket.error)
+            return
+        query.move(Event.RECORDED)
+        query.last = commit.last
+        for earlier in commit.earlier:
+            earlier.release_pins()
+        commit.earlier.clear()
+        self._publish(query)
+
+    def _retract(self, query: _Query, then: Callable[[CairnError | None], None]) -> None:
+        """Make sure that a decision whose record failed is not on disk: whatever is put next replaces it.
+
+        An older decision that may be in its place is published, so this is its mark too.
+        """
+        if query.state is not State.UNSURE:
+            then(None)
+            return
+        commit = query.commit
+
+        def settled(ticket: Ticket[None]) -> None:
+            if ticket.error is None and query.commit is commit and query.state is State.UNSURE:
+                query.move(Event.RETRACTED)
+                self._let_go(query)
+            then(None)
+
+        self._ledger.put({f"{DECISION}{query.name}": None}).add_callback(settled)
+
+    # ---- publishing
+
+    def _pin(self, commit: Commit) -> None:
+        for target in commit.decision.targets:
+            stream = self._publisher.find(target)
+            if stream is not None:
+                commit.pins.append(stream.pin(target.start_offset))
+
+    def _publish(self, query: _Query) -> None:
+        commit = query.commit
+        if commit is None:
+            raise AssertionError("nothing to publish")
+
+        def over(error: CairnError | None) -> None:
+            if error is not None:
+                query.move(Event.FAILED)
+                if commit.reported_error != str(error):
+                    commit.reported_error = str(error)
+                    fields = {"query": query.name, "epoch": commit.decision.epoch, "error": str(error)}
+                    self._report("epoch_stuck", fields)
+            else:
+                query.move(Event.APPENDED)
+                self._drop_old(query)
+                self._mark(query)
+            self._wake(query, error)
+
+        self._publisher.publish(commit, over)
+
+    def _retry(self, query: _Query) -> None:
+        query.move(Event.RETRY)
+        self._publish(query)
+
+    def _mark(self, query: _Query) -> None:
+        """Note durably that the epoch is in all its streams; the pins hold until then."""
+        commit = query.commit
+        if commit is None or commit.marking:
+            return
+        commit.marking = True
+
+        def marked(ticket: Ticket[None]) -> None:
+            commit.marking = False
+            if ticket.error is None and query.commit is commit and query.state is State.PUBLISHED:
+                query.move(Event.MARKED)
+                self._let_go(query)
+
+        self._ledger.put({f"{DECISION}{query.name}": None}).add_callback(marked)
+
+    def _let_go(self, query: _Query) -> None:
+        if query.commit is not None:
+            query.commit.release_pins()
+            query.commit = None
+
+    def _wake(self, query: _Query, error: CairnError | None) -> None:
+        waiting, query.waiting = query.waiting, []
+        for callback in waiting:
+            callback(error)
+
+    # ---- forgetting
+
+    def _drop_old(self, query: _Query) -> None:
+        """Drop staged data of epochs that are through."""
+        if query.last is not None:
+            last_epoch = query.last.epoch
+            attempts = self._staging.attempts(query.name)
+            self._staging.drop([a for a in attempts if a.key.epoch <= last_epoch and not query.covers(a.key)])
+
+    def _expire(self, query: _Query, now_ms: int) -> None:
+        attempts = self._staging.attempts(query.name)
+        old = [a for a in attempts if a.last_staged_ms + self._staged_age_ms < now_ms and not query.covers(a.key)]
+        if old:
+            dropped_bytes = self._staging.drop(old)
+            self._report("staged_data_expired", {"query": query.name, "attempts": len(old), "bytes": dropped_bytes})
+        over = query.state is State.IDLE and not query.waiting and len(attempts) == len(old) and query.admitted.done
+        unused = query.last is None and query.runs.seen_ms + self._forget_ms < now_ms
+        finished = query.last is not None and query.last.forget and query.last.decided_ms + self._forget_ms < now_ms
+        if over and (unused or finished):
+            del self._queries[query.name]
+            self._ledger.put({f"{RUNS}{query.name}": None, f"{LAST}{query.name}": None})
+
+
+def _when_both(
+    first: Ticket[None], second: Ticket[int], reply: Ticket[StageReply], result: Callable[[], StageReply]
+) -> None:
+    """Settle `reply` once both tickets have: with the first error, or the result."""
+
+    def check(_ticket: object) -> None:
+        if reply.done or not (first.done and second.done):
+            return
+        error = first.error or second.error
+        if error is not None:
+            reply.fail(error)
+        else:
+            reply.succeed(result())
+
+    first.add_callback(check)
+    second.add_callback(check)

@@ -1,17 +1,17 @@
 """One epoch's way into one stream: the checks before it is staged, and the append group it becomes.
 
 Invariants:
-* Only batches that the stream itself would accept from a client are staged, so that a decided epoch is not refused later.
-* A group holds the decided attempts' batches in the order of tasks, then of staging; BEGIN says how much that is, END is
-  the epoch marker.
+* Only batches that the stream itself would accept from a client are staged, so that a decided epoch is not refused
+  later.
+* A group holds the decided attempts' batches in the order of tasks, then of staging; BEGIN says how much that is, END
+  is the epoch marker.
 
 Source: docs/format.md, "Append groups".
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
-from logstore.errors import InvalidRecord, InvalidTimestamp, MessageTooLarge, UnknownTopicOrPartition
+from logstore.errors import InvalidRecord, InvalidTimestamp, MessageTooLarge
 from logstore.format.batch import HIGHEST_COMPRESSION, BatchHeader, check_batch
 from logstore.format.control import Begin, End, decode_control, encode_control
 from logstore.format.private import Part
@@ -19,21 +19,10 @@ from logstore.interfaces import Buffer
 from logstore.log.decisions import Decision
 from logstore.log.staging import Extent, Ready, StagedReader
 from logstore.log.ticket import Ticket
+from logstore.log.topics import TopicConfig
 
 
-class Limits(Protocol):
-    """The settings of a topic that staged batches must keep to."""
-
-    @property
-    def max_message_bytes(self) -> int:
-        """Bytes of a batch, at most."""
-
-    @property
-    def timestamp_after_max_ms(self) -> int:
-        """How far ahead of the clock a timestamp may be."""
-
-
-def check_part(part: Part, data: memoryview, limits: Limits, now_ms: int) -> None:
+def check_part(part: Part, data: memoryview, limits: TopicConfig, now_ms: int) -> None:
     """Check the batches of one part as the stream would check a client's.
 
     Raises CorruptBatch, UnsupportedBatchFormat, InvalidRecord, MessageTooLarge or InvalidTimestamp.
@@ -48,11 +37,12 @@ def check_part(part: Part, data: memoryview, limits: Limits, now_ms: int) -> Non
         records += header.record_count
     if (batches, records) != (part.batches, part.records):
         raise InvalidRecord(
-            f"{where}: {batches} batches with {records} records are here, {part.batches} with {part.records} were announced"
+            f"{where}: {batches} batches with {records} records are here, {part.batches} with {part.records} were "
+            "announced"
         )
 
 
-def _check_header(header: BatchHeader, where: str, limits: Limits, now_ms: int) -> None:
+def _check_header(header: BatchHeader, where: str, limits: TopicConfig, now_ms: int) -> None:
     if header.size_bytes > limits.max_message_bytes:
         raise MessageTooLarge(
             f"a batch of {header.size_bytes} bytes exceeds {where}'s max.message.bytes {limits.max_message_bytes}"
@@ -109,8 +99,3 @@ def holds_end(decision: Decision, controls: Iterable[tuple[int, Buffer]]) -> boo
         ):
             return True
     return False
-
-
-def unknown(topic: str, partition: int) -> UnknownTopicOrPartition:
-    """The error for a stream that is not here."""
-    return UnknownTopicOrPartition(f"{topic}-{partition} does not exist; create the topic or allow its creation on use")
