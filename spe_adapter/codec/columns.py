@@ -1,7 +1,7 @@
 """Arrow columns of bytes as the plain arrays that compiled loops read.
 
-Invariants: offsets are int32 (wider ones are cast), views reach exactly over the column's slice, nothing is copied that need not
-be. The arrays keep the column's buffers alive.
+Invariants: offsets are int32 (wider ones are cast), views reach exactly over the column's slice, nothing is copied
+that need not be. The arrays keep the column's buffers alive.
 """
 
 from typing import Final, NamedTuple

@@ -1,7 +1,7 @@
 """Kafka's four codecs, unpacked with a bound on what comes out.
 
-Kafka's formats: gzip streams; snappy in xerial's framing (a 16-byte head, then length-prefixed raw blocks) or bare; LZ4 frames;
-zstd frames. The work is Arrow's; only xerial's framing is ours.
+Kafka's formats: gzip streams; snappy in xerial's framing (a 16-byte head, then length-prefixed raw blocks) or bare;
+LZ4 frames; zstd frames. The work is Arrow's; only xerial's framing is ours.
 
 Invariants: no more than `limit_bytes` come out, whatever the bytes claim; what cannot be unpacked raises CorruptBatch.
 """

@@ -1,8 +1,8 @@
 """What a fetch returned, as Arrow record batches in the schema of Spark's Kafka source.
 
 Invariants:
-* Every batch's CRC-32C is checked before one of its records is looked at; control batches give no rows; a batch without records
-  moves the position all the same.
+* Every batch's CRC-32C is checked before one of its records is looked at; control batches give no rows; a batch
+  without records moves the position all the same.
 * Offsets only grow: a batch that goes back behind its predecessor is corrupt.
 * The bytes of a yielded batch belong to it alone; the input may be reused afterwards.
 """
@@ -54,9 +54,11 @@ class Chunk(NamedTuple):
 
 
 def scan(buffer: Buffer, position_offset: int) -> Chunk:
-    """The batches in `buffer`, which was fetched from `position_offset`; a torn one at the end is left out, as fetches tear it.
+    """The batches in `buffer`, which was fetched from `position_offset`; a torn one at the end is left out, as
+    fetches tear it.
 
-    Raises CorruptBatch for a batch whose CRC does not match or whose offsets go back, UnsupportedBatchFormat for old formats.
+    Raises CorruptBatch for a batch whose CRC does not match or whose offsets go back, UnsupportedBatchFormat for old
+    formats.
     """
     batches: list[tuple[int, BatchHeader]] = []
     at, size, next_offset = 0, len(buffer), position_offset
@@ -195,7 +197,9 @@ def _binary(offsets: kernels.Int32s, valid: kernels.Bytes, data: kernels.Bytes, 
 def _constant_string(text: str, rows: int) -> pa.Array:
     encoded = np.frombuffer(text.encode(), np.uint8)
     offsets = np.arange(rows + 1, dtype=np.int32) * len(encoded)
-    return pa.Array.from_buffers(pa.string(), rows, [None, pa.py_buffer(offsets), pa.py_buffer(np.tile(encoded, rows))], 0)
+    return pa.Array.from_buffers(
+        pa.string(), rows, [None, pa.py_buffer(offsets), pa.py_buffer(np.tile(encoded, rows))], 0
+    )
 
 
 def _headers(data: kernels.Bytes, header_at: kernels.Int64s, rows: int, entries: int) -> pa.Array:
@@ -226,4 +230,3 @@ def _text(names: pa.Array) -> pa.Array:
     except pa.ArrowInvalid:
         return pa.array([name.as_py().decode(errors="replace") for name in names], pa.string())
     return text
-

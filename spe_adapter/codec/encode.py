@@ -2,8 +2,8 @@
 
 Invariants:
 * Records of one target keep their order; each lies in exactly one batch; every batch carries its CRC-32C.
-* Batches are uncompressed unless a codec is asked for, are not idempotent (producer id −1: whoever stages them orders them) and
-  start at offset 0, which the log replaces.
+* Batches are uncompressed unless a codec is asked for, are not idempotent (producer id −1: whoever stages them orders
+  them) and start at offset 0, which the log replaces.
 """
 
 import struct
@@ -20,7 +20,9 @@ from spe_adapter.codec.columns import EMPTY_BYTES, EMPTY_OFFSETS, BytesColumn, L
 from spe_adapter.codec.compression import NONE, compress
 
 DEFAULT_BATCH_BYTES: Final = 256 * 1024
-"""Large enough that a batch's header, CRC and index entry cost nothing, well below the usual max.message.bytes (1 MiB)."""
+"""Large enough that a batch's header, CRC and index entry cost nothing, well below the usual max.message.bytes (1
+MiB).
+"""
 
 _START, _END, _TARGET, _COUNT, _FIRST_TIMESTAMP, _MAX_TIMESTAMP = range(6)
 _NO_PRODUCER: Final = -1
@@ -61,8 +63,8 @@ def encode(
 ) -> tuple[memoryview, list[EncodedBatch]]:
     """The records as batches of about `batch_bytes`, those of one target end to end, targets ascending.
 
-    `targets` names each record's group. A record larger than `batch_bytes` gets a batch of its own. Raises InvalidRecord for a
-    header without a name.
+    `targets` names each record's group. A record larger than `batch_bytes` gets a batch of its own. Raises
+    InvalidRecord for a header without a name.
     """
     rows = len(targets)
     if not rows:
@@ -84,7 +86,7 @@ def encode(
         headers.values.offsets, headers.values.bitmap, headers.values.bit, headers.values.data,
         batch_bytes, out, table,
     )  # fmt: skip
-    return _seal(memoryview(out), table[:count], codec)
+    return _seal(out.data, table[:count], codec)
 
 
 def _no_keys(rows: int) -> BytesColumn:

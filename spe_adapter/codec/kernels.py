@@ -1,14 +1,17 @@
 """The compiled loops: records inside batches to columns, and columns to records.
 
 Invariants:
-* Every read is preceded by a check against the end of its record, so that no bytes, however hostile, lead outside an array.
-  Loops report trouble as a negative status and never raise.
-* Types are fixed (uint8 bytes, int32 Arrow offsets, int64 the rest), so each function compiles once; the result is cached
-  on disk, because a Spark worker that starts afresh must not spend seconds compiling.
+* Every read is preceded by a check against the end of its record, so that no bytes, however hostile, lead outside an
+  array. Loops report trouble as a negative status and never raise.
+* Types are fixed (uint8 bytes, int32 Arrow offsets, int64 the rest), so each function compiles once; the result is
+  cached on disk, because a Spark worker that starts afresh must not spend seconds compiling.
 * Only the loops that must touch each byte are here; the compiled part stays small so that loading it stays quick.
 """
 
-from typing import Final
+# The types that count here are the compiler's; numpy's scalars and ints, which it does not tell apart, are two things
+# to mypy. mypy: disable-error-code="arg-type,assignment,operator,return-value"
+
+from typing import Any, Final
 
 import numba
 import numpy as np
@@ -17,6 +20,8 @@ from numpy.typing import NDArray
 Bytes = NDArray[np.uint8]
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
+
+compiled: Any = numba.njit(cache=True)
 
 STATUS_OK: Final = 0
 STATUS_BAD_LENGTH: Final = -1
@@ -66,7 +71,7 @@ RECORD_OVERHEAD_BYTES: Final = 5 + 1 + 10 + 5 + 5 + 5 + 5
 HEADER_OVERHEAD_BYTES: Final = 5 + 5
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _varint(data: Bytes, position: int, end: int) -> tuple[int, int]:
     """A zigzag varint below `end`: value and the position behind it, which is -1 if it does not end in time."""
     encoded = np.uint64(0)
@@ -81,7 +86,7 @@ def _varint(data: Bytes, position: int, end: int) -> tuple[int, int]:
     return np.int64(0), -1
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _skip_headers(data: Bytes, position: int, end: int, count: int) -> int:
     """The position behind `count` headers, or -1 if they do not fit."""
     for _ in range(count):
@@ -97,18 +102,18 @@ def _skip_headers(data: Bytes, position: int, end: int, count: int) -> int:
     return position
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _copy(source: Bytes, start: int, target: Bytes, at: int, length: int) -> None:
     for index in range(length):
         target[at + index] = source[start + index]
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _parse_record(
     data: Bytes, at: int, batch_end: int, last_delta: int
 ) -> tuple[int, int, int, int, int, int, int, int, int, int]:
-    """One record at `at`, checked: status, its end, timestamp delta, offset delta, position and length of key and of value
-    (-1: null), position and number of its headers.
+    """One record at `at`, checked: status, its end, timestamp delta, offset delta, position and length of key and of
+    value (-1: null), position and number of its headers.
     """
     length, at = _varint(data, at, batch_end)
     if at < 0:
@@ -138,11 +143,12 @@ def _parse_record(
     if at != end:
         return STATUS_TRAILING if at >= 0 else STATUS_BAD_FIELD, 0, 0, 0, 0, 0, 0, 0, 0, 0
     return (
-        STATUS_OK, end, timestamp_delta, offset_delta, key_at, key_length, value_at, value_length, headers_at, header_count
+        STATUS_OK, end, timestamp_delta, offset_delta, key_at, key_length, value_at, value_length, headers_at,
+        header_count
     )  # fmt: skip
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _append_bytes(
     data: Bytes, at: int, length: int, row: int, offsets: Int32s, valid: Bytes, target: Bytes
 ) -> tuple[int, int]:
@@ -160,7 +166,7 @@ def _append_bytes(
     return STATUS_OK, 0
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def decode_records(
     data: Bytes,
     batches: Int64s,
@@ -179,8 +185,8 @@ def decode_records(
 ) -> None:
     """Copy the records of `batches` whose offsets lie in [first_offset, end_offset) into columns.
 
-    `timestamps` are microseconds, as Spark wants them; `key_valid` and `value_valid` are one byte per record; `header_at` gets
-    position, end and count of each record's headers (three numbers a record).
+    `timestamps` are microseconds, as Spark wants them; `key_valid` and `value_valid` are one byte per record;
+    `header_at` gets position, end and count of each record's headers (three numbers a record).
     """
     row = 0
     status = STATUS_OK
@@ -192,8 +198,8 @@ def decode_records(
         batch_end = batches[index, END]
         previous_delta = np.int64(-1)
         for _ in range(batches[index, COUNT]):
-            status, at, time_delta, delta, key_at, key_length, value_at, value_length, headers_at, headers = _parse_record(
-                data, at, batch_end, batches[index, LAST_DELTA]
+            status, at, time_delta, delta, key_at, key_length, value_at, value_length, headers_at, headers = (
+                _parse_record(data, at, batch_end, batches[index, LAST_DELTA])
             )
             if status == STATUS_OK and delta <= previous_delta:
                 status = STATUS_BAD_OFFSET
@@ -232,7 +238,7 @@ def decode_records(
     result[OUT_RECORDS] = row
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def decode_headers(
     data: Bytes,
     header_at: Int64s,
@@ -274,7 +280,7 @@ def decode_headers(
     return name_bytes, value_bytes
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _varint_bytes(value: int) -> int:
     encoded = np.uint64((value << 1) ^ (value >> 63))
     size = 1
@@ -284,7 +290,7 @@ def _varint_bytes(value: int) -> int:
     return size
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _put_varint(target: Bytes, at: int, value: int) -> int:
     encoded = np.uint64((value << 1) ^ (value >> 63))
     while encoded > 0x7F:
@@ -295,13 +301,13 @@ def _put_varint(target: Bytes, at: int, value: int) -> int:
     return at + 1
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _bit(bitmap: Bytes, index: int) -> bool:
     """A bit of an Arrow validity bitmap; no bitmap means that all are valid."""
     return bitmap.shape[0] == 0 or (bitmap[index >> 3] >> np.uint8(index & 7)) & np.uint8(1) != 0
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _headers_bytes(
     first: int, last: int, name_offsets: Int32s, value_offsets: Int32s, value_bitmap: Bytes, value_bit: int
 ) -> int:
@@ -317,7 +323,7 @@ def _headers_bytes(
     return size
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _put_bytes(target: Bytes, at: int, source: Bytes, start: int, length: int) -> int:
     """Write a length (-1: null) and that many bytes; the position behind them."""
     at = _put_varint(target, at, length)
@@ -327,7 +333,7 @@ def _put_bytes(target: Bytes, at: int, source: Bytes, start: int, length: int) -
     return at
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _put_headers(
     out: Bytes,
     at: int,
@@ -350,7 +356,7 @@ def _put_headers(
     return at
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def _close_batch(batches: Int64s, count: int, end: int, records: int) -> int:
     if records > 0:
         batches[count, 1] = end
@@ -359,7 +365,7 @@ def _close_batch(batches: Int64s, count: int, end: int, records: int) -> int:
     return count
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def encode_records(
     order: Int64s,
     targets: Int32s,
@@ -385,7 +391,8 @@ def encode_records(
     out: Bytes,
     batches: Int64s,
 ) -> int:
-    """Write records, in `order` (which groups them by target), as batches of about `batch_bytes`; the number of batches.
+    """Write records, in `order` (which groups them by target), as batches of about `batch_bytes`; the number of
+    batches.
 
     Room for each batch's header is left; `batches` gets its start, end, target, record count, first and highest
     timestamp. An empty `list_offsets` means that no record has headers. `out` is large enough for everything.
@@ -408,7 +415,9 @@ def encode_records(
         key_at = np.int64(key_offsets[row])
         key_length = np.int64(key_offsets[row + 1]) - key_at if _bit(key_bitmap, key_bit + row) else np.int64(-1)
         value_at = np.int64(value_offsets[row])
-        value_length = np.int64(value_offsets[row + 1]) - value_at if _bit(value_bitmap, value_bit + row) else np.int64(-1)
+        value_length = np.int64(-1)
+        if _bit(value_bitmap, value_bit + row):
+            value_length = np.int64(value_offsets[row + 1]) - value_at
         first = last = np.int64(0)
         if list_offsets.shape[0] != 0 and _bit(list_bitmap, list_bit + row):
             first, last = np.int64(list_offsets[row]), np.int64(list_offsets[row + 1])
@@ -429,11 +438,19 @@ def encode_records(
     return _close_batch(batches, count, at, delta)
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+@compiled
 def murmur2_partitions(
-    key_offsets: Int32s, key_bitmap: Bytes, key_bit: int, key_data: Bytes, partitions: int, null_partition: int, out: Int32s
+    key_offsets: Int32s,
+    key_bitmap: Bytes,
+    key_bit: int,
+    key_data: Bytes,
+    partitions: int,
+    null_partition: int,
+    out: Int32s,
 ) -> None:
-    """Kafka's default partitioner for each row: toPositive(murmur2(key)) % partitions; `null_partition` without a key."""
+    """Kafka's default partitioner for each row: toPositive(murmur2(key)) % partitions; `null_partition` without a
+    key.
+    """
     multiplier = np.uint32(0x5BD1E995)
     for row in range(out.shape[0]):
         if not _bit(key_bitmap, key_bit + row):

@@ -1,7 +1,7 @@
 """Kafka's default partitioner over an Arrow column of keys.
 
-Source: Kafka's `BuiltInPartitioner` and `Utils.murmur2`: toPositive(murmur2(key)) % partitions. Records without a key stick to
-one partition per call, which the caller chooses; Kafka's producer does so per batch.
+Source: Kafka's `BuiltInPartitioner` and `Utils.murmur2`: toPositive(murmur2(key)) % partitions. Records without a key
+stick to one partition per call, which the caller chooses; Kafka's producer does so per batch.
 """
 
 import numpy as np

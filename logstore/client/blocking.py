@@ -1,0 +1,331 @@
+"""A blocking client of one sidecar: topics, offsets, raw record batches, and the epochs of an exactly-once sink.
+
+Invariants:
+* A call returns, or raises, within the client's time limit (plus one connection attempt); what it raises names the
+  address.
+* Everything here except `produce` may be sent twice without harm, and is: after a lost connection the client
+  reconnects, backs off, and asks again until the limit. `produce` is never sent again once its bytes may have arrived.
+* One thread per client. The first bootstrap address that answers serves every request: a sidecar leads all its streams.
+"""
+
+import contextlib
+import socket
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, Self, TypeVar
+
+from logstore.client import wire
+from logstore.client.errors import RETRIABLE, MalformedReply, Refused, Unavailable, name_of
+from logstore.client.network import Address, HostNetwork, Network
+from logstore.client.wire import Fetched, OffsetInfo, TopicInfo, TopicPartition
+from logstore.errors import CairnError, InvalidConfig, MalformedRequest
+from logstore.format import private
+from logstore.interfaces import Buffer
+
+DEFAULT_LIMIT_S: Final = 60.0
+"""How long a call may keep trying: a sidecar restarts in about a second, a host in less than a minute."""
+REQUEST_TIMEOUT_S: Final = 30.0
+"""How long one request may go unanswered before the connection counts as dead."""
+MAX_REPLY_BYTES: Final = 1024 * 1024 * 1024
+FETCH_WAIT_MS: Final = 500
+
+_FIRST_BACKOFF_S: Final = 0.02
+_MAX_BACKOFF_S: Final = 0.5
+_LENGTH: Final = struct.Struct(">i")
+_CORRELATION_BYTES: Final = 4
+_MAX_CORRELATION: Final = 2**31 - 1
+_DEFAULT_PORT: Final = 9092
+
+T = TypeVar("T")
+R = TypeVar("R", bound=private.Reply)
+
+
+def parse_addresses(servers: str) -> list[Address]:
+    """`host:port,host:port` (IPv6 in brackets; the port may be left out). Raises InvalidConfig, which names the
+    entry.
+    """
+    addresses: list[Address] = []
+    for entry in (part.strip() for part in servers.split(",")):
+        if not entry:
+            continue
+        host, separator, port = entry.rpartition(":")
+        if not separator or (entry.startswith("[") and entry.endswith("]")):
+            host, port = entry, str(_DEFAULT_PORT)
+        if not port.isdigit() or not 0 < int(port) < 65536 or not host:
+            raise InvalidConfig(f"{entry!r} is no address; write host:port")
+        addresses.append(Address(host.removeprefix("[").removesuffix("]"), int(port)))
+    if not addresses:
+        raise InvalidConfig(f"{servers!r} names no server; write host:port")
+    return addresses
+
+
+class Client:
+    """A client with a time limit for each call. Raises Unavailable, Refused and MalformedReply, and logstore.errors."""
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        network: Network | None = None,
+        *,
+        limit_s: float = DEFAULT_LIMIT_S,
+        request_timeout_s: float = REQUEST_TIMEOUT_S,
+        client_id: str = "cairn",
+    ) -> None:
+        self._addresses = list(addresses)
+        self._network: Network = network or HostNetwork()
+        self._limit_s = limit_s
+        self._request_timeout_s = request_timeout_s
+        self._client_id = client_id
+        self._socket: socket.socket | None = None
+        self._correlation_id = 0
+        self._last_failure: Exception | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def where(self) -> str:
+        """The addresses, for messages."""
+        return ", ".join(map(str, self._addresses))
+
+    def close(self) -> None:
+        """Close the connection; the next call opens a new one."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.close()
+            self._socket = None
+
+    # ---- topics and offsets
+
+    def topics(self, names: Sequence[str] | None = None, *, create: bool = False) -> dict[str, TopicInfo]:
+        """Topics by name (None: all). One that does not exist comes with an error code instead of partitions."""
+        body = wire.metadata_request(names, create=create)
+        return self._retry(lambda: wire.metadata_reply(self._ask(wire.METADATA, [body])))
+
+    def partitions(self, topic: str, *, create: bool = False) -> int:
+        """How many partitions a topic has; `create` it if need be and the server is set up to. Raises Refused."""
+
+        def ask() -> int:
+            body = wire.metadata_request([topic], create=create)
+            info = wire.metadata_reply(self._ask(wire.METADATA, [body])).get(topic)
+            if info is None:
+                raise MalformedReply(f"{self.where} left {topic!r} out of its answer")
+            if info.error:
+                raise Refused(f"topic {topic!r} at {self.where}", code=info.error)
+            return len(info.partitions)
+
+        return self._retry(ask)
+
+    def offsets(self, timestamps_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, OffsetInfo]:
+        """The first offset at or after a timestamp (or EARLIEST, LATEST) per stream; a stream's own error is in its
+        info.
+        """
+        if not timestamps_ms:
+            return {}
+        body = wire.list_offsets_request(timestamps_ms)
+
+        def ask() -> dict[TopicPartition, OffsetInfo]:
+            found = wire.list_offsets_reply(self._ask(wire.LIST_OFFSETS, [body]))
+            for stream, info in found.items():
+                if info.error in RETRIABLE:
+                    raise Refused(f"offsets of {stream} at {self.where}", code=info.error)
+            return found
+
+        return self._retry(ask)
+
+    # ---- batches
+
+    def start_fetch(self, stream: TopicPartition, offset: int, max_bytes: int) -> "Fetch":
+        """Send a fetch and return at once; its answer is read by `Fetch.receive`, before any other call on this
+        client.
+        """
+        fetch = Fetch(self, stream, offset, max_bytes)
+        fetch.send()
+        return fetch
+
+    def produce(self, stream: TopicPartition, records: Buffer) -> int:
+        """Append batches; the base offset. Not repeated once sent: after Unavailable it may or may not have
+        happened.
+        """
+        timeout_ms = int(self._request_timeout_s * 1000)
+        self._retry(self._connected)
+        try:
+            body = self._ask(wire.PRODUCE, wire.produce_request(stream, records, timeout_ms=timeout_ms))
+        except OSError as error:
+            self.close()
+            raise Unavailable(f"{self.where}: lost during a produce to {stream} ({error})") from error
+        produced = wire.produce_reply(body)
+        if produced.error:
+            raise Refused(f"produce to {stream} at {self.where}", code=produced.error)
+        return produced.base_offset
+
+    # ---- epochs
+
+    def stage(self, request: private.StageRequest) -> private.StageReply:
+        """Stage a piece of an epoch's output; it is durable when this returns."""
+        return self._private(private.STAGE, request, private.StageReply)
+
+    def decide(self, request: private.DecideRequest) -> private.DecideReply:
+        """Commit an epoch; once this returns it is there, whatever happens."""
+        return self._private(private.DECIDE, request, private.DecideReply)
+
+    def abort(self, request: private.AbortRequest) -> private.AbortReply:
+        """Drop what is staged for an epoch; a decided one stays decided."""
+        return self._private(private.ABORT, request, private.AbortReply)
+
+    def describe(self, request: private.DescribeRequest) -> private.DescribeReply:
+        """What the sidecar knows of a query."""
+        return self._private(private.DESCRIBE, request, private.DescribeReply)
+
+    def _private(self, api_key: int, request: private.Request, kind: type[R]) -> R:
+        def ask() -> R:
+            correlation_id = self._next_correlation()
+            self._send(private.encode_request(request, correlation_id=correlation_id, client_id=self._client_id))
+            try:
+                found, reply = private.decode_reply(api_key, self._receive_frame())
+            except MalformedRequest as error:
+                raise MalformedReply(f"{self.where} does not answer as a Cairn sidecar: {error}") from error
+            if found != correlation_id:
+                raise MalformedReply(f"{self.where} answered request {found} where {correlation_id} was asked")
+            if isinstance(reply, CairnError):
+                raise reply
+            if not isinstance(reply, kind):
+                raise MalformedReply(f"{self.where} answered with {type(reply).__name__} where {kind.__name__} was due")
+            return reply
+
+        return self._retry(ask)
+
+    # ---- requests and replies
+
+    def _ask(self, api_key: int, body: Iterable[Buffer]) -> memoryview:
+        return self.receive_reply(self.send_request(api_key, body))
+
+    def send_request(self, api_key: int, body: Iterable[Buffer]) -> int:
+        """Send one of Kafka's requests; its correlation id. Raises OSError; for this package's own use."""
+        correlation_id = self._next_correlation()
+        self._send([wire.request_header(api_key, correlation_id, self._client_id), *body])
+        return correlation_id
+
+    def receive_reply(self, correlation_id: int) -> memoryview:
+        """The body of the next reply. Raises OSError and MalformedReply; for this package's own use."""
+        frame = self._receive_frame()
+        if len(frame) < _CORRELATION_BYTES:
+            raise MalformedReply(f"a reply of {len(frame)} bytes from {self.where}")
+        (found,) = _LENGTH.unpack_from(frame)
+        if found != correlation_id:
+            self.close()
+            raise MalformedReply(f"{self.where} answered request {found} where {correlation_id} was asked")
+        return frame[_CORRELATION_BYTES:]
+
+    def _next_correlation(self) -> int:
+        self._correlation_id = (self._correlation_id + 1) % _MAX_CORRELATION
+        return self._correlation_id
+
+    def _connected(self) -> socket.socket:
+        if self._socket is None:
+            failure: OSError | None = None
+            for address in self._addresses:
+                try:
+                    self._socket = self._network.connect(address, self._request_timeout_s)
+                    break
+                except OSError as error:
+                    failure = error
+            else:
+                raise failure or OSError("no address")
+            self._socket.settimeout(self._request_timeout_s)
+        return self._socket
+
+    def _send(self, pieces: Sequence[Buffer]) -> None:
+        connection = self._connected()
+        head = _LENGTH.pack(sum(len(piece) for piece in pieces)) + bytes(pieces[0])
+        if sum(len(piece) for piece in pieces[1:]) < 65536:
+            connection.sendall(b"".join([head, *pieces[1:]]))
+            return
+        connection.sendall(head)
+        for piece in pieces[1:]:
+            connection.sendall(piece)
+
+    def _receive_frame(self) -> memoryview:
+        (length,) = _LENGTH.unpack(self._receive_exactly(_LENGTH.size))
+        if not 0 <= length <= MAX_REPLY_BYTES:
+            raise MalformedReply(f"a reply of {length} bytes from {self.where}")
+        return self._receive_exactly(length)
+
+    def _receive_exactly(self, length: int) -> memoryview:
+        connection = self._connected()
+        whole = memoryview(bytearray(length))
+        at = 0
+        while at < length:
+            received = connection.recv_into(whole[at:])
+            if not received:
+                raise ConnectionResetError("the connection was closed")
+            at += received
+        return whole
+
+    # ---- trying again
+
+    def _retry(self, ask: Callable[[], T]) -> T:
+        return self.retry_until(ask, self._network.monotonic_s() + self._limit_s)
+
+    def deadline_s(self) -> float:
+        """The moment (monotonic) when a call that starts now gives up."""
+        return self._network.monotonic_s() + self._limit_s
+
+    def retry_until(self, ask: Callable[[], T], deadline_s: float) -> T:
+        """Do `ask` until it succeeds or fails for good. Raises Unavailable at the deadline."""
+        backoff_s = _FIRST_BACKOFF_S
+        while True:
+            try:
+                return ask()
+            except Refused as error:
+                if error.code not in RETRIABLE:
+                    raise
+                failure: Exception = error
+            except OSError as error:
+                failure = error
+                self.close()
+            except MalformedReply:
+                self.close()
+                raise
+            if self._network.monotonic_s() + backoff_s >= deadline_s:
+                raise Unavailable(
+                    f"no answer from {self.where} within {self._limit_s:g} s ({failure}); is the sidecar running there?"
+                ) from failure
+            self._network.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
+
+
+class Fetch:
+    """A fetch under way: its request is sent before the caller works on the previous answer."""
+
+    def __init__(self, client: Client, stream: TopicPartition, offset: int, max_bytes: int) -> None:
+        self._client = client
+        self._stream = stream
+        self._body = wire.fetch_request(stream, offset, max_bytes=max_bytes, max_wait_ms=FETCH_WAIT_MS)
+        self._correlation_id: int | None = None
+
+    def send(self) -> None:
+        """Send the request, if there is a connection; otherwise `receive` does."""
+        with contextlib.suppress(OSError):
+            self._correlation_id = self._client.send_request(wire.FETCH, [self._body])
+
+    def receive(self, deadline_s: float | None = None) -> Fetched:
+        """The answer, asked for again on a new connection if the old one breaks. Raises Unavailable at the deadline."""
+
+        def ask() -> Fetched:
+            correlation_id, self._correlation_id = self._correlation_id, None
+            if correlation_id is None:
+                self._client.close()
+                correlation_id = self._client.send_request(wire.FETCH, [self._body])
+            fetched = wire.fetch_reply(self._client.receive_reply(correlation_id))
+            if fetched.error in RETRIABLE:
+                raise Refused(f"fetch of {self._stream} at {self._client.where}", code=fetched.error)
+            return fetched
+
+        return self._client.retry_until(ask, deadline_s if deadline_s is not None else self._client.deadline_s())
+
+
+__all__ = ["Client", "Fetch", "Refused", "TopicPartition", "Unavailable", "name_of", "parse_addresses"]

@@ -1,0 +1,62 @@
+"""Errors of the client: nobody answers, or the answer is no.
+
+Invariant: each names the address, so that whoever reads a Spark driver's log knows where to look. Errors that a
+sidecar reports on Cairn's own requests come back as the classes of `logstore.errors` instead.
+"""
+
+from typing import ClassVar, Final
+
+from logstore.errors import Blame, CairnError
+
+NONE: Final = 0
+OFFSET_OUT_OF_RANGE: Final = 1
+CORRUPT_MESSAGE: Final = 2
+UNKNOWN_TOPIC_OR_PARTITION: Final = 3
+
+_NAMES: Final = {
+    -1: "UNKNOWN_SERVER_ERROR",
+    OFFSET_OUT_OF_RANGE: "OFFSET_OUT_OF_RANGE",
+    CORRUPT_MESSAGE: "CORRUPT_MESSAGE",
+    UNKNOWN_TOPIC_OR_PARTITION: "UNKNOWN_TOPIC_OR_PARTITION",
+    5: "LEADER_NOT_AVAILABLE",
+    6: "NOT_LEADER_OR_FOLLOWER",
+    7: "REQUEST_TIMED_OUT",
+    10: "MESSAGE_TOO_LARGE",
+    17: "INVALID_TOPIC_EXCEPTION",
+    29: "TOPIC_AUTHORIZATION_FAILED",
+    32: "INVALID_TIMESTAMP",
+    35: "UNSUPPORTED_VERSION",
+    42: "INVALID_REQUEST",
+    56: "KAFKA_STORAGE_ERROR",
+    74: "FENCED_LEADER_EPOCH",
+    75: "UNKNOWN_LEADER_EPOCH",
+    78: "OFFSET_NOT_AVAILABLE",
+    87: "INVALID_RECORD",
+}
+# A moment later the same request may succeed: a server that starts, a topic that is being made, a disk that was full.
+RETRIABLE: Final = frozenset((5, 6, 7, 56, 74, 75, 78))
+
+
+def name_of(code: int) -> str:
+    """Kafka's name of an error code."""
+    return _NAMES.get(code, f"error {code}")
+
+
+class Unavailable(CairnError):
+    """No sidecar answered within the time the caller allowed."""
+
+    retriable: ClassVar[bool] = True
+
+
+class Refused(CairnError):
+    """A sidecar answered with one of Kafka's error codes."""
+
+    blame: ClassVar[Blame] = "client"
+
+    def __init__(self, message: str, *, code: int) -> None:
+        super().__init__(f"{message}: {name_of(code)}")
+        self.code = code
+
+
+class MalformedReply(CairnError):
+    """Bytes that are no answer to what was asked."""

@@ -1,0 +1,294 @@
+"""The few Kafka requests that the blocking client sends, and their replies, as bytes. No I/O.
+
+Written by hand rather than taken from kio, because loading kio's dataclasses costs each fresh Spark worker half a
+second. Versions are the newest ones before the flexible encodings: Metadata 4, ListOffsets 2, Fetch 11, Produce 7,
+which every Kafka since 2.3 and Cairn speak.
+
+Invariants: a reply that is too short, or counts more than it holds, raises MalformedReply and nothing else; record
+batches are views into the reply, never copied.
+
+Source: Kafka's protocol guide, kafka.apache.org/protocol.
+"""
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from logstore.client.errors import MalformedReply
+from logstore.interfaces import Buffer
+
+PRODUCE: Final = 0
+FETCH: Final = 1
+LIST_OFFSETS: Final = 2
+METADATA: Final = 3
+VERSIONS: Final = {PRODUCE: 7, FETCH: 11, LIST_OFFSETS: 2, METADATA: 4}
+
+EARLIEST: Final = -2
+LATEST: Final = -1
+
+_INT8: Final = struct.Struct(">b")
+_INT16: Final = struct.Struct(">h")
+_INT32: Final = struct.Struct(">i")
+_INT64: Final = struct.Struct(">q")
+_HEADER: Final = struct.Struct(">hhi")
+_FETCH_HEAD: Final = struct.Struct(">iiiibii")
+_FETCH_PARTITION: Final = struct.Struct(">iiqqi")
+_FETCHED: Final = struct.Struct(">ihqqq")
+_NO_REPLICA: Final = -1
+_NO_EPOCH: Final = -1
+_NO_SESSION: Final = 0
+_READ_UNCOMMITTED: Final = 0
+
+
+class TopicPartition(NamedTuple):
+    """A stream, as Kafka names it."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+class TopicInfo(NamedTuple):
+    """What Metadata says of a topic. `partitions` is empty if `error` is not 0."""
+
+    error: int
+    internal: bool
+    partitions: tuple[int, ...]
+
+
+class OffsetInfo(NamedTuple):
+    """What ListOffsets says of a stream; `offset` is -1 if no record is that young."""
+
+    error: int
+    timestamp_ms: int
+    offset: int
+
+
+class Fetched(NamedTuple):
+    """What Fetch says of a stream. `records` are batches end to end, the last one perhaps torn."""
+
+    error: int
+    high_watermark: int
+    log_start_offset: int
+    records: memoryview
+
+
+class Produced(NamedTuple):
+    """What Produce says of a stream."""
+
+    error: int
+    base_offset: int
+
+
+class _Writer:
+    """Kafka's primitive types, appended."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def int8(self, value: int) -> None:
+        self.data += _INT8.pack(value)
+
+    def int16(self, value: int) -> None:
+        self.data += _INT16.pack(value)
+
+    def int32(self, value: int) -> None:
+        self.data += _INT32.pack(value)
+
+    def int64(self, value: int) -> None:
+        self.data += _INT64.pack(value)
+
+    def string(self, value: str | None) -> None:
+        if value is None:
+            self.int16(-1)
+            return
+        encoded = value.encode()
+        self.int16(len(encoded))
+        self.data += encoded
+
+
+class _Reader:
+    """Kafka's primitive types, taken off the front."""
+
+    def __init__(self, data: Buffer) -> None:
+        self._data = memoryview(data)
+        self._at = 0
+
+    def _take(self, kind: struct.Struct) -> tuple[int, ...]:
+        if len(self._data) - self._at < kind.size:
+            raise MalformedReply(f"a reply of {len(self._data)} bytes ends too early")
+        values = kind.unpack_from(self._data, self._at)
+        self._at += kind.size
+        return values
+
+    def fields(self, kind: struct.Struct) -> tuple[int, ...]:
+        return self._take(kind)
+
+    def int8(self) -> int:
+        return self._take(_INT8)[0]
+
+    def int16(self) -> int:
+        return self._take(_INT16)[0]
+
+    def int32(self) -> int:
+        return self._take(_INT32)[0]
+
+    def int64(self) -> int:
+        return self._take(_INT64)[0]
+
+    def string(self) -> str:
+        length = self.int16()
+        try:
+            return str(self._bytes(max(length, 0)), "utf-8")
+        except UnicodeDecodeError as error:
+            raise MalformedReply(f"a name that is not UTF-8: {error}") from error
+
+    def records(self) -> memoryview:
+        return self._bytes(max(self.int32(), 0))
+
+    def count(self) -> int:
+        """An array's length; every element has at least two bytes."""
+        count = self.int32()
+        if count > (len(self._data) - self._at) // 2:
+            raise MalformedReply(f"{count} elements do not fit a reply of {len(self._data)} bytes")
+        return max(count, 0)
+
+    def _bytes(self, length: int) -> memoryview:
+        if length > len(self._data) - self._at:
+            raise MalformedReply(f"a field of {length} bytes does not fit a reply of {len(self._data)} bytes")
+        self._at += length
+        return self._data[self._at - length : self._at]
+
+
+def request_header(api_key: int, correlation_id: int, client_id: str) -> bytes:
+    """The header (version 1) in front of a request's body."""
+    writer = _Writer()
+    writer.data += _HEADER.pack(api_key, VERSIONS[api_key], correlation_id)
+    writer.string(client_id)
+    return bytes(writer.data)
+
+
+def metadata_request(topics: Sequence[str] | None, *, create: bool) -> bytes:
+    """Ask for topics (None: all); `create` those that do not exist, if the server is set up to do so."""
+    writer = _Writer()
+    if topics is None:
+        writer.int32(-1)
+    else:
+        writer.int32(len(topics))
+        for topic in topics:
+            writer.string(topic)
+    writer.int8(create)
+    return bytes(writer.data)
+
+
+def metadata_reply(body: Buffer) -> dict[str, TopicInfo]:
+    """Topics by name. MalformedReply."""
+    reader = _Reader(body)
+    reader.int32()  # throttle time
+    for _ in range(reader.count()):
+        reader.int32(), reader.string(), reader.int32(), reader.string()  # a broker
+    reader.string(), reader.int32()  # cluster, controller
+    topics: dict[str, TopicInfo] = {}
+    for _ in range(reader.count()):
+        error, name, internal = reader.int16(), reader.string(), bool(reader.int8())
+        partitions: list[int] = []
+        for _ in range(reader.count()):
+            reader.int16()  # a partition without a leader still has its place
+            partitions.append(reader.int32())
+            reader.int32()  # leader
+            for _ in range(2):  # replicas, those in sync
+                for _ in range(reader.count()):
+                    reader.int32()
+        topics[name] = TopicInfo(error, internal, tuple(sorted(partitions)))
+    return topics
+
+
+def _grouped(streams: Iterable[TopicPartition]) -> dict[str, list[TopicPartition]]:
+    topics: dict[str, list[TopicPartition]] = {}
+    for stream in streams:
+        topics.setdefault(stream.topic, []).append(stream)
+    return topics
+
+
+def list_offsets_request(timestamps_ms: Mapping[TopicPartition, int]) -> bytes:
+    """Ask for the first offset at or after a timestamp; EARLIEST and LATEST are timestamps too."""
+    writer = _Writer()
+    writer.int32(_NO_REPLICA)
+    writer.int8(_READ_UNCOMMITTED)
+    topics = _grouped(timestamps_ms)
+    writer.int32(len(topics))
+    for topic, streams in topics.items():
+        writer.string(topic)
+        writer.int32(len(streams))
+        for stream in streams:
+            writer.int32(stream.partition)
+            writer.int64(timestamps_ms[stream])
+    return bytes(writer.data)
+
+
+def list_offsets_reply(body: Buffer) -> dict[TopicPartition, OffsetInfo]:
+    """Offsets by stream. MalformedReply."""
+    reader = _Reader(body)
+    reader.int32()  # throttle time
+    offsets: dict[TopicPartition, OffsetInfo] = {}
+    for _ in range(reader.count()):
+        topic = reader.string()
+        for _ in range(reader.count()):
+            partition, error = reader.int32(), reader.int16()
+            offsets[TopicPartition(topic, partition)] = OffsetInfo(error, reader.int64(), reader.int64())
+    return offsets
+
+
+def fetch_request(stream: TopicPartition, offset: int, *, max_bytes: int, max_wait_ms: int) -> bytes:
+    """Ask for the batches of one stream from the one that holds `offset` on."""
+    writer = _Writer()
+    writer.data += _FETCH_HEAD.pack(_NO_REPLICA, max_wait_ms, 1, max_bytes, _READ_UNCOMMITTED, _NO_SESSION, _NO_EPOCH)
+    writer.int32(1)
+    writer.string(stream.topic)
+    writer.int32(1)
+    writer.data += _FETCH_PARTITION.pack(stream.partition, _NO_EPOCH, offset, -1, max_bytes)
+    writer.int32(0)  # nothing to forget
+    writer.string("")  # rack
+    return bytes(writer.data)
+
+
+def fetch_reply(body: Buffer) -> Fetched:
+    """The one stream's batches, which are views into `body`. MalformedReply."""
+    reader = _Reader(body)
+    reader.int32()  # throttle time
+    error = reader.int16()
+    reader.int32()  # session
+    if error:
+        return Fetched(error, -1, -1, memoryview(b""))
+    if reader.count() != 1 or reader.string() is None or reader.count() != 1:
+        raise MalformedReply("a fetch reply that is not about the one stream asked for")
+    _, error, high_watermark, _, log_start_offset = reader.fields(_FETCHED)
+    for _ in range(reader.count()):  # aborted transactions
+        reader.int64(), reader.int64()
+    reader.int32()  # preferred replica
+    return Fetched(error, high_watermark, log_start_offset, reader.records())
+
+
+def produce_request(stream: TopicPartition, records: Buffer, *, timeout_ms: int) -> list[Buffer]:
+    """Append batches to a stream, acknowledged when durable; `records` is not copied."""
+    writer = _Writer()
+    writer.string(None)  # no transaction
+    writer.int16(-1)  # acks=all
+    writer.int32(timeout_ms)
+    writer.int32(1)
+    writer.string(stream.topic)
+    writer.int32(1)
+    writer.int32(stream.partition)
+    writer.int32(len(records))
+    return [bytes(writer.data), records]
+
+
+def produce_reply(body: Buffer) -> Produced:
+    """The one stream's answer. MalformedReply."""
+    reader = _Reader(body)
+    if reader.count() != 1 or reader.string() is None or reader.count() != 1:
+        raise MalformedReply("a produce reply that is not about the one stream asked for")
+    reader.int32()  # partition
+    return Produced(reader.int16(), reader.int64())
