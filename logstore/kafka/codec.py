@@ -1,0 +1,99 @@
+"""Requests in and responses out through kio, for everything but Produce and Fetch.
+
+Invariants: whatever bytes arrive, `decode` returns a request or raises MalformedRequest; classes are looked up once per key and
+version, when they are first needed, so start-up pays for none.
+"""
+
+import io
+import struct
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple, cast
+
+from kio.index import KioIndexError, load_request_schema
+from kio.schema.index import api_key_map
+from kio.serial import entity_reader, entity_writer
+from kio.serial.errors import SerialError
+from kio.static.protocol import ResponsePayload
+
+from logstore.errors import MalformedRequest
+from logstore.interfaces import Buffer
+
+API_VERSIONS_KEY = 18
+_FIXED_HEADER = struct.Struct(">hhi")
+_LENGTH = struct.Struct(">h")
+FIXED_HEADER_BYTES = _FIXED_HEADER.size
+
+
+class RequestHeader(NamedTuple):
+    """Key, version, correlation id, and who the client says it is."""
+
+    api_key: int
+    version: int
+    correlation_id: int
+    client_id: str
+    body_at: int
+    """Where the body starts if the header is of version 1; tagged fields come first if it is of version 2."""
+
+
+def decode_header(frame: memoryview) -> RequestHeader:
+    """The header of any request, as far as all versions of it agree. Raises MalformedRequest."""
+    if len(frame) < FIXED_HEADER_BYTES:
+        raise MalformedRequest(f"a frame of {len(frame)} bytes has no request header")
+    api_key, version, correlation_id = _FIXED_HEADER.unpack_from(frame)
+    at = FIXED_HEADER_BYTES
+    if len(frame) < at + _LENGTH.size:
+        return RequestHeader(api_key, version, correlation_id, "", at)
+    (length,) = _LENGTH.unpack_from(frame, at)
+    at += _LENGTH.size
+    if length < 0:
+        return RequestHeader(api_key, version, correlation_id, "", at)
+    if at + length > len(frame):
+        raise MalformedRequest(f"a client id of {length} bytes exceeds the frame")
+    client_id = bytes(frame[at : at + length]).decode("utf-8", "replace")
+    return RequestHeader(api_key, version, correlation_id, client_id, at + length)
+
+
+def knows(api_key: int) -> bool:
+    """Whether Kafka has a request of that key."""
+    return api_key in api_key_map
+
+
+@cache
+def request_type(api_key: int, version: int) -> Any:
+    """kio's class for a request. Raises MalformedRequest if there is none."""
+    try:
+        return load_request_schema(api_key, version)
+    except KioIndexError as error:
+        raise MalformedRequest(f"request {api_key} has no version {version}") from error
+
+
+@cache
+def _reader(api_key: int, version: int) -> Callable[[memoryview, int], tuple[Any, int]]:
+    return cast(Callable[[memoryview, int], tuple[Any, int]], entity_reader(request_type(api_key, version)))
+
+
+@cache
+def _writer(response: type[ResponsePayload]) -> Callable[[io.BytesIO, ResponsePayload], None]:
+    return cast(Callable[[io.BytesIO, ResponsePayload], None], entity_writer(response))
+
+
+def decode(frame: memoryview, header: RequestHeader, at: int) -> Any:
+    """The request behind `header`, whose body starts at `at`. Raises MalformedRequest."""
+    try:
+        request, _ = _reader(header.api_key, header.version)(frame.toreadonly(), at)
+    except (SerialError, ValueError, TypeError, IndexError, struct.error, OverflowError, EOFError) as error:
+        raise MalformedRequest(f"request {header.api_key} version {header.version}: {error}") from error
+    return request
+
+
+def encode(response: ResponsePayload) -> list[Buffer]:
+    """The body of a response."""
+    target = io.BytesIO()
+    _writer(type(response))(target, response)
+    return [target.getvalue()]
+
+
+def has_flexible_response_header(response: ResponsePayload) -> bool:
+    """Whether the response's header is of version 1; ApiVersions' never is, so that any client can read it."""
+    return bool(response.__flexible__) and response.__api_key__ != API_VERSIONS_KEY

@@ -1,0 +1,98 @@
+"""Cairn's own requests on the Kafka port: staging and committing epochs.
+
+Invariants:
+* Every answer is a body of `logstore.format.private`; what goes wrong is an error inside it, never a closed connection.
+* A topic that a staged piece names is created on first use if that is on, before anything is staged.
+* No request is served before `roll_forward` has returned.
+"""
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Final
+
+import trio
+
+from logstore.engine import Engine
+from logstore.errors import CairnError
+from logstore.format.private import (
+    ABORT,
+    DECIDE,
+    DESCRIBE,
+    STAGE,
+    AbortRequest,
+    DecideRequest,
+    DescribeRequest,
+    Reply,
+    Request,
+    StageRequest,
+    decode_request,
+    encode_reply_body,
+)
+from logstore.interfaces import Buffer
+from logstore.kafka.dispatch import Caller, Front, RawApi
+from logstore.log.epochs import Epochs
+
+TICK_SECONDS: Final = 5.0
+
+
+def epoch_apis(front: Front, epochs: Epochs) -> list[RawApi]:
+    """The handlers of the private requests."""
+    requests = _EpochRequests(front, epochs)
+    return [RawApi(key, partial(requests.handle, key)) for key in (STAGE, DECIDE, ABORT, DESCRIBE)]
+
+
+async def roll_forward(engine: Engine, epochs: Epochs) -> None:
+    """Publish what a former life decided and did not finish; before serving.
+
+    Raises CorruptChunk, CorruptBatch or OSError if it cannot be told what had been published.
+    """
+    for search in epochs.searches():
+        stream = engine.store.stream(search.target.topic, search.target.partition)
+        epochs.found(search, await engine.find_control(stream, search.from_offset))
+    await engine.wait(epochs.roll_forward())
+
+
+async def run_ticks(front: Front, epochs: Epochs) -> None:
+    """Try again what failed and drop what is too old, every few seconds, for ever."""
+    while True:
+        await trio.sleep(TICK_SECONDS)
+        epochs.tick(now_ms=front.clock.wall_ms())
+        front.engine.kick()
+
+
+class _EpochRequests:
+    """From bytes to `Epochs` and back."""
+
+    def __init__(self, front: Front, epochs: Epochs) -> None:
+        self._front = front
+        self._epochs = epochs
+
+    async def handle(self, api_key: int, body: memoryview, _caller: Caller) -> list[Buffer]:
+        """Answer one request."""
+        try:
+            reply: Reply | CairnError = await self._answer(decode_request(api_key, body))
+        except CairnError as error:
+            reply = error
+        return [encode_reply_body(reply)]
+
+    async def _answer(self, request: Request) -> Reply:
+        engine, now_ms = self._front.engine, self._front.clock.wall_ms()
+        match request:
+            case StageRequest():
+                await self._create_topics({part.topic for part in request.parts})
+                return await engine.wait(self._epochs.stage(request, now_ms=now_ms))
+            case DecideRequest():
+                return await engine.wait(self._epochs.decide(request, now_ms=now_ms))
+            case AbortRequest():
+                return await engine.wait(self._epochs.abort(request))
+            case DescribeRequest():
+                return self._epochs.describe(request.query)
+
+    async def _create_topics(self, names: Iterable[str]) -> None:
+        """Create what is not there, if that is on; otherwise staging says what is missing."""
+        store, settings = self._front.engine.store, self._front.settings
+        if not settings.auto_create_topics:
+            return
+        for name in names:
+            if name not in store.topics:
+                await self._front.engine.wait(store.create_topic(name, settings.default_partitions, {}))

@@ -1,0 +1,194 @@
+"""Fetch: whole batches up to the high watermark, waiting for them if the client wants to.
+
+Invariants: every partition asked for is answered, in order; the limits of the request hold, but for the first batch of all,
+which is sent whatever its size, so that a reader always advances. Fetch sessions are declined with session id 0, as a full
+Kafka does; every request is then a full one.
+
+Source: Kafka protocol guide, Fetch 4 to 12; KIP-74 (limits), KIP-227 (sessions).
+"""
+
+from typing import NamedTuple
+
+import trio
+
+from logstore.errors import CairnError, OffsetOutOfRange, StorageFailed
+from logstore.interfaces import Buffer
+from logstore.kafka.dispatch import Front
+from logstore.kafka.errors import error_code
+from logstore.kafka.framing import Reader, Writer
+from logstore.log.stream import Stream
+
+KEY = 1
+MIN_VERSION, MAX_VERSION = 4, 12
+FIRST_FLEXIBLE = 12
+MAX_WAIT_MS = 60_000
+MAX_RESPONSE_BYTES = 16 << 20
+"""Whatever a client asks for: bounds what one connection holds in memory."""
+_SESSION_NOT_FOUND = 70
+_INVALID_SESSION_EPOCH = 71
+_FENCED_LEADER_EPOCH, _UNKNOWN_LEADER_EPOCH = 74, 75
+
+
+class FetchPartition(NamedTuple):
+    """What a client wants of one partition."""
+
+    partition: int
+    leader_epoch: int
+    offset: int
+    max_bytes: int
+
+
+class FetchRequest(NamedTuple):
+    """A decoded Fetch request."""
+
+    version: int
+    max_wait_ms: int
+    min_bytes: int
+    max_bytes: int
+    session_id: int
+    session_epoch: int
+    topics: list[tuple[str, list[FetchPartition]]]
+
+
+class _Answer(NamedTuple):
+    partition: int
+    error: int
+    high_watermark: int
+    log_start_offset: int
+    buffers: list[Buffer]
+    size: int
+
+
+def decode(frame: memoryview, at: int, version: int) -> FetchRequest:
+    """A Fetch request's body, from `at` on. Raises MalformedRequest."""
+    reader = Reader(frame, at, flexible=version >= FIRST_FLEXIBLE)
+    reader.int32()
+    max_wait_ms, min_bytes, max_bytes = reader.int32(), reader.int32(), reader.int32()
+    reader.int8()
+    session_id, session_epoch = (reader.int32(), reader.int32()) if version >= 7 else (0, -1)
+    topics: list[tuple[str, list[FetchPartition]]] = []
+    for _ in range(reader.count(6)):
+        name = reader.string()
+        partitions: list[FetchPartition] = []
+        for _ in range(reader.count(16)):
+            partition = reader.int32()
+            leader_epoch = reader.int32() if version >= 9 else -1
+            offset = reader.int64()
+            if version >= 12:
+                reader.int32()
+            if version >= 5:
+                reader.int64()
+            partitions.append(FetchPartition(partition, leader_epoch, offset, reader.int32()))
+            reader.tags()
+        reader.tags()
+        topics.append((name, partitions))
+    return FetchRequest(version, max_wait_ms, min_bytes, max_bytes, session_id, session_epoch, topics)
+
+
+async def handle(front: Front, request: FetchRequest) -> list[Buffer]:
+    """Answer a request, waiting up to its limit until there is enough."""
+    if request.session_id != 0:
+        return _encode(request.version, _SESSION_NOT_FOUND, [])
+    if request.session_epoch > 0:
+        return _encode(request.version, _INVALID_SESSION_EPOCH, [])
+    deadline = trio.current_time() + min(max(0, request.max_wait_ms), MAX_WAIT_MS) / 1000
+    while True:
+        # Listen first, look then: what comes in between must not be missed.
+        changed = trio.Event()
+        streams = _streams(front, request)
+        for stream in streams:
+            stream.add_waiter(changed.set)
+        try:
+            topics, size, is_final = await _collect(front, request)
+            if is_final or size >= request.min_bytes or trio.current_time() >= deadline:
+                return _encode(request.version, 0, topics)
+            with trio.move_on_at(deadline):
+                await changed.wait()
+        finally:
+            for stream in streams:
+                stream.remove_waiter(changed.set)
+
+
+def _streams(front: Front, request: FetchRequest) -> list[Stream]:
+    found: list[Stream] = []
+    for name, partitions in request.topics:
+        topic = front.engine.store.topics.get(name)
+        if topic is not None:
+            found += [topic.partitions[p.partition] for p in partitions if 0 <= p.partition < len(topic.partitions)]
+    return found
+
+
+async def _collect(front: Front, request: FetchRequest) -> tuple[list[tuple[str, list[_Answer]]], int, bool]:
+    """Answers, their size, and whether waiting would change nothing (an error, or nothing asked for)."""
+    topics: list[tuple[str, list[_Answer]]] = []
+    room = min(request.max_bytes, MAX_RESPONSE_BYTES)
+    total = 0
+    is_final = not request.topics
+    for name, partitions in request.topics:
+        answers: list[_Answer] = []
+        for wanted in partitions:
+            answer = await _read(front, name, wanted, room - total, must_advance=total == 0)
+            is_final = is_final or answer.error != 0
+            total += answer.size
+            answers.append(answer)
+        topics.append((name, answers))
+    return topics, total, is_final
+
+
+async def _read(front: Front, topic: str, wanted: FetchPartition, room: int, *, must_advance: bool) -> _Answer:
+    try:
+        stream = front.engine.store.stream(topic, wanted.partition)
+    except CairnError as error:
+        return _Answer(wanted.partition, int(error_code(error)), -1, -1, [], 0)
+    epoch_error = 0
+    if wanted.leader_epoch >= 0 and wanted.leader_epoch != stream.leader_epoch:
+        epoch_error = _FENCED_LEADER_EPOCH if wanted.leader_epoch < stream.leader_epoch else _UNKNOWN_LEADER_EPOCH
+    if epoch_error:
+        return _Answer(wanted.partition, epoch_error, -1, -1, [], 0)
+    try:
+        stream.check_offset(wanted.offset)
+        limit = min(wanted.max_bytes, room)
+        if limit <= 0 and not must_advance:
+            return _Answer(wanted.partition, 0, stream.high_watermark, stream.log_start_offset, [], 0)
+        result = await front.engine.read(stream, wanted.offset, max(1, limit))
+    except OffsetOutOfRange as error:
+        return _Answer(wanted.partition, int(error_code(error)), stream.high_watermark, stream.log_start_offset, [], 0)
+    except CairnError as error:
+        front.engine.store.report("read failed", stream=stream.name, offset=wanted.offset, error=str(error))
+        return _Answer(wanted.partition, int(error_code(error)), stream.high_watermark, stream.log_start_offset, [], 0)
+    except OSError as error:
+        front.engine.store.report("read failed", stream=stream.name, offset=wanted.offset, error=str(error))
+        code = int(error_code(StorageFailed(str(error))))
+        return _Answer(wanted.partition, code, stream.high_watermark, stream.log_start_offset, [], 0)
+    if result.size_bytes > limit and not must_advance:
+        return _Answer(wanted.partition, 0, stream.high_watermark, stream.log_start_offset, [], 0)
+    return _Answer(
+        wanted.partition, 0, stream.high_watermark, stream.log_start_offset, result.buffers, result.size_bytes
+    )
+
+
+def _encode(version: int, error: int, topics: list[tuple[str, list[_Answer]]]) -> list[Buffer]:
+    writer = Writer(flexible=version >= FIRST_FLEXIBLE)
+    writer.int32(0)
+    if version >= 7:
+        writer.int16(error)
+        writer.int32(0)
+    writer.count(len(topics))
+    for name, answers in topics:
+        writer.string(name)
+        writer.count(len(answers))
+        for answer in answers:
+            writer.int32(answer.partition)
+            writer.int16(answer.error)
+            writer.int64(answer.high_watermark)
+            writer.int64(answer.high_watermark)
+            if version >= 5:
+                writer.int64(answer.log_start_offset)
+            writer.count(0)
+            if version >= 11:
+                writer.int32(-1)
+            writer.records(answer.buffers, answer.size)
+            writer.tags()
+        writer.tags()
+    writer.tags()
+    return writer.finish()

@@ -1,0 +1,197 @@
+"""Kafka's primitive types, read from and written to one buffer: for the two requests whose bytes are not copied.
+
+Produce and Fetch carry the data; their frames are walked in place, so that records are handed on as slices. All other
+requests are decoded by kio. Invariants: a count or a length never exceeds what the remaining bytes can hold
+(MalformedRequest), so no request makes us allocate more than its own size.
+
+Source: Kafka protocol guide, "Protocol Primitive Types"; KIP-482 (flexible versions).
+"""
+
+import struct
+
+from logstore.errors import MalformedRequest
+from logstore.interfaces import Buffer
+
+_INT8 = struct.Struct(">b")
+_INT16 = struct.Struct(">h")
+_INT32 = struct.Struct(">i")
+_INT64 = struct.Struct(">q")
+MAX_UVARINT_BYTES = 5
+
+
+class Reader:
+    """Reads primitives one after the other. `flexible`: compact lengths and tagged fields (KIP-482)."""
+
+    __slots__ = ("at", "buffer", "flexible")
+
+    def __init__(self, buffer: memoryview, at: int, *, flexible: bool) -> None:
+        self.buffer = buffer
+        self.at = at
+        self.flexible = flexible
+
+    def _fixed(self, kind: struct.Struct) -> int:
+        at = self.at
+        self.at = at + kind.size
+        if self.at > len(self.buffer):
+            raise MalformedRequest(f"the request ends at byte {len(self.buffer)}, inside a field at {at}")
+        value: int = kind.unpack_from(self.buffer, at)[0]
+        return value
+
+    def int8(self) -> int:
+        """A signed byte."""
+        return self._fixed(_INT8)
+
+    def int16(self) -> int:
+        """A signed 16-bit integer."""
+        return self._fixed(_INT16)
+
+    def int32(self) -> int:
+        """A signed 32-bit integer."""
+        return self._fixed(_INT32)
+
+    def int64(self) -> int:
+        """A signed 64-bit integer."""
+        return self._fixed(_INT64)
+
+    def uvarint(self) -> int:
+        """An unsigned varint of at most 32 bits."""
+        value = 0
+        for shift in range(0, 7 * MAX_UVARINT_BYTES, 7):
+            byte = self.int8() & 0xFF
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+        raise MalformedRequest(f"varint at {self.at} does not end")
+
+    def _length(self, *, wide: bool) -> int:
+        """A length in bytes; -1 for null."""
+        if self.flexible:
+            return self.uvarint() - 1
+        return self.int32() if wide else self.int16()
+
+    def _take(self, length: int) -> memoryview:
+        if length < 0 or self.at + length > len(self.buffer):
+            raise MalformedRequest(f"a field of {length} bytes at {self.at} exceeds the request's {len(self.buffer)}")
+        taken = self.buffer[self.at : self.at + length]
+        self.at += length
+        return taken
+
+    def nullable_string(self) -> str | None:
+        """A string or null."""
+        length = self._length(wide=False)
+        if length == -1:
+            return None
+        try:
+            return str(self._take(length), "utf-8")
+        except UnicodeDecodeError as error:
+            raise MalformedRequest(f"a string at {self.at} is not UTF-8") from error
+
+    def string(self) -> str:
+        """A string."""
+        value = self.nullable_string()
+        if value is None:
+            raise MalformedRequest(f"a string at {self.at} is null")
+        return value
+
+    def nullable_bytes(self) -> memoryview | None:
+        """Bytes, as a slice of the buffer, or null."""
+        length = self._length(wide=True)
+        return None if length == -1 else self._take(length)
+
+    def count(self, element_bytes: int) -> int:
+        """An array's length, which the remaining bytes can hold if an element has at least `element_bytes`; null is 0."""
+        count = self._length(wide=True)
+        if count * element_bytes > len(self.buffer) - self.at:
+            raise MalformedRequest(f"an array of {count} elements at {self.at} exceeds the request")
+        return max(0, count)
+
+    def tags(self) -> None:
+        """Skip tagged fields."""
+        if not self.flexible:
+            return
+        for _ in range(self.uvarint()):
+            self.uvarint()
+            self._take(self.uvarint())
+
+
+class Writer:
+    """Collects primitives; large buffers go in uncopied."""
+
+    __slots__ = ("_parts", "_tail", "flexible", "size")
+
+    def __init__(self, *, flexible: bool) -> None:
+        self.flexible = flexible
+        self._parts: list[Buffer] = []
+        self._tail = bytearray()
+        self.size = 0
+
+    def int8(self, value: int) -> None:
+        """A signed byte."""
+        self._tail += _INT8.pack(value)
+
+    def int16(self, value: int) -> None:
+        """A signed 16-bit integer."""
+        self._tail += _INT16.pack(value)
+
+    def int32(self, value: int) -> None:
+        """A signed 32-bit integer."""
+        self._tail += _INT32.pack(value)
+
+    def int64(self, value: int) -> None:
+        """A signed 64-bit integer."""
+        self._tail += _INT64.pack(value)
+
+    def uvarint(self, value: int) -> None:
+        """An unsigned varint."""
+        while value > 0x7F:
+            self._tail.append((value & 0x7F) | 0x80)
+            value >>= 7
+        self._tail.append(value)
+
+    def count(self, value: int) -> None:
+        """An array's length."""
+        if self.flexible:
+            self.uvarint(value + 1)
+        else:
+            self.int32(value)
+
+    def string(self, value: str | None) -> None:
+        """A string or null."""
+        encoded = None if value is None else value.encode()
+        length = -1 if encoded is None else len(encoded)
+        if self.flexible:
+            self.uvarint(length + 1)
+        else:
+            self.int16(length)
+        if encoded is not None:
+            self._tail += encoded
+
+    def records(self, buffers: list[Buffer], size: int) -> None:
+        """Record batches, end to end, `size` bytes in all."""
+        if self.flexible:
+            self.uvarint(size + 1)
+        else:
+            self.int32(size)
+        self._parts.append(bytes(self._tail))
+        self.size += len(self._tail) + size
+        self._parts.extend(buffers)
+        self._tail = bytearray()
+
+    def tags(self) -> None:
+        """No tagged fields."""
+        if self.flexible:
+            self._tail.append(0)
+
+    def finish(self) -> list[Buffer]:
+        """Everything written, in order."""
+        self.size += len(self._tail)
+        parts = [*self._parts, bytes(self._tail)]
+        self._parts, self._tail = [], bytearray()
+        return parts
+
+
+def frame(correlation_id: int, body: list[Buffer], *, flexible_header: bool) -> list[Buffer]:
+    """A response frame: length, header (v1 if flexible, else v0), body."""
+    head = _INT32.pack(correlation_id) + (b"\x00" if flexible_header else b"")
+    size = len(head) + sum(len(part) for part in body)
+    return [_INT32.pack(size) + head, *body]

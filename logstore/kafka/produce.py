@@ -1,0 +1,155 @@
+"""Produce: checked, appended, and answered once everything in it is synced.
+
+Invariants: `start` does all its work at once, so that requests of one connection enter the log in the order they came; the answer
+is ready when every partition's ticket has settled. One bad partition fails alone.
+
+Source: Kafka protocol guide, Produce 3 to 11; acks=1 means the same as acks=all.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from logstore.errors import CairnError, InvalidRecord
+from logstore.interfaces import Buffer
+from logstore.kafka.dispatch import Front
+from logstore.kafka.errors import error_code
+from logstore.kafka.framing import Reader, Writer
+from logstore.log.stream_state import AppendResult, AppendTicket
+
+KEY = 0
+MIN_VERSION, MAX_VERSION = 3, 11
+FIRST_FLEXIBLE = 9
+_TRANSACTIONAL_REFUSED = 53
+"""TRANSACTIONAL_ID_AUTHORIZATION_FAILED: final for every client; transactions are not part of this."""
+_INVALID_REQUIRED_ACKS = 21
+
+
+class PartitionData(NamedTuple):
+    """Records for one partition, in place in the request's frame."""
+
+    partition: int
+    records: memoryview | None
+
+
+class ProduceRequest(NamedTuple):
+    """A decoded Produce request."""
+
+    version: int
+    transactional_id: str | None
+    acks: int
+    topics: list[tuple[str, list[PartitionData]]]
+
+
+@dataclass(slots=True)
+class _Outcome:
+    partition: int
+    error: int = 0
+    message: str | None = None
+    base_offset: int = -1
+    log_start_offset: int = -1
+
+
+@dataclass(slots=True)
+class Answer:
+    """An answer on its way. `on_ready` is called once, when `body` may be asked for; a needless one (acks=0) is None then."""
+
+    version: int
+    acks: int
+    waiting: int = 0
+    topics: list[tuple[str, list[_Outcome]]] = field(default_factory=list)
+    on_ready: Callable[[], None] | None = None
+
+    def body(self) -> list[Buffer] | None:
+        """The response's body; None if the client wants none."""
+        return None if self.acks == 0 else _encode(self)
+
+    def settle(self, outcome: _Outcome, ticket: AppendTicket) -> None:
+        """One partition's append has ended."""
+        if ticket.error is None:
+            result: AppendResult = ticket.result()
+            outcome.base_offset, outcome.log_start_offset = result.base_offset, result.log_start_offset
+        else:
+            _refuse(outcome, ticket.error)
+        self.waiting -= 1
+        if self.waiting == 0 and self.on_ready is not None:
+            self.on_ready()
+
+
+def decode(frame: memoryview, at: int, version: int) -> ProduceRequest:
+    """A Produce request's body, from `at` on. Raises MalformedRequest."""
+    reader = Reader(frame, at, flexible=version >= FIRST_FLEXIBLE)
+    transactional_id = reader.nullable_string()
+    acks = reader.int16()
+    reader.int32()
+    topics: list[tuple[str, list[PartitionData]]] = []
+    for _ in range(reader.count(6)):
+        name = reader.string()
+        partitions: list[PartitionData] = []
+        for _ in range(reader.count(5)):
+            partitions.append(PartitionData(reader.int32(), reader.nullable_bytes()))
+            reader.tags()
+        reader.tags()
+        topics.append((name, partitions))
+    return ProduceRequest(version, transactional_id, acks, topics)
+
+
+def start(front: Front, request: ProduceRequest) -> Answer:
+    """Append everything; the answer settles with the last of its tickets (check `waiting`: it may have settled already)."""
+    answer = Answer(request.version, request.acks)
+    now_ms = front.clock.wall_ms()
+    refused = 0
+    if request.transactional_id is not None:
+        refused = _TRANSACTIONAL_REFUSED
+    elif request.acks not in (-1, 0, 1):
+        refused = _INVALID_REQUIRED_ACKS
+    for name, partitions in request.topics:
+        outcomes: list[_Outcome] = []
+        answer.topics.append((name, outcomes))
+        for data in partitions:
+            outcome = _Outcome(data.partition, refused)
+            outcomes.append(outcome)
+            if not refused:
+                _append(front, answer, name, data, outcome, now_ms)
+    return answer
+
+
+def _append(front: Front, answer: Answer, topic: str, data: PartitionData, outcome: _Outcome, now_ms: int) -> None:
+    try:
+        if data.records is None:
+            raise InvalidRecord(f"{topic}-{data.partition}: no records")
+        ticket = front.engine.store.stream(topic, data.partition).append(data.records, now_ms=now_ms)
+    except CairnError as error:
+        _refuse(outcome, error)
+        return
+    answer.waiting += 1
+    ticket.add_callback(lambda settled: answer.settle(outcome, settled))
+
+
+def _refuse(outcome: _Outcome, error: Exception) -> None:
+    outcome.error = int(error_code(error))
+    outcome.message = str(error)
+
+
+def _encode(answer: Answer) -> list[Buffer]:
+    version = answer.version
+    writer = Writer(flexible=version >= FIRST_FLEXIBLE)
+    writer.count(len(answer.topics))
+    for name, outcomes in answer.topics:
+        writer.string(name)
+        writer.count(len(outcomes))
+        for outcome in outcomes:
+            writer.int32(outcome.partition)
+            writer.int16(outcome.error)
+            writer.int64(outcome.base_offset)
+            writer.int64(-1)
+            if version >= 5:
+                writer.int64(outcome.log_start_offset)
+            if version >= 8:
+                writer.count(0)
+                writer.string(outcome.message)
+            writer.tags()
+        writer.tags()
+    writer.int32(0)
+    writer.tags()
+    return writer.finish()
