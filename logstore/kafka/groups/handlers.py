@@ -1,13 +1,13 @@
 """Kafka's group requests to calls of `GroupService`, and its results to answers; waiting happens here.
 
 Invariants: what a commit or deletion reports as done is synced; a disk that refuses is COORDINATOR_NOT_AVAILABLE to
-the client, which tries again. Versions offered are those in `APIS`; the requests of KIP-848 (ConsumerGroupHeartbeat,
+the client, which tries again. Versions offered are those in `apis`; the requests of KIP-848 (ConsumerGroupHeartbeat,
 ConsumerGroupDescribe) are not offered.
 """
 
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import trio
 from kio.schema.errors import ErrorCode
@@ -15,6 +15,7 @@ from kio.static.protocol import ResponsePayload
 
 from logstore.errors import StorageFailed
 from logstore.interfaces import Clock
+from logstore.kafka.dispatch import Api, Caller
 from logstore.kafka.groups import members
 from logstore.kafka.groups.group import Group
 from logstore.kafka.groups.offsets import NO_EPOCH, NO_OFFSET, Committed, TopicPartition
@@ -37,22 +38,6 @@ class Waiter(Protocol):
         """The ticket's result; raises its error."""
 
 
-class Caller(NamedTuple):
-    """Who sends a request, as DescribeGroups shows it."""
-
-    client_id: str
-    host: str
-
-
-class Api(NamedTuple):
-    """One request this module answers: Kafka's key and versions, and the method of `GroupHandlers` that does it."""
-
-    key: int
-    min_version: int
-    max_version: int
-    handle: Callable[["GroupHandlers", Any, Caller], Awaitable[ResponsePayload]]
-
-
 class GroupHandlers:
     """Answers group requests; `run` must run beside it."""
 
@@ -62,6 +47,21 @@ class GroupHandlers:
         self._wait = wait
         self._woken = trio.Event()
         self._planned_s = math.inf
+
+    def apis(self) -> list[Api]:
+        """What to offer in ApiVersions, and how to answer it."""
+        return [
+            Api(8, 2, 9, self.offset_commit),
+            Api(9, 1, 9, self.offset_fetch),
+            Api(11, 0, 9, self.join_group),
+            Api(12, 0, 4, self.heartbeat),
+            Api(13, 0, 5, self.leave_group),
+            Api(14, 0, 5, self.sync_group),
+            Api(15, 0, 6, self.describe_groups),
+            Api(16, 0, 5, self.list_groups),
+            Api(42, 0, 2, self.delete_groups),
+            Api(47, 0, 0, self.offset_delete),
+        ]
 
     async def run(self) -> None:
         """Act on deadlines as they come, until cancelled."""
@@ -87,7 +87,7 @@ class GroupHandlers:
             member_id=request.member_id,
             instance_id=getattr(request, "group_instance_id", None),
             client_id=caller.client_id,
-            client_host=caller.host,
+            client_host=f"/{caller.host}",  # as Java prints an address
             session_timeout_ms=session_ms,
             rebalance_timeout_ms=milliseconds(request.rebalance_timeout) if version >= 1 else session_ms,
             protocol_type=request.protocol_type,
@@ -332,18 +332,3 @@ def _described(group: Group) -> Mapping[str, Any]:
             for member in group.members.values()
         ],
     }
-
-
-APIS: tuple[Api, ...] = (
-    Api(8, 2, 9, GroupHandlers.offset_commit),
-    Api(9, 1, 9, GroupHandlers.offset_fetch),
-    Api(11, 0, 9, GroupHandlers.join_group),
-    Api(12, 0, 4, GroupHandlers.heartbeat),
-    Api(13, 0, 5, GroupHandlers.leave_group),
-    Api(14, 0, 5, GroupHandlers.sync_group),
-    Api(15, 0, 6, GroupHandlers.describe_groups),
-    Api(16, 0, 5, GroupHandlers.list_groups),
-    Api(42, 0, 2, GroupHandlers.delete_groups),
-    Api(47, 0, 0, GroupHandlers.offset_delete),
-)
-"""What to offer in ApiVersions, and how to answer it."""

@@ -1,0 +1,29 @@
+"""The `cairn` command. Each subcommand loads its own room, and only that."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+USAGE_ERROR = 2
+COMMANDS = {"serve": ("logstore.sidecar", "run one sidecar: a durable queue that speaks the Kafka protocol")}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a subcommand; returns the process's exit status."""
+    parser = argparse.ArgumentParser(prog="cairn", description="Stable storage for stream processing.")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    chosen = next((word for word in words if not word.startswith("-")), None)
+    for name, (module, summary) in COMMANDS.items():
+        subparser = subparsers.add_parser(name, help=summary, description=summary)
+        if name == chosen:
+            room = import_module(module)
+            room.add_arguments(subparser)
+            subparser.set_defaults(run=room.main)
+    parsed = parser.parse_args(words)
+    return int(parsed.run(parsed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

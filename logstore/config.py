@@ -1,0 +1,274 @@
+"""A sidecar's settings: one table from which flags, the TOML file and the documentation are made; parsed once, at the edge.
+
+Invariants: flags win over the file; a setting nobody knows, of the wrong type or out of range is a ConfigError that names it and
+what is allowed; what comes out is frozen and complete.
+"""
+
+import argparse
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from logstore.errors import ConfigError
+from logstore.kafka.dispatch import FrontSettings
+from logstore.kafka.groups.coordinator import GroupSettings
+from logstore.kafka.groups.service import OffsetSettings
+from logstore.kafka.server import Listener
+from logstore.log.chunks import MAX_APPEND_BYTES
+from logstore.log.store import StoreSettings
+from logstore.log.topics import TopicConfig
+
+DEFAULT_KAFKA = "127.0.0.1:9092"
+_DAY_MS = 24 * 3_600_000
+_LARGEST = (1 << 63) - 1
+_MIB = 1 << 20
+
+
+class Setting(NamedTuple):
+    """One setting: `--name` on the command line, `name` in `[table]` of the file."""
+
+    table: str
+    name: str
+    default: int | bool | str
+    minimum: int
+    maximum: int
+    help: str
+
+    @property
+    def field(self) -> str:
+        """Its name in Python."""
+        return self.name.replace("-", "_")
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting("log", "io-window", 8, 1, 64, "disk jobs in flight at a time, and threads that run them"),
+    Setting("log", "tail-bytes", 24 * _MIB, _MIB, 1 << 40, "memory for the newest batches of all streams"),
+    Setting("log", "retention-ms", 7 * _DAY_MS, -1, _LARGEST, "age beyond which chunks are trimmed; -1: never"),
+    Setting("log", "retention-bytes", -1, -1, _LARGEST, "size of a stream beyond which chunks are trimmed; -1: no limit"),
+    Setting("log", "segment-bytes", 64 * _MIB, 1024, 1 << 30, "size at which a chunk is sealed"),
+    Setting("log", "max-message-bytes", 1_048_588, 0, MAX_APPEND_BYTES, "largest batch that is accepted"),
+    Setting("log", "producer-expiry-ms", _DAY_MS, 1000, _LARGEST, "when an idle idempotent producer is forgotten"),
+    Setting("kafka", "auto-create-topics", True, 0, 1, "create a topic when it is first used"),
+    Setting("kafka", "default-partitions", 1, 1, 10_000, "partitions of a topic that does not ask for a number"),
+    Setting("kafka", "max-frame-bytes", 16 * _MIB, 64 * 1024, 100 * _MIB, "largest request"),
+    Setting("kafka", "max-connections", 1000, 1, 100_000, "clients at a time"),
+    Setting("kafka", "max-connections-per-address", 100, 1, 100_000, "clients at a time from one address but loopback"),
+    Setting("kafka", "connection-in-flight-bytes", 16 * _MIB, 1024, 1 << 40, "unanswered requests of one connection"),
+    Setting("kafka", "total-in-flight-bytes", 32 * _MIB, 1024, 1 << 40, "unanswered requests of all connections"),
+    Setting("kafka", "handshake-s", 10, 1, 3600, "how long a new connection may be silent"),
+    Setting("kafka", "idle-s", 600, 1, 86_400, "how long any connection may be silent"),
+    Setting("groups", "min-session-timeout-ms", 6_000, 1, _LARGEST, "shortest session a group member may ask for"),
+    Setting("groups", "max-session-timeout-ms", 1_800_000, 1, _LARGEST, "longest session a group member may ask for"),
+    Setting("groups", "initial-rebalance-delay-ms", 100, 0, 60_000, "wait for more members of a new group"),
+    Setting("groups", "max-group-members", 1_000, 1, 100_000, "members of one group"),
+    Setting("groups", "offsets-retention-ms", 7 * _DAY_MS, 1, _LARGEST, "when offsets of an unused group are forgotten"),
+    Setting("epochs", "staging-bytes", 4 << 30, _MIB, 1 << 50, "staged output of all queries that is not committed yet"),
+    Setting("epochs", "staged-age-ms", _DAY_MS, 1000, _LARGEST, "when staged output that nobody commits is dropped"),
+    Setting("process", "log-format", "logfmt", 0, 0, "logfmt or json"),
+)
+LOG_FORMATS = ("logfmt", "json")
+_LISTEN_KEYS = ("kafka.listeners", "kafka.advertise", "data-dir", "insecure")
+
+
+@dataclass(frozen=True, slots=True)
+class SidecarConfig:
+    """Everything a sidecar is told."""
+
+    data_dir: Path
+    listeners: tuple[Listener, ...]
+    store: StoreSettings
+    front: FrontSettings
+    groups: GroupSettings
+    offsets: OffsetSettings
+    staging_bytes: int
+    staged_age_ms: int
+    log_as_json: bool
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Give `cairn serve` its flags."""
+    parser.add_argument("--data-dir", type=Path, help="directory that holds everything; made if it is missing")
+    parser.add_argument(
+        "--kafka", action="append", metavar="HOST:PORT", help=f"listen here (repeatable; default {DEFAULT_KAFKA})"
+    )
+    parser.add_argument(
+        "--advertise", action="append", metavar="HOST:PORT", help="what clients of the n-th listener are told to connect to"
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file with any of these settings")
+    parser.add_argument(
+        "--insecure", action="store_true", default=None, help="allow addresses other than loopback without authentication"
+    )
+    for table in dict.fromkeys(setting.table for setting in SETTINGS):
+        group = parser.add_argument_group(f"settings in [{table}]")
+        for setting in SETTINGS:
+            if setting.table == table:
+                group.add_argument(
+                    f"--{setting.name}", metavar="VALUE", help=f"{setting.help} (default {_shown(setting.default)})"
+                )
+
+
+def parse(arguments: argparse.Namespace) -> SidecarConfig:
+    """The settings from flags and file. Raises ConfigError."""
+    content = _read_file(arguments.config)
+    values = {setting.field: _value(setting, arguments, content) for setting in SETTINGS}
+    data_dir = arguments.data_dir or content.get("data-dir")
+    if data_dir is None:
+        raise ConfigError("no data directory: give --data-dir DIR, or data-dir in the --config file")
+    kafka = content.get("kafka", {})
+    insecure = arguments.insecure or content.get("insecure", False) is True
+    listeners = parse_listeners(
+        arguments.kafka or _texts("kafka.listeners", kafka.get("listeners")) or [DEFAULT_KAFKA],
+        arguments.advertise or _texts("kafka.advertise", kafka.get("advertise")) or [],
+        insecure=insecure,
+    )
+    return _build(Path(str(data_dir)), listeners, values)
+
+
+def _build(data_dir: Path, listeners: tuple[Listener, ...], values: Mapping[str, Any]) -> SidecarConfig:
+    topic_defaults = TopicConfig(
+        retention_ms=values["retention_ms"],
+        retention_bytes=values["retention_bytes"],
+        segment_bytes=values["segment_bytes"],
+        max_message_bytes=values["max_message_bytes"],
+    )
+    return SidecarConfig(
+        data_dir,
+        listeners,
+        StoreSettings(
+            io_window=values["io_window"],
+            tail_bytes=values["tail_bytes"],
+            producer_expiry_ms=values["producer_expiry_ms"],
+            topic_defaults=topic_defaults,
+        ),
+        FrontSettings(
+            max_frame_bytes=values["max_frame_bytes"],
+            max_connections=values["max_connections"],
+            max_connections_per_address=values["max_connections_per_address"],
+            connection_in_flight_bytes=values["connection_in_flight_bytes"],
+            total_in_flight_bytes=values["total_in_flight_bytes"],
+            handshake_s=float(values["handshake_s"]),
+            idle_s=float(values["idle_s"]),
+            auto_create_topics=bool(values["auto_create_topics"]),
+            default_partitions=values["default_partitions"],
+            topic_defaults=topic_defaults,
+        ),
+        GroupSettings(
+            min_session_timeout_ms=values["min_session_timeout_ms"],
+            max_session_timeout_ms=values["max_session_timeout_ms"],
+            initial_rebalance_delay_ms=values["initial_rebalance_delay_ms"],
+            max_members=values["max_group_members"],
+        ),
+        OffsetSettings(retention_ms=values["offsets_retention_ms"]),
+        staging_bytes=values["staging_bytes"],
+        staged_age_ms=values["staged_age_ms"],
+        log_as_json=values["log_format"] == "json",
+    )
+
+
+def _read_file(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        content = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {path}: {error}") from error
+    tables = {setting.table for setting in SETTINGS}
+    known = {f"{setting.table}.{setting.name}" for setting in SETTINGS} | set(_LISTEN_KEYS)
+    for key, value in content.items():
+        if key in tables and isinstance(value, dict):
+            strangers = [f"{key}.{name}" for name in value if f"{key}.{name}" not in known]
+        else:
+            strangers = [] if key in known else [key]
+        if strangers:
+            raise ConfigError(f"--config {path}: unknown setting {strangers[0]!r}; known are {', '.join(sorted(known))}")
+    return content
+
+
+def _value(setting: Setting, arguments: argparse.Namespace, content: Mapping[str, Any]) -> int | bool | str:
+    flag = getattr(arguments, setting.field, None)
+    if flag is not None:
+        return _checked(setting, f"--{setting.name}", flag)
+    table = content.get(setting.table, {})
+    if setting.name in table:
+        return _checked(setting, f"{setting.table}.{setting.name}", table[setting.name])
+    return setting.default
+
+
+def _checked(setting: Setting, where: str, value: object) -> int | bool | str:
+    text = str(value).strip().lower()
+    if isinstance(setting.default, str):
+        if text not in LOG_FORMATS:
+            raise ConfigError(f"{where}={value!r}: must be one of {', '.join(LOG_FORMATS)}")
+        return text
+    if isinstance(setting.default, bool):
+        if text not in ("true", "false"):
+            raise ConfigError(f"{where}={value!r}: must be true or false")
+        return text == "true"
+    try:
+        number = int(text)
+    except ValueError as error:
+        raise ConfigError(f"{where}={value!r}: must be a whole number") from error
+    if not setting.minimum <= number <= setting.maximum:
+        raise ConfigError(f"{where}={number}: must be from {setting.minimum} to {setting.maximum}")
+    return number
+
+
+def _texts(where: str, value: object) -> list[str]:
+    if value is None:
+        return []
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return value
+    raise ConfigError(f'{where}={value!r}: must be "HOST:PORT" or a list of them')
+
+
+def parse_listeners(listen: Sequence[str], advertise: Sequence[str], *, insecure: bool) -> tuple[Listener, ...]:
+    """Listeners from their texts. Raises ConfigError; also for an address beyond loopback unless `insecure`."""
+    if len(advertise) > len(listen):
+        raise ConfigError(f"{len(advertise)} advertised addresses for {len(listen)} listeners; give at most one for each")
+    listeners: list[Listener] = []
+    for number, text in enumerate(listen):
+        host, port = parse_address(text)
+        if not insecure and not _is_loopback(host):
+            raise ConfigError(
+                f"{text} can be reached from other machines, and there is no authentication yet: "
+                "listen on 127.0.0.1, or say --insecure if the network is yours alone"
+            )
+        told = parse_address(advertise[number]) if number < len(advertise) else (None, None)
+        listeners.append(Listener(host, port, *told))
+    return tuple(listeners)
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Host and port of HOST:PORT or [IPV6]:PORT. Raises ConfigError."""
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"{text!r} is not HOST:PORT, such as 127.0.0.1:9092 or [::1]:9092")
+    return host, int(port)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _shown(value: int | bool | str) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def settings_table() -> str:
+    """All settings as a Markdown table, for docs/operations.md."""
+    rows = ["| flag | in the file | default | meaning |", "|---|---|---|---|"]
+    rows += [f"| `--{s.name}` | `[{s.table}] {s.name}` | {_shown(s.default)} | {s.help} |" for s in SETTINGS]
+    return "\n".join(rows)

@@ -1,0 +1,134 @@
+"""One sidecar: its parts put together, from the data directory to the listeners.
+
+Invariants: nothing is served before everything is recovered and decided epochs are rolled forward; at SIGTERM or SIGINT the
+listeners close, what is pending is finished and written down, and the exit status is 0. What prevents a start is one clear line
+and status 2.
+"""
+
+import argparse
+import gc
+import signal
+import sys
+import uuid
+from typing import Any
+
+import trio
+from kio.static.protocol import ResponsePayload
+
+from logstore import config
+from logstore.config import SidecarConfig
+from logstore.disk.clock import SystemClock
+from logstore.disk.files import OsFiles, locked_directory
+from logstore.engine import open_engine
+from logstore.errors import CairnError
+from logstore.kafka import epochs as epoch_front
+from logstore.kafka.configs import ConfigHandlers
+from logstore.kafka.dispatch import Api, Caller, Front, Handlers, compose
+from logstore.kafka.groups.coordinator import Coordinator
+from logstore.kafka.groups.handlers import APIS as GROUP_APIS
+from logstore.kafka.groups.handlers import Api as GroupApi
+from logstore.kafka.groups.handlers import Caller as GroupCaller
+from logstore.kafka.groups.handlers import GroupHandlers
+from logstore.kafka.groups.offsets import OffsetStore
+from logstore.kafka.groups.service import GroupService
+from logstore.kafka.metadata import MetadataHandlers
+from logstore.kafka.offsets import OffsetHandlers
+from logstore.kafka.producer_ids import ProducerIdHandlers
+from logstore.kafka.server import KafkaServer
+from logstore.kafka.topics import TopicHandlers
+from logstore.log.epochs import Epochs
+from logstore.log.staging import Staging
+from logstore.log.store import Store
+from logstore.report import Reporter
+
+SWITCH_INTERVAL_S = 0.0005
+"""How long a reader thread may keep the interpreter from the event loop; Python's default is ten times that."""
+START_FAILED = 2
+
+add_arguments = config.add_arguments
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """`cairn serve`; returns the exit status."""
+    try:
+        settings = config.parse(arguments)
+        with locked_directory(settings.data_dir):
+            trio.run(_serve, settings)
+    except* (CairnError, OSError) as failures:
+        for failure in _leaves(failures):
+            print(f"cairn: {failure}", file=sys.stderr)  # noqa: T201
+        return START_FAILED
+    return 0
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    found: list[BaseException] = []
+    for error in group.exceptions:
+        found.extend(_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
+    return found
+
+
+async def _serve(settings: SidecarConfig) -> None:
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    clock = SystemClock()
+    reporter = Reporter(clock, as_json=settings.log_as_json)
+    files = OsFiles(settings.data_dir)
+    started_s = clock.monotonic_s()
+    store = Store.open(files, clock, settings.store, new_id=uuid.uuid4, report=reporter)
+    staging = Staging.open(files, store.notify, reporter, limit_bytes=settings.staging_bytes)
+    epochs = Epochs(store, staging, reporter, staged_age_ms=settings.staged_age_ms)
+    reporter("recovered", {"streams": len(store.streams()), "seconds": round(clock.monotonic_s() - started_s, 3)})
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with open_engine(store, files) as engine, trio.open_nursery() as nursery:
+            await epoch_front.roll_forward(engine, epochs)
+            front = Front(engine, clock, settings.front)
+            groups = _groups(settings, front)
+            server = KafkaServer(front, _handlers(front, groups, epochs))
+            listeners = await nursery.start(server.serve, settings.listeners)
+            nursery.start_soon(groups.run)
+            nursery.start_soon(epoch_front.run_ticks, front, epochs)
+            # What lives now lives for ever: collections need not look at it again.
+            gc.collect()
+            gc.freeze()
+            addresses = " ".join(f"kafka={listener.host}:{listener.port}" for listener in listeners)
+            print(f"cairn ready {addresses} data-dir={settings.data_dir}", flush=True)  # noqa: T201
+            async for number in signals:
+                reporter("stopping", {"signal": signal.Signals(number).name})
+                nursery.cancel_scope.cancel()
+                break
+    files.close()
+    reporter("stopped", {})
+
+
+def _groups(settings: SidecarConfig, front: Front) -> GroupHandlers:
+    store = front.engine.store
+
+    def look_up(name: str) -> tuple[str, int] | None:
+        topic = store.topics.get(name)
+        return None if topic is None else (topic.topic_id.hex, len(topic.partitions))
+
+    coordinator = Coordinator(settings.groups, lambda: uuid.uuid4().hex)
+    now_s = front.clock.monotonic_s()
+    service = GroupService(coordinator, OffsetStore(store.groups), look_up, settings.offsets, now_s)
+    return GroupHandlers(service, front.clock, front.engine.wait)
+
+
+def _handlers(front: Front, groups: GroupHandlers, epochs: Epochs) -> Handlers:
+    apis: list[Api] = [
+        *MetadataHandlers(front).apis(),
+        *OffsetHandlers(front).apis(),
+        *TopicHandlers(front).apis(),
+        *ConfigHandlers(front).apis(),
+        *ProducerIdHandlers(front).apis(),
+        *(_group_api(groups, api) for api in GROUP_APIS),
+    ]
+    return compose(apis, epoch_front.epoch_apis(front, epochs))
+
+
+def _group_api(groups: GroupHandlers, api: GroupApi) -> Api:
+    async def handle(request: Any, caller: Caller) -> ResponsePayload:
+        return await api.handle(groups, request, GroupCaller(caller.client_id, caller.host))
+
+    return Api(api.key, api.min_version, api.max_version, handle)
+
+
