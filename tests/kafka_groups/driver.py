@@ -21,7 +21,8 @@ REBALANCE_MS = 60_000
 
 def subscription(*topics: str) -> bytes:
     """ConsumerProtocolSubscription version 0, without user data."""
-    names = b"".join(struct.pack(">h", len(topic)) + topic.encode() for topic in topics)
+    encoded = [topic.encode() for topic in topics]
+    names = b"".join(struct.pack(">h", len(name)) + name for name in encoded)
     return struct.pack(">hi", 0, len(topics)) + names + struct.pack(">i", -1)
 
 

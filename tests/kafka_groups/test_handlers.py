@@ -1,0 +1,219 @@
+"""Requests of every version offered, as kio's dataclasses, through encoded answers, in virtual time."""
+
+import io
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import trio
+import trio.testing
+from kio.index import load_request_schema
+from kio.schema.errors import ErrorCode
+from kio.serial import entity_reader, entity_writer
+
+from logstore.disk.files import OsFiles
+from logstore.kafka.dispatch import Caller
+from logstore.kafka.groups.coordinator import Coordinator, GroupSettings
+from logstore.kafka.groups.handlers import GroupHandlers
+from logstore.kafka.groups.offsets import OffsetStore
+from logstore.kafka.groups.service import GroupService, OffsetSettings
+from logstore.kafka.groups.wire import _build
+from logstore.log.jobs import JobQueue
+from logstore.log.ledger import DIRECTORY, Ledger
+from logstore.log.ticket import Ticket
+from tests.kafka_groups.driver import subscription
+
+T = TypeVar("T")
+CALLER = Caller("tool", "127.0.0.1", "localhost", 9092)
+MILLISECONDS = 1000
+
+
+class TrioClock:
+    """The clock of the trio run: virtual under `autojump_clock`."""
+
+    def wall_ms(self) -> int:
+        """Milliseconds since an epoch."""
+        return 1_700_000_000_000 + int(trio.current_time() * MILLISECONDS)
+
+    def monotonic_s(self) -> float:
+        """Seconds."""
+        return trio.current_time()
+
+
+class Front:
+    """Handlers over a real ledger; `ask` sends a request and reads the answer's bytes back."""
+
+    def __init__(self, root: Path) -> None:
+        self.files = OsFiles(root)
+        self.files.make_directory(DIRECTORY)
+        self.queue = JobQueue(io_window=1)
+        ledger = Ledger.open(self.files, "groups", self.queue.ready)
+        clock = TrioClock()
+        numbers = iter(range(1000))
+        coordinator = Coordinator(GroupSettings(), lambda: str(next(numbers)))
+        topics = {"orders": ("id-1", 3)}
+        service = GroupService(
+            coordinator, OffsetStore(ledger), topics.get, OffsetSettings(), now_s=clock.monotonic_s()
+        )
+        self.handlers = GroupHandlers(service, clock, self.wait)
+        self.apis = {api.key: api for api in self.handlers.apis()}
+
+    async def wait(self, ticket: Ticket[T], /) -> T:
+        """Work the disk off and wait."""
+        while (job := self.queue.next_job()) is not None:
+            self.queue.finished(job, job.run(self.files))
+        settled = trio.Event()
+        ticket.add_callback(lambda _: settled.set())
+        await settled.wait()
+        return ticket.result()
+
+    async def ask(self, key: int, version: int, values: Mapping[str, Any]) -> Any:
+        """Send a request; fields that its version lacks are left out."""
+        request = _build(load_request_schema(key, version), values)
+        answer = await self.apis[key].handle(request, CALLER)
+        assert answer.__version__ == version
+        encoded = io.BytesIO()
+        entity_writer(type(answer))(encoded, answer)
+        decoded, size = entity_reader(type(answer))(memoryview(encoded.getvalue()).toreadonly(), 0)
+        assert (decoded, size) == (answer, len(encoded.getvalue()))
+        return decoded
+
+
+JOIN, HEARTBEAT, LEAVE, SYNC, COMMIT, FETCH = 11, 12, 13, 14, 8, 9
+DESCRIBE, LIST, DELETE, OFFSET_DELETE = 15, 16, 42, 47
+
+
+def join_values(member_id: str = "", *, session_ms: int = 10_000) -> dict[str, Any]:
+    """A JoinGroup of any version."""
+    milliseconds = duration(session_ms)
+    return {
+        "group_id": "g",
+        "session_timeout": milliseconds,
+        "rebalance_timeout": milliseconds,
+        "member_id": member_id,
+        "protocol_type": "consumer",
+        "protocols": [{"name": "range", "metadata": subscription("orders")}],
+    }
+
+
+def duration(milliseconds: int) -> timedelta:
+    """A duration as kio has it."""
+    return timedelta(milliseconds=milliseconds)
+
+
+async def joined(front: Front, version: int) -> Any:
+    """Join, with the second try if it is asked for."""
+    answer = await front.ask(JOIN, version, join_values())
+    if answer.error_code is ErrorCode.member_id_required:
+        answer = await front.ask(JOIN, version, join_values(answer.member_id))
+    return answer
+
+
+@pytest.mark.parametrize("version", range(10))
+async def test_a_consumer_of_every_version(
+    version: int, tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """Join, sync, heartbeat, commit, fetch, describe and leave, each in the version of that age."""
+    front = Front(tmp_path)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(front.handlers.run)
+        member = await joined(front, version)
+        assert (member.error_code, member.generation_id, member.protocol_name) == (ErrorCode.none, 1, "range")
+        me = {"group_id": "g", "generation_id": 1, "member_id": member.member_id}
+        assignments = [{"member_id": member.member_id, "assignment": b"all"}]
+        synced = await front.ask(SYNC, min(version, 5), {**me, "assignments": assignments})
+        assert (synced.error_code, synced.assignment) == (ErrorCode.none, b"all")
+        assert (await front.ask(HEARTBEAT, min(version, 4), me)).error_code is ErrorCode.none
+        commit = {
+            **me,
+            "generation_id_or_member_epoch": 1,
+            "retention_time": duration(-1),
+            "topics": [
+                {
+                    "name": "orders",
+                    "partitions": [
+                        {"partition_index": index, "committed_offset": 7, "committed_metadata": "m"} for index in (0, 9)
+                    ],
+                }
+            ],
+        }
+        (topic,) = (await front.ask(COMMIT, max(version, 2), commit)).topics
+        assert [p.error_code for p in topic.partitions] == [ErrorCode.none, ErrorCode.unknown_topic_or_partition]
+        await fetch_back(front, max(version, 1))
+        (group,) = (
+            await front.ask(
+                DESCRIBE,
+                min(version, 6),
+                {
+                    "groups": ("g",),
+                },
+            )
+        ).groups
+        assert (group.group_state, group.members[0].member_assignment) == ("Stable", b"all")
+        assert group.members[0].client_host == "/127.0.0.1"
+        left = await front.ask(LEAVE, min(version, 5), {**me, "members": [{"member_id": member.member_id}]})
+        assert left.error_code is ErrorCode.none
+        nursery.cancel_scope.cancel()
+
+
+async def fetch_back(front: Front, version: int) -> None:
+    """Fetch what was committed and what was not."""
+    wanted = [{"name": "orders", "partition_indexes": (0, 1)}]
+    request = {"group_id": "g", "topics": wanted, "groups": [{"group_id": "g", "topics": wanted}]}
+    answer = await front.ask(FETCH, version, request)
+    (topic,) = answer.groups[0].topics if version >= 8 else answer.topics
+    assert [(p.partition_index, p.committed_offset, p.metadata) for p in topic.partitions] == [(0, 7, "m"), (1, -1, "")]
+    if version >= 2:
+        everything = {"group_id": "g", "topics": None, "groups": [{"group_id": "g", "topics": None}]}
+        answer = await front.ask(FETCH, version, everything)
+        (topic,) = answer.groups[0].topics if version >= 8 else answer.topics
+        assert [(p.partition_index, p.committed_offset) for p in topic.partitions] == [(0, 7)]
+
+
+@pytest.mark.parametrize("version", range(6))
+async def test_administration_of_every_version(
+    version: int, tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    """A tool commits without membership, lists, filters, deletes an offset, then the group, which is then not found."""
+    front = Front(tmp_path)
+    partitions = [{"partition_index": index, "committed_offset": 3, "committed_metadata": None} for index in (0, 1)]
+    commit = {
+        "group_id": "g",
+        "generation_id_or_member_epoch": -1,
+        "member_id": "",
+        "retention_time": duration(-1),
+        "topics": [{"name": "orders", "partitions": partitions}],
+    }
+    await front.ask(COMMIT, 9, commit)
+    listed = await front.ask(LIST, version, {"states_filter": ("empty",), "types_filter": ("classic",)})
+    assert [(group.group_id, group.protocol_type) for group in listed.groups] == [("g", "")]
+    if version >= 4:
+        assert (await front.ask(LIST, version, {"states_filter": ("Stable",)})).groups == ()
+    doomed = [{"name": "orders", "partitions": partitions[:1]}]
+    (topic,) = (await front.ask(OFFSET_DELETE, 0, {"group_id": "g", "topics": doomed})).topics
+    assert [p.error_code for p in topic.partitions] == [ErrorCode.none]
+    for expected in (ErrorCode.none, ErrorCode.group_id_not_found):
+        (result,) = (await front.ask(DELETE, min(version, 2), {"groups_names": ("g",)})).results
+        assert result.error_code is expected
+    (group,) = (await front.ask(DESCRIBE, version, {"groups": ("g",)})).groups
+    assert (group.group_state, group.error_code) == ("Dead", ErrorCode.none)
+    (group,) = (await front.ask(DESCRIBE, 6, {"groups": ("g",)})).groups
+    assert group.error_code is ErrorCode.group_id_not_found
+
+
+async def test_the_loop_expires_sessions(tmp_path: Path, autojump_clock: trio.testing.MockClock) -> None:
+    """A member that falls silent is gone after its session, without any request to remind the sidecar."""
+    front = Front(tmp_path)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(front.handlers.run)
+        member = await joined(front, 9)
+        assignments = [{"member_id": member.member_id, "assignment": b"all"}]
+        me = {"group_id": "g", "generation_id": 1, "member_id": member.member_id}
+        await front.ask(SYNC, 5, {**me, "assignments": assignments})
+        await trio.sleep(10.1)
+        (group,) = (await front.ask(DESCRIBE, 6, {"groups": ("g",)})).groups
+        assert group.group_state == "Empty"
+        assert (await front.ask(HEARTBEAT, 4, me)).error_code is ErrorCode.unknown_member_id
+        nursery.cancel_scope.cancel()
