@@ -40,7 +40,9 @@ Rows = Mapping[int, Sequence[str]]
 class Sidecar:
     """One life of a sidecar over a file system."""
 
-    def __init__(self, fs: FileSystem, clock: ManualClock, *, limit_bytes: int = 1 << 20, age_ms: int = 3600_000) -> None:
+    def __init__(
+        self, fs: FileSystem, clock: ManualClock, *, limit_bytes: int = 1 << 20, age_ms: int = 3600_000
+    ) -> None:
         self.fs = fs
         self.clock = clock
         self.events: list[tuple[str, Mapping[str, object]]] = []
@@ -107,7 +109,14 @@ class Sidecar:
 
 
 def piece(
-    rows: Rows, *, run: str = "run-1", epoch: int, task: int = 0, attempt: str = "a0", position: int = 0, topic: str = "out"
+    rows: Rows,
+    *,
+    run: str = "run-1",
+    epoch: int,
+    task: int = 0,
+    attempt: str = "a0",
+    position: int = 0,
+    topic: str = "out",
 ) -> StageRequest:
     """One staged piece: one batch for each partition."""
     parts: list[Part] = []

@@ -1,13 +1,13 @@
 """What a query may live through, told as stories: each epoch once, from one execution, over all streams."""
 
 import pytest
-from tests.epochs.stage_set import Sidecar, decide, decision, piece, stage
 
 from logstore.errors import FencedRun, InvalidRecord, StagedMissing, StagePosition, StaleEpoch, StorageFailed
 from logstore.format.private import AbortRequest, DecideReply, StageReply
 from logstore.testing.clock import ManualClock
 from logstore.testing.faults import EIO, ENOSPC, Call, Fault
 from logstore.testing.simdisk import SimDisk
+from tests.epochs.stage_set import Sidecar, decide, decision, piece, stage
 
 
 @pytest.fixture
@@ -199,7 +199,7 @@ def test_a_disk_error_kills_the_attempt_only(sidecar: Sidecar, kind: str) -> Non
 
 
 def test_a_decision_that_may_be_on_disk_keeps_its_data(sidecar: Sidecar) -> None:
-    """If the ledger fails, the client is told, abort drops nothing that a restart might need, and trying again commits once."""
+    """If the ledger fails, abort drops nothing that a restart might need, and trying again commits once."""
     disk = sidecar.fs
     assert isinstance(disk, SimDisk)
     stage(sidecar, piece({0: ["a"]}, epoch=0))

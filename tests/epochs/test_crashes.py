@@ -1,0 +1,178 @@
+"""Power cuts and kills between any two disk operations: each epoch everywhere or nowhere, never twice."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from logstore.format.private import DecideReply
+from logstore.testing.clock import ManualClock
+from logstore.testing.faults import Call
+from logstore.testing.simdisk import Bounds, SimDisk
+from tests.epochs.stage_set import Sidecar, decide, decision, piece, stage
+
+EPOCHS = 3
+
+
+class PowerCut(Exception):
+    """The simulated disk stops here."""
+
+
+def set_up() -> SimDisk:
+    """A data directory with the topic, everything durable."""
+    disk = SimDisk(unit_bytes=256)
+    sidecar = Sidecar(disk, ManualClock())
+    sidecar.create("out", 2)
+    sidecar.run()
+    return disk
+
+
+def output(run: str, epoch: int, task: int) -> dict[int, list[str]]:
+    """What one execution of a task writes: different in every run, and spread over both partitions."""
+    return {partition: [f"{epoch}:{run}:{task}:{partition}"] for partition in (0, 1)}
+
+
+def run_epochs(sidecar: Sidecar, run: str, first: int, acked: dict[int, str]) -> None:
+    """A query's driver and tasks, from epoch `first` on. `acked` gets the run of each epoch that was answered."""
+    for epoch in range(first, EPOCHS):
+        for task in (0, 1):
+            stage(sidecar, piece(output(run, epoch, task), run=run, epoch=epoch, task=task))
+        reply = decide(sidecar, decision((0, "a0", 1), (1, "a0", 1), run=run, epoch=epoch))
+        if reply.outcome == "committed":
+            acked[epoch] = run
+
+
+def check_whole(sidecar: Sidecar, acked: dict[int, str]) -> None:
+    """Each epoch is in both streams exactly once, in order, from one execution: the acked one if there is."""
+    executions: list[list[str]] = []
+    for partition in (0, 1):
+        records = [value.split(":") for value in sidecar.records("out", partition)]
+        assert [int(record[0]) for record in records] == [epoch for epoch in range(EPOCHS) for _ in (0, 1)]
+        assert [record[2] for record in records] == ["0", "1"] * EPOCHS
+        runs = [record[1] for record in records]
+        assert runs[::2] == runs[1::2]
+        executions.append(runs[::2])
+        markers = [value for value in sidecar.values("out", partition) if value.startswith("<")]
+        assert markers == [mark for epoch in range(EPOCHS) for mark in (f"<Begin {epoch}>", f"<End {epoch}>")]
+    assert executions[0] == executions[1]
+    for epoch, run in acked.items():
+        assert executions[0][epoch] == run
+
+
+def check_all_or_nothing(sidecar: Sidecar) -> None:
+    """After rolling forward, before any client is back: both streams hold the same whole epochs."""
+    seen = [[value.rsplit(":", 1)[0] for value in sidecar.records("out", partition)] for partition in (0, 1)]
+    assert seen[0] == seen[1]
+    assert sidecar.epochs.describe("query-1").state == "idle"
+
+
+def cut_at(disk: SimDisk, number: int) -> Callable[[Call], None]:
+    """Let the disk stop before its `number`th changing call from now."""
+    left = number
+
+    def before(call: Call) -> None:
+        nonlocal left
+        if call.changes_disk:
+            left -= 1
+            if left < 0:
+                raise PowerCut
+
+    disk.before_call = before
+    return before
+
+
+def interrupted() -> Iterator[tuple[int, SimDisk, dict[int, str]]]:
+    """The scenario stopped before each of its disk operations in turn: its number, the disk, what was acked by then."""
+    number = 0
+    while True:
+        disk = set_up()
+        acked: dict[int, str] = {}
+        sidecar = Sidecar(disk, ManualClock())
+        cut_at(disk, number)
+        try:
+            run_epochs(sidecar, "run-1", 0, acked)
+        except PowerCut:
+            yield number, disk, acked
+            number += 1
+        else:
+            return
+
+
+def recover(disk: SimDisk) -> Sidecar:
+    """The next life of the sidecar, ready to serve."""
+    sidecar = Sidecar(disk, ManualClock())
+    sidecar.roll_forward()
+    check_all_or_nothing(sidecar)
+    return sidecar
+
+
+def first_epoch(acked: dict[int, str]) -> int:
+    """Where Spark starts again: at the epoch whose commit was not answered, decided or not."""
+    return len(acked)
+
+
+def test_power_cut_anywhere_and_a_new_run() -> None:
+    """Whatever a power cut leaves, the restarted query finds each epoch once, acked ones as they were acked."""
+    points = 0
+    for number, disk, acked in interrupted():
+        points += 1
+        for state in disk.crash_states(Bounds(states=12, file_states=6, torn_bytes=8, seed=number)):
+            sidecar = recover(state)
+            later = dict(acked)
+            run_epochs(sidecar, "run-2", first_epoch(acked), later)
+            check_whole(sidecar, {**later, **acked})
+    assert points > 30
+
+
+def test_a_kill_anywhere_and_the_same_client_goes_on() -> None:
+    """The sidecar alone is killed: the client stages again what was not acked and commits; nothing is lost."""
+    for _, disk, acked in interrupted():
+        sidecar = recover(disk.kill_state())
+        run_epochs(sidecar, "run-1", len(acked), acked)
+        check_whole(sidecar, acked)
+
+
+def test_a_second_crash_while_rolling_forward() -> None:
+    """Crashing again at every step of the roll-forward changes nothing."""
+    rolled = 0
+    for number, disk, acked in interrupted():
+        state = next(iter(disk.crash_states(Bounds(states=1, file_states=1, torn_bytes=1, seed=number))))
+        if not Sidecar(state.kill_state(), ManualClock()).epochs.searches():
+            continue
+        rolled += 1
+        step = 0
+        while True:
+            again = state.kill_state()
+            cut_at(again, step)
+            try:
+                Sidecar(again, ManualClock()).roll_forward()
+            except PowerCut:
+                step += 1
+            else:
+                break
+            for left in again.crash_states(Bounds(states=2, file_states=2, torn_bytes=1, seed=step)):
+                sidecar = recover(left)
+                later = dict(acked)
+                run_epochs(sidecar, "run-2", first_epoch(acked), later)
+                check_whole(sidecar, {**later, **acked})
+    assert rolled > 5
+
+
+@pytest.mark.slow
+def test_power_cut_anywhere_in_depth() -> None:
+    """The same with many more states of the disk."""
+    for number, disk, acked in interrupted():
+        for state in disk.crash_states(Bounds(states=500, seed=number)):
+            sidecar = recover(state)
+            later = dict(acked)
+            run_epochs(sidecar, "run-2", first_epoch(acked), later)
+            check_whole(sidecar, {**later, **acked})
+
+
+def test_a_commit_acked_before_the_crash_is_a_duplicate_after() -> None:
+    """The acked epoch of a former run, committed again by the next, is answered as a duplicate."""
+    disk = set_up()
+    sidecar = Sidecar(disk, ManualClock())
+    run_epochs(sidecar, "run-1", 0, {})
+    revived = recover(disk.kill_state())
+    last = EPOCHS - 1
+    assert decide(revived, decision(run="run-2", epoch=last)) == DecideReply("duplicate", last)
