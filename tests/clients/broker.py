@@ -1,0 +1,68 @@
+"""The server that the client tests talk to, and waiting for what it should come to."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient, NewTopic
+
+WAIT_SECONDS = 20.0
+"""No promise here takes longer; a test that waits this long has failed."""
+POLL_SECONDS = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """A running server: `kind` is "cairn" or "kafka"."""
+
+    kind: str
+    port: int
+
+    @property
+    def bootstrap(self) -> str:
+        """host:port for clients."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def is_kafka(self) -> bool:
+        """Whether it is the oracle and not Cairn."""
+        return self.kind == "kafka"
+
+    def admin(self) -> AdminClient:
+        """librdkafka's admin client."""
+        return AdminClient({"bootstrap.servers": self.bootstrap})
+
+    def create_topic(self, partitions: int = 1, **config: str) -> str:
+        """A new topic with a unique name; `config`'s keys have underscores for dots. Returns when it can be used."""
+        name = f"t-{uuid.uuid4().hex[:12]}"
+        settings = {key.replace("_", "."): value for key, value in config.items()}
+        admin = self.admin()
+        admin.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result(WAIT_SECONDS)
+        eventually(lambda: led_partitions(admin, name) == partitions)
+        return name
+
+
+def led_partitions(admin: AdminClient, topic: str) -> int:
+    """How many partitions of a topic have a leader."""
+    found = admin.list_topics(topic, timeout=WAIT_SECONDS).topics[topic]
+    return 0 if found.error else sum(part.leader >= 0 for part in found.partitions.values())
+
+
+def eventually(condition: Callable[[], object], seconds: float = WAIT_SECONDS) -> None:
+    """Wait until `condition()` is true; it may raise KafkaException meanwhile. AssertionError when time runs out."""
+    deadline = time.monotonic() + seconds
+    pause = threading.Event()
+    failure: KafkaException | None = None
+    while time.monotonic() < deadline:
+        try:
+            if condition():
+                return
+        except KafkaException as error:
+            failure = error
+        pause.wait(POLL_SECONDS)
+    raise AssertionError(f"not within {seconds} s: {failure or 'the condition stayed false'}")

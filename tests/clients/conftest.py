@@ -1,0 +1,60 @@
+"""The clients' tests run against the sidecar, or with `--peer=kafka` against a real Kafka, so that expectations are Kafka's own."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.harness.sidecar import SidecarPeer
+from tests.clients.adapters import CLIENTS, Client
+from tests.clients.broker import Broker
+from tests.support.kafka_peer import start_kafka
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every test here is a client's."""
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.clients)
+
+
+@pytest.fixture(scope="session")
+def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """One server for all tests of the session; topics and groups have unique names."""
+    kind = request.config.getoption("--peer")
+    directory = tmp_path_factory.mktemp(kind)
+    if kind == "kafka":
+        kafka = start_kafka(directory)
+        yield Broker(kind, kafka.port)
+        kafka.stop()
+        return
+    sidecar = SidecarPeer(directory)
+    sidecar.start()
+    try:
+        sidecar.wait_serving(15)
+        yield Broker(kind, sidecar.port)
+    finally:
+        sidecar.stop()
+
+
+@pytest.fixture(params=sorted(CLIENTS))
+def client(request: pytest.FixtureRequest, broker: Broker) -> Client:
+    """Each of the clients in turn."""
+    return CLIENTS[request.param](broker.bootstrap)
+
+
+@pytest.fixture
+def topic(broker: Broker) -> str:
+    """A topic of one partition."""
+    return broker.create_topic()
+
+
+@pytest.fixture
+def group() -> str:
+    """A group's name that nobody else uses."""
+    return f"g-{uuid.uuid4().hex[:12]}"
