@@ -123,7 +123,8 @@ async def test_a_consumer_of_every_version(
         assert (member.error_code, member.generation_id, member.protocol_name) == (ErrorCode.none, 1, "range")
         me = {"group_id": "g", "generation_id": 1, "member_id": member.member_id}
         assignments = [{"member_id": member.member_id, "assignment": b"all"}]
-        synced = await front.ask(SYNC, min(version, 5), {**me, "assignments": assignments})
+        named = {"protocol_type": "consumer", "protocol_name": "range"}
+        synced = await front.ask(SYNC, min(version, 5), {**me, **named, "assignments": assignments})
         assert (synced.error_code, synced.assignment) == (ErrorCode.none, b"all")
         assert (await front.ask(HEARTBEAT, min(version, 4), me)).error_code is ErrorCode.none
         commit = {
@@ -211,9 +212,34 @@ async def test_the_loop_expires_sessions(tmp_path: Path, autojump_clock: trio.te
         member = await joined(front, 9)
         assignments = [{"member_id": member.member_id, "assignment": b"all"}]
         me = {"group_id": "g", "generation_id": 1, "member_id": member.member_id}
-        await front.ask(SYNC, 5, {**me, "assignments": assignments})
+        refused = await front.ask(SYNC, 5, {**me, "assignments": assignments})
+        assert refused.error_code is ErrorCode.inconsistent_group_protocol
+        await front.ask(SYNC, 4, {**me, "assignments": assignments})
         await trio.sleep(10.1)
         (group,) = (await front.ask(DESCRIBE, 6, {"groups": ("g",)})).groups
         assert group.group_state == "Empty"
         assert (await front.ask(HEARTBEAT, 4, me)).error_code is ErrorCode.unknown_member_id
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"), [(8, ErrorCode.illegal_generation), (9, ErrorCode.group_id_not_found)]
+)
+async def test_a_commit_that_misses_its_group(version: int, expected: ErrorCode, tmp_path: Path) -> None:
+    """Told in the words its version knows; an unknown partition is told before that."""
+    front = Front(tmp_path)
+    commit = {
+        "group_id": "none",
+        "generation_id_or_member_epoch": 3,
+        "member_id": "m",
+        "topics": [
+            {
+                "name": "orders",
+                "partitions": [
+                    {"partition_index": index, "committed_offset": 7, "committed_metadata": ""} for index in (0, 9)
+                ],
+            }
+        ],
+    }
+    (topic,) = (await front.ask(COMMIT, version, commit)).topics
+    assert [p.error_code for p in topic.partitions] == [expected, ErrorCode.unknown_topic_or_partition]

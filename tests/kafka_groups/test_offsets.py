@@ -135,7 +135,7 @@ def test_what_cannot_be_committed_is_refused_by_partition(disk: Disk) -> None:
     }
     assert sidecar.offsets() == {ORDERS: 5}
     refused, _ = sidecar.commit({ORDERS: at(6)}, CommitRequest("new", 1, "m", None))
-    assert refused == {ORDERS: ErrorCode.illegal_generation}
+    assert refused == {ORDERS: ErrorCode.group_id_not_found}
 
 
 def test_a_topic_made_again_does_not_inherit_offsets(disk: Disk) -> None:

@@ -349,7 +349,7 @@ def test_who_may_commit() -> None:
     c.joined()
     a.joined()
     assert a.may_commit() is ErrorCode.rebalance_in_progress
-    assert world.coordinator.check_commit("new", 3, "m", None, world.now_s) is ErrorCode.illegal_generation
+    assert world.coordinator.check_commit("new", 3, "m", None, world.now_s) is ErrorCode.group_id_not_found
 
 
 def test_a_commit_keeps_the_session_alive() -> None:

@@ -388,7 +388,7 @@ class Coordinator:
         """Whether offsets may be committed so; counts as a heartbeat. Without membership, the group is made."""
         group = self._groups.get(group_id)
         if group is None:
-            return ErrorCode.illegal_generation if generation_id >= 0 else self.ensure(group_id, now_s)
+            return ErrorCode.group_id_not_found if generation_id >= 0 else self.ensure(group_id, now_s)
         if generation_id < 0 and group.state is GroupState.EMPTY:
             return ErrorCode.none
         if generation_id < 0 and not member_id and instance_id is None:

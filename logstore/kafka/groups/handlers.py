@@ -30,6 +30,8 @@ GROUP_TYPE = "classic"
 _ALLOWED_OPERATIONS = sum(1 << code for code in (3, 6, 8, 10, 11))
 """READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS: all that Kafka knows for a group; nobody is refused yet."""
 
+_NOT_ASKED = -(2**31)
+
 
 class Waiter(Protocol):
     """Waits for a ticket while its work is done (`logstore.engine.Engine.wait`)."""
@@ -116,7 +118,9 @@ class GroupHandlers:
         )
 
     async def sync_group(self, request: Any, _: Caller) -> ResponsePayload:
-        """SyncGroup 0 to 5."""
+        """SyncGroup 0 to 5; from version 5 the protocol must be named (KIP-559)."""
+        if request.__version__ >= 5 and (request.protocol_type is None or request.protocol_name is None):
+            return respond(request, {"error_code": ErrorCode.inconsistent_group_protocol, "assignment": b""})
         syncing = members.SyncRequest(
             group_id=request.group_id,
             generation_id=request.generation_id,
@@ -187,6 +191,11 @@ class GroupHandlers:
         }
         now_s, now_ms = self._clock.monotonic_s(), self._clock.wall_ms()
         refused, ticket = self._service.commit(committing, positions, now_s, now_ms)
+        if request.__version__ < 9:  # clients of that age do not know that a commit can miss its group
+            refused = {
+                where: ErrorCode.illegal_generation if error is ErrorCode.group_id_not_found else error
+                for where, error in refused.items()
+            }
         self._replan()
         accepted = await self._settled(ticket)
         return respond(request, {"topics": _by_partition(request, lambda where: refused.get(where, accepted))})
@@ -239,7 +248,7 @@ class GroupHandlers:
 
     async def describe_groups(self, request: Any, _: Caller) -> ResponsePayload:
         """DescribeGroups 0 to 6. A group that is not there is Dead, and from version 6 an error as well."""
-        operations = _ALLOWED_OPERATIONS if getattr(request, "include_authorized_operations", False) else -(2**31)
+        operations = _ALLOWED_OPERATIONS if getattr(request, "include_authorized_operations", False) else _NOT_ASKED
         groups: list[Mapping[str, Any]] = []
         for group_id in request.groups:
             group = self._service.coordinator.find(group_id)
@@ -256,7 +265,7 @@ class GroupHandlers:
                     "protocol_type": "",
                     "protocol_data": "",
                     "members": [],
-                    "authorized_operations": operations,
+                    "authorized_operations": _NOT_ASKED if missing else operations,
                 }
             )
         return respond(request, {"groups": groups})

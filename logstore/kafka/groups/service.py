@@ -81,11 +81,6 @@ class GroupService:
 
         The ticket fails with StorageFailed if the disk refuses.
         """
-        error = self.coordinator.check_commit(
-            request.group_id, request.generation_id, request.member_id, request.instance_id, now_s
-        )
-        if error is not ErrorCode.none:
-            return dict.fromkeys(positions, error), Ticket.succeeded(None)
         expires_ms = now_ms + request.retention_ms if request.retention_ms >= 0 else None
         refused: dict[TopicPartition, ErrorCode] = {}
         offsets: dict[TopicPartition, Committed] = {}
@@ -93,10 +88,18 @@ class GroupService:
             topic_id = self._topic_id(where)
             if topic_id is None:
                 refused[where] = ErrorCode.unknown_topic_or_partition
-            elif len(position.metadata) > self._settings.metadata_max_chars:
-                refused[where] = ErrorCode.offset_metadata_too_large
             else:
                 offsets[where] = Committed(*position, committed_ms=now_ms, topic_id=topic_id, expires_ms=expires_ms)
+        if not offsets:
+            return refused, Ticket.succeeded(None)
+        error = self.coordinator.check_commit(
+            request.group_id, request.generation_id, request.member_id, request.instance_id, now_s
+        )
+        if error is not ErrorCode.none:
+            return refused | dict.fromkeys(offsets, error), Ticket.succeeded(None)
+        for where in [where for where in offsets if len(offsets[where].metadata) > self._settings.metadata_max_chars]:
+            refused[where] = ErrorCode.offset_metadata_too_large
+            del offsets[where]
         if not offsets:
             return refused, Ticket.succeeded(None)
         group = self.coordinator.find(request.group_id)
