@@ -10,10 +10,8 @@ import gc
 import signal
 import sys
 import uuid
-from typing import Any
 
 import trio
-from kio.static.protocol import ResponsePayload
 
 from logstore import config
 from logstore.config import SidecarConfig
@@ -23,11 +21,8 @@ from logstore.engine import open_engine
 from logstore.errors import CairnError
 from logstore.kafka import epochs as epoch_front
 from logstore.kafka.configs import ConfigHandlers
-from logstore.kafka.dispatch import Api, Caller, Front, Handlers, compose
+from logstore.kafka.dispatch import Api, Front, Handlers, compose
 from logstore.kafka.groups.coordinator import Coordinator
-from logstore.kafka.groups.handlers import APIS as GROUP_APIS
-from logstore.kafka.groups.handlers import Api as GroupApi
-from logstore.kafka.groups.handlers import Caller as GroupCaller
 from logstore.kafka.groups.handlers import GroupHandlers
 from logstore.kafka.groups.offsets import OffsetStore
 from logstore.kafka.groups.service import GroupService
@@ -50,6 +45,7 @@ add_arguments = config.add_arguments
 
 def main(arguments: argparse.Namespace) -> int:
     """`cairn serve`; returns the exit status."""
+    status = 0
     try:
         settings = config.parse(arguments)
         with locked_directory(settings.data_dir):
@@ -57,8 +53,8 @@ def main(arguments: argparse.Namespace) -> int:
     except* (CairnError, OSError) as failures:
         for failure in _leaves(failures):
             print(f"cairn: {failure}", file=sys.stderr)  # noqa: T201
-        return START_FAILED
-    return 0
+        status = START_FAILED
+    return status
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
@@ -120,15 +116,6 @@ def _handlers(front: Front, groups: GroupHandlers, epochs: Epochs) -> Handlers:
         *TopicHandlers(front).apis(),
         *ConfigHandlers(front).apis(),
         *ProducerIdHandlers(front).apis(),
-        *(_group_api(groups, api) for api in GROUP_APIS),
+        *groups.apis(),
     ]
     return compose(apis, epoch_front.epoch_apis(front, epochs))
-
-
-def _group_api(groups: GroupHandlers, api: GroupApi) -> Api:
-    async def handle(request: Any, caller: Caller) -> ResponsePayload:
-        return await api.handle(groups, request, GroupCaller(caller.client_id, caller.host))
-
-    return Api(api.key, api.min_version, api.max_version, handle)
-
-
