@@ -149,7 +149,7 @@ def test_a_second_crash_while_rolling_forward() -> None:
                 step += 1
             else:
                 break
-            for left in again.crash_states(Bounds(states=2, file_states=2, torn_bytes=1, seed=step)):
+            for left in again.crash_states(Bounds(states=1, file_states=1, torn_bytes=1, seed=step)):
                 sidecar = recover(left)
                 later = dict(acked)
                 run_epochs(sidecar, "run-2", first_epoch(acked), later)

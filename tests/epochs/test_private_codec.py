@@ -1,0 +1,151 @@
+"""The private requests as bytes: whole, byte by byte, with something behind, with every bit flipped."""
+
+import pytest
+
+from logstore.errors import CairnError, FencedRun, MalformedRequest, StagePosition
+from logstore.format.private import (
+    ABORT,
+    API_KEYS,
+    DECIDE,
+    DESCRIBE,
+    STAGE,
+    AbortReply,
+    AbortRequest,
+    DecideReply,
+    DecideRequest,
+    DescribeReply,
+    DescribeRequest,
+    Part,
+    Reply,
+    Request,
+    StageReply,
+    StageRequest,
+    TaskOutput,
+    decode_reply,
+    decode_request,
+    decode_request_header,
+    encode_fields,
+    encode_reply,
+    encode_request,
+)
+
+PARTS = (Part("out", 0, 3, 1, 2), Part("täglich", 5, 2, 1, 1))
+REQUESTS: list[tuple[int, Request]] = [
+    (STAGE, StageRequest("q", "r", 4, 1, "a-0", 2, PARTS, b"abcde")),
+    (DECIDE, DecideRequest("q", "r", 4, "skip", (TaskOutput(0, "a-0", 1), TaskOutput(3, "b", 0)), "{}", True)),
+    (ABORT, AbortRequest("q", "r", 2**63 - 1)),
+    (DESCRIBE, DescribeRequest("q")),
+]
+REPLIES: list[tuple[int, Reply]] = [
+    (STAGE, StageReply(3)),
+    (DECIDE, DecideReply("duplicate", 4)),
+    (ABORT, AbortReply(17)),
+    (DESCRIBE, DescribeReply(4, "r", "idle", 0, 0)),
+    (DESCRIBE, DescribeReply(None, None, "idle", 0, 0)),
+]
+
+
+def body_of(request: Request) -> tuple[int, bytes]:
+    """API key and body of an encoded request."""
+    frame = b"".join(encode_request(request, correlation_id=9, client_id="test"))
+    api_key, version, correlation_id, client_id, position = decode_request_header(frame)
+    assert (version, correlation_id, client_id) == (0, 9, "test")
+    return api_key, frame[position:]
+
+
+@pytest.mark.parametrize(("api_key", "request_"), REQUESTS)
+def test_a_request_comes_back_as_it_was(api_key: int, request_: Request) -> None:
+    """Encoding and decoding are inverses."""
+    found_key, body = body_of(request_)
+    assert (found_key, decode_request(found_key, body)) == (api_key, request_)
+
+
+@pytest.mark.parametrize(("api_key", "reply"), REPLIES)
+def test_a_reply_comes_back_as_it_was(api_key: int, reply: Reply) -> None:
+    """Encoding and decoding are inverses."""
+    assert decode_reply(api_key, encode_reply(reply, correlation_id=3)) == (3, reply)
+
+
+def test_errors_come_back_with_their_class() -> None:
+    """The client raises what the sidecar raised, with what it carries; an unknown kind keeps its name."""
+    _, error = decode_reply(STAGE, encode_reply(StagePosition("no", length=4), correlation_id=3))
+    assert isinstance(error, StagePosition)
+    assert (str(error), error.length) == ("no", 4)
+    _, fenced = decode_reply(DECIDE, encode_reply(FencedRun("newer run"), correlation_id=3))
+    assert isinstance(fenced, FencedRun)
+    _, other = decode_reply(DECIDE, encode_reply(CairnError("what"), correlation_id=3))
+    assert isinstance(other, CairnError)
+    assert str(other) == "CairnError: what"
+
+
+@pytest.mark.parametrize(("api_key", "request_"), REQUESTS)
+def test_a_cut_or_longer_request_is_malformed(api_key: int, request_: Request) -> None:
+    """Every prefix, and anything behind the end, is MalformedRequest."""
+    _, body = body_of(request_)
+    for length in range(len(body)):
+        with pytest.raises(MalformedRequest):
+            decode_request(api_key, body[:length])
+    with pytest.raises(MalformedRequest):
+        decode_request(api_key, body + b"\0")
+
+
+@pytest.mark.parametrize(("api_key", "reply"), REPLIES)
+def test_a_cut_or_longer_reply_is_malformed(api_key: int, reply: Reply) -> None:
+    """Every prefix, and anything behind the end, is MalformedRequest."""
+    frame = encode_reply(reply, correlation_id=3)
+    for length in range(len(frame)):
+        with pytest.raises(MalformedRequest):
+            decode_reply(api_key, frame[:length])
+    with pytest.raises(MalformedRequest):
+        decode_reply(api_key, frame + b"\0")
+
+
+def test_every_flipped_bit_is_understood_or_malformed() -> None:
+    """No flipped bit raises anything but MalformedRequest, and no request is read as two different kinds."""
+    for api_key, request in REQUESTS:
+        frame = b"".join(encode_request(request, correlation_id=9))
+        for bit in range(len(frame) * 8):
+            flipped = bytearray(frame)
+            flipped[bit // 8] ^= 0x80 >> bit % 8
+            try:
+                found_key, _, _, _, position = decode_request_header(flipped)
+                decode_request(api_key if found_key in API_KEYS else found_key, memoryview(flipped)[position:])
+            except MalformedRequest:
+                continue
+    for api_key, reply in REPLIES:
+        frame = encode_reply(reply, correlation_id=9)
+        for bit in range(len(frame) * 8):
+            flipped = bytearray(frame)
+            flipped[bit // 8] ^= 0x80 >> bit % 8
+            try:
+                decode_reply(api_key, flipped)
+            except MalformedRequest:
+                continue
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        b"[" * 100_000,
+        b'{"query": "\\ud800", "run": "r", "epoch": 0}',
+        b'{"query": "q", "run": "r", "epoch": ' + b"9" * 5000 + b"}",
+        b'{"query": "q", "run": "r", "epoch": true}',
+        b'{"query": "q", "run": "r", "epoch": -1}',
+        b'{"query": "", "run": "r", "epoch": 1}',
+        b'{"query": "' + b"q" * 300 + b'", "run": "r", "epoch": 1}',
+        b"NaN",
+        b"\xff\xfe",
+    ],
+)
+def test_hostile_json_is_malformed(fields: bytes) -> None:
+    """Deep nesting, lone surrogates, endless digits and wrong types never raise anything else."""
+    with pytest.raises(MalformedRequest):
+        decode_request(ABORT, len(fields).to_bytes(4, "big") + fields)
+
+
+def test_a_decision_names_each_task_once() -> None:
+    """Two attempts of one task cannot both count."""
+    tasks = [{"task": 1, "attempt": "a", "frames": 1}, {"task": 1, "attempt": "b", "frames": 1}]
+    fields = {"query": "q", "run": "r", "epoch": 0, "rewind": "error", "tasks": tasks, "positions": "", "forget": False}
+    with pytest.raises(MalformedRequest, match="twice"):
+        decode_request(DECIDE, encode_fields(fields))
