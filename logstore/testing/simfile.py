@@ -1,13 +1,14 @@
 """One simulated file: what a process sees, and all that a power cut may leave of it.
 
 Model (docs/format.md, "Disk assumptions"):
-* Data reaches the disk in *units* (a page, or a sector for torn pages). Of every unit written since the last sync, any version it
-  had since then may be on disk, independently of every other unit, or none of them (what was durable before; zeros if nothing was).
+* Data reaches the disk in *units* (a page, or a sector for torn pages). Of every unit written since the last sync, any
+  version it had since then may be on disk, independently of every other unit, or none of them (what was durable before;
+  zeros if nothing was).
 * The size is metadata: any size the file had since the last sync may be on disk, independently of the data; what lies
   beyond the surviving size is gone, what lies within it and was never written reads as zeros.
 * The last write may moreover be torn at any byte.
-* A successful sync makes the present content durable, except units whose earlier sync failed and which were not written since:
-  the kernel has marked those clean, so nobody knows (the "fsyncgate" behaviour of Linux).
+* A successful sync makes the present content durable, except units whose earlier sync failed and which were not written
+  since: the kernel has marked those clean, so nobody knows (the "fsyncgate" behaviour of Linux).
 
 This module knows no names; `simdisk` gives files names and directories.
 """
@@ -110,7 +111,7 @@ class SimFile:
         self._last_write = None
 
     def fail_sync(self) -> None:
-        """A sync that fails: the pages are marked clean, so that no later sync writes them; they may be on disk or not."""
+        """A sync that fails: the pages are marked clean, no later sync writes them; they may be on disk or not."""
         self._dirty.clear()
 
     def flip_bit(self, bit: int) -> None:
@@ -123,13 +124,14 @@ class SimFile:
     # ---- what a power cut may leave
 
     def count_states(self) -> int:
-        """How many combinations of units and sizes there are (some may give the same content); torn writes not counted."""
+        """How many combinations of units and sizes there are (some may give the same content), without torn writes."""
         return (len(set(self._sizes)) + 1) * prod(len(versions) + 1 for versions in self._versions.values())
 
     def states(self, limit: int, random: Random) -> list[FileState]:
-        """Distinct contents that a power cut may leave: all of them if there are at most `limit`, else a choice of as many.
+        """Distinct contents that a power cut may leave: all if there are at most `limit`, else a choice of as many.
 
-        The choice always has: nothing kept, everything kept, every prefix, every suffix, each unit alone missing, each alone kept.
+        The choice always has: nothing kept, everything kept, every prefix, every suffix, each unit alone missing, each
+        alone kept.
         """
         units = sorted(self._versions)
         sizes = list(dict.fromkeys([len(self.durable), *self._sizes]))
@@ -171,7 +173,7 @@ class SimFile:
         return self._image(size, {unit: random.randrange(-1, len(kept)) for unit, kept in self._versions.items()})
 
     def torn_states(self, limit: int) -> list[FileState]:
-        """The last write torn at every byte (evenly spread if it has more than `limit`), with the size cut there or not."""
+        """The last write torn at every byte (evenly spread if it has more than `limit`), the size cut there or not."""
         if self._last_write is None or not self._dirty:
             return []
         step = max(1, -(-len(self._last_write.data) // limit))

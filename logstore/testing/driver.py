@@ -1,0 +1,66 @@
+"""Runs disk jobs on one thread, one operation at a time, in any order that real threads could produce.
+
+Invariants: each job's operations run in order; which job takes the next step is the generator's choice, so a seed
+repeats a run; a job is given back right after its last operation.
+"""
+
+from dataclasses import dataclass
+from random import Random
+
+from logstore.interfaces import FileSystem
+from logstore.log.jobs import Job, JobQueue, Operation
+
+
+@dataclass(slots=True)
+class _Running:
+    job: Job
+    next_operation: int = 0
+    failure: tuple[Operation, OSError] | None = None
+
+    @property
+    def over(self) -> bool:
+        return self.failure is not None or self.next_operation >= len(self.job.operations)
+
+
+class Driver:
+    """Steps through the jobs of a queue on a file system. Without `random` the oldest job goes first."""
+
+    def __init__(self, queue: JobQueue, fs: FileSystem, random: Random | None = None) -> None:
+        self._queue = queue
+        self._fs = fs
+        self._random = random
+        self._running: list[_Running] = []
+
+    def step(self) -> bool:
+        """Start what may, run one operation of one job, give it back if that was its last. False: nothing to do."""
+        while (job := self._queue.next_job()) is not None:
+            self._running.append(_Running(job))
+        if not self._running:
+            return False
+        running = self._running[0] if self._random is None else self._random.choice(self._running)
+        if not running.over:
+            operation = running.job.operations[running.next_operation]
+            running.next_operation += 1
+            try:
+                operation.run(self._fs)
+            except OSError as error:
+                if operation.optional:
+                    running.job.skipped.append((operation, error))
+                else:
+                    running.failure = (operation, error)
+        if running.over:
+            self._running.remove(running)
+            self._queue.finished(running.job, running.failure)
+        return True
+
+    def run(self, steps: int | None = None) -> int:
+        """Step until there is nothing to do, or `steps` times. Returns how many steps were taken."""
+        taken = 0
+        while (steps is None or taken < steps) and self.step():
+            taken += 1
+        return taken
+
+
+def run_jobs(queue: JobQueue, fs: FileSystem, random: Random | None = None) -> None:
+    """Run all disk work there is, and what follows from it, on this thread."""
+    Driver(queue, fs, random).run()
