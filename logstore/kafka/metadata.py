@@ -1,0 +1,217 @@
+"""Who is here and what there is: Metadata, DescribeCluster, DescribeTopicPartitions, FindCoordinator.
+
+Invariants: this sidecar is the only node, leads everything and coordinates every group, under the address that the caller's own
+listener advertises. A topic is created on first use only if both the setting and the request allow it, and is answered only
+once it is durable. Transactions have no coordinator here: they are refused by name (TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+which every client takes as final).
+
+Sources: Kafka protocol guide; KIP-699 (FindCoordinator in batches), KIP-966 (DescribeTopicPartitions).
+"""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from kio.schema.describe_topic_partitions.v0.response import Cursor
+from kio.schema.errors import ErrorCode
+from kio.schema.types import TopicName
+from kio.static.primitive import i32
+from kio.static.protocol import ResponsePayload
+
+from logstore.errors import CairnError
+from logstore.kafka.dispatch import Api, Caller, Front
+from logstore.kafka.errors import error_code
+from logstore.kafka.groups.wire import respond
+from logstore.log.store import Topic
+
+GROUP_COORDINATOR, TRANSACTION_COORDINATOR = 0, 1
+BROKERS_ENDPOINT = 1
+MAX_PARTITIONS_PER_ANSWER = 2000
+"""Kafka's max.request.partition.size.limit: a DescribeTopicPartitions answer goes on with a cursor."""
+NO_TRANSACTIONS = "transactions are not supported here; leave transactional.id unset (idempotence works without it)"
+_NOT_ASKED = -(2**31)
+_TOPIC_OPERATIONS = sum(1 << code for code in (3, 4, 5, 6, 7, 8, 10, 11))
+"""READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS: nobody is refused yet."""
+_CLUSTER_OPERATIONS = sum(1 << code for code in (5, 7, 8, 9, 10, 11, 12))
+"""CREATE, ALTER, DESCRIBE, CLUSTER_ACTION, DESCRIBE_CONFIGS, ALTER_CONFIGS, IDEMPOTENT_WRITE."""
+_NIL = uuid.UUID(int=0)
+
+
+class _Wanted(NamedTuple):
+    """A topic that a client asks about: by name, or by id."""
+
+    name: str | None
+    topic_id: uuid.UUID | None
+
+
+class MetadataHandlers:
+    """Answers questions about nodes, topics and coordinators."""
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+
+    def apis(self) -> list[Api]:
+        """What is served here."""
+        return [
+            Api(3, 0, 13, self.metadata),
+            Api(10, 0, 6, self.find_coordinator),
+            Api(60, 0, 2, self.describe_cluster),
+            Api(75, 0, 0, self.describe_topic_partitions),
+        ]
+
+    # ---- nodes
+
+    def _node_id(self) -> int:
+        return self._front.engine.store.node_id
+
+    async def describe_cluster(self, request: Any, caller: Caller) -> ResponsePayload:
+        """DescribeCluster 0 to 2."""
+        if getattr(request, "endpoint_type", BROKERS_ENDPOINT) != BROKERS_ENDPOINT:
+            message = "this is a broker's endpoint, not a controller's"
+            return respond(request, {"error_code": ErrorCode.mismatched_endpoint_type, "error_message": message})
+        node = {"broker_id": self._node_id(), "host": caller.advertised_host, "port": caller.advertised_port}
+        wants_operations = request.include_cluster_authorized_operations
+        return respond(
+            request,
+            {
+                "error_code": ErrorCode.none,
+                "cluster_id": self._front.engine.store.cluster_id,
+                "controller_id": self._node_id(),
+                "brokers": [node],
+                "cluster_authorized_operations": _CLUSTER_OPERATIONS if wants_operations else _NOT_ASKED,
+            },
+        )
+
+    async def find_coordinator(self, request: Any, caller: Caller) -> ResponsePayload:
+        """FindCoordinator 0 to 6: one key up to version 3, any number from version 4."""
+        key_type = getattr(request, "key_type", GROUP_COORDINATOR)
+        keys = request.coordinator_keys if request.__version__ >= 4 else (request.key,)
+        answers = [{"key": key, **self._coordinator(key, key_type, caller)} for key in keys]
+        if request.__version__ >= 4:
+            return respond(request, {"coordinators": answers})
+        return respond(request, answers[0])
+
+    def _coordinator(self, key: str, key_type: int, caller: Caller) -> Mapping[str, Any]:
+        nowhere = {"node_id": -1, "host": "", "port": -1}
+        if key_type == TRANSACTION_COORDINATOR:
+            refused = ErrorCode.transactional_id_authorization_failed
+            return {"error_code": refused, "error_message": NO_TRANSACTIONS, **nowhere}
+        if key_type != GROUP_COORDINATOR:
+            message = f"there are no coordinators of type {key_type} here, only of groups (0)"
+            return {"error_code": ErrorCode.invalid_request, "error_message": message, **nowhere}
+        if not key:
+            message = "a group id must not be empty"
+            return {"error_code": ErrorCode.invalid_group_id, "error_message": message, **nowhere}
+        here = {"node_id": self._node_id(), "host": caller.advertised_host, "port": caller.advertised_port}
+        return {"error_code": ErrorCode.none, "error_message": None, **here}
+
+    # ---- topics
+
+    async def metadata(self, request: Any, caller: Caller) -> ResponsePayload:
+        """Metadata 0 to 13."""
+        version = request.__version__
+        wants_all = request.topics is None or (version == 0 and not request.topics)
+        may_create = getattr(request, "allow_auto_topic_creation", True)
+        operations = _NOT_ASKED
+        if getattr(request, "include_topic_authorized_operations", False):
+            operations = _TOPIC_OPERATIONS
+        if wants_all:
+            topics = [_described(topic, self._node_id()) for topic in list(self._front.engine.store.topics.values())]
+        else:
+            wanted = dict.fromkeys(_Wanted(part.name, getattr(part, "topic_id", None)) for part in request.topics)
+            topics = [await self._look_up(one, may_create=may_create) for one in wanted]
+        wants_cluster = getattr(request, "include_cluster_authorized_operations", False)
+        node = {"node_id": self._node_id(), "host": caller.advertised_host, "port": caller.advertised_port}
+        return respond(
+            request,
+            {
+                "brokers": [node],
+                "cluster_id": self._front.engine.store.cluster_id,
+                "controller_id": self._node_id(),
+                "topics": [{**topic, "topic_authorized_operations": operations} for topic in topics],
+                "cluster_authorized_operations": _CLUSTER_OPERATIONS if wants_cluster else _NOT_ASKED,
+                "error_code": ErrorCode.none,
+            },
+        )
+
+    async def _look_up(self, wanted: _Wanted, *, may_create: bool) -> Mapping[str, Any]:
+        """A topic as Metadata shows it, created if that is allowed and it is missing."""
+        engine, settings = self._front.engine, self._front.settings
+        if wanted.topic_id is not None and wanted.topic_id != _NIL:
+            found = engine.store.topic_by_id(wanted.topic_id)
+            if found is not None:
+                return _described(found, self._node_id())
+            return _missing(wanted.name, wanted.topic_id, ErrorCode.unknown_topic_id)
+        name = wanted.name or ""
+        topic = engine.store.topics.get(name)
+        if topic is not None:
+            return _described(topic, self._node_id())
+        try:
+            if may_create and settings.auto_create_topics:
+                topic = await engine.wait(engine.store.create_topic(name, settings.default_partitions, {}))
+                return _described(topic, self._node_id())
+            engine.store.check_topic(name, settings.default_partitions, {})
+        except CairnError as error:
+            return _missing(name, None, error_code(error))
+        return _missing(name, None, ErrorCode.unknown_topic_or_partition)
+
+    async def describe_topic_partitions(self, request: Any, _: Caller) -> ResponsePayload:
+        """DescribeTopicPartitions 0: topics in the order of their names, some thousand partitions at a time."""
+        store = self._front.engine.store
+        names = sorted({part.name for part in request.topics}) if request.topics else sorted(store.topics)
+        start_name, start_partition = "", 0
+        if request.cursor is not None:
+            start_name, start_partition = request.cursor.topic_name, max(0, request.cursor.partition_index)
+        room = max(1, min(request.response_partition_limit, MAX_PARTITIONS_PER_ANSWER))
+        answers: list[Mapping[str, Any]] = []
+        following: Cursor | None = None
+        for name in names:
+            if name < start_name:
+                continue
+            first = start_partition if name == start_name else 0
+            if room == 0:
+                following = Cursor(topic_name=TopicName(name), partition_index=i32(first))
+                break
+            topic = store.topics.get(name)
+            if topic is None:
+                answers.append(_missing(name, None, ErrorCode.unknown_topic_or_partition))
+                continue
+            shown = _described(topic, self._node_id())
+            partitions = shown["partitions"][first : first + room]
+            room -= len(partitions)
+            answers.append({**shown, "partitions": partitions, "topic_authorized_operations": _TOPIC_OPERATIONS})
+            if first + len(partitions) < len(topic.partitions):
+                following = Cursor(topic_name=TopicName(name), partition_index=i32(first + len(partitions)))
+                break
+        return respond(request, {"topics": answers, "next_cursor": following})
+
+
+def _described(topic: Topic, node_id: int) -> dict[str, Any]:
+    return {
+        "error_code": ErrorCode.none,
+        "name": topic.name,
+        "topic_id": topic.topic_id,
+        "is_internal": topic.internal,
+        "partitions": _partitions(topic, node_id),
+    }
+
+
+def _partitions(topic: Topic, node_id: int) -> Sequence[Mapping[str, Any]]:
+    return [
+        {
+            "error_code": ErrorCode.none,
+            "partition_index": stream.partition,
+            "leader_id": node_id,
+            "leader_epoch": stream.leader_epoch,
+            "replica_nodes": (node_id,),
+            "isr_nodes": (node_id,),
+            "eligible_leader_replicas": (),
+            "last_known_elr": (),
+            "offline_replicas": (),
+        }
+        for stream in topic.partitions
+    ]
+
+
+def _missing(name: str | None, topic_id: uuid.UUID | None, error: ErrorCode) -> Mapping[str, Any]:
+    return {"error_code": error, "name": name, "topic_id": topic_id, "partitions": []}

@@ -1,0 +1,117 @@
+"""Offsets by position or time: ListOffsets and OffsetForLeaderEpoch.
+
+Invariants: the latest offset is the high watermark, so nothing that is not durable is ever promised; there is one leader epoch,
+so no log ever diverges. A question that cannot be answered for one partition is that partition's error.
+
+Sources: Kafka protocol guide; KIP-79 (by timestamp), KIP-734 (max timestamp), KIP-405 and KIP-1005 (tiers, which are not here).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from kio.schema.errors import ErrorCode
+from kio.static.protocol import ResponsePayload
+
+from logstore.errors import CairnError, StorageFailed
+from logstore.kafka.dispatch import Api, Caller, Front
+from logstore.kafka.errors import error_code
+from logstore.kafka.groups.wire import respond
+from logstore.log.stream import Stream
+
+LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -3, -4, -5
+_SINCE_VERSION = {LATEST: 1, EARLIEST: 1, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9}
+_UNKNOWN = -1
+
+
+class OffsetHandlers:
+    """Answers questions about offsets."""
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+
+    def apis(self) -> list[Api]:
+        """What is served here."""
+        return [Api(2, 1, 10, self.list_offsets), Api(23, 2, 4, self.offset_for_leader_epoch)]
+
+    async def list_offsets(self, request: Any, _: Caller) -> ResponsePayload:
+        """ListOffsets 1 to 10."""
+        asked = [(topic.name, part.partition_index) for topic in request.topics for part in topic.partitions]
+        doubled = {where for where in asked if asked.count(where) > 1} if len(set(asked)) < len(asked) else set()
+        topics = []
+        for topic in request.topics:
+            partitions = []
+            for part in topic.partitions:
+                if (topic.name, part.partition_index) in doubled:
+                    answer: Mapping[str, Any] = {"error_code": ErrorCode.invalid_request}
+                else:
+                    answer = await self._offset(topic.name, part, request.__version__)
+                partitions.append({"partition_index": part.partition_index, **answer})
+            topics.append({"name": topic.name, "partitions": partitions})
+        return respond(request, {"topics": topics})
+
+    async def _offset(self, topic: str, part: Any, version: int) -> Mapping[str, Any]:
+        try:
+            stream = self._front.engine.store.stream(topic, part.partition_index)
+            refused = refuse_leader_epoch(stream, getattr(part, "current_leader_epoch", _UNKNOWN))
+            if refused is not ErrorCode.none:
+                return {"error_code": refused}
+            if part.timestamp < 0 and _SINCE_VERSION.get(part.timestamp, version + 1) > version:
+                return {"error_code": ErrorCode.unsupported_version}
+            offset, timestamp = await self._find(stream, part.timestamp)
+        except CairnError as error:
+            return {"error_code": error_code(error)}
+        except OSError as error:
+            self._front.engine.store.report("look-up failed", stream=f"{topic}-{part.partition_index}", error=str(error))
+            return {"error_code": error_code(StorageFailed(str(error)))}
+        return {
+            "error_code": ErrorCode.none,
+            "timestamp": timestamp,
+            "offset": offset,
+            "leader_epoch": _UNKNOWN if offset == _UNKNOWN else stream.leader_epoch,
+        }
+
+    async def _find(self, stream: Stream, timestamp: int) -> tuple[int, int]:
+        """Offset and timestamp; both -1 if there is no such record. Raises CorruptChunk, OSError."""
+        if timestamp == LATEST:
+            return stream.high_watermark, _UNKNOWN
+        if timestamp in (EARLIEST, EARLIEST_LOCAL):
+            return stream.log_start_offset, _UNKNOWN
+        if timestamp == LATEST_TIERED:
+            return _UNKNOWN, _UNKNOWN
+        if timestamp == MAX_TIMESTAMP:
+            found = await self._front.engine.max_timestamp(stream)
+        else:
+            found = await self._front.engine.find_timestamp(stream, timestamp)
+        return (_UNKNOWN, _UNKNOWN) if found is None else found
+
+    async def offset_for_leader_epoch(self, request: Any, _: Caller) -> ResponsePayload:
+        """OffsetForLeaderEpoch 2 to 4: where the asked epoch ended, so that a client can see whether its log diverged."""
+        topics = [
+            {
+                "topic": topic.topic,
+                "partitions": [{"partition": p.partition, **self._epoch_end(topic.topic, p)} for p in topic.partitions],
+            }
+            for topic in request.topics
+        ]
+        return respond(request, {"topics": topics})
+
+    def _epoch_end(self, topic: str, part: Any) -> Mapping[str, Any]:
+        try:
+            stream = self._front.engine.store.stream(topic, part.partition)
+        except CairnError as error:
+            return {"error_code": error_code(error)}
+        refused = refuse_leader_epoch(stream, part.current_leader_epoch)
+        if refused is not ErrorCode.none or part.leader_epoch != stream.leader_epoch:
+            return {"error_code": refused}
+        return {
+            "error_code": ErrorCode.none,
+            "leader_epoch": stream.leader_epoch,
+            "end_offset": stream.high_watermark,
+        }
+
+
+def refuse_leader_epoch(stream: Stream, current: int) -> ErrorCode:
+    """What a client is told that believes in another leader epoch (-1: it does not say)."""
+    if current in (_UNKNOWN, stream.leader_epoch):
+        return ErrorCode.none
+    return ErrorCode.fenced_leader_epoch if current < stream.leader_epoch else ErrorCode.unknown_leader_epoch

@@ -1,0 +1,46 @@
+"""Producer ids for idempotent producers: InitProducerId.
+
+Invariants: an id is given out once, whatever crashes; its epoch starts at 0. A transactional id is refused by name, with the code
+that every client takes as final.
+
+Sources: KIP-98, KIP-360 (an idempotent producer that asks again gets a new id).
+"""
+
+from typing import Any
+
+from kio.schema.errors import ErrorCode
+from kio.static.protocol import ResponsePayload
+
+from logstore.errors import CairnError
+from logstore.kafka.dispatch import Api, Caller, Front
+from logstore.kafka.errors import error_code
+from logstore.kafka.groups.wire import respond
+
+_NO_ID, _NO_EPOCH, _FIRST_EPOCH = -1, -1, 0
+
+
+class ProducerIdHandlers:
+    """Gives out producer ids."""
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+
+    def apis(self) -> list[Api]:
+        """What is served here."""
+        return [Api(22, 0, 5, self.init_producer_id)]
+
+    async def init_producer_id(self, request: Any, _: Caller) -> ResponsePayload:
+        """InitProducerId 0 to 5."""
+        nobody = {"producer_id": _NO_ID, "producer_epoch": _NO_EPOCH}
+        if request.transactional_id is not None:
+            return respond(request, {"error_code": ErrorCode.transactional_id_authorization_failed, **nobody})
+        try:
+            given = await self._front.engine.wait(self._front.engine.store.allocate_producer_id())
+        except CairnError as error:
+            self._front.engine.store.report("no producer id", error=str(error))
+            # A disk that refuses: the client is to ask again.
+            retriable = ErrorCode.coordinator_not_available if error.retriable else error_code(error)
+            return respond(request, {"error_code": retriable, **nobody})
+        return respond(
+            request, {"error_code": ErrorCode.none, "producer_id": given, "producer_epoch": _FIRST_EPOCH}
+        )
