@@ -12,7 +12,7 @@ import contextlib
 import socket
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, Self, TypeVar
+from typing import Final, Generic, Self, TypeVar
 
 from logstore.client import wire
 from logstore.client.errors import RETRIABLE, MalformedReply, Refused, Unavailable, name_of
@@ -78,7 +78,6 @@ class Client:
         self._client_id = client_id
         self._socket: socket.socket | None = None
         self._correlation_id = 0
-        self._last_failure: Exception | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -138,13 +137,17 @@ class Client:
 
     # ---- batches
 
-    def start_fetch(self, stream: TopicPartition, offset: int, max_bytes: int) -> "Fetch":
-        """Send a fetch and return at once; its answer is read by `Fetch.receive`, before any other call on this
-        client.
-        """
-        fetch = Fetch(self, stream, offset, max_bytes)
-        fetch.send()
-        return fetch
+    def start_fetch(self, stream: TopicPartition, offset: int, max_bytes: int) -> "Pending[Fetched]":
+        """Send a fetch and return at once; read its answer before asking this client for anything else."""
+        body = wire.fetch_request(stream, offset, max_bytes=max_bytes, max_wait_ms=FETCH_WAIT_MS)
+
+        def receive(correlation_id: int) -> Fetched:
+            fetched = wire.fetch_reply(self._receive_reply(correlation_id))
+            if fetched.error in RETRIABLE:
+                raise Refused(f"fetch of {stream} at {self.where}", code=fetched.error)
+            return fetched
+
+        return Pending(self, lambda: self._send_request(wire.FETCH, [body]), receive)
 
     def produce(self, stream: TopicPartition, records: Buffer) -> int:
         """Append batches; the base offset. Not repeated once sent: after Unavailable it may or may not have
@@ -164,9 +167,17 @@ class Client:
 
     # ---- epochs
 
+    def start_stage(self, request: private.StageRequest) -> "Pending[private.StageReply]":
+        """Send a piece of an epoch's output and return at once; it is durable when the answer is there."""
+        return Pending(
+            self,
+            lambda: self._send_private(request),
+            lambda correlation_id: self._receive_private(private.STAGE, correlation_id, private.StageReply),
+        )
+
     def stage(self, request: private.StageRequest) -> private.StageReply:
         """Stage a piece of an epoch's output; it is durable when this returns."""
-        return self._private(private.STAGE, request, private.StageReply)
+        return self.start_stage(request).receive()
 
     def decide(self, request: private.DecideRequest) -> private.DecideReply:
         """Commit an epoch; once this returns it is there, whatever happens."""
@@ -181,42 +192,42 @@ class Client:
         return self._private(private.DESCRIBE, request, private.DescribeReply)
 
     def _private(self, api_key: int, request: private.Request, kind: type[R]) -> R:
-        def ask() -> R:
-            correlation_id = self._next_correlation()
-            self._send(private.encode_request(request, correlation_id=correlation_id, client_id=self._client_id))
-            try:
-                found, reply = private.decode_reply(api_key, self._receive_frame())
-            except MalformedRequest as error:
-                raise MalformedReply(f"{self.where} does not answer as a Cairn sidecar: {error}") from error
-            if found != correlation_id:
-                raise MalformedReply(f"{self.where} answered request {found} where {correlation_id} was asked")
-            if isinstance(reply, CairnError):
-                raise reply
-            if not isinstance(reply, kind):
-                raise MalformedReply(f"{self.where} answered with {type(reply).__name__} where {kind.__name__} was due")
-            return reply
+        return self._retry(lambda: self._receive_private(api_key, self._send_private(request), kind))
 
-        return self._retry(ask)
+    def _send_private(self, request: private.Request) -> int:
+        correlation_id = self._next_correlation()
+        self._send(private.encode_request(request, correlation_id=correlation_id, client_id=self._client_id))
+        return correlation_id
+
+    def _receive_private(self, api_key: int, correlation_id: int, kind: type[R]) -> R:
+        try:
+            found, reply = private.decode_reply(api_key, self._receive_frame())
+        except MalformedRequest as error:
+            raise MalformedReply(f"{self.where} does not answer as a Cairn sidecar: {error}") from error
+        if found != correlation_id:
+            raise MalformedReply(f"{self.where} answered request {found} where {correlation_id} was asked")
+        if isinstance(reply, CairnError):
+            raise reply
+        if not isinstance(reply, kind):
+            raise MalformedReply(f"{self.where} answered with {type(reply).__name__} where {kind.__name__} was due")
+        return reply
 
     # ---- requests and replies
 
     def _ask(self, api_key: int, body: Iterable[Buffer]) -> memoryview:
-        return self.receive_reply(self.send_request(api_key, body))
+        return self._receive_reply(self._send_request(api_key, body))
 
-    def send_request(self, api_key: int, body: Iterable[Buffer]) -> int:
-        """Send one of Kafka's requests; its correlation id. Raises OSError; for this package's own use."""
+    def _send_request(self, api_key: int, body: Iterable[Buffer]) -> int:
         correlation_id = self._next_correlation()
         self._send([wire.request_header(api_key, correlation_id, self._client_id), *body])
         return correlation_id
 
-    def receive_reply(self, correlation_id: int) -> memoryview:
-        """The body of the next reply. Raises OSError and MalformedReply; for this package's own use."""
+    def _receive_reply(self, correlation_id: int) -> memoryview:
         frame = self._receive_frame()
         if len(frame) < _CORRELATION_BYTES:
             raise MalformedReply(f"a reply of {len(frame)} bytes from {self.where}")
         (found,) = _LENGTH.unpack_from(frame)
         if found != correlation_id:
-            self.close()
             raise MalformedReply(f"{self.where} answered request {found} where {correlation_id} was asked")
         return frame[_CORRELATION_BYTES:]
 
@@ -298,34 +309,33 @@ class Client:
             backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
 
 
-class Fetch:
-    """A fetch under way: its request is sent before the caller works on the previous answer."""
+class Pending(Generic[T]):
+    """A request under way: sent before the caller turns to other work, its answer read when that is done.
 
-    def __init__(self, client: Client, stream: TopicPartition, offset: int, max_bytes: int) -> None:
+    Nothing else may be asked of the client in between. `send` sends the request and returns its correlation id,
+    `receive` reads the answer to it.
+    """
+
+    def __init__(self, client: Client, send: Callable[[], int], receive: Callable[[int], T]) -> None:
         self._client = client
-        self._stream = stream
-        self._body = wire.fetch_request(stream, offset, max_bytes=max_bytes, max_wait_ms=FETCH_WAIT_MS)
+        self._send = send
+        self._receive = receive
         self._correlation_id: int | None = None
+        try:
+            self._correlation_id = send()
+        except OSError:
+            client.close()  # half a request may be on its way; `receive` starts afresh
 
-    def send(self) -> None:
-        """Send the request, if there is a connection; otherwise `receive` does."""
-        with contextlib.suppress(OSError):
-            self._correlation_id = self._client.send_request(wire.FETCH, [self._body])
+    def receive(self, deadline_s: float | None = None) -> T:
+        """The answer, asked for again if the connection breaks. Raises Unavailable at the deadline (default: the
+        client's).
+        """
 
-    def receive(self, deadline_s: float | None = None) -> Fetched:
-        """The answer, asked for again on a new connection if the old one breaks. Raises Unavailable at the deadline."""
-
-        def ask() -> Fetched:
+        def ask() -> T:
             correlation_id, self._correlation_id = self._correlation_id, None
-            if correlation_id is None:
-                self._client.close()
-                correlation_id = self._client.send_request(wire.FETCH, [self._body])
-            fetched = wire.fetch_reply(self._client.receive_reply(correlation_id))
-            if fetched.error in RETRIABLE:
-                raise Refused(f"fetch of {self._stream} at {self._client.where}", code=fetched.error)
-            return fetched
+            return self._receive(self._send() if correlation_id is None else correlation_id)
 
-        return self._client.retry_until(ask, deadline_s if deadline_s is not None else self._client.deadline_s())
+        return self._client.retry_until(ask, self._client.deadline_s() if deadline_s is None else deadline_s)
 
 
-__all__ = ["Client", "Fetch", "Refused", "TopicPartition", "Unavailable", "name_of", "parse_addresses"]
+__all__ = ["Client", "Pending", "Refused", "TopicPartition", "Unavailable", "name_of", "parse_addresses"]

@@ -8,8 +8,8 @@ Invariants:
 * Only the loops that must touch each byte are here; the compiled part stays small so that loading it stays quick.
 """
 
-# The types that count here are the compiler's; numpy's scalars and ints, which it does not tell apart, are two things
-# to mypy. mypy: disable-error-code="arg-type,assignment,operator,return-value"
+# The compiler tells numpy's scalars and Python's ints apart where that matters; mypy does where it does not.
+# mypy: disable-error-code="arg-type,assignment,operator,return-value"
 
 from typing import Any, Final
 

@@ -1,0 +1,21 @@
+"""Errors of the Spark adapter; they join those of the log store under one root."""
+
+from typing import ClassVar
+
+from logstore.errors import Blame, CairnError
+
+
+class DataLost(CairnError):
+    """Records that a query should have read are gone; `failOnDataLoss=false` goes on without them."""
+
+    blame: ClassVar[Blame] = "client"
+
+
+class SchemaRefused(CairnError):
+    """A data frame that cannot be written, or a schema that cannot be read; the message names the column."""
+
+    blame: ClassVar[Blame] = "client"
+
+
+class NoTaskContext(CairnError):
+    """The sink ran outside a Spark task, or in one that lacks what identifies its epoch."""
