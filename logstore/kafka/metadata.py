@@ -1,9 +1,9 @@
 """Who is here and what there is: Metadata, DescribeCluster, DescribeTopicPartitions, FindCoordinator.
 
-Invariants: this sidecar is the only node, leads everything and coordinates every group, under the address that the caller's own
-listener advertises. A topic is created on first use only if both the setting and the request allow it, and is answered only
-once it is durable. Transactions have no coordinator here: they are refused by name (TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-which every client takes as final).
+Invariants: this sidecar is the only node, leads everything and coordinates every group, under the address that the
+caller's own listener advertises. A topic is created on first use only if both the setting and the request allow it,
+and is answered only once it is durable. Transactions have no coordinator here: they are refused by name
+(TRANSACTIONAL_ID_AUTHORIZATION_FAILED, which every client takes as final).
 
 Sources: Kafka protocol guide; KIP-699 (FindCoordinator in batches), KIP-966 (DescribeTopicPartitions).
 """
@@ -116,7 +116,9 @@ class MetadataHandlers:
         if getattr(request, "include_topic_authorized_operations", False):
             operations = _TOPIC_OPERATIONS
         if wants_all:
-            topics = [_described(topic, self._node_id()) for topic in list(self._front.engine.store.topics.values())]
+            topics: list[Mapping[str, Any]] = [
+                _described(topic, self._node_id()) for topic in list(self._front.engine.store.topics.values())
+            ]
         else:
             wanted = dict.fromkeys(_Wanted(part.name, getattr(part, "topic_id", None)) for part in request.topics)
             topics = [await self._look_up(one, may_create=may_create) for one in wanted]

@@ -1,9 +1,10 @@
 """Offsets by position or time: ListOffsets and OffsetForLeaderEpoch.
 
-Invariants: the latest offset is the high watermark, so nothing that is not durable is ever promised; there is one leader epoch,
-so no log ever diverges. A question that cannot be answered for one partition is that partition's error.
+Invariants: the latest offset is the high watermark, so nothing that is not durable is ever promised; there is one
+leader epoch, so no log ever diverges. A question that cannot be answered for one partition is that partition's error.
 
-Sources: Kafka protocol guide; KIP-79 (by timestamp), KIP-734 (max timestamp), KIP-405 and KIP-1005 (tiers, which are not here).
+Sources: Kafka protocol guide; KIP-79 (by timestamp), KIP-734 (max timestamp), KIP-405 and KIP-1005 (tiers, which are
+not here).
 """
 
 from collections.abc import Mapping
@@ -61,7 +62,9 @@ class OffsetHandlers:
         except CairnError as error:
             return {"error_code": error_code(error)}
         except OSError as error:
-            self._front.engine.store.report("look-up failed", stream=f"{topic}-{part.partition_index}", error=str(error))
+            self._front.engine.store.report(
+                "look-up failed", stream=f"{topic}-{part.partition_index}", error=str(error)
+            )
             return {"error_code": error_code(StorageFailed(str(error)))}
         return {
             "error_code": ErrorCode.none,
@@ -85,7 +88,7 @@ class OffsetHandlers:
         return (_UNKNOWN, _UNKNOWN) if found is None else found
 
     async def offset_for_leader_epoch(self, request: Any, _: Caller) -> ResponsePayload:
-        """OffsetForLeaderEpoch 2 to 4: where the asked epoch ended, so that a client can see whether its log diverged."""
+        """OffsetForLeaderEpoch 2 to 4: where the asked epoch ended, so that clients see whether logs diverged."""
         topics = [
             {
                 "topic": topic.topic,

@@ -1,7 +1,7 @@
 """Producer ids for idempotent producers: InitProducerId.
 
-Invariants: an id is given out once, whatever crashes; its epoch starts at 0. A transactional id is refused by name, with the code
-that every client takes as final.
+Invariants: an id is given out once, whatever crashes; its epoch starts at 0. A transactional id is refused by name,
+with the code that every client takes as final.
 
 Sources: KIP-98, KIP-360 (an idempotent producer that asks again gets a new id).
 """
@@ -41,6 +41,4 @@ class ProducerIdHandlers:
             # A disk that refuses: the client is to ask again.
             retriable = ErrorCode.coordinator_not_available if error.retriable else error_code(error)
             return respond(request, {"error_code": retriable, **nobody})
-        return respond(
-            request, {"error_code": ErrorCode.none, "producer_id": given, "producer_epoch": _FIRST_EPOCH}
-        )
+        return respond(request, {"error_code": ErrorCode.none, "producer_id": given, "producer_epoch": _FIRST_EPOCH})

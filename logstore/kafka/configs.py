@@ -1,0 +1,259 @@
+"""Settings of topics, read and changed: DescribeConfigs, AlterConfigs, IncrementalAlterConfigs.
+
+Invariants: only what has an effect can be set; what Kafka knows and has one value here is shown read-only, and
+setting it to anything else is INVALID_CONFIG. The sidecar's own settings are shown under Kafka's names and never
+changed over the network.
+
+Source: Kafka protocol guide; KIP-226 (where a value comes from), KIP-339 (incremental changes).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from kio.schema.errors import ErrorCode
+from kio.static.protocol import ResponsePayload
+
+from logstore.errors import CairnError, InvalidConfig
+from logstore.kafka.dispatch import Api, Caller, Front
+from logstore.kafka.errors import error_code
+from logstore.kafka.groups.wire import respond
+from logstore.log.topics import FIXED, SETTINGS, TopicConfig, describe_config, parse_config
+
+TOPIC, BROKER = 2, 4
+_SET, _DELETE, _APPEND, _SUBTRACT = 0, 1, 2, 3
+
+
+class Source(IntEnum):
+    """Where a value comes from, as DescribeConfigs counts."""
+
+    TOPIC = 1
+    STATIC_BROKER = 4
+    DEFAULT = 5
+
+
+class Kind(IntEnum):
+    """The type of a value, as DescribeConfigs counts."""
+
+    BOOLEAN = 1
+    STRING = 2
+    INT = 3
+    LONG = 5
+    LIST = 7
+
+
+_KINDS: Mapping[str, Kind] = {
+    "segment.bytes": Kind.INT,
+    "max.message.bytes": Kind.INT,
+    "cleanup.policy": Kind.LIST,
+    "message.timestamp.type": Kind.STRING,
+    "compression.type": Kind.STRING,
+    "min.insync.replicas": Kind.INT,
+    "unclean.leader.election.enable": Kind.BOOLEAN,
+    "preallocate": Kind.BOOLEAN,
+    "remote.storage.enable": Kind.BOOLEAN,
+}
+"""What is not a LONG."""
+_BROKER_NAMES: Mapping[str, str] = {
+    "retention.ms": "log.retention.ms",
+    "retention.bytes": "log.retention.bytes",
+    "segment.bytes": "log.segment.bytes",
+    "max.message.bytes": "message.max.bytes",
+    "message.timestamp.after.max.ms": "log.message.timestamp.after.max.ms",
+}
+"""Kafka's name for the default of a topic setting."""
+
+
+class Entry(NamedTuple):
+    """One setting with its value, as clients are shown it."""
+
+    name: str
+    value: str
+    source: Source
+    kind: Kind
+    read_only: bool
+    default: str
+    default_source: Source
+    documentation: str | None
+
+    def described(self, *, synonyms: bool = False, documentation: bool = False) -> Mapping[str, Any]:
+        """The entry in an answer."""
+        return {
+            "name": self.name,
+            "value": self.value,
+            "read_only": self.read_only,
+            "config_source": int(self.source),
+            "is_default": self.source is not Source.TOPIC,
+            "is_sensitive": False,
+            "synonyms": self._synonyms() if synonyms else [],
+            "config_type": int(self.kind),
+            "documentation": self.documentation if documentation else None,
+        }
+
+    def _synonyms(self) -> Sequence[Mapping[str, Any]]:
+        own = {"name": self.name, "value": self.value, "source": int(self.source)}
+        default_name = _BROKER_NAMES.get(self.name, self.name)
+        default = {"name": default_name, "value": self.default, "source": int(self.default_source)}
+        return [own, default] if self.source is Source.TOPIC else [default]
+
+
+def topic_entries(config: TopicConfig, overrides: Mapping[str, str], defaults: TopicConfig) -> list[Entry]:
+    """All settings of a topic: `config` holds, `overrides` is what the topic says, `defaults` what the sidecar says."""
+    values, ours, built_in = describe_config(config), describe_config(defaults), describe_config(TopicConfig())
+    entries = []
+    for name, value in sorted(values.items()):
+        default_source = Source.DEFAULT if ours[name] == built_in[name] else Source.STATIC_BROKER
+        entries.append(
+            Entry(
+                name,
+                value,
+                Source.TOPIC if name in overrides else default_source,
+                _KINDS.get(name, Kind.LONG),
+                name in FIXED,
+                ours[name],
+                default_source,
+                SETTINGS[name].documentation if name in SETTINGS else "Has one value here.",
+            )
+        )
+    return entries
+
+
+class ConfigHandlers:
+    """Shows and changes settings."""
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+
+    def apis(self) -> list[Api]:
+        """What is served here."""
+        return [
+            Api(32, 1, 4, self.describe_configs),
+            Api(33, 0, 2, self.alter_configs),
+            Api(44, 0, 1, self.incremental_alter_configs),
+        ]
+
+    # ---- showing
+
+    async def describe_configs(self, request: Any, _: Caller) -> ResponsePayload:
+        """DescribeConfigs 1 to 4."""
+        documentation = getattr(request, "include_documentation", False)
+        results = []
+        for resource in request.resources:
+            outcome: Mapping[str, Any] = {"error_code": ErrorCode.none, "error_message": None}
+            entries: list[Entry] = []
+            try:
+                entries = self._entries(resource.resource_type, resource.resource_name)
+            except CairnError as error:
+                outcome = {"error_code": self._code(error), "error_message": str(error)}
+            keys = set(resource.configuration_keys or ())
+            configs = [
+                entry.described(synonyms=request.include_synonyms, documentation=documentation)
+                for entry in entries
+                if not keys or entry.name in keys
+            ]
+            results.append({**_named(resource), **outcome, "configs": configs})
+        return respond(request, {"results": results})
+
+    def _entries(self, resource_type: int, name: str) -> list[Entry]:
+        """Raises UnknownTopicOrPartition, or _UnknownResource for what is neither a topic nor this node."""
+        defaults = self._front.settings.topic_defaults
+        if resource_type == TOPIC:
+            topic = self._front.engine.store.topic(name)
+            return topic_entries(topic.config, topic.overrides, defaults)
+        if resource_type == BROKER and name in ("", str(self._front.engine.store.node_id)):
+            return self._broker_entries() if name else []
+        raise _UnknownResource(
+            f"there is no resource of type {resource_type} named {name!r}; topics (2) and node 0 (4) are"
+        )
+
+    def _broker_entries(self) -> list[Entry]:
+        settings = self._front.settings
+        ours, built_in = describe_config(settings.topic_defaults), describe_config(TopicConfig())
+        rows = [
+            (_BROKER_NAMES[name], ours[name], built_in[name], _KINDS.get(name, Kind.LONG)) for name in _BROKER_NAMES
+        ]
+        creates = str(settings.auto_create_topics).lower()
+        rows += [
+            ("auto.create.topics.enable", creates, "true", Kind.BOOLEAN),
+            ("num.partitions", str(settings.default_partitions), "1", Kind.INT),
+            ("socket.request.max.bytes", str(settings.max_frame_bytes), str(16 << 20), Kind.INT),
+            ("default.replication.factor", "1", "1", Kind.INT),
+        ]
+        entries = []
+        for name, value, default, kind in sorted(rows):
+            source = Source.DEFAULT if value == default else Source.STATIC_BROKER
+            entries.append(Entry(name, value, source, kind, True, value, source, None))
+        return entries
+
+    # ---- changing
+
+    async def alter_configs(self, request: Any, _: Caller) -> ResponsePayload:
+        """AlterConfigs 0 to 2: what a topic says of itself is replaced by what the request says."""
+
+        def changes(resource: Any, overrides: Mapping[str, str]) -> dict[str, str | None]:
+            replaced: dict[str, str | None] = dict.fromkeys(overrides)
+            replaced.update({entry.name: entry.value for entry in resource.configs})
+            return replaced
+
+        return respond(request, {"responses": [await self._alter(request, r, changes) for r in request.resources]})
+
+    async def incremental_alter_configs(self, request: Any, _: Caller) -> ResponsePayload:
+        """IncrementalAlterConfigs 0 and 1."""
+
+        def changes(resource: Any, _: Mapping[str, str]) -> dict[str, str | None]:
+            return _incremental(resource.configs)
+
+        return respond(request, {"responses": [await self._alter(request, r, changes) for r in request.resources]})
+
+    async def _alter(self, request: Any, resource: Any, changes_of: Any) -> Mapping[str, Any]:
+        outcome: Mapping[str, Any] = {"error_code": ErrorCode.none, "error_message": None}
+        engine = self._front.engine
+        try:
+            if resource.resource_type != TOPIC:
+                raise _UnknownResource(
+                    "only topics can be changed over the network; the sidecar's settings are its own"
+                )
+            topic = engine.store.topic(resource.resource_name)
+            changes = changes_of(resource, topic.overrides)
+            parse_config(changes)
+            if not request.validate_only:
+                await engine.wait(engine.store.alter_topic(topic.name, changes))
+        except CairnError as error:
+            outcome = {"error_code": self._code(error), "error_message": str(error)}
+        return {**_named(resource), **outcome}
+
+    @staticmethod
+    def _code(error: CairnError) -> ErrorCode:
+        return ErrorCode.invalid_request if isinstance(error, _UnknownResource) else error_code(error)
+
+
+class _UnknownResource(CairnError):
+    """Not a topic, nor this node."""
+
+    blame = "client"
+
+
+def _named(resource: Any) -> Mapping[str, Any]:
+    return {"resource_type": resource.resource_type, "resource_name": resource.resource_name}
+
+
+def _incremental(entries: Iterable[Any]) -> dict[str, str | None]:
+    """Changes from operations on single settings. Raises InvalidConfig."""
+    changes: dict[str, str | None] = {}
+    for entry in entries:
+        if entry.name in changes:
+            raise InvalidConfig(f"topic setting {entry.name!r} is changed twice in one request")
+        if entry.config_operation == _DELETE:
+            changes[entry.name] = None
+        elif entry.config_operation == _SET:
+            if entry.value is None:
+                raise InvalidConfig(f"topic setting {entry.name!r} is set to nothing; delete it to get the default")
+            changes[entry.name] = entry.value
+        elif entry.config_operation == _APPEND and _KINDS.get(entry.name) is Kind.LIST:
+            # The one list there is has one possible value; adding that changes nothing, anything else is refused.
+            changes[entry.name] = entry.value
+        else:
+            raise InvalidConfig(
+                f"operation {entry.config_operation} on topic setting {entry.name!r} is not possible here"
+            )
+    return changes

@@ -1,0 +1,231 @@
+"""Topics as administrators see them: CreateTopics, DeleteTopics, CreatePartitions, DeleteRecords, DescribeLogDirs.
+
+Invariants: what is answered as done is durable. One topic that cannot be does not keep the others of the request from
+it; a topic named twice in one request is refused (INVALID_REQUEST), as in Kafka. There is one node, so the
+replication factor is 1 (or -1: whatever is right here).
+
+Source: Kafka protocol guide; KIP-464 (defaults), KIP-516 (topic ids).
+"""
+
+import uuid
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kio.schema.errors import ErrorCode
+from kio.static.protocol import ResponsePayload
+
+from logstore.errors import CairnError, InvalidConfig, InvalidPartitions
+from logstore.kafka.configs import topic_entries
+from logstore.kafka.dispatch import Api, Caller, Front
+from logstore.kafka.errors import error_code
+from logstore.kafka.groups.wire import respond
+from logstore.log.store import Store, Topic
+
+LOG_DIRECTORY = "data-dir"
+"""What DescribeLogDirs calls the data directory: its path is nobody's business but the operator's."""
+_DEFAULT = -1
+_REPLICATION_FACTOR = 1
+_NO_WATERMARK = -1
+
+
+class _Refused(CairnError):
+    """A part of a request that is refused with a code of Kafka's own."""
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def _outcome(error: CairnError) -> Mapping[str, Any]:
+    code = error.code if isinstance(error, _Refused) else error_code(error)
+    return {"error_code": code, "error_message": str(error)}
+
+
+class TopicHandlers:
+    """Changes topics."""
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+
+    def apis(self) -> list[Api]:
+        """What is served here."""
+        return [
+            Api(19, 2, 7, self.create_topics),
+            Api(20, 1, 6, self.delete_topics),
+            Api(21, 0, 2, self.delete_records),
+            Api(35, 1, 4, self.describe_log_dirs),
+            Api(37, 0, 3, self.create_partitions),
+            Api(46, 0, 0, self.list_partition_reassignments),
+        ]
+
+    @property
+    def _store(self) -> Store:
+        return self._front.engine.store
+
+    # ---- creating
+
+    async def create_topics(self, request: Any, _: Caller) -> ResponsePayload:
+        """CreateTopics 2 to 7."""
+        mentions = Counter(topic.name for topic in request.topics)
+        answers = []
+        for name, count in mentions.items():
+            wanted = next(topic for topic in request.topics if topic.name == name)
+            try:
+                if count > 1:
+                    raise _Refused(ErrorCode.invalid_request, f"topic {name!r} is named {count} times")
+                created = await self._create(wanted, validate_only=request.validate_only)
+            except CairnError as error:
+                created = _outcome(error)
+            answers.append({"name": name, **created})
+        return respond(request, {"topics": answers})
+
+    async def _create(self, wanted: Any, *, validate_only: bool) -> Mapping[str, Any]:
+        partitions = self._partition_count(wanted)
+        config: dict[str, str] = {}
+        for entry in wanted.configs:
+            if entry.value is None:
+                raise InvalidConfig(f"topic setting {entry.name!r} has no value; leave it out to get the default")
+            config[entry.name] = entry.value
+        parsed = self._store.check_topic(wanted.name, partitions, config)
+        if validate_only:
+            topic_id = None
+        else:
+            topic_id = (
+                await self._front.engine.wait(self._store.create_topic(wanted.name, partitions, config))
+            ).topic_id
+        shown = topic_entries(parsed, config, self._front.settings.topic_defaults)
+        return {
+            "topic_id": topic_id,
+            "error_code": ErrorCode.none,
+            "error_message": None,
+            "num_partitions": partitions,
+            "replication_factor": _REPLICATION_FACTOR,
+            "configs": [entry.described() for entry in shown],
+        }
+
+    def _partition_count(self, wanted: Any) -> int:
+        """How many partitions a new topic is to have. Raises _Refused if it asks for other nodes than this one."""
+        if wanted.assignments:
+            if wanted.num_partitions != _DEFAULT or wanted.replication_factor != _DEFAULT:
+                message = "give either replica assignments, or a number of partitions and a replication factor"
+                raise _Refused(ErrorCode.invalid_request, message)
+            self._check_assignments([tuple(part.broker_ids) for part in wanted.assignments])
+            indexes = sorted(part.partition_index for part in wanted.assignments)
+            if indexes != list(range(len(indexes))):
+                message = f"partitions must be numbered from 0 without gaps, not {indexes}"
+                raise _Refused(ErrorCode.invalid_replica_assignment, message)
+            return len(indexes)
+        if wanted.replication_factor not in (_DEFAULT, _REPLICATION_FACTOR):
+            message = f"replication factor {wanted.replication_factor}: there is 1 node, so it must be 1 (or -1)"
+            raise _Refused(ErrorCode.invalid_replication_factor, message)
+        if wanted.num_partitions == _DEFAULT:
+            return self._front.settings.default_partitions
+        return int(wanted.num_partitions)
+
+    def _check_assignments(self, assignments: Sequence[tuple[int, ...]]) -> None:
+        node_id = self._store.node_id
+        if any(nodes != (node_id,) for nodes in assignments):
+            message = f"the only node here is {node_id}; every partition must be assigned to it, once"
+            raise _Refused(ErrorCode.invalid_replica_assignment, message)
+
+    async def create_partitions(self, request: Any, _: Caller) -> ResponsePayload:
+        """CreatePartitions 0 to 3."""
+        mentions = Counter(topic.name for topic in request.topics)
+        results: list[Mapping[str, Any]] = []
+        for name, count in mentions.items():
+            wanted = next(topic for topic in request.topics if topic.name == name)
+            outcome: Mapping[str, Any] = {"error_code": ErrorCode.none, "error_message": None}
+            try:
+                if count > 1:
+                    raise _Refused(ErrorCode.invalid_request, f"topic {name!r} is named {count} times")
+                await self._grow(wanted, validate_only=request.validate_only)
+            except CairnError as error:
+                outcome = _outcome(error)
+            results.append({"name": name, **outcome})
+        return respond(request, {"results": results})
+
+    async def _grow(self, wanted: Any, *, validate_only: bool) -> None:
+        topic = self._store.topic(wanted.name)
+        added = wanted.count - len(topic.partitions)
+        if added <= 0:
+            raise InvalidPartitions(
+                f"topic {wanted.name!r} has {len(topic.partitions)} partitions; {wanted.count} would not be more"
+            )
+        if wanted.assignments is not None:
+            if len(wanted.assignments) != added:
+                message = f"{len(wanted.assignments)} assignments for {added} new partitions"
+                raise _Refused(ErrorCode.invalid_replica_assignment, message)
+            self._check_assignments([tuple(part.broker_ids) for part in wanted.assignments])
+        if not validate_only:
+            await self._front.engine.wait(self._store.add_partitions(wanted.name, wanted.count))
+
+    # ---- deleting
+
+    async def delete_topics(self, request: Any, _: Caller) -> ResponsePayload:
+        """DeleteTopics 1 to 6: by name, or from version 6 by id as well."""
+        if request.__version__ >= 6:
+            wanted = [(topic.name, topic.topic_id) for topic in request.topics]
+        else:
+            wanted = [(name, None) for name in request.topic_names]
+        responses = [await self._delete(name, topic_id) for name, topic_id in dict.fromkeys(wanted)]
+        return respond(request, {"responses": responses})
+
+    async def _delete(self, name: str | None, topic_id: uuid.UUID | None) -> Mapping[str, Any]:
+        try:
+            topic = self._topic(name, topic_id)
+            await self._front.engine.wait(self._store.delete_topic(topic.name))
+        except CairnError as error:
+            return {"name": name, "topic_id": topic_id, **_outcome(error)}
+        return {"name": topic.name, "topic_id": topic.topic_id, "error_code": ErrorCode.none, "error_message": None}
+
+    def _topic(self, name: str | None, topic_id: uuid.UUID | None) -> Topic:
+        if name is not None:
+            if topic_id is not None:
+                raise _Refused(ErrorCode.invalid_request, f"topic {name!r} is named by its id as well; give only one")
+            return self._store.topic(name)
+        found = None if topic_id is None else self._store.topic_by_id(topic_id)
+        if found is None:
+            raise _Refused(ErrorCode.unknown_topic_id, f"there is no topic with id {topic_id}")
+        return found
+
+    async def delete_records(self, request: Any, _: Caller) -> ResponsePayload:
+        """DeleteRecords 0 to 2: trims what stands in front of an offset (-1: everything there is)."""
+        topics = []
+        for topic in request.topics:
+            partitions = [
+                {"partition_index": part.partition_index, **await self._trim(topic.name, part)}
+                for part in topic.partitions
+            ]
+            topics.append({"name": topic.name, "partitions": partitions})
+        return respond(request, {"topics": topics})
+
+    async def _trim(self, topic: str, part: Any) -> Mapping[str, Any]:
+        try:
+            stream = self._store.stream(topic, part.partition_index)
+            start = await self._front.engine.wait(stream.delete_records(part.offset))
+        except CairnError as error:
+            return {"low_watermark": _NO_WATERMARK, "error_code": error_code(error)}
+        return {"low_watermark": start, "error_code": ErrorCode.none}
+
+    # ---- looking
+
+    async def describe_log_dirs(self, request: Any, _: Caller) -> ResponsePayload:
+        """DescribeLogDirs 1 to 4: how large each stream is. There is one directory."""
+        chosen = None if request.topics is None else {topic.topic: set(topic.partitions) for topic in request.topics}
+        topics = []
+        for topic in list(self._store.topics.values()):
+            if chosen is not None and topic.name not in chosen:
+                continue
+            partitions = [
+                {"partition_index": stream.partition, "partition_size": stream.size_bytes, "offset_lag": 0}
+                for stream in topic.partitions
+                if chosen is None or stream.partition in chosen[topic.name]
+            ]
+            topics.append({"name": topic.name, "partitions": partitions})
+        result = {"error_code": ErrorCode.none, "log_dir": LOG_DIRECTORY, "topics": topics}
+        return respond(request, {"error_code": ErrorCode.none, "results": [result]})
+
+    async def list_partition_reassignments(self, request: Any, _: Caller) -> ResponsePayload:
+        """ListPartitionReassignments 0: none is ever under way on one node; topic tools ask all the same."""
+        return respond(request, {"error_code": ErrorCode.none, "error_message": None, "topics": []})
