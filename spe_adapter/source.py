@@ -228,7 +228,7 @@ class _Planner:
         return self._catalogue.resolve(self._options.starting, self._catalogue.streams(), self._options.strategy)
 
     def stop_at_latest(self) -> None:
-        self._target = self._catalogue.latest(self._catalogue.streams())
+        self._target = self.seen = self._catalogue.latest(self._catalogue.streams())
 
     def next_end(self, start: Offsets, limit: ReadLimit) -> Offsets:
         latest = self._latest(start)

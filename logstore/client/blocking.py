@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Generic, Self, TypeVar
 
 from logstore.client import wire
-from logstore.client.errors import RETRIABLE, MalformedReply, Refused, Unavailable, name_of
+from logstore.client.errors import RETRIABLE, UNKNOWN_TOPIC_OR_PARTITION, MalformedReply, Refused, Unavailable, name_of
 from logstore.client.network import Address, HostNetwork, Network
 from logstore.client.wire import Fetched, OffsetInfo, TopicInfo, TopicPartition
 from logstore.errors import CairnError, InvalidConfig, MalformedRequest
@@ -28,6 +28,8 @@ REQUEST_TIMEOUT_S: Final = 30.0
 """How long one request may go unanswered before the connection counts as dead."""
 MAX_REPLY_BYTES: Final = 1024 * 1024 * 1024
 FETCH_WAIT_MS: Final = 500
+CREATION_WAIT_S: Final = 5.0
+"""How long a topic made on demand may take to appear."""
 
 _FIRST_BACKOFF_S: Final = 0.02
 _MAX_BACKOFF_S: Final = 0.5
@@ -106,17 +108,18 @@ class Client:
 
     def partitions(self, topic: str, *, create: bool = False) -> int:
         """How many partitions a topic has; `create` it if need be and the server is set up to. Raises Refused."""
-
-        def ask() -> int:
-            body = wire.metadata_request([topic], create=create)
-            info = wire.metadata_reply(self._ask(wire.METADATA, [body])).get(topic)
+        patience_s = self._network.monotonic_s() + (CREATION_WAIT_S if create else 0.0)
+        while True:
+            info = self.topics([topic], create=create).get(topic)
             if info is None:
                 raise MalformedReply(f"{self.where} left {topic!r} out of its answer")
-            if info.error:
+            if not info.error:
+                return len(info.partitions)
+            # A Kafka that makes a topic on demand answers at first that there is none.
+            waits = info.error in RETRIABLE or (create and info.error == UNKNOWN_TOPIC_OR_PARTITION)
+            if not waits or self._network.monotonic_s() >= patience_s:
                 raise Refused(f"topic {topic!r} at {self.where}", code=info.error)
-            return len(info.partitions)
-
-        return self._retry(ask)
+            self._network.sleep(_MAX_BACKOFF_S / 5)
 
     def offsets(self, timestamps_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, OffsetInfo]:
         """The first offset at or after a timestamp (or EARLIEST, LATEST) per stream; a stream's own error is in its
