@@ -95,6 +95,7 @@ class Stream:
         self._snapshot_bytes = 0
         self._waiters: dict[Callable[[], None], None] = {}
         self._pins: dict[Pin, None] = {}
+        self._held_trims: list[tuple[int, Ticket[int]]] = []
         self._closing: Ticket[None] | None = None
         self._closed = False
         self._remover = Remover(directory, host.notify)
@@ -479,13 +480,26 @@ class Stream:
     # ---- trimming
 
     def pin(self, offset: int) -> Pin:
-        """Keep retention from trimming at or behind `offset` until the pin is released."""
-        pin = Pin(offset, self._pins)
+        """Keep everything at or behind `offset` from being trimmed until the pin is released."""
+        pin = Pin(offset, self._unpin)
         self._pins[pin] = None
         return pin
 
+    def _unpin(self, pin: Pin) -> None:
+        self._pins.pop(pin, None)
+        held, self._held_trims = self._held_trims, []
+        for offset, result in held:
+            self._trim_when_free(offset, result)
+
+    @property
+    def _pinned_offset(self) -> int:
+        """Nothing at or behind this may be trimmed now."""
+        return min([pin.offset for pin in self._pins], default=self.high_watermark)
+
     def delete_records(self, before_offset: int) -> Ticket[int]:
         """Trim everything in front of an offset (-1: the high watermark). The result is the new log start.
+
+        Waits while a pin holds what is to go.
 
         Raises OffsetOutOfRange for an offset above the high watermark.
         """
@@ -494,11 +508,19 @@ class Stream:
             raise OffsetOutOfRange(self.name, target, self.log_start_offset, self.high_watermark)
         if target <= self.log_start_offset:
             return Ticket.succeeded(self.log_start_offset)
-        return self._advance_start(target)
+        result: Ticket[int] = Ticket()
+        self._trim_when_free(target, result)
+        return result
+
+    def _trim_when_free(self, offset: int, result: Ticket[int]) -> None:
+        if offset > self._pinned_offset:
+            self._held_trims.append((offset, result))
+        else:
+            self._advance_start(offset, result)
 
     def apply_retention(self, now_ms: int) -> None:
         """Trim whole chunks beyond the topic's retention, up to the first pin."""
-        limit = min([pin.offset for pin in self._pins], default=self.high_watermark)
+        limit = self._pinned_offset
         total = self.size_bytes
         start = self.log_start_offset
         for chunk in self.chunks:
@@ -510,16 +532,14 @@ class Stream:
             start = chunk.next_offset
             total -= chunk.size_bytes
         if start > self.log_start_offset:
-            self._advance_start(start)
+            self._advance_start(start, Ticket())
 
     @property
     def size_bytes(self) -> int:
         """Bytes of all chunks."""
         return sum(chunk.size_bytes for chunk in self.chunks)
 
-    def _advance_start(self, offset: int) -> Ticket[int]:
-        result: Ticket[int] = Ticket()
-
+    def _advance_start(self, offset: int, result: Ticket[int]) -> None:
         def saved(ticket: Ticket[None]) -> None:
             if ticket.error is not None:
                 result.fail(ticket.error)
@@ -530,7 +550,6 @@ class Stream:
             self._wake()
 
         self._host.save_log_start(self, offset).add_callback(saved)
-        return result
 
     def _drop_chunks(self) -> None:
         """Files of chunks in front of the log start go; the last chunk stays, for its name tells where the log ends."""

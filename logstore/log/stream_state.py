@@ -4,6 +4,7 @@ Invariants: plain data; all rules are in `stream`.
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -135,12 +136,12 @@ class Flight:
 class Pin:
     """Keeps a stream from being trimmed at or behind an offset."""
 
-    __slots__ = ("_pins", "offset")
+    __slots__ = ("_released", "offset")
 
-    def __init__(self, offset: int, pins: dict["Pin", None]) -> None:
+    def __init__(self, offset: int, released: Callable[["Pin"], None]) -> None:
         self.offset = offset
-        self._pins = pins
+        self._released = released
 
     def release(self) -> None:
         """Let go."""
-        self._pins.pop(self, None)
+        self._released(self)

@@ -10,7 +10,7 @@ import threading
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from spe_adapter.demo.purchases import WINDOW_MS
 
@@ -81,7 +81,12 @@ def main() -> int:
     parser.add_argument("--heap", default="1g")
     options = parser.parse_args()
     orphaned = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), orphaned.set()), daemon=True).start()
+
+    def watch() -> None:
+        sys.stdin.read()
+        orphaned.set()
+
+    threading.Thread(target=watch, daemon=True).start()
     query = start(session(options.heap), options)
     _say({"started": True})
     last_batch = -1
@@ -91,7 +96,7 @@ def main() -> int:
             if batch > last_batch:
                 last_batch = batch
                 _say({"batch": batch, "rows": int(progress["numInputRows"])})
-        query.awaitTermination(POLL_S)
+        orphaned.wait(POLL_S)
     failure = query.exception()
     if failure is not None:
         _say({"failed": str(failure)[:2000]})
