@@ -1,0 +1,55 @@
+"""`python -m spe_adapter.demo`: see the package."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from spe_adapter.demo.report import show_table, write_page
+from spe_adapter.demo.story import Failed, Plan, tell_story
+
+NOT_EXACT, INTERRUPTED = 1, 130
+
+
+def main() -> int:
+    """Run the demonstration; the exit status is 0 only if the result is exact."""
+    parser = argparse.ArgumentParser(prog="./run demo", description="A sidecar and a Spark query, killed, and the exact result.")
+    parser.add_argument("--records", type=int, default=2_000_000, help="purchases to append (default %(default)s)")
+    parser.add_argument("--items", type=int, default=500, help="distinct items (default %(default)s)")
+    parser.add_argument("--batch", type=int, default=50_000, help="records in a micro-batch (default %(default)s)")
+    parser.add_argument("--kills", type=int, default=6, help="how often to kill (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=20_26, help="of purchases and kills (default %(default)s)")
+    parser.add_argument("--port", type=int, default=0, help="of the sidecar (default: any free one)")
+    parser.add_argument("--heap", default="1g", help="of Spark (default %(default)s)")
+    parser.add_argument("--report", type=Path, default=Path("demo-report.html"), help="where the page goes")
+    options = parser.parse_args()
+    plan = Plan(options.records, options.items, options.batch, options.kills, options.seed, options.port, options.heap)
+    console = Console()
+    console.print(f"{plan.records:,} purchases, {plan.items} items, {plan.kills} kills, seed {plan.seed}")
+    columns = (TextColumn("[bold]{task.description:<40}"), BarColumn(), TimeElapsedColumn())
+    try:
+        with Progress(*columns, console=console) as progress:
+            task = progress.add_task("starting Spark and a sidecar", total=1.0)
+
+            def tell(event: str, share: float) -> None:
+                progress.update(task, description=event, completed=share)
+                if event.startswith("kill"):
+                    progress.console.print(event)
+
+            outcome = tell_story(plan, tell)
+    except Failed as failure:
+        console.print(f"[red]{failure}")
+        return NOT_EXACT
+    except KeyboardInterrupt:
+        console.print("interrupted; everything is stopped")
+        return INTERRUPTED
+    show_table(outcome, console)
+    write_page(outcome, options.report)
+    console.print(f"picture: {options.report}")
+    return 0 if outcome.is_exact else NOT_EXACT
+
+
+if __name__ == "__main__":
+    sys.exit(main())

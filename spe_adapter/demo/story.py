@@ -1,0 +1,269 @@
+"""The demonstration itself: start, append, kill, restart, compare.
+
+Invariants: kills come when the query has finished a given share of the input, then at a random moment inside the next epoch (the seed
+is printed); everything started is stopped, whatever happens.
+"""
+
+import json
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from queue import Empty
+from typing import Final, NamedTuple
+
+from logstore.client.blocking import Client
+from logstore.client.network import Address
+from logstore.client.wire import TopicPartition
+from spe_adapter.demo.processes import Killable, sidecar_command
+from spe_adapter.demo.purchases import CLOSING_ITEM, Averages, Purchases, averages, from_values, generate
+from spe_adapter.demo.report import Kill, Outcome
+from spe_adapter.demo.streams import Appender, Follower
+
+PARTITIONS: Final = 2
+SOURCE, SINK = "purchases", "averages"
+BLOCK: Final = 20_000
+MOMENT_S: Final = 1.2
+"""About an epoch: kills are spread over that much time."""
+START_S: Final = 60.0
+STALLED_S: Final = 120.0
+POLL_S: Final = 0.1
+CLIENT_LIMIT_S: Final = 60.0
+SCHEDULE: Final = ("Spark", "sidecar", "Spark and sidecar", "sidecar", "Spark", "sidecar")
+
+
+class Plan(NamedTuple):
+    """What to do. `batch`: records in a micro-batch; `port` 0: any free one."""
+
+    records: int
+    items: int
+    batch: int
+    kills: int
+    seed: int
+    port: int
+    heap: str
+
+
+class Failed(Exception):
+    """The demonstration cannot go on; the message says why and where the logs are."""
+
+
+@dataclass(slots=True)
+class Story:
+    """One run in a directory of its own. `tell(event, share)` is called as it goes."""
+
+    plan: Plan
+    directory: Path
+    tell: Callable[[str, float], None]
+    outcome: Outcome = field(default_factory=Outcome)
+    _sidecar: Killable | None = None
+    _query: Killable | None = None
+    _port: int = 0
+    _started_s: float = 0.0
+    _finished_rows: int = 0
+    _append_failure: BaseException | None = None
+    _results: Counter[tuple[int, int, int, float]] = field(default_factory=Counter)
+    _unanswered: list[Kill] = field(default_factory=list)
+    _followers: list[Follower] = field(default_factory=list)
+
+    def run(self) -> Outcome:
+        """Run it all. Raises Failed."""
+        self._port = self.plan.port
+        try:
+            self._start_sidecar()
+            with self._client() as client:
+                client.partitions(SOURCE, create=True)
+                client.partitions(SINK, create=True)
+            self._started_s = time.monotonic()
+            self._start_query()
+            appender = threading.Thread(target=self._append_all, daemon=True)
+            appender.start()
+            self._kill_on_schedule()
+            self._wait(appender)
+            expected = self._expected()
+            self._follow_until(expected)
+            self._compare(expected)
+        finally:
+            self._stop()
+        return self.outcome
+
+    def _now_s(self) -> float:
+        return time.monotonic() - self._started_s
+
+    def _client(self) -> Client:
+        return Client([Address("127.0.0.1", self._port)], limit_s=CLIENT_LIMIT_S)
+
+    # ---- processes
+
+    def _start_sidecar(self) -> None:
+        command = [*sidecar_command(self.directory / "data", self._port), "--default-partitions", str(PARTITIONS)]
+        self._sidecar = Killable("sidecar", command, self.directory / "sidecar.log", {})
+        line = self._line(self._sidecar, START_S)
+        if not line.startswith("cairn ready"):
+            raise Failed(f"the sidecar did not start; see {self.directory / 'sidecar.log'}")
+        self._port = int(line.split("kafka=")[1].split()[0].rsplit(":", 1)[1])
+
+    def _start_query(self) -> None:
+        command = [sys.executable, "-m", "spe_adapter.demo.query", "--bootstrap", f"127.0.0.1:{self._port}"]
+        command += ["--source", SOURCE, "--sink", SINK, "--checkpoint", str(self.directory / "checkpoint")]
+        command += ["--batch", str(self.plan.batch), "--heap", self.plan.heap]
+        environment = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+        self._query = Killable("Spark", command, self.directory / "spark.log", environment)
+
+    @staticmethod
+    def _line(process: Killable, limit_s: float) -> str:
+        try:
+            return process.lines.get(timeout=limit_s)
+        except Empty:
+            return ""
+
+    def _stop(self) -> None:
+        for process in (self._query, self._sidecar):
+            if process is not None:
+                process.stop()
+
+    # ---- what happens meanwhile
+
+    def _append_all(self) -> None:
+        """Runs on its own thread: all purchases, blocks dealt out to the partitions in turn."""
+        try:
+            with self._client() as client:
+                appenders = [Appender(client, TopicPartition(SOURCE, number)) for number in range(PARTITIONS)]
+                blocks = generate(self.plan.records, self.plan.items, self.plan.seed, BLOCK)
+                for number, block in enumerate(blocks):
+                    appenders[number % PARTITIONS].append(block)
+        except Exception as failure:  # noqa: BLE001  (raised by _wait, on the main thread)
+            self._append_failure = failure
+
+    def _wait(self, appender: threading.Thread) -> None:
+        while appender.is_alive():
+            self._listen()
+        if self._append_failure is not None:
+            raise Failed(f"the purchases could not be appended: {self._append_failure}")
+
+    def _listen(self) -> None:
+        """Take in what the query says, for a moment."""
+        if self._query is None:
+            return
+        line = self._line(self._query, POLL_S)
+        if not line:
+            if not self._query.is_running:
+                raise Failed(f"the query ended by itself; see {self.directory / 'spark.log'}")
+            return
+        message = json.loads(line)
+        if "failed" in message:
+            raise Failed(f"the query failed: {message['failed']}; see {self.directory / 'spark.log'}")
+        if message.get("rows"):
+            self._finished_rows += message["rows"]
+            self.outcome.batches.append((self._now_s(), message["rows"]))
+        self.tell(f"{self._finished_rows:,} purchases done", min(1.0, self._finished_rows / self.plan.records))
+
+    def _kill_on_schedule(self) -> None:
+        moments = random.Random(self.plan.seed)  # noqa: S311  (seeded on purpose)
+        for number in range(self.plan.kills):
+            target = self.plan.records * (number + 0.5) / (self.plan.kills + 0.5)
+            self._until(partial(self._has_finished, target), "the query stopped making progress")
+            deadline = time.monotonic() + moments.uniform(0, MOMENT_S)
+            self._until(partial(_is_past, deadline), "")
+            self._kill(SCHEDULE[number % len(SCHEDULE)])
+
+    def _until(self, condition: Callable[[], bool], complaint: str) -> None:
+        give_up_s = time.monotonic() + STALLED_S
+        while not condition():
+            self._listen()
+            if self._unanswered:
+                self._follow()
+            if time.monotonic() > give_up_s:
+                raise Failed(f"{complaint}; see the logs in {self.directory}")
+
+    def _has_finished(self, rows: float) -> bool:
+        return self._finished_rows >= rows
+
+    def _kill(self, victim: str) -> None:
+        self._follow()
+        self._unanswered.clear()
+        kill = Kill(victim, self._now_s())
+        self.outcome.kills.append(kill)
+        self._unanswered.append(kill)
+        self.tell(f"kill −9: {victim}", min(1.0, self._finished_rows / self.plan.records))
+        if "Spark" in victim and self._query is not None:
+            self._query.kill()
+        if "sidecar" in victim and self._sidecar is not None:
+            self._sidecar.kill()
+            self._start_sidecar()
+        if "Spark" in victim:
+            self._start_query()
+
+    # ---- results
+
+    def _follow(self) -> int:
+        """Read new results; returns how many. The first after a kill answers it."""
+        new = 0
+        if not self._followers:
+            client = self._client()
+            self._followers = [Follower(client, TopicPartition(SINK, number)) for number in range(PARTITIONS)]
+        for follower in self._followers:
+            for batch in follower.read_new():
+                for value in batch.column("value").to_pylist():
+                    window, item, count, average = value.decode().split(",")
+                    self._results[int(window), int(item), int(count), float(average)] += 1
+                    new += 1
+        if new:
+            for kill in self._unanswered:
+                kill.first_result_s = self._now_s() - kill.at_s
+            self._unanswered.clear()
+        return new
+
+    def _expected(self) -> Averages:
+        """The averages, computed from what the input stream holds."""
+        with self._client() as client:
+            blocks: list[Purchases] = []
+            for number in range(PARTITIONS):
+                for batch in Follower(client, TopicPartition(SOURCE, number)).read_new():
+                    blocks.append(from_values(batch.column("value")))
+        self.outcome.records = sum(int((block.items != CLOSING_ITEM).sum()) for block in blocks)
+        return averages(iter(blocks))
+
+    def _follow_until(self, expected: Averages) -> None:
+        """Wait until as many results are there as there should be, then a little for any that should not."""
+        self._follow()
+        quiet_since_s = time.monotonic()
+        while sum(self._results.values()) < len(expected) and time.monotonic() - quiet_since_s < STALLED_S:
+            self._listen()
+            if self._follow():
+                quiet_since_s = time.monotonic()
+        self.outcome.seconds = self._now_s()
+        end_s = time.monotonic() + 2 * MOMENT_S
+        while time.monotonic() < end_s:
+            self._listen()
+        self._follow()
+
+    def _compare(self, expected: Averages) -> None:
+        found = Counter((window, item) for window, item, *_ in self._results.elements())
+        self.outcome.results = sum(found.values())
+        self.outcome.missing = sum(1 for key in expected if not found[key])
+        self.outcome.doubled = sum(count - 1 for count in found.values())
+        self.outcome.wrong = sum(
+            1 for window, item, count, average in self._results if expected.get((window, item)) != (count, average)
+        )
+
+
+def _is_past(moment_s: float) -> bool:
+    return time.monotonic() >= moment_s
+
+
+def tell_story(plan: Plan, tell: Callable[[str, float], None]) -> Outcome:
+    """Run the demonstration in a temporary directory, which is kept if it fails. Raises Failed."""
+    directory = Path(tempfile.mkdtemp(prefix="cairn-demo-"))
+    outcome = Story(plan, directory, tell).run()
+    if outcome.is_exact:
+        for path in sorted(directory.rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
+        directory.rmdir()
+    return outcome
