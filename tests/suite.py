@@ -34,13 +34,14 @@ class Part:
 
 
 CORE = (
-    *("format", "log", "epochs", "crash", "disk", "engine"),
+    *("format", "log", "epochs", "disk", "engine"),
     *("kafka", "kafka_groups", "client", "codec", "testing", "logstore"),
 )
 PARTS = (
     Part("checks", (), 90, 90),
     Part("static", ("static",), 10, 10),
-    Part("core", CORE, 8 * 60, 60 * 60),
+    Part("core", CORE, 6 * 60, 60 * 60),
+    Part("crash", ("crash", "kill9"), 8 * 60, 60 * 60),
     Part("clients", ("clients",), 6 * 60, 30 * 60),
     Part("spark", ("spark",), 8 * 60, 30 * 60),
     Part("rest", (), 4 * 60, 30 * 60),
