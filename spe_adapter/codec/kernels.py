@@ -30,6 +30,7 @@ STATUS_BAD_FIELD: Final = -3
 STATUS_TRAILING: Final = -4
 STATUS_BAD_OFFSET: Final = -5
 STATUS_FULL: Final = -6
+STATUS_BAD_TIMESTAMP: Final = -7
 
 MESSAGES: Final = {
     STATUS_BAD_LENGTH: "a record's length exceeds its batch",
@@ -38,6 +39,7 @@ MESSAGES: Final = {
     STATUS_TRAILING: "bytes behind the last field or record",
     STATUS_BAD_OFFSET: "a record's offset lies outside its batch",
     STATUS_FULL: "more data than the batches could hold",
+    STATUS_BAD_TIMESTAMP: "a timestamp beyond what microseconds in 64 bits can hold",
 }
 
 # Columns of the table of batches that `decode_records` walks.
@@ -63,6 +65,8 @@ OUT_BATCH: Final = 5
 OUT_COLUMNS: Final = 6
 
 MICROSECONDS: Final = 1000
+"""In a millisecond."""
+LAST_TIMESTAMP: Final = (2**63 - 1) // MICROSECONDS
 
 # The fixed part of a batch that `encode_records` leaves room for, and the most bytes a record has beside its fields:
 # length, attributes, timestamp delta, offset delta, key length, value length, number of headers.
@@ -149,6 +153,17 @@ def _parse_record(
 
 
 @compiled
+def _microseconds(base_timestamp: int, delta: int, append_timestamp: int) -> int:
+    """A record's timestamp, or NO_APPEND_TIME if 64 bits cannot hold it."""
+    if append_timestamp != NO_APPEND_TIME:
+        base_timestamp, delta = append_timestamp, np.int64(0)
+    for part in (base_timestamp, delta, base_timestamp + delta):
+        if part < -LAST_TIMESTAMP or part > LAST_TIMESTAMP:
+            return np.int64(NO_APPEND_TIME)
+    return (base_timestamp + delta) * MICROSECONDS
+
+
+@compiled
 def _append_bytes(
     data: Bytes, at: int, length: int, row: int, offsets: Int32s, valid: Bytes, target: Bytes
 ) -> tuple[int, int]:
@@ -213,10 +228,12 @@ def decode_records(
                 status = STATUS_FULL
                 break
             offsets[row] = offset
-            if batches[index, APPEND_TIMESTAMP] == NO_APPEND_TIME:
-                timestamps[row] = (batches[index, BASE_TIMESTAMP] + time_delta) * MICROSECONDS
-            else:
-                timestamps[row] = batches[index, APPEND_TIMESTAMP] * MICROSECONDS
+            timestamps[row] = _microseconds(
+                batches[index, BASE_TIMESTAMP], time_delta, batches[index, APPEND_TIMESTAMP]
+            )
+            if timestamps[row] == NO_APPEND_TIME:
+                status = STATUS_BAD_TIMESTAMP
+                break
             status, nulls = _append_bytes(data, key_at, key_length, row, key_offsets, key_valid, key_data)
             result[OUT_KEY_NULLS] += nulls
             if status == STATUS_OK:
