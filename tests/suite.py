@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 ROOMS = ("logstore", "spe_adapter", "pyspark_cairn", "tests", "benchmarks")
 PYTEST_NO_TESTS = 5  # pytest's exit code when it collected nothing
-SECONDS_PER_MINUTE = 60
+LONG_TEST_S = 3600  # what one test may take in a long run
 RULE_CHARACTERS = 100
 
 
@@ -182,7 +182,7 @@ def main() -> int:
         parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(part.name for part in PARTS)}")
     options = [f"--peer={arguments.peer}"]
     if arguments.long:
-        options.append("--long")
+        options += ["--long", f"--timeout={LONG_TEST_S}"]
     if arguments.seed:
         options.append(f"--randomly-seed={arguments.seed}")
     wanted = [part for part in PARTS if not arguments.parts or part.name in arguments.parts]
