@@ -17,7 +17,7 @@ from kio.static.protocol import ResponsePayload
 from logstore.errors import CairnError, InvalidConfig
 from logstore.kafka.dispatch import Api, Caller, Front
 from logstore.kafka.errors import error_code
-from logstore.kafka.groups.wire import respond
+from logstore.kafka.wire import respond
 from logstore.log.topics import FIXED, SETTINGS, TopicConfig, describe_config, parse_config
 
 TOPIC, BROKER = 2, 4

@@ -21,7 +21,7 @@ from kio.static.protocol import ResponsePayload
 from logstore.errors import CairnError
 from logstore.kafka.dispatch import Api, Caller, Front
 from logstore.kafka.errors import error_code
-from logstore.kafka.groups.wire import respond
+from logstore.kafka.wire import respond
 from logstore.log.store import Topic
 
 GROUP_COORDINATOR, TRANSACTION_COORDINATOR = 0, 1

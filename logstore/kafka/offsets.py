@@ -16,7 +16,7 @@ from kio.static.protocol import ResponsePayload
 from logstore.errors import CairnError, StorageFailed
 from logstore.kafka.dispatch import Api, Caller, Front
 from logstore.kafka.errors import error_code
-from logstore.kafka.groups.wire import respond
+from logstore.kafka.wire import respond
 from logstore.log.stream import Stream
 
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = -1, -2, -3, -4, -5

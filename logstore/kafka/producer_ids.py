@@ -14,7 +14,7 @@ from kio.static.protocol import ResponsePayload
 from logstore.errors import CairnError
 from logstore.kafka.dispatch import Api, Caller, Front
 from logstore.kafka.errors import error_code
-from logstore.kafka.groups.wire import respond
+from logstore.kafka.wire import respond
 
 _NO_ID, _NO_EPOCH, _FIRST_EPOCH = -1, -1, 0
 

@@ -19,7 +19,7 @@ from logstore.errors import CairnError, InvalidConfig, InvalidPartitions
 from logstore.kafka.configs import topic_entries
 from logstore.kafka.dispatch import Api, Caller, Front
 from logstore.kafka.errors import error_code
-from logstore.kafka.groups.wire import respond
+from logstore.kafka.wire import respond
 from logstore.log.store import Store, Topic
 
 LOG_DIRECTORY = "data-dir"

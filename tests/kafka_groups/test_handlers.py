@@ -19,7 +19,7 @@ from logstore.kafka.groups.coordinator import Coordinator, GroupSettings
 from logstore.kafka.groups.handlers import GroupHandlers
 from logstore.kafka.groups.offsets import OffsetStore
 from logstore.kafka.groups.service import GroupService, OffsetSettings
-from logstore.kafka.groups.wire import _build
+from logstore.kafka.wire import build
 from logstore.log.jobs import JobQueue
 from logstore.log.ledger import DIRECTORY, Ledger
 from logstore.log.ticket import Ticket
@@ -71,7 +71,7 @@ class Front:
 
     async def ask(self, key: int, version: int, values: Mapping[str, Any]) -> Any:
         """Send a request; fields that its version lacks are left out."""
-        request = _build(load_request_schema(key, version), values)
+        request = build(load_request_schema(key, version), values)
         answer = await self.apis[key].handle(request, CALLER)
         assert answer.__version__ == version
         encoded = io.BytesIO()

@@ -21,7 +21,7 @@ from logstore.kafka.groups.group import Group
 from logstore.kafka.groups.offsets import NO_EPOCH, NO_OFFSET, Committed, TopicPartition
 from logstore.kafka.groups.service import CommitRequest, GroupService, Position
 from logstore.kafka.groups.state import GroupState
-from logstore.kafka.groups.wire import milliseconds, respond
+from logstore.kafka.wire import milliseconds, respond
 from logstore.log.ticket import Ticket
 
 T = TypeVar("T")

@@ -35,7 +35,7 @@ def respond(request: RequestPayload, values: Values) -> ResponsePayload:
 
     A wrong name cannot be told from a field of another version, so tests look at every version's answers.
     """
-    return typing.cast(ResponsePayload, _build(_response_type(type(request)), values))
+    return typing.cast(ResponsePayload, build(_response_type(type(request)), values))
 
 
 def milliseconds(duration: timedelta) -> int:
@@ -48,7 +48,8 @@ def _response_type(request_type: type[RequestPayload]) -> type[Entity]:
     return load_response_schema(request_type.__api_key__, request_type.__version__)
 
 
-def _build(entity_type: type[Entity], values: Values) -> Entity:
+def build(entity_type: type[Entity], values: Values) -> Entity:
+    """A message or a part of one from those of the values that its class has fields for."""
     arguments: dict[str, Any] = {}
     for slot in _slots(entity_type):
         if slot.name not in values:
@@ -60,7 +61,7 @@ def _build(entity_type: type[Entity], values: Values) -> Entity:
             value = ""
         elif value is not None and slot.nested is not None:
             nested = slot.nested
-            value = tuple(_build(nested, part) for part in value)
+            value = tuple(build(nested, part) for part in value)
         arguments[slot.name] = value
     return entity_type(**arguments)
 
