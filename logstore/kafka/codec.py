@@ -1,7 +1,7 @@
 """Requests in and responses out through kio, for everything but Produce and Fetch.
 
-Invariants: whatever bytes arrive, `decode` returns a request or raises MalformedRequest; classes are looked up once per key and
-version, when they are first needed, so start-up pays for none.
+Invariants: whatever bytes arrive, `decode` returns a request or raises MalformedRequest; classes are looked up once per
+key and version, when they are first needed, so start-up pays for none.
 """
 
 import io
@@ -18,6 +18,8 @@ from kio.static.protocol import ResponsePayload
 
 from logstore.errors import MalformedRequest
 from logstore.interfaces import Buffer
+from logstore.kafka import guard
+from logstore.kafka.framing import Reader
 
 API_VERSIONS_KEY = 18
 _FIXED_HEADER = struct.Struct(">hhi")
@@ -80,6 +82,8 @@ def _writer(response: type[ResponsePayload]) -> Callable[[io.BytesIO, ResponsePa
 
 def decode(frame: memoryview, header: RequestHeader, at: int) -> Any:
     """The request behind `header`, whose body starts at `at`. Raises MalformedRequest."""
+    kind = request_type(header.api_key, header.version)
+    guard.skipper(kind)(Reader(frame, at, flexible=bool(kind.__flexible__)))
     try:
         request, _ = _reader(header.api_key, header.version)(frame.toreadonly(), at)
     except (SerialError, ValueError, TypeError, IndexError, struct.error, OverflowError, EOFError) as error:

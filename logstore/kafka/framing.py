@@ -98,12 +98,42 @@ class Reader:
         length = self._length(wide=True)
         return None if length == -1 else self._take(length)
 
-    def count(self, element_bytes: int) -> int:
-        """An array's length, which the remaining bytes can hold if an element has at least `element_bytes`; null is 0."""
+    def count(self, element_bytes: int, *, nullable: bool = False) -> int:
+        """An array's length (null: 0), which the remaining bytes can hold if an element has at least `element_bytes`."""
         count = self._length(wide=True)
-        if count * element_bytes > len(self.buffer) - self.at:
+        if count == -1 and nullable:
+            return 0
+        if count < 0 or count * element_bytes > len(self.buffer) - self.at:
             raise MalformedRequest(f"an array of {count} elements at {self.at} exceeds the request")
-        return max(0, count)
+        return count
+
+    def skip(self, size: int) -> None:
+        """Pass over some bytes."""
+        if size < 0 or self.at + size > len(self.buffer):
+            raise MalformedRequest(f"a field of {size} bytes at {self.at} exceeds the request's {len(self.buffer)}")
+        self.at += size
+
+    def skip_string(self) -> None:
+        """Pass over a string."""
+        self.skip(self._length(wide=False))
+
+    def skip_nullable_string(self) -> None:
+        """Pass over a string or null."""
+        self.skip(max(0, self._nullable_length(wide=False)))
+
+    def skip_bytes(self) -> None:
+        """Pass over bytes."""
+        self.skip(self._length(wide=True))
+
+    def skip_nullable_bytes(self) -> None:
+        """Pass over bytes or null."""
+        self.skip(max(0, self._nullable_length(wide=True)))
+
+    def _nullable_length(self, *, wide: bool) -> int:
+        length = self._length(wide=wide)
+        if length < -1:
+            raise MalformedRequest(f"a field at {self.at} has length {length}")
+        return length
 
     def tags(self) -> None:
         """Skip tagged fields."""
