@@ -58,6 +58,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("kafka", "max-connections-per-address", 100, 1, 100_000, "clients at a time from one address but loopback"),
     Setting("kafka", "connection-in-flight-bytes", 16 * _MIB, 1024, 1 << 40, "unanswered requests of one connection"),
     Setting("kafka", "total-in-flight-bytes", 32 * _MIB, 1024, 1 << 40, "unanswered requests of all connections"),
+    Setting("kafka", "total-answer-bytes", 32 * _MIB, _MIB, 1 << 40, "unsent answers to fetches; beyond, answers get smaller"),
     Setting("kafka", "handshake-s", 10, 1, 3600, "how long a new connection may be silent"),
     Setting("kafka", "idle-s", 600, 1, 86_400, "how long any connection may be silent"),
     Setting("groups", "min-session-timeout-ms", 6_000, 1, _LARGEST, "shortest session a group member may ask for"),
@@ -149,6 +150,7 @@ def _build(data_dir: Path, listeners: tuple[Listener, ...], values: Mapping[str,
             max_connections_per_address=values["max_connections_per_address"],
             connection_in_flight_bytes=values["connection_in_flight_bytes"],
             total_in_flight_bytes=values["total_in_flight_bytes"],
+            total_answer_bytes=values["total_answer_bytes"],
             handshake_s=float(values["handshake_s"]),
             idle_s=float(values["idle_s"]),
             auto_create_topics=bool(values["auto_create_topics"]),
@@ -249,7 +251,7 @@ def parse_address(text: str) -> tuple[str, int]:
     """Host and port of HOST:PORT or [IPV6]:PORT. Raises ConfigError."""
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isdigit() or int(port) > 65535:
+    if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
         raise ConfigError(f"{text!r} is not HOST:PORT, such as 127.0.0.1:9092 or [::1]:9092")
     return host, int(port)
 

@@ -23,6 +23,7 @@ WARNINGS = frozenset(
         "index does not match its chunk",
         "offsets lost",
         "read failed",
+        "request crashed",
         "torn end cut",
     }
 )

@@ -38,6 +38,8 @@ from logstore.report import Reporter
 
 SWITCH_INTERVAL_S = 0.0005
 """How long a reader thread may keep the interpreter from the event loop; Python's default is ten times that."""
+DRAIN_S = 5.0
+"""How long a stop waits for what was appended to be synced and answered; what is left then is finished, but not answered."""
 START_FAILED = 2
 
 add_arguments = config.add_arguments
@@ -90,6 +92,7 @@ async def _serve(settings: SidecarConfig) -> None:
             print(f"cairn ready {addresses} data-dir={settings.data_dir}", flush=True)  # noqa: T201
             async for number in signals:
                 reporter("stopping", {"signal": signal.Signals(number).name})
+                await server.drain(DRAIN_S)
                 nursery.cancel_scope.cancel()
                 break
     files.close()

@@ -1,16 +1,20 @@
 """One client's connection: frames in, answers out, in order.
 
 Produce requests are pipelined: the next is read and appended while earlier ones wait for their sync. Every other request waits
-until its predecessors are answered, and holds back what follows, as in Kafka.
+until the answers in front of it are sent, and holds back what follows, as in Kafka.
 
 Invariants:
 * Answers leave in the order of their requests.
-* Bytes of requests that are not answered yet are bounded, per connection and over all; a reader that reaches the bound stops
-  reading, which slows its client down and nobody else.
-* A frame above the limit, a request that cannot be decoded or an API key nobody knows ends this connection, and only it.
+* Bytes of requests and answers are bounded, per connection and over all (`logstore.kafka.budgets`). A client that does not
+  read its answers stops being read from, and nobody else notices; one that takes nothing for `idle_s` is closed.
+* A frame must be whole in time: the first within `handshake_s`, others at `SLOWEST_BYTES_PER_S` or better.
+* A frame above the limit, a request that cannot be decoded, an API key nobody knows or a fault of ours ends this connection,
+  and only it.
 """
 
+import socket
 import struct
+import traceback
 from collections import deque
 from dataclasses import dataclass
 
@@ -19,40 +23,23 @@ import trio
 from logstore.errors import CairnError, MalformedRequest
 from logstore.interfaces import Buffer
 from logstore.kafka import codec, fetch, produce
+from logstore.kafka.budgets import AnswerBudget, RequestBudget
 from logstore.kafka.dispatch import Caller, Front, Handlers
 from logstore.kafka.framing import Reader, frame
 from logstore.kafka.versions import api_versions_body
 
-RECEIVE_BYTES = 256 * 1024
+FIRST_RECEIVE_BYTES = 16 * 1024
+RECEIVE_BYTES = 128 * 1024
+"""The receive buffer of a client that fills the first one; larger frames are received into place."""
 SEND_JOIN_BYTES = 256 * 1024
+FRAME_PATIENCE_S = 30.0
+SLOWEST_BYTES_PER_S = 64 * 1024
+"""A frame may take FRAME_PATIENCE_S, and a second more for each of these bytes."""
+LINGER_S = 1.0
+"""How long a client may go on sending after our last answer; closing earlier could destroy that answer on its way."""
+SLOT_BYTES = 2048
+"""What a request counts beside its bytes: its place in line and its answer."""
 _LENGTH = struct.Struct(">i")
-_SENTINEL_BYTES = 512
-"""What an answer without a body to speak of counts."""
-
-
-class InFlight:
-    """The bound over all connections on bytes of requests that are not answered yet."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
-        self._used_bytes = 0
-        self._freed = trio.Event()
-
-    def take(self, size: int) -> None:
-        """Count a request."""
-        self._used_bytes += size
-
-    def give(self, size: int) -> None:
-        """A request is answered."""
-        self._used_bytes -= size
-        if self._used_bytes <= self._limit_bytes:
-            self._freed.set()
-            self._freed = trio.Event()
-
-    async def wait_room(self) -> None:
-        """Wait until there is room for another request."""
-        while self._used_bytes > self._limit_bytes:
-            await self._freed.wait()
 
 
 @dataclass(slots=True)
@@ -60,7 +47,7 @@ class _Slot:
     """The place of one request in the order of answers."""
 
     correlation_id: int
-    request_bytes: int
+    size_bytes: int
     flexible_header: bool = False
     is_ready: bool = False
     body: list[Buffer] | None = None
@@ -71,116 +58,173 @@ class Connection:
     """Serves one client until it goes, misbehaves or is idle for too long."""
 
     def __init__(
-        self, sock: trio.socket.SocketType, front: Front, handlers: Handlers, caller: Caller, in_flight: InFlight
+        self,
+        sock: trio.socket.SocketType,
+        front: Front,
+        handlers: Handlers,
+        caller: Caller,
+        requests: RequestBudget,
+        answers: AnswerBudget,
     ) -> None:
         self._socket = sock
         self._front = front
         self._handlers = handlers
         self._caller = caller
-        self._total = in_flight
+        self._requests = requests
+        self._answers = answers
         self._slots: deque[_Slot] = deque()
-        self._in_flight_bytes = 0
-        self._ready = trio.Event()
-        self._moved = trio.Event()
+        self._unsent_bytes = 0
+        self._answer_bytes = 0
+        self._send_wanted: trio.Event | None = None
+        self._sent: trio.Event | None = None
+        self._receiving = trio.CancelScope()
         self._is_over = False
+        self._client_ended = False
+
+    def stop(self) -> None:
+        """Take no more requests; what is being written is still answered, what only waits is not."""
+        self._receiving.cancel()
 
     async def run(self) -> None:
         """Serve; returns when the connection is over."""
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._send_answers)
-                try:
-                    await self._receive()
-                except (MalformedRequest, _Closed) as error:
-                    self._front.engine.store.report("connection closed", client=self._caller.host, why=str(error))
-                    self._drop_unanswerable()
+                with self._receiving:
+                    try:
+                        await self._receive()
+                    except (MalformedRequest, _Closed) as error:
+                        self._report_close(error)
                 self._is_over = True
-                self._ready.set()
+                self._want_send()
+                self._front.engine.kick()
+            if not self._client_ended:
+                await self._linger()
         except* (OSError, trio.ClosedResourceError, trio.BrokenResourceError):
             pass  # the client went away; what it had sent is appended all the same
+        except* _Closed as group:
+            self._report_close(group.exceptions[0])
+        except* Exception as group:  # a fault of ours must not cost the other clients their connections
+            trace = "".join(traceback.format_exception(group))
+            self._front.engine.store.report("request crashed", client=self._caller.host, trace=trace)
         finally:
-            self._total.give(self._in_flight_bytes)
+            self._answers.give(self._answer_bytes)
             self._socket.close()
 
-    def _drop_unanswerable(self) -> None:
-        """The last request gets no answer; those in front of it still do."""
-        if self._slots and not self._slots[-1].is_ready and self._slots[-1].answer is None:
-            size = self._slots.pop().request_bytes
-            self._in_flight_bytes -= size
-            self._total.give(size)
+    def _report_close(self, error: BaseException) -> None:
+        self._front.engine.store.report("connection closed", client=self._caller.host, why=str(error))
+
+    async def _linger(self) -> None:
+        self._socket.shutdown(socket.SHUT_WR)
+        with trio.move_on_after(LINGER_S):
+            while await self._socket.recv(FIRST_RECEIVE_BYTES):
+                pass
 
     # ---- in
 
     async def _receive(self) -> None:
         settings = self._front.settings
-        buffer = bytearray(RECEIVE_BYTES)
-        view = memoryview(buffer)
+        buffer = bytearray(FIRST_RECEIVE_BYTES)
         filled = 0
-        patience_s = settings.handshake_s
+        is_greeted = False
+        deadline_s = trio.current_time() + settings.handshake_s
         while True:
-            with trio.move_on_after(patience_s) as scope:
-                received = await self._socket.recv_into(view[filled:])
-            if scope.cancelled_caught:
-                raise _Closed(f"nothing received for {patience_s:g} s")
+            if filled == len(buffer):
+                buffer = buffer + bytes(RECEIVE_BYTES - filled)
+            view = memoryview(buffer)
+            received = await self._receive_some(view[filled:], deadline_s)
             if not received:
                 return
-            patience_s = settings.idle_s
+            begins = filled == 0
             filled += received
-            at = 0
-            while filled - at >= _LENGTH.size:
-                (size,) = _LENGTH.unpack_from(buffer, at)
-                if not codec.FIXED_HEADER_BYTES <= size <= settings.max_frame_bytes:
-                    raise _Closed(f"a frame of {size} bytes; allowed are {settings.max_frame_bytes} (max-frame-bytes)")
-                whole = bytearray(size)
-                have = min(size, filled - at - _LENGTH.size)
-                start = at + _LENGTH.size
-                if have < size:
-                    if size <= RECEIVE_BYTES - _LENGTH.size:
-                        break
-                    whole[:have] = view[start : start + have]
-                    await self._fill(memoryview(whole)[have:])
-                else:
-                    whole[:] = view[start : start + size]
-                at = start + have
-                await self._serve(memoryview(whole))
+            at = await self._take_frames(view, filled, deadline_s if not is_greeted else None)
             self._front.engine.kick()
+            is_greeted = is_greeted or at > 0
+            if at or (begins and is_greeted):
+                is_partial = at < filled
+                deadline_s = trio.current_time() + (_frame_patience_s(RECEIVE_BYTES) if is_partial else settings.idle_s)
             if at:
                 view[: filled - at] = bytes(view[at:filled])
                 filled -= at
 
-    async def _fill(self, rest: memoryview) -> None:
+    async def _receive_some(self, target: memoryview, deadline_s: float) -> int:
+        """Receive something; 0 at the client's end."""
+        with trio.CancelScope(deadline=deadline_s) as scope:
+            received = await self._socket.recv_into(target)
+            self._client_ended = received == 0
+            return received
+        if scope.cancelled_caught:
+            raise _Closed("no whole request came in time")
+        return 0
+
+    async def _take_frames(self, view: memoryview, filled: int, deadline_s: float | None) -> int:
+        """Serve the frames that begin in the buffer, but for a last one that will fit into it; returns where that begins."""
+        at = 0
+        while filled - at >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(view, at)
+            limit = self._front.settings.max_frame_bytes
+            if not codec.FIXED_HEADER_BYTES <= size <= limit:
+                raise _Closed(f"a frame of {size} bytes; allowed are {limit} (max-frame-bytes)")
+            start = at + _LENGTH.size
+            have = filled - start
+            if have >= size:
+                at = start + size
+                await self._serve(memoryview(bytearray(view[start:at])))
+            elif size <= RECEIVE_BYTES - _LENGTH.size:
+                break
+            else:
+                at = filled
+                await self._serve(await self._large_frame(view[start:filled], size, deadline_s))
+        return at
+
+    async def _large_frame(self, first: memoryview, size: int, deadline_s: float | None) -> memoryview:
+        """Receive the rest of a frame into place. Its bytes are counted before they are allocated."""
         self._front.engine.kick()
-        while rest:
-            with trio.move_on_after(self._front.settings.idle_s) as scope:
-                received = await self._socket.recv_into(rest)
-            if scope.cancelled_caught or not received:
-                raise _Closed("the connection ended inside a frame")
-            rest = rest[received:]
+        await self._requests.wait_room()
+        self._requests.take(size)
+        try:
+            whole = memoryview(bytearray(size))
+            whole[: len(first)] = first
+            rest = whole[len(first) :]
+            if deadline_s is None:
+                deadline_s = trio.current_time() + _frame_patience_s(size)
+            while rest:
+                received = await self._receive_some(rest, deadline_s)
+                if not received:
+                    raise _Closed("the connection ended inside a frame")
+                rest = rest[received:]
+            return whole
+        finally:
+            self._requests.give(size)  # `_serve` counts it again, before anybody else runs
 
     async def _serve(self, request: memoryview) -> None:
         header = codec.decode_header(request)
-        slot = _Slot(header.correlation_id, len(request) + _SENTINEL_BYTES)
-        self._caller = self._caller._replace(client_id=header.client_id)
+        slot = _Slot(header.correlation_id, len(request) + SLOT_BYTES)
+        if header.client_id != self._caller.client_id:
+            self._caller = self._caller._replace(client_id=header.client_id)
         if header.api_key == produce.KEY and produce.MIN_VERSION <= header.version <= produce.MAX_VERSION:
             self._produce(request, header, slot)
         else:
-            while self._slots:
-                self._front.engine.kick()
-                await self._wait_moved()
             self._push(slot)
-            slot.body = await self._answer(request, header, slot)
-            self._mark_ready(slot)
-        while self._in_flight_bytes > self._front.settings.connection_in_flight_bytes:
+            try:
+                await self._wait_unsent(slot.size_bytes)
+                slot.body = await self._answer(request, header, slot)
+                self._mark_ready(slot)
+            finally:
+                if not slot.is_ready:
+                    self._drop(slot)
+        if self._unsent_bytes > self._front.settings.connection_in_flight_bytes:
+            await self._wait_unsent(self._front.settings.connection_in_flight_bytes)
+        if not self._requests.has_room:
             self._front.engine.kick()
-            await self._wait_moved()
-        await self._total.wait_room()
+            await self._requests.wait_room()
 
     def _produce(self, request: memoryview, header: codec.RequestHeader, slot: _Slot) -> None:
         flexible = header.version >= produce.FIRST_FLEXIBLE
         decoded = produce.decode(request, _body_at(request, header, flexible=flexible), header.version)
         slot.flexible_header = flexible
         self._push(slot)
-        slot.answer = produce.start(self._front, decoded)
+        slot.answer = produce.start(self._front, decoded, len(request))
         if slot.answer.waiting:
             slot.answer.on_ready = lambda: self._mark_ready(slot)
         else:
@@ -189,23 +233,30 @@ class Connection:
     async def _answer(self, request: memoryview, header: codec.RequestHeader, slot: _Slot) -> list[Buffer]:
         """The body of the answer to any request but Produce."""
         raw = self._handlers.raw.get(header.api_key)
-        if raw is not None:
-            return await raw.handle(request[header.body_at :], self._caller)
-        if header.api_key == codec.API_VERSIONS_KEY:
-            return api_versions_body(self._handlers, header.version)
-        if header.api_key == fetch.KEY and fetch.MIN_VERSION <= header.version <= fetch.MAX_VERSION:
-            slot.flexible_header = header.version >= fetch.FIRST_FLEXIBLE
-            at = _body_at(request, header, flexible=slot.flexible_header)
-            return await fetch.handle(self._front, fetch.decode(request, at, header.version))
+        try:
+            if raw is not None:
+                return await raw.handle(request[header.body_at :], self._caller)
+            if header.api_key == codec.API_VERSIONS_KEY:
+                return api_versions_body(self._handlers, header.version)
+            if header.api_key == fetch.KEY and fetch.MIN_VERSION <= header.version <= fetch.MAX_VERSION:
+                slot.flexible_header = header.version >= fetch.FIRST_FLEXIBLE
+                at = _body_at(request, header, flexible=slot.flexible_header)
+                decoded = fetch.decode(request, at, header.version)
+                body, self._answer_bytes = await fetch.handle(self._front, decoded, self._answers)
+                return body
+            return await self._answer_decoded(request, header, slot)
+        except (MalformedRequest, _Closed):
+            raise
+        except (CairnError, OSError) as error:
+            raise _Closed(f"request {header.api_key} failed: {error}") from error
+
+    async def _answer_decoded(self, request: memoryview, header: codec.RequestHeader, slot: _Slot) -> list[Buffer]:
         api = self._handlers.kafka.get(header.api_key)
         if api is None or not api.min_version <= header.version <= api.max_version:
             raise _Closed(f"request {header.api_key} version {header.version} is not served here")
         flexible = bool(codec.request_type(header.api_key, header.version).__flexible__)
         decoded = codec.decode(request, header, _body_at(request, header, flexible=flexible))
-        try:
-            response = await api.handle(decoded, self._caller)
-        except CairnError as error:
-            raise _Closed(f"request {header.api_key} failed: {error}") from error
+        response = await api.handle(decoded, self._caller)
         slot.flexible_header = codec.has_flexible_response_header(response)
         return codec.encode(response)
 
@@ -213,38 +264,70 @@ class Connection:
 
     def _push(self, slot: _Slot) -> None:
         self._slots.append(slot)
-        self._in_flight_bytes += slot.request_bytes
-        self._total.take(slot.request_bytes)
+        self._unsent_bytes += slot.size_bytes
+        self._requests.take(slot.size_bytes)
+
+    def _drop(self, slot: _Slot) -> None:
+        """The last request gets no answer; those in front of it still do."""
+        self._slots.pop()
+        self._unsent_bytes -= slot.size_bytes
+        self._requests.give(slot.size_bytes)
 
     def _mark_ready(self, slot: _Slot) -> None:
+        """A request's work is done: it weighs on this connection until its answer is sent, but no longer on the others."""
         slot.is_ready = True
+        self._requests.give(slot.size_bytes)
         if self._slots and self._slots[0] is slot:
-            self._ready.set()
+            self._want_send()
 
-    async def _wait_moved(self) -> None:
-        await self._moved.wait()
+    def _want_send(self) -> None:
+        if self._send_wanted is not None:
+            self._send_wanted.set()
+            self._send_wanted = None
+
+    async def _wait_unsent(self, limit_bytes: int) -> None:
+        """Wait until requests of at most `limit_bytes` are without a sent answer."""
+        if self._unsent_bytes > limit_bytes:
+            self._front.engine.kick()
+        while self._unsent_bytes > limit_bytes:
+            if self._sent is None:
+                self._sent = trio.Event()
+            await self._sent.wait()
 
     async def _send_answers(self) -> None:
         while True:
-            await self._ready.wait()
-            self._ready = trio.Event()
-            parts: list[Buffer] = []
-            while self._slots and self._slots[0].is_ready:
-                slot = self._slots.popleft()
-                self._in_flight_bytes -= slot.request_bytes
-                self._total.give(slot.request_bytes)
-                body = slot.answer.body() if slot.answer is not None else slot.body
-                if body is not None:
-                    parts += frame(slot.correlation_id, body, flexible_header=slot.flexible_header)
-            self._moved.set()
-            self._moved = trio.Event()
-            await self._send(parts)
-            if self._slots and self._slots[0].is_ready:
-                self._ready.set()
-            elif self._is_over and not self._slots:
-                return
-            elif self._is_over:
-                self._front.engine.kick()
+            while not (self._slots and self._slots[0].is_ready):
+                if self._is_over and not self._slots:
+                    return
+                self._send_wanted = trio.Event()
+                await self._send_wanted.wait()
+            parts, size_bytes, failure = self._ready_answers()
+            with trio.move_on_after(self._front.settings.idle_s) as scope:
+                await self._send(parts)
+            if scope.cancelled_caught:
+                raise _Closed("the client does not read its answers")
+            if failure is not None:
+                raise _Closed(f"acks=0, so closing is all it can be told: {failure}")
+            self._unsent_bytes -= size_bytes
+            self._answers.give(self._answer_bytes)
+            self._answer_bytes = 0
+            if self._sent is not None:
+                self._sent.set()
+                self._sent = None
+
+    def _ready_answers(self) -> tuple[list[Buffer], int, str | None]:
+        """The answers at the head of the line, what their requests weigh, and what went wrong in one that wants no answer."""
+        parts: list[Buffer] = []
+        size_bytes = 0
+        while self._slots and self._slots[0].is_ready:
+            slot = self._slots.popleft()
+            size_bytes += slot.size_bytes
+            body = slot.answer.body() if slot.answer is not None else slot.body
+            if body is not None:
+                parts += frame(slot.correlation_id, body, flexible_header=slot.flexible_header)
+            elif slot.answer is not None and slot.answer.failure is not None:
+                return parts, size_bytes, slot.answer.failure
+        return parts, size_bytes, None
 
     async def _send(self, parts: list[Buffer]) -> None:
         for data in _joined(parts):
@@ -268,6 +351,10 @@ def _joined(parts: list[Buffer]) -> list[Buffer]:
     if small:
         joined.append(b"".join(small))
     return joined
+
+
+def _frame_patience_s(size_bytes: int) -> float:
+    return FRAME_PATIENCE_S + size_bytes / SLOWEST_BYTES_PER_S
 
 
 def _body_at(request: memoryview, header: codec.RequestHeader, *, flexible: bool) -> int:

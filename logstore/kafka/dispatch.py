@@ -1,7 +1,7 @@
 """What a request handler is, and the table of all of them.
 
 Invariants: each API key has one handler; the versions in the table are exactly those ApiVersions offers. A handler gets a decoded
-kio request and returns a kio response of the same version (`logstore.kafka.groups.wire.respond` builds one from plain values);
+kio request and returns a kio response of the same version (`logstore.kafka.wire.respond` builds one from plain values);
 what it raises is a bug, except `CairnError` where a handler's module says so.
 """
 
@@ -25,6 +25,7 @@ class FrontSettings:
     max_connections_per_address: int = 100
     connection_in_flight_bytes: int = 16 << 20
     total_in_flight_bytes: int = 32 << 20
+    total_answer_bytes: int = 32 << 20
     handshake_s: float = 10.0
     idle_s: float = 600.0
     auto_create_topics: bool = True

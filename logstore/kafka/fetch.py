@@ -13,6 +13,7 @@ import trio
 
 from logstore.errors import CairnError, OffsetOutOfRange, StorageFailed
 from logstore.interfaces import Buffer
+from logstore.kafka.budgets import AnswerBudget
 from logstore.kafka.dispatch import Front
 from logstore.kafka.errors import error_code
 from logstore.kafka.framing import Reader, Writer
@@ -24,6 +25,8 @@ FIRST_FLEXIBLE = 12
 MAX_WAIT_MS = 60_000
 MAX_RESPONSE_BYTES = 16 << 20
 """Whatever a client asks for: bounds what one connection holds in memory."""
+PARTITIONS_AT_A_TIME = 100
+"""Then other clients get their turn."""
 _SESSION_NOT_FOUND = 70
 _INVALID_SESSION_EPOCH = 71
 _FENCED_LEADER_EPOCH, _UNKNOWN_LEADER_EPOCH = 74, 75
@@ -85,12 +88,15 @@ def decode(frame: memoryview, at: int, version: int) -> FetchRequest:
     return FetchRequest(version, max_wait_ms, min_bytes, max_bytes, session_id, session_epoch, topics)
 
 
-async def handle(front: Front, request: FetchRequest) -> list[Buffer]:
-    """Answer a request, waiting up to its limit until there is enough."""
+async def handle(front: Front, request: FetchRequest, answers: AnswerBudget) -> tuple[list[Buffer], int]:
+    """Answer a request, waiting up to its limit until there is enough.
+
+    Returns the body and how many bytes of `answers` it holds until it is sent.
+    """
     if request.session_id != 0:
-        return _encode(request.version, _SESSION_NOT_FOUND, [])
+        return _encode(request.version, _SESSION_NOT_FOUND, []), 0
     if request.session_epoch > 0:
-        return _encode(request.version, _INVALID_SESSION_EPOCH, [])
+        return _encode(request.version, _INVALID_SESSION_EPOCH, []), 0
     deadline = trio.current_time() + min(max(0, request.max_wait_ms), MAX_WAIT_MS) / 1000
     while True:
         # Listen first, look then: what comes in between must not be missed.
@@ -98,13 +104,20 @@ async def handle(front: Front, request: FetchRequest) -> list[Buffer]:
         streams = _streams(front, request)
         for stream in streams:
             stream.add_waiter(changed.set)
+        room = answers.take(min(max(0, request.max_bytes), MAX_RESPONSE_BYTES))
+        kept = 0
         try:
-            topics, size, is_final = await _collect(front, request)
-            if is_final or size >= request.min_bytes or trio.current_time() >= deadline:
-                return _encode(request.version, 0, topics)
+            topics, size, is_final = await _collect(front, request, room)
+            # What was granted is all there will be: with min_bytes above it, waiting would be in vain.
+            if is_final or size >= min(request.min_bytes, room) or trio.current_time() >= deadline:
+                kept = size
+                return _encode(request.version, 0, topics), size
+            answers.give(room)
+            room = 0
             with trio.move_on_at(deadline):
                 await changed.wait()
         finally:
+            answers.give(room - kept)
             for stream in streams:
                 stream.remove_waiter(changed.set)
 
@@ -118,15 +131,18 @@ def _streams(front: Front, request: FetchRequest) -> list[Stream]:
     return found
 
 
-async def _collect(front: Front, request: FetchRequest) -> tuple[list[tuple[str, list[_Answer]]], int, bool]:
+async def _collect(
+    front: Front, request: FetchRequest, room: int
+) -> tuple[list[tuple[str, list[_Answer]]], int, bool]:
     """Answers, their size, and whether waiting would change nothing (an error, or nothing asked for)."""
     topics: list[tuple[str, list[_Answer]]] = []
-    room = min(request.max_bytes, MAX_RESPONSE_BYTES)
     total = 0
     is_final = not request.topics
     for name, partitions in request.topics:
         answers: list[_Answer] = []
-        for wanted in partitions:
+        for number, wanted in enumerate(partitions, start=1):
+            if number % PARTITIONS_AT_A_TIME == 0:
+                await trio.lowlevel.checkpoint()
             answer = await _read(front, name, wanted, room - total, must_advance=total == 0)
             is_final = is_final or answer.error != 0
             total += answer.size

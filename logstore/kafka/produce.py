@@ -20,6 +20,8 @@ from logstore.log.stream_state import AppendResult, AppendTicket
 KEY = 0
 MIN_VERSION, MAX_VERSION = 3, 11
 FIRST_FLEXIBLE = 9
+KEEP_SHARE = 2
+"""A batch of less than half its frame does not keep the frame: the tail counts batches, and must not hold more than it counts."""
 _TRANSACTIONAL_REFUSED = 53
 """TRANSACTIONAL_ID_AUTHORIZATION_FAILED: final for every client; transactions are not part of this."""
 _INVALID_REQUIRED_ACKS = 21
@@ -60,6 +62,12 @@ class Answer:
     topics: list[tuple[str, list[_Outcome]]] = field(default_factory=list)
     on_ready: Callable[[], None] | None = None
 
+    @property
+    def failure(self) -> str | None:
+        """What went wrong with the first partition that failed."""
+        failed = (outcome for _, outcomes in self.topics for outcome in outcomes if outcome.error)
+        return next((outcome.message or f"error {outcome.error}" for outcome in failed), None)
+
     def body(self) -> list[Buffer] | None:
         """The response's body; None if the client wants none."""
         return None if self.acks == 0 else _encode(self)
@@ -94,8 +102,11 @@ def decode(frame: memoryview, at: int, version: int) -> ProduceRequest:
     return ProduceRequest(version, transactional_id, acks, topics)
 
 
-def start(front: Front, request: ProduceRequest) -> Answer:
-    """Append everything; the answer settles with the last of its tickets (check `waiting`: it may have settled already)."""
+def start(front: Front, request: ProduceRequest, frame_bytes: int) -> Answer:
+    """Append everything; the answer settles with the last of its tickets (check `waiting`: it may have settled already).
+
+    Batches are kept in place, and their frame of `frame_bytes` with them; small parts of a large frame are copied out of it.
+    """
     answer = Answer(request.version, request.acks)
     now_ms = front.clock.wall_ms()
     refused = 0
@@ -110,6 +121,8 @@ def start(front: Front, request: ProduceRequest) -> Answer:
             outcome = _Outcome(data.partition, refused)
             outcomes.append(outcome)
             if not refused:
+                if data.records is not None and len(data.records) * KEEP_SHARE < frame_bytes:
+                    data = PartitionData(data.partition, memoryview(bytearray(data.records)))
                 _append(front, answer, name, data, outcome, now_ms)
     return answer
 

@@ -4,7 +4,6 @@ Invariants: connections are bounded, over all and per address (loopback excepted
 listener that cannot be opened is an OSError before anything is served.
 """
 
-import errno
 import socket
 from collections import Counter
 from collections.abc import Sequence
@@ -12,13 +11,14 @@ from typing import NamedTuple
 
 import trio
 
-from logstore.kafka.connection import Connection, InFlight
+from logstore.kafka.budgets import AnswerBudget, RequestBudget
+from logstore.kafka.connection import Connection
 from logstore.kafka.dispatch import Caller, Front, Handlers
 
 BACKLOG = 128
 ACCEPT_AGAIN_S = 0.1
-"""How long to wait when the process has no descriptor left for another client."""
-_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""How long to wait after a client could not be accepted, as when the process has no descriptor left."""
+ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104  (recognised, not listened on)
 
 
 class Listener(NamedTuple):
@@ -36,8 +36,12 @@ class KafkaServer:
     def __init__(self, front: Front, handlers: Handlers) -> None:
         self._front = front
         self._handlers = handlers
-        self._total = InFlight(front.settings.total_in_flight_bytes)
+        self._requests = RequestBudget(front.settings.total_in_flight_bytes)
+        self._answers = AnswerBudget(front.settings.total_answer_bytes)
         self._clients: Counter[str] = Counter()
+        self._connections: dict[Connection, None] = {}
+        self._accepting = trio.CancelScope()
+        self._ended = trio.Event()
 
     async def serve(
         self,
@@ -45,30 +49,42 @@ class KafkaServer:
         *,
         task_status: trio.TaskStatus[list[Listener]] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Listen until cancelled; reports the listeners with their real ports once all are open. Raises OSError."""
+        """Listen until cancelled or drained; reports the listeners with their real ports once all are open. Raises OSError."""
         opened: list[tuple[Listener, trio.socket.SocketType]] = []
         try:
             for listener in listeners:
                 opened.append(await _open(listener))
-            async with trio.open_nursery() as nursery:
-                for listener, sock in opened:
-                    nursery.start_soon(self._accept, listener, sock, nursery)
-                task_status.started([listener for listener, _ in opened])
+            async with trio.open_nursery() as clients:
+                with self._accepting:
+                    async with trio.open_nursery() as acceptors:
+                        for listener, sock in opened:
+                            acceptors.start_soon(self._accept, listener, sock, clients)
+                        task_status.started([listener for listener, _ in opened])
+                for _, sock in opened:
+                    sock.close()
         finally:
+            self._ended.set()
             for _, sock in opened:
                 sock.close()
 
-    async def _accept(self, listener: Listener, sock: trio.socket.SocketType, nursery: trio.Nursery) -> None:
+    async def drain(self, patience_s: float) -> None:
+        """Accept nobody and read nothing more; wait until what was appended is answered, `patience_s` seconds at most."""
+        self._accepting.cancel()
+        for connection in self._connections:
+            connection.stop()
+        with trio.move_on_after(patience_s):
+            await self._ended.wait()
+
+    async def _accept(self, listener: Listener, sock: trio.socket.SocketType, clients: trio.Nursery) -> None:
         while True:
             try:
                 client, address = await sock.accept()
             except OSError as error:
-                if error.errno not in _OUT_OF_DESCRIPTORS:
-                    raise
+                # Out of descriptors, or a client that is gone already: neither ends a listener.
                 self._front.engine.store.report("cannot accept", error=str(error))
                 await trio.sleep(ACCEPT_AGAIN_S)
                 continue
-            nursery.start_soon(self._serve, listener, client, str(address[0]))
+            clients.start_soon(self._serve, listener, client, str(address[0]))
 
     async def _serve(self, listener: Listener, client: trio.socket.SocketType, host: str) -> None:
         settings = self._front.settings
@@ -80,28 +96,47 @@ class KafkaServer:
             return
         self._clients[host] += 1
         try:
-            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            caller = Caller(
-                "", host, listener.advertised_host or listener.host, listener.advertised_port or listener.port
-            )
-            await Connection(client, self._front, self._handlers, caller, self._total).run()
+            connection = self._connection(listener, client, host)
+        except OSError:  # gone already
+            pass
+        else:
+            self._connections[connection] = None
+            if self._accepting.cancel_called:
+                connection.stop()
+            await connection.run()
+            del self._connections[connection]
         finally:
             self._clients[host] -= 1
             if not self._clients[host]:
                 del self._clients[host]
             client.close()
 
+    def _connection(self, listener: Listener, client: trio.socket.SocketType, host: str) -> Connection:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # A client that reached us through "any address" is told the one it used.
+        own_host = client.getsockname()[0] if listener.host in ANY_ADDRESS else listener.host
+        caller = Caller("", host, listener.advertised_host or own_host, listener.advertised_port or listener.port)
+        return Connection(client, self._front, self._handlers, caller, self._requests, self._answers)
+
 
 async def _open(listener: Listener) -> tuple[Listener, trio.socket.SocketType]:
-    found = await trio.socket.getaddrinfo(listener.host, listener.port, type=socket.SOCK_STREAM)
+    try:
+        found = await trio.socket.getaddrinfo(listener.host, listener.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise _cannot_listen(listener, error) from error
     family, kind, protocol, _, address = found[0]
     sock = trio.socket.socket(family, kind, protocol)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         await sock.bind(address)
         sock.listen(BACKLOG)
-    except OSError:
+    except OSError as error:
         sock.close()
-        raise
+        raise _cannot_listen(listener, error) from error
     port = sock.getsockname()[1]
     return listener._replace(port=port, advertised_port=listener.advertised_port or port), sock
+
+
+def _cannot_listen(listener: Listener, error: OSError) -> OSError:
+    """The same error, with the address in its message."""
+    return OSError(f"cannot listen on {listener.host}:{listener.port}: {error.strerror or error}")
