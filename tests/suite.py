@@ -131,6 +131,7 @@ def run_pytest(part: Part, outcome: Outcome, options: Sequence[str]) -> None:
             "-m",
             "pytest",
             "-q",
+            "--continue-on-collection-errors",
             f"--junitxml={report}",
             *part.arguments,
             *options,
