@@ -1,7 +1,7 @@
 """ApiVersions: what is served here, in a form that any client can read.
 
-Invariants: an unknown version is answered in version 0's layout with UNSUPPORTED_VERSION, and the response header is always
-version 0 (KIP-35, KIP-511).
+Invariants: an unknown version is answered in version 0's layout with UNSUPPORTED_VERSION, and the response header is
+always version 0 (KIP-35, KIP-511).
 """
 
 from logstore.interfaces import Buffer
@@ -12,13 +12,15 @@ from logstore.kafka.framing import Writer
 KEY = 18
 MAX_VERSION = 4
 FIRST_FLEXIBLE = 3
+PRODUCE_ADVERTISED_FROM = 0
+"""Said, not served: librdkafka compresses only if it sees Produce 0 (KAFKA-18659). Kafka 4 does the same."""
 _UNSUPPORTED_VERSION = 35
 
 
 def api_versions_body(handlers: Handlers, version: int) -> list[Buffer]:
     """The body of the answer to an ApiVersions request of any version."""
     offered = [
-        (produce.KEY, produce.MIN_VERSION, produce.MAX_VERSION),
+        (produce.KEY, PRODUCE_ADVERTISED_FROM, produce.MAX_VERSION),
         (fetch.KEY, fetch.MIN_VERSION, fetch.MAX_VERSION),
         (KEY, 0, MAX_VERSION),
         *((api.key, api.min_version, api.max_version) for api in handlers.kafka.values()),
