@@ -72,14 +72,12 @@ def encode_frame_header(
 
 
 def table_bytes(fixed: Buffer) -> int:
-    """Length of the table, from the first HEADER_BYTES of a frame. CorruptFile, UnknownFormatVersion."""
+    """Length of the table, from the first HEADER_BYTES of a frame. CorruptFile."""
     if len(fixed) < HEADER_BYTES:
         raise CorruptFile(f"{len(fixed)} bytes are fewer than a staged frame's header")
-    magic, version, reserved, length, _, _ = _FIXED.unpack_from(fixed)
+    magic, _, reserved, length, _, _ = _FIXED.unpack_from(fixed)
     if magic != MAGIC or reserved or length > MAX_TABLE_BYTES:
         raise CorruptFile("not a staged frame")
-    if version != VERSION:
-        raise UnknownFormatVersion(f"staged frame of version {version}; this is version {VERSION}, upgrade Cairn")
     return int(length)
 
 
@@ -96,7 +94,10 @@ def decode_frame_header(buffer: Buffer) -> FrameHeader:
     (expected,) = _CRC.unpack_from(view, _FIXED.size)
     if crc32c(view[HEADER_BYTES:end], crc32c(view[: _FIXED.size])) != expected:
         raise CorruptFile("the header of a staged frame does not match its checksum")
-    _, _, _, _, data_bytes, data_crc = _FIXED.unpack_from(view)
+    _, version, _, _, data_bytes, data_crc = _FIXED.unpack_from(view)
+    # Only now: the version of a torn header says nothing.
+    if version != VERSION:
+        raise UnknownFormatVersion(f"staged frame of version {version}; this is version {VERSION}, upgrade Cairn")
     try:
         fields = parse_object(view[HEADER_BYTES:end])
         header = FrameHeader(

@@ -72,9 +72,12 @@ def _sweep(fs: FileSystem, directory: str, log_start: int) -> list[int]:
     # A trim interrupted by a crash: all but the chunk that holds the log start, and those behind it, may go.
     while len(bases) > 1 and bases[1] <= log_start:
         bases.pop(0)
-    for base, suffix in files:
-        if base not in bases:
-            fs.remove(f"{directory}/{chunk_name(base, suffix)}")
+    stale = [chunk_name(base, suffix) for base, suffix in files if base not in bases]
+    if stale:
+        # What stays may be known to the page cache only; were it lost and the removals kept, nothing would be left.
+        fs.sync_directory(directory)
+    for name in stale:
+        fs.remove(f"{directory}/{name}")
     return bases
 
 
@@ -202,9 +205,7 @@ class _Walk:
         while position < self.file_bytes and not self._is_over(offset):
             found = self._next(window, position - window_at, offset)
             if found is None and window_at + len(window) < self.file_bytes:
-                need = self._need(window, position - window_at)
-                window = memoryview(self.fs.read(self.chunk.log_path, position, max(WINDOW_BYTES, need)))
-                window_at = position
+                window, window_at = self._window(position), position
                 found = self._next(window, 0, offset)
             if found is None:
                 resumed = self._behind_damage(position, offset)
@@ -221,13 +222,14 @@ class _Walk:
     def _is_over(self, offset: int) -> bool:
         return self.following is not None and offset >= self.following
 
-    @staticmethod
-    def _need(window: memoryview, at: int) -> int:
-        """Bytes of the batch at the window's end, as far as its header can be read; bounded."""
+    def _window(self, position: int) -> memoryview:
+        """Bytes from `position` on: as many as the batch there has, if that is more than a window (bounded)."""
+        window = memoryview(self.fs.read(self.chunk.log_path, position, WINDOW_BYTES))
         try:
-            return min(parse_header(window, at).size_bytes, MAX_WRITE_BYTES)
+            need = min(parse_header(window).size_bytes, MAX_WRITE_BYTES)
         except (CorruptBatch, UnsupportedBatchFormat):
-            return 0
+            return window
+        return window if need <= len(window) else memoryview(self.fs.read(self.chunk.log_path, position, need))
 
     @staticmethod
     def _next(window: memoryview, at: int, offset: int) -> BatchHeader | None:

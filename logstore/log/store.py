@@ -115,6 +115,8 @@ class Store:
         Raises UnknownFormatVersion, CorruptFile, OSError.
         """
         cluster_id = _identity(fs, new_id)
+        # A process that was killed may have left the identity's name in the page cache only.
+        fs.sync_directory("")
         for directory in (LEDGER_DIRECTORY, STREAMS_DIRECTORY):
             fs.make_directory(directory)
         fs.sync_directory("")

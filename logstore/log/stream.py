@@ -425,7 +425,8 @@ class Stream:
     def _failed(self, operation: Operation, error: OSError) -> None:
         """The disk refused: everything pending fails, and the next write starts behind the last good byte."""
         flight, self._flight = self._flight, None
-        if isinstance(operation, Sync):
+        if isinstance(operation, Sync) or (flight is not None and flight.is_new_chunk):
+            # The name of a new chunk may be there: a batch at its base offset must not go to the chunk before it.
             self._must_roll = True
         behind, self._pending = self._pending, deque()
         self.producers.fail_pending()

@@ -4,6 +4,7 @@ Invariants: each job's operations run in order; which job takes the next step is
 repeats a run; a job is given back right after its last operation.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -23,9 +24,19 @@ class _Running:
 
 
 class Driver:
-    """Steps through the jobs of a queue on a file system. Without `random` the oldest job goes first."""
+    """Steps through the jobs of a queue on a file system. Without `random` the oldest job goes first.
 
-    def __init__(self, queue: JobQueue, fs: FileSystem, random: Random | None = None) -> None:
+    `rewrite`, if given, may change each job's operations: to plant a bug and see it found.
+    """
+
+    def __init__(
+        self,
+        queue: JobQueue,
+        fs: FileSystem,
+        random: Random | None = None,
+        rewrite: Callable[[Sequence[Operation]], Sequence[Operation]] | None = None,
+    ) -> None:
+        self._rewrite = rewrite
         self._queue = queue
         self._fs = fs
         self._random = random
@@ -34,6 +45,8 @@ class Driver:
     def step(self) -> bool:
         """Start what may, run one operation of one job, give it back if that was its last. False: nothing to do."""
         while (job := self._queue.next_job()) is not None:
+            if self._rewrite is not None:
+                job.operations = self._rewrite(job.operations)
             self._running.append(_Running(job))
         if not self._running:
             return False

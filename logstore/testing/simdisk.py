@@ -203,6 +203,19 @@ class SimDisk:
             else:
                 yield from self._files(node)
 
+    def files(self) -> Iterator[tuple[str, bytes | None]]:
+        """Every path with its content (None: a directory), parents first; not counted as calls."""
+
+        def visit(directory: SimDirectory, prefix: str) -> Iterator[tuple[str, bytes | None]]:
+            for name, node in sorted(directory.entries.items()):
+                if isinstance(node, SimFile):
+                    yield prefix + name, bytes(node.content)
+                else:
+                    yield prefix + name, None
+                    yield from visit(node, f"{prefix}{name}/")
+
+        return visit(self._root, "")
+
     def sync(self, path: str) -> None:
         """fdatasync."""
         fault = self._enter("sync", path)

@@ -1,0 +1,182 @@
+"""The crash-state enumerator: stop a scripted workload at every write and sync point, try all that a crash may leave.
+
+At each point, every state of the disk within the bounds is opened and held to the promises of `history`; a share of them
+then takes another append on every stream, loses power again and is held to them once more. A share is also crashed at
+every point of the recovery itself. A kill of the process (nothing lost, not all synced), followed by a power cut after
+the restart, is tried at every point too.
+
+Invariants: deterministic, given the seed; what it visited is counted in `Report`, which says so in one line.
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from logstore.testing.faults import Call
+from logstore.testing.history import History, PromiseBroken
+from logstore.testing.simdisk import Bounds, Coverage, SimDisk
+from logstore.testing.world import Setup, World
+
+Workload = Callable[[World], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to try at each point. `second_share` and `recovery_share`: of how many states one is crashed again."""
+
+    bounds: Bounds = field(default_factory=lambda: Bounds(states=256, file_states=64))
+    second_share: int = 4
+    recovery_share: int = 40
+    kill_share: int = 1
+    unit_bytes: int = 64
+    first_point: int = 0
+
+
+@dataclass
+class Report:
+    """What was visited."""
+
+    coverage: Coverage = field(default_factory=Coverage)
+    opened: int = 0
+    known: int = 0
+    second: int = 0
+    in_recovery: int = 0
+    kills: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.coverage}; {self.opened} opened ({self.known} equal to one before), {self.second} crashed again "
+            f"after an append, {self.in_recovery} crashes during recovery, {self.kills} kills followed by a power cut"
+        )
+
+
+class Enumerator:
+    """Runs one workload and everything that may become of it."""
+
+    def __init__(self, workload: Workload, setup: Setup | None = None, plan: Plan | None = None) -> None:
+        self._workload = workload
+        self._setup = setup or Setup()
+        self._plan = plan or Plan()
+        self._random = Random(self._plan.bounds.seed)
+        self._seen: set[tuple[bytes, int]] = set()
+        self._world: World | None = None
+        self._history = History()
+        self._disk = SimDisk(unit_bytes=self._plan.unit_bytes)
+        self._point = 0
+        self.report = Report()
+
+    def run(self) -> Report:
+        """Try everything. Raises PromiseBroken with the point and the state that broke a promise."""
+        self._disk.before_call = self._before
+        self._world = World(self._disk, self._history, self._setup)
+        self._workload(self._world)
+        self._world.run()
+        self._disk = self._world.disk
+        self._disk.before_call = None
+        self._world.check()
+        self._explore("the end")
+        return self.report
+
+    def _before(self, call: Call) -> None:
+        if not call.changes_disk:
+            return
+        self._point += 1
+        if self._world is not None:
+            self._disk = self._world.disk
+        if self._point >= self._plan.first_point:
+            self._explore(f"call {call.number}, {call.kind} {call.path}")
+
+    def _explore(self, where: str) -> None:
+        for state in self._disk.crash_states(self._plan.bounds, self.report.coverage):
+            self._try(state, f"power cut before {where}: {state.origin}")
+        if self._point % self._plan.kill_share == 0:
+            self.report.kills += 1
+            self._try_kill(f"kill before {where}")
+
+    def _try(self, state: SimDisk, origin: str) -> None:
+        key = (digest(state), self._history.version)
+        if key in self._seen:
+            self.report.known += 1
+            return
+        self._seen.add(key)
+        self.report.opened += 1
+        pick = self._random.random()
+        if pick * self._plan.recovery_share < 1:
+            self._crash_recovery(state, origin)
+        again = self._random.random() * self._plan.second_share < 1
+        self._open(state, origin, again=again)
+
+    def _open(self, state: SimDisk, origin: str, *, again: bool) -> None:
+        history = self._history.fork()
+        try:
+            world = World(state, history, self._setup)
+            world.check()
+            if again:
+                self.report.second += 1
+                self._use(world)
+                world.check()
+                after = state.crash(self._random)
+                World(after, history, self._setup).check()
+        except PromiseBroken as error:
+            raise PromiseBroken(f"{error}\n  {origin}") from error
+        except Exception as error:
+            raise PromiseBroken(f"the store does not open or work: {error!r}\n  {origin}") from error
+
+    @staticmethod
+    def _use(world: World) -> None:
+        tickets = [world.append(stream.topic, stream.partition) for stream in world.store.streams()]
+        world.put()
+        world.allocate()
+        world.run()
+        for ticket in tickets:
+            ticket.result()
+
+    def _crash_recovery(self, state: SimDisk, origin: str) -> None:
+        """Lose power at every point of a recovery, and recover from that."""
+        copy = state.kill_state()
+        left: list[SimDisk] = []
+
+        def before(call: Call) -> None:
+            if call.changes_disk:
+                left.append(copy.crash(self._random))
+
+        copy.before_call = before
+        self._open(copy, origin, again=False)
+        for number, disk in enumerate(left):
+            self.report.in_recovery += 1
+            self._open(disk, f"{origin}; then power cut at point {number} of the recovery", again=False)
+
+    def _try_kill(self, origin: str) -> None:
+        """Kill the process, restart, use the store, lose power, restart."""
+        killed = self._disk.kill_state()
+        history = self._history.fork()
+        left: list[tuple[SimDisk, History]] = []
+
+        def before(call: Call) -> None:
+            if call.changes_disk:
+                left.append((killed.crash(self._random), history.fork()))
+
+        try:
+            killed.before_call = before
+            world = World(killed, history, self._setup)
+            world.check()
+            self._use(world)
+            world.check()
+            killed.before_call = None
+            left.append((killed.crash(self._random), history))
+            for disk, known in left:
+                World(disk, known, self._setup).check()
+        except PromiseBroken as error:
+            raise PromiseBroken(f"{error}\n  {origin}, then power cut") from error
+        except Exception as error:
+            raise PromiseBroken(f"the store does not open or work: {error!r}\n  {origin}") from error
+
+
+def digest(disk: SimDisk) -> bytes:
+    """What is on a disk, names and contents, as a hash."""
+    summary = hashlib.sha256()
+    for path, content in disk.files():
+        summary.update(f"{path}\0{-1 if content is None else len(content)}\0".encode())
+        summary.update(content or b"")
+    return summary.digest()

@@ -1,0 +1,234 @@
+"""What a store was asked and what it answered: the oracle against which any state after a crash is judged.
+
+The promises it holds a store to (docs/format.md, "Crash states"):
+* Every acknowledged batch is there, at its offset, unchanged; what a reader could see is there.
+* Nothing is there that was never sent; nothing twice; no holes; the order is that in which it was sent.
+* A batch sent and not acknowledged is there whole or not at all.
+* A group is there whole, between its BEGIN and END, or not at all; an epoch is in all its streams, from one execution,
+  or in none.
+* The log start is at least the last acknowledged trim, and no trim that was not asked for took place.
+* A ledger holds the last acknowledged put or a later one, never half of one.
+
+It knows the formats and nothing of how the log works.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from logstore.format.batch import CRC_OFFSET, BatchHeader, check_batch
+from logstore.format.control import Begin, End, decode_control
+from logstore.interfaces import Buffer
+
+StreamKey = tuple[str, int]
+Epoch = tuple[str, int]
+"""Query and number."""
+
+
+class PromiseBroken(AssertionError):
+    """The store did not keep one of its promises; the message says which, and where."""
+
+
+@dataclass(slots=True)
+class SentBatch:
+    """A batch that was sent: its place in the order of sending, and its offset once that was acknowledged."""
+
+    number: int
+    records: int
+    max_timestamp: int
+    offset: int | None = None
+
+
+class FoundBatch(NamedTuple):
+    """A batch as a reader got it."""
+
+    header: BatchHeader
+    data: bytes
+
+
+def content_of(batch: Buffer) -> bytes:
+    """What of a batch never changes: all behind base offset, length, leader epoch and magic."""
+    return bytes(batch[CRC_OFFSET:])
+
+
+def found_batches(buffers: Iterable[Buffer]) -> list[FoundBatch]:
+    """Batches with their checked headers."""
+    return [FoundBatch(check_batch(buffer), bytes(buffer)) for buffer in buffers]
+
+
+@dataclass
+class StreamHistory:
+    """All that happened to one stream."""
+
+    name: str
+    sent: dict[bytes, SentBatch] = field(default_factory=dict)
+    groups: dict[Epoch, dict[str, tuple[bytes, ...]]] = field(default_factory=dict)
+    """Per epoch, the contents of its batches by the execution that made them."""
+    acked_groups: dict[Epoch, int] = field(default_factory=dict)
+    seen_high_watermark: int = 0
+    trim_acked: int = 0
+    trim_asked: int = 0
+    acked: list[bytes] = field(default_factory=list)
+
+    def fork(self) -> "StreamHistory":
+        """A copy that may go its own way."""
+        return StreamHistory(
+            self.name,
+            dict(self.sent),
+            {epoch: dict(executions) for epoch, executions in self.groups.items()},
+            dict(self.acked_groups),
+            self.seen_high_watermark,
+            self.trim_acked,
+            self.trim_asked,
+            list(self.acked),
+        )
+
+    def send(self, content: bytes, records: int, max_timestamp: int) -> SentBatch:
+        """Note a batch that is about to be sent."""
+        batch = self.sent[content] = SentBatch(len(self.sent), records, max_timestamp)
+        return batch
+
+    def check(self, log_start: int, high_watermark: int, log: Sequence[FoundBatch]) -> dict[Epoch, str]:
+        """Judge a stream by all batches a reader finds from the log start on. Returns its epochs and who made them."""
+        if not self.trim_acked <= log_start <= max(self.trim_asked, self.trim_acked):
+            raise self._broken(f"log start {log_start}, trimmed to {self.trim_acked}, asked {self.trim_asked}")
+        if high_watermark < self.seen_high_watermark:
+            raise self._broken(
+                f"high watermark {high_watermark} is behind {self.seen_high_watermark}, which was visible"
+            )
+        self._check_dense(log_start, high_watermark, log)
+        plain, epochs = self._split(log)
+        last = -1
+        for batch in plain:
+            sent = self.sent.get(content_of(batch.data))
+            if sent is None:
+                raise self._broken(f"the batch at {batch.header.base_offset} was never sent")
+            if sent.number <= last:
+                raise self._broken(f"the batch at {batch.header.base_offset} is out of order or twice")
+            last = sent.number
+        self._check_acked(log_start, log)
+        for epoch, offset in self.acked_groups.items():
+            if offset >= log_start and epoch not in epochs:
+                raise self._broken(f"group {epoch}, acknowledged at {offset}, is lost")
+        return epochs
+
+    def _check_acked(self, log_start: int, log: Sequence[FoundBatch]) -> None:
+        found = {batch.header.base_offset: content_of(batch.data) for batch in log}
+        for content in self.acked:
+            offset = self.sent[content].offset
+            if offset is None or offset + self.sent[content].records <= log_start:
+                continue
+            if offset not in found:
+                raise self._broken(f"the batch acknowledged at {offset} is lost")
+            if found[offset] != content:
+                raise self._broken(f"another batch stands at {offset} than the one acknowledged there")
+
+    def _check_dense(self, log_start: int, high_watermark: int, log: Sequence[FoundBatch]) -> None:
+        offset = log_start
+        for place, batch in enumerate(log):
+            base = batch.header.base_offset
+            if base != offset and not (place == 0 and base < offset < batch.header.next_offset):
+                raise self._broken(f"offset {offset} is due, but a batch with {base} stands there")
+            offset = batch.header.next_offset
+        if offset != high_watermark and log:
+            raise self._broken(f"the log ends at {offset}, the high watermark is {high_watermark}")
+        if not log and log_start != high_watermark:
+            raise self._broken(f"nothing is found between {log_start} and {high_watermark}")
+
+    def _split(self, log: Sequence[FoundBatch]) -> tuple[list[FoundBatch], dict[Epoch, str]]:
+        """Batches outside groups, and the epochs whose groups are there, each checked to be whole."""
+        plain: list[FoundBatch] = []
+        epochs: dict[Epoch, str] = {}
+        opened: Epoch | None = None
+        inside: list[bytes] = []
+        for place, batch in enumerate(log):
+            control = decode_control(batch.data) if batch.header.is_control else None
+            if isinstance(control, Begin):
+                if opened is not None:
+                    raise self._broken(f"group {opened} has no end")
+                opened, inside = (control.query, control.epoch), []
+            elif isinstance(control, End):
+                epoch = (control.query, control.epoch)
+                if opened is None and (place == 0 or self._starts_inside(log, place)):
+                    plain.clear()  # the trim stands inside the group
+                    continue
+                if opened != epoch:
+                    raise self._broken(f"group {opened} ends as {epoch}")
+                if epoch in epochs:
+                    raise self._broken(f"group {epoch} is there twice")
+                epochs[epoch] = self._execution(epoch, tuple(inside))
+                opened = None
+            elif opened is not None:
+                inside.append(content_of(batch.data))
+            else:
+                plain.append(batch)
+        if opened is not None:
+            raise self._broken(f"group {opened} is visible without its end")
+        return plain, epochs
+
+    @staticmethod
+    def _starts_inside(log: Sequence[FoundBatch], place: int) -> bool:
+        return not any(batch.header.is_control for batch in log[:place])
+
+    def _execution(self, epoch: Epoch, inside: tuple[bytes, ...]) -> str:
+        for execution, contents in self.groups.get(epoch, {}).items():
+            if contents == inside:
+                return execution
+        raise self._broken(f"group {epoch} holds {len(inside)} batches that no execution of it made")
+
+    def _broken(self, what: str) -> PromiseBroken:
+        return PromiseBroken(f"{self.name}: {what}")
+
+
+@dataclass
+class History:
+    """All that happened to a store."""
+
+    streams: dict[StreamKey, StreamHistory] = field(default_factory=dict)
+    topics_acked: dict[str, int] = field(default_factory=dict)
+    """Topics that must exist, with their partitions."""
+    topics_unsure: dict[str, int] = field(default_factory=dict)
+    """Topics that are being made, grown or deleted."""
+    decided: dict[Epoch, str] = field(default_factory=dict)
+    """Epochs acknowledged as committed, and by whom."""
+    puts_sent: int = 0
+    puts_acked: int = 0
+    producer_ids: set[int] = field(default_factory=set)
+    version: int = 0
+
+    def fork(self) -> "History":
+        """A copy that may go its own way."""
+        return History(
+            {key: stream.fork() for key, stream in self.streams.items()},
+            dict(self.topics_acked),
+            dict(self.topics_unsure),
+            dict(self.decided),
+            self.puts_sent,
+            self.puts_acked,
+            set(self.producer_ids),
+            self.version,
+        )
+
+    def stream(self, topic: str, partition: int) -> StreamHistory:
+        """The history of one stream."""
+        key = (topic, partition)
+        if key not in self.streams:
+            self.streams[key] = StreamHistory(f"{topic}-{partition}")
+        return self.streams[key]
+
+    def check_epochs(self, found: dict[StreamKey, dict[Epoch, str]]) -> None:
+        """Each epoch is in all the streams its execution wrote to, or in none; a decided one is."""
+        seen: dict[Epoch, set[str]] = {}
+        for epochs in found.values():
+            for epoch, execution in epochs.items():
+                seen.setdefault(epoch, set()).add(execution)
+        for epoch, executions in seen.items():
+            if len(executions) > 1:
+                raise PromiseBroken(f"epoch {epoch} comes from several executions: {sorted(executions)}")
+            execution = next(iter(executions))
+            for key, stream in self.streams.items():
+                if execution in stream.groups.get(epoch, {}) and epoch not in found.get(key, {}):
+                    raise PromiseBroken(f"epoch {epoch} of {execution} is missing in {stream.name}")
+        for epoch, execution in self.decided.items():
+            if seen.get(epoch) != {execution}:
+                raise PromiseBroken(f"epoch {epoch} was committed by {execution}, found is {seen.get(epoch)}")

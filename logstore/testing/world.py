@@ -1,0 +1,378 @@
+"""One life of a store on a simulated disk, with a client that writes down what it sent and what was answered.
+
+Every part is the real one; only threads, time and the disk are simulated. The clients' view goes to a `History`.
+"""
+
+import json
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from logstore.errors import CairnError
+from logstore.format.control import Begin, End, encode_control
+from logstore.format.private import DecideRequest, Part, StageRequest, TaskOutput
+from logstore.format.records import Record, encode_batch
+from logstore.interfaces import FileSystem
+from logstore.log.epochs import Epochs
+from logstore.log.jobs import Operation
+from logstore.log.reading import find_timestamp, read_chunk, read_control
+from logstore.log.staging import Staging
+from logstore.log.store import Store, StoreSettings
+from logstore.log.stream import Stream
+from logstore.log.ticket import Ticket
+from logstore.log.topics import TopicConfig
+from logstore.testing.clock import ManualClock
+from logstore.testing.driver import Driver
+from logstore.testing.history import FoundBatch, History, PromiseBroken, StreamHistory, content_of, found_batches
+from logstore.testing.simdisk import SimDisk
+
+READ_BYTES = 1 << 20
+FIRST_TIMESTAMP = 1_700_000_000_000
+
+
+def unchanged(fs: FileSystem) -> FileSystem:
+    """The file system as it is."""
+    return fs
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How a store is opened. `plant` and `rewrite` put faults in: between store and disk, and into jobs."""
+
+    settings: StoreSettings = field(
+        default_factory=lambda: StoreSettings(topic_defaults=TopicConfig(segment_bytes=512))
+    )
+    plant: Callable[[FileSystem], FileSystem] = unchanged
+    rewrite: Callable[[Sequence[Operation]], Sequence[Operation]] | None = None
+    seed: int | None = None
+    """Order in which concurrent jobs take steps; None: oldest first."""
+
+
+class ListGroup:
+    """An append group whose pieces are at hand."""
+
+    def __init__(self, query: str, epoch: int, pieces: Sequence[bytearray]) -> None:
+        self._query, self._epoch = query, epoch
+        self._pieces = [bytearray(piece) for piece in pieces]
+        self.byte_count = sum(len(piece) for piece in pieces)
+        self._batch_count = len(pieces)
+
+    def begin(self, now_ms: int) -> bytearray:
+        """The BEGIN control batch."""
+        begin = Begin(self._query, self._epoch, 1, ("a",), self.byte_count, self._batch_count)
+        return encode_control(begin, timestamp_ms=now_ms)
+
+    def next_piece(self) -> Ticket[bytearray | None]:
+        """The next piece, at once."""
+        return Ticket.succeeded(self._pieces.pop(0) if self._pieces else None)
+
+    def end(self, now_ms: int) -> bytearray:
+        """The END control batch."""
+        return encode_control(End(self._query, self._epoch, 1, b"positions"), timestamp_ms=now_ms)
+
+
+class World:
+    """A store, the disk below it and the client above it."""
+
+    def __init__(self, disk: SimDisk, history: History, setup: Setup, clock: ManualClock | None = None) -> None:
+        self.disk = disk
+        self.history = history
+        self.setup = setup
+        self.clock = clock or ManualClock(FIRST_TIMESTAMP)
+        self.reports: list[tuple[str, object]] = []
+        self._open()
+
+    def _open(self) -> None:
+        self.fs = self.setup.plant(self.disk)
+        ids = Random(self.disk.calls + self.history.version)
+
+        def report(event: str, fields: object) -> None:
+            self.reports.append((event, fields))
+
+        self.store = Store.open(
+            self.fs,
+            self.clock,
+            self.setup.settings,
+            new_id=lambda: uuid.UUID(int=ids.getrandbits(128)),
+            report=report,
+        )
+        self.staging = Staging.open(self.fs, self.store.notify, report)
+        self.epochs = Epochs(self.store, self.staging, report)
+        order = None if self.setup.seed is None else Random(self.setup.seed)
+        self.driver = Driver(self.store.queue, self.fs, order, self.setup.rewrite)
+        for search in self.epochs.searches():
+            stream = self.store.stream(search.target.topic, search.target.partition)
+            self.epochs.found(search, self.controls(stream, search.from_offset))
+        self.epochs.roll_forward()
+        self.run()
+
+    def run(self, steps: int | None = None) -> None:
+        """Do disk work, and note what readers can see by now."""
+        taken = 0
+        while (steps is None or taken < steps) and self.driver.step():
+            taken += 1
+            self._look()
+        self._look()
+
+    def _look(self) -> None:
+        for stream in self.store.streams():
+            known = self.history.stream(stream.topic, stream.partition)
+            if stream.high_watermark > known.seen_high_watermark:
+                known.seen_high_watermark = stream.high_watermark
+                self.history.version += 1
+
+    def restart(self, *, clean: bool) -> None:
+        """End this life and start the next: after a clean shutdown, or after a kill (un-synced data is still there)."""
+        if clean:
+            self.store.close()
+            self.run()
+        before_call = self.disk.before_call
+        self.disk = self.disk.kill_state()
+        self.disk.before_call = before_call
+        self._open()
+
+    # ---- the client
+
+    def create_topic(self, name: str, partitions: int) -> Ticket[object]:
+        """Make a topic."""
+        self.history.topics_unsure[name] = partitions
+        ticket = self.store.create_topic(name, partitions, {})
+
+        def settled(_: object) -> None:
+            if ticket.error is None:
+                self.history.topics_acked[name] = partitions
+                self.history.topics_unsure.pop(name, None)
+                self.history.version += 1
+
+        ticket.add_callback(settled)
+        return ticket  # type: ignore[return-value]
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic."""
+        self.history.topics_unsure[name] = self.history.topics_acked.pop(name)
+        ticket = self.store.delete_topic(name)
+
+        def settled(_: object) -> None:
+            if ticket.error is None:
+                self.history.topics_unsure.pop(name, None)
+                for key in [key for key in self.history.streams if key[0] == name]:
+                    del self.history.streams[key]
+                self.history.version += 1
+
+        ticket.add_callback(settled)
+
+    def make_batch(
+        self, known: StreamHistory, records: int, value_bytes: int, producer: tuple[int, int, int] | None = None
+    ) -> tuple[bytearray, int]:
+        """A batch like no other, and its largest timestamp."""
+        self.history.version += 1
+        number = self.history.version
+        start = FIRST_TIMESTAMP + 10 * len(known.sent) - 15 * (len(known.sent) % 3 == 2)
+        rows = [
+            Record(0, start + at, None, f"{known.name}/{number}/{at}/".encode().ljust(value_bytes, b"."))
+            for at in range(records)
+        ]
+        pid, epoch, sequence = producer or (-1, -1, -1)
+        batch = encode_batch(rows, producer_id=pid, producer_epoch=epoch, base_sequence=sequence)
+        return batch, start + records - 1
+
+    def append(
+        self,
+        topic: str,
+        partition: int = 0,
+        *,
+        records: int = 1,
+        value_bytes: int = 40,
+        producer: tuple[int, int, int] | None = None,
+    ) -> Ticket[object]:
+        """Send one batch."""
+        known = self.history.stream(topic, partition)
+        batch, newest = self.make_batch(known, records, value_bytes, producer)
+        content = content_of(batch)
+        sent = known.send(content, records, newest)
+        ticket = self.store.stream(topic, partition).append(batch, now_ms=self.clock.wall_ms())
+
+        def settled(_: object) -> None:
+            if ticket.error is None:
+                sent.offset = ticket.result().base_offset
+                known.acked.append(content)
+                self.history.version += 1
+
+        ticket.add_callback(settled)
+        return ticket  # type: ignore[return-value]
+
+    def append_group(self, topic: str, partition: int, epoch: int, batches: int, value_bytes: int = 40) -> None:
+        """Send a group of batches, as one epoch of the query "group"."""
+        known = self.history.stream(topic, partition)
+        pieces = [self.make_batch(known, 1, value_bytes)[0] for _ in range(batches)]
+        known.groups.setdefault(("group", epoch), {})["run"] = tuple(content_of(piece) for piece in pieces)
+        ticket = self.store.stream(topic, partition).append_group(ListGroup("group", epoch, pieces))
+
+        def settled(_: object) -> None:
+            if ticket.error is None:
+                known.acked_groups["group", epoch] = ticket.result().base_offset
+                self.history.version += 1
+
+        ticket.add_callback(settled)
+
+    def trim(self, topic: str, partition: int, before_offset: int) -> None:
+        """Delete records."""
+        known = self.history.stream(topic, partition)
+        known.trim_asked = max(known.trim_asked, before_offset)
+        ticket = self.store.stream(topic, partition).delete_records(before_offset)
+
+        def settled(_: object) -> None:
+            if ticket.error is None:
+                known.trim_acked = max(known.trim_acked, ticket.result())
+                self.history.version += 1
+
+        ticket.add_callback(settled)
+
+    def retain(self) -> None:
+        """Let retention trim what it wants to (whole chunks, never more than is there)."""
+        for stream in self.store.streams():
+            known = self.history.stream(stream.topic, stream.partition)
+            known.trim_asked = max(known.trim_asked, stream.high_watermark)
+        self.store.tick()
+
+    def put(self) -> None:
+        """Put the next number under two keys of a ledger, so that half a put would show."""
+        self.history.puts_sent += 1
+        self.history.version += 1
+        number = self.history.puts_sent
+        text = str(number).encode()
+        before = (self.store.groups.get("a") or b"").decode()
+        ticket = self.store.groups.put({"a": text, "b": text, f"old{before}": None, f"old{number}": text})
+
+        def settled(_: object) -> None:
+            if ticket.error is None:
+                self.history.puts_acked = max(self.history.puts_acked, number)
+                self.history.version += 1
+
+        ticket.add_callback(settled)
+
+    def allocate(self) -> None:
+        """Get a producer id."""
+        ticket = self.store.allocate_producer_id()
+
+        def settled(_: object) -> None:
+            if ticket.error is None:
+                if ticket.result() in self.history.producer_ids:
+                    raise PromiseBroken(f"producer id {ticket.result()} was given out twice")
+                self.history.producer_ids.add(ticket.result())
+                self.history.version += 1
+
+        ticket.add_callback(settled)
+
+    def stage(self, topic: str, epoch: int, run: str, *, partitions: int = 2, tasks: int = 1) -> None:
+        """Stage one batch for each partition from each task of one execution of an epoch; runs to the end."""
+        for task in range(tasks):
+            parts, data = [], bytearray()
+            for partition in range(partitions):
+                known = self.history.stream(topic, partition)
+                batch, _ = self.make_batch(known, 1, 30)
+                executions = known.groups.setdefault(("q", epoch), {})
+                executions[run] = (*executions.get(run, ()), content_of(batch))
+                parts.append(Part(topic, partition, len(batch), 1, 1))
+                data += batch
+            request = StageRequest("q", run, epoch, task, "a0", 0, tuple(parts), bytes(data))
+            self.epochs.stage(request, now_ms=self.clock.wall_ms())
+            self.run()
+
+    def decide(self, epoch: int, run: str, *, tasks: int = 1) -> str | None:
+        """Commit an epoch; runs to the end. The outcome, or None if the disk refused."""
+        outputs = tuple(TaskOutput(task, "a0", 1) for task in range(tasks))
+        request = DecideRequest("q", run, epoch, "error", outputs, json.dumps({"epoch": epoch}), False)
+        ticket = self.epochs.decide(request, now_ms=self.clock.wall_ms())
+
+        def settled(_: object) -> None:
+            if ticket.error is None and ticket.result().outcome == "committed":
+                self.history.decided["q", epoch] = run
+                self.history.version += 1
+
+        ticket.add_callback(settled)
+        self.run()
+        return None if not ticket.done or ticket.error is not None else ticket.result().outcome
+
+    # ---- the readers
+
+    def read(self, stream: Stream, offset: int | None = None) -> list[FoundBatch]:
+        """All batches from `offset` (the log start) on, control batches included, from the chunk files."""
+        offset = stream.log_start_offset if offset is None else offset
+        found: list[FoundBatch] = []
+        while offset < stream.high_watermark:
+            view = stream.chunk_at(offset)
+            if view is None:
+                raise PromiseBroken(f"{stream.name}: no chunk holds offset {offset} below {stream.high_watermark}")
+            result = read_chunk(self.fs, self.store.indexes, view, offset, READ_BYTES, include_control=True)
+            found.extend(found_batches(result.buffers))
+            offset = result.next_offset
+        return found
+
+    def controls(self, stream: Stream, from_offset: int = 0) -> list[tuple[int, bytes]]:
+        """Control batches from an offset on, found through the indexes."""
+        found: list[tuple[int, bytes]] = []
+        for view in stream.chunk_views(from_offset):
+            found.extend(read_control(self.fs, self.store.indexes, view, from_offset))
+        return found
+
+    def find(self, stream: Stream, timestamp_ms: int) -> int | None:
+        """The first offset with this timestamp or a later one, found through the indexes."""
+        start = stream.log_start_offset
+        for view in stream.chunk_views(start):
+            if view.max_timestamp >= timestamp_ms:
+                found = find_timestamp(self.fs, self.store.indexes, view, timestamp_ms, max(start, view.base_offset))
+                if found is not None:
+                    return found[0]
+        return None
+
+    def check(self, *, epochs: bool = True) -> None:
+        """Hold the store, as it is now, to all promises."""
+        for name, partitions in self.history.topics_acked.items():
+            if name not in self.store.topics or len(self.store.topics[name].partitions) < partitions:
+                raise PromiseBroken(f"topic {name} is lost")
+        for name in self.store.topics:
+            if name not in self.history.topics_acked and name not in self.history.topics_unsure:
+                raise PromiseBroken(f"topic {name} is there, but should not")
+        found = {}
+        for stream in self.store.streams():
+            known = self.history.stream(stream.topic, stream.partition)
+            log = self.read(stream)
+            found[stream.topic, stream.partition] = known.check(stream.log_start_offset, stream.high_watermark, log)
+            self._check_index(stream, log)
+        if epochs:
+            self.history.check_epochs(found)
+        self._check_ledger()
+
+    def _check_ledger(self) -> None:
+        first, second = self.store.groups.get("a"), self.store.groups.get("b")
+        if first != second:
+            raise PromiseBroken(f"half a put: {first!r} and {second!r}")
+        value = int(first or 0)
+        if not self.history.puts_acked <= value <= self.history.puts_sent:
+            raise PromiseBroken(f"the ledger holds {value}, acknowledged were {self.history.puts_acked}")
+        old = sorted(key for key, _ in self.store.groups.items("old"))
+        if old != ([f"old{value}"] if value else []):
+            raise PromiseBroken(f"the ledger holds {old} beside {value}")
+
+    def _check_index(self, stream: Stream, log: Sequence[FoundBatch]) -> None:
+        start = stream.log_start_offset
+        controls = [batch.header.base_offset for batch in log if batch.header.is_control]
+        indexed = [offset for offset, _ in self.controls(stream, start) if offset >= start]
+        if indexed != [offset for offset in controls if offset >= start]:
+            raise PromiseBroken(f"{stream.name}: control batches at {controls}, the index has {indexed}")
+        plain = [batch for batch in log if not batch.header.is_control and batch.header.base_offset >= start]
+        for wanted in {batch.header.max_timestamp for batch in plain}:
+            expected = min(batch.header.base_offset for batch in plain if batch.header.max_timestamp >= wanted)
+            at = self.find(stream, wanted)
+            holder = next(
+                (b for b in log if at is not None and b.header.base_offset <= at < b.header.next_offset), None
+            )
+            if holder is None or not holder.header.base_offset <= expected < holder.header.next_offset:
+                raise PromiseBroken(f"{stream.name}: timestamp {wanted} first at {expected}, the index says {at}")
+
+
+def failed(ticket: Ticket[object]) -> bool:
+    """Whether a ticket settled with an error of ours."""
+    return ticket.done and isinstance(ticket.error, CairnError)

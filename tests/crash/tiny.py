@@ -1,0 +1,24 @@
+"""The log's size constants, scaled down by some thousands: the same code paths with a few hundred bytes of data."""
+
+import pytest
+
+import logstore.log.chunks
+import logstore.log.ledger
+import logstore.log.recovery
+import logstore.log.stream
+
+SIZES = (
+    (logstore.log.chunks, "INDEX_INTERVAL_BYTES", 200),
+    (logstore.log.stream, "WRITE_BYTES", 400),
+    (logstore.log.stream, "SNAPSHOT_INTERVAL_BYTES", 300),
+    (logstore.log.stream, "SNAPSHOT_SHARE", 1),
+    (logstore.log.ledger, "ROLL_BYTES", 400),
+    (logstore.log.recovery, "MAX_WRITE_BYTES", 2048),
+    (logstore.log.recovery, "WINDOW_BYTES", 300),
+)
+
+
+def make_tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scale them down for one test."""
+    for module, name, value in SIZES:
+        monkeypatch.setattr(module, name, value)

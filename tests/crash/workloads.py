@@ -1,0 +1,124 @@
+"""Scripts of what clients do, for the enumerator: each concentrates on one part of the store."""
+
+from logstore.testing.world import World
+
+
+def appends(world: World) -> None:
+    """Several batches in one write, several writes, two streams, idempotent producers; chunks roll on the way."""
+    world.create_topic("t", 2)
+    world.run()
+    world.append("t", 0)
+    world.append("t", 1, producer=(7, 0, 0))
+    world.run()
+    for sequence in range(1, 4):
+        world.append("t", 1, producer=(7, 0, sequence))
+        world.append("t", 0, records=2)
+    world.run()
+    world.append("t", 0, value_bytes=300)
+    world.append("t", 0, value_bytes=300)
+    world.append("t", 1, producer=(7, 0, 4))
+    world.run()
+    world.append("t", 0)
+    world.run()
+
+
+def trims(world: World) -> None:
+    """Delete records inside a chunk, whole chunks, everything; append behind it; retention."""
+    world.create_topic("t", 1)
+    world.run()
+    for _ in range(4):
+        world.append("t", value_bytes=200)
+        world.run()
+    world.trim("t", 0, 1)
+    world.run()
+    world.append("t", value_bytes=200)
+    world.trim("t", 0, 3)
+    world.run()
+    world.trim("t", 0, world.store.stream("t", 0).high_watermark)
+    world.run()
+    world.append("t")
+    world.run()
+    world.clock.advance(8 * 24 * 3600 * 1000)
+    world.retain()
+    world.run()
+    world.append("t")
+    world.run()
+
+
+def groups(world: World) -> None:
+    """Append groups between ordinary appends, larger than a chunk, while others wait behind them."""
+    world.create_topic("t", 1)
+    world.run()
+    world.append("t")
+    world.append_group("t", 0, 0, batches=2)
+    world.append("t")
+    world.run()
+    world.append_group("t", 0, 1, batches=3, value_bytes=200)
+    world.append_group("t", 0, 2, batches=0)
+    world.append("t")
+    world.run()
+
+
+def ledgers(world: World) -> None:
+    """Puts that share writes, a ledger that is rewritten, producer ids."""
+    for number in range(6):
+        world.put()
+        if number % 2:
+            world.run()
+    world.allocate()
+    world.put()
+    world.run()
+
+
+def topics(world: World) -> None:
+    """Topics made, filled, deleted, and made again under the same name."""
+    world.create_topic("a", 1)
+    world.create_topic("b", 2)
+    world.run()
+    world.append("a")
+    world.append("b", 1)
+    world.run()
+    world.delete_topic("a")
+    world.run()
+    world.create_topic("a", 2)
+    world.run()
+    world.append("a", 1)
+    world.run()
+
+
+def decisions(world: World) -> None:
+    """Epochs staged and decided over two streams; one execution thrown away; a new run; the last epoch again."""
+    world.create_topic("t", 2)
+    world.run()
+    world.append("t", 0)
+    world.stage("t", 0, "run-1")
+    world.decide(0, "run-1")
+    world.append("t", 1)
+    world.stage("t", 1, "run-1")
+    world.stage("t", 1, "run-2", tasks=2)
+    world.decide(1, "run-2", tasks=2)
+    world.decide(1, "run-2", tasks=2)
+    world.append("t", 0)
+    world.run()
+
+
+def restarts(world: World) -> None:
+    """Clean shutdowns and kills between and during appends."""
+    world.create_topic("t", 1)
+    world.run()
+    world.append("t", producer=(3, 0, 0))
+    world.run()
+    world.restart(clean=True)
+    world.append("t", producer=(3, 0, 1))
+    world.append("t", value_bytes=200)
+    world.run(steps=3)
+    world.restart(clean=False)
+    world.append("t")
+    world.append_group("t", 0, 0, batches=2)
+    world.run(steps=3)
+    world.restart(clean=False)
+    world.append("t")
+    world.run()
+
+
+WORKLOADS = (appends, trims, groups, ledgers, topics, decisions, restarts)
