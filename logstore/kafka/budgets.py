@@ -1,6 +1,8 @@
-"""What all connections share, so that clients together cannot make the sidecar grow: bytes of requests, bytes of answers.
+"""What all connections share, so that clients together cannot make the sidecar grow: bytes of requests, bytes of
+answers.
 
-Invariants: what is taken is given back exactly once; a waiting connection costs nothing and is woken when there is room.
+Invariants: what is taken is given back exactly once; a waiting connection costs nothing and is woken when there is
+room.
 """
 
 import trio

@@ -7,10 +7,12 @@ key and version, when they are first needed, so start-up pays for none.
 import io
 import struct
 from collections.abc import Callable
+from dataclasses import fields
 from functools import cache
 from typing import Any, NamedTuple, cast
 
-from kio.index import KioIndexError, load_request_schema
+from kio.index import KioIndexError, load_request_schema, load_response_schema
+from kio.schema.errors import ErrorCode
 from kio.schema.index import api_key_map
 from kio.serial import entity_reader, entity_writer
 from kio.serial.errors import SerialError
@@ -20,6 +22,7 @@ from logstore.errors import MalformedRequest
 from logstore.interfaces import Buffer
 from logstore.kafka import guard
 from logstore.kafka.framing import Reader
+from logstore.kafka.wire import build
 
 API_VERSIONS_KEY = 18
 _FIXED_HEADER = struct.Struct(">hhi")
@@ -96,6 +99,14 @@ def encode(response: ResponsePayload) -> list[Buffer]:
     target = io.BytesIO()
     _writer(type(response))(target, response)
     return [target.getvalue()]
+
+
+def refuse_version(api_key: int, nearest_version: int) -> ResponsePayload | None:
+    """UNSUPPORTED_VERSION in the layout of a version that is served; None if such an answer has no place for it."""
+    kind = load_response_schema(api_key, nearest_version)
+    if all(field.name != "error_code" for field in fields(kind)):
+        return None
+    return cast(ResponsePayload, build(kind, {"error_code": ErrorCode.unsupported_version}))
 
 
 def has_flexible_response_header(response: ResponsePayload) -> bool:

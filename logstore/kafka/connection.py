@@ -1,15 +1,16 @@
 """One client's connection: frames in, answers out, in order.
 
-Produce requests are pipelined: the next is read and appended while earlier ones wait for their sync. Every other request waits
-until the answers in front of it are sent, and holds back what follows, as in Kafka.
+Produce requests are pipelined: the next is read and appended while earlier ones wait for their sync. Every other
+request waits until the answers in front of it are sent, and holds back what follows, as in Kafka.
 
 Invariants:
 * Answers leave in the order of their requests.
-* Bytes of requests and answers are bounded, per connection and over all (`logstore.kafka.budgets`). A client that does not
-  read its answers stops being read from, and nobody else notices; one that takes nothing for `idle_s` is closed.
+* Bytes of requests and answers are bounded, per connection and over all (`logstore.kafka.budgets`). A client that
+  does not read its answers stops being read from, and nobody else notices; one that takes nothing for `idle_s` is
+  closed.
 * A frame must be whole in time: the first within `handshake_s`, others at `SLOWEST_BYTES_PER_S` or better.
-* A frame above the limit, a request that cannot be decoded, an API key nobody knows or a fault of ours ends this connection,
-  and only it.
+* A frame above the limit, a request that cannot be decoded, an API key nobody knows or a fault of ours ends this
+  connection, and only it.
 """
 
 import socket
@@ -26,7 +27,7 @@ from logstore.kafka import codec, fetch, produce
 from logstore.kafka.budgets import AnswerBudget, RequestBudget
 from logstore.kafka.dispatch import Caller, Front, Handlers
 from logstore.kafka.framing import Reader, frame
-from logstore.kafka.versions import api_versions_body
+from logstore.kafka.versions import api_versions_body, served_versions
 
 FIRST_RECEIVE_BYTES = 16 * 1024
 RECEIVE_BYTES = 128 * 1024
@@ -104,7 +105,7 @@ class Connection:
             pass  # the client went away; what it had sent is appended all the same
         except* _Closed as group:
             self._report_close(group.exceptions[0])
-        except* Exception as group:  # a fault of ours must not cost the other clients their connections
+        except* Exception as group:  # noqa: BLE001  a fault of ours must not cost the other clients their connections
             trace = "".join(traceback.format_exception(group))
             self._front.engine.store.report("request crashed", client=self._caller.host, trace=trace)
         finally:
@@ -158,7 +159,9 @@ class Connection:
         return 0
 
     async def _take_frames(self, view: memoryview, filled: int, deadline_s: float | None) -> int:
-        """Serve the frames that begin in the buffer, but for a last one that will fit into it; returns where that begins."""
+        """Serve the frames that begin in the buffer, but for a last one that will fit into it; returns where that
+        begins.
+        """
         at = 0
         while filled - at >= _LENGTH.size:
             (size,) = _LENGTH.unpack_from(view, at)
@@ -253,12 +256,23 @@ class Connection:
     async def _answer_decoded(self, request: memoryview, header: codec.RequestHeader, slot: _Slot) -> list[Buffer]:
         api = self._handlers.kafka.get(header.api_key)
         if api is None or not api.min_version <= header.version <= api.max_version:
-            raise _Closed(f"request {header.api_key} version {header.version} is not served here")
+            return self._refuse_version(header, slot)
         flexible = bool(codec.request_type(header.api_key, header.version).__flexible__)
         decoded = codec.decode(request, header, _body_at(request, header, flexible=flexible))
         response = await api.handle(decoded, self._caller)
         slot.flexible_header = codec.has_flexible_response_header(response)
         return codec.encode(response)
+
+    def _refuse_version(self, header: codec.RequestHeader, slot: _Slot) -> list[Buffer]:
+        """UNSUPPORTED_VERSION in the nearest version served; answers without room for a code close the connection."""
+        offered = {key: (lowest, highest) for key, lowest, highest in served_versions(self._handlers)}
+        if header.api_key in offered:
+            lowest, highest = offered[header.api_key]
+            refusal = codec.refuse_version(header.api_key, min(max(header.version, lowest), highest))
+            if refusal is not None:
+                slot.flexible_header = codec.has_flexible_response_header(refusal)
+                return codec.encode(refusal)
+        raise _Closed(f"request {header.api_key} version {header.version} is not served here")
 
     # ---- out
 
@@ -274,7 +288,9 @@ class Connection:
         self._requests.give(slot.size_bytes)
 
     def _mark_ready(self, slot: _Slot) -> None:
-        """A request's work is done: it weighs on this connection until its answer is sent, but no longer on the others."""
+        """A request's work is done: it weighs on this connection until its answer is sent, but no longer on the
+        others.
+        """
         slot.is_ready = True
         self._requests.give(slot.size_bytes)
         if self._slots and self._slots[0] is slot:
@@ -316,7 +332,9 @@ class Connection:
                 self._sent = None
 
     def _ready_answers(self) -> tuple[list[Buffer], int, str | None]:
-        """The answers at the head of the line, what their requests weigh, and what went wrong in one that wants no answer."""
+        """The answers at the head of the line, what their requests weigh, and what went wrong in one that wants no
+        answer.
+        """
         parts: list[Buffer] = []
         size_bytes = 0
         while self._slots and self._slots[0].is_ready:

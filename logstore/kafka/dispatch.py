@@ -1,12 +1,12 @@
 """What a request handler is, and the table of all of them.
 
-Invariants: each API key has one handler; the versions in the table are exactly those ApiVersions offers. A handler gets a decoded
-kio request and returns a kio response of the same version (`logstore.kafka.wire.respond` builds one from plain values);
-what it raises is a bug, except `CairnError` where a handler's module says so.
+Invariants: each API key has one handler; the versions in the table are exactly those ApiVersions offers. A handler
+gets a decoded kio request and returns a kio response of the same version (`logstore.kafka.wire.respond` builds one
+from plain values); what it raises is a bug, except `CairnError` where a handler's module says so.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from kio.static.protocol import ResponsePayload
@@ -30,11 +30,13 @@ class FrontSettings:
     idle_s: float = 600.0
     auto_create_topics: bool = True
     default_partitions: int = 1
-    topic_defaults: TopicConfig = TopicConfig()
+    topic_defaults: TopicConfig = field(default_factory=TopicConfig)
 
 
 class Caller(NamedTuple):
-    """Who sends a request: its client id, its address, and the address under which this listener wants to be reached."""
+    """Who sends a request: its client id, its address, and the address under which this listener wants to be
+    reached.
+    """
 
     client_id: str
     host: str

@@ -1,7 +1,7 @@
 """Kafka's error code for each of our errors: one table.
 
-Invariants: every class of `logstore.errors` that a request can meet is in it, by itself or by a base class; what is not is
-UNKNOWN_SERVER_ERROR.
+Invariants: every class of `logstore.errors` that a request can meet is in it, by itself or by a base class; what is
+not is UNKNOWN_SERVER_ERROR.
 """
 
 from kio.schema.errors import ErrorCode

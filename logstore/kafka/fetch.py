@@ -1,8 +1,8 @@
 """Fetch: whole batches up to the high watermark, waiting for them if the client wants to.
 
-Invariants: every partition asked for is answered, in order; the limits of the request hold, but for the first batch of all,
-which is sent whatever its size, so that a reader always advances. Fetch sessions are declined with session id 0, as a full
-Kafka does; every request is then a full one.
+Invariants: every partition asked for is answered, in order; the limits of the request hold, but for the first batch
+of all, which is sent whatever its size, so that a reader always advances. Fetch sessions are declined with session id
+0, as a full Kafka does; every request is then a full one.
 
 Source: Kafka protocol guide, Fetch 4 to 12; KIP-74 (limits), KIP-227 (sessions).
 """
@@ -131,9 +131,7 @@ def _streams(front: Front, request: FetchRequest) -> list[Stream]:
     return found
 
 
-async def _collect(
-    front: Front, request: FetchRequest, room: int
-) -> tuple[list[tuple[str, list[_Answer]]], int, bool]:
+async def _collect(front: Front, request: FetchRequest, room: int) -> tuple[list[tuple[str, list[_Answer]]], int, bool]:
     """Answers, their size, and whether waiting would change nothing (an error, or nothing asked for)."""
     topics: list[tuple[str, list[_Answer]]] = []
     total = 0

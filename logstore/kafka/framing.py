@@ -99,7 +99,9 @@ class Reader:
         return None if length == -1 else self._take(length)
 
     def count(self, element_bytes: int, *, nullable: bool = False) -> int:
-        """An array's length (null: 0), which the remaining bytes can hold if an element has at least `element_bytes`."""
+        """An array's length (null: 0), which the remaining bytes can hold if an element has at least
+        `element_bytes`.
+        """
         count = self._length(wide=True)
         if count == -1 and nullable:
             return 0

@@ -1,7 +1,7 @@
 """Produce: checked, appended, and answered once everything in it is synced.
 
-Invariants: `start` does all its work at once, so that requests of one connection enter the log in the order they came; the answer
-is ready when every partition's ticket has settled. One bad partition fails alone.
+Invariants: `start` does all its work at once, so that requests of one connection enter the log in the order they
+came; the answer is ready when every partition's ticket has settled. One bad partition fails alone.
 
 Source: Kafka protocol guide, Produce 3 to 11; acks=1 means the same as acks=all.
 """
@@ -21,7 +21,9 @@ KEY = 0
 MIN_VERSION, MAX_VERSION = 3, 11
 FIRST_FLEXIBLE = 9
 KEEP_SHARE = 2
-"""A batch of less than half its frame does not keep the frame: the tail counts batches, and must not hold more than it counts."""
+"""A batch of less than half its frame does not keep the frame: the tail counts batches, and must not hold more than
+it counts.
+"""
 _TRANSACTIONAL_REFUSED = 53
 """TRANSACTIONAL_ID_AUTHORIZATION_FAILED: final for every client; transactions are not part of this."""
 _INVALID_REQUIRED_ACKS = 21
@@ -54,7 +56,9 @@ class _Outcome:
 
 @dataclass(slots=True)
 class Answer:
-    """An answer on its way. `on_ready` is called once, when `body` may be asked for; a needless one (acks=0) is None then."""
+    """An answer on its way. `on_ready` is called once, when `body` may be asked for; a needless one (acks=0) is None
+    then.
+    """
 
     version: int
     acks: int
@@ -103,9 +107,11 @@ def decode(frame: memoryview, at: int, version: int) -> ProduceRequest:
 
 
 def start(front: Front, request: ProduceRequest, frame_bytes: int) -> Answer:
-    """Append everything; the answer settles with the last of its tickets (check `waiting`: it may have settled already).
+    """Append everything; the answer settles with the last of its tickets (check `waiting`: it may have settled
+    already).
 
-    Batches are kept in place, and their frame of `frame_bytes` with them; small parts of a large frame are copied out of it.
+    Batches are kept in place, and their frame of `frame_bytes` with them; small parts of a large frame are copied out
+    of it.
     """
     answer = Answer(request.version, request.acks)
     now_ms = front.clock.wall_ms()

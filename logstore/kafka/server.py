@@ -1,7 +1,7 @@
 """Listening: which addresses, how many clients, and one task for each.
 
-Invariants: connections are bounded, over all and per address (loopback excepted); one that is too many is closed at once. A
-listener that cannot be opened is an OSError before anything is served.
+Invariants: connections are bounded, over all and per address (loopback excepted); one that is too many is closed at
+once. A listener that cannot be opened is an OSError before anything is served.
 """
 
 import socket
@@ -49,11 +49,13 @@ class KafkaServer:
         *,
         task_status: trio.TaskStatus[list[Listener]] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Listen until cancelled or drained; reports the listeners with their real ports once all are open. Raises OSError."""
+        """Listen until cancelled or drained; reports the listeners with their real ports once all are open. Raises
+        OSError.
+        """
         opened: list[tuple[Listener, trio.socket.SocketType]] = []
         try:
             for listener in listeners:
-                opened.append(await _open(listener))
+                opened.append(await _open(listener))  # noqa: PERF401  (what is open must be closed if the next is not)
             async with trio.open_nursery() as clients:
                 with self._accepting:
                     async with trio.open_nursery() as acceptors:
@@ -68,7 +70,9 @@ class KafkaServer:
                 sock.close()
 
     async def drain(self, patience_s: float) -> None:
-        """Accept nobody and read nothing more; wait until what was appended is answered, `patience_s` seconds at most."""
+        """Accept nobody and read nothing more; wait until what was appended is answered, `patience_s` seconds at
+        most.
+        """
         self._accepting.cancel()
         for connection in self._connections:
             connection.stop()

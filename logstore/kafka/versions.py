@@ -17,21 +17,28 @@ PRODUCE_ADVERTISED_FROM = 0
 _UNSUPPORTED_VERSION = 35
 
 
+def served_versions(handlers: Handlers) -> list[tuple[int, int, int]]:
+    """Key, lowest and highest version of every Kafka request that is served."""
+    return sorted(
+        [
+            (produce.KEY, produce.MIN_VERSION, produce.MAX_VERSION),
+            (fetch.KEY, fetch.MIN_VERSION, fetch.MAX_VERSION),
+            (KEY, 0, MAX_VERSION),
+            *((api.key, api.min_version, api.max_version) for api in handlers.kafka.values()),
+        ]
+    )
+
+
 def api_versions_body(handlers: Handlers, version: int) -> list[Buffer]:
     """The body of the answer to an ApiVersions request of any version."""
-    offered = [
-        (produce.KEY, PRODUCE_ADVERTISED_FROM, produce.MAX_VERSION),
-        (fetch.KEY, fetch.MIN_VERSION, fetch.MAX_VERSION),
-        (KEY, 0, MAX_VERSION),
-        *((api.key, api.min_version, api.max_version) for api in handlers.kafka.values()),
-    ]
+    offered = served_versions(handlers)
     known = 0 <= version <= MAX_VERSION
     writer = Writer(flexible=known and version >= FIRST_FLEXIBLE)
     writer.int16(0 if known else _UNSUPPORTED_VERSION)
     writer.count(len(offered))
-    for key, lowest, highest in sorted(offered):
+    for key, lowest, highest in offered:
         writer.int16(key)
-        writer.int16(lowest)
+        writer.int16(PRODUCE_ADVERTISED_FROM if key == produce.KEY else lowest)
         writer.int16(highest)
         writer.tags()
     if known and version >= 1:
