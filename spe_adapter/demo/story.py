@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 from logstore.client.blocking import Client
 from logstore.client.network import Address
 from logstore.client.wire import TopicPartition
+from logstore.disk.clock import SystemClock
 from spe_adapter.demo.processes import Killable, sidecar_command
 from spe_adapter.demo.purchases import CLOSING_ITEM, Averages, Purchases, averages, from_values, generate
 from spe_adapter.demo.report import Kill, Outcome
@@ -134,7 +135,7 @@ class Story:
         """Runs on its own thread: all purchases, blocks dealt out to the partitions in turn."""
         try:
             with self._client() as client:
-                appenders = [Appender(client, TopicPartition(SOURCE, number)) for number in range(PARTITIONS)]
+                appenders = [Appender(client, TopicPartition(SOURCE, number), SystemClock()) for number in range(PARTITIONS)]
                 blocks = generate(self.plan.records, self.plan.items, self.plan.seed, BLOCK)
                 for number, block in enumerate(blocks):
                     appenders[number % PARTITIONS].append(block)

@@ -13,6 +13,7 @@ import pyarrow as pa
 from logstore.client.blocking import Client
 from logstore.client.errors import Unavailable
 from logstore.client.wire import LATEST, TopicPartition
+from logstore.interfaces import Clock
 from spe_adapter.codec.decode import Decoder, scan
 from spe_adapter.codec.encode import Columns, encode
 from spe_adapter.demo.purchases import Purchases, to_values
@@ -24,15 +25,18 @@ BATCH_BYTES: Final = 512 * 1024
 class Appender:
     """Appends purchases to one stream."""
 
-    def __init__(self, client: Client, stream: TopicPartition) -> None:
+    def __init__(self, client: Client, stream: TopicPartition, clock: Clock) -> None:
         self._client = client
         self._stream = stream
+        self._clock = clock
         self._next_offset = end_offset(client, stream)
 
     def append(self, purchases: Purchases) -> None:
         """Append them all, each once. Raises Refused, or Unavailable if the sidecar stays away."""
         rows = len(purchases.items)
-        columns = Columns(None, to_values(purchases), None, purchases.times_ms)
+        # A record's timestamp is when it was written, not when the purchase happened: retention goes by it.
+        written_ms = np.full(rows, self._clock.wall_ms(), np.int64)
+        columns = Columns(None, to_values(purchases), None, written_ms)
         data, batches = encode(columns, np.zeros(rows, np.int32), BATCH_BYTES)
         for batch in batches:
             self._append_batch(data[batch.start : batch.end], batch.records)
