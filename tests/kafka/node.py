@@ -1,0 +1,82 @@
+"""A sidecar without sockets: a real store on a real directory, and the handlers of all administrative requests.
+
+Invariant: every request and answer passes through Kafka's wire format, so what a version cannot say is not said here either.
+"""
+
+import io
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+from kio.serial import entity_reader, entity_writer
+
+from logstore.disk.clock import SystemClock
+from logstore.disk.files import OsFiles
+from logstore.engine import Engine, open_engine
+from logstore.format.records import Record, encode_batch
+from logstore.kafka import codec
+from logstore.kafka.configs import ConfigHandlers
+from logstore.kafka.dispatch import Api, Caller, Front, FrontSettings
+from logstore.kafka.metadata import MetadataHandlers
+from logstore.kafka.offsets import OffsetHandlers
+from logstore.kafka.producer_ids import ProducerIdHandlers
+from logstore.kafka.topics import TopicHandlers
+from logstore.kafka.wire import build
+from logstore.log.store import Store, StoreSettings
+
+CALLER = Caller("tests", "127.0.0.1", "log.example", 9092)
+NOW_MS = 1_700_000_000_000
+
+
+class Node:
+    """Handlers over one engine."""
+
+    def __init__(self, engine: Engine, settings: FrontSettings) -> None:
+        self.engine = engine
+        self.store = engine.store
+        front = Front(engine, SystemClock(), settings)
+        apis: list[Api] = []
+        for owner in (MetadataHandlers, OffsetHandlers, TopicHandlers, ConfigHandlers, ProducerIdHandlers):
+            apis += owner(front).apis()
+        self.apis = {api.key: api for api in apis}
+
+    def versions(self, key: int) -> range:
+        """All versions that are offered of a request."""
+        return range(self.apis[key].min_version, self.apis[key].max_version + 1)
+
+    async def ask(self, key: int, version: int, **values: Any) -> Any:
+        """Send a request with those of the values that the version knows; returns the answer as a client decodes it."""
+        kind = codec.request_type(key, version)
+        request = over_the_wire(build(kind, values))
+        return over_the_wire(await self.apis[key].handle(request, CALLER))
+
+    async def append(self, topic: str, timestamps: list[int], partition: int = 0) -> None:
+        """One batch of records with those timestamps."""
+        records = [Record(i, timestamp, None, b"value", ()) for i, timestamp in enumerate(timestamps)]
+        stream = self.store.stream(topic, partition)
+        await self.engine.wait(stream.append(encode_batch(records), now_ms=max(timestamps)))
+
+
+def over_the_wire(message: Any) -> Any:
+    """What arrives of a message that is written and read."""
+    target = io.BytesIO()
+    cast(Any, entity_writer(type(message)))(target, message)
+    data = target.getvalue()
+    arrived, size = cast(Any, entity_reader(type(message)))(memoryview(data).toreadonly(), 0)
+    if size != len(data):
+        raise ValueError(f"{len(data) - size} bytes of a {type(message).__name__} were not read back")
+    return arrived
+
+
+@asynccontextmanager
+async def running(root: Path, settings: FrontSettings | None = None) -> AsyncIterator[Node]:
+    """A node on a directory, closed in order at the end of the block."""
+    files = OsFiles(root)
+    store = Store.open(
+        files, SystemClock(), StoreSettings(), new_id=uuid.uuid4, report=lambda event, fields: None
+    )
+    async with open_engine(store, files) as engine:
+        yield Node(engine, settings or FrontSettings())
+    files.close()
