@@ -28,6 +28,8 @@ CRC_OFFSET = 17
 CRC_START = 21
 """First byte that the CRC covers (the attributes)."""
 
+LEADER_EPOCH = 0
+"""The leader epoch of every batch on disk."""
 COMPRESSION_MASK = 0x07
 TIMESTAMP_TYPE_BIT = 0x08
 TRANSACTIONAL_BIT = 0x10

@@ -65,19 +65,20 @@ class SparseIndex:
                 self.max_before.append(entry.max_timestamp_before)
                 self.offsets.append(entry.base_offset)
 
-    def position_of(self, offset: int) -> int:
-        """A position at or in front of the batch that holds `offset`."""
+    def position_of(self, offset: int) -> tuple[int, int] | None:
+        """Position and base offset of a batch at or before the one that holds `offset`; None: the chunk's first."""
         at = bisect_right(self.offsets, offset) - 1
-        return self.positions[at] if at >= 0 else 0
+        return (self.positions[at], self.offsets[at]) if at >= 0 else None
 
-    def position_before_timestamp(self, timestamp_ms: int) -> int:
-        """A position in front of which no record has this timestamp or a later one."""
+    def position_before_timestamp(self, timestamp_ms: int) -> tuple[int, int] | None:
+        """Position and base offset of a batch in front of which no record has this timestamp or a later one."""
         at = bisect_left(self.max_before, timestamp_ms) - 1
-        return self.positions[at] if at >= 0 else 0
+        return (self.positions[at], self.offsets[at]) if at >= 0 else None
 
-    def controls_from(self, offset: int) -> Sequence[int]:
-        """Positions of the control batches at or behind `offset`, rising."""
-        return self.control_positions[bisect_left(self.control_offsets, offset) :]
+    def controls_from(self, offset: int) -> Sequence[tuple[int, int]]:
+        """Positions and base offsets of the control batches at or behind `offset`, rising."""
+        at = bisect_left(self.control_offsets, offset)
+        return list(zip(self.control_positions[at:], self.control_offsets[at:], strict=False))
 
 
 class IndexBuilder:
@@ -115,6 +116,7 @@ class Chunk:
     index_bytes: int = 0
     producers_bytes: int = 0
     index_damaged: bool = False
+    """A block could not be written: no more follow, so that the file never looks whole while entries are missing."""
 
     @property
     def log_path(self) -> str:
@@ -158,20 +160,27 @@ class IndexCache:
         self._max_indexes = max_indexes
         self._indexes: OrderedDict[str, SparseIndex] = OrderedDict()
 
-    def load(self, fs: FileSystem, view: ChunkView) -> SparseIndex:
-        """The index of a chunk, from memory or from its file; an unreadable one is empty, which only costs time."""
+    def load(self, fs: FileSystem, view: ChunkView) -> SparseIndex | None:
+        """The index of a chunk, from memory or from its file; None if the file does not hold all of it."""
         if view.index is not None:
             return view.index
         index = self._indexes.get(view.index_path)
-        if index is None:
-            index = SparseIndex()
-            blocks, _ = decode_blocks(fs.read(view.index_path, 0, fs.size(view.index_path)))
-            for block in blocks:
-                index.add(block.entries)
-            self._indexes[view.index_path] = index
-            while len(self._indexes) > self._max_indexes:
-                self._indexes.popitem(last=False)
+        if index is None and fs.exists(view.index_path):
+            data = fs.read(view.index_path, 0, fs.size(view.index_path))
+            blocks, end = decode_blocks(data)
+            # Whole only if every block holds and the last one seals the chunk: a missing control batch would be a lie.
+            if blocks and end == len(data) and blocks[-1].durable_end == view.size_bytes and not blocks[-1].entries:
+                index = SparseIndex()
+                for block in blocks:
+                    index.add(block.entries)
+                self.keep(view.index_path, index)
         return index
+
+    def keep(self, index_path: str, index: SparseIndex) -> None:
+        """Remember an index; the least recently loaded one goes if there are too many."""
+        self._indexes[index_path] = index
+        while len(self._indexes) > self._max_indexes:
+            self._indexes.popitem(last=False)
 
     def forget(self, index_path: str) -> None:
         """Drop an index whose file goes or changes."""

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from logstore.errors import CorruptBatch, CorruptChunk, UnsupportedBatchFormat
 from logstore.format.batch import (
+    LEADER_EPOCH,
     COMPRESSION_MASK,
     HEADER,
     HEADER_BYTES,
@@ -22,9 +23,10 @@ from logstore.format.batch import (
     parse_header,
     seal_batch,
 )
+from logstore.format.index import IndexEntry
 from logstore.format.records import Record, decode_batch
 from logstore.interfaces import Buffer, FileSystem
-from logstore.log.chunks import ChunkView, IndexCache
+from logstore.log.chunks import ChunkView, IndexBuilder, IndexCache, SparseIndex
 
 READ_BYTES = 256 * 1024
 """A catch-up read never asks the disk for less (CEC paper, section II.B)."""
@@ -58,7 +60,7 @@ def read_chunk(
 
     Raises CorruptChunk if a batch among them is damaged and nothing good stands before it.
     """
-    start = cache.load(fs, view).position_of(offset)
+    start = _index(fs, cache, view).position_of(offset)
     buffers: list[Buffer] = []
     size = 0
     next_offset = offset
@@ -78,35 +80,62 @@ def read_chunk(
     return ReadResult(buffers, next_offset, size)
 
 
-def _walk(fs: FileSystem, view: ChunkView, position: int, offset: int, window_bytes: int) -> Iterator[_Found]:
-    """Checked batches from `position` on whose last offset is at or behind `offset`; others are skipped unchecked."""
+def _index(fs: FileSystem, cache: IndexCache, view: ChunkView) -> SparseIndex:
+    """The index of a chunk; a lost or damaged one is made again from the chunk, as far as that holds."""
+    index = cache.load(fs, view)
+    if index is None:
+        index = SparseIndex()
+        builder, entries = IndexBuilder(), list[IndexEntry]()
+        try:
+            for found in _walk(fs, view, None, view.base_offset, READ_BYTES):
+                builder.note(found.header, found.header.base_offset, found.position, entries)
+        except CorruptChunk:
+            pass  # what stands in front of the damage is indexed; who reads the damage is told
+        index.add(entries)
+        cache.keep(view.index_path, index)
+    return index
+
+
+def _walk(
+    fs: FileSystem, view: ChunkView, start: tuple[int, int] | None, offset: int, window_bytes: int
+) -> Iterator[_Found]:
+    """Checked batches from `start` (position, base offset; None: the chunk's first) on that end behind `offset`.
+
+    Those in front of it are skipped with a look at their headers only. Each batch must start where the one before it
+    ended: the base offset and the leader epoch are outside the checksum.
+    """
+    position, due = start or (0, view.base_offset)
     window = memoryview(b"")
     window_at = position
     while position < view.size_bytes:
         need = HEADER_BYTES
         available = window_at + len(window) - position
         if available >= HEADER_BYTES:
-            header = _header(view, window, position - window_at, offset)
+            header = _header(view, window, position - window_at, due, offset)
             need = header.size_bytes
             if available >= need:
                 if header.next_offset > offset:
                     yield _Found(position, *_checked(view, window, position - window_at, header, offset))
                 position += need
+                due = header.next_offset
                 continue
         length = min(max(window_bytes, need), view.size_bytes - position)
         window = memoryview(fs.read(view.log_path, position, length, drop_cache=window_bytes >= READ_BYTES))
         window_at = position
         if len(window) < min(need, length) or length < need:
-            raise _corrupt(view, position, offset, "the file ends inside a batch")
+            raise _corrupt(view, offset, "the file ends inside a batch")
+    if due <= offset < view.next_offset:
+        raise _corrupt(view, offset, f"its batches end at offset {due}")
 
 
-def _header(view: ChunkView, window: memoryview, at: int, offset: int) -> BatchHeader:
+def _header(view: ChunkView, window: memoryview, at: int, due: int, offset: int) -> BatchHeader:
     try:
         header = parse_header(window, at)
     except (CorruptBatch, UnsupportedBatchFormat) as error:
-        raise _corrupt(view, at, offset, str(error)) from error
-    if not view.base_offset <= header.base_offset < view.next_offset or header.next_offset > view.next_offset:
-        raise _corrupt(view, at, offset, f"base offset {header.base_offset} is not of this chunk")
+        raise _corrupt(view, offset, str(error)) from error
+    is_in_place = header.base_offset == due and header.partition_leader_epoch == LEADER_EPOCH
+    if not is_in_place or not due < header.next_offset <= view.next_offset:
+        raise _corrupt(view, offset, f"base offset {header.base_offset} stands where {due} is due")
     return header
 
 
@@ -116,14 +145,14 @@ def _checked(
     try:
         check_batch(window, at)
     except CorruptBatch as error:
-        raise _corrupt(view, at, max(offset, header.base_offset), str(error)) from error
+        raise _corrupt(view, max(offset, header.base_offset), str(error)) from error
     return header, window[at : at + header.size_bytes]
 
 
-def _corrupt(view: ChunkView, at: int, offset: int, why: str) -> CorruptChunk:
+def _corrupt(view: ChunkView, offset: int, why: str) -> CorruptChunk:
     return CorruptChunk(
-        f"{view.log_path}: durable data is damaged ({why}); offsets {offset} to at most {view.next_offset - 1} cannot be "
-        "read; restore the chunk from a copy, or move past it",
+        f"{view.log_path}: durable data is damaged ({why}); offsets {offset} to at most {view.next_offset - 1} cannot "
+        "be read; restore the chunk from a copy, or move past it",
         first_offset=offset,
         last_offset=view.next_offset - 1,
     )
@@ -137,7 +166,7 @@ def find_timestamp(
     A compressed batch that cannot be opened here (snappy, lz4, zstd) answers with its first offset: early, never late.
     Raises CorruptChunk.
     """
-    start = cache.load(fs, view).position_before_timestamp(timestamp_ms)
+    start = _index(fs, cache, view).position_before_timestamp(timestamp_ms)
     for found in _walk(fs, view, start, from_offset, SEEK_READ_BYTES):
         if found.header.is_control or found.header.max_timestamp < timestamp_ms:
             continue
@@ -178,11 +207,11 @@ def _open_gzip(batch: memoryview, header: BatchHeader) -> list[Record] | None:
 def read_control(fs: FileSystem, cache: IndexCache, view: ChunkView, from_offset: int) -> list[tuple[int, bytes]]:
     """Base offsets and bytes of the chunk's control batches at or behind `from_offset`, in order. Raises CorruptChunk."""
     found: list[tuple[int, bytes]] = []
-    for position in cache.load(fs, view).controls_from(from_offset):
+    for position, due in _index(fs, cache, view).controls_from(from_offset):
         if position >= view.size_bytes:
             break
         head = fs.read(view.log_path, position, HEADER_BYTES)
-        header = _header(view, memoryview(head), 0, from_offset)
+        header = _header(view, memoryview(head), 0, due, due)
         whole = memoryview(fs.read(view.log_path, position, header.batch_length + LENGTH_OVERHEAD))
         _checked(view, whole, 0, header, header.base_offset)
         found.append((header.base_offset, bytes(whole)))

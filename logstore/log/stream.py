@@ -27,7 +27,7 @@ from logstore.errors import (
     StorageFailed,
     UnknownTopicOrPartition,
 )
-from logstore.format.batch import BatchHeader, check_batch, parse_header, patch_base
+from logstore.format.batch import LEADER_EPOCH, BatchHeader, check_batch, parse_header, patch_base
 from logstore.format.index import IndexBlock, IndexEntry, encode_block
 from logstore.format.snapshot import Snapshot, encode_snapshot
 from logstore.interfaces import Buffer
@@ -57,7 +57,6 @@ SNAPSHOT_SHARE = 16
 """With many producers, snapshots are written less often, so that they stay below 1/16 of the data."""
 GROUP_TAIL_BYTES = 4 << 20
 """What of an open group is kept for the tail."""
-LEADER_EPOCH = 0
 
 
 class Stream:
@@ -300,6 +299,8 @@ class Stream:
 
     def _seal_operations(self, chunk: Chunk) -> list[Operation]:
         """Close a chunk's index with a block that says how long the chunk is."""
+        if chunk.index_damaged:
+            return []
         block = encode_block(IndexBlock(chunk.size_bytes, chunk.next_offset, chunk.max_timestamp, []))
         return [
             Write(chunk.index_path, chunk.index_bytes, [block], optional=True),
@@ -328,7 +329,7 @@ class Stream:
         flight.end_position, flight.next_offset = self._write_position, self._write_offset
         operations.append(Write(chunk.log_path, position, [batch.buffer for batch in flight.batches]))
         operations.append(Sync(chunk.log_path))
-        if flight.entries:
+        if flight.entries and not chunk.index_damaged:
             # Behind the sync: its presence proves that what it describes was durable.
             block = IndexBlock(flight.end_position, flight.next_offset, self._builder.max_timestamp, flight.entries)
             flight.index_write = Write(chunk.index_path, chunk.index_bytes, [encode_block(block)], optional=True)
@@ -358,8 +359,11 @@ class Stream:
             self._adopt(chunk)
         self._truncate_first = False
         skipped = [operation for operation, _ in job.skipped]
-        if flight.index_write is not None and flight.index_write not in skipped:
-            chunk.index_bytes += len(flight.index_write.buffers[0])
+        if flight.index_write is not None:
+            if flight.index_write in skipped:
+                chunk.index_damaged = True
+            else:
+                chunk.index_bytes += len(flight.index_write.buffers[0])
         if flight.snapshot_write is not None:
             self._snapshot_at = chunk.size_bytes
             if flight.snapshot_write not in skipped:

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.crash
 def test_no_crash_state_breaks_a_promise(
     workload: Workload, unit_bytes: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever subset of un-synced units, sizes and names survives: acked is there, nothing is made up, groups are whole."""
+    """Whatever subset of un-synced units, sizes and names survives: acked is there, groups are whole, nothing else."""
     plan = Plan(bounds=Bounds(states=96, file_states=48, torn_bytes=2048), unit_bytes=unit_bytes)
     report = Enumerator(workload, Setup(seed=1), plan).run()
     with capsys.disabled():
