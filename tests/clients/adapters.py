@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import aiokafka
 import confluent_kafka
 import kafka
+import kafka.codec
 import kafka.errors
 
 from tests.clients.broker import WAIT_SECONDS
@@ -53,6 +54,7 @@ class Client(Protocol):
     """What the tests ask of a client."""
 
     name: str
+    codecs: frozenset[str]
 
     def produce(self, topic: str, messages: Sequence[Message], sending: Sending = Sending()) -> list[int]:
         """Send, flush, and give back the offsets (-1 where acks=0 knows none). Raises Refused."""
@@ -71,10 +73,14 @@ class Client(Protocol):
         ...
 
 
+CODECS = frozenset(("gzip", "snappy", "lz4", "zstd"))
+
+
 class ConfluentClient:
     """confluent-kafka, that is librdkafka."""
 
     name = "confluent"
+    codecs = CODECS
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
@@ -180,6 +186,7 @@ class KafkaPythonClient:
     """kafka-python."""
 
     name = "kafka-python"
+    codecs = CODECS if kafka.codec.has_snappy() else CODECS - {"snappy"}
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
@@ -275,6 +282,7 @@ class AiokafkaClient:
     """aiokafka."""
 
     name = "aiokafka"
+    codecs = CODECS
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap

@@ -8,8 +8,8 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 WAIT_SECONDS = 20.0
 """No promise here takes longer; a test that waits this long has failed."""
@@ -22,6 +22,8 @@ class Broker:
 
     kind: str
     port: int
+    admin_client: AdminClient
+    """Kept as long as the server: one that is collected takes its unanswered calls with it."""
 
     @property
     def bootstrap(self) -> str:
@@ -35,7 +37,7 @@ class Broker:
 
     def admin(self) -> AdminClient:
         """librdkafka's admin client."""
-        return AdminClient({"bootstrap.servers": self.bootstrap})
+        return self.admin_client
 
     def create_topic(self, partitions: int = 1, **config: str) -> str:
         """A new topic with a unique name; `config`'s keys have underscores for dots. Returns when it can be used."""
@@ -44,7 +46,15 @@ class Broker:
         admin = self.admin()
         admin.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result(WAIT_SECONDS)
         eventually(lambda: led_partitions(admin, name) == partitions)
+        # A Kafka names a leader before that leader accepts anything, and drops acks=0 requests of that moment.
+        places = {TopicPartition(name, partition): OffsetSpec.earliest() for partition in range(partitions)}
+        eventually(lambda: [found.result(WAIT_SECONDS) for found in admin.list_offsets(places).values()])
         return name
+
+
+def connect(kind: str, port: int) -> Broker:
+    """A running server's handle."""
+    return Broker(kind, port, AdminClient({"bootstrap.servers": f"127.0.0.1:{port}"}))
 
 
 def led_partitions(admin: AdminClient, topic: str) -> int:

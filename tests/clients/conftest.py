@@ -10,10 +10,16 @@ import pytest
 
 from benchmarks.harness.sidecar import SidecarPeer
 from tests.clients.adapters import CLIENTS, Client
-from tests.clients.broker import Broker
+from tests.clients.broker import Broker, connect
 from tests.support.kafka_peer import start_kafka
 
 HERE = Path(__file__).parent
+THEIR_WARNINGS = (
+    "ignore::pytest.PytestUnraisableExceptionWarning",  # kafka-python leaves a pair of sockets to the garbage collector
+    "ignore::ResourceWarning",
+    "ignore::DeprecationWarning",
+)
+"""What clients written by others do wrong is not ours to fail on."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -21,6 +27,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.clients)
+            for ignored in THEIR_WARNINGS:
+                item.add_marker(pytest.mark.filterwarnings(ignored))
 
 
 @pytest.fixture(scope="session")
@@ -30,14 +38,14 @@ def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     directory = tmp_path_factory.mktemp(kind)
     if kind == "kafka":
         kafka = start_kafka(directory)
-        yield Broker(kind, kafka.port)
+        yield connect(kind, kafka.port)
         kafka.stop()
         return
     sidecar = SidecarPeer(directory)
     sidecar.start()
     try:
         sidecar.wait_serving(15)
-        yield Broker(kind, sidecar.port)
+        yield connect(kind, sidecar.port)
     finally:
         sidecar.stop()
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.clients.adapters import CLIENTS, Client, ConfluentClient, Message, Refused, Sending
+from tests.clients.adapters import CLIENTS, CODECS, Client, ConfluentClient, Message, Refused, Sending
 from tests.clients.broker import Broker, eventually
 
-CODECS = ("gzip", "snappy", "lz4", "zstd")
 MESSAGE_TOO_LARGE = 10
 
 
@@ -24,13 +23,18 @@ def test_bytes_come_back_unchanged(client: Client, topic: str) -> None:
     assert client.consume(topic, 5) == [message._replace(offset=offset) for offset, message in enumerate(sent)]
 
 
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("codec", sorted(CODECS))
 def test_compressed_batches_are_read_by_every_client(client: Client, codec: str, broker: Broker, topic: str) -> None:
     """A batch compressed by one client is decompressed by all of them: the broker passes it through."""
+    if codec not in client.codecs:
+        pytest.skip(f"{client.name} has no {codec} here")
     sent = [Message(b"k%d" % number, b"value " * 200 + b"%d" % number) for number in range(50)]
     client.produce(topic, sent, Sending(compression=codec))
-    for make_reader in CLIENTS.values():
-        got = make_reader(broker.bootstrap).consume(topic, 50)
+    readers = [make_reader(broker.bootstrap) for make_reader in CLIENTS.values()]
+    for reader in readers:
+        if codec not in reader.codecs:
+            continue
+        got = reader.consume(topic, 50)
         assert [(message.key, message.value) for message in got] == [(message.key, message.value) for message in sent]
 
 

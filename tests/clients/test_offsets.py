@@ -1,0 +1,119 @@
+"""Finding a place in a stream: its ends, a moment, its newest record, and what is left after deleting."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import OffsetSpec
+
+from tests.clients.adapters import EARLIEST, LATEST, Client, ConfluentClient, Message, Sending, confluent_poll
+from tests.clients.broker import WAIT_SECONDS, Broker
+
+START_MS = 1_700_000_000_000
+
+
+def send_seconds(broker: Broker, topic: str, seconds: list[int]) -> None:
+    """One record per entry, each in a batch of its own, `seconds` after START_MS."""
+    client = ConfluentClient(broker.bootstrap)
+    for second in seconds:
+        client.produce(topic, [Message(value=b"%d" % second, timestamp_ms=START_MS + second * 1000)])
+
+
+def test_the_ends_of_a_stream(client: Client, topic: str) -> None:
+    """Earliest and latest are 0 and 0 in an empty stream, 0 and the number of records in one that was written."""
+    assert (client.offset_at(topic, EARLIEST), client.offset_at(topic, LATEST)) == (0, 0)
+    client.produce(topic, [Message(value=b"x")] * 7)
+    assert (client.offset_at(topic, EARLIEST), client.offset_at(topic, LATEST)) == (0, 7)
+
+
+def test_offsets_by_timestamp(client: Client, broker: Broker, topic: str) -> None:
+    """A moment leads to the first record that is not older, between, at and outside of the records' times."""
+    send_seconds(broker, topic, [0, 10, 20, 30])
+    found = {second: client.offset_at(topic, START_MS + second * 1000) for second in (-5, 0, 5, 10, 29, 30)}
+    assert found == {-5: 0, 0: 0, 5: 1, 10: 1, 29: 3, 30: 3}
+    assert client.offset_at(topic, START_MS + 31_000) in (-1, 4)  # librdkafka turns "none" into the end
+
+
+def test_timestamps_inside_a_batch(client: Client, topic: str) -> None:
+    """The record is found inside a batch too, not only the batch."""
+    client.produce(topic, [Message(value=b"x", timestamp_ms=START_MS + index * 1000) for index in range(50)])
+    assert client.offset_at(topic, START_MS + 33_000) == 33
+    assert client.offset_at(topic, START_MS + 32_500) == 33
+
+
+def test_timestamps_out_of_order(client: Client, broker: Broker, topic: str) -> None:
+    """With times out of order it is the first record, in the order of offsets, that is not older."""
+    send_seconds(broker, topic, [10, 5, 30, 20, 40])
+    found = [client.offset_at(topic, START_MS + second * 1000) for second in (4, 6, 11, 35)]
+    assert found == [0, 0, 2, 4]
+
+
+def test_timestamps_of_compressed_batches(client: Client, broker: Broker, topic: str) -> None:
+    """A moment inside a compressed batch leads to a record at or before it, never behind it."""
+    if client.name != "confluent":
+        pytest.skip("one client compresses, the broker's answer is the same for all")
+    client.produce(
+        topic,
+        [Message(value=b"x" * 50, timestamp_ms=START_MS + index * 1000) for index in range(50)],
+        Sending(compression="zstd"),
+    )
+    assert client.offset_at(topic, START_MS + 33_000) == 33
+
+
+def test_the_newest_record(broker: Broker, topic: str) -> None:
+    """ListOffsets for the maximum timestamp names the record that has it, wherever it stands; none in an empty stream."""
+    admin = broker.admin()
+
+    def newest() -> tuple[int, int]:
+        place = TopicPartition(topic, 0)
+        found = admin.list_offsets({place: OffsetSpec.max_timestamp()})[place].result(WAIT_SECONDS)
+        return found.offset, found.timestamp
+
+    assert newest() == (-1, -1)
+    send_seconds(broker, topic, [0, 50, 20])
+    assert newest() == (1, START_MS + 50_000)
+
+
+def test_deleted_records_are_gone(client: Client, broker: Broker, topic: str) -> None:
+    """DeleteRecords moves the beginning; readers that ask for the earliest start there; the end stays."""
+    client.produce(topic, [Message(value=b"%d" % number) for number in range(10)])
+    place = TopicPartition(topic, 0, 4)
+    assert broker.admin().delete_records([place])[place].result(WAIT_SECONDS).low_watermark == 4
+    assert (client.offset_at(topic, EARLIEST), client.offset_at(topic, LATEST)) == (4, 10)
+    assert [message.value for message in client.consume(topic, 6, offset=4)] == [b"%d" % number for number in range(4, 10)]
+
+
+def test_deleting_beyond_the_end_is_refused(broker: Broker, topic: str) -> None:
+    """DeleteRecords behind the end is OFFSET_OUT_OF_RANGE and deletes nothing; -1 means all there is."""
+    client = ConfluentClient(broker.bootstrap)
+    client.produce(topic, [Message(value=b"x")] * 3)
+    admin = broker.admin()
+    beyond = TopicPartition(topic, 0, 4)
+    with pytest.raises(KafkaException) as refused:
+        admin.delete_records([beyond])[beyond].result(WAIT_SECONDS)
+    assert refused.value.args[0].code() == KafkaError.OFFSET_OUT_OF_RANGE
+    assert client.offset_at(topic, EARLIEST) == 0
+    everything = TopicPartition(topic, 0, -1)
+    assert admin.delete_records([everything])[everything].result(WAIT_SECONDS).low_watermark == 3
+    assert client.offset_at(topic, EARLIEST) == 3
+
+
+def test_reading_what_was_deleted(broker: Broker, topic: str) -> None:
+    """A position before the beginning is out of range: the reader resets as it was told to, and never silently."""
+    client = ConfluentClient(broker.bootstrap)
+    client.produce(topic, [Message(value=b"%d" % number) for number in range(5)])
+    place = TopicPartition(topic, 0, 3)
+    broker.admin().delete_records([place])[place].result(WAIT_SECONDS)
+    settings = {"bootstrap.servers": broker.bootstrap, "group.id": "unused", "fetch.wait.max.ms": 100}
+    for reset, expected in (("earliest", b"3"), ("error", None)):
+        consumer = Consumer({**settings, "auto.offset.reset": reset})
+        try:
+            consumer.assign([TopicPartition(topic, 0, 1)])
+            if expected is not None:
+                assert confluent_poll(consumer, 1)[0].value == expected
+                continue
+            message = consumer.poll(WAIT_SECONDS)
+            assert message is not None
+            assert message.error().code() == KafkaError._AUTO_OFFSET_RESET
+        finally:
+            consumer.close()
