@@ -46,7 +46,7 @@ class Node:
         """All versions that are offered of a request."""
         return range(self.apis[key].min_version, self.apis[key].max_version + 1)
 
-    async def ask(self, key: int, version: int, **values: Any) -> Any:
+    async def ask(self, key: int, version: int, /, **values: Any) -> Any:
         """Send a request with those of the values that the version knows; returns the answer as a client decodes it."""
         kind = codec.request_type(key, version)
         request = over_the_wire(build(kind, values))

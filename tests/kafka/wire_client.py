@@ -60,14 +60,14 @@ class WireClient:
 
     # ---- requests
 
-    def request(self, key: int, version: int, **values: Any) -> Any:
+    def request(self, key: int, version: int, /, **values: Any) -> Any:
         """Send a request and wait for its answer."""
         sent = self.send(key, version, **values)
         correlation_id, answer = self.receive(key, version)
         assert correlation_id == sent
         return answer
 
-    def send(self, key: int, version: int, **values: Any) -> int:
+    def send(self, key: int, version: int, /, **values: Any) -> int:
         """Send a request; its correlation id."""
         kind = load_request_schema(key, version)
         self._correlation_id += 1

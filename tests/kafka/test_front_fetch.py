@@ -1,0 +1,226 @@
+"""Fetch over a real connection: limits, waiting, sessions, epochs, and what is not shipped."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from kio.schema.errors import ErrorCode
+
+from logstore.format.batch import iterate_batches
+from logstore.format.control import Begin, End, encode_control
+from logstore.format.records import Record, decode_batch, encode_batch
+from logstore.log.store import StoreSettings
+from logstore.log.ticket import Ticket
+from tests.kafka.front_driver import NOW_MS, PATIENCE_S, Peer, Server, batch, fetch_frame, produce_frame, serving
+
+VERSIONS = range(4, 13)
+LONG_MS = int(PATIENCE_S * 1000)
+
+
+def first(answer: Any) -> Any:
+    """The first partition of an answer."""
+    return answer.responses[0].partitions[0]
+
+
+def values_of(records: bytes | None) -> list[bytes | None]:
+    """The values in what a fetch returned; empty batches have none."""
+    found: list[bytes | None] = []
+    data = bytes(records or b"")
+    for at, header in iterate_batches(data):
+        if header.record_count:
+            found += [record.value for record in decode_batch(data[at : at + header.size_bytes])]
+    return found
+
+
+async def wait_for_waiter(server: Server, count: int = 1) -> None:
+    """Until that many fetches wait for the stream."""
+    with trio.fail_after(PATIENCE_S):
+        while len(server.stream._waiters) < count:
+            await trio.lowlevel.checkpoint()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_every_version_is_answered_in_its_own_layout(tmp_path: Path, version: int) -> None:
+    """Batches as they were produced, high watermark and log start in every version of Fetch that ApiVersions offers."""
+    async with serving(tmp_path) as server, await server.connect() as peer:
+        await peer.produce(batch(3))
+        answer = await peer.fetch(version, offsets=(0, 0))
+        one, two = answer.responses[0].partitions
+        assert (one.error_code, one.high_watermark, one.last_stable_offset) == (ErrorCode.none, 3, 3)
+        assert bytes(one.records) == batch(3)
+        assert (two.error_code, two.high_watermark, bytes(two.records)) == (ErrorCode.none, 0, b"")
+        if version >= 5:
+            assert one.log_start_offset == 0
+
+
+async def test_a_waiting_fetch_is_woken_by_an_append(tmp_path: Path) -> None:
+    """A long poll on an empty stream is answered as soon as a batch is there, by whichever client."""
+    async with serving(tmp_path) as server, await server.connect() as reader, await server.connect() as writer:
+        await reader.send(fetch_frame(max_wait_ms=LONG_MS))
+        await wait_for_waiter(server)
+        await writer.produce(batch(2))
+        with trio.fail_after(PATIENCE_S / 2):
+            _, data = await reader.answer()
+        assert batch(2) in data
+        assert not server.stream._waiters
+
+
+async def test_min_bytes_waits_for_more(tmp_path: Path) -> None:
+    """A fetch with min_bytes is not answered by the first small batch, but when there is enough."""
+    async with serving(tmp_path) as server, await server.connect() as reader, await server.connect() as writer:
+        await reader.send(fetch_frame(max_wait_ms=LONG_MS, min_bytes=2 * len(batch())))
+        await wait_for_waiter(server)
+        await writer.produce(batch())
+        with trio.move_on_after(0.1) as waited:
+            await reader.answer()
+        assert waited.cancelled_caught
+        await writer.produce(batch())
+        assert (await reader.answer())[1].count(b"x" * 10) == 2
+
+
+async def test_max_wait_ends_in_vain(tmp_path: Path) -> None:
+    """With nothing new a fetch is answered empty after max_wait_ms, not before; with 0 at once."""
+    async with serving(tmp_path) as server, await server.connect() as peer:
+        started = trio.current_time()
+        assert values_of(first(await peer.fetch(max_wait_ms=0)).records) == []
+        assert trio.current_time() - started < 5
+        started = trio.current_time()
+        assert values_of(first(await peer.fetch(max_wait_ms=120)).records) == []
+        assert trio.current_time() - started >= 0.12
+
+
+@pytest.mark.parametrize("from_disk", [False, True])
+async def test_limits_hold(tmp_path: Path, from_disk: bool) -> None:
+    """max_bytes bounds the answer and partition_max_bytes each partition, in whole batches; from memory and from disk."""
+    size = 50_000
+    settings = StoreSettings(tail_bytes=1 if from_disk else 24 << 20)
+    async with serving(tmp_path, store_settings=settings) as server, await server.connect() as peer:
+        for _ in range(6):
+            await peer.ask(produce_frame([batch(1, size), batch(1, size)]))
+        whole = len(batch(1, size))
+        for limit, batches in ((whole, 1), (3 * whole, 3), (3 * whole - 1, 2)):
+            answer = await peer.fetch(offsets=(0, 0), partition_max_bytes=limit)
+            assert [len(part.records) for part in answer.responses[0].partitions] == [batches * whole] * 2
+        answer = await peer.fetch(offsets=(0, 0), max_bytes=7 * whole)
+        assert [len(part.records) for part in answer.responses[0].partitions] == [6 * whole, whole]
+
+
+async def test_a_first_batch_above_all_limits_is_served(tmp_path: Path) -> None:
+    """A reader whose limits are smaller than the next batch gets that batch, alone, so that it advances (KIP-74)."""
+    async with serving(tmp_path) as server, await server.connect() as peer:
+        await peer.ask(produce_frame([batch(1, 100_000), batch(1, 100_000)]))
+        answer = await peer.fetch(offsets=(0, 0), max_bytes=10, partition_max_bytes=10)
+        sizes = [len(part.records) for part in answer.responses[0].partitions]
+        assert sizes == [len(batch(1, 100_000)), 0]
+
+
+async def test_the_batch_that_holds_the_offset_is_whole(tmp_path: Path) -> None:
+    """A fetch from the middle of a batch gets all of that batch; clients skip what they did not ask for."""
+    async with serving(tmp_path) as server, await server.connect() as peer:
+        await peer.produce(batch(10))
+        assert bytes(first(await peer.fetch(offsets=(7,))).records) == batch(10)
+
+
+async def test_offsets_outside_are_refused(tmp_path: Path) -> None:
+    """Above the high watermark and below the log start is OFFSET_OUT_OF_RANGE, at once, with both ends named."""
+    async with serving(tmp_path) as server, await server.connect() as peer:
+        await peer.produce(batch(5))
+        await server.engine.wait(server.stream.delete_records(3))
+        for offset in (2, 6, -1, 1 << 60):
+            answer = first(await peer.fetch(offsets=(offset,), max_wait_ms=LONG_MS))
+            assert answer.error_code is ErrorCode.offset_out_of_range
+            assert (answer.log_start_offset, answer.high_watermark) == (3, 5)
+
+
+async def test_sessions_are_declined(tmp_path: Path) -> None:
+    """A request for a session is answered in full with session id 0; a session that cannot be is refused by name."""
+    async with serving(tmp_path) as server, await server.connect() as peer:
+        await peer.produce(batch())
+        answer = await peer.fetch(session_id=0, session_epoch=0)
+        assert (answer.error_code, answer.session_id, len(answer.responses)) == (ErrorCode.none, 0, 1)
+        answer = await peer.fetch(session_id=5, session_epoch=3)
+        assert (answer.error_code, answer.responses) == (ErrorCode.fetch_session_id_not_found, ())
+        answer = await peer.fetch(session_id=0, session_epoch=3)
+        assert answer.error_code is ErrorCode.invalid_fetch_session_epoch
+
+
+@pytest.mark.parametrize(
+    ("epoch", "error"),
+    [(-1, ErrorCode.none), (0, ErrorCode.none), (1, ErrorCode.unknown_leader_epoch)],
+)
+async def test_leader_epochs_are_checked(tmp_path: Path, epoch: int, error: ErrorCode) -> None:
+    """A client that knows a newer leader epoch than we do is told so; one that knows none is served."""
+    async with serving(tmp_path) as server, await server.connect() as peer:
+        assert first(await peer.fetch(leader_epoch=epoch)).error_code is error
+
+
+async def test_unknown_topics_are_answered_alone_and_at_once(tmp_path: Path) -> None:
+    """A partition that is not there is an error in its place, and no reason to wait."""
+    async with serving(tmp_path, partitions=1) as server, await server.connect() as peer:
+        answer = await peer.fetch(offsets=(0, 0), max_wait_ms=LONG_MS)
+        errors = [part.error_code for part in answer.responses[0].partitions]
+        assert errors == [ErrorCode.none, ErrorCode.unknown_topic_or_partition]
+
+
+async def test_a_deleted_topic_wakes_its_readers(tmp_path: Path) -> None:
+    """A fetch that waits for a topic learns that it is gone."""
+    async with serving(tmp_path) as server, await server.connect() as peer:
+        await peer.send(fetch_frame(max_wait_ms=LONG_MS))
+        await wait_for_waiter(server)
+        await server.engine.wait(server.engine.store.delete_topic("orders"))
+        with trio.fail_after(PATIENCE_S / 2):
+            await peer.answer()
+
+
+class OneGroup:
+    """An append group of two data batches."""
+
+    def __init__(self) -> None:
+        self._pieces: Iterator[bytearray] = iter(
+            [encode_batch([Record(0, NOW_MS, None, b"one")] * 2), encode_batch([Record(0, NOW_MS, None, b"two")])]
+        )
+        self.byte_count = 1000
+
+    def begin(self, now_ms: int) -> bytearray:
+        """BEGIN."""
+        return encode_control(Begin("query", 1, 1, ("attempt",), self.byte_count, 2), timestamp_ms=now_ms)
+
+    def next_piece(self) -> Ticket[bytearray | None]:
+        """The next batch."""
+        return Ticket.succeeded(next(self._pieces, None))
+
+    def end(self, now_ms: int) -> bytearray:
+        """END."""
+        return encode_control(End("query", 1, 1, b"positions"), timestamp_ms=now_ms)
+
+
+@pytest.mark.parametrize("from_disk", [False, True])
+async def test_control_batches_are_not_shipped(tmp_path: Path, from_disk: bool) -> None:
+    """BEGIN and END of a group keep their offsets but reach no client: empty batches stand in their place."""
+    settings = StoreSettings(tail_bytes=1 if from_disk else 24 << 20)
+    async with serving(tmp_path, store_settings=settings) as server, await server.connect() as peer:
+        await peer.produce(batch())
+        await server.engine.wait(server.stream.append_group(OneGroup()))
+        await peer.produce(batch())
+        seen = await read_all(peer)
+        assert b"positions" not in seen
+        assert values_of(seen) == [b"x" * 10, b"one", b"one", b"two", b"x" * 10]
+        headers = [header for _, header in iterate_batches(seen)]
+        assert not any(header.is_control for header in headers)
+        assert [(header.base_offset, header.next_offset) for header in headers] == [
+            (0, 1), (1, 2), (2, 4), (4, 5), (5, 6), (6, 7),
+        ]  # fmt: skip
+
+
+async def read_all(peer: Peer) -> bytes:
+    """Everything in partition 0, as a consumer reads it."""
+    seen, offset = b"", 0
+    while True:
+        part = first(await peer.fetch(offsets=(offset,)))
+        records = bytes(part.records)
+        if not records:
+            return seen
+        seen += records
+        offset = max(header.next_offset for _, header in iterate_batches(records))
