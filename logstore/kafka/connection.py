@@ -30,7 +30,7 @@ from logstore.kafka.framing import Reader, frame
 from logstore.kafka.versions import api_versions_body, served_versions
 
 FIRST_RECEIVE_BYTES = 16 * 1024
-RECEIVE_BYTES = 128 * 1024
+RECEIVE_BYTES = 256 * 1024
 """The receive buffer of a client that fills the first one; larger frames are received into place."""
 SEND_JOIN_BYTES = 256 * 1024
 FRAME_PATIENCE_S = 30.0
