@@ -30,7 +30,7 @@ from pyspark.sql.types import (
 )
 
 from logstore.client.blocking import Client
-from logstore.errors import CairnError
+from logstore.errors import CairnError, StaleEpoch
 from logstore.format.private import AbortRequest, DecideRequest, TaskOutput
 from spe_adapter.errors import NoTaskContext, SchemaRefused
 from spe_adapter.host import Host, ThisHost
@@ -45,6 +45,10 @@ RUN_PROPERTY: Final = "spark.jobGroup.id"
 # Whoever aborts has failed already and must not be kept: what is left behind, the sidecar reclaims by itself.
 ABORT_LIMIT_S: Final = 5.0
 
+_WAY_OUT: Final = (
+    "bring back the checkpoint that belongs to it, start anew with an empty one, or set the option 'rewoundCheckpoint' "
+    "to 'skip' to leave out the epochs that are committed"
+)
 _COLUMNS: Final = ("key", "value", "topic", "partition", "headers", "timestamp")
 _log = logging.getLogger(__name__)
 
@@ -143,7 +147,10 @@ def _decide(commits: Sequence[TaskCommit], options: SinkOptions, host: Host, *, 
         forget=forget,
     )
     with Client(options.servers, host.network, limit_s=options.limit_s, client_id=options.client_id) as client:
-        reply = client.decide(request)
+        try:
+            reply = client.decide(request)
+        except StaleEpoch as error:
+            raise StaleEpoch(f"{error} (at {client.where}); {_WAY_OUT}") from error
     if reply.outcome == "skipped":
         _log.warning(
             "epoch %d of query %s was not written again: epoch %d is committed, and rewoundCheckpoint is skip",

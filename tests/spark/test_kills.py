@@ -1,0 +1,97 @@
+"""kill −9 of a whole Spark (driver, JVM, workers) at each step of an epoch's commit; each record is there once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from logstore.format.private import DECIDE, STAGE
+from tests.spark.proxy import Moment, Proxy, Trap
+from tests.spark.streams import assert_exactly_once, create_topic, produce, read_all
+from tests.spark.test_sink import assert_one_execution_per_task, keys
+from tests.support.sidecar import Sidecar
+
+pytestmark = [pytest.mark.spark, pytest.mark.crash]
+
+DRIVER = Path(__file__).with_name("driver.py")
+DRIVER_S = 120
+
+# Where each life of the driver ends. The one after DECIDE has committed but not told anyone; the next life starts
+# with the same epoch again. The one before STAGE of a later epoch ends between two commits.
+DEATHS: tuple[tuple[int, Moment, int], ...] = (
+    (STAGE, "before", 1),
+    (STAGE, "after", 2),
+    (DECIDE, "before", 1),
+    (DECIDE, "after", 2),
+)
+
+
+class Driver:
+    """A Spark driver as a process, with all that it starts."""
+
+    def __init__(self, address: str, proxy: str, checkpoint: Path, local: Path) -> None:
+        command = [sys.executable, str(DRIVER), address, proxy, str(checkpoint), str(local)]
+        self._log = (local.parent / "driver.log").open("w+b")
+        self._process = subprocess.Popen(command, stdout=self._log, stderr=self._log, env={**os.environ})
+        self._lock = threading.Lock()
+
+    def kill(self) -> bool:
+        """SIGKILL to the driver, its JVM and all workers, none left to clean up; True for a trap: nothing is held
+        back.
+        """
+        with self._lock:
+            try:
+                family = [psutil.Process(self._process.pid)]
+                family += family[0].children(recursive=True)
+            except psutil.NoSuchProcess:
+                return True
+            for process in family:
+                try:
+                    process.kill()
+                except psutil.NoSuchProcess:
+                    continue
+            psutil.wait_procs(family[1:], timeout=10)
+        return True
+
+    def wait(self) -> int:
+        """The exit code: −9 if it was killed."""
+        try:
+            return self._process.wait(DRIVER_S)
+        finally:
+            self.kill()
+            self._process.wait(10)
+
+    def log(self) -> str:
+        """What it said."""
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace")[-4000:]
+
+
+@pytest.mark.timeout(600)
+def test_a_driver_killed_at_each_step_of_a_commit(tmp_path: Path) -> None:
+    """Five lives of one query on one checkpoint, the first four ended within a commit; the result is exact."""
+    checkpoint, local = tmp_path / "checkpoint", tmp_path / "local"
+    with Sidecar(tmp_path / "data") as sidecar, Proxy(sidecar.port) as proxy:
+        create_topic(sidecar.address, "in", partitions=2)
+        create_topic(sidecar.address, "out", partitions=2)
+        for partition in range(2):
+            produce(sidecar.address, "in", keys(2000 * partition, 2000 * partition + 2000), partition=partition)
+        for api_key, moment, nth in DEATHS:
+            driver = Driver(sidecar.address, proxy.address, checkpoint, local)
+            trap = Trap(api_key, moment, driver.kill, nth)
+            proxy.set(trap)
+            status = driver.wait()
+            assert trap.fired.is_set(), driver.log()
+            assert status == -9, driver.log()
+        proxy.set(None)
+        driver = Driver(sidecar.address, proxy.address, checkpoint, local)
+        assert driver.wait() == 0, driver.log()
+        rows = read_all(sidecar.address, "out")
+        assert_exactly_once((row.key for row in rows), keys(0, 4000))
+        assert_one_execution_per_task(rows)
