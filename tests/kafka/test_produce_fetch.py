@@ -58,6 +58,7 @@ def _flip(data: bytearray, at: int) -> bytes:
         (bytes(batch([b"v"], at_ms=int(time.time() * 1000) + 2 * HOUR_MS)), ErrorCode.invalid_timestamp),
         (bytes(16) + b"\x01" + bytes(60), ErrorCode.unsupported_for_message_format),
     ],
+    ids=["record flipped", "CRC flipped", "cut", "no header", "empty", "two batches", "future", "old format"],
 )
 def test_bad_batch_is_refused_and_nothing_written(
     client: WireClient, topic: str, records: bytes, error: ErrorCode
@@ -114,7 +115,12 @@ def test_idempotent_producer(client: WireClient, topic: str) -> None:
     first = bytes(batch([b"a", b"b"], producer_id=given.producer_id, sequence=0))
     second = bytes(batch([b"c"], producer_id=given.producer_id, sequence=2))
     gap = bytes(batch([b"d"], producer_id=given.producer_id, sequence=9))
-    assert [client.produce(topic, data)[1:] for data in (first, second, first, second)] == [(0, 0), (0, 2), (0, 0), (0, 2)]
+    assert [client.produce(topic, data)[1:] for data in (first, second, first, second)] == [
+        (0, 0),
+        (0, 2),
+        (0, 0),
+        (0, 2),
+    ]
     assert client.produce(topic, gap).error == ErrorCode.out_of_order_sequence_number
     assert client.latest(topic) == 3
 

@@ -6,6 +6,7 @@ import io
 import socket
 import struct
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -36,11 +37,13 @@ class WireClient:
         self._correlation_id = 0
 
     def __enter__(self) -> WireClient:
+        """Nothing to do: it is connected."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Close it."""
         self._file.close()
         self.socket.close()
 
@@ -143,8 +146,6 @@ def fetch_values(
     **more: Any,
 ) -> dict[str, Any]:
     """A Fetch request's values."""
-    from datetime import timedelta
-
     parts = [
         {"partition": index, "fetch_offset": offset, "partition_max_bytes": partition_max_bytes} for index in partitions
     ]
