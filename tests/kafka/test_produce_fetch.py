@@ -63,7 +63,7 @@ def _flip(data: bytearray, at: int) -> bytes:
 def test_bad_batch_is_refused_and_nothing_written(
     client: WireClient, topic: str, records: bytes, error: ErrorCode
 ) -> None:
-    """A batch that is damaged, doubled, from the future or of an old format is refused by name; the log stays as it was."""
+    """A batch that is damaged, doubled, from the future or of an old format is refused by name; the log stays."""
     assert client.produce(topic, records).error == error
     assert client.latest(topic) == 0
     assert client.produce(topic, bytes(batch([b"good"]))).base_offset == 0
@@ -155,7 +155,7 @@ def test_fetch_total_limit_over_partitions(client: WireClient) -> None:
 
 @pytest.mark.parametrize("offset", [-2, 4, 1 << 40])
 def test_offset_out_of_range(client: WireClient, topic: str, offset: int) -> None:
-    """An offset outside the log is an error at once, however long the client would wait; the high watermark is not outside."""
+    """An offset outside the log is an error at once, however long the client would wait; the high watermark is inside."""
     client.produce(topic, bytes(batch([b"a", b"b", b"c"])))
     part = client.fetch(topic, offset, max_wait_ms=20_000)
     assert part.error_code is ErrorCode.offset_out_of_range

@@ -3,6 +3,7 @@
 import struct
 import time
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from kio.schema.errors import ErrorCode
@@ -33,7 +34,7 @@ def test_api_versions_in_every_version(client: WireClient, version: int) -> None
 
 
 def test_api_versions_of_the_future(client: WireClient) -> None:
-    """An unknown version of ApiVersions is answered in version 0's layout, with UNSUPPORTED_VERSION and what is served."""
+    """An unknown version of ApiVersions is answered in version 0's layout: UNSUPPORTED_VERSION and what is served."""
     client.send_frame(client.header(API_VERSIONS, 99, flexible=True) + b"\x05abcd\x05efgh\x00")
     _, answer = client.receive(API_VERSIONS, 0)
     assert answer.error_code is ErrorCode.unsupported_version
@@ -103,11 +104,8 @@ def test_silent_connection_is_closed(client: WireClient) -> None:
 def test_frames_cut_anywhere(client: WireClient, topic: str) -> None:
     """A request arrives byte by byte, and several in one piece: both are understood."""
     part = {"index": 0, "records": batch()}
-    values = {"acks": -1, "topic_data": [{"name": topic, "partition_data": [part]}]}
-    sent: list[bytes] = []
-    client.send_frame = sent.append  # type: ignore[method-assign]
-    for _ in range(3):
-        client.send(PRODUCE, 8, **values)
+    values: dict[str, Any] = {"acks": -1, "topic_data": [{"name": topic, "partition_data": [part]}]}
+    sent = [client.frame(PRODUCE, 8, **values) for _ in range(3)]
     stream = b"".join(struct.pack(">i", len(frame)) + frame for frame in sent)
     for at in range(len(stream) - 40):
         client.socket.sendall(stream[at : at + 1])

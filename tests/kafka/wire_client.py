@@ -72,10 +72,14 @@ class WireClient:
 
     def send(self, key: int, version: int, /, **values: Any) -> int:
         """Send a request; its correlation id."""
+        self.send_frame(self.frame(key, version, **values))
+        return self._correlation_id
+
+    def frame(self, key: int, version: int, /, **values: Any) -> bytes:
+        """A request's frame, with a correlation id of its own."""
         kind = load_request_schema(key, version)
         self._correlation_id += 1
-        self.send_frame(self.header(key, version, flexible=bool(kind.__flexible__)) + encode(kind, values))
-        return self._correlation_id
+        return self.header(key, version, flexible=bool(kind.__flexible__)) + encode(kind, values)
 
     def header(self, key: int, version: int, *, flexible: bool) -> bytes:
         """A request header."""
@@ -130,7 +134,8 @@ class WireClient:
 def encode(kind: type, values: Mapping[str, Any]) -> bytes:
     """A request's body."""
     target = io.BytesIO()
-    entity_writer(kind)(target, build(kind, values))
+    write: Any = entity_writer(kind)
+    write(target, build(kind, values))
     return target.getvalue()
 
 
