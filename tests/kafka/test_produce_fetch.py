@@ -155,7 +155,7 @@ def test_fetch_total_limit_over_partitions(client: WireClient) -> None:
 
 @pytest.mark.parametrize("offset", [-2, 4, 1 << 40])
 def test_offset_out_of_range(client: WireClient, topic: str, offset: int) -> None:
-    """An offset outside the log is an error at once, however long the client would wait; the high watermark is inside."""
+    """An offset outside the log is an error at once, however long the client waits; the high watermark is inside."""
     client.produce(topic, bytes(batch([b"a", b"b", b"c"])))
     part = client.fetch(topic, offset, max_wait_ms=20_000)
     assert part.error_code is ErrorCode.offset_out_of_range
