@@ -49,7 +49,8 @@ class Ledger:
         generations = _generations(fs, name)
         for generation in reversed(generations):
             path = _path(name, generation)
-            scan = scan_frames(fs.read(path, 0, fs.size(path)), path)
+            data = fs.read(path, 0, fs.size(path))
+            scan = scan_frames(data, path)
             if not scan.frames or scan.frames[0].kind != KIND_SNAPSHOT:
                 # The name is given only after the snapshot is synced: an unreadable one was damaged later.
                 raise CorruptFile(f"{path}: its snapshot is damaged; restore the file from a copy")
@@ -58,6 +59,8 @@ class Ledger:
             ledger._generation, ledger._size_bytes = generation, scan.end
             if scan.end < fs.size(path):
                 fs.truncate(path, scan.end)
+            # Written once more: pages of a sync that failed in the last life read well, but no sync would write them.
+            fs.write(path, 0, [data[: scan.end]])
             fs.sync(path)
             ledger._must_roll = False
             ledger._roll_at_bytes = max(ROLL_BYTES, 2 * sum(len(k) + len(v) for k, v in ledger._durable.items()))

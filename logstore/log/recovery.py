@@ -98,14 +98,29 @@ def _open_chunk(fs: FileSystem, directory: str, base: int, following: int | None
     chunk.index = index
     if following is not None and chunk.next_offset >= following:
         return _as_sealed(chunk, following)
+    proven_bytes = chunk.size_bytes
     walk = _Walk(fs, chunk, file_bytes, following, builder, report)
     entries = walk.run()
     index.add(entries)
     if following is None and chunk.size_bytes < file_bytes:
         fs.truncate(chunk.log_path, chunk.size_bytes)
+    if following is None:
+        _write_again(fs, chunk.log_path, proven_bytes, chunk.size_bytes)
     fs.sync(chunk.log_path)
     _repair_index(fs, chunk, entries, is_sealed=following is not None)
     return chunk if following is None else _as_sealed(chunk, following)
+
+
+def _write_again(fs: FileSystem, path: str, start: int, end: int) -> None:
+    """Write what is there once more, so that the next sync is about it.
+
+    If a sync failed in the last life, the kernel holds pages that it takes for clean and that never reached the disk: they
+    read well, and no sync writes them.
+    """
+    while start < end:
+        data = fs.read(path, start, min(WINDOW_BYTES, end - start))
+        fs.write(path, start, [data])
+        start += len(data)
 
 
 def _as_sealed(chunk: Chunk, following: int) -> Chunk:

@@ -362,6 +362,13 @@ class SimDisk:
         disk.origin = "killed"
         return disk
 
+    def next_life(self) -> "SimDisk":
+        """`kill_state` for the next process of the same story: calls are counted on, hooks and faults stay in place."""
+        disk = self.kill_state()
+        disk.calls, disk.log, disk._faults = self.calls, self.log, self._faults
+        disk.before_call, disk.fault_for = self.before_call, self.fault_for
+        return disk
+
     def crash(self, random: Random) -> "SimDisk":
         """One disk that a power cut now may leave, at random."""
         style = random.random()

@@ -84,6 +84,7 @@ class World:
         self._open()
 
     def _open(self) -> None:
+        self.is_open = False
         self.fs = self.setup.plant(self.disk)
         ids = Random(self.disk.calls + self.history.version)
 
@@ -105,6 +106,7 @@ class World:
             stream = self.store.stream(search.target.topic, search.target.partition)
             self.epochs.found(search, self.controls(stream, search.from_offset))
         self.epochs.roll_forward()
+        self.is_open = True
         self.run()
 
     def run(self, steps: int | None = None) -> None:
@@ -127,9 +129,7 @@ class World:
         if clean:
             self.store.close()
             self.run()
-        before_call = self.disk.before_call
-        self.disk = self.disk.kill_state()
-        self.disk.before_call = before_call
+        self.disk = self.disk.next_life()
         self._open()
 
     # ---- the client

@@ -107,4 +107,3 @@ def test_every_bit_of_the_ledgers() -> None:
                 World(disk, world.history.fork(), Setup(), world.clock)
             except CorruptFile as error:
                 assert name in str(error) or "ledger" in str(error)
-

@@ -1,0 +1,121 @@
+"""Every I/O call fails in turn, in every way: nothing acknowledged is lost, and the store goes on or refuses."""
+
+import errno
+
+import pytest
+
+from logstore.errors import CairnError
+from logstore.testing.crash import Workload
+from logstore.testing.faults import EIO, ENOSPC, FALSE_ALARM, SHORT_WRITE, Call, Fault
+from logstore.testing.history import History
+from logstore.testing.simdisk import Bounds, SimDisk
+from logstore.testing.world import Setup, World
+from tests.crash.workloads import WORKLOADS
+
+pytestmark = pytest.mark.crash
+
+FAULTS = {"EIO": EIO, "ENOSPC": ENOSPC, "short write": SHORT_WRITE, "false alarm": FALSE_ALARM}
+SETUP = Setup(seed=3)
+FEW = Bounds(states=6, file_states=6, torn_bytes=3)
+
+
+def count_calls(workload: Workload) -> int:
+    """How many I/O calls the workload makes when nothing fails."""
+    disk = SimDisk(unit_bytes=64)
+    world = World(disk, History(), SETUP)
+    workload(world)
+    return world.disk.calls
+
+
+def run_with_fault(workload: Workload, number: int, fault: Fault) -> None:
+    """Let call `number` fail; then look at the living store, at a restart, and at a few power cuts."""
+    disk = SimDisk(unit_bytes=64)
+    disk.fail_at(number, fault)
+    history = History()
+    world: World | None = None
+    try:
+        world = World(disk, history, SETUP)
+        workload(world)
+        world.run()
+        disk = world.disk
+    except (OSError, CairnError):
+        # It refused: to open, or a client's call. What was acknowledged before must be there.
+        if world is not None:
+            disk = world.disk
+            if world.is_open:
+                world.run()
+    else:
+        world.check(epochs=False)
+        for stream in world.store.streams():
+            for _ in range(2):
+                ticket = world.append(stream.topic, stream.partition)
+                world.run()
+            assert ticket.error is None, "the disk works again, the stream does not"
+        world.check(epochs=False)
+    for state in [disk.kill_state(), *disk.crash_states(FEW)]:
+        after = World(state, history.fork(), SETUP)
+        after.check()
+
+
+@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.__name__)
+def test_every_call_fails_in_turn(workload: Workload, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One call fails, all others work: acked records survive, the stream takes appends again, a restart finds all."""
+    calls = count_calls(workload)
+    for number in range(calls):
+        try:
+            run_with_fault(workload, number, FAULTS[name])
+        except (AssertionError, CairnError, OSError) as error:
+            raise AssertionError(f"call {number} of {calls} fails with {name}: {error!r}") from error
+    with capsys.disabled():
+        print(f"\n  {workload.__name__}: {calls} of {calls} calls failed with {name}")
+
+
+def test_full_disk_refuses_then_goes_on() -> None:
+    """No room: appends fail with an error, reads and trims work; room again: appends work without a restart."""
+    disk = SimDisk(unit_bytes=64)
+    world = World(disk, History(), SETUP)
+    world.create_topic("t", 1)
+    world.run()
+    world.append("t")
+    world.run()
+    disk.capacity_bytes = 0
+    refused = world.append("t")
+    world.run()
+    assert isinstance(refused.error, CairnError)
+    assert refused.error.retriable
+    world.check()
+    disk.capacity_bytes = None
+    accepted = world.append("t")
+    world.run()
+    accepted.result()
+    world.check()
+    World(disk.kill_state(), world.history, SETUP).check()
+
+
+def test_a_failed_sync_is_never_repeated() -> None:
+    """After a failed sync no further sync of that file is believed: its chunk is left for a new one."""
+    disk = SimDisk(unit_bytes=64)
+    world = World(disk, History(), SETUP)
+    world.create_topic("t", 1)
+    world.run()
+    world.append("t")
+    world.run()
+    failed: list[str] = []
+
+    def fail_first_log_sync(call: Call) -> Fault | None:
+        if call.kind == "sync" and call.path.endswith(".log") and not failed:
+            failed.append(call.path)
+            return Fault(errno.EIO)
+        return None
+
+    disk.fault_for = fail_first_log_sync
+    world.append("t")
+    world.run()
+    before = disk.calls
+    world.append("t").add_callback(lambda ticket: ticket.result())
+    world.run()
+    assert failed
+    assert not [call for call in disk.log[before:] if call.path == failed[0] and call.kind in ("write", "sync")]
+    for state in disk.crash_states(Bounds()):
+        World(state, world.history.fork(), SETUP).check()

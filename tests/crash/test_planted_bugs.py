@@ -1,0 +1,417 @@
+"""Bugs that stores of this kind have had, put back one at a time: the enumerator finds each of them.
+
+They are planted in three ways: a file system that forgets to do something, a rewrite of the disk jobs, or a changed method.
+Where a bug shows only behind a fault of the disk, the fault is part of the story.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from logstore.errors import CairnError
+from logstore.interfaces import FileSystem
+from logstore.log import recovery, stream
+from logstore.log.jobs import Create, Operation, Remove, Rename, Sync, SyncDirectory, Write
+from logstore.log.ledger import Ledger
+from logstore.log.producers import ProducerTable
+from logstore.log.store import Store
+from logstore.log.stream import Stream
+from logstore.testing.crash import Enumerator, Plan, Workload
+from logstore.testing.faults import EIO, Call, Fault
+from logstore.testing.history import History, PromiseBroken
+from logstore.testing.simdisk import Bounds, SimDisk
+from logstore.testing.world import Setup, World
+from tests.crash import workloads
+
+pytestmark = pytest.mark.crash
+Patch = pytest.MonkeyPatch
+Plant = Callable[[Patch], Setup]
+PLAN = Plan(bounds=Bounds(states=64, file_states=32, torn_bytes=512))
+
+
+class Forgetful:
+    """A file system that leaves some calls out."""
+
+    def __init__(self, fs: FileSystem, forgets: Callable[[str, str], bool]) -> None:
+        self._fs = fs
+        self._forgets = forgets
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._fs, name)
+
+        def call(path: str, *arguments: Any, **named: Any) -> Any:
+            return None if self._forgets(name, path) else method(path, *arguments, **named)
+
+        return call
+
+
+def forgets(what: Callable[[str, str], bool]) -> Setup:
+    """A setup over a forgetful file system."""
+    return Setup(plant=lambda fs: Forgetful(fs, what), seed=1)
+
+
+def rewrites(change: Callable[[Sequence[Operation]], Sequence[Operation]]) -> Setup:
+    """A setup in which jobs are changed before they run."""
+    return Setup(rewrite=change, seed=1)
+
+
+def without(kind: type, ending: str = "") -> Setup:
+    """Jobs without operations of one kind on some files."""
+    return rewrites(lambda jobs: [one for one in jobs if not (isinstance(one, kind) and one.path.endswith(ending))])  # type: ignore[attr-defined]
+
+
+def no_directory_sync(_: Patch) -> Setup:
+    """Names are never synced."""
+    return forgets(lambda kind, path: kind == "sync_directory")
+
+
+def no_stream_directory_sync(_: Patch) -> Setup:
+    """The name of a new chunk is not synced before its first batch is acknowledged."""
+    return rewrites(
+        lambda job: [one for one in job if not (isinstance(one, SyncDirectory) and one.path.startswith("streams/"))]
+    )
+
+
+def no_data_sync(_: Patch) -> Setup:
+    """Acks without a sync of the chunk."""
+    return without(Sync, ".log")
+
+
+def sync_before_write(_: Patch) -> Setup:
+    """The sync runs in front of the write that it should cover."""
+
+    def change(job: Sequence[Operation]) -> Sequence[Operation]:
+        order = list(job)
+        for at in range(len(order) - 1):
+            first, second = order[at], order[at + 1]
+            if isinstance(first, Write) and isinstance(second, Sync) and first.path == second.path:
+                order[at], order[at + 1] = second, first
+        return order
+
+    return rewrites(change)
+
+
+def ledger_without_sync(_: Patch) -> Setup:
+    """A put is acknowledged before it is synced."""
+    return rewrites(lambda job: [one for one in job if not (isinstance(one, Sync) and "ledger/" in one.path)])
+
+
+def rename_before_sync(_: Patch) -> Setup:
+    """A rewritten ledger gets its name before its content is synced."""
+
+    def change(job: Sequence[Operation]) -> Sequence[Operation]:
+        kept = [one for one in job if not (isinstance(one, Sync) and one.path.endswith(".new"))]
+        return kept if any(isinstance(one, Rename) for one in job) else job
+
+    return rewrites(change)
+
+
+def old_ledger_removed_early(_: Patch) -> Setup:
+    """The old ledger file goes before the new one has its name for good."""
+
+    def change(job: Sequence[Operation]) -> Sequence[Operation]:
+        gone = [one for one in job if isinstance(one, Remove) and "ledger/" in one.path]
+        return [*gone, *(one for one in job if one not in gone and not (gone and isinstance(one, SyncDirectory)))]
+
+    return rewrites(change)
+
+
+def index_before_data(_: Patch) -> Setup:
+    """Index entries are written, and durable, in front of the data that they vouch for."""
+
+    def change(job: Sequence[Operation]) -> Sequence[Operation]:
+        early: list[Operation] = []
+        for one in job:
+            if isinstance(one, Write) and one.path.endswith(".index"):
+                early += [one, Sync(one.path, optional=True)]
+        made = [one for one in job if isinstance(one, Remove | Create)]
+        rest = [one for one in job if one not in early and one not in made]
+        return [*made, *early, *rest]
+
+    return rewrites(change)
+
+
+def watermark_inside_a_group(patch: Patch) -> Setup:
+    """The high watermark moves with every write of a group, not with its END."""
+    original = Stream._finish_flight
+
+    def finish(self: Stream, flight: Any, operations: list[Operation]) -> Any:
+        job = original(self, flight, operations)
+        flight.group_open = False
+        return job
+
+    patch.setattr(Stream, "_finish_flight", finish)
+    return Setup(seed=1)
+
+
+def half_groups_survive(patch: Patch) -> Setup:
+    """Recovery does not cut a group without its END."""
+
+    def note(self: Any, header: Any, position: int, batch: memoryview) -> None:
+        self.builder.note(header, header.base_offset, position, self.entries)
+
+    patch.setattr(recovery._Walk, "_note", note)
+    return Setup(seed=1)
+
+
+def recovery_does_not_sync(patch: Patch) -> Setup:
+    """What a killed process left in the page cache is served without a sync."""
+    original = Store.open.__func__  # type: ignore[attr-defined]
+
+    def opened(cls: type[Store], fs: Any, *arguments: Any, **named: Any) -> Store:
+        return original(cls, Forgetful(fs, lambda kind, path: kind == "sync"), *arguments, **named)  # type: ignore[no-any-return]
+
+    patch.setattr(Store, "open", classmethod(opened))
+    return Setup(seed=1)
+
+
+def torn_end_stays(patch: Patch) -> Setup:
+    """Recovery leaves the torn end of a chunk in place and appends behind it."""
+    original = recovery._open_chunk
+
+    def open_chunk(fs: Any, directory: str, base: int, following: int | None, report: Any) -> Any:
+        chunk = original(Forgetful(fs, lambda kind, _: kind == "truncate"), directory, base, following, report)  # type: ignore[arg-type]
+        if following is None:
+            chunk.size_bytes = fs.size(chunk.log_path)
+        return chunk
+
+    patch.setattr(recovery, "_open_chunk", open_chunk)
+    return Setup(seed=1)
+
+
+def no_checksum_at_recovery(patch: Patch) -> Setup:
+    """Recovery believes headers without checking the bytes behind them."""
+    patch.setattr(
+        recovery, "check_batch", lambda window, at: _whole(recovery.parse_header(window, at), len(window) - at)
+    )
+    return Setup(seed=1)
+
+
+def _whole(header: Any, available: int) -> Any:
+    if header.size_bytes > available:
+        raise recovery.CorruptBatch("short")
+    return header
+
+
+def trim_before_it_is_durable(patch: Patch) -> Setup:
+    """Chunks are removed before the new log start is durable."""
+    original = Stream._advance_start
+
+    def advance(self: Stream, offset: int, *more: Any) -> Any:
+        before = self.log_start_offset
+        self.log_start_offset = offset
+        self._drop_chunks()
+        self.log_start_offset = before
+        return original(self, offset, *more)
+
+    patch.setattr(Stream, "_advance_start", advance)
+    return Setup(seed=1)
+
+
+def producer_ids_not_reserved(patch: Patch) -> Setup:
+    """Producer ids are given out before their block is durable."""
+
+    def allocate(self: Store) -> Any:
+        first = int(self.catalogue.get("producer-ids") or 0)
+        self.catalogue._visible["producer-ids"] = str(first + 1).encode()
+        return stream.Ticket.succeeded(first)
+
+    patch.setattr(Store, "allocate_producer_id", allocate)
+    return Setup(seed=1)
+
+
+def topic_before_its_directory(_: Patch) -> Setup:
+    """A topic is in the catalogue before its directories are durable."""
+    return rewrites(lambda job: [one for one in job if not (isinstance(one, SyncDirectory) and one.path == "streams")])
+
+
+def ledger_half_applied(patch: Patch) -> Setup:
+    """A put of several keys is written as several frames."""
+    original = Ledger.put
+
+    def put(self: Ledger, changes: Any) -> Any:
+        tickets = [original(self, {key: value}) for key, value in changes.items()]
+        return tickets[-1]
+
+    job = Ledger.take_job
+
+    def take_job(self: Ledger) -> Any:
+        if self._in_flight or not self._pending:
+            return None
+        behind = self._pending[1:]
+        del self._pending[1:]
+        made = job(self)
+        self._pending = behind
+        return made
+
+    patch.setattr(Ledger, "put", put)
+    patch.setattr(Ledger, "take_job", take_job)
+    return Setup(seed=1)
+
+
+def window_smaller_than_a_batch(patch: Patch) -> Setup:
+    """Recovery takes a batch that is larger than its read window for a torn one."""
+    patch.setattr(
+        recovery._Walk,
+        "_window",
+        lambda self, position: memoryview(self.fs.read(self.chunk.log_path, position, recovery.WINDOW_BYTES)),
+    )
+    return Setup(seed=1)
+
+
+def sweep_before_sync(patch: Patch) -> Setup:
+    """Recovery removes trimmed chunks while the name of the one that stays may still be lost."""
+    original = recovery._sweep
+    patch.setattr(
+        recovery,
+        "_sweep",
+        lambda fs, directory, start: original(
+            Forgetful(fs, lambda kind, _: kind == "sync_directory"),
+            directory,
+            start,  # type: ignore[arg-type]
+        ),
+    )
+    return Setup(seed=1)
+
+
+PLANTED: Sequence[tuple[Plant, Workload]] = (
+    (no_directory_sync, workloads.appends),
+    (no_stream_directory_sync, workloads.appends),
+    (no_data_sync, workloads.appends),
+    (sync_before_write, workloads.appends),
+    (ledger_without_sync, workloads.ledgers),
+    (rename_before_sync, workloads.ledgers),
+    (old_ledger_removed_early, workloads.ledgers),
+    (index_before_data, workloads.appends),
+    (watermark_inside_a_group, workloads.groups),
+    (half_groups_survive, workloads.groups),
+    (recovery_does_not_sync, workloads.restarts),
+    (torn_end_stays, workloads.appends),
+    (no_checksum_at_recovery, workloads.appends),
+    (trim_before_it_is_durable, workloads.trims),
+    (producer_ids_not_reserved, workloads.ledgers),
+    (topic_before_its_directory, workloads.topics),
+    (ledger_half_applied, workloads.ledgers),
+    (window_smaller_than_a_batch, workloads.appends),
+    (sweep_before_sync, workloads.trims),
+)
+
+
+@pytest.mark.parametrize(("plant", "workload"), PLANTED, ids=[plant.__name__ for plant, _ in PLANTED])
+def test_the_enumerator_finds_it(plant: Plant, workload: Workload, monkeypatch: Patch) -> None:
+    """With the bug in place some crash state breaks a promise."""
+    setup = plant(monkeypatch)
+    with pytest.raises(PromiseBroken) as caught:
+        Enumerator(workload, setup, PLAN).run()
+    # Found for what it does, not because the plant itself is broken.
+    assert isinstance(caught.value.__cause__, PromiseBroken | CairnError | OSError | None), caught.value
+    print(plant.__name__, "→", caught.value)
+
+
+# ---- bugs that show only behind a fault
+
+
+def fail_sync(ending: str, nth: int) -> Callable[[Call], Fault | None]:
+    """The `nth` sync of such a file fails, and its data is not on disk."""
+    seen = 0
+
+    def fault(call: Call) -> Fault | None:
+        nonlocal seen
+        if call.kind == "sync" and ending in call.path:
+            seen += 1
+            if seen == nth:
+                return EIO
+        return None
+
+    return fault
+
+
+def appends_with_failing_sync(setup: Setup) -> None:
+    """Appends of which one sync fails; then all that a power cut may leave."""
+    disk = SimDisk(unit_bytes=64)
+    disk.fault_for = fail_sync(".log", 2)
+    history = History()
+    world = World(disk, history, setup)
+    world.create_topic("t", 1)
+    world.run()
+    for sequence in range(5):
+        try:
+            world.append("t", producer=(9, 0, sequence))
+        except CairnError:
+            world.append("t")
+        world.run()
+        for state in [disk.kill_state(), *disk.crash_states(Bounds(states=64))]:
+            try:
+                World(state, history.fork(), setup).check()
+            except (CairnError, OSError) as error:
+                raise PromiseBroken(repr(error)) from error
+
+
+def retried_sync(patch: Patch) -> None:
+    """A failed sync is tried again, and its second answer believed (fsyncgate)."""
+    original = Sync.run
+
+    def run(self: Sync, fs: FileSystem) -> None:
+        try:
+            original(self, fs)
+        except OSError:
+            original(self, fs)
+
+    patch.setattr(Sync, "run", run)
+
+
+def chunk_used_again(patch: Patch) -> None:
+    """After a failed sync the same chunk is written on, over pages that the kernel takes for clean."""
+
+    def failed(self: Stream, operation: Operation, error: OSError) -> None:
+        flight, self._flight = self._flight, None
+        self._write_position += 0
+        if flight is not None:
+            flight.chunk.size_bytes, flight.chunk.next_offset = flight.end_position, flight.next_offset
+            self.high_watermark = flight.next_offset
+            for append in flight.appends:
+                append.ticket.fail(stream.StorageFailed(str(error)))
+
+    patch.setattr(Stream, "_failed", failed)
+
+
+def sequences_count_before_the_sync(patch: Patch) -> None:
+    """A producer's sequence counts although its batch failed: the retry is answered as a duplicate of nothing."""
+    patch.setattr(ProducerTable, "fail_pending", lambda self: None)
+
+
+def test_setup_without_a_bug_survives_the_failing_sync() -> None:
+    """The story itself breaks nothing, so what breaks below is the bug."""
+    appends_with_failing_sync(Setup(seed=1))
+
+
+@pytest.mark.parametrize("plant", [retried_sync, chunk_used_again], ids=lambda plant: plant.__name__)
+def test_found_behind_a_failing_sync(plant: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    """With the bug in place a failed sync costs an acknowledged record."""
+    plant(monkeypatch)
+    with pytest.raises(PromiseBroken):
+        appends_with_failing_sync(Setup(seed=1))
+
+
+def test_found_by_a_producer_that_retries(monkeypatch: Patch) -> None:
+    """The retry of a batch whose sync failed must be written, not taken for a duplicate."""
+
+    def retry() -> bool:
+        disk = SimDisk(unit_bytes=64)
+        world = World(disk, History(), Setup())
+        world.create_topic("t", 1)
+        world.run()
+        disk.fault_for = fail_sync(".log", 1)
+        first = world.append("t", producer=(9, 0, 0))
+        world.run()
+        assert first.error is not None
+        second = world.append("t", producer=(9, 0, 0))
+        world.run()
+        return second.done and second.error is None
+
+    assert retry()
+    sequences_count_before_the_sync(monkeypatch)
+    assert not retry()
