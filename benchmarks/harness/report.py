@@ -1,0 +1,126 @@
+"""What a benchmark leaves behind: rows of figures, goals, a table, JSON.
+
+Invariants:
+* Rows are raw: one measurement each, with the round it was made in. Goals are computed from rows and nothing else.
+* A ratio is the median of the ratios of each round, in which both sides ran one after the other.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.harness.jars import KAFKA_VERSION
+from benchmarks.harness.meter import median
+
+Row = dict[str, Any]
+_PACKAGES = ("cairn", "confluent-kafka", "crc32c", "kio", "trio")
+
+
+class Goal(NamedTuple):
+    """One thing to reach: `goal` says which way ("≥ 1.0")."""
+
+    name: str
+    value: float
+    unit: str
+    goal: str
+    holds: bool
+
+
+def at_least(name: str, value: float, unit: str, bound: float) -> Goal:
+    """A goal that holds from `bound` upwards."""
+    return Goal(name, round(value, 4), unit, f"≥ {bound:g}", value >= bound)
+
+
+def at_most(name: str, value: float, unit: str, bound: float) -> Goal:
+    """A goal that holds up to `bound`."""
+    return Goal(name, round(value, 4), unit, f"≤ {bound:g}", value <= bound)
+
+
+class Rows:
+    """All measurements of a run."""
+
+    def __init__(self) -> None:
+        self.all: list[Row] = []
+
+    def add(self, **row: Any) -> None:
+        """Keep one measurement; floats are rounded to five places."""
+        self.all.append({key: round(value, 5) if isinstance(value, float) else value for key, value in row.items()})
+
+    def select(self, **wanted: Any) -> list[Row]:
+        """The rows that have these values."""
+        return [row for row in self.all if all(row.get(key) == value for key, value in wanted.items())]
+
+    def median(self, figure: str, **wanted: Any) -> float | None:
+        """The middle of a figure over the rounds; None when it was not measured."""
+        values = [row[figure] for row in self.select(**wanted) if figure in row]
+        return median(values) if values else None
+
+    def ratio(self, figure: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], **wanted: Any) -> float | None:
+        """The middle of ours / theirs over the rounds that have both."""
+        left = {row["round"]: row[figure] for row in self.select(**wanted, **ours) if figure in row}
+        right = {row["round"]: row[figure] for row in self.select(**wanted, **theirs) if figure in row}
+        both = [left[at] / right[at] for at in left.keys() & right.keys() if right[at]]
+        return median(both) if both else None
+
+
+def machine(directory: Path) -> dict[str, Any]:
+    """What the figures depend on."""
+    model = next((line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), "")
+    file_system = next(
+        (part.fstype for part in sorted(psutil.disk_partitions(all=True), key=lambda part: -len(part.mountpoint))
+         if str(directory.resolve()).startswith(part.mountpoint)),
+        "",
+    )  # fmt: skip
+    return {
+        "cpu": model,
+        "cpus": os.cpu_count(),
+        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
+        "file_system": file_system,
+        "system": platform.platform(),
+        "load_average_before": [round(load, 2) for load in os.getloadavg()],
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of everything that takes part."""
+    java = subprocess.run(["java", "-version"], capture_output=True, text=True, check=False).stderr.splitlines()
+    found = {name: importlib.metadata.version(name) for name in _PACKAGES}
+    return {"python": platform.python_version(), "kafka": KAFKA_VERSION, "java": java[0] if java else "", **found}
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write the results, with the moment they were written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    moment = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    path.write_text(json.dumps({"finished": moment, **content}, indent=1, ensure_ascii=False) + "\n")
+
+
+def print_goals(console: Console, goals: Sequence[Goal]) -> None:
+    """One line per goal."""
+    table = Table("goal", "value", "to reach", "", title="Goals", title_justify="left")
+    for goal in goals:
+        mark = "[green]holds[/]" if goal.holds else "[red]falls short[/]"
+        table.add_row(goal.name, f"{goal.value:,.3f} {goal.unit}", goal.goal, mark)
+    console.print(table)
+
+
+def print_rows(console: Console, title: str, columns: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    """A table of figures; all columns but the first two are numbers."""
+    table = Table(title=title, title_justify="left")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number < 2 else "right")
+    for line in lines:
+        table.add_row(*line)
+    console.print(table)
