@@ -13,7 +13,7 @@ Invariants:
   connection, and only it.
 """
 
-import socket
+import math
 import struct
 import traceback
 from collections import deque
@@ -27,13 +27,15 @@ from logstore.kafka import codec, fetch, produce
 from logstore.kafka.budgets import AnswerBudget, RequestBudget
 from logstore.kafka.dispatch import Caller, Front, Handlers
 from logstore.kafka.framing import Reader, frame
+from logstore.kafka.link import Link, TooSlow
 from logstore.kafka.versions import api_versions_body, served_versions
 
 FIRST_RECEIVE_BYTES = 16 * 1024
 RECEIVE_BYTES = 256 * 1024
 """The receive buffer of a client that fills the first one; larger frames are received into place."""
-SEND_JOIN_BYTES = 256 * 1024
 FRAME_PATIENCE_S = 30.0
+DEADLINE_SLACK_S = 1.0
+"""A deadline is moved only if it would move by more."""
 SLOWEST_BYTES_PER_S = 64 * 1024
 """A frame may take FRAME_PATIENCE_S, and a second more for each of these bytes."""
 LINGER_S = 1.0
@@ -60,14 +62,14 @@ class Connection:
 
     def __init__(
         self,
-        sock: trio.socket.SocketType,
+        link: Link,
         front: Front,
         handlers: Handlers,
         caller: Caller,
         requests: RequestBudget,
         answers: AnswerBudget,
     ) -> None:
-        self._socket = sock
+        self._link = link
         self._front = front
         self._handlers = handlers
         self._caller = caller
@@ -79,11 +81,13 @@ class Connection:
         self._send_wanted: trio.Event | None = None
         self._sent: trio.Event | None = None
         self._receiving = trio.CancelScope()
+        self._is_stopping = False
         self._is_over = False
         self._client_ended = False
 
     def stop(self) -> None:
         """Take no more requests; what is being written is still answered, what only waits is not."""
+        self._is_stopping = True
         self._receiving.cancel()
 
     async def run(self) -> None:
@@ -96,11 +100,15 @@ class Connection:
                         await self._receive()
                     except (MalformedRequest, _Closed) as error:
                         self._report_close(error)
+                if self._receiving.cancelled_caught and not self._is_stopping:
+                    self._report_close(_Closed("no whole request came in time"))
                 self._is_over = True
                 self._want_send()
                 self._front.engine.kick()
             if not self._client_ended:
                 await self._linger()
+        except* TooSlow as group:
+            self._report_close(group.exceptions[0])
         except* (OSError, trio.ClosedResourceError, trio.BrokenResourceError):
             pass  # the client went away; what it had sent is appended all the same
         except* _Closed as group:
@@ -110,15 +118,16 @@ class Connection:
             self._front.engine.store.report("request crashed", client=self._caller.host, trace=trace)
         finally:
             self._answers.give(self._answer_bytes)
-            self._socket.close()
+            self._link.close()
 
     def _report_close(self, error: BaseException) -> None:
         self._front.engine.store.report("connection closed", client=self._caller.host, why=str(error))
 
     async def _linger(self) -> None:
-        self._socket.shutdown(socket.SHUT_WR)
+        self._link.end_sending()
+        rest = memoryview(bytearray(FIRST_RECEIVE_BYTES))
         with trio.move_on_after(LINGER_S):
-            while await self._socket.recv(FIRST_RECEIVE_BYTES):
+            while await self._link.receive(rest):
                 pass
 
     # ---- in
@@ -149,19 +158,16 @@ class Connection:
                 filled -= at
 
     async def _receive_some(self, target: memoryview, deadline_s: float) -> int:
-        """Receive something; 0 at the client's end."""
-        with trio.CancelScope(deadline=deadline_s) as scope:
-            received = await self._socket.recv_into(target)
-            self._client_ended = received == 0
-            return received
-        if scope.cancelled_caught:
-            raise _Closed("no whole request came in time")
-        return 0
+        """Receive something before the deadline, or be cancelled; 0 at the client's end."""
+        # One scope for the whole connection, moved rarely: a scope for each call would cost more than the call.
+        if not 0 <= deadline_s - self._receiving.deadline < DEADLINE_SLACK_S:
+            self._receiving.deadline = deadline_s
+        received = await self._link.receive(target)
+        self._client_ended = received == 0
+        return received
 
     async def _take_frames(self, view: memoryview, filled: int, deadline_s: float | None) -> int:
-        """Serve the frames that begin in the buffer, but for a last one that will fit into it; returns where that
-        begins.
-        """
+        """Serve the frames that begin in the buffer, but for a last one that fits into it; returns where it begins."""
         at = 0
         while filled - at >= _LENGTH.size:
             (size,) = _LENGTH.unpack_from(view, at)
@@ -172,17 +178,25 @@ class Connection:
             have = filled - start
             if have >= size:
                 at = start + size
-                await self._serve(memoryview(bytearray(view[start:at])))
+                request = memoryview(bytearray(view[start:at]))
             elif size <= RECEIVE_BYTES - _LENGTH.size:
                 break
             else:
                 at = filled
-                await self._serve(await self._large_frame(view[start:filled], size, deadline_s))
+                request = await self._large_frame(view[start:filled], size, deadline_s)
+            header = codec.decode_header(request)
+            if header.api_key == produce.KEY and produce.MIN_VERSION <= header.version <= produce.MAX_VERSION:
+                self._produce(request, header)
+            else:
+                await self._serve_alone(request, header)
+            if self._unsent_bytes > self._front.settings.connection_in_flight_bytes or not self._requests.has_room:
+                await self._wait_for_room()
         return at
 
     async def _large_frame(self, first: memoryview, size: int, deadline_s: float | None) -> memoryview:
         """Receive the rest of a frame into place. Its bytes are counted before they are allocated."""
         self._front.engine.kick()
+        self._receiving.deadline = math.inf
         await self._requests.wait_room()
         self._requests.take(size)
         try:
@@ -198,31 +212,32 @@ class Connection:
                 rest = rest[received:]
             return whole
         finally:
-            self._requests.give(size)  # `_serve` counts it again, before anybody else runs
+            self._requests.give(size)  # whoever serves it counts it again, before anybody else runs
 
-    async def _serve(self, request: memoryview) -> None:
-        header = codec.decode_header(request)
-        slot = _Slot(header.correlation_id, len(request) + SLOT_BYTES)
+    async def _serve_alone(self, request: memoryview, header: codec.RequestHeader) -> None:
+        """Any request but Produce: once its predecessors are answered, and before what follows."""
+        self._receiving.deadline = math.inf  # the client cannot be late while it waits for us
         if header.client_id != self._caller.client_id:
             self._caller = self._caller._replace(client_id=header.client_id)
-        if header.api_key == produce.KEY and produce.MIN_VERSION <= header.version <= produce.MAX_VERSION:
-            self._produce(request, header, slot)
-        else:
-            self._push(slot)
-            try:
-                await self._wait_unsent(slot.size_bytes)
-                slot.body = await self._answer(request, header, slot)
-                self._mark_ready(slot)
-            finally:
-                if not slot.is_ready:
-                    self._drop(slot)
-        if self._unsent_bytes > self._front.settings.connection_in_flight_bytes:
-            await self._wait_unsent(self._front.settings.connection_in_flight_bytes)
-        if not self._requests.has_room:
-            self._front.engine.kick()
-            await self._requests.wait_room()
+        slot = _Slot(header.correlation_id, len(request) + SLOT_BYTES)
+        self._push(slot)
+        try:
+            await self._wait_unsent(slot.size_bytes)
+            slot.body = await self._answer(request, header, slot)
+            self._mark_ready(slot)
+        finally:
+            if not slot.is_ready:
+                self._drop(slot)
 
-    def _produce(self, request: memoryview, header: codec.RequestHeader, slot: _Slot) -> None:
+    async def _wait_for_room(self) -> None:
+        """Read nothing more until there is room for it."""
+        self._receiving.deadline = math.inf
+        self._front.engine.kick()
+        await self._wait_unsent(self._front.settings.connection_in_flight_bytes)
+        await self._requests.wait_room()
+
+    def _produce(self, request: memoryview, header: codec.RequestHeader) -> None:
+        slot = _Slot(header.correlation_id, len(request) + SLOT_BYTES)
         flexible = header.version >= produce.FIRST_FLEXIBLE
         decoded = produce.decode(request, _body_at(request, header, flexible=flexible), header.version)
         slot.flexible_header = flexible
@@ -318,10 +333,7 @@ class Connection:
                 self._send_wanted = trio.Event()
                 await self._send_wanted.wait()
             parts, size_bytes, failure = self._ready_answers()
-            with trio.move_on_after(self._front.settings.idle_s) as scope:
-                await self._send(parts)
-            if scope.cancelled_caught:
-                raise _Closed("the client does not read its answers")
+            await self._link.send(parts, self._front.settings.idle_s)
             if failure is not None:
                 raise _Closed(f"acks=0, so closing is all it can be told: {failure}")
             self._unsent_bytes -= size_bytes
@@ -346,29 +358,6 @@ class Connection:
             elif slot.answer is not None and slot.answer.failure is not None:
                 return parts, size_bytes, slot.answer.failure
         return parts, size_bytes, None
-
-    async def _send(self, parts: list[Buffer]) -> None:
-        for data in _joined(parts):
-            rest = memoryview(data)
-            while rest:
-                rest = rest[await self._socket.send(rest) :]
-
-
-def _joined(parts: list[Buffer]) -> list[Buffer]:
-    """Few buffers out of many: small neighbours are joined, large ones are left alone."""
-    joined: list[Buffer] = []
-    small: list[Buffer] = []
-    for part in parts:
-        if len(part) < SEND_JOIN_BYTES:
-            small.append(part)
-            continue
-        if small:
-            joined.append(b"".join(small))
-            small = []
-        joined.append(part)
-    if small:
-        joined.append(b"".join(small))
-    return joined
 
 
 def _frame_patience_s(size_bytes: int) -> float:

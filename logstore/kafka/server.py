@@ -14,6 +14,7 @@ import trio
 from logstore.kafka.budgets import AnswerBudget, RequestBudget
 from logstore.kafka.connection import Connection
 from logstore.kafka.dispatch import Caller, Front, Handlers
+from logstore.kafka.link import Link
 
 BACKLOG = 128
 ACCEPT_AGAIN_S = 0.1
@@ -120,7 +121,8 @@ class KafkaServer:
         # A client that reached us through "any address" is told the one it used.
         own_host = client.getsockname()[0] if listener.host in ANY_ADDRESS else listener.host
         caller = Caller("", host, listener.advertised_host or own_host, listener.advertised_port or listener.port)
-        return Connection(client, self._front, self._handlers, caller, self._requests, self._answers)
+        link = Link(socket.socket(fileno=client.detach()))
+        return Connection(link, self._front, self._handlers, caller, self._requests, self._answers)
 
 
 async def _open(listener: Listener) -> tuple[Listener, trio.socket.SocketType]:

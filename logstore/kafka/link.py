@@ -1,0 +1,77 @@
+"""One client's socket, without a system call or a task switch more than needed.
+
+Invariants: every `receive` gives other tasks a turn; `send` does only if the socket makes it wait.
+"""
+
+import socket
+from collections.abc import Sequence
+
+import trio
+
+from logstore.interfaces import Buffer
+
+IO_VECTOR_PARTS = 512
+"""Buffers for one system call; the kernel takes 1024."""
+JOIN_BYTES = 64 * 1024
+"""Up to this size it is cheaper to join buffers than to pass them one by one."""
+
+
+class Link:
+    """A connected socket, which it owns. Methods raise OSError when the client is gone."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._socket = sock
+        self._is_drained = True
+
+    async def receive(self, target: memoryview) -> int:
+        """Receive into `target`; the number of bytes, 0 at the client's end."""
+        while True:
+            if self._is_drained:
+                await trio.lowlevel.wait_readable(self._socket)
+            else:
+                await trio.lowlevel.checkpoint()
+            try:
+                received = self._socket.recv_into(target)
+            except (BlockingIOError, InterruptedError):
+                self._is_drained = True
+                continue
+            # Less than asked for is all there was: waiting is cheaper than to be told so.
+            self._is_drained = received < len(target)
+            return received
+
+    async def send(self, parts: Sequence[Buffer], patience_s: float) -> None:
+        """Send all parts, in order. Raises TooSlow when the client takes nothing for `patience_s` seconds."""
+        rest = [memoryview(part) for part in parts if part]
+        if len(rest) > 1 and sum(map(len, rest)) <= JOIN_BYTES:
+            rest = [memoryview(b"".join(rest))]
+        while rest:
+            try:
+                sent = self._socket.sendmsg(rest[:IO_VECTOR_PARTS])
+            except (BlockingIOError, InterruptedError):
+                with trio.move_on_after(patience_s) as scope:
+                    await trio.lowlevel.wait_writable(self._socket)
+                if scope.cancelled_caught:
+                    raise TooSlow("the client does not read its answers") from None
+                continue
+            done = 0
+            while done < len(rest) and sent >= len(rest[done]):
+                sent -= len(rest[done])
+                done += 1
+            del rest[:done]
+            if sent:
+                rest[0] = rest[0][sent:]
+
+    def end_sending(self) -> None:
+        """Tell the client that nothing more will come."""
+        self._socket.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """End both directions; whoever waits gets trio.ClosedResourceError."""
+        if self._socket.fileno() >= 0:
+            trio.lowlevel.notify_closing(self._socket)
+            self._socket.close()
+
+
+class TooSlow(OSError):
+    """A client that takes nothing."""
