@@ -103,6 +103,7 @@ def decode(frame: memoryview, at: int, version: int) -> ProduceRequest:
             reader.tags()
         reader.tags()
         topics.append((name, partitions))
+    reader.tags()
     return ProduceRequest(version, transactional_id, acks, topics)
 
 

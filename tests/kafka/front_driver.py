@@ -77,7 +77,11 @@ class Server:
         sock = trio.socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         if receive_buffer_bytes is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
-        await sock.connect(("127.0.0.1", self.port))
+        try:
+            await sock.connect(("127.0.0.1", self.port))
+        except OSError:
+            sock.close()
+            raise
         return Peer(trio.SocketStream(sock))
 
     def reported(self, event: str) -> list[Mapping[str, object]]:
