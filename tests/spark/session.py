@@ -6,10 +6,13 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+
+from benchmarks.harness.jars import KafkaUnavailable, spark_kafka_jars
 
 ROOT = Path(__file__).resolve().parents[2]
 QUERY_S = 90
@@ -20,7 +23,7 @@ def start_spark(directory: Path) -> SparkSession:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    spark = (
+    builder = (
         SparkSession.builder.master("local[2,4]")
         .appName("cairn-tests")
         .config("spark.driver.memory", "512m")
@@ -32,8 +35,11 @@ def start_spark(directory: Path) -> SparkSession:
         .config("spark.local.dir", str(directory))
         .config("spark.sql.warehouse.dir", str(directory / "warehouse"))
         .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-        .getOrCreate()
     )
+    # Spark's own connector, for the tests that use it against a sidecar; they are left out where it cannot be had.
+    with suppress(KafkaUnavailable):
+        builder = builder.config("spark.jars", ",".join(map(str, spark_kafka_jars())))
+    spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
     return spark
 

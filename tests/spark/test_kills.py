@@ -37,8 +37,9 @@ class Driver:
 
     def __init__(self, address: str, proxy: str, checkpoint: Path, local: Path) -> None:
         command = [sys.executable, str(DRIVER), address, proxy, str(checkpoint), str(local)]
-        self._log = (local.parent / "driver.log").open("w+b")
-        self._process = subprocess.Popen(command, stdout=self._log, stderr=self._log, env={**os.environ})
+        self._log_path = local.parent / "driver.log"
+        with self._log_path.open("wb") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ})
         self._lock = threading.Lock()
 
     def kill(self) -> bool:
@@ -56,7 +57,6 @@ class Driver:
                     process.kill()
                 except psutil.NoSuchProcess:
                     continue
-            psutil.wait_procs(family[1:], timeout=10)
         return True
 
     def wait(self) -> int:
@@ -69,8 +69,7 @@ class Driver:
 
     def log(self) -> str:
         """What it said."""
-        self._log.seek(0)
-        return self._log.read().decode(errors="replace")[-4000:]
+        return self._log_path.read_text(errors="replace")[-4000:]
 
 
 @pytest.mark.timeout(600)
