@@ -17,13 +17,10 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-PRODUCE, FETCH, LIST_OFFSETS, METADATA, CREATE_TOPICS = 0, 1, 2, 3, 19
-PRODUCE_VERSION, FETCH_VERSION, LIST_OFFSETS_VERSION, METADATA_VERSION, CREATE_TOPICS_VERSION = 7, 11, 5, 7, 4
-CORRELATION_OFFSET = 8
-"""Where the correlation id stands in a frame, counted from its length field."""
+PRODUCE, FETCH, LIST_OFFSETS, CREATE_TOPICS, DELETE_TOPICS = 0, 1, 2, 19, 20
+PRODUCE_VERSION, FETCH_VERSION, LIST_OFFSETS_VERSION, CREATE_TOPICS_VERSION, DELETE_TOPICS_VERSION = 7, 11, 5, 4, 3
 _BATCH = struct.Struct(">qiibIhiqqqhii")
 _CLIENT_ID = b"raw"
-RECEIVE_BYTES = 1 << 20
 
 
 class RawFailed(RuntimeError):
@@ -159,6 +156,13 @@ class RawConnection:
         error = struct.unpack_from(">h", answer, 4 + 4 + 4 + 2 + len(name.encode()))[0]
         if error:
             raise RawFailed(f"creating {name}: error {error}")
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic. RawFailed if the server refuses."""
+        answer = self.call(frame(DELETE_TOPICS, DELETE_TOPICS_VERSION, struct.pack(">i", 1) + string(name) + struct.pack(">i", 30_000)))
+        error = struct.unpack_from(">h", answer, 4 + 4 + 4 + 2 + len(name.encode()))[0]
+        if error:
+            raise RawFailed(f"deleting {name}: error {error}")
 
     def produce(self, topic: str, partition: int, records: bytes, *, acks: int = -1) -> int:
         """Produce and give back the base offset. RawFailed on an error code."""

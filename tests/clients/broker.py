@@ -40,9 +40,12 @@ class Broker:
         return self.admin_client
 
     def create_topic(self, partitions: int = 1, **config: str) -> str:
-        """A new topic with a unique name; `config`'s keys have underscores for dots. Returns when it can be used."""
+        """A new topic with a unique name; `config`'s keys have underscores for dots. Returns when it can be used.
+
+        It keeps records of any age, unless `config` says otherwise: many tests write old timestamps.
+        """
         name = f"t-{uuid.uuid4().hex[:12]}"
-        settings = {key.replace("_", "."): value for key, value in config.items()}
+        settings = {"retention.ms": "-1", **{key.replace("_", "."): value for key, value in config.items()}}
         admin = self.admin()
         admin.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result(WAIT_SECONDS)
         eventually(lambda: led_partitions(admin, name) == partitions)

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from benchmarks.harness.raw import RawConnection, make_batch
 from logstore.format import private
 from tests.clients.adapters import LATEST, Client, ConfluentClient, Message
-from tests.clients.broker import WAIT_SECONDS, Broker
+from tests.clients.broker import WAIT_SECONDS, Broker, eventually
 
 TIMESTAMP_MS = 1_700_000_000_000
 
@@ -27,8 +27,8 @@ def commit_epoch(broker: Broker, topic: str, values: list[bytes]) -> None:
     decide = private.DecideRequest(query, run, 0, "error", (private.TaskOutput(0, attempt, 1),), "{}", False)
     with RawConnection(broker.port) as connection:
         for request, key in ((stage, private.STAGE), (decide, private.DECIDE)):
-            frame = b"".join(bytes(piece) for piece in private.encode_request(request, correlation_id=1))
-            answer = connection.call(frame)
+            request_bytes = b"".join(bytes(piece) for piece in private.encode_request(request, correlation_id=1))
+            answer = connection.call(len(request_bytes).to_bytes(4, "big") + request_bytes)
             _, reply = private.decode_reply(key, answer)
             if isinstance(reply, Exception):
                 raise reply
@@ -45,8 +45,11 @@ def commit_transaction(broker: Broker, topic: str, values: list[bytes]) -> None:
 
 
 def publish_hidden(broker: Broker, topic: str, values: list[bytes]) -> None:
-    """Records with control batches around them."""
+    """Records with control batches around them; returns when those are there too (Kafka writes its marker behind the answer)."""
+    client = ConfluentClient(broker.bootstrap)
+    before = client.offset_at(topic, LATEST)
     (commit_transaction if broker.is_kafka else commit_epoch)(broker, topic, values)
+    eventually(lambda: client.offset_at(topic, LATEST) > before + len(values))
 
 
 def test_no_client_sees_control_batches(client: Client, broker: Broker, topic: str) -> None:

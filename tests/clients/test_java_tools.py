@@ -44,7 +44,7 @@ def test_console_tools_and_groups_tool(broker: Broker, topic: str, group: str) -
 
 def test_performance_tools(broker: Broker, topic: str) -> None:
     """The tools by which Kafka is measured run to their end: idempotent, acks=all, several requests in flight, then all is read."""
-    properties = ("--command-property", f"bootstrap.servers={broker.bootstrap}", "--command-property", "acks=all")
+    properties = ("--bootstrap-server", broker.bootstrap, "--command-property", "acks=all")
     sizes = ("--num-records", "20000", "--record-size", "100", "--throughput", "-1")
     produced = run_tool("producer-performance", ["--topic", topic, *sizes, *properties])
     assert "20000 records sent" in produced.splitlines()[-1]

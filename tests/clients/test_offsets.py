@@ -49,7 +49,9 @@ def test_timestamps_out_of_order(client: Client, broker: Broker, topic: str) -> 
 
 
 def test_timestamps_of_compressed_batches(client: Client, broker: Broker, topic: str) -> None:
-    """A moment inside a compressed batch leads to a record at or before it, never behind it."""
+    """A moment inside a compressed batch never leads behind its record. Kafka finds the record itself; the sidecar does not decompress and
+    names the batch's first record, from which a reader comes to it.
+    """
     if client.name != "confluent":
         pytest.skip("one client compresses, the broker's answer is the same for all")
     client.produce(
@@ -57,7 +59,7 @@ def test_timestamps_of_compressed_batches(client: Client, broker: Broker, topic:
         [Message(value=b"x" * 50, timestamp_ms=START_MS + index * 1000) for index in range(50)],
         Sending(compression="zstd"),
     )
-    assert client.offset_at(topic, START_MS + 33_000) == 33
+    assert client.offset_at(topic, START_MS + 33_000) == (33 if broker.is_kafka else 0)
 
 
 def test_the_newest_record(broker: Broker, topic: str) -> None:

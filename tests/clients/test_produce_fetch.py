@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from tests.clients.adapters import CLIENTS, CODECS, Client, ConfluentClient, Message, Refused, Sending
@@ -99,7 +101,7 @@ def test_topics_are_created_on_first_use(client: Client, broker: Broker) -> None
     """Producing to a topic that is not there creates it, with one partition."""
     topic = f"auto-{client.name}-{broker.create_topic()}"
     reader = ConfluentClient(broker.bootstrap)
-    client.produce(topic, [Message(value=b"first")])
+    client.produce(topic, [Message(value=b"first", timestamp_ms=int(time.time() * 1000))])
     eventually(lambda: [message.value for message in reader.consume(topic, 1)] == [b"first"])
 
 

@@ -207,6 +207,7 @@ def test_kafka_python_administers(broker: Broker) -> None:
         eventually(lambda: len(admin.describe_topics([name])[0]["partitions"]) == 3)
         shown = admin.describe_configs([PythonConfigResource(ConfigResourceType.TOPIC, name)])
         assert "5000" in str(shown)
+        admin.alter_configs([PythonConfigResource(ConfigResourceType.TOPIC, name, {"retention.ms": "-1"})])
         ConfluentClient(broker.bootstrap).produce(name, [Message(value=b"x")] * 4)
         place = kafka.TopicPartition(name, 0)
         assert admin.delete_records({place: 2})[place]["low_watermark"] == 2
