@@ -118,12 +118,16 @@ def parse(arguments: argparse.Namespace) -> SidecarConfig:
     data_dir = arguments.data_dir or content.get("data-dir")
     if data_dir is None:
         raise ConfigError("no data directory: give --data-dir DIR, or data-dir in the --config file")
+    if not isinstance(data_dir, Path | str):
+        raise ConfigError(f"data-dir={data_dir!r}: must be a path, in quotes")
     kafka = content.get("kafka", {})
-    insecure = arguments.insecure or content.get("insecure", False) is True
+    insecure = content.get("insecure", False)
+    if not isinstance(insecure, bool):
+        raise ConfigError(f"insecure={insecure!r}: must be true or false")
     listeners = parse_listeners(
         arguments.kafka or _texts("kafka.listeners", kafka.get("listeners")) or [DEFAULT_KAFKA],
         arguments.advertise or _texts("kafka.advertise", kafka.get("advertise")) or [],
-        insecure=insecure,
+        insecure=insecure or bool(arguments.insecure),
     )
     return _build(Path(str(data_dir)), listeners, values)
 

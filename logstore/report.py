@@ -20,6 +20,8 @@ WARNINGS = frozenset(
         "cannot accept",
         "durable data damaged",
         "durable data lost",
+        "epoch_stuck",
+        "epoch_topic_gone",
         "index does not match its chunk",
         "offsets lost",
         "read failed",

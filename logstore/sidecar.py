@@ -54,7 +54,7 @@ def main(arguments: argparse.Namespace) -> int:
             trio.run(_serve, settings)
     except* (CairnError, OSError) as failures:
         for failure in _leaves(failures):
-            print(f"cairn: {failure}", file=sys.stderr)  # noqa: T201
+            print(f"cairn: {_sentence(failure)}", file=sys.stderr)  # noqa: T201
         status = START_FAILED
     return status
 
@@ -64,6 +64,12 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
     for error in group.exceptions:
         found.extend(_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
     return found
+
+
+def _sentence(failure: BaseException) -> str:
+    if isinstance(failure, OSError) and failure.filename is not None:
+        return f"{failure.filename}: {failure.strerror}"
+    return str(failure)
 
 
 async def _serve(settings: SidecarConfig) -> None:

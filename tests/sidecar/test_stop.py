@@ -1,0 +1,98 @@
+"""Stopping: everything that was taken is answered and written down, and the next start finds nothing to repair."""
+
+import signal
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from logstore.format.records import Record, encode_batch
+from tests.kafka.front_driver import NOW_MS
+from tests.kafka.wire_client import FETCH, WireClient, fetch_values
+from tests.support.sidecar import Sidecar
+
+PATIENCE_S = 30.0
+
+
+def batch(size: int = 100) -> bytes:
+    """A batch of one record."""
+    return bytes(encode_batch([Record(0, NOW_MS, None, b"x" * size)]))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_cleanly(tmp_path: Path, number: signal.Signals) -> None:
+    """Exit status 0 with idle and waiting clients connected; reopened, nothing is cut and everything is there."""
+    with Sidecar(tmp_path) as sidecar, WireClient(sidecar.port) as client, WireClient(sidecar.port) as waiting:
+        client.create_topic("orders")
+        for _ in range(10):
+            assert client.produce("orders", batch()).error == 0
+        waiting.send(FETCH, 11, **fetch_values("orders", 10, max_wait_ms=60_000))
+        sidecar.process.send_signal(number)
+        assert sidecar.process.wait(PATIENCE_S) == 0
+        assert waiting.receive_frame() == b""
+        assert "event=stopped" in sidecar.log()
+        sidecar.kill()
+        sidecar.restart()
+        assert_nothing_to_repair(sidecar)
+        with WireClient(sidecar.port) as again:
+            assert again.latest("orders") == 10
+
+
+def assert_nothing_to_repair(sidecar: Sidecar) -> None:
+    """The last start cut, lost and rebuilt nothing."""
+    said = sidecar.log()
+    for event in ("torn end cut", "append group without end cut", "offsets lost", "rebuilt", "level=warning"):
+        assert event not in said
+
+
+def test_a_stop_under_load_answers_what_it_appended(tmp_path: Path) -> None:
+    """With pipelined producers cut off in the middle, acked is what is there: nothing is lost, nothing is left unanswered."""
+    with Sidecar(tmp_path) as sidecar:
+        with WireClient(sidecar.port) as client:
+            client.create_topic("orders")
+        connections = [WireClient(sidecar.port) for _ in range(4)]
+        senders = [threading.Thread(target=send_for_ever, args=(connection,)) for connection in connections]
+        for sender in senders:
+            sender.start()
+        acked = [connection.receive_produced().error for connection in connections for _ in range(50)].count(0)
+        assert acked == 200
+        sidecar.process.send_signal(signal.SIGTERM)
+        for connection in connections:
+            acked += count_answers(connection)
+        assert sidecar.process.wait(PATIENCE_S) == 0
+        for sender, connection in zip(senders, connections, strict=True):
+            sender.join(PATIENCE_S)
+            connection.__exit__(None, None, None)
+        sidecar.kill()
+        sidecar.restart()
+        assert_nothing_to_repair(sidecar)
+        with WireClient(sidecar.port) as client:
+            assert client.latest("orders") == acked
+
+
+def send_for_ever(connection: WireClient) -> None:
+    """Produce until the server does not want more."""
+    try:
+        while True:
+            connection.send_produce("orders", batch(1000))
+    except OSError:
+        pass
+
+
+def count_answers(connection: WireClient) -> int:
+    """How many whole answers are left before the server ends the connection."""
+    count = 0
+    while connection.receive_frame():
+        count += 1
+    return count
+
+
+def test_nobody_is_accepted_once_it_stops(tmp_path: Path) -> None:
+    """After SIGTERM the port is free for the next sidecar, which starts on the same address at once."""
+    with Sidecar(tmp_path) as sidecar:
+        assert sidecar.terminate() == 0
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", sidecar.port), timeout=PATIENCE_S)
+        sidecar.restart()
+        assert sidecar.terminate() == 0
