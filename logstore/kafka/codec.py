@@ -21,7 +21,6 @@ from kio.static.protocol import ResponsePayload
 from logstore.errors import MalformedRequest
 from logstore.interfaces import Buffer
 from logstore.kafka import guard
-from logstore.kafka.framing import Reader
 from logstore.kafka.wire import build
 
 API_VERSIONS_KEY = 18
@@ -86,7 +85,7 @@ def _writer(response: type[ResponsePayload]) -> Callable[[io.BytesIO, ResponsePa
 def decode(frame: memoryview, header: RequestHeader, at: int) -> Any:
     """The request behind `header`, whose body starts at `at`. Raises MalformedRequest."""
     kind = request_type(header.api_key, header.version)
-    guard.skipper(kind)(Reader(frame, at, flexible=bool(kind.__flexible__)))
+    frame, at = guard.checked(kind, frame, at)
     try:
         request, _ = _reader(header.api_key, header.version)(frame.toreadonly(), at)
     except (SerialError, ValueError, TypeError, IndexError, struct.error, OverflowError, EOFError) as error:

@@ -198,6 +198,10 @@ class Writer:
         if encoded is not None:
             self._tail += encoded
 
+    def raw(self, content: Buffer) -> None:
+        """Bytes as they are."""
+        self._tail += content
+
     def records(self, buffers: list[Buffer], size: int) -> None:
         """Record batches, end to end, `size` bytes in all."""
         if self.flexible:

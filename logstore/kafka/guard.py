@@ -1,8 +1,9 @@
 """Are a request's counts and lengths possible? Asked before kio decodes it.
 
-kio reserves memory for as many elements as a request claims to have, and ends the process if there is not so much. So
-requests are walked first, field by field, after kio's own description of them. Invariants: what passes has no array or
-string longer than the bytes that are left, and no null where null is not allowed.
+kio reserves memory for as many elements as a request claims to have, and ends the process if there is not so much;
+and it refuses tagged fields that it does not know, which a server has to ignore (KIP-482). So requests are walked
+first, field by field, after kio's own description of them. Invariants: what passes has no array or string longer than
+the bytes that are left, no null where null is not allowed, and no tagged field that kio does not know.
 """
 
 import types
@@ -13,9 +14,9 @@ from functools import cache
 from typing import Any
 
 from logstore.errors import MalformedRequest
-from logstore.kafka.framing import Reader
+from logstore.kafka.framing import Reader, Writer
 
-Skip = Callable[[Reader], None]
+Skip = Callable[["GuardReader"], None]
 _FIXED_BYTES = {
     "bool": 1,
     "int8": 1,
@@ -35,6 +36,34 @@ _FIXED_BYTES = {
 }
 
 
+class GuardReader(Reader):
+    """A reader that remembers which parts have to be replaced: start, end, and what belongs there."""
+
+    __slots__ = ("edits",)
+
+    def __init__(self, buffer: memoryview, at: int, *, flexible: bool) -> None:
+        super().__init__(buffer, at, flexible=flexible)
+        self.edits: list[tuple[int, int, bytes]] = []
+
+
+def checked(kind: type, frame: memoryview, at: int) -> tuple[memoryview, int]:
+    """A frame that kio may decode as `kind`, and where; the frame itself unless something had to be left out.
+
+    Raises MalformedRequest.
+    """
+    reader = GuardReader(frame, at, flexible=bool(vars(kind)["__flexible__"]))
+    skipper(kind)(reader)
+    if not reader.edits:
+        return frame, at
+    kept = bytearray()
+    for start, end, replacement in reader.edits:
+        kept += frame[at:start]
+        kept += replacement
+        at = end
+    kept += frame[at:]
+    return memoryview(kept), 0
+
+
 @cache
 def skipper(entity: type) -> Skip:
     """What walks over one entity of a kio class, raising MalformedRequest where it cannot be one."""
@@ -47,7 +76,7 @@ def skipper(entity: type) -> Skip:
             plain.append(_field(field))
     is_flexible = bool(vars(entity)["__flexible__"])
 
-    def skip(reader: Reader) -> None:
+    def skip(reader: GuardReader) -> None:
         for step in plain:
             step(reader)
         if is_flexible:
@@ -56,17 +85,33 @@ def skipper(entity: type) -> Skip:
     return skip
 
 
-def _skip_tags(reader: Reader, known: dict[int, Skip]) -> None:
-    for _ in range(reader.uvarint()):
-        step = known.get(reader.uvarint())
-        size = reader.uvarint()
-        end = reader.at + size
+def _skip_tags(reader: GuardReader, known: dict[int, Skip]) -> None:
+    section = reader.at
+    kept: list[tuple[int, memoryview]] = []
+    total = reader.uvarint()
+    for _ in range(total):
+        tag, size = reader.uvarint(), reader.uvarint()
+        start, edits = reader.at, len(reader.edits)
+        step = known.get(tag)
         if step is None:
             reader.skip(size)
             continue
         step(reader)
-        if reader.at != end:
-            raise MalformedRequest(f"a tagged field of {size} bytes ends at {reader.at}, not at {end}")
+        if reader.at != start + size or len(reader.edits) != edits:
+            raise MalformedRequest(f"tagged field {tag} at {start} is not {size} bytes of what it should be")
+        kept.append((tag, reader.buffer[start : reader.at]))
+    if len(kept) < total:
+        reader.edits.append((section, reader.at, _tags(kept)))
+
+
+def _tags(fields_kept: list[tuple[int, memoryview]]) -> bytes:
+    writer = Writer(flexible=True)
+    writer.uvarint(len(fields_kept))
+    for tag, content in fields_kept:
+        writer.uvarint(tag)
+        writer.uvarint(len(content))
+        writer.raw(content)
+    return b"".join(writer.finish())
 
 
 def _field(field: "Field[Any]") -> Skip:
@@ -88,7 +133,7 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
 
 
 def _array(element: Skip, *, nullable: bool) -> Skip:
-    def skip(reader: Reader) -> None:
+    def skip(reader: GuardReader) -> None:
         for _ in range(reader.count(1, nullable=nullable)):
             element(reader)
 
@@ -96,7 +141,7 @@ def _array(element: Skip, *, nullable: bool) -> Skip:
 
 
 def _nullable(entity: Skip) -> Skip:
-    def skip(reader: Reader) -> None:
+    def skip(reader: GuardReader) -> None:
         if reader.int8() >= 0:
             entity(reader)
 
