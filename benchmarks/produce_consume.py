@@ -1,14 +1,464 @@
 """Produce and consume: Cairn and a real Kafka in turn, with the same clients.
 
-`python benchmarks/produce_consume.py [--quick]`. It starts its peers itself, prints tables, and writes results/produce_consume.json with
-the goals and a plot beside it.
+`python benchmarks/produce_consume.py [--quick]` starts its peers itself, prints tables, and writes
+results/produce_consume.json with the goals, and a plot beside it.
+
+Invariants:
+* All servers run all the time, and one is loaded at a time: within a round they take turns, in an order that changes
+  from round to round, so that whatever else the machine does hits all alike.
+* Before each measurement the file systems are synced: nobody pays for what another left in the page cache.
+* The full run's longest stages work on servers of their own.
 """
 
 from __future__ import annotations
 
+import argparse
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-def main() -> None:
-    """Run the benchmark."""
+from rich.console import Console
+
+from benchmarks.harness import kafka_clients, load, produce_consume_report
+from benchmarks.harness.kafka import KafkaPeer
+from benchmarks.harness.load import Payload, Produced, Shape
+from benchmarks.harness.meter import cpu_seconds, peak_memory_mb, percentiles, sync_floor_s
+from benchmarks.harness.process import Peer
+from benchmarks.harness.raw import RawConnection, RawFailed
+from benchmarks.harness.reader import ReaderProcess
+from benchmarks.harness.report import Row, Rows, machine, versions
+from benchmarks.harness.sidecar import SidecarPeer
+
+RESULTS = Path(__file__).parent / "results"
+SHAPES = {
+    "1 × 1": Shape(depth=1),
+    "1 × 5": Shape(depth=5),
+    "1 × 20": Shape(depth=20),
+    "16 × 5": Shape(depth=5, connections=16),
+    "16 × 5, 16 streams": Shape(depth=5, connections=16, partitions=16),
+}
+"""Raw producers."""
+RECORD_BYTES = (100, 1000)
+PACED_PER_SECOND = 500.0
+"""Requests of 16 KB: 8 MB/s, well below what any of the servers can take."""
+SERIES_BATCH_BYTES = 128 * 1024
+"""The big log's batches: as many records of 1 KB as a Java producer puts into a batch of 100-byte ones."""
+READY_SECONDS = 120.0
+MIB = 1 << 20
+LONG_RETENTION = {"retention.ms": "-1"}
+Work = Callable[[], Row]
+"""One measurement; gives back its figures."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is measured."""
+
+    mode: str
+    rounds: int = 5
+    raw_seconds: float = 1.5
+    raw_shapes: tuple[tuple[int, str], ...] = tuple((size, shape) for size in RECORD_BYTES for shape in SHAPES)
+    warm_up_seconds: float = 4.0
+    floor_seconds: float = 0.5
+    tool_rounds: int = 2
+    tool_records: int = 1_500_000
+    tool_sizes: tuple[int, ...] = RECORD_BYTES
+    confluent_records: int = 1_000_000
+    read_rounds: int = 3
+    tail_seconds: float = 2.0
+    paced_seconds: float = 4.0
+    history_bytes: int = 1024 * MIB
+    big_log_bytes: int = 10 * 1024 * MIB
+    restarts: int = 3
+    seeks: int = 2000
+    with_kafka: bool = True
+
+
+FULL = Plan("full")
+QUICK = Plan(
+    "quick",
+    rounds=3,
+    raw_seconds=0.5,
+    raw_shapes=((100, "1 × 1"), (100, "1 × 5"), (100, "1 × 20"), (100, "16 × 5"), (1000, "1 × 5")),
+    warm_up_seconds=2.0,
+    floor_seconds=0.2,
+    tool_rounds=1,
+    tool_records=400_000,
+    tool_sizes=(100,),
+    confluent_records=200_000,
+    read_rounds=2,
+    tail_seconds=0.7,
+    paced_seconds=1.5,
+    history_bytes=200 * MIB,
+    big_log_bytes=200 * MIB,
+    seeks=500,
+)
+SMOKE = Plan(
+    "smoke",
+    rounds=1,
+    raw_seconds=0.1,
+    raw_shapes=tuple((100, shape) for shape in SHAPES),
+    warm_up_seconds=0.1,
+    floor_seconds=0.05,
+    tool_rounds=0,
+    confluent_records=2_000,
+    read_rounds=1,
+    tail_seconds=0.2,
+    paced_seconds=0.3,
+    history_bytes=4 * MIB,
+    big_log_bytes=4 * MIB,
+    restarts=1,
+    seeks=50,
+    with_kafka=False,
+)
+
+
+class Benchmark:
+    """One run: its peers, and the rows that it fills."""
+
+    def __init__(self, plan: Plan, directory: Path, console: Console) -> None:
+        """Everything is written below `directory`."""
+        self.plan = plan
+        self.rows = Rows()
+        self.console = console
+        self._directory = directory
+        self._peers: list[Peer] = []
+        self._raw_topics: set[tuple[str, str]] = set()
+        self._dice = random.Random(1)
+
+    def run(self) -> None:
+        """All stages, one after the other."""
+        with self._serving("main", [True] * self.plan.with_kafka) as peers:
+            self._peers = peers
+            self._start_peers()
+            self._warm_up()
+            for stage in (self._raw, self._clients, self._tail, self._reader_beside):
+                self.console.log(stage.__name__.strip("_").replace("_", " "))
+                stage()
+            for peer in peers:
+                self.rows.add(what="memory", server=peer.name, peak_memory_mb=peak_memory_mb(peer.pid))
+        self._big_log()
+
+    # ---- servers
+
+    @contextmanager
+    def _serving(self, name: str, kafkas: Sequence[bool]) -> Iterator[list[Peer]]:
+        """Peers that are not started yet: ours, Kafka as it comes and, if wanted, Kafka with fsync. Nothing is left of
+        them afterwards.
+        """
+        directory = self._directory / name
+        directory.mkdir()
+        peers: list[Peer] = [SidecarPeer(directory)]
+        if kafkas:
+            peers.append(KafkaPeer(directory / "as-it-comes"))
+        if any(kafkas):
+            flush = {"log.flush.interval.messages": "1"}
+            peers.append(KafkaPeer(directory / "fsync", overrides=flush, name="Kafka, flush.messages=1"))
+        with ExitStack() as stack:
+            stack.callback(shutil.rmtree, directory, ignore_errors=True)
+            for peer in peers:
+                stack.callback(peer.kill)
+            yield peers
+
+    def _start_peers(self) -> None:
+        for peer in self._peers:
+            begin = time.perf_counter()
+            peer.start()
+            if not isinstance(peer, SidecarPeer):
+                begin = time.perf_counter()  # Kafka's storage was formatted first, which is not its start
+            self._wait_ack(peer, "first", create=True)
+            self.rows.add(what="start", server=peer.name, round=0, seconds=time.perf_counter() - begin)
+
+    def _wait_ack(self, peer: Peer, topic: str, *, create: bool) -> None:
+        """Until the server acks a record, which is tried every 10 ms."""
+        small = load.payload(100, batch_bytes=200)
+        deadline = time.perf_counter() + READY_SECONDS
+        peer.wait_serving(READY_SECONDS)
+        while True:
+            try:
+                with RawConnection(peer.port) as connection:
+                    if create:
+                        connection.create_topic(topic)
+                        create = False
+                    connection.produce(topic, 0, small.batch)
+                    return
+            except (RawFailed, OSError):
+                if time.perf_counter() > deadline:
+                    raise
+                time.sleep(0.01)
+
+    def _topic(self, peer: Peer, name: str, partitions: int = 1) -> str:
+        """Create a topic that keeps everything and takes records of any age, and wait until it takes them."""
+        with RawConnection(peer.port) as connection:
+            connection.create_topic(name, partitions, LONG_RETENTION)
+            for _ in range(200):
+                try:
+                    for partition in range(partitions):
+                        connection.list_offset(name, partition, -1)
+                except RawFailed:
+                    time.sleep(0.01)
+                else:
+                    break
+        return name
+
+    def _in_turn(self, number: int, peers: Sequence[Peer]) -> list[Peer]:
+        """The peers, beginning with another one each round."""
+        at = number % len(peers)
+        return [*peers[at:], *peers[:at]]
+
+    def _measure(self, peer: Peer, work: Work, **labels: Any) -> None:
+        """Do the work on a quiet disk, and keep what it says with the server's CPU time."""
+        os.sync()
+        before = cpu_seconds(peer.pid)
+        figures = work()
+        self.rows.add(**labels, server=peer.name, **figures, server_cpu_s=cpu_seconds(peer.pid) - before)
+
+    # ---- stages
+
+    def _warm_up(self) -> None:
+        """Servers on a Java machine are slow at first; nobody is measured by that."""
+        small = load.payload(100)
+        for peer in self._peers:
+            topic = self._topic(peer, "warm-up", 2)
+            for depth in (1, 20):
+                seconds = self.plan.warm_up_seconds / 4
+                shape = Shape(depth=depth, connections=2, partitions=2)
+                load.produce_closed(peer.port, topic, small, shape, seconds=seconds)
+
+    def _raw(self) -> None:
+        for number in range(self.plan.rounds):
+            for record_bytes, shape in self.plan.raw_shapes:
+                if SHAPES[shape].depth == 1:
+                    os.sync()
+                    took = percentiles(sync_floor_s(self._directory, self.plan.floor_seconds))
+                    self.rows.add(what="floor", round=number, record_bytes=record_bytes, **took._asdict())
+                for peer in self._in_turn(number, self._peers):
+                    labels = {"client": "raw", "shape": shape, "record_bytes": record_bytes, "round": number}
+                    self._measure(peer, self._raw_produce(peer, record_bytes, shape), what="produce", **labels)
+
+    def _raw_produce(self, peer: Peer, record_bytes: int, shape: str) -> Work:
+        data = load.payload(record_bytes)
+        many = SHAPES[shape]
+        topic = f"raw-{record_bytes}-{many.connections}-{many.depth}-{many.partitions}"
+        if (peer.name, topic) not in self._raw_topics:
+            self._raw_topics.add((peer.name, self._topic(peer, topic, many.partitions)))
+
+        def work() -> Row:
+            before = cpu_seconds(peer.pid)
+            produced = load.produce_closed(peer.port, topic, data, many, seconds=self.plan.raw_seconds)
+            used = cpu_seconds(peer.pid) - before
+            return {**_produced(produced, data), "cpu_us_per_request": used / produced.requests * 1e6}
+
+        return work
+
+    def _clients(self) -> None:
+        """Kafka's tools and confluent-kafka write, then all three clients read what these wrote."""
+        plan = self.plan
+        fast = [peer for peer in self._peers if "flush" not in peer.name]
+        for size in plan.tool_sizes:
+            for number in range(plan.tool_rounds):
+                count = plan.tool_records if size == RECORD_BYTES[0] else plan.tool_records // 4
+                labels = {"record_bytes": size, "round": number}
+                for peer in self._in_turn(number, self._peers):
+                    topic = self._topic(peer, f"java-{size}-{number}")
+                    self._measure(
+                        peer, _java_produce(peer, topic, count, size), what="produce", client="Java", **labels
+                    )
+                for peer in self._in_turn(number, fast):
+                    work = _java_consume(peer, f"java-{size}-{number}", count, size)
+                    self._measure(peer, work, what="consume", client="Java", **labels)
+            for number in range(plan.read_rounds):
+                count = plan.confluent_records if size == RECORD_BYTES[0] else plan.confluent_records // 4
+                labels = {"record_bytes": size, "round": number}
+                for peer in self._in_turn(number, self._peers):
+                    topic = self._topic(peer, f"confluent-{size}-{number}")
+                    work = _confluent_produce(peer, topic, count, size)
+                    self._measure(peer, work, what="produce", client="confluent-kafka", **labels)
+                for peer in self._in_turn(number, fast):
+                    work = _confluent_consume(peer, f"confluent-{size}-{number}", count, size)
+                    self._measure(peer, work, what="consume", client="confluent-kafka", **labels)
+
+    def _tail(self) -> None:
+        """A reader follows a producer: at full speed, and at a pace, where the delay of each fetch is of interest."""
+        data = load.payload(100)
+        fast = [peer for peer in self._peers if "flush" not in peer.name]
+        for peer in fast:
+            self._topic(peer, "tail")
+        for number in range(self.plan.read_rounds):
+            for peer in self._in_turn(number, fast):
+                for pace in ("full", "paced"):
+
+                    def work(peer: Peer = peer, pace: str = pace) -> Row:
+                        with ReaderProcess(peer.port, "tail", "follow") as reader:
+                            seconds = self.plan.tail_seconds
+                            if pace == "full":
+                                load.produce_stamped(peer.port, "tail", data, depth=5, seconds=seconds)
+                            else:
+                                load.produce_paced(
+                                    peer.port, "tail", data, per_second=PACED_PER_SECOND, seconds=seconds
+                                )
+                            with RawConnection(peer.port) as connection:
+                                read = reader.finish(connection.list_offset("tail", 0, -1)[1])
+                        rate = read["records"] / read["seconds"]
+                        figures = {"records_per_s": rate, "mb_per_s": rate * data.record_bytes / 1e6}
+                        return {**figures, **percentiles(read["ages_s"])._asdict()}
+
+                    self._measure(peer, work, what="tail", client="raw", pace=pace, round=number)
+
+    def _reader_beside(self) -> None:
+        """A history is read at full speed: alone, and while a producer writes another stream at a pace."""
+        fast = [peer for peer in self._peers if "flush" not in peer.name]
+        data = load.payload(100)
+        history = load.payload(1000, batch_bytes=SERIES_BATCH_BYTES, timestamp_step_ms=1)
+        now_ms = time.time_ns() // 1_000_000
+        ends: dict[str, int] = {}
+        for peer in fast:
+            self._topic(peer, "history")
+            self._topic(peer, "live")
+            first_ms = now_ms - self.plan.history_bytes // 1000 - 60_000
+            load.produce_series(peer.port, "history", history, total_bytes=self.plan.history_bytes, first_ms=first_ms)
+            with RawConnection(peer.port) as connection:
+                ends[peer.name] = connection.list_offset("history", 0, -1)[1]
+        for number in range(self.plan.read_rounds):
+            for peer in self._in_turn(number, fast):
+
+                def catch_up(peer: Peer = peer) -> Row:
+                    read = load.catch_up(peer.port, "history", ends[peer.name])
+                    return {
+                        "records_per_s": read.records / read.seconds,
+                        "mb_per_s": read.size_bytes / read.seconds / 1e6,
+                    }
+
+                def paced(peer: Peer = peer) -> Row:
+                    seconds = self.plan.paced_seconds
+                    produced = load.produce_paced(peer.port, "live", data, per_second=PACED_PER_SECOND, seconds=seconds)
+                    return _produced(produced, data)
+
+                def paced_beside(peer: Peer = peer) -> Row:
+                    with ReaderProcess(peer.port, "history", "again") as reader:
+                        figures = paced(peer)
+                        read = reader.finish()
+                    return {**figures, "reader_mb_per_s": read["size_bytes"] / read["seconds"] / 1e6}
+
+                labels = {"client": "raw", "round": number}
+                self._measure(peer, catch_up, what="consume", record_bytes=1000, **labels)
+                self._measure(peer, paced, what="beside", reader=False, **labels)
+                self._measure(peer, paced_beside, what="beside", reader=True, **labels)
+
+    def _big_log(self) -> None:
+        """Fill a stream, kill the server, time its restart to the first ack, and look up moments in the stream."""
+        data = load.payload(1000, batch_bytes=SERIES_BATCH_BYTES, timestamp_step_ms=1)
+        for at in range(1 + self.plan.with_kafka):
+            with self._serving("big", [False] * self.plan.with_kafka) as peers:
+                peer = peers[at]
+                self.console.log(f"big log, {peer.name}")
+                peer.start()
+                self._wait_ack(peer, "first", create=True)
+                topic = self._topic(peer, "big")
+                batches = self.plan.big_log_bytes // len(data.batch) + 1
+                first_ms = time.time_ns() // 1_000_000 - batches * data.records
+                size = self.plan.big_log_bytes
+                filled = load.produce_series(peer.port, topic, data, total_bytes=size, first_ms=first_ms)
+                rate = filled.requests * len(data.batch) / filled.seconds / 1e6
+                self.rows.add(what="fill", server=peer.name, size_bytes=size, mb_per_s=rate)
+                for number in range(self.plan.restarts if at == 0 else 1):
+                    load.produce_closed(peer.port, "first", load.payload(100), Shape(depth=5), seconds=0.2)
+                    peer.kill()
+                    begin = time.perf_counter()
+                    peer.start()
+                    self._wait_ack(peer, topic, create=False)
+                    took = time.perf_counter() - begin
+                    self.rows.add(what="restart", server=peer.name, round=number, seconds=took, size_bytes=size)
+                self._seek(peer, topic, first_ms, batches * data.records)
+                memory = peak_memory_mb(peer.pid)
+                self.rows.add(what="memory", server=f"{peer.name}, big log", peak_memory_mb=memory)
+
+    def _seek(self, peer: Peer, topic: str, first_ms: int, records: int) -> None:
+        latencies_s: list[float] = []
+        with RawConnection(peer.port) as connection:
+            for number in range(self.plan.seeks + self.plan.seeks // 10):
+                wanted = self._dice.randrange(records)
+                begin = time.perf_counter()
+                _, offset = connection.list_offset(topic, 0, first_ms + wanted)
+                if number >= self.plan.seeks // 10:  # those before are to warm up
+                    latencies_s.append(time.perf_counter() - begin)
+                if offset != wanted:
+                    raise RawFailed(f"{peer.name}: the moment of record {wanted} led to {offset}")
+        self.rows.add(what="seek", server=peer.name, round=0, **percentiles(latencies_s)._asdict())
+
+
+def _produced(produced: Produced, data: Payload) -> Row:
+    rate = produced.requests * data.records / produced.seconds
+    return {
+        "requests": produced.requests,
+        "requests_per_s": produced.requests / produced.seconds,
+        "records_per_s": rate,
+        "mb_per_s": rate * data.record_bytes / 1e6,
+        **percentiles(produced.latencies_s)._asdict(),
+    }
+
+
+def _java_produce(peer: Peer, topic: str, count: int, size: int) -> Work:
+    warm_up = count // 3
+    return lambda: dict(
+        kafka_clients.producer_performance(
+            f"127.0.0.1:{peer.port}", topic, records=count + warm_up, record_bytes=size, warm_up_records=warm_up
+        )
+    )
+
+
+def _java_consume(peer: Peer, topic: str, count: int, size: int) -> Work:
+    return lambda: dict(
+        kafka_clients.consumer_performance(f"127.0.0.1:{peer.port}", topic, records=count, record_bytes=size)
+    )
+
+
+def _confluent_produce(peer: Peer, topic: str, count: int, size: int) -> Work:
+    return lambda: dict(
+        kafka_clients.confluent_produce(f"127.0.0.1:{peer.port}", topic, records=count, record_bytes=size)
+    )
+
+
+def _confluent_consume(peer: Peer, topic: str, count: int, size: int) -> Work:
+    return lambda: dict(
+        kafka_clients.confluent_consume(f"127.0.0.1:{peer.port}", topic, records=count, record_bytes=size)
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the benchmark and leave its results."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "--quick", action="store_true", help="under two minutes, with a log of 200 MB instead of 10 GiB"
+    )
+    parser.add_argument("--smoke", action="store_true", help="seconds: only whether the benchmark works, without Kafka")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where results go (default: %(default)s)")
+    parser.add_argument("--data", type=Path, help="where servers keep their data meanwhile (default: a temporary one)")
+    chosen = parser.parse_args(arguments)
+    plan = SMOKE if chosen.smoke else QUICK if chosen.quick else FULL
+    console = Console(log_path=False, width=None if sys.stdout.isatty() else 130)
+    with tempfile.TemporaryDirectory(dir=chosen.data, prefix="produce-consume-") as name:
+        directory = Path(name)
+        about: dict[str, Any] = {
+            "benchmark": "produce_consume",
+            "mode": plan.mode,
+            "machine": machine(directory),
+            "versions": versions(),
+        }
+        begin = time.perf_counter()
+        benchmark = Benchmark(plan, directory, console)
+        benchmark.run()
+        about["seconds"] = round(time.perf_counter() - begin, 1)
+        about["load_average_after"] = [round(value, 2) for value in os.getloadavg()]
+    produce_consume_report.publish(benchmark.rows, about, chosen.results, console)
 
 
 if __name__ == "__main__":

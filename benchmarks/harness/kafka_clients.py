@@ -1,6 +1,7 @@
 """Loads made by clients that others wrote: Kafka's own performance tools, and confluent-kafka.
 
-Invariant: every server gets the same settings, which are the clients' own defaults but for acks=all and what is said here.
+Invariant: every server gets the same settings, which are the clients' own defaults but for acks=all and what is said
+here.
 """
 
 from __future__ import annotations
@@ -29,10 +30,28 @@ class ToolFailed(RuntimeError):
     """A client did not do what it was asked for; the message is its output."""
 
 
-def producer_performance(bootstrap: str, topic: str, *, records: int, record_bytes: int, warm_up_records: int) -> Figures:
+def producer_performance(
+    bootstrap: str, topic: str, *, records: int, record_bytes: int, warm_up_records: int
+) -> Figures:
     """Kafka's ProducerPerformance at full speed: idempotent, acks=all, 16 KB batches, 5 requests in flight."""
-    arguments = ["--topic", topic, "--num-records", str(records), "--record-size", str(record_bytes), "--throughput", "-1"]
-    arguments += ["--bootstrap-server", bootstrap, "--warmup-records", str(warm_up_records), "--command-property", "acks=all"]
+    arguments = [
+        "--topic",
+        topic,
+        "--num-records",
+        str(records),
+        "--record-size",
+        str(record_bytes),
+        "--throughput",
+        "-1",
+    ]
+    arguments += [
+        "--bootstrap-server",
+        bootstrap,
+        "--warmup-records",
+        str(warm_up_records),
+        "--command-property",
+        "acks=all",
+    ]
     done = java_tool("producer-performance", arguments, heap=TOOL_HEAP, flags=(), timeout_seconds=TOOL_SECONDS)
     found = _PRODUCED.findall(done.stdout)
     if done.returncode or not found:
@@ -94,7 +113,7 @@ def confluent_consume(bootstrap: str, topic: str, *, records: int, record_bytes:
     begin = time.perf_counter()
     try:
         while got < records:
-            messages = consumer.consume(10_000, 20.0)
+            messages = consumer.consume(min(10_000, records - got), 20.0)
             if not messages:
                 raise ToolFailed(f"confluent-kafka: {got} of {records} messages came")
             got += len(messages)

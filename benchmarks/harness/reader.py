@@ -1,7 +1,8 @@
 """A reader in a process of its own: `python -m benchmarks.harness.reader PORT TOPIC MODE`.
 
-`again` reads the whole topic again and again at full speed; `follow` stays at its end. It says "ready" on a line when it reads, ends
-when its standard input says a line with an offset (`follow` reads up to there first) and answers with one line of JSON.
+`again` reads the whole topic again and again at full speed; `follow` stays at its end. It says "ready" on a line when
+it reads, ends when its standard input says a line with an offset (`follow` reads up to there first) and answers with one
+line of JSON.
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ def main(arguments: list[str]) -> None:
                 offset = 0
             if last_offset is None and select.select([sys.stdin], [], [], 0)[0]:
                 last_offset = int(sys.stdin.readline() or 0)
-    print(json.dumps({"records": records_read, "size_bytes": size, "seconds": end_at - begin, "ages_s": ages_s}), flush=True)
+    print(
+        json.dumps({"records": records_read, "size_bytes": size, "seconds": end_at - begin, "ages_s": ages_s}),
+        flush=True,
+    )
 
 
 class ReaderProcess:
@@ -73,7 +77,9 @@ class ReaderProcess:
     def __enter__(self) -> ReaderProcess:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()

@@ -7,7 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import importlib.metadata
 import json
 import os
@@ -77,17 +77,14 @@ class Rows:
 
 def machine(directory: Path) -> dict[str, Any]:
     """What the figures depend on."""
-    model = next((line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), "")
-    file_system = next(
-        (part.fstype for part in sorted(psutil.disk_partitions(all=True), key=lambda part: -len(part.mountpoint))
-         if str(directory.resolve()).startswith(part.mountpoint)),
-        "",
-    )  # fmt: skip
+    models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    mounts = [part for part in psutil.disk_partitions(all=True) if directory.resolve().is_relative_to(part.mountpoint)]
+    mount = max(mounts, key=lambda part: len(part.mountpoint), default=None)
     return {
-        "cpu": model,
+        "cpu": models[0].split(":", 1)[1].strip() if models else platform.processor(),
         "cpus": os.cpu_count(),
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
-        "file_system": file_system,
+        "file_system": mount.fstype if mount else "unknown",
         "system": platform.platform(),
         "load_average_before": [round(load, 2) for load in os.getloadavg()],
     }
@@ -103,7 +100,7 @@ def versions() -> dict[str, str]:
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write the results, with the moment they were written."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    moment = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    moment = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
     path.write_text(json.dumps({"finished": moment, **content}, indent=1, ensure_ascii=False) + "\n")
 
 
