@@ -80,6 +80,7 @@ class Stream:
         self.chunks: list[Chunk] = recovered.chunks
         self.producers = recovered.producers
         self.log_start_offset = recovered.log_start_offset
+        self._start_asked = self.log_start_offset
         self.high_watermark = recovered.next_offset
         self.tail = StreamTail()
         self._host = host
@@ -265,7 +266,8 @@ class Stream:
         """The chunk that takes the next write, with what must be done to it first."""
         chunk = self.chunks[-1] if self.chunks else None
         full = may_roll and self._write_position > 0 and self._write_position + size > self.config.segment_bytes
-        if chunk is None or self._must_roll or full:
+        # A trim may ask for a new chunk while a group is being written: the group is not split for it.
+        if chunk is None or (self._must_roll and may_roll) or full:
             chunk = self._roll(operations)
             is_new = True
         else:
@@ -545,8 +547,12 @@ class Stream:
         return sum(chunk.size_bytes for chunk in self.chunks)
 
     def _advance_start(self, offset: int, result: Ticket[int]) -> None:
+        # A smaller trim must not overwrite a larger one that is on its way to the catalogue.
+        offset = self._start_asked = max(offset, self._start_asked)
+
         def saved(ticket: Ticket[None]) -> None:
             if ticket.error is not None:
+                self._start_asked = self.log_start_offset
                 result.fail(ticket.error)
                 return
             self.log_start_offset = max(self.log_start_offset, offset)

@@ -1,9 +1,9 @@
 """The crash-state enumerator: stop a scripted workload at every write and sync point, try all that a crash may leave.
 
-At each point, every state of the disk within the bounds is opened and held to the promises of `history`; a share of
-them then takes another append on every stream, loses power again and is held to them once more. A share is also crashed
-at every point of the recovery itself. A kill of the process (nothing lost, not all synced), followed by a power cut after
-the restart, is tried at every point too.
+At each point, every state of the disk within the bounds is opened and held to the promises of `history`; a share then
+takes another append on every stream, loses power again and is held to them once more; another share is crashed at every
+point of the recovery itself. A kill of the process (nothing lost, not all synced), followed by a power cut after the
+restart, is tried at every point too.
 
 Invariants: deterministic, given the seed; what it visited is counted in `Report`, which says so in one line.
 """

@@ -365,7 +365,9 @@ class SimDisk:
     def next_life(self) -> "SimDisk":
         """`kill_state` for the next process of the same story: calls are counted on, hooks and faults stay in place."""
         disk = self.kill_state()
-        disk.calls, disk.log, disk._faults = self.calls, self.log, self._faults
+        disk.calls, disk.log = self.calls, self.log
+        for number, fault in self._faults.items():
+            disk.fail_at(number, fault)
         disk.before_call, disk.fault_for = self.before_call, self.fault_for
         return disk
 

@@ -12,7 +12,7 @@ from random import Random
 from logstore.errors import CairnError
 from logstore.format.control import Begin, End, encode_control
 from logstore.format.private import DecideRequest, Part, StageRequest, TaskOutput
-from logstore.format.records import Record, encode_batch
+from logstore.format.records import Record, decode_batch, encode_batch
 from logstore.interfaces import FileSystem
 from logstore.log.epochs import Epochs
 from logstore.log.jobs import Operation
@@ -189,15 +189,26 @@ class World:
         """Send one batch."""
         known = self.history.stream(topic, partition)
         batch, newest = self.make_batch(known, records, value_bytes, producer)
+        known.send(content_of(batch), records, newest)
+        return self.send(topic, partition, batch)
+
+    def send(self, topic: str, partition: int, batch: bytearray) -> Ticket[object]:
+        """Send a batch that `history` knows, for the first time or once more."""
+        known = self.history.stream(topic, partition)
         content = content_of(batch)
-        sent = known.send(content, records, newest)
+        sent = known.sent[content]
         ticket = self.store.stream(topic, partition).append(batch, now_ms=self.clock.wall_ms())
 
         def settled(_: object) -> None:
-            if ticket.error is None:
-                sent.offset = ticket.result().base_offset
+            if ticket.error is not None:
+                return
+            offset = ticket.result().base_offset
+            if sent.offset is None:
                 known.acked.append(content)
-                self.history.version += 1
+            elif sent.offset != offset:
+                raise PromiseBroken(f"{known.name}: the batch at {sent.offset} was acknowledged again at {offset}")
+            sent.offset = offset
+            self.history.version += 1
 
         ticket.add_callback(settled)
         return ticket  # type: ignore[return-value]
@@ -345,6 +356,17 @@ class World:
             self.history.check_epochs(found)
         self._check_ledger()
 
+    def adopt(self) -> None:
+        """After a restart: what readers can see now was never acknowledged, maybe, but must stay from now on."""
+        for stream in self.store.streams():
+            known = self.history.stream(stream.topic, stream.partition)
+            for batch in self.read(stream):
+                content = content_of(batch.data)
+                sent = known.sent.get(content)
+                if sent is not None and sent.offset is None:
+                    sent.offset = batch.header.base_offset
+                    known.acked.append(content)
+
     def _check_ledger(self) -> None:
         first, second = self.store.groups.get("a"), self.store.groups.get("b")
         if first != second:
@@ -362,14 +384,17 @@ class World:
         indexed = [offset for offset, _ in self.controls(stream, start) if offset >= start]
         if indexed != [offset for offset in controls if offset >= start]:
             raise PromiseBroken(f"{stream.name}: control batches at {controls}, the index has {indexed}")
-        plain = [batch for batch in log if not batch.header.is_control and batch.header.base_offset >= start]
-        for wanted in {batch.header.max_timestamp for batch in plain}:
-            expected = min(batch.header.base_offset for batch in plain if batch.header.max_timestamp >= wanted)
+        records = [
+            record
+            for batch in log
+            if not batch.header.is_control
+            for record in decode_batch(batch.data)
+            if record.offset >= start
+        ]
+        for wanted in {record.timestamp for record in records}:
+            expected = next(record.offset for record in records if record.timestamp >= wanted)
             at = self.find(stream, wanted)
-            holder = next(
-                (b for b in log if at is not None and b.header.base_offset <= at < b.header.next_offset), None
-            )
-            if holder is None or not holder.header.base_offset <= expected < holder.header.next_offset:
+            if at != expected:
                 raise PromiseBroken(f"{stream.name}: timestamp {wanted} first at {expected}, the index says {at}")
 
 

@@ -5,19 +5,50 @@ import pytest
 from logstore.testing.crash import Enumerator, Plan, Workload
 from logstore.testing.simdisk import Bounds
 from logstore.testing.world import Setup
-from tests.crash.workloads import WORKLOADS
+from tests.crash import workloads
 
 pytestmark = pytest.mark.crash
 
+STATES = 24
+"""Combinations of files and names per point; --long tries 1024. Tails torn at every byte come on top."""
+FILE_STATES = 24
 
+
+def plan_for(workload: Workload, unit_bytes: int, config: pytest.Config) -> Plan:
+    """Bounds: a choice in the short run, nearly everything in the long one."""
+    if config.getoption("--long"):
+        return Plan(bounds=Bounds(states=1024, file_states=256), recovery_share=20, unit_bytes=unit_bytes)
+    # Decisions are JSON and long: torn at some bytes here; whatever is in a log is torn at every byte.
+    torn_bytes = 32 if workload is workloads.decisions else 4096
+    return Plan(
+        bounds=Bounds(states=STATES, file_states=FILE_STATES, torn_bytes=torn_bytes),
+        second_share=8,
+        recovery_share=100,
+        unit_bytes=unit_bytes,
+    )
+
+
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("unit_bytes", [64, 512])
-@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.__name__)
+@pytest.mark.parametrize("workload", workloads.WORKLOADS, ids=lambda workload: workload.__name__)
 def test_no_crash_state_breaks_a_promise(
-    workload: Workload, unit_bytes: int, capsys: pytest.CaptureFixture[str]
+    workload: Workload, unit_bytes: int, pytestconfig: pytest.Config, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whatever subset of un-synced units, sizes and names survives: acked is there, groups are whole, nothing else."""
-    plan = Plan(bounds=Bounds(states=96, file_states=48, torn_bytes=2048), unit_bytes=unit_bytes)
-    report = Enumerator(workload, Setup(seed=1), plan).run()
+    report = Enumerator(workload, Setup(seed=1), plan_for(workload, unit_bytes, pytestconfig)).run()
     with capsys.disabled():
         print(f"\n  {workload.__name__}, units of {unit_bytes} B: {report}")
     assert report.coverage.states > 100
+
+
+@pytest.mark.parametrize("unit_bytes", [64, 512])
+@pytest.mark.parametrize(
+    "workload", [workloads.large_batch, workloads.trim_all, workloads.ledgers], ids=lambda workload: workload.__name__
+)
+def test_all_states_of_a_short_story(workload: Workload, unit_bytes: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """Short enough to leave nothing out: every point exhaustively, from the founding of the directory on."""
+    plan = Plan(bounds=Bounds(states=1 << 16, file_states=1 << 12), second_share=1, unit_bytes=unit_bytes)
+    report = Enumerator(workload, Setup(), plan).run()
+    with capsys.disabled():
+        print(f"\n  {workload.__name__}, units of {unit_bytes} B: {report}")
+    assert report.coverage.complete_points == report.coverage.points

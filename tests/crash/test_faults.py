@@ -113,8 +113,9 @@ def test_a_failed_sync_is_never_repeated() -> None:
     world.append("t")
     world.run()
     before = disk.calls
-    world.append("t").add_callback(lambda ticket: ticket.result())
+    accepted = world.append("t")
     world.run()
+    accepted.result()
     assert failed
     assert not [call for call in disk.log[before:] if call.path == failed[0] and call.kind in ("write", "sync")]
     for state in disk.crash_states(Bounds()):

@@ -1,7 +1,7 @@
 """Bugs that stores of this kind have had, put back one at a time: the enumerator finds each of them.
 
-They are planted in three ways: a file system that forgets to do something, a rewrite of the disk jobs, or a changed method.
-Where a bug shows only behind a fault of the disk, the fault is part of the story.
+They are planted in three ways: a file system that forgets to do something, a rewrite of the disk jobs, or a changed
+method. Where a bug shows only behind a fault of the disk, the fault is part of the story.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from typing import Any
 
 import pytest
 
-from logstore.errors import CairnError
+from logstore.errors import CairnError, CorruptBatch, StorageFailed
+from logstore.format.batch import parse_header
 from logstore.interfaces import FileSystem
-from logstore.log import recovery, stream
+from logstore.log import recovery
 from logstore.log.jobs import Create, Operation, Remove, Rename, Sync, SyncDirectory, Write
 from logstore.log.ledger import Ledger
 from logstore.log.producers import ProducerTable
 from logstore.log.store import Store
 from logstore.log.stream import Stream
+from logstore.log.ticket import Ticket
 from logstore.testing.crash import Enumerator, Plan, Workload
 from logstore.testing.faults import EIO, Call, Fault
 from logstore.testing.history import History, PromiseBroken
@@ -60,7 +62,12 @@ def rewrites(change: Callable[[Sequence[Operation]], Sequence[Operation]]) -> Se
 
 def without(kind: type, ending: str = "") -> Setup:
     """Jobs without operations of one kind on some files."""
-    return rewrites(lambda jobs: [one for one in jobs if not (isinstance(one, kind) and one.path.endswith(ending))])  # type: ignore[attr-defined]
+    return rewrites(lambda job: [one for one in job if not (isinstance(one, kind) and path_of(one).endswith(ending))])
+
+
+def path_of(operation: Operation) -> str:
+    """Which file an operation is about."""
+    return operation.target if isinstance(operation, Rename) else operation.path
 
 
 def no_directory_sync(_: Patch) -> Setup:
@@ -68,11 +75,14 @@ def no_directory_sync(_: Patch) -> Setup:
     return forgets(lambda kind, path: kind == "sync_directory")
 
 
-def no_stream_directory_sync(_: Patch) -> Setup:
+def no_chunk_name_sync(_: Patch) -> Setup:
     """The name of a new chunk is not synced before its first batch is acknowledged."""
-    return rewrites(
-        lambda job: [one for one in job if not (isinstance(one, SyncDirectory) and one.path.startswith("streams/"))]
-    )
+
+    def change(job: Sequence[Operation]) -> Sequence[Operation]:
+        is_roll = any(isinstance(one, Create) and one.path.endswith(".log") for one in job)
+        return [one for one in job if not (is_roll and isinstance(one, SyncDirectory))]
+
+    return rewrites(change)
 
 
 def no_data_sync(_: Patch) -> Setup:
@@ -162,7 +172,7 @@ def recovery_does_not_sync(patch: Patch) -> Setup:
     original = Store.open.__func__  # type: ignore[attr-defined]
 
     def opened(cls: type[Store], fs: Any, *arguments: Any, **named: Any) -> Store:
-        return original(cls, Forgetful(fs, lambda kind, path: kind == "sync"), *arguments, **named)  # type: ignore[no-any-return]
+        return original(cls, Forgetful(fs, lambda kind, path: kind == "sync"), *arguments, **named)
 
     patch.setattr(Store, "open", classmethod(opened))
     return Setup(seed=1)
@@ -173,7 +183,7 @@ def torn_end_stays(patch: Patch) -> Setup:
     original = recovery._open_chunk
 
     def open_chunk(fs: Any, directory: str, base: int, following: int | None, report: Any) -> Any:
-        chunk = original(Forgetful(fs, lambda kind, _: kind == "truncate"), directory, base, following, report)  # type: ignore[arg-type]
+        chunk = original(Forgetful(fs, lambda kind, _: kind == "truncate"), directory, base, following, report)
         if following is None:
             chunk.size_bytes = fs.size(chunk.log_path)
         return chunk
@@ -184,30 +194,19 @@ def torn_end_stays(patch: Patch) -> Setup:
 
 def no_checksum_at_recovery(patch: Patch) -> Setup:
     """Recovery believes headers without checking the bytes behind them."""
-    patch.setattr(
-        recovery, "check_batch", lambda window, at: _whole(recovery.parse_header(window, at), len(window) - at)
-    )
+    patch.setattr(recovery, "check_batch", lambda window, at: _whole(parse_header(window, at), len(window) - at))
     return Setup(seed=1)
 
 
 def _whole(header: Any, available: int) -> Any:
     if header.size_bytes > available:
-        raise recovery.CorruptBatch("short")
+        raise CorruptBatch("short")
     return header
 
 
-def trim_before_it_is_durable(patch: Patch) -> Setup:
-    """Chunks are removed before the new log start is durable."""
-    original = Stream._advance_start
-
-    def advance(self: Stream, offset: int, *more: Any) -> Any:
-        before = self.log_start_offset
-        self.log_start_offset = offset
-        self._drop_chunks()
-        self.log_start_offset = before
-        return original(self, offset, *more)
-
-    patch.setattr(Stream, "_advance_start", advance)
+def trim_not_recorded(patch: Patch) -> Setup:
+    """A trim is acknowledged before the new log start is durable."""
+    patch.setattr(Store, "save_log_start", lambda self, trimmed, offset: Ticket.succeeded(None))
     return Setup(seed=1)
 
 
@@ -217,7 +216,7 @@ def producer_ids_not_reserved(patch: Patch) -> Setup:
     def allocate(self: Store) -> Any:
         first = int(self.catalogue.get("producer-ids") or 0)
         self.catalogue._visible["producer-ids"] = str(first + 1).encode()
-        return stream.Ticket.succeeded(first)
+        return Ticket.succeeded(first)
 
     patch.setattr(Store, "allocate_producer_id", allocate)
     return Setup(seed=1)
@@ -271,7 +270,7 @@ def sweep_before_sync(patch: Patch) -> Setup:
         lambda fs, directory, start: original(
             Forgetful(fs, lambda kind, _: kind == "sync_directory"),
             directory,
-            start,  # type: ignore[arg-type]
+            start,
         ),
     )
     return Setup(seed=1)
@@ -279,7 +278,7 @@ def sweep_before_sync(patch: Patch) -> Setup:
 
 PLANTED: Sequence[tuple[Plant, Workload]] = (
     (no_directory_sync, workloads.appends),
-    (no_stream_directory_sync, workloads.appends),
+    (no_chunk_name_sync, workloads.appends),
     (no_data_sync, workloads.appends),
     (sync_before_write, workloads.appends),
     (ledger_without_sync, workloads.ledgers),
@@ -291,12 +290,12 @@ PLANTED: Sequence[tuple[Plant, Workload]] = (
     (recovery_does_not_sync, workloads.restarts),
     (torn_end_stays, workloads.appends),
     (no_checksum_at_recovery, workloads.appends),
-    (trim_before_it_is_durable, workloads.trims),
+    (trim_not_recorded, workloads.trims),
     (producer_ids_not_reserved, workloads.ledgers),
     (topic_before_its_directory, workloads.topics),
     (ledger_half_applied, workloads.ledgers),
-    (window_smaller_than_a_batch, workloads.appends),
-    (sweep_before_sync, workloads.trims),
+    (window_smaller_than_a_batch, workloads.large_batch),
+    (sweep_before_sync, workloads.trim_all),
 )
 
 
@@ -373,7 +372,7 @@ def chunk_used_again(patch: Patch) -> None:
             flight.chunk.size_bytes, flight.chunk.next_offset = flight.end_position, flight.next_offset
             self.high_watermark = flight.next_offset
             for append in flight.appends:
-                append.ticket.fail(stream.StorageFailed(str(error)))
+                append.ticket.fail(StorageFailed(str(error)))
 
     patch.setattr(Stream, "_failed", failed)
 

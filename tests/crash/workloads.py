@@ -121,4 +121,24 @@ def restarts(world: World) -> None:
     world.run()
 
 
+def large_batch(world: World) -> None:
+    """One batch larger than the window that recovery reads with."""
+    world.create_topic("t", 1)
+    world.run()
+    world.append("t", value_bytes=400)
+    world.run()
+
+
+def trim_all(world: World) -> None:
+    """Everything is trimmed, then an append opens the chunk behind it."""
+    world.create_topic("t", 1)
+    world.run()
+    world.append("t")
+    world.run()
+    world.trim("t", 0, 1)
+    world.run()
+    world.append("t")
+    world.run()
+
+
 WORKLOADS = (appends, trims, groups, ledgers, topics, decisions, restarts)
