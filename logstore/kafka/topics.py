@@ -15,7 +15,7 @@ from typing import Any
 from kio.schema.errors import ErrorCode
 from kio.static.protocol import ResponsePayload
 
-from logstore.errors import CairnError, InvalidConfig, InvalidPartitions
+from logstore.errors import CairnError, InvalidConfig, InvalidPartitions, TopicExists
 from logstore.kafka.configs import topic_entries
 from logstore.kafka.dispatch import Api, Caller, Front
 from logstore.kafka.errors import error_code
@@ -91,9 +91,7 @@ class TopicHandlers:
         if validate_only:
             topic_id = None
         else:
-            topic_id = (
-                await self._front.engine.wait(self._store.create_topic(wanted.name, partitions, config))
-            ).topic_id
+            topic_id = (await self._make(wanted.name, partitions, config)).topic_id
         shown = topic_entries(parsed, config, self._front.settings.topic_defaults)
         return {
             "topic_id": topic_id,
@@ -103,6 +101,15 @@ class TopicHandlers:
             "replication_factor": _REPLICATION_FACTOR,
             "configs": [entry.described() for entry in shown],
         }
+
+    async def _make(self, name: str, partitions: int, config: Mapping[str, str]) -> Topic:
+        """Create a topic; one that somebody else is creating exists as soon as that is done. Raises CairnError."""
+        engine = self._front.engine
+        rival = self._store.creation(name)
+        if rival is not None:
+            await engine.wait(rival)
+            raise TopicExists(f"topic {name!r} exists")
+        return await engine.wait(self._store.create_topic(name, partitions, config))
 
     def _partition_count(self, wanted: Any) -> int:
         """How many partitions a new topic is to have. Raises _Refused if it asks for other nodes than this one."""

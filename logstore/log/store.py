@@ -2,6 +2,7 @@
 
 Invariants:
 * A topic exists if and only if the catalogue says so: directories are made before its entry, and removed after it.
+* A topic's changes are made one after the other, so none overwrites or outlives another.
 * A log start is durable in the catalogue before anything in front of it is removed.
 * Producer ids are reserved durably in blocks, so none is given out twice, whatever crashes.
 * `open` returns only when everything it will serve is durable.
@@ -35,6 +36,7 @@ from logstore.log.stream_state import StreamName
 from logstore.log.tail import Tail
 from logstore.log.ticket import Ticket
 from logstore.log.topics import MAX_PARTITIONS, TopicConfig, check_name, parse_config
+from logstore.log.turns import Turns
 
 FORMAT_VERSION = 1
 IDENTITY_FILE = "cairn.json"
@@ -93,6 +95,7 @@ class Store:
         self._report = environment.report
         self._chores = Chores(self.notify)
         self._creating: dict[str, Ticket[Topic]] = {}
+        self._turns = Turns()
         self._producer_ids = range(0)
         self._producer_waiters: list[Ticket[int]] = []
         fs = environment.fs
@@ -184,7 +187,9 @@ class Store:
         """One stream. Raises UnknownTopicOrPartition."""
         partitions = self.topic(topic).partitions
         if not 0 <= partition < len(partitions):
-            raise UnknownTopicOrPartition(f"topic {topic!r} has no partition {partition}, only 0 to {len(partitions) - 1}")
+            raise UnknownTopicOrPartition(
+                f"topic {topic!r} has no partition {partition}, only 0 to {len(partitions) - 1}"
+            )
         return partitions[partition]
 
     def streams(self) -> Sequence[Stream]:
@@ -198,6 +203,10 @@ class Store:
             raise TopicExists(f"topic {name!r} exists")
         _check_partitions(partitions)
         return parse_config(config, self.settings.topic_defaults)
+
+    def creation(self, name: str) -> Ticket[Topic] | None:
+        """The creation of that topic that is under way, if any."""
+        return self._creating.get(name)
 
     def create_topic(self, name: str, partitions: int, config: Mapping[str, str]) -> Ticket[Topic]:
         """Create a topic; settles once it is durable. A creation of the same name under way is joined.
@@ -222,7 +231,13 @@ class Store:
         return ticket
 
     def add_partitions(self, name: str, total: int) -> Ticket[Topic]:
-        """Grow a topic to `total` partitions. Raises UnknownTopicOrPartition, InvalidPartitions."""
+        """Grow a topic to `total` partitions.
+
+        Raises UnknownTopicOrPartition, InvalidPartitions, or its ticket fails with them or with StorageFailed.
+        """
+        return self._turns.run(name, lambda: self._add_partitions(name, total))
+
+    def _add_partitions(self, name: str, total: int) -> Ticket[Topic]:
         topic = self.topic(name)
         _check_partitions(total)
         if total <= len(topic.partitions):
@@ -233,7 +248,13 @@ class Store:
         return ticket
 
     def alter_topic(self, name: str, changes: Mapping[str, str | None]) -> Ticket[Topic]:
-        """Change settings; None sets one back to its default. Raises UnknownTopicOrPartition, InvalidConfig."""
+        """Change settings; None sets one back to its default.
+
+        Raises UnknownTopicOrPartition, InvalidConfig, or its ticket fails with them or with StorageFailed.
+        """
+        return self._turns.run(name, lambda: self._alter_topic(name, changes))
+
+    def _alter_topic(self, name: str, changes: Mapping[str, str | None]) -> Ticket[Topic]:
         topic = self.topic(name)
         kept = {key: value for key, value in topic.overrides.items() if key not in changes}
         overrides = kept | {key: value for key, value in changes.items() if value is not None}
@@ -254,7 +275,13 @@ class Store:
         return ticket
 
     def delete_topic(self, name: str) -> Ticket[None]:
-        """Delete a topic; settles once that is durable, its files go later. Raises UnknownTopicOrPartition."""
+        """Delete a topic; settles once that is durable, its files go later.
+
+        Raises UnknownTopicOrPartition, or its ticket fails with it or with StorageFailed.
+        """
+        return self._turns.run(name, lambda: self._delete_topic(name))
+
+    def _delete_topic(self, name: str) -> Ticket[None]:
         topic = self.topic(name)
         ticket: Ticket[None] = Ticket()
 

@@ -1,6 +1,6 @@
 """A sidecar without sockets: a real store on a real directory, and the handlers of all administrative requests.
 
-Invariant: every request and answer passes through Kafka's wire format, so what a version cannot say is not said here either.
+Invariant: every request and answer passes through the wire format, so what a version cannot say is not said here.
 """
 
 import io
@@ -74,9 +74,7 @@ def over_the_wire(message: Any) -> Any:
 async def running(root: Path, settings: FrontSettings | None = None) -> AsyncIterator[Node]:
     """A node on a directory, closed in order at the end of the block."""
     files = OsFiles(root)
-    store = Store.open(
-        files, SystemClock(), StoreSettings(), new_id=uuid.uuid4, report=lambda event, fields: None
-    )
+    store = Store.open(files, SystemClock(), StoreSettings(), new_id=uuid.uuid4, report=lambda event, fields: None)
     async with open_engine(store, files) as engine:
         yield Node(engine, settings or FrontSettings())
     files.close()

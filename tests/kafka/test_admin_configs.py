@@ -20,9 +20,7 @@ SET, UNSET, APPEND, SUBTRACT = 0, 1, 2, 3
 async def describe(node: Node, version: int, kind: int, name: str, keys: Sequence[str] | None = None) -> Any:
     """DescribeConfigs of one resource."""
     resource = {"resource_type": kind, "resource_name": name, "configuration_keys": keys}
-    answer = await node.ask(
-        DESCRIBE, version, resources=[resource], include_synonyms=True, include_documentation=True
-    )
+    answer = await node.ask(DESCRIBE, version, resources=[resource], include_synonyms=True, include_documentation=True)
     return answer.results[0]
 
 

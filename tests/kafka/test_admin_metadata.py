@@ -122,7 +122,9 @@ def test_authorized_operations_only_when_asked(tmp_path: Path) -> None:
                 include_topic_authorized_operations=True,
                 include_cluster_authorized_operations=True,
             )
-            shown = [(a.topics[0].topic_authorized_operations, a.cluster_authorized_operations) for a in (silent, asked)]
+            shown = [
+                (a.topics[0].topic_authorized_operations, a.cluster_authorized_operations) for a in (silent, asked)
+            ]
             assert shown[0] == (-(2**31), -(2**31))
             assert min(shown[1]) > 0
 

@@ -11,7 +11,7 @@ INIT_PRODUCER_ID = 22
 
 
 def test_ids_are_new_every_time(tmp_path: Path) -> None:
-    """Every request of every version gets another id, with epoch 0; after a restart too, and if it has an id already."""
+    """Every request of every version gets another id, with epoch 0; after a restart too, and if it has one already."""
 
     async def story() -> None:
         seen: list[int] = []

@@ -26,7 +26,7 @@ async def create(node: Node, *topics: Mapping[str, Any], version: int = 7, valid
 
 
 def test_created_by_every_version(tmp_path: Path) -> None:
-    """All versions create; from 5 on they tell partitions, replicas and settings, from 7 on the id. A restart keeps all."""
+    """All versions create; from 5 on they tell partitions and settings, from 7 on the id. A restart keeps all."""
 
     async def story() -> None:
         config = [{"name": "retention.ms", "value": "5000"}]
@@ -129,7 +129,7 @@ def test_topics_grow_and_never_shrink(tmp_path: Path) -> None:
 
 
 def test_deleted_by_every_version(tmp_path: Path) -> None:
-    """Topics go by name and, from version 6, by id; what is not there is said so; a restart does not bring them back."""
+    """Topics go by name and, from version 6, by id; the unknown is said so; a restart brings none back."""
 
     async def story() -> None:
         async with running(tmp_path) as node:
@@ -185,6 +185,27 @@ def test_changes_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
     trio.run(story)
 
 
+def test_one_of_two_creators_is_refused(tmp_path: Path) -> None:
+    """Of two clients that create one topic at the same time, one is told that it exists."""
+
+    async def story() -> None:
+        async with running(tmp_path) as node:
+            outcomes = []
+
+            async def make(partitions: int) -> None:
+                (topic,) = await create(node, wanted("t", partitions))
+                outcomes.append((topic.error_code, topic.num_partitions))
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(make, 2)
+                nursery.start_soon(make, 5)
+            refused, made = sorted(outcomes, key=lambda outcome: outcome[1])
+            assert refused == (ErrorCode.topic_already_exists, -1)
+            assert made == (ErrorCode.none, len(node.store.topic("t").partitions))
+
+    trio.run(story)
+
+
 def test_what_is_deleted_stays_deleted(tmp_path: Path) -> None:
     """A change that comes while its topic is being deleted does not bring the topic back."""
 
@@ -198,9 +219,10 @@ def test_what_is_deleted_stays_deleted(tmp_path: Path) -> None:
 
             async with trio.open_nursery() as nursery:
                 deleted = node.store.delete_topic("t")
-                nursery.start_soon(late_growth)
+                for _ in range(2000):  # more than the interpreter's stack would hold
+                    nursery.start_soon(late_growth)
                 await node.engine.wait(deleted)
-            assert errors == [ErrorCode.unknown_topic_or_partition]
+            assert errors == [ErrorCode.unknown_topic_or_partition] * 2000
             assert node.store.topics == {}
         async with running(tmp_path) as node:
             assert node.store.topics == {}
