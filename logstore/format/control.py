@@ -63,7 +63,7 @@ def control_type(buffer: Buffer, position: int = 0) -> int | None:
 
     Raises CorruptBatch.
     """
-    key = decode_batch(buffer, position)[0].key
+    key = _record(buffer, position).key
     if key is None or len(key) != _KEY.size:
         raise CorruptBatch(f"control record key {key!r} is not 4 bytes")
     version, kind = _KEY.unpack(key)
@@ -78,7 +78,7 @@ def decode_control(buffer: Buffer, position: int = 0) -> Begin | End | None:
     kind = control_type(buffer, position)
     if kind not in (BEGIN_TYPE, END_TYPE):
         return None
-    value = decode_batch(buffer, position)[0].value or b""
+    value = _record(buffer, position).value or b""
     if len(value) < _VALUE.size:
         raise CorruptBatch(f"control record of {len(value)} bytes is too short")
     version, length = _VALUE.unpack_from(value)
@@ -99,6 +99,13 @@ def decode_control(buffer: Buffer, position: int = 0) -> Begin | End | None:
             _integer(fields, "batch_count"),
         )
     return End(_text(fields, "query"), _integer(fields, "epoch"), _integer(fields, "run"), tail)
+
+
+def _record(buffer: Buffer, position: int) -> Record:
+    records = decode_batch(buffer, position)
+    if len(records) != 1:
+        raise CorruptBatch(f"a control batch of {len(records)} records at {position}")
+    return records[0]
 
 
 def _fields(head: bytes) -> dict[str, Any]:

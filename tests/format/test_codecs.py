@@ -1,0 +1,327 @@
+"""Every decoder of what stands on disk: whole, byte by byte, with trailing data, with every bit flipped.
+
+Bad bytes raise an error of ours or end the readable part; they are never another value than what was written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+from crc32c import crc32c
+from hypothesis import given
+from hypothesis import strategies as st
+
+from logstore.errors import CairnError, CorruptBatch, CorruptFile, UnknownFormatVersion, UnsupportedBatchFormat
+from logstore.format.batch import (
+    CRC_START,
+    HEADER,
+    HEADER_BYTES,
+    BatchHeader,
+    check_batch,
+    empty_batch,
+    iterate_batches,
+    parse_header,
+    patch_base,
+    seal_batch,
+)
+from logstore.format.control import Begin, End, control_type, decode_control, encode_control
+from logstore.format.index import CONTROL_FLAG, IndexBlock, IndexEntry, decode_blocks, encode_block
+from logstore.format.journal import KIND_CHANGES, KIND_SNAPSHOT, Frame, encode_frame, scan_frames
+from logstore.format.records import Record, decode_batch, encode_batch
+from logstore.format.snapshot import ProducerBatch, ProducerEntry, Snapshot, decode_snapshots, encode_snapshot
+
+RECORDS = [
+    Record(0, 1_700_000_000_000, b"key", b"value", (("h", b"x"), ("empty", None))),
+    Record(1, 1_700_000_000_005, None, b""),
+    Record(2, 1_699_999_999_990, b"", None),
+]
+BATCH = bytes(encode_batch(RECORDS, producer_id=7, producer_epoch=2, base_sequence=40))
+BEGIN = Begin("query", 3, 2, ("a0", "a1"), 1234, 5)
+END = End("query", 3, 2, b"positions")
+BLOCK = IndexBlock(
+    4096, 17, 1_700_000_000_005, [IndexEntry(0, -1, 0, 0xDEADBEEF, 0), IndexEntry(9, 5, 999, 1, CONTROL_FLAG)]
+)
+SNAPSHOT = Snapshot(
+    300, 12, (ProducerEntry(7, 2, 99, (ProducerBatch(0, 4, 0), ProducerBatch(5, 5, 5))), ProducerEntry(8, 0, 98, ()))
+)
+FRAME = Frame(KIND_SNAPSHOT, 0, {"a": b"1", "ü": b"", "gone": None})
+
+
+class Codec(NamedTuple):
+    """A format: golden bytes, and how one decodes them to a comparable value. None: nothing readable there."""
+
+    name: str
+    encoded: bytes
+    decode: Callable[[bytes], object]
+    value: object
+    free_bytes: frozenset[int] = frozenset()
+    """Bytes that no checksum covers and that are checked against their neighbours instead (tests/crash)."""
+
+
+def _first_block(data: bytes) -> object:
+    blocks, end = decode_blocks(data)
+    return blocks[0] if blocks and end >= len(encode_block(BLOCK)) else None
+
+
+def _first_snapshot(data: bytes) -> object:
+    snapshots, _ = decode_snapshots(data)
+    return Snapshot(*snapshots[0][:2], tuple(snapshots[0].producers)) if snapshots else None
+
+
+def _first_frame(data: bytes) -> object:
+    frames = scan_frames(data, "file").frames
+    return frames[0] if frames else None
+
+
+CODECS = (
+    Codec("batch", BATCH, decode_batch, RECORDS, frozenset([*range(8), *range(12, 16)])),
+    Codec(
+        "begin",
+        bytes(encode_control(BEGIN, timestamp_ms=1)),
+        decode_control,
+        BEGIN,
+        frozenset([*range(8), *range(12, 16)]),
+    ),
+    Codec(
+        "end", bytes(encode_control(END, timestamp_ms=1)), decode_control, END, frozenset([*range(8), *range(12, 16)])
+    ),
+    Codec("index block", encode_block(BLOCK), _first_block, BLOCK),
+    Codec("producer snapshot", encode_snapshot(SNAPSHOT), _first_snapshot, SNAPSHOT),
+    Codec("ledger frame", encode_frame(FRAME), _first_frame, FRAME),
+)
+
+_CONTROL_HEAD = "0000000000000000000000010000000000000001" + "ff" * 14 + "00000001"
+GOLDEN = {
+    "batch": BATCH.hex(),
+    "begin": "0000000000000000000000a00000000002220207ce0020"
+    + _CONTROL_HEAD
+    + "da0100000008000003e8c40100000000005c"
+    + b'{"query":"query","epoch":3,"run":2,"attempts":["a0","a1"],"byte_count":1234,"batch_count":5}'.hex()
+    + "00",
+    "end": "00000000000000000000006e0000000002309d6d160020"
+    + _CONTROL_HEAD
+    + "7800000008000003e964000000000023"
+    + b'{"query":"query","epoch":3,"run":2}positions'.hex()
+    + "00",
+    "index block": "434944580001000000000002"
+    "00000000000010000000000000000011"
+    "0000018bcfe56805ee3c346a"
+    "0000000000000000ffffffffffffffff0000000000000000deadbeef00000000"
+    "0000000000000009000000000000000500000000000003e70000000100000001",
+    "producer snapshot": "435052440001000000000002"
+    "000000000000012c000000000000000c000000487fe6ef86"
+    "0000000000000007000200020000000000000063"
+    "00000000000000040000000000000000"
+    "00000005000000050000000000000005"
+    "0000000000000008000000000000000000000062",
+    "ledger frame": "434a4e4c000100010000001a0000000000000000c5cb3078"
+    "0001000000016131"
+    "000200000000c3bc"
+    "0004ffffffff676f6e65",
+}
+"""What each of them is on disk, byte for byte (docs/format.md)."""
+
+
+def outcome(codec: Codec, data: bytes) -> object:
+    """The decoded value; None if the bytes are refused, or nothing readable is there."""
+    try:
+        return codec.decode(data)
+    except CairnError:
+        return None
+
+
+@pytest.fixture(params=CODECS, ids=lambda codec: codec.name)
+def codec(request: pytest.FixtureRequest) -> Codec:
+    """Each format in turn."""
+    assert isinstance(request.param, Codec)
+    return request.param
+
+
+def test_whole(codec: Codec) -> None:
+    """What was written reads back."""
+    assert codec.decode(codec.encoded) == codec.value
+
+
+def test_golden_bytes(codec: Codec) -> None:
+    """What is written is what the format document says, byte for byte: old data directories stay readable."""
+    assert codec.encoded.hex() == GOLDEN[codec.name]
+
+
+def test_byte_by_byte(codec: Codec) -> None:
+    """Every prefix is refused or holds nothing; never an error of another kind, never a wrong value."""
+    for length in range(len(codec.encoded)):
+        assert outcome(codec, codec.encoded[:length]) is None
+
+
+@pytest.mark.parametrize("trailing", [b"\0", b"\0" * 100, b"\xff" * 100, b"CIDX", b"CJNL" + b"\0" * 40])
+def test_trailing(codec: Codec, trailing: bytes) -> None:
+    """Bytes behind the end change nothing in what stands in front of them."""
+    assert codec.decode(codec.encoded + trailing) == codec.value
+
+
+def test_every_bit_flipped(codec: Codec) -> None:
+    """A flipped bit under a checksum is refused, wherever it is."""
+    for bit in range(len(codec.encoded) * 8):
+        if bit // 8 in codec.free_bytes:
+            continue
+        data = bytearray(codec.encoded)
+        data[bit // 8] ^= 0x80 >> bit % 8
+        assert outcome(codec, bytes(data)) is None, f"bit {bit % 8} of byte {bit // 8}"
+
+
+@given(data=st.binary(max_size=300))
+def test_noise(data: bytes) -> None:
+    """Random bytes are refused with errors of ours, by every decoder."""
+    for codec in CODECS:
+        outcome(codec, data)
+
+
+@given(data=st.data())
+def test_lies_under_a_right_checksum(data: st.DataObject) -> None:
+    """A batch whose checksum is right and whose records are not what they claim is refused; nothing else is raised."""
+    batch = bytearray(BATCH)
+    at = data.draw(st.integers(CRC_START, len(batch) - 1))
+    batch[at] = data.draw(st.integers(0, 255))
+    seal_batch(batch)
+    for decode in (decode_batch, decode_control, control_type):
+        with contextlib.suppress(CairnError):
+            decode(batch)
+
+
+# ---- record batches
+
+
+def test_golden_batch() -> None:
+    """The bytes of a batch as Kafka's documentation lays them out, field by field."""
+    header = HEADER.unpack_from(BATCH)
+    assert BATCH[:8] == bytes(8)
+    assert int.from_bytes(BATCH[8:12], "big") == len(BATCH) - 12
+    assert BATCH[16] == 2
+    assert int.from_bytes(BATCH[17:21], "big") == crc32c(BATCH[21:])
+    assert header[6:] == (2, 1_700_000_000_000, 1_700_000_000_005, 7, 2, 40, 3)
+    assert BATCH[61:].hex() == (
+        "32" "00" "00" "00" "06" "6b6579" "0a" "76616c7565" "04" "02" "68" "02" "78" "0a" "656d707479" "01"
+        "0c" "00" "0a" "02" "01" "00" "00"
+        "0c" "00" "13" "04" "00" "01" "00"
+    )  # fmt: skip
+
+
+def test_base_offset_and_leader_epoch_are_patched_without_the_checksum() -> None:
+    """The eight bytes in front, and the leader epoch, may change; the checksum still holds."""
+    batch = bytearray(BATCH)
+    patch_base(batch, 0, 1 << 40, 5)
+    header = check_batch(batch)
+    assert (header.base_offset, header.partition_leader_epoch, header.next_offset) == (1 << 40, 5, (1 << 40) + 3)
+    assert [record.offset for record in decode_batch(batch)] == [(1 << 40) + at for at in range(3)]
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_old_message_formats_are_named(magic: int) -> None:
+    """Message sets of old clients are refused by name, not as damage."""
+    batch = bytearray(BATCH)
+    batch[16] = magic
+    with pytest.raises(UnsupportedBatchFormat, match=str(magic)):
+        parse_header(batch)
+    with pytest.raises(UnsupportedBatchFormat):
+        parse_header(batch[:30])
+
+
+def test_batches_end_to_end() -> None:
+    """A chunk is batches end to end; trailing bytes are damage."""
+    data = BATCH * 3
+    assert [position for position, _ in iterate_batches(data)] == [0, len(BATCH), 2 * len(BATCH)]
+    with pytest.raises(CorruptBatch):
+        list(iterate_batches(data + b"\0"))
+
+
+def test_empty_batch_spans_the_same_offsets() -> None:
+    """What stands for a control batch in a fetch has no records and moves readers just as far."""
+    header = check_batch(BATCH)
+    empty = check_batch(empty_batch(header._replace(base_offset=99)))
+    assert (empty.base_offset, empty.next_offset, empty.record_count) == (99, 102, 0)
+    assert not empty.is_control
+    assert empty.size_bytes == HEADER_BYTES
+
+
+def test_a_control_batch_without_records_is_damage() -> None:
+    """A control batch must have its record: an empty one is refused."""
+    header = check_batch(encode_control(END, timestamp_ms=1))
+    bare = bytearray(HEADER.pack(*BatchHeader(*header)._replace(record_count=0, batch_length=49)))
+    with pytest.raises(CorruptBatch):
+        control_type(seal_batch(bare))
+
+
+@given(
+    values=st.lists(
+        st.tuples(st.none() | st.binary(max_size=20), st.none() | st.binary(max_size=200), st.integers(-5, 5)),
+        min_size=1,
+        max_size=20,
+    ),
+    base=st.integers(0, 1 << 50),
+)
+def test_records_round_trip(values: list[tuple[bytes | None, bytes | None, int]], base: int) -> None:
+    """Any records come back as they were."""
+    records = [Record(base + at, 1000 + delta, key, value) for at, (key, value, delta) in enumerate(values)]
+    assert decode_batch(encode_batch(records, base_offset=base)) == records
+
+
+# ---- versions
+
+
+def _as_version_2(data: bytes, version_at: int, crc_at: int) -> bytes:
+    """The same bytes as a later version would have them: version 2, checksum right."""
+    changed = bytearray(data)
+    changed[version_at : version_at + 2] = (2).to_bytes(2, "big")
+    crc = crc32c(bytes(changed[crc_at + 4 :]), crc32c(bytes(changed[:crc_at])))
+    changed[crc_at : crc_at + 4] = crc.to_bytes(4, "big")
+    return bytes(changed)
+
+
+def test_unknown_versions_are_named() -> None:
+    """Intact data of a newer version is no damage: the error says which version it is."""
+    with pytest.raises(UnknownFormatVersion, match="2"):
+        decode_blocks(_as_version_2(encode_block(BLOCK), 4, 36))
+    with pytest.raises(UnknownFormatVersion, match="2"):
+        decode_snapshots(_as_version_2(encode_snapshot(SNAPSHOT), 4, 32))
+    with pytest.raises(UnknownFormatVersion, match="2"):
+        scan_frames(_as_version_2(encode_frame(FRAME), 4, 20), "file")
+    batch = bytearray(encode_control(END, timestamp_ms=1))
+    at = bytes(batch).index(b'{"query"') - 6
+    batch[at : at + 2] = (1).to_bytes(2, "big")
+    with pytest.raises(UnknownFormatVersion, match="1"):
+        decode_control(seal_batch(batch))
+
+
+def test_unknown_control_types_are_somebody_elses() -> None:
+    """Kafka's own control records (commit, abort) are skipped, not refused."""
+    batch = encode_batch([Record(0, 1, (0).to_bytes(2, "big") + (1).to_bytes(2, "big"), b"\0" * 6)], control=True)
+    assert decode_control(batch) is None
+    assert control_type(batch) == 1
+
+
+# ---- sequences of blocks and frames
+
+
+def test_blocks_end_at_the_first_that_does_not_continue() -> None:
+    """An index block that goes back in position or offset ends what is believed."""
+    first, second = encode_block(BLOCK), encode_block(BLOCK._replace(durable_end=5000, next_offset=20))
+    blocks, end = decode_blocks(first + second + b"CIDX")
+    assert ([block.durable_end for block in blocks], end) == ([4096, 5000], len(first) + len(second))
+    blocks, end = decode_blocks(second + first)
+    assert ([block.durable_end for block in blocks], end) == ([5000], len(second))
+
+
+def test_a_later_frame_vouches_for_earlier_ones() -> None:
+    """Damage in front of an intact frame that says all before it was synced is no torn write: refused by name."""
+    first = encode_frame(FRAME)
+    second = encode_frame(Frame(KIND_CHANGES, len(first), {"a": b"2"}))
+    scan = scan_frames(first + second + b"torn", "file")
+    assert ([frame.kind for frame in scan.frames], scan.end) == ([KIND_SNAPSHOT, KIND_CHANGES], len(first + second))
+    assert scan_frames(first + second[:-1], "file").end == len(first)
+    damaged = bytearray(first + second)
+    damaged[len(first) - 1] ^= 1
+    with pytest.raises(CorruptFile, match="file"):
+        scan_frames(bytes(damaged), "file")
