@@ -38,6 +38,8 @@ class Engine:
         self._fs = fs
         self._writers = writers
         self._readers = trio.CapacityLimiter(READERS)
+        self._is_settling = False
+        self._after_settling: list[Callable[[], None]] = []
 
     def kick(self) -> None:
         """Start what disk work there is. Call it once after a burst of appends, so that they share a write."""
@@ -59,9 +61,26 @@ class Engine:
         queue = self.store.queue
         while True:
             await trio.lowlevel.wait_readable(self._writers.eventfd)
-            for job, failure in self._writers.collect():
-                queue.finished(job, failure)
+            self._is_settling = True
+            try:
+                for job, failure in self._writers.collect():
+                    queue.finished(job, failure)
+            finally:
+                self._is_settling = False
             self.kick()
+            callbacks, self._after_settling = self._after_settling, []
+            for callback in callbacks:
+                callback()
+
+    def after_settling(self, callback: Callable[[], None]) -> bool:
+        """Call `callback` once all that finished together has settled and the next jobs are started.
+
+        One write settles many tickets: whoever answers them can do so in one go. Returns False, and does not call, if
+        nothing is settling now. `callback` must not raise.
+        """
+        if self._is_settling:
+            self._after_settling.append(callback)
+        return self._is_settling
 
     async def run_ticks(self) -> None:
         """Apply retention now and then, for ever."""

@@ -17,7 +17,9 @@ import math
 import struct
 import traceback
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import trio
 
@@ -80,6 +82,8 @@ class Connection:
         self._answer_bytes = 0
         self._send_wanted: trio.Event | None = None
         self._sent: trio.Event | None = None
+        self._unsent: _Answers | None = None
+        self._is_flush_planned = False
         self._receiving = trio.CancelScope()
         self._is_stopping = False
         self._is_over = False
@@ -308,8 +312,10 @@ class Connection:
         """
         slot.is_ready = True
         self._requests.give(slot.size_bytes)
-        if self._slots and self._slots[0] is slot:
-            self._want_send()
+        if self._slots and self._slots[0] is slot and self._send_wanted is not None and not self._is_flush_planned:
+            self._is_flush_planned = self._front.engine.after_settling(self._flush)
+            if not self._is_flush_planned:
+                self._flush()
 
     def _want_send(self) -> None:
         if self._send_wanted is not None:
@@ -325,39 +331,67 @@ class Connection:
                 self._sent = trio.Event()
             await self._sent.wait()
 
+    def _flush(self) -> None:
+        """Send what is ready without a turn of the event loop; what the socket does not take is left to the sender."""
+        self._is_flush_planned = False
+        if self._send_wanted is None:
+            return  # the sender is at work, and will look again
+        answers = self._ready_answers()
+        try:
+            rest: Sequence[Buffer] = self._link.send_nowait(answers.parts)
+        except OSError:
+            rest = answers.parts  # the sender will meet the same error, where it belongs
+        if rest or answers.failure is not None:
+            self._unsent = answers._replace(parts=rest)
+            self._want_send()
+        else:
+            self._note_sent(answers)
+
+    def _note_sent(self, answers: "_Answers") -> None:
+        self._unsent_bytes -= answers.request_bytes
+        self._answers.give(self._answer_bytes)
+        self._answer_bytes = 0
+        if self._sent is not None:
+            self._sent.set()
+            self._sent = None
+        if self._is_over:
+            self._want_send()
+
     async def _send_answers(self) -> None:
+        """Send what could not be sent at once, until the connection is over and everything is answered."""
         while True:
-            while not (self._slots and self._slots[0].is_ready):
+            while self._unsent is None and not (self._slots and self._slots[0].is_ready):
                 if self._is_over and not self._slots:
                     return
                 self._send_wanted = trio.Event()
                 await self._send_wanted.wait()
-            parts, size_bytes, failure = self._ready_answers()
-            await self._link.send(parts, self._front.settings.idle_s)
-            if failure is not None:
-                raise _Closed(f"acks=0, so closing is all it can be told: {failure}")
-            self._unsent_bytes -= size_bytes
-            self._answers.give(self._answer_bytes)
-            self._answer_bytes = 0
-            if self._sent is not None:
-                self._sent.set()
-                self._sent = None
+            answers, self._unsent = self._unsent or self._ready_answers(), None
+            await self._link.send(answers.parts, self._front.settings.idle_s)
+            if answers.failure is not None:
+                raise _Closed(f"acks=0, so closing is all it can be told: {answers.failure}")
+            self._note_sent(answers)
 
-    def _ready_answers(self) -> tuple[list[Buffer], int, str | None]:
-        """The answers at the head of the line, what their requests weigh, and what went wrong in one that wants no
-        answer.
-        """
+    def _ready_answers(self) -> "_Answers":
+        """The answers at the head of the line."""
         parts: list[Buffer] = []
-        size_bytes = 0
+        request_bytes = 0
         while self._slots and self._slots[0].is_ready:
             slot = self._slots.popleft()
-            size_bytes += slot.size_bytes
+            request_bytes += slot.size_bytes
             body = slot.answer.body() if slot.answer is not None else slot.body
             if body is not None:
                 parts += frame(slot.correlation_id, body, flexible_header=slot.flexible_header)
             elif slot.answer is not None and slot.answer.failure is not None:
-                return parts, size_bytes, slot.answer.failure
-        return parts, size_bytes, None
+                return _Answers(parts, request_bytes, slot.answer.failure)
+        return _Answers(parts, request_bytes, None)
+
+
+class _Answers(NamedTuple):
+    """Answers to send, what their requests weigh, and what went wrong in one that wants no answer."""
+
+    parts: Sequence[Buffer]
+    request_bytes: int
+    failure: str | None
 
 
 def _frame_patience_s(size_bytes: int) -> float:

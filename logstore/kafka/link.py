@@ -40,8 +40,8 @@ class Link:
             self._is_drained = received < len(target)
             return received
 
-    async def send(self, parts: Sequence[Buffer], patience_s: float) -> None:
-        """Send all parts, in order. Raises TooSlow when the client takes nothing for `patience_s` seconds."""
+    def send_nowait(self, parts: Sequence[Buffer]) -> list[memoryview]:
+        """Send what the socket takes now, in order; returns what is left."""
         rest = [memoryview(part) for part in parts if part]
         if len(rest) > 1 and sum(map(len, rest)) <= JOIN_BYTES:
             rest = [memoryview(b"".join(rest))]
@@ -49,11 +49,7 @@ class Link:
             try:
                 sent = self._socket.sendmsg(rest[:IO_VECTOR_PARTS])
             except (BlockingIOError, InterruptedError):
-                with trio.move_on_after(patience_s) as scope:
-                    await trio.lowlevel.wait_writable(self._socket)
-                if scope.cancelled_caught:
-                    raise TooSlow("the client does not read its answers") from None
-                continue
+                break
             done = 0
             while done < len(rest) and sent >= len(rest[done]):
                 sent -= len(rest[done])
@@ -61,6 +57,17 @@ class Link:
             del rest[:done]
             if sent:
                 rest[0] = rest[0][sent:]
+        return rest
+
+    async def send(self, parts: Sequence[Buffer], patience_s: float) -> None:
+        """Send all parts, in order. Raises TooSlow when the client takes nothing for `patience_s` seconds."""
+        rest = self.send_nowait(parts)
+        while rest:
+            with trio.move_on_after(patience_s) as scope:
+                await trio.lowlevel.wait_writable(self._socket)
+            if scope.cancelled_caught:
+                raise TooSlow("the client does not read its answers")
+            rest = self.send_nowait(rest)
 
     def end_sending(self) -> None:
         """Tell the client that nothing more will come."""
