@@ -89,7 +89,15 @@ def _fetch(what: str, artifacts: Sequence[Artifact], directory: Path) -> None:
     with tempfile.TemporaryDirectory(dir=CACHE, prefix="fetch-") as name:
         work = Path(name)
         (work / "pom.xml").write_text(_POM.format(dependencies="".join(map(_dependency, artifacts))))
-        command = [maven, "-q", "-B", "-f", str(work / "pom.xml"), "dependency:copy-dependencies", f"-DoutputDirectory={work / 'jars'}"]
+        command = [
+            maven,
+            "-q",
+            "-B",
+            "-f",
+            str(work / "pom.xml"),
+            "dependency:copy-dependencies",
+            f"-DoutputDirectory={work / 'jars'}",
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_SECONDS, check=False)
         if done.returncode != 0:
             raise KafkaUnavailable(f"Maven could not fetch {what}: {done.stdout[-2000:]}{done.stderr[-2000:]}")

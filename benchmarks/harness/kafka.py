@@ -1,7 +1,7 @@
 """A real Kafka in KRaft mode, one node, and Kafka's own Java tools.
 
 Invariants:
-* The server runs as it comes; what differs from its defaults is in `_properties` (one node, loopback, free ports) or was asked for.
+* The server runs as it comes; what differs from its defaults is one node, loopback, free ports, or was asked for.
 * A `KafkaPeer` owns its directory's `kafka` folder and nothing else.
 """
 
@@ -51,7 +51,7 @@ class KafkaPeer:
     def __init__(
         self, directory: Path, *, heap: str = "1g", overrides: Mapping[str, str] | None = None, name: str = "Kafka"
     ) -> None:
-        """`overrides` are lines of server.properties; `heap` is Kafka's own default of 1 GiB. Raises KafkaUnavailable."""
+        """`overrides` are lines of server.properties; `heap` is what Kafka gives itself. Raises KafkaUnavailable."""
         self.name = name
         self.port = free_port()
         self._home = directory / "kafka"
@@ -82,8 +82,17 @@ class KafkaPeer:
     def start(self) -> None:
         """Format the storage the first time, then start the server."""
         if not (self.data_path / "meta.properties").exists():
-            cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-            command = [*self._java("-Xmx128m"), "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(self._properties_path)]
+            # Kafka's ids are base64 with "-" as a digit; one in front would look like a flag to the tool.
+            cluster = base64.urlsafe_b64encode(b"\0" + uuid.uuid4().bytes[1:]).decode().rstrip("=")
+            command = [
+                *self._java("-Xmx128m"),
+                "kafka.tools.StorageTool",
+                "format",
+                "-t",
+                cluster,
+                "-c",
+                str(self._properties_path),
+            ]
             subprocess.run(command, check=True, capture_output=True, timeout=TOOL_SECONDS)
         self._process.start()
 
@@ -138,4 +147,6 @@ def java_tool(
     Raises KafkaUnavailable, subprocess.TimeoutExpired. A failing tool raises nothing: look at `returncode`.
     """
     command = ["java", f"-Xmx{heap}", *flags, "-cp", kafka_class_path(), TOOLS[tool], *arguments]
-    return subprocess.run(command, input=input_text, capture_output=True, text=True, timeout=timeout_seconds, check=False)
+    return subprocess.run(
+        command, input=input_text, capture_output=True, text=True, timeout=timeout_seconds, check=False
+    )

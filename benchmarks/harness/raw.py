@@ -1,6 +1,6 @@
 """A Kafka client of plain sockets that spends as little as Python can on a request.
 
-It writes the few requests that benchmarks need by hand, in versions every server since Kafka 0.11 and up to 4.x answers, and knows
+It writes the few requests that benchmarks need by hand, in versions that servers of Kafka 2.3 to 4.x answer, and knows
 nothing of retries, leaders or compression: what it measures is the server.
 
 Invariants:
@@ -49,7 +49,9 @@ def make_batch(values: Sequence[bytes], *, timestamp_ms: int, timestamp_step_ms:
     """A RecordBatch v2 of records without keys; the timestamps start at `timestamp_ms` and grow by the step."""
     records = bytearray()
     for index, value in enumerate(values):
-        body = b"\0" + varint(index * timestamp_step_ms) + varint(index) + varint(-1) + varint(len(value)) + value + b"\0"
+        body = (
+            b"\0" + varint(index * timestamp_step_ms) + varint(index) + varint(-1) + varint(len(value)) + value + b"\0"
+        )
         records += varint(len(body)) + body
     count = len(values)
     last_ms = timestamp_ms + (count - 1) * timestamp_step_ms
@@ -57,6 +59,12 @@ def make_batch(values: Sequence[bytes], *, timestamp_ms: int, timestamp_step_ms:
     batch = bytearray(head) + records
     struct.pack_into(">I", batch, 17, crc32c(memoryview(batch)[21:]))
     return bytes(batch)
+
+
+def stamp_batch(batch: bytearray, timestamp_ms: int) -> None:
+    """Give a batch whose records have one timestamp another one."""
+    struct.pack_into(">qq", batch, 27, timestamp_ms, timestamp_ms)
+    struct.pack_into(">I", batch, 17, crc32c(memoryview(batch)[21:]))
 
 
 def string(text: str) -> bytes:
@@ -82,7 +90,9 @@ def fetch_frame(
     topic: str, partition: int, offset: int, *, max_wait_ms: int = 500, min_bytes: int = 1, max_bytes: int = 1 << 20
 ) -> bytearray:
     """A Fetch request for one partition, without a fetch session."""
-    body = struct.pack(">iiiibii", -1, max_wait_ms, min_bytes, max_bytes, 0, 0, -1) + struct.pack(">i", 1) + string(topic)
+    body = (
+        struct.pack(">iiiibii", -1, max_wait_ms, min_bytes, max_bytes, 0, 0, -1) + struct.pack(">i", 1) + string(topic)
+    )
     body += struct.pack(">iiiqqi", 1, partition, -1, offset, -1, max_bytes)
     return frame(FETCH, FETCH_VERSION, body + struct.pack(">i", 0) + string(""))
 
@@ -159,7 +169,9 @@ class RawConnection:
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic. RawFailed if the server refuses."""
-        answer = self.call(frame(DELETE_TOPICS, DELETE_TOPICS_VERSION, struct.pack(">i", 1) + string(name) + struct.pack(">i", 30_000)))
+        answer = self.call(
+            frame(DELETE_TOPICS, DELETE_TOPICS_VERSION, struct.pack(">i", 1) + string(name) + struct.pack(">i", 30_000))
+        )
         error = struct.unpack_from(">h", answer, 4 + 4 + 4 + 2 + len(name.encode()))[0]
         if error:
             raise RawFailed(f"deleting {name}: error {error}")
@@ -169,8 +181,13 @@ class RawConnection:
         return produced_offset(self.call(produce_frame(topic, partition, records, acks=acks)), topic)
 
     def list_offset(self, topic: str, partition: int, timestamp_ms: int) -> tuple[int, int]:
-        """(timestamp, offset) of the first record at or after a timestamp; -1 stands for the end, -2 for the beginning."""
-        body = struct.pack(">ib", -1, 0) + struct.pack(">i", 1) + string(topic) + struct.pack(">iiiq", 1, partition, -1, timestamp_ms)
+        """(timestamp, offset) of the first record at or after a timestamp; -1 stands for the end, -2 the beginning."""
+        body = (
+            struct.pack(">ib", -1, 0)
+            + struct.pack(">i", 1)
+            + string(topic)
+            + struct.pack(">iiiq", 1, partition, -1, timestamp_ms)
+        )
         answer = self.call(frame(LIST_OFFSETS, LIST_OFFSETS_VERSION, body))
         error, timestamp, offset = struct.unpack_from(">hqq", answer, 4 + 4 + 4 + 2 + len(topic.encode()) + 4 + 4)
         if error:

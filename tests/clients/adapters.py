@@ -50,18 +50,21 @@ class Sending(NamedTuple):
     max_request_bytes: int = 1_000_000
 
 
+DEFAULT = Sending()
+
+
 class Client(Protocol):
     """What the tests ask of a client."""
 
     name: str
     codecs: frozenset[str]
 
-    def produce(self, topic: str, messages: Sequence[Message], sending: Sending = Sending()) -> list[int]:
+    def produce(self, topic: str, messages: Sequence[Message], sending: Sending = DEFAULT) -> list[int]:
         """Send, flush, and give back the offsets (-1 where acks=0 knows none). Raises Refused."""
         ...
 
     def consume(self, topic: str, count: int, *, offset: int = 0, partition: int = 0) -> list[Message]:
-        """`count` records of a partition from `offset`; then the position must be behind the last one, or AssertionError."""
+        """`count` records of a partition from `offset`; AssertionError if the position is not behind them then."""
         ...
 
     def offset_at(self, topic: str, timestamp_ms: int, partition: int = 0) -> int:
@@ -85,7 +88,7 @@ class ConfluentClient:
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
 
-    def produce(self, topic: str, messages: Sequence[Message], sending: Sending = Sending()) -> list[int]:
+    def produce(self, topic: str, messages: Sequence[Message], sending: Sending = DEFAULT) -> list[int]:
         """As the protocol says."""
         producer = confluent_kafka.Producer(
             {
@@ -122,7 +125,10 @@ class ConfluentClient:
             consumer.assign([confluent_kafka.TopicPartition(topic, partition, offset)])
             got = confluent_poll(consumer, count)
             if got:
-                assert consumer.position([confluent_kafka.TopicPartition(topic, partition)])[0].offset == got[-1].offset + 1
+                assert (
+                    consumer.position([confluent_kafka.TopicPartition(topic, partition)])[0].offset
+                    == got[-1].offset + 1
+                )
             return got
         finally:
             consumer.close()
@@ -177,7 +183,9 @@ def confluent_poll(consumer: confluent_kafka.Consumer, count: int, seconds: floa
             continue
         headers = tuple(message.headers() or ())
         got.append(
-            Message(message.key(), message.value(), headers, message.timestamp()[1], message.offset(), message.partition())
+            Message(
+                message.key(), message.value(), headers, message.timestamp()[1], message.offset(), message.partition()
+            )
         )
     return got
 
@@ -191,7 +199,7 @@ class KafkaPythonClient:
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
 
-    def produce(self, topic: str, messages: Sequence[Message], sending: Sending = Sending()) -> list[int]:
+    def produce(self, topic: str, messages: Sequence[Message], sending: Sending = DEFAULT) -> list[int]:
         """As the protocol says."""
         producer = kafka.KafkaProducer(
             bootstrap_servers=self._bootstrap,
@@ -287,7 +295,7 @@ class AiokafkaClient:
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
 
-    def produce(self, topic: str, messages: Sequence[Message], sending: Sending = Sending()) -> list[int]:
+    def produce(self, topic: str, messages: Sequence[Message], sending: Sending = DEFAULT) -> list[int]:
         """As the protocol says."""
         return asyncio.run(self._produce(topic, messages, sending))
 

@@ -57,7 +57,7 @@ class Broker:
 
 def connect(kind: str, port: int) -> Broker:
     """A running server's handle."""
-    return Broker(kind, port, AdminClient({"bootstrap.servers": f"127.0.0.1:{port}"}))
+    return Broker(kind, port, AdminClient({"bootstrap.servers": f"127.0.0.1:{port}", "log_level": 2}))
 
 
 def led_partitions(admin: AdminClient, topic: str) -> int:

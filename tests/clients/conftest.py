@@ -1,4 +1,4 @@
-"""The clients' tests run against the sidecar, or with `--peer=kafka` against a real Kafka, so that expectations are Kafka's own."""
+"""The clients' tests run against the sidecar, or with `--peer=kafka` against a real Kafka, whose answers they expect."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Control batches are for the server's own use: no client shows one, and every client's position passes it.
 
-On the sidecar they come from an epoch's group (BEGIN, records, END), on a real Kafka from a transaction's commit marker.
+On the sidecar they come from an epoch's group (BEGIN, records, END), on a real Kafka from a transaction's marker.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def commit_transaction(broker: Broker, topic: str, values: list[bytes]) -> None:
 
 
 def publish_hidden(broker: Broker, topic: str, values: list[bytes]) -> None:
-    """Records with control batches around them; returns when those are there too (Kafka writes its marker behind the answer)."""
+    """Records with control batches around them. Waits for those too: Kafka writes its marker behind the answer."""
     client = ConfluentClient(broker.bootstrap)
     before = client.offset_at(topic, LATEST)
     (commit_transaction if broker.is_kafka else commit_epoch)(broker, topic, values)
@@ -53,7 +53,7 @@ def publish_hidden(broker: Broker, topic: str, values: list[bytes]) -> None:
 
 
 def test_no_client_sees_control_batches(client: Client, broker: Broker, topic: str) -> None:
-    """Readers get the records before, inside and behind a group, nothing else, and offsets that leave the control records out."""
+    """Readers get the records before, inside and behind a group and nothing else; offsets leave control records out."""
     plain = ConfluentClient(broker.bootstrap)
     plain.produce(topic, [Message(value=b"before")])
     publish_hidden(broker, topic, [b"inside 1", b"inside 2"])

@@ -15,7 +15,9 @@ def test_topics_tool(broker: Broker) -> None:
     """kafka-topics creates a topic with settings and describes it."""
     name = f"java-{broker.create_topic()}"
     server = ("--bootstrap-server", broker.bootstrap)
-    created = run_tool("topics", [*server, "--create", "--topic", name, "--partitions", "3", "--config", "retention.ms=60000"])
+    created = run_tool(
+        "topics", [*server, "--create", "--topic", name, "--partitions", "3", "--config", "retention.ms=60000"]
+    )
     assert f"Created topic {name}" in created
     described = run_tool("topics", [*server, "--describe", "--topic", name])
     assert "PartitionCount: 3" in described
@@ -23,7 +25,7 @@ def test_topics_tool(broker: Broker) -> None:
 
 
 def test_console_tools_and_groups_tool(broker: Broker, topic: str, group: str) -> None:
-    """What the console producer sends, the console consumer prints; get-offsets and consumer-groups agree on where it stands."""
+    """What the console producer sends, the console consumer prints; get-offsets and consumer-groups agree on it."""
     server = ("--bootstrap-server", broker.bootstrap)
     text = "".join(f"key{number}:value{number}\n" for number in range(20))
     properties = ("--reader-property", "parse.key=true", "--reader-property", "key.separator=:")
@@ -32,7 +34,14 @@ def test_console_tools_and_groups_tool(broker: Broker, topic: str, group: str) -
         "console-consumer",
         [
             *(*server, "--topic", topic, "--group", group, "--from-beginning", "--max-messages", "20"),
-            *("--timeout-ms", "20000", "--formatter-property", "print.key=true", "--formatter-property", "key.separator=:"),
+            *(
+                "--timeout-ms",
+                "20000",
+                "--formatter-property",
+                "print.key=true",
+                "--formatter-property",
+                "key.separator=:",
+            ),
         ],
     )
     assert consumed == text
@@ -43,7 +52,7 @@ def test_console_tools_and_groups_tool(broker: Broker, topic: str, group: str) -
 
 
 def test_performance_tools(broker: Broker, topic: str) -> None:
-    """The tools by which Kafka is measured run to their end: idempotent, acks=all, several requests in flight, then all is read."""
+    """The tools by which Kafka is measured run to their end: idempotent, five requests in flight; then all is read."""
     properties = ("--bootstrap-server", broker.bootstrap, "--command-property", "acks=all")
     sizes = ("--num-records", "20000", "--record-size", "100", "--throughput", "-1")
     produced = run_tool("producer-performance", ["--topic", topic, *sizes, *properties])
@@ -58,7 +67,9 @@ def test_performance_tools(broker: Broker, topic: str) -> None:
 def test_groups_tool_resets_offsets(broker: Broker, topic: str, group: str) -> None:
     """kafka-consumer-groups moves a group to a moment, and the next member starts there."""
     client = ConfluentClient(broker.bootstrap)
-    client.produce(topic, [Message(value=b"%d" % number, timestamp_ms=1_700_000_000_000 + number * 1000) for number in range(10)])
+    client.produce(
+        topic, [Message(value=b"%d" % number, timestamp_ms=1_700_000_000_000 + number * 1000) for number in range(10)]
+    )
     client.consume_as_group(topic, group, 10)
     moment = ("--to-datetime", "2023-11-14T22:13:26.000")
     arguments = ["--bootstrap-server", broker.bootstrap, "--group", group, "--topic", topic, "--reset-offsets"]

@@ -49,8 +49,8 @@ def test_timestamps_out_of_order(client: Client, broker: Broker, topic: str) -> 
 
 
 def test_timestamps_of_compressed_batches(client: Client, broker: Broker, topic: str) -> None:
-    """A moment inside a compressed batch never leads behind its record. Kafka finds the record itself; the sidecar does not decompress and
-    names the batch's first record, from which a reader comes to it.
+    """A moment inside a compressed batch never leads behind its record. Kafka finds the record itself; the sidecar
+    does not decompress and names the batch's first record, from which a reader comes to it.
     """
     if client.name != "confluent":
         pytest.skip("one client compresses, the broker's answer is the same for all")
@@ -59,11 +59,11 @@ def test_timestamps_of_compressed_batches(client: Client, broker: Broker, topic:
         [Message(value=b"x" * 50, timestamp_ms=START_MS + index * 1000) for index in range(50)],
         Sending(compression="zstd"),
     )
-    assert client.offset_at(topic, START_MS + 33_000) == (33 if broker.is_kafka else 0)
+    assert client.offset_at(topic, START_MS + 33_000) in ((33,) if broker.is_kafka else range(34))
 
 
 def test_the_newest_record(broker: Broker, topic: str) -> None:
-    """ListOffsets for the maximum timestamp names the record that has it, wherever it stands; none in an empty stream."""
+    """The maximum timestamp's offset is the record's that has it, wherever it stands; none in an empty stream."""
     admin = broker.admin()
 
     def newest() -> tuple[int, int]:
@@ -74,6 +74,9 @@ def test_the_newest_record(broker: Broker, topic: str) -> None:
     assert newest() == (-1, -1)
     send_seconds(broker, topic, [0, 50, 20])
     assert newest() == (1, START_MS + 50_000)
+    times_ms = (START_MS + 60_000, START_MS + 90_000, START_MS + 70_000)
+    ConfluentClient(broker.bootstrap).produce(topic, [Message(value=b"x", timestamp_ms=at_ms) for at_ms in times_ms])
+    assert newest() == (4, START_MS + 90_000)
 
 
 def test_deleted_records_are_gone(client: Client, broker: Broker, topic: str) -> None:
@@ -82,7 +85,9 @@ def test_deleted_records_are_gone(client: Client, broker: Broker, topic: str) ->
     place = TopicPartition(topic, 0, 4)
     assert broker.admin().delete_records([place])[place].result(WAIT_SECONDS).low_watermark == 4
     assert (client.offset_at(topic, EARLIEST), client.offset_at(topic, LATEST)) == (4, 10)
-    assert [message.value for message in client.consume(topic, 6, offset=4)] == [b"%d" % number for number in range(4, 10)]
+    assert [message.value for message in client.consume(topic, 6, offset=4)] == [
+        b"%d" % number for number in range(4, 10)
+    ]
 
 
 def test_deleting_beyond_the_end_is_refused(broker: Broker, topic: str) -> None:

@@ -13,7 +13,7 @@ MESSAGE_TOO_LARGE = 10
 
 
 def test_bytes_come_back_unchanged(client: Client, topic: str) -> None:
-    """Keys, values, headers and timestamps come back as they were sent, nulls and empty bytes told apart, offsets from 0 up."""
+    """Keys, values, headers and timestamps come back as they were sent, nulls and empty bytes told apart."""
     sent = [
         Message(b"key", b"value", (("one", b"1"), ("two", b""), ("one", b"again")), 1_700_000_000_123),
         Message(None, b"no key", (), 1_700_000_000_124),
@@ -43,7 +43,9 @@ def test_compressed_batches_are_read_by_every_client(client: Client, codec: str,
 @pytest.mark.parametrize("acks", ["1", "all"])
 def test_acked_records_have_offsets(client: Client, acks: str, topic: str) -> None:
     """acks=1 and acks=all answer with the offsets under which the records are read."""
-    assert client.produce(topic, [Message(value=b"%d" % number) for number in range(10)], Sending(acks=acks)) == list(range(10))
+    assert client.produce(topic, [Message(value=b"%d" % number) for number in range(10)], Sending(acks=acks)) == list(
+        range(10)
+    )
     assert [message.value for message in client.consume(topic, 10)] == [b"%d" % number for number in range(10)]
 
 
@@ -93,7 +95,9 @@ def test_large_records(client: Client, broker: Broker) -> None:
     """A topic that allows it takes records of 5 MB, and a reader whose fetch limit is smaller still makes progress."""
     topic = broker.create_topic(max_message_bytes="6000000")
     body = bytes(range(256)) * 20_000
-    assert client.produce(topic, [Message(value=body), Message(value=b"small")], Sending(max_request_bytes=6_000_000)) == [0, 1]
+    assert client.produce(
+        topic, [Message(value=body), Message(value=b"small")], Sending(max_request_bytes=6_000_000)
+    ) == [0, 1]
     assert [message.value for message in client.consume(topic, 2)] == [body, b"small"]
 
 

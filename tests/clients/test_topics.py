@@ -17,7 +17,7 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 from kafka.admin import ConfigResource as PythonConfigResource
 from kafka.admin import ConfigResourceType
 
-from tests.clients.adapters import LATEST, ConfluentClient, Message
+from tests.clients.adapters import LATEST, ConfluentClient, Message, Refused
 from tests.clients.broker import WAIT_SECONDS, Broker, eventually
 
 
@@ -160,8 +160,8 @@ def test_changed_limits_hold(broker: Broker) -> None:
     def refused() -> bool:
         try:
             client.produce(topic, [Message(value=b"x" * 5000)])
-        except Exception as error:
-            return getattr(error, "code", None) == KafkaError.MSG_SIZE_TOO_LARGE
+        except Refused as error:
+            return error.code == KafkaError.MSG_SIZE_TOO_LARGE
         return False
 
     eventually(refused)

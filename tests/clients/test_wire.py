@@ -1,4 +1,4 @@
-"""What only plain sockets can ask: long polls, limits, damaged batches, and what a server does with what it does not know."""
+"""What only plain sockets can ask: long polls, limits, damaged batches, and what a server does not know."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_pipelined_requests_are_answered_in_order(wire: RawConnection, topic: st
 
 @pytest.mark.parametrize("position", [17, 30, 70, 200])
 def test_a_damaged_batch_is_refused(wire: RawConnection, topic: str, position: int) -> None:
-    """A batch whose bytes do not match its CRC is CORRUPT_MESSAGE; nothing of it is stored, and the connection goes on."""
+    """A batch whose bytes do not match its CRC is CORRUPT_MESSAGE; nothing of it is stored, the connection goes on."""
     damaged = bytearray(batch())
     damaged[position] ^= 1
     answer = wire.call(produce_frame(topic, 0, bytes(damaged)))
@@ -145,7 +145,7 @@ def test_unknown_requests_end_the_connection(wire: RawConnection) -> None:
 
 
 def test_unknown_versions_of_api_versions(wire: RawConnection) -> None:
-    """ApiVersions of a version from the future is answered in version 0's layout, with UNSUPPORTED_VERSION and a list."""
+    """ApiVersions of a version from the future gets version 0's layout, with UNSUPPORTED_VERSION and a list."""
     answer = wire.call(frame(API_VERSIONS, 99, b"\0" * 8))
     error, count = struct.unpack_from(">hi", answer, 4)
     assert error == UNSUPPORTED_VERSION

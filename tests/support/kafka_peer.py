@@ -1,4 +1,4 @@
-"""A real Kafka for tests: the benchmarks' peer with a small heap and short waits, and skipping with the reason where it cannot run."""
+"""A real Kafka for tests: the benchmarks' peer with a small heap, and a skip, with its reason, where it cannot run."""
 
 from __future__ import annotations
 
