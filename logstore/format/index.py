@@ -10,8 +10,12 @@ Invariants:
 Source: CEC paper, section IX (per-stream index from timestamp to position); byte table in docs/format.md.
 """
 
+from __future__ import annotations
+
 import struct
-from collections.abc import Sequence
+import sys
+from array import array
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from crc32c import crc32c
@@ -28,6 +32,7 @@ ENTRY = struct.Struct(">qqqII")
 CONTROL_FLAG = 1
 NO_TIMESTAMP = -1
 _CRC_AT = BLOCK.size - 4
+_ENTRY_WORDS = ENTRY.size // 8
 
 
 class IndexEntry(NamedTuple):
@@ -68,22 +73,79 @@ def decode_blocks(buffer: Buffer) -> tuple[list[IndexBlock], int]:
 
     Raises UnknownFormatVersion for an intact block of a newer version.
     """
-    view = memoryview(buffer)
     blocks: list[IndexBlock] = []
     position = 0
+    for durable_end, next_offset, max_timestamp, body in _intact(memoryview(buffer)):
+        entries = [IndexEntry(*fields) for fields in ENTRY.iter_unpack(body)]
+        blocks.append(IndexBlock(durable_end, next_offset, max_timestamp, entries))
+        position += BLOCK.size + len(body)
+    return blocks, position
+
+
+class IndexColumns(NamedTuple):
+    """A whole index file column by column: what a search needs, without an object for each entry."""
+
+    offsets: array[int]
+    max_before: array[int]
+    positions: array[int]
+    control_offsets: array[int]
+    control_positions: array[int]
+    end: int
+    """Position in the file behind the last block that holds."""
+    durable_end: int
+    is_sealed: bool
+    """Whether the last block has no entries, as a sealed chunk's has."""
+
+
+def decode_columns(buffer: Buffer) -> IndexColumns:
+    """The same blocks as `decode_blocks`, many times faster: a seek into a cold chunk waits for this.
+
+    Raises UnknownFormatVersion for an intact block of a newer version.
+    """
+    columns = IndexColumns(array("q"), array("q"), array("q"), array("q"), array("q"), 0, 0, is_sealed=False)
+    end = durable_end = 0
+    is_sealed = False
+    for durable, _, _, body in _intact(memoryview(buffer)):
+        words = array("q", bytes(body))
+        if sys.byteorder == "little":
+            words.byteswap()
+        offsets, positions = words[0::_ENTRY_WORDS], words[2::_ENTRY_WORDS]
+        if any(body[ENTRY.size - 1 :: ENTRY.size]):
+            _add_mixed(columns, words)
+        else:
+            columns.offsets.extend(offsets)
+            columns.max_before.extend(words[1::_ENTRY_WORDS])
+            columns.positions.extend(positions)
+        end, durable_end, is_sealed = end + BLOCK.size + len(body), durable, not body
+    return columns._replace(end=end, durable_end=durable_end, is_sealed=is_sealed)
+
+
+def _add_mixed(columns: IndexColumns, words: array[int]) -> None:
+    """A block with control batches among its entries."""
+    for at in range(0, len(words), _ENTRY_WORDS):
+        if words[at + 3] & CONTROL_FLAG:
+            columns.control_offsets.append(words[at])
+            columns.control_positions.append(words[at + 2])
+        else:
+            columns.offsets.append(words[at])
+            columns.max_before.append(words[at + 1])
+            columns.positions.append(words[at + 2])
+
+
+def _intact(view: memoryview) -> Iterator[tuple[int, int, int, memoryview]]:
+    """Durable end, next offset, maximum timestamp and entries of each block, up to the first that does not hold."""
+    position = last_durable = last_offset = 0
     while position + BLOCK.size <= len(view):
         magic, version, _, count, durable_end, next_offset, max_timestamp, crc = BLOCK.unpack_from(view, position)
         body_at = position + BLOCK.size
         end = body_at + count * ENTRY.size
         if magic != MAGIC or end > len(view):
-            break
+            return
         if crc32c(view[body_at:end], crc32c(view[position : position + _CRC_AT])) != crc:
-            break
+            return
         if version != VERSION:
             raise UnknownFormatVersion(f"index block version {version} is newer than {VERSION}; upgrade Cairn")
-        if blocks and (durable_end < blocks[-1].durable_end or next_offset < blocks[-1].next_offset):
-            break
-        entries = [IndexEntry(*fields) for fields in ENTRY.iter_unpack(view[body_at:end])]
-        blocks.append(IndexBlock(durable_end, next_offset, max_timestamp, entries))
-        position = end
-    return blocks, position
+        if durable_end < last_durable or next_offset < last_offset:
+            return
+        yield durable_end, next_offset, max_timestamp, view[body_at:end]
+        position, last_durable, last_offset = end, durable_end, next_offset

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from logstore.format.batch import BatchHeader
-from logstore.format.index import CONTROL_FLAG, NO_TIMESTAMP, IndexEntry, decode_blocks
+from logstore.format.index import CONTROL_FLAG, NO_TIMESTAMP, IndexColumns, IndexEntry, decode_columns
 from logstore.interfaces import FileSystem
 
 OFFSET_DIGITS = 20
@@ -46,12 +46,12 @@ class SparseIndex:
 
     __slots__ = ("control_offsets", "control_positions", "max_before", "offsets", "positions")
 
-    def __init__(self) -> None:
-        self.offsets = array("q")
-        self.positions = array("q")
-        self.max_before = array("q")
-        self.control_offsets = array("q")
-        self.control_positions = array("q")
+    def __init__(self, columns: IndexColumns | None = None) -> None:
+        self.offsets = columns.offsets if columns else array("q")
+        self.positions = columns.positions if columns else array("q")
+        self.max_before = columns.max_before if columns else array("q")
+        self.control_offsets = columns.control_offsets if columns else array("q")
+        self.control_positions = columns.control_positions if columns else array("q")
 
     def add(self, entries: Sequence[IndexEntry]) -> None:
         """Append entries, which rise in offset and position."""
@@ -167,12 +167,10 @@ class IndexCache:
         index = self._indexes.get(view.index_path)
         if index is None and fs.exists(view.index_path):
             data = fs.read(view.index_path, 0, fs.size(view.index_path))
-            blocks, end = decode_blocks(data)
+            columns = decode_columns(data)
             # Whole only if every block holds and the last one seals the chunk: a missing control batch would be a lie.
-            if blocks and end == len(data) and blocks[-1].durable_end == view.size_bytes and not blocks[-1].entries:
-                index = SparseIndex()
-                for block in blocks:
-                    index.add(block.entries)
+            if columns.end == len(data) and columns.durable_end == view.size_bytes and columns.is_sealed:
+                index = SparseIndex(columns)
                 self.keep(view.index_path, index)
         return index
 
