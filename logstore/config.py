@@ -1,7 +1,7 @@
-"""A sidecar's settings: one table from which flags, the TOML file and the documentation are made; parsed once, at the edge.
+"""A sidecar's settings: one table makes flags, the TOML file and the documentation; parsed once, at the edge.
 
-Invariants: flags win over the file; a setting nobody knows, of the wrong type or out of range is a ConfigError that names it and
-what is allowed; what comes out is frozen and complete.
+Invariants: flags win over the file; a setting nobody knows, of the wrong type or out of range is a ConfigError that
+names it and what is allowed; what comes out is frozen and complete.
 """
 
 import argparse
@@ -47,7 +47,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("log", "io-window", 8, 1, 64, "disk jobs in flight at a time, and threads that run them"),
     Setting("log", "tail-bytes", 24 * _MIB, _MIB, 1 << 40, "memory for the newest batches of all streams"),
     Setting("log", "retention-ms", 7 * _DAY_MS, -1, _LARGEST, "age beyond which chunks are trimmed; -1: never"),
-    Setting("log", "retention-bytes", -1, -1, _LARGEST, "size of a stream beyond which chunks are trimmed; -1: no limit"),
+    Setting("log", "retention-bytes", -1, -1, _LARGEST, "size of a stream beyond which it is trimmed; -1: no limit"),
     Setting("log", "segment-bytes", 64 * _MIB, 1024, 1 << 30, "size at which a chunk is sealed"),
     Setting("log", "max-message-bytes", 1_048_588, 0, MAX_APPEND_BYTES, "largest batch that is accepted"),
     Setting("log", "producer-expiry-ms", _DAY_MS, 1000, _LARGEST, "when an idle idempotent producer is forgotten"),
@@ -58,15 +58,15 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("kafka", "max-connections-per-address", 100, 1, 100_000, "clients at a time from one address but loopback"),
     Setting("kafka", "connection-in-flight-bytes", 16 * _MIB, 1024, 1 << 40, "unanswered requests of one connection"),
     Setting("kafka", "total-in-flight-bytes", 32 * _MIB, 1024, 1 << 40, "unanswered requests of all connections"),
-    Setting("kafka", "total-answer-bytes", 32 * _MIB, _MIB, 1 << 40, "unsent answers to fetches; beyond, answers get smaller"),
+    Setting("kafka", "total-answer-bytes", 32 * _MIB, _MIB, 1 << 40, "unsent fetch answers; beyond, they get smaller"),
     Setting("kafka", "handshake-s", 10, 1, 3600, "how long a new connection may be silent"),
     Setting("kafka", "idle-s", 600, 1, 86_400, "how long any connection may be silent"),
     Setting("groups", "min-session-timeout-ms", 6_000, 1, _LARGEST, "shortest session a group member may ask for"),
     Setting("groups", "max-session-timeout-ms", 1_800_000, 1, _LARGEST, "longest session a group member may ask for"),
     Setting("groups", "initial-rebalance-delay-ms", 100, 0, 60_000, "wait for more members of a new group"),
     Setting("groups", "max-group-members", 1_000, 1, 100_000, "members of one group"),
-    Setting("groups", "offsets-retention-ms", 7 * _DAY_MS, 1, _LARGEST, "when offsets of an unused group are forgotten"),
-    Setting("epochs", "staging-bytes", 4 << 30, _MIB, 1 << 50, "staged output of all queries that is not committed yet"),
+    Setting("groups", "offsets-retention-ms", 7 * _DAY_MS, 1, _LARGEST, "when an unused group is forgotten"),
+    Setting("epochs", "staging-bytes", 4 << 30, _MIB, 1 << 50, "staged output that is not committed yet"),
     Setting("epochs", "staged-age-ms", _DAY_MS, 1000, _LARGEST, "when staged output that nobody commits is dropped"),
     Setting("process", "log-format", "logfmt", 0, 0, "logfmt or json"),
 )
@@ -96,11 +96,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--kafka", action="append", metavar="HOST:PORT", help=f"listen here (repeatable; default {DEFAULT_KAFKA})"
     )
     parser.add_argument(
-        "--advertise", action="append", metavar="HOST:PORT", help="what clients of the n-th listener are told to connect to"
+        "--advertise",
+        action="append",
+        metavar="HOST:PORT",
+        help="what the n-th listener's clients are told to connect to",
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file with any of these settings")
     parser.add_argument(
-        "--insecure", action="store_true", default=None, help="allow addresses other than loopback without authentication"
+        "--insecure",
+        action="store_true",
+        default=None,
+        help="allow other addresses than loopback, without authentication",
     )
     for table in dict.fromkeys(setting.table for setting in SETTINGS):
         group = parser.add_argument_group(f"settings in [{table}]")
@@ -191,7 +197,8 @@ def _read_file(path: Path | None) -> dict[str, Any]:
         else:
             strangers = [] if key in known else [key]
         if strangers:
-            raise ConfigError(f"--config {path}: unknown setting {strangers[0]!r}; known are {', '.join(sorted(known))}")
+            listed = ", ".join(sorted(known))
+            raise ConfigError(f"--config {path}: unknown setting {strangers[0]!r}; known are {listed}")
     return content
 
 
@@ -237,7 +244,7 @@ def _texts(where: str, value: object) -> list[str]:
 def parse_listeners(listen: Sequence[str], advertise: Sequence[str], *, insecure: bool) -> tuple[Listener, ...]:
     """Listeners from their texts. Raises ConfigError; also for an address beyond loopback unless `insecure`."""
     if len(advertise) > len(listen):
-        raise ConfigError(f"{len(advertise)} advertised addresses for {len(listen)} listeners; give at most one for each")
+        raise ConfigError(f"{len(advertise)} advertised addresses for {len(listen)} listeners; at most one for each")
     listeners: list[Listener] = []
     for number, text in enumerate(listen):
         host, port = parse_address(text)
@@ -271,10 +278,3 @@ def _is_loopback(host: str) -> bool:
 
 def _shown(value: int | bool | str) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def settings_table() -> str:
-    """All settings as a Markdown table, for docs/operations.md."""
-    rows = ["| flag | in the file | default | meaning |", "|---|---|---|---|"]
-    rows += [f"| `--{s.name}` | `[{s.table}] {s.name}` | {_shown(s.default)} | {s.help} |" for s in SETTINGS]
-    return "\n".join(rows)

@@ -1,8 +1,8 @@
 """One sidecar: its parts put together, from the data directory to the listeners.
 
-Invariants: nothing is served before everything is recovered and decided epochs are rolled forward; at SIGTERM or SIGINT the
-listeners close, what is pending is finished and written down, and the exit status is 0. What prevents a start is one clear line
-and status 2.
+Invariants: nothing is served before everything is recovered and decided epochs are rolled forward; at SIGTERM or
+SIGINT the listeners close, what is pending is finished and written down, and the exit status is 0. What prevents a
+start is one clear line and status 2.
 """
 
 import argparse
@@ -39,7 +39,9 @@ from logstore.report import Reporter
 SWITCH_INTERVAL_S = 0.0005
 """How long a reader thread may keep the interpreter from the event loop; Python's default is ten times that."""
 DRAIN_S = 5.0
-"""How long a stop waits for what was appended to be synced and answered; what is left then is finished, but not answered."""
+"""How long a stop waits for what was appended to be synced and answered; what is left then is finished, but not
+answered.
+"""
 START_FAILED = 2
 
 add_arguments = config.add_arguments

@@ -1,6 +1,7 @@
 """A Kafka front in this process, and a client that writes raw frames to it, for tests.
 
-Requests are encoded and answers decoded by kio's generated classes, so that our own framing is checked by somebody else's.
+Requests are encoded and answers decoded by kio's generated classes, so that our own framing is checked by somebody
+else's.
 """
 
 import io

@@ -93,7 +93,9 @@ async def test_max_wait_ends_in_vain(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("from_disk", [False, True])
 async def test_limits_hold(tmp_path: Path, from_disk: bool) -> None:
-    """max_bytes bounds the answer and partition_max_bytes each partition, in whole batches; from memory and from disk."""
+    """max_bytes bounds the answer and partition_max_bytes each partition, in whole batches; from memory and from
+    disk.
+    """
     size = 50_000
     settings = StoreSettings(tail_bytes=1 if from_disk else 24 << 20)
     async with serving(tmp_path, store_settings=settings) as server, await server.connect() as peer:

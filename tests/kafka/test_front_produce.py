@@ -2,6 +2,7 @@
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -114,7 +115,9 @@ REFUSED = {
 
 @pytest.mark.parametrize("why", REFUSED)
 async def test_what_may_not_be_written_is_refused_by_name(tmp_path: Path, why: str) -> None:
-    """A bad batch gets Kafka's error for it, with a message, and leaves nothing behind; a good one beside it is written."""
+    """A bad batch gets Kafka's error for it, with a message, and leaves nothing behind; a good one beside it is
+    written.
+    """
     records, error = REFUSED[why]
     async with serving(tmp_path) as server, await server.connect() as peer:
         answer = decode_answer(PRODUCE, 8, await peer.ask(produce_frame([records, batch(5)])))
@@ -160,7 +163,8 @@ async def test_a_small_batch_does_not_keep_its_large_frame(tmp_path: Path) -> No
     async with serving(tmp_path) as server, await server.connect() as peer:
         await peer.ask(produce_frame([batch(), batch(1, 900_000)]))
         (entry,) = server.stream.read_tail(0, 1) or []
-        assert len(memoryview(entry.buffer).obj) < 1000
+        whole: Any = memoryview(entry.buffer).obj
+        assert len(whole) < 1000
 
 
 async def test_a_full_disk_refuses_and_goes_on(tmp_path: Path) -> None:

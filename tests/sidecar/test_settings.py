@@ -155,7 +155,8 @@ def test_addresses_beyond_loopback_need_a_word(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "host"), [("127.0.0.1:1", "127.0.0.1"), ("127.8.9.1:1", "127.8.9.1"), ("[::1]:1", "::1"), ("localhost:1", "localhost")]
+    ("text", "host"),
+    [("127.0.0.1:1", "127.0.0.1"), ("127.8.9.1:1", "127.8.9.1"), ("[::1]:1", "::1"), ("localhost:1", "localhost")],
 )
 def test_loopback_addresses_need_none(text: str, host: str) -> None:
     """Every way to say loopback is taken as it is."""

@@ -161,7 +161,7 @@ def test_every_log_line_can_be_parsed(tmp_path: Path, log_format: str) -> None:
     """Each line on standard error is one event with time, level and event, from start to stop."""
     with Sidecar(tmp_path, "--log-format", log_format) as sidecar:
         with socket.create_connection(("127.0.0.1", sidecar.port), timeout=PATIENCE_S) as rude:
-            rude.sendall(b"GET / HTTP/1.1\r\nHost: \"me\"\r\n\r\n")
+            rude.sendall(b'GET / HTTP/1.1\r\nHost: "me"\r\n\r\n')
             assert rude.recv(1) == b""
         assert sidecar.terminate() == 0
         lines = sidecar.log().splitlines()

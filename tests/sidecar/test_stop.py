@@ -47,7 +47,9 @@ def assert_nothing_to_repair(sidecar: Sidecar) -> None:
 
 
 def test_a_stop_under_load_answers_what_it_appended(tmp_path: Path) -> None:
-    """With pipelined producers cut off in the middle, acked is what is there: nothing is lost, nothing is left unanswered."""
+    """With pipelined producers cut off in the middle, acked is what is there: nothing is lost, nothing is left
+    unanswered.
+    """
     with Sidecar(tmp_path) as sidecar:
         with WireClient(sidecar.port) as client:
             client.create_topic("orders")

@@ -1,0 +1,117 @@
+"""docs/operations.md is true: its commands start, its settings file is taken, it lists every event there is."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from logstore.report import WARNINGS
+from tests.kafka.wire_client import WireClient
+from tests.sidecar.test_start import free_port, has_ipv6
+from tests.sidecar.test_stop import batch
+from tests.support.sidecar import ROOT, Sidecar
+
+PAGE = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+PATIENCE_S = 30.0
+COMMANDS = [line[2:] for line in PAGE.splitlines() if line.startswith("$ cairn serve")]
+(TOML,) = re.findall(r"^```toml\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL)
+LISTED = {
+    event: level
+    for names, level in re.findall(r"^\| (`[^|]+`) \| (info|warning) \|", PAGE, flags=re.MULTILINE)
+    for event in re.findall(r"`([^`]+)`", names)
+}
+
+
+def events_in_code() -> set[str]:
+    """Every event that the log store reports by a literal name."""
+    found: set[str] = set()
+    for path in (ROOT / "logstore").rglob("*.py"):
+        found |= set(re.findall(r"report(?:er)?\(\s*\"([^\"]+)\"", path.read_text(encoding="utf-8")))
+    return found
+
+
+def test_every_event_is_explained() -> None:
+    """The table lists the events that exist, no others, each with its level."""
+    assert set(LISTED) == events_in_code()
+    assert {event for event, level in LISTED.items() if level == "warning"} == set(WARNINGS)
+
+
+def on_free_ports(command: str) -> list[str]:
+    """The command's words, with ports that are free here instead of those in the text."""
+    words = shlex.split(command)[1:]
+    for number, word in enumerate(words):
+        if words[number - 1] == "--kafka":
+            host = word.rpartition(":")[0]
+            words[number] = f"{host}:{free_port()}"
+    return words
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_start(tmp_path: Path, command: str) -> None:
+    """Every `cairn serve` on the page becomes ready and stops with status 0."""
+    if "::1" in command and not has_ipv6():
+        pytest.skip("this machine has no IPv6 loopback")
+    settings = TOML.replace("/var/lib/cairn", str(tmp_path / "var")).replace(":9092", f":{free_port()}")
+    (tmp_path / "cairn.toml").write_text(settings, encoding="utf-8")
+    words = on_free_ports(command)
+    if "--kafka" not in words and "--config" not in words:
+        words += ["--kafka", f"127.0.0.1:{free_port()}"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, "-m", "logstore.cli", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=environment,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            line = process.stdout.readline()
+            assert line.startswith("cairn ready kafka="), process.stderr
+        finally:
+            process.terminate()
+        assert process.wait(PATIENCE_S) == 0
+
+
+def test_a_copy_is_a_backup(tmp_path: Path) -> None:
+    """A directory copied after a stop holds everything, and starts."""
+    with Sidecar(tmp_path / "data") as sidecar:
+        with WireClient(sidecar.port) as client:
+            client.create_topic("orders")
+            for _ in range(5):
+                assert client.produce("orders", batch()).error == 0
+        assert sidecar.terminate() == 0
+        shutil.copytree(tmp_path / "data", tmp_path / "backup")
+        sidecar.restart()
+    with Sidecar(tmp_path / "backup") as restored, WireClient(restored.port) as client:
+        assert client.latest("orders") == 5
+        assert client.fetch("orders", 0).records
+
+
+def test_a_copy_of_a_running_sidecar_starts_too(tmp_path: Path) -> None:
+    """Copied in the middle of appends, the directory is at worst like after a crash: what was acked before is there."""
+    with Sidecar(tmp_path / "data") as sidecar, WireClient(sidecar.port) as client:
+        client.create_topic("orders")
+        for _ in range(20):
+            assert client.produce("orders", batch()).error == 0
+        for _ in range(50):
+            client.send_produce("orders", batch())
+        shutil.copytree(tmp_path / "data", tmp_path / "backup")
+    with Sidecar(tmp_path / "backup") as restored, WireClient(restored.port) as client:
+        assert client.latest("orders") >= 20
+
+
+def test_ready_comes_soon(tmp_path: Path) -> None:
+    """From start to ready takes well under the seconds that a supervisor waits; the figure is published by a
+    benchmark.
+    """
+    started_s = time.monotonic()
+    with Sidecar(tmp_path):
+        assert time.monotonic() - started_s < PATIENCE_S / 3
