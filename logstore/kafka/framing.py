@@ -8,6 +8,7 @@ Source: Kafka protocol guide, "Protocol Primitive Types"; KIP-482 (flexible vers
 """
 
 import struct
+from collections.abc import Callable
 
 from logstore.errors import MalformedRequest
 from logstore.interfaces import Buffer
@@ -16,6 +17,11 @@ _INT8 = struct.Struct(">b")
 _INT16 = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
 _INT64 = struct.Struct(">q")
+_Unpack = Callable[[Buffer, int], tuple[int]]
+_unpack_int8: _Unpack = _INT8.unpack_from
+_unpack_int16: _Unpack = _INT16.unpack_from
+_unpack_int32: _Unpack = _INT32.unpack_from
+_unpack_int64: _Unpack = _INT64.unpack_from
 MAX_UVARINT_BYTES = 5
 
 
@@ -29,29 +35,44 @@ class Reader:
         self.at = at
         self.flexible = flexible
 
-    def _fixed(self, kind: struct.Struct) -> int:
-        at = self.at
-        self.at = at + kind.size
-        if self.at > len(self.buffer):
-            raise MalformedRequest(f"the request ends at byte {len(self.buffer)}, inside a field at {at}")
-        value: int = kind.unpack_from(self.buffer, at)[0]
-        return value
+    def _ended(self, at: int) -> MalformedRequest:
+        return MalformedRequest(f"the request ends at byte {len(self.buffer)}, inside a field at {at}")
 
     def int8(self) -> int:
         """A signed byte."""
-        return self._fixed(_INT8)
+        at = self.at
+        self.at = at + 1
+        try:
+            return _unpack_int8(self.buffer, at)[0]
+        except struct.error:
+            raise self._ended(at) from None
 
     def int16(self) -> int:
         """A signed 16-bit integer."""
-        return self._fixed(_INT16)
+        at = self.at
+        self.at = at + 2
+        try:
+            return _unpack_int16(self.buffer, at)[0]
+        except struct.error:
+            raise self._ended(at) from None
 
     def int32(self) -> int:
         """A signed 32-bit integer."""
-        return self._fixed(_INT32)
+        at = self.at
+        self.at = at + 4
+        try:
+            return _unpack_int32(self.buffer, at)[0]
+        except struct.error:
+            raise self._ended(at) from None
 
     def int64(self) -> int:
         """A signed 64-bit integer."""
-        return self._fixed(_INT64)
+        at = self.at
+        self.at = at + 8
+        try:
+            return _unpack_int64(self.buffer, at)[0]
+        except struct.error:
+            raise self._ended(at) from None
 
     def uvarint(self) -> int:
         """An unsigned varint of at most 32 bits."""
@@ -156,6 +177,10 @@ class Writer:
         self._parts: list[Buffer] = []
         self._tail = bytearray()
         self.size = 0
+
+    def fixed(self, layout: struct.Struct, *values: int) -> None:
+        """Several integers of fixed size at once."""
+        self._tail += layout.pack(*values)
 
     def int8(self, value: int) -> None:
         """A signed byte."""

@@ -6,6 +6,7 @@ came; the answer is ready when every partition's ticket has settled. One bad par
 Source: Kafka protocol guide, Produce 3 to 11; acks=1 means the same as acks=all.
 """
 
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -27,6 +28,9 @@ it counts.
 _TRANSACTIONAL_REFUSED = 53
 """TRANSACTIONAL_ID_AUTHORIZATION_FAILED: final for every client; transactions are not part of this."""
 _INVALID_REQUIRED_ACKS = 21
+_OUTCOME = struct.Struct(">ihqq")
+"""Partition, error code, base offset, log append time."""
+_NO_APPEND_TIME = -1
 
 
 class PartitionData(NamedTuple):
@@ -159,10 +163,7 @@ def _encode(answer: Answer) -> list[Buffer]:
         writer.string(name)
         writer.count(len(outcomes))
         for outcome in outcomes:
-            writer.int32(outcome.partition)
-            writer.int16(outcome.error)
-            writer.int64(outcome.base_offset)
-            writer.int64(-1)
+            writer.fixed(_OUTCOME, outcome.partition, outcome.error, outcome.base_offset, _NO_APPEND_TIME)
             if version >= 5:
                 writer.int64(outcome.log_start_offset)
             if version >= 8:
