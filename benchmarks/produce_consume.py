@@ -51,6 +51,8 @@ PACED_PER_SECOND = 500.0
 """Requests of 16 KB: 8 MB/s, well below what any of the servers can take."""
 SERIES_BATCH_BYTES = 128 * 1024
 """The big log's batches: as many records of 1 KB as a Java producer puts into a batch of 100-byte ones."""
+SLOW_SHARE = 8
+"""Kafka with an fsync for every batch gets that part of the Java producer's records: nobody waits only for it."""
 READY_SECONDS = 120.0
 MIB = 1 << 20
 LONG_RETENTION = {"retention.ms": "-1"}

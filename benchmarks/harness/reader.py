@@ -1,8 +1,8 @@
 """A reader in a process of its own: `python -m benchmarks.harness.reader PORT TOPIC MODE`.
 
 `again` reads the whole topic again and again at full speed; `follow` stays at its end. It says "ready" on a line when
-it reads, ends when its standard input says a line with an offset (`follow` reads up to there first) and answers with one
-line of JSON.
+it reads, ends when its standard input says a line with an offset (`follow` reads up to there first), and answers with
+one line of JSON.
 """
 
 from __future__ import annotations
