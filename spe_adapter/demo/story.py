@@ -32,8 +32,8 @@ SOURCE, SINK = "purchases", "averages"
 BLOCK: Final = 20_000
 MOMENT_S: Final = 1.2
 """About an epoch: kills are spread over that much time."""
-START_S: Final = 60.0
-STALLED_S: Final = 120.0
+START_S: Final = 120.0
+STALLED_S: Final = 240.0
 POLL_S: Final = 0.1
 CLIENT_LIMIT_S: Final = 60.0
 SCHEDULE: Final = ("Spark", "sidecar", "Spark and sidecar", "sidecar", "Spark", "sidecar")
