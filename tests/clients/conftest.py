@@ -1,4 +1,4 @@
-"""The clients' tests run against the sidecar, or with `--peer=kafka` against a real Kafka, whose answers they expect."""
+"""The clients' tests run against the sidecar, or with `--peer=kafka` against a real Kafka: they expect its answers."""
 
 from __future__ import annotations
 

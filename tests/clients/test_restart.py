@@ -30,6 +30,7 @@ def peer(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SidecarPeer
     started.kill()
 
 
+@pytest.mark.timeout(180)  # a real Kafka on a busy machine takes half a minute to start
 def test_a_killed_server_comes_back_with_everything(peer: SidecarPeer | KafkaPeer) -> None:
     """After kill -9 the acked records, the topics and their settings, and the groups' offsets are there; a producer and
     a consumer that were connected go on by themselves.
