@@ -18,7 +18,7 @@ SECONDS = 120
 
 @pytest.mark.clients
 def test_smoke_run(tmp_path: Path) -> None:
-    """A tiny run against a sidecar prints its tables and leaves JSON with machine, versions, rows, goals, and a plot."""
+    """A tiny run against a sidecar prints tables and leaves JSON with machine, versions, rows, goals, and a plot."""
     program = [sys.executable, "benchmarks/produce_consume.py", "--smoke"]
     done = subprocess.run(
         [*program, "--results", str(tmp_path), "--data", str(tmp_path)],
