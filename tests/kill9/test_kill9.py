@@ -49,11 +49,13 @@ class Load:
                 "batch.num.messages": 50,
                 "retry.backoff.ms": 5,
                 "retry.backoff.max.ms": 20,
-                "message.timeout.ms": 120_000 if idempotent else 2_000,
+                "message.timeout.ms": 0 if idempotent else 2_000,
                 "queue.buffering.max.messages": 2_000,
                 "error_cb": self._error,
             }
         )
+        self.delivering = threading.Event()
+        """Set once a record was acknowledged: the client library takes its time to get a producer id."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=topic)
 
@@ -84,6 +86,7 @@ class Load:
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         if error is None:
+            self.delivering.set()
             self.acked[message.partition()][int(message.value())] = message.offset()
         elif self.topic == "once":
             self.fatal.append(str(error))
@@ -162,10 +165,11 @@ def test_kill_nine(sidecar: Sidecar, pytestconfig: pytest.Config, capsys: pytest
         Load(sidecar.address, "plain", idempotent=False),
     )
     started = time.monotonic()
-    for load in (once, plain):
-        load.start()
     over = threading.Event()
     try:
+        for load in (once, plain):
+            load.start()
+            assert load.delivering.wait(FLUSH_S)
         for _ in range(kills):
             over.wait(moments.uniform(SHORTEST_LIFE_S, LONGEST_LIFE_S))
             sidecar.kill()
