@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from logstore.errors import CorruptBatch
-from logstore.format.batch import HEADER_BYTES, LENGTH_OVERHEAD, BatchHeader, check_batch, parse_header
+from logstore.format.batch import HEADER_BYTES, BatchHeader, check_batch, parse_header
 from logstore.interfaces import Buffer
 from spe_adapter.codec import kernels
 from spe_adapter.codec.compression import decompress
@@ -42,8 +42,6 @@ _APPEND_TIME: Final = 1
 _LEAST_RECORD_BYTES: Final = 7
 # Rows of one Arrow batch come from batches of about this size; bounds memory when batches unpack to much more.
 _GROUP_BYTES: Final = 8 * 1024 * 1024
-# Arrow's offsets into a column are 32 bits wide.
-_MAX_GROUP_BYTES: Final = 2**31 - 1
 
 
 class Chunk(NamedTuple):
@@ -75,6 +73,15 @@ def scan(buffer: Buffer, position_offset: int) -> Chunk:
     return Chunk(batches, next_offset)
 
 
+class _Piece(NamedTuple):
+    """The records of one batch, uncompressed: data[start:end]."""
+
+    data: kernels.Bytes
+    start: int
+    end: int
+    header: BatchHeader
+
+
 class Decoder:
     """Decodes the fetched batches of one stream, record for record the same as a consumer would see them."""
 
@@ -89,34 +96,32 @@ class Decoder:
 
         Yields Arrow record batches of at least one row. Raises CorruptBatch.
         """
-        group: list[tuple[memoryview, BatchHeader]] = []
+        group: list[_Piece] = []
         group_bytes = 0
-        view = memoryview(buffer)
+        whole = np.frombuffer(buffer, np.uint8)
         for at, header in chunk.batches:
             if header.is_control or not header.record_count:
                 continue
             if header.next_offset <= first_offset or header.base_offset >= end_offset:
                 continue
-            records: memoryview = view[at + HEADER_BYTES : at + header.batch_length + LENGTH_OVERHEAD]
-            if header.compression:
-                records = memoryview(decompress(header.compression, records))
-            if group and group_bytes + len(records) > _GROUP_BYTES:
+            piece = _piece(whole, at, header)
+            size = piece.end - piece.start
+            if group and group_bytes + size > _GROUP_BYTES:
                 yield from self._decode_group(group, first_offset, end_offset)
                 group, group_bytes = [], 0
-            group.append((records, header))
-            group_bytes += len(records)
+            group.append(piece)
+            group_bytes += size
         if group:
             yield from self._decode_group(group, first_offset, end_offset)
 
-    def _decode_group(
-        self, group: list[tuple[memoryview, BatchHeader]], first_offset: int, end_offset: int
-    ) -> Iterator[pa.RecordBatch]:
-        data, table, capacity = _lay_out(group)
-        if not capacity:
-            return
+    def _decode_group(self, group: list[_Piece], first_offset: int, end_offset: int) -> Iterator[pa.RecordBatch]:
+        group = _in_one_array(group)
+        data, table = group[0].data, _table(group)
+        capacity = int(table[:, kernels.COUNT].sum())
+        room = sum(piece.end - piece.start for piece in group)
         key_offsets, value_offsets = np.empty(capacity + 1, np.int32), np.empty(capacity + 1, np.int32)
         key_valid, value_valid = np.empty(capacity, np.uint8), np.empty(capacity, np.uint8)
-        key_data, value_data = np.empty(len(data), np.uint8), np.empty(len(data), np.uint8)
+        key_data, value_data = np.empty(room, np.uint8), np.empty(room, np.uint8)
         offsets, timestamps = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
         header_at, result = np.empty(3 * capacity, np.int64), np.zeros(kernels.OUT_COLUMNS, np.int64)
         kernels.decode_records(
@@ -141,40 +146,57 @@ class Decoder:
         yield pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 
-def _lay_out(group: list[tuple[memoryview, BatchHeader]]) -> tuple[kernels.Bytes, kernels.Int64s, int]:
-    """The bytes of all records, the kernel's table of batches, and the most records there can be."""
-    total = sum(len(records) for records, _ in group)
-    if total > _MAX_GROUP_BYTES:
-        raise CorruptBatch(f"a batch of {total} bytes exceeds {_MAX_GROUP_BYTES}")
-    data = np.empty(total, np.uint8)
-    table = np.empty((len(group), kernels.BATCH_COLUMNS), np.int64)
+def _piece(whole: kernels.Bytes, at: int, header: BatchHeader) -> _Piece:
+    """Where the records of the batch at `at` are, unpacked if need be. Raises CorruptBatch."""
+    start, end = at + HEADER_BYTES, at + header.size_bytes
+    data = whole
+    if header.compression:
+        data = np.frombuffer(decompress(header.compression, whole[start:end].data), np.uint8)
+        start, end = 0, len(data)
+    if header.record_count > (end - start) // _LEAST_RECORD_BYTES:
+        raise CorruptBatch(
+            f"batch at offset {header.base_offset}: {header.record_count} records do not fit {end - start} bytes"
+        )
+    return _Piece(data, start, end, header)
+
+
+def _in_one_array(group: list[_Piece]) -> list[_Piece]:
+    """What was unpacked lies in memory of its own and is brought together; what was not is read where it is."""
+    if all(piece.data is group[0].data for piece in group):
+        return group
+    together = np.concatenate([piece.data[piece.start : piece.end] for piece in group])
+    moved: list[_Piece] = []
     at = 0
-    for index, (records, header) in enumerate(group):
-        if header.record_count > len(records) // _LEAST_RECORD_BYTES:
-            raise CorruptBatch(
-                f"batch at offset {header.base_offset}: {header.record_count} records do not fit {len(records)} bytes"
-            )
-        data[at : at + len(records)] = np.frombuffer(records, np.uint8)
+    for piece in group:
+        end = at + piece.end - piece.start
+        moved.append(_Piece(together, at, end, piece.header))
+        at = end
+    return moved
+
+
+def _table(group: list[_Piece]) -> kernels.Int64s:
+    """The kernel's table of batches."""
+    table = np.empty((len(group), kernels.BATCH_COLUMNS), np.int64)
+    for index, (_, start, end, header) in enumerate(group):
         append_timestamp = header.max_timestamp if header.has_log_append_time else kernels.NO_APPEND_TIME
         table[index] = (
-            at, at + len(records), header.record_count, header.base_offset, header.last_offset_delta,
+            start, end, header.record_count, header.base_offset, header.last_offset_delta,
             header.base_timestamp, append_timestamp,
         )  # fmt: skip
-        at += len(records)
-    return data, table, int(table[:, kernels.COUNT].sum())
+    return table
 
 
-def _check(result: kernels.Int64s, group: list[tuple[memoryview, BatchHeader]]) -> None:
+def _check(result: kernels.Int64s, group: list[_Piece]) -> None:
     status = int(result[kernels.OUT_STATUS])
     if status != kernels.STATUS_OK:
-        header = group[int(result[kernels.OUT_BATCH])][1]
+        header = group[int(result[kernels.OUT_BATCH])].header
         raise CorruptBatch(f"batch at offset {header.base_offset}: {kernels.MESSAGES[status]}")
 
 
-def _timestamp_types(group: list[tuple[memoryview, BatchHeader]], offsets: kernels.Int64s) -> kernels.Int32s:
+def _timestamp_types(group: list[_Piece], offsets: kernels.Int64s) -> kernels.Int32s:
     """0 where the producer, 1 where the broker set the timestamp: a property of the batch."""
     types = np.full(len(offsets), _CREATE_TIME, np.int32)
-    for _, header in group:
+    for *_, header in group:
         if header.has_log_append_time:
             first, last = np.searchsorted(offsets, (header.base_offset, header.next_offset))
             types[first:last] = _APPEND_TIME

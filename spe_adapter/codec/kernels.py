@@ -78,6 +78,9 @@ HEADER_OVERHEAD_BYTES: Final = 5 + 5
 @compiled
 def _varint(data: Bytes, position: int, end: int) -> tuple[int, int]:
     """A zigzag varint below `end`: value and the position behind it, which is -1 if it does not end in time."""
+    if position < end and data[position] < 0x80:  # most are small
+        encoded = np.uint64(data[position])
+        return np.int64(encoded >> np.uint64(1)) ^ -np.int64(encoded & np.uint64(1)), position + 1
     encoded = np.uint64(0)
     shift = np.uint64(0)
     while position < end and shift < 64:
@@ -108,8 +111,10 @@ def _skip_headers(data: Bytes, position: int, end: int, count: int) -> int:
 
 @compiled
 def _copy(source: Bytes, start: int, target: Bytes, at: int, length: int) -> None:
-    for index in range(length):
-        target[at + index] = source[start + index]
+    # Unsigned positions need no check for counting from the end, without which this loop becomes wide moves.
+    source_at, target_at = np.uint64(start), np.uint64(at)
+    for index in range(np.uint64(length)):
+        target[target_at + index] = source[source_at + index]
 
 
 @compiled

@@ -1,0 +1,300 @@
+"""How fast Spark reads from and writes to a sidecar: the `cairn` format and Spark's own Kafka connector, same
+sidecar, same rows.
+
+`python benchmarks/spark_throughput.py [--quick] [--smoke]` starts a sidecar and a Spark with one core, and moves
+100-byte records through both formats in turn, over several rounds. It leaves benchmarks/results/spark_throughput.json
+and .png.
+
+Invariants:
+* Rates are records per second of a task's own run time on one core (Spark's metric), planning and start-up apart; the
+  wall clock's are beside them.
+* Both formats get the same frame; reads end in Spark's `noop` sink, which takes every row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pyarrow as pa
+from matplotlib.figure import Figure
+from pyspark.sql import DataFrame, SparkSession
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.harness.jars import KafkaUnavailable, spark_kafka_jars
+from benchmarks.harness.sidecar import SidecarPeer
+from logstore.client.blocking import Client, TopicPartition, parse_addresses
+from spe_adapter.codec.encode import Columns, encode
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+NAME = "spark_throughput"
+RECORD_BYTES = 100
+FILL_ROWS = 50_000
+CAIRN = "cairn"
+KAFKA = "kafka"
+COLOURS = {CAIRN: "#1f77b4", KAFKA: "#ff7f0e"}
+GOALS = {"read": 1.5e6, "write": 0.7e6}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is moved, and how often."""
+
+    mode: str
+    records: int
+    rounds: int
+    formats: tuple[str, ...]
+
+
+FULL = Plan("full", 10_000_000, 5, (CAIRN, KAFKA))
+QUICK = Plan("quick", 2_000_000, 3, (CAIRN, KAFKA))
+SMOKE = Plan("smoke", 20_000, 1, (CAIRN,))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measurement."""
+
+    case: str
+    format: str
+    round: int
+    records: int
+    task_s: float
+    wall_s: float
+
+    @property
+    def rate(self) -> float:
+        """Records per second of a task's run time."""
+        return self.records / self.task_s
+
+    @property
+    def wall_rate(self) -> float:
+        """Records per second of the whole query, planning included."""
+        return self.records / self.wall_s
+
+
+def start_spark(directory: Path, jars: Sequence[Path]) -> SparkSession:
+    """One core."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    builder = (
+        SparkSession.builder.master("local[1]")
+        .appName(NAME)
+        .config("spark.driver.memory", "1g")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.local.dir", str(directory / "local"))
+        .config("spark.sql.warehouse.dir", str(directory / "warehouse"))
+    )
+    if jars:
+        builder = builder.config("spark.jars", ",".join(map(str, jars)))
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    return spark
+
+
+def fill(address: str, topic: str, records: int) -> None:
+    """`records` of RECORD_BYTES each in one stream."""
+    values = pa.array([b"x" * RECORD_BYTES] * FILL_ROWS, pa.binary())
+    with Client(parse_addresses(address)) as client:
+        client.partitions(topic, create=True)
+        for start in range(0, records, FILL_ROWS):
+            rows = min(FILL_ROWS, records - start)
+            stamps = np.full(rows, time.time_ns() // 1_000_000, np.int64)
+            data, batches = encode(Columns(None, values[:rows], None, stamps), np.zeros(rows, np.int32))
+            for batch in batches:
+                client.produce(TopicPartition(topic, 0), data[batch.start : batch.end])
+
+
+class Benchmark:
+    """Moves the same records both ways through each format."""
+
+    def __init__(self, plan: Plan, spark: SparkSession, address: str) -> None:
+        self._plan = plan
+        self._spark = spark
+        self._address = address
+        self.rows: list[Row] = []
+
+    def run(self, console: Console) -> None:
+        """A warm-up of each case, then the rounds, formats in turn."""
+        fill(self._address, "input", self._plan.records)
+        for number in range(self._plan.rounds + 1):
+            for which in self._plan.formats:
+                for case, query in (("read", self._read), ("write", self._write)):
+                    row = self._measure(case, which, number, query)
+                    if number or self._plan.rounds == 1:  # the first round warms up
+                        self.rows.append(row)
+                        console.print(f"round {number}: {case} {which}: {row.rate / 1e6:.2f} M records/s")
+
+    def _measure(self, case: str, which: str, number: int, query: Callable[[str, str], None]) -> Row:
+        group = f"{case}-{which}-{number}"
+        self._spark.sparkContext.setJobGroup(group, group)
+        begun = time.perf_counter()
+        query(which, f"output-{group}")
+        wall_s = time.perf_counter() - begun
+        return Row(case, which, number, self._plan.records, self._task_seconds(group), wall_s)
+
+    def _task_seconds(self, group: str) -> float:
+        """The run time of the group's tasks, which one core ran one after another."""
+        context: Any = self._spark.sparkContext
+        context._jsc.sc().listenerBus().waitUntilEmpty()  # noqa: SLF001 - Spark has no public way to its task metrics
+        tracker = context.statusTracker()
+        store = context._jsc.sc().statusStore()  # noqa: SLF001
+        stages = [stage for job in tracker.getJobIdsForGroup(group) for stage in tracker.getJobInfo(job).stageIds]
+        return float(sum(store.lastStageAttempt(stage).executorRunTime() for stage in stages)) / 1000
+
+    def _read(self, which: str, _: str) -> None:
+        reader = self._spark.read.format(which).option("kafka.bootstrap.servers", self._address)
+        reader.option("subscribe", "input").load().write.format("noop").mode("overwrite").save()
+
+    def _write(self, which: str, topic: str) -> None:
+        frame: DataFrame = self._spark.range(self._plan.records, numPartitions=1).selectExpr(
+            f"cast(repeat('x', {RECORD_BYTES}) as binary) as value"
+        )
+        writer = frame.write.format(which).mode("append").option("kafka.bootstrap.servers", self._address)
+        writer.option("topic", topic).save()
+
+
+# ---- what came out
+
+
+def median(rows: Sequence[Row], case: str, which: str, name: str) -> float | None:
+    """The median over rounds, None if it was not measured."""
+    values = [getattr(row, name) for row in rows if row.case == case and row.format == which]
+    return statistics.median(values) if values else None
+
+
+def goals_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """What was to be reached, and what was."""
+    goals = []
+    for case, least in GOALS.items():
+        value = median(rows, case, CAIRN, "rate") or 0.0
+        goals.append(
+            {
+                "name": f"{case}, {RECORD_BYTES} B, per core inside Spark",
+                "value": round(value),
+                "unit": "records/s",
+                "goal": f">= {least:.0f}",
+                "holds": value >= least,
+            }
+        )
+    return goals
+
+
+def show(rows: Sequence[Row], goals: Sequence[dict[str, Any]], console: Console) -> None:
+    """The table and the goals."""
+    table = Table(title=f"{RECORD_BYTES} B records, one core, medians", header_style="bold")
+    for heading in ("case", "format", "M records/s of task time", "M records/s of wall clock"):
+        table.add_column(heading)
+    for case in GOALS:
+        for which in COLOURS:
+            rate, wall = median(rows, case, which, "rate"), median(rows, case, which, "wall_rate")
+            if rate is not None and wall is not None:
+                table.add_row(case, which, f"{rate / 1e6:.2f}", f"{wall / 1e6:.2f}")
+    console.print(table)
+    for goal in goals:
+        verdict = "holds" if goal["holds"] else "falls short"
+        console.print(f"{goal['name']}: {goal['value'] / 1e6:.2f} M/s, goal {goal['goal']} {goal['unit']}: {verdict}")
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Rates side by side, every round a dot, the goals as lines."""
+    mpl.use("Agg")
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axis = figure.subplots()
+    ticks = []
+    for place, (case, least) in enumerate(GOALS.items()):
+        formats = [which for which in COLOURS if median(rows, case, which, "rate") is not None]
+        for index, which in enumerate(formats):
+            x = place + 0.35 * index
+            height = (median(rows, case, which, "rate") or 0.0) / 1e6
+            bar = axis.bar([x], [height], 0.3, color=COLOURS[which], label=which if not place else None)
+            axis.bar_label(bar, labels=[f"{height:.2f}"])
+            dots = [row.rate / 1e6 for row in rows if row.case == case and row.format == which]
+            axis.plot([x] * len(dots), dots, ".", color="black", alpha=0.5)
+        axis.hlines(least / 1e6, place - 0.2, place + 0.55, linestyles="dashed", colors="grey")
+        ticks.append(place + 0.175)
+    axis.set_xticks(ticks, list(GOALS))
+    axis.set_ylabel("M records/s of task time, one core")
+    axis.set_title(f"Spark with {RECORD_BYTES} B records (dashed: goal)")
+    axis.legend(title="format")
+    figure.savefig(path, dpi=110)
+
+
+def about(plan: Plan, seconds: float) -> dict[str, Any]:
+    """The machine, the versions and how this was called."""
+    names = ("pyspark", "pyarrow", "numba", "numpy", "crc32c")
+    return {
+        "benchmark": NAME,
+        "mode": plan.mode,
+        "records": plan.records,
+        "machine": {"processors": os.cpu_count(), "kernel": platform.release(), "architecture": platform.machine()},
+        "load_average_after": [round(value, 2) for value in os.getloadavg()],
+        "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in names}},
+        "seconds": round(seconds, 1),
+    }
+
+
+def measure(plan: Plan, directory: Path, console: Console) -> list[Row]:
+    """Start everything, run, end everything."""
+    jars: list[Path] = []
+    if KAFKA in plan.formats:
+        try:
+            jars = spark_kafka_jars()
+        except KafkaUnavailable as reason:
+            console.print(f"without Spark's Kafka connector: {reason}")
+            plan = Plan(plan.mode, plan.records, plan.rounds, (CAIRN,))
+    peer = SidecarPeer(directory)
+    peer.start()
+    try:
+        peer.wait_serving()
+        spark = start_spark(directory, jars)
+        try:
+            benchmark = Benchmark(plan, spark, peer.bootstrap)
+            benchmark.run(console)
+        finally:
+            spark.stop()
+    finally:
+        peer.kill()
+    return benchmark.rows
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the benchmark and leave its results."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="under two minutes")
+    parser.add_argument("--smoke", action="store_true", help="only whether the benchmark works, without the connector")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where results go (default: %(default)s)")
+    chosen = parser.parse_args(arguments)
+    plan = SMOKE if chosen.smoke else QUICK if chosen.quick else FULL
+    console = Console() if sys.stdout.isatty() else Console(width=120)
+    begun = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="spark-throughput-") as name:
+        rows = measure(plan, Path(name), console)
+    goals = goals_of(rows)
+    show(rows, goals, console)
+    chosen.results.mkdir(parents=True, exist_ok=True)
+    content = {**about(plan, time.perf_counter() - begun), "goals": goals, "rows": [asdict(row) for row in rows]}
+    (chosen.results / f"{NAME}.json").write_text(json.dumps(content, indent=1) + "\n")
+    draw(rows, chosen.results / f"{NAME}.png")
+
+
+if __name__ == "__main__":
+    main()
