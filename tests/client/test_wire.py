@@ -1,0 +1,177 @@
+"""The client's requests and replies as bytes, against kio's independent codec; torn and lying replies."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TypeVar
+
+import pytest
+from kio.schema.errors import ErrorCode
+from kio.schema.fetch.v11 import request as fetch_request
+from kio.schema.fetch.v11 import response as fetch_response
+from kio.schema.list_offsets.v2 import request as offsets_request
+from kio.schema.list_offsets.v2 import response as offsets_response
+from kio.schema.metadata.v4 import request as metadata_request
+from kio.schema.metadata.v4 import response as metadata_response
+from kio.schema.produce.v7 import request as produce_request
+from kio.schema.produce.v7 import response as produce_response
+from kio.schema.types import BrokerId, TopicName
+from kio.serial import entity_reader, entity_writer
+from kio.static.primitive import Records, i32, i32Timedelta, i64
+
+from logstore.client import wire
+from logstore.client.errors import MalformedReply
+from logstore.client.wire import TopicPartition
+
+WAIT = i32Timedelta.parse(timedelta(0))
+T = TypeVar("T")
+T0, T1, U0 = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("ü", 0)
+
+
+def written(entity: object) -> bytes:
+    """An entity as kio writes it."""
+    sink = io.BytesIO()
+    entity_writer(type(entity))(sink, entity)  # type: ignore[type-var]
+    return sink.getvalue()
+
+
+def read(kind: type[T], data: bytes) -> T:
+    """An entity as kio reads it, which must take all bytes."""
+    entity, size = entity_reader(kind)(memoryview(data).toreadonly(), 0)  # type: ignore[type-var]
+    assert size == len(data)
+    return entity
+
+
+def test_requests_are_what_kio_reads() -> None:
+    """Every field is where Kafka expects it."""
+    asked = read(metadata_request.MetadataRequest, wire.metadata_request(["t", "ü"], create=True))
+    assert [topic.name for topic in asked.topics or ()] == ["t", "ü"]
+    assert asked.allow_auto_topic_creation
+    assert read(metadata_request.MetadataRequest, wire.metadata_request(None, create=False)).topics is None
+    offsets = read(offsets_request.ListOffsetsRequest, wire.list_offsets_request({T0: -2, U0: 5, T1: -1}))
+    found = {(t.name, p.partition_index): p.timestamp for t in offsets.topics for p in t.partitions}
+    assert found == {("t", 0): -2, ("t", 1): -1, ("ü", 0): 5}
+    fetch = read(fetch_request.FetchRequest, wire.fetch_request(T1, 77, max_bytes=1000, max_wait_ms=500))
+    (partition,) = fetch.topics[0].partitions
+    assert (fetch.topics[0].topic, partition.partition, partition.fetch_offset) == ("t", 1, 77)
+    assert (fetch.max_wait, fetch.min_bytes, fetch.max_bytes) == (timedelta(milliseconds=500), 1, 1000)
+    assert (fetch.session_id, fetch.session_epoch, fetch.isolation_level) == (0, -1, 0)
+    produce = read(
+        produce_request.ProduceRequest, b"".join(map(bytes, wire.produce_request(T1, b"batch", timeout_ms=9)))
+    )
+    assert (produce.acks, produce.transactional_id) == (-1, None)
+    assert produce.topic_data[0].partition_data[0].records == b"batch"
+
+
+METADATA = metadata_response.MetadataResponse(
+    throttle_time=WAIT,
+    brokers=(metadata_response.MetadataResponseBroker(node_id=BrokerId(0), host="h", port=i32(9), rack=None),),
+    cluster_id="c",
+    topics=(
+        metadata_response.MetadataResponseTopic(
+            error_code=ErrorCode.none,
+            name=TopicName("t"),
+            is_internal=True,
+            partitions=tuple(
+                metadata_response.MetadataResponsePartition(
+                    error_code=ErrorCode.none,
+                    partition_index=i32(index),
+                    leader_id=BrokerId(0),
+                    replica_nodes=(BrokerId(0),),
+                    isr_nodes=(BrokerId(0),),
+                )
+                for index in (1, 0)
+            ),
+        ),
+        metadata_response.MetadataResponseTopic(
+            error_code=ErrorCode.unknown_topic_or_partition, name=TopicName("u"), partitions=()
+        ),
+    ),
+)
+OFFSETS = offsets_response.ListOffsetsResponse(
+    throttle_time=WAIT,
+    topics=(
+        offsets_response.ListOffsetsTopicResponse(
+            name=TopicName("t"),
+            partitions=(
+                offsets_response.ListOffsetsPartitionResponse(
+                    partition_index=i32(1), error_code=ErrorCode.none, timestamp=i64(5), offset=i64(2**40)
+                ),
+            ),
+        ),
+    ),
+)
+FETCH = fetch_response.FetchResponse(
+    throttle_time=WAIT,
+    error_code=ErrorCode.none,
+    responses=(
+        fetch_response.FetchableTopicResponse(
+            topic=TopicName("t"),
+            partitions=(
+                fetch_response.PartitionData(
+                    partition_index=i32(0),
+                    error_code=ErrorCode.none,
+                    high_watermark=i64(9),
+                    last_stable_offset=i64(9),
+                    log_start_offset=i64(2),
+                    aborted_transactions=None,
+                    records=Records(b"batches"),
+                ),
+            ),
+        ),
+    ),
+)
+PRODUCED = produce_response.ProduceResponse(
+    responses=(
+        produce_response.TopicProduceResponse(
+            name=TopicName("t"),
+            partition_responses=(
+                produce_response.PartitionProduceResponse(
+                    index=i32(0), error_code=ErrorCode.corrupt_message, base_offset=i64(-1)
+                ),
+            ),
+        ),
+    ),
+)
+
+
+def test_replies_are_read_as_kio_wrote_them() -> None:
+    """Errors, nulls and orders included."""
+    topics = wire.metadata_reply(written(METADATA))
+    assert topics["t"] == wire.TopicInfo(0, True, (0, 1))
+    assert topics["u"] == wire.TopicInfo(3, False, ())
+    assert wire.list_offsets_reply(written(OFFSETS)) == {T1: wire.OffsetInfo(0, 5, 2**40)}
+    fetched = wire.fetch_reply(written(FETCH))
+    assert (fetched.error, fetched.high_watermark, fetched.log_start_offset) == (0, 9, 2)
+    assert bytes(fetched.records) == b"batches"
+    assert wire.produce_reply(written(PRODUCED)) == wire.Produced(2, -1)
+
+
+@pytest.mark.parametrize(
+    ("entity", "decode"),
+    [
+        (METADATA, wire.metadata_reply),
+        (OFFSETS, wire.list_offsets_reply),
+        (FETCH, wire.fetch_reply),
+        (PRODUCED, wire.produce_reply),
+    ],
+)
+def test_damaged_replies_are_malformed_and_nothing_worse(entity: object, decode: Callable[[bytes], object]) -> None:
+    """Torn at every byte, and with every bit flipped: an answer or MalformedReply."""
+    whole = written(entity)
+    last_needed = len(whole) - (12 if entity is PRODUCED else 0)  # what follows the base offset is not looked at
+    for length in range(last_needed):
+        try:
+            decode(whole[:length])
+        except MalformedReply:
+            continue
+        assert entity is PRODUCED
+    for bit in range(8 * len(whole)):
+        flipped = bytearray(whole)
+        flipped[bit // 8] ^= 1 << (bit % 8)
+        try:
+            decode(bytes(flipped))
+        except MalformedReply:
+            continue
