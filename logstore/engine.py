@@ -93,10 +93,9 @@ class Engine:
         """Run blocking reads on a reader thread."""
         return await trio.to_thread.run_sync(work, limiter=self._readers)
 
-    async def read(
-        self, stream: Stream, offset: int, max_bytes: int, *, include_control: bool = False
-    ) -> ReadResult:
-        """Whole batches from the one that holds `offset` on: at least one, up to `max_bytes`; none at the high watermark.
+    async def read(self, stream: Stream, offset: int, max_bytes: int, *, include_control: bool = False) -> ReadResult:
+        """Whole batches from the one that holds `offset` on: at least one, up to `max_bytes`; none at the high
+        watermark.
 
         Control batches are replaced by empty ones unless asked for. Raises OffsetOutOfRange, CorruptChunk, OSError.
         """
@@ -135,7 +134,12 @@ class Engine:
         for view in stream.chunk_views(start):
             if view.max_timestamp >= timestamp_ms:
                 find = partial(
-                    reading.find_timestamp, self._fs, self.store.indexes, view, timestamp_ms, max(start, view.base_offset)
+                    reading.find_timestamp,
+                    self._fs,
+                    self.store.indexes,
+                    view,
+                    timestamp_ms,
+                    max(start, view.base_offset),
                 )
                 found = await self.offload(find)
                 if found is not None:
@@ -143,12 +147,14 @@ class Engine:
         return None
 
     async def max_timestamp(self, stream: Stream) -> tuple[int, int] | None:
-        """Offset and timestamp of the record with the latest timestamp (the first of several); None if there is none."""
+        """Offset and timestamp of the record with the latest timestamp, the first of several; None: no records."""
         newest = max((view.max_timestamp for view in stream.chunk_views(stream.log_start_offset)), default=-1)
         return None if newest < 0 else await self.find_timestamp(stream, newest)
 
     async def find_control(self, stream: Stream, from_offset: int) -> list[tuple[int, bytes]]:
-        """Base offsets and bytes of the control batches at or behind `from_offset`, in order. Raises CorruptChunk, OSError."""
+        """Base offsets and bytes of the control batches at or behind `from_offset`, in order. Raises CorruptChunk,
+        OSError.
+        """
         found: list[tuple[int, bytes]] = []
         for view in stream.chunk_views(from_offset):
             read = partial(reading.read_control, self._fs, self.store.indexes, view, from_offset)

@@ -1,7 +1,8 @@
 """What the rooms of the log store need from the world outside, as protocols.
 
-This is a leaf: it imports nothing of ours. `log` is written against these protocols alone; `disk` implements them on the
-operating system, `testing` on a simulated disk that forgets what was not synced. Time and randomness come in the same way.
+This is a leaf: it imports nothing of ours. `log` is written against these protocols alone; `disk` implements them on
+the operating system, `testing` on a simulated disk that forgets what was not synced. Time and randomness come in the
+same way.
 
 Invariants every `FileSystem` must keep (docs/format.md, "Disk assumptions"):
 * Paths are relative to the data directory, with `/` between parts; a path never leaves it.

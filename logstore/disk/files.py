@@ -201,7 +201,8 @@ def locked_directory(root: Path) -> Iterator[None]:
         except BlockingIOError as error:
             owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
             raise DataDirectoryInUse(
-                f"{root} is in use by another sidecar (process {owner or 'unknown'}); stop it or choose another --data-dir"
+                f"{root} is in use by another sidecar (process {owner or 'unknown'}); "
+                "stop it or choose another --data-dir"
             ) from error
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

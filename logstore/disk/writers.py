@@ -1,7 +1,7 @@
 """Lean threads that run disk jobs.
 
-Invariants: every job that is submitted comes back exactly once through `collect`; the event loop learns of it through one
-eventfd, however many have finished. A thread hop here costs about a quarter of a general thread pool's.
+Invariants: every job that is submitted comes back exactly once through `collect`; the event loop learns of it through
+one eventfd, however many have finished. A thread hop here costs about a quarter of a general thread pool's.
 """
 
 import os
@@ -51,7 +51,7 @@ class WriterThreads:
         while (job := self._jobs.get()) is not None:
             try:
                 self._finished.append((job, job.run(self._fs)))
-            except BaseException as error:  # handed to the loop's thread, which raises it
+            except BaseException as error:  # noqa: BLE001 handed to the loop's thread, which raises it
                 self._crashed = error
             os.eventfd_write(self.eventfd, 1)
 

@@ -100,7 +100,9 @@ def parse_header(buffer: Buffer, position: int = 0) -> BatchHeader:
     if len(buffer) - position < HEADER_BYTES:
         if len(buffer) - position > MAGIC_OFFSET and buffer[position + MAGIC_OFFSET] in (0, 1):
             raise UnsupportedBatchFormat(_OLD_FORMAT.format(buffer[position + MAGIC_OFFSET]))
-        raise CorruptBatch(f"{len(buffer) - position} bytes at {position} are fewer than a batch header's {HEADER_BYTES}")
+        raise CorruptBatch(
+            f"{len(buffer) - position} bytes at {position} are fewer than a batch header's {HEADER_BYTES}"
+        )
     header = BatchHeader._make(HEADER.unpack_from(buffer, position))
     if header.magic != 2:
         if header.magic in (0, 1):
@@ -128,7 +130,8 @@ def check_batch(buffer: Buffer, position: int = 0) -> BatchHeader:
         raise CorruptBatch(f"batch at {position}: CRC-32C is {found:#010x}, its header says {header.crc:#010x}")
     if header.last_offset_delta < 0 or not 0 <= header.record_count <= header.last_offset_delta + 1:
         raise CorruptBatch(
-            f"batch at {position}: {header.record_count} records do not fit last offset delta {header.last_offset_delta}"
+            f"batch at {position}: {header.record_count} records do not fit "
+            f"last offset delta {header.last_offset_delta}"
         )
     return header
 

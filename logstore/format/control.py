@@ -1,9 +1,11 @@
 """Control records: what Cairn writes between records for itself, in control batches that every Kafka client skips.
 
 Invariants:
-* Key: int16 version 0, int16 type; exactly 4 bytes. Cairn's types start at 1000, far from Kafka's own (0 abort, 1 commit, …).
-* Value: int16 version 0, then JSON (begin) or JSON and opaque bytes (end). Every field is checked; an unknown version is
-  UnknownFormatVersion, an unknown type is None (somebody else's), anything else that does not add up is CorruptBatch.
+* Key: int16 version 0, int16 type; exactly 4 bytes. Cairn's types start at 1000, far from Kafka's own (0 abort, 1
+  commit, …).
+* Value: int16 version 0, then JSON (begin) or JSON and opaque bytes (end). Every field is checked; an unknown version
+  is UnknownFormatVersion, an unknown type is None (somebody else's), anything else that does not add up is
+  CorruptBatch.
 * One control record per control batch.
 
 Source: KIP-98 (control batches); CEC paper, section II.B (footprints and markers in the output stream); docs/format.md.

@@ -36,7 +36,7 @@ _ENTRY_WORDS = ENTRY.size // 8
 
 
 class IndexEntry(NamedTuple):
-    """One batch: its base offset, the maximum timestamp (ms) of all before it in the chunk, where it stands, its CRC."""
+    """One batch: its base offset, the maximum timestamp (ms) of all before it in the chunk, its place, its CRC."""
 
     base_offset: int
     max_timestamp_before: int

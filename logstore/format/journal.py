@@ -2,8 +2,9 @@
 
 Invariants:
 * Frames stand end to end, each with a CRC-32C over its header and body.
-* A frame says how much of the file was synced when it was written (`synced_end`). So a damaged frame in front of an intact
-  one that vouches for it is damage to durable data, never a torn write; only the last write of a file can be torn.
+* A frame says how much of the file was synced when it was written (`synced_end`). So a damaged frame in front of an
+  intact one that vouches for it is damage to durable data, never a torn write; only the last write of a file can be
+  torn.
 * The first frame is a snapshot; a file without an intact one never came to life.
 
 Source: docs/decisions (ledgers); byte table in docs/format.md.

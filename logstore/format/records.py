@@ -1,7 +1,7 @@
 """Records inside a batch, one Python object each: the slow path, for control records, small clients and tests.
 
-Invariants: what `encode_batch` writes, `decode_batch` reads back; bytes that lie raise CorruptBatch, never anything else.
-The vectorised path for data is `spe_adapter.codec`.
+Invariants: what `encode_batch` writes, `decode_batch` reads back; bytes that lie raise CorruptBatch, never anything
+else. The vectorised path for data is `spe_adapter.codec`.
 
 Source: Kafka's documentation, "Record"; varints are zigzag-encoded (protobuf).
 """
@@ -57,7 +57,7 @@ def encode_batch(
     attributes: int = 0,
     control: bool = False,
 ) -> bytearray:
-    """One uncompressed batch of `records`, whose offsets count from `base_offset` (their own offset field is ignored)."""
+    """One uncompressed batch of `records`, whose offsets count from `base_offset` (their own field is ignored)."""
     if not records:
         raise CorruptBatch("a batch has at least one record")
     base_timestamp = records[0].timestamp

@@ -59,9 +59,7 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
         parts.append(PRODUCER.pack(entry.producer_id, entry.epoch, len(entry.batches), entry.last_append_ms))
         parts.extend(BATCH.pack(*batch) for batch in entry.batches)
     body = b"".join(parts)
-    head = BLOCK.pack(
-        MAGIC, VERSION, 0, len(snapshot.producers), snapshot.position, snapshot.next_offset, len(body), 0
-    )
+    head = BLOCK.pack(MAGIC, VERSION, 0, len(snapshot.producers), snapshot.position, snapshot.next_offset, len(body), 0)
     return head[:_CRC_AT] + crc32c(body, crc32c(head[:_CRC_AT])).to_bytes(4, "big") + body
 
 

@@ -89,7 +89,8 @@ class Answer:
             _refuse(outcome, ticket.error)
         self.waiting -= 1
         if self.waiting == 0 and self.on_ready is not None:
-            self.on_ready()
+            on_ready, self.on_ready = self.on_ready, None  # it knows who holds this answer: no cycle is left behind
+            on_ready()
 
 
 def decode(frame: memoryview, at: int, version: int) -> ProduceRequest:

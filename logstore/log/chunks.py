@@ -136,7 +136,13 @@ class Chunk:
     def view(self) -> "ChunkView":
         """What a reader thread needs to know of it, unchanging."""
         return ChunkView(
-            self.log_path, self.index_path, self.base_offset, self.next_offset, self.size_bytes, self.max_timestamp, self.index
+            self.log_path,
+            self.index_path,
+            self.base_offset,
+            self.next_offset,
+            self.size_bytes,
+            self.max_timestamp,
+            self.index,
         )
 
 
@@ -154,7 +160,7 @@ class ChunkView:
 
 
 class IndexCache:
-    """Indexes of sealed chunks, least recently used first out. Used by reader threads; a lost race costs one more load."""
+    """Indexes of sealed chunks, least recently loaded first out. For reader threads; a lost race costs one load."""
 
     def __init__(self, max_indexes: int = 64) -> None:
         self._max_indexes = max_indexes

@@ -1,11 +1,12 @@
 """A small durable map: topics, decisions, committed offsets.
 
 Invariants:
-* A `put` is atomic; its ticket settles once the change is synced. Puts made while a write is in flight share the next one.
-* `get` sees a put at once. If the disk refuses, everything not yet synced is taken back and its tickets fail; the next put
-  starts a new file with the whole map, because nothing may be written behind bytes whose state is unknown.
-* One file lives at a time, `NAME.GENERATION`; a new one is written beside it, synced and renamed before the old one goes.
-  Bounded: a file is rewritten when it holds more dead than live bytes.
+* A `put` is atomic; its ticket settles once the change is synced. Puts made while a write is in flight share the next
+  one.
+* `get` sees a put at once. If the disk refuses, everything not yet synced is taken back and its tickets fail; the next
+  put starts a new file with the whole map, because nothing may be written behind bytes whose state is unknown.
+* One file lives at a time, `NAME.GENERATION`; a new one is written beside it, synced and renamed before the old one
+  goes. Bounded: a file is rewritten when it holds more dead than live bytes.
 
 It knows nothing of what its keys and values mean.
 """

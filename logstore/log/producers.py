@@ -59,7 +59,7 @@ class ProducerTable(Generic[T]):
             epoch = pending[-1].epoch if pending else durable.epoch if durable else -1
             if header.producer_epoch < epoch:
                 raise InvalidProducerEpoch(
-                    f"producer {header.producer_id} writes with epoch {header.producer_epoch}, but {epoch} has been seen"
+                    f"producer {header.producer_id} writes with epoch {header.producer_epoch}; {epoch} has been seen"
                 )
             if header.producer_epoch == epoch:
                 duplicate = self._find_duplicate(header.producer_id, epoch, first, last)

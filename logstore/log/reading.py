@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from logstore.errors import CorruptBatch, CorruptChunk, UnsupportedBatchFormat
 from logstore.format.batch import (
-    LEADER_EPOCH,
     COMPRESSION_MASK,
     HEADER,
     HEADER_BYTES,
+    LEADER_EPOCH,
     LENGTH_OVERHEAD,
     BatchHeader,
     check_batch,
@@ -205,7 +205,7 @@ def _open_gzip(batch: memoryview, header: BatchHeader) -> list[Record] | None:
 
 
 def read_control(fs: FileSystem, cache: IndexCache, view: ChunkView, from_offset: int) -> list[tuple[int, bytes]]:
-    """Base offsets and bytes of the chunk's control batches at or behind `from_offset`, in order. Raises CorruptChunk."""
+    """Base offsets and bytes of the chunk's control batches at or behind `from_offset`, in order. CorruptChunk."""
     found: list[tuple[int, bytes]] = []
     for position, due in _index(fs, cache, view).controls_from(from_offset):
         if position >= view.size_bytes:

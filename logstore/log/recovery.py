@@ -1,9 +1,10 @@
 """Opening a stream: what is proven durable is never cut, what may be torn is.
 
-How it goes: the chunks' names say where each starts; a sealed chunk's index ends with a block that says where it ends; the last
-chunk is walked from its last index block on. Proven is what a valid index block covers, and what has more bytes behind it than
-one write can hold. A damaged batch in front of that line is reported with its offsets and stays (reads of it fail); the first
-damaged batch behind it is cut with everything that follows, and so is an append group without its END.
+How it goes: the chunks' names say where each starts; a sealed chunk's index ends with a block that says where it ends;
+the last chunk is walked from its last index block on. Proven is what a valid index block covers, and what has more
+bytes behind it than one write can hold. A damaged batch in front of that line is reported with its offsets and stays
+(reads of it fail); the first damaged batch behind it is cut with everything that follows, and so is an append group
+without its END.
 
 Invariants:
 * The work is bounded by what no index covers yet, not by the size of the log; a clean shutdown leaves nothing to walk.
@@ -47,7 +48,9 @@ def recover_stream(fs: FileSystem, directory: str, log_start: int, now_ms: int, 
     bases = _sweep(fs, directory, log_start)
     if not bases:
         if log_start > 0:
-            raise CorruptFile(f"{directory}: no chunk is left, though the log had reached offset {log_start}; restore it")
+            raise CorruptFile(
+                f"{directory}: no chunk is left, though the log had reached offset {log_start}; restore it"
+            )
         fs.sync_directory(directory)
         return RecoveredStream([], ProducerTable(), log_start, log_start)
     if bases[0] > log_start:
@@ -90,7 +93,11 @@ def _open_chunk(fs: FileSystem, directory: str, base: int, following: int | None
     builder = IndexBuilder()
     if blocks:
         last = blocks[-1]
-        chunk.size_bytes, chunk.next_offset, chunk.max_timestamp = last.durable_end, last.next_offset, last.max_timestamp
+        chunk.size_bytes, chunk.next_offset, chunk.max_timestamp = (
+            last.durable_end,
+            last.next_offset,
+            last.max_timestamp,
+        )
         builder = IndexBuilder(last.max_timestamp)
     index = SparseIndex()
     for block in blocks:
@@ -114,8 +121,8 @@ def _open_chunk(fs: FileSystem, directory: str, base: int, following: int | None
 def _write_again(fs: FileSystem, path: str, start: int, end: int) -> None:
     """Write what is there once more, so that the next sync is about it.
 
-    If a sync failed in the last life, the kernel holds pages that it takes for clean and that never reached the disk: they
-    read well, and no sync writes them.
+    If a sync failed in the last life, the kernel holds pages that it takes for clean and that never reached the disk:
+    they read well, and no sync writes them.
     """
     while start < end:
         data = fs.read(path, start, min(WINDOW_BYTES, end - start))
@@ -268,7 +275,7 @@ class _Walk:
             self.group = None
 
     def _behind_damage(self, position: int, offset: int) -> tuple[int, int] | None:
-        """Where the log goes on behind a damaged batch that is proven durable; None if it may be torn, and is the end."""
+        """Where the log goes on behind a damaged batch that is proven durable; None: it may be torn, and is the end."""
         proven = self.following is not None or self.file_bytes - position > MAX_WRITE_BYTES
         if not proven:
             return None
@@ -277,25 +284,33 @@ class _Walk:
             return None
         at, header = found
         self.report(
-            "durable data damaged", path=self.chunk.log_path, position=position, first=offset, last=header.base_offset - 1
+            "durable data damaged",
+            path=self.chunk.log_path,
+            position=position,
+            first=offset,
+            last=header.base_offset - 1,
         )
         self.group = None
         return at, header.base_offset
 
     def _finish(self, position: int, offset: int) -> None:
         if self.group is not None:
-            self.report("append group without end cut", path=self.chunk.log_path, first=self.group.offset, last=offset - 1)
+            self.report(
+                "append group without end cut", path=self.chunk.log_path, first=self.group.offset, last=offset - 1
+            )
             position, offset = self.group.position, self.group.offset
             self.builder.max_timestamp = self.group.max_timestamp
             del self.entries[self.group.entries :]
         if position < self.file_bytes and self.following is None:
-            self.report("torn end cut", path=self.chunk.log_path, from_offset=offset, cut_bytes=self.file_bytes - position)
+            self.report(
+                "torn end cut", path=self.chunk.log_path, from_offset=offset, cut_bytes=self.file_bytes - position
+            )
         self.chunk.size_bytes, self.chunk.next_offset = position, offset
         self.chunk.max_timestamp = self.builder.max_timestamp
 
 
 def _find_batch(fs: FileSystem, path: str, start: int, end: int, after_offset: int) -> tuple[int, BatchHeader] | None:
-    """The first intact batch from `start` on whose base offset is behind `after_offset`. Slow; for damaged chunks only."""
+    """The first intact batch from `start` on whose base offset is behind `after_offset`. Slow."""
     data = memoryview(fs.read(path, start, min(end - start, 4 * MAX_WRITE_BYTES)))
     whole = bytes(data)
     at = whole.find(b"\x02", 16)
@@ -312,9 +327,7 @@ def _find_batch(fs: FileSystem, path: str, start: int, end: int, after_offset: i
     return None
 
 
-def _recover_producers(
-    fs: FileSystem, chunks: list[Chunk], now_ms: int, report: Report
-) -> ProducerTable[AppendTicket]:
+def _recover_producers(fs: FileSystem, chunks: list[Chunk], now_ms: int, report: Report) -> ProducerTable[AppendTicket]:
     """The newest snapshot that holds, and the headers of all batches behind it."""
     table: ProducerTable[AppendTicket] = ProducerTable()
     start, position = 0, 0
@@ -323,7 +336,9 @@ def _recover_producers(
         if not fs.exists(chunk.producers_path):
             continue
         snapshots, end = decode_snapshots(fs.read(chunk.producers_path, 0, fs.size(chunk.producers_path)))
-        usable = [item for item in snapshots if item.position <= chunk.size_bytes and item.next_offset <= chunk.next_offset]
+        usable = [
+            item for item in snapshots if item.position <= chunk.size_bytes and item.next_offset <= chunk.next_offset
+        ]
         if usable:
             table.load(usable[-1].producers)
             start, position = number, usable[-1].position
@@ -345,7 +360,7 @@ def _recover_producers(
 
 
 def _headers(fs: FileSystem, chunk: Chunk, position: int) -> list[BatchHeader]:
-    """Headers of a chunk's batches from `position` on; a damaged one ends it (its producers fall back to any sequence)."""
+    """Headers of a chunk's batches from `position` on; a damaged one ends them."""
     headers: list[BatchHeader] = []
     window, window_at = memoryview(b""), position
     while position < chunk.size_bytes:
@@ -361,5 +376,3 @@ def _headers(fs: FileSystem, chunk: Chunk, position: int) -> list[BatchHeader]:
         if position > window_at + len(window):
             window, window_at = memoryview(b""), position
     return headers
-
-

@@ -305,8 +305,8 @@ class Store:
             stream.abandon()
             for chunk in stream.chunks:
                 self.indexes.forget(chunk.index_path)
-                for path in (chunk.log_path, chunk.index_path, chunk.producers_path):
-                    operations.append(Remove(path, optional=True))
+                paths = (chunk.log_path, chunk.index_path, chunk.producers_path)
+                operations += [Remove(path, optional=True) for path in paths]
             operations.append(RemoveDirectory(stream.directory, optional=True))
         operations.append(RemoveDirectory(topic.directory, optional=True))
         self._chores.run(operations)

@@ -1,15 +1,16 @@
 """One stream: records in, in order, acknowledged once they are synced.
 
-Life of a batch: `append` checks it and puts it on the pending list; `take_job` turns what is pending into one write and one
-sync of the open chunk; when that is done the index learns of it, the high watermark moves, the tickets settle, the tail and
-the waiting readers get it.
+Life of a batch: `append` checks it and puts it on the pending list; `take_job` turns what is pending into one write and
+one sync of the open chunk; when that is done the index learns of it, the high watermark moves, the tickets settle, the
+tail and the waiting readers get it.
 
 Invariants:
 * One write is in flight per stream. Offsets are given when a write is built, so nothing refused leaves a hole.
-* The high watermark is behind synced data only, and never inside an append group: no reader, index, ack or trim sees a group
-  before its END is synced.
-* A failed write or sync fails everything pending. A failed sync is final: the chunk ends at its last good length and the next
-  write opens a new one. A failed write (a full disk) cuts what it may have left before anything else is written.
+* The high watermark is behind synced data only, and never inside an append group: no reader, index, ack or trim sees a
+  group before its END is synced.
+* A failed write or sync fails everything pending. A failed sync is final: the chunk ends at its last good length and
+  the next write opens a new one. A failed write (a full disk) cuts what it may have left before anything else is
+  written.
 * `.log` names and `.producers` snapshots are durable before the first batch of a new chunk is acknowledged.
 
 Sources: CEC paper, section IX; docs/format.md.
@@ -20,18 +21,15 @@ from collections.abc import Callable
 
 from logstore.errors import (
     CairnError,
-    InvalidRecord,
-    InvalidTimestamp,
-    MessageTooLarge,
     OffsetOutOfRange,
     StorageFailed,
     UnknownTopicOrPartition,
 )
-from logstore.format.batch import LEADER_EPOCH, BatchHeader, check_batch, parse_header, patch_base
+from logstore.format.batch import LEADER_EPOCH, BatchHeader, parse_header, patch_base
 from logstore.format.index import IndexBlock, IndexEntry, encode_block
 from logstore.format.snapshot import Snapshot, encode_snapshot
-from logstore.interfaces import Buffer
-from logstore.log.chunks import MAX_APPEND_BYTES, WRITE_BYTES, Chunk, ChunkView, IndexBuilder
+from logstore.log.admission import check_produced
+from logstore.log.chunks import WRITE_BYTES, Chunk, ChunkView, IndexBuilder
 from logstore.log.jobs import Create, Job, Operation, Remove, Sync, SyncDirectory, Truncate, Write
 from logstore.log.producers import ProducerTable
 from logstore.log.stream_state import (
@@ -120,7 +118,7 @@ class Stream:
         OutOfOrderSequence, InvalidProducerEpoch, UnknownTopicOrPartition. The ticket fails with StorageFailed.
         """
         self._refuse_if_gone()
-        header = self._check(records, now_ms)
+        header = check_produced(records, self.name, self.config, now_ms)
         ticket: AppendTicket = Ticket()
         if header.producer_id >= 0:
             duplicate = self.producers.admit(header, ticket)
@@ -133,7 +131,7 @@ class Stream:
         return ticket
 
     def append_group(self, group: Group) -> AppendTicket:
-        """Append a group; its result's base offset is BEGIN's. Fails with StorageFailed or what its pieces fail with."""
+        """Append a group; its result's base offset is BEGIN's. Fails with StorageFailed, or as its pieces do."""
         self._refuse_if_gone()
         opened = OpenGroup(group, Ticket())
         self._pending.append(opened)
@@ -143,31 +141,6 @@ class Stream:
     def _refuse_if_gone(self) -> None:
         if self.deleted or self._closing is not None:
             raise UnknownTopicOrPartition(f"{self.name} has been deleted or is being closed")
-
-    def _check(self, records: Buffer, now_ms: int) -> BatchHeader:
-        limit = min(self.config.max_message_bytes, MAX_APPEND_BYTES)
-        if len(records) > limit:
-            # Whole first: a request with several batches is the client's mistake, not its size.
-            raise MessageTooLarge(f"a batch of {len(records)} bytes exceeds {self.name}'s max.message.bytes {limit}")
-        header = check_batch(records)
-        if header.size_bytes != len(records):
-            raise InvalidRecord(f"{self.name}: one batch per partition and request, but bytes follow the first")
-        if header.is_control or header.is_transactional:
-            raise InvalidRecord(f"{self.name}: control and transactional batches are not accepted from clients")
-        if header.record_count != header.last_offset_delta + 1 or header.record_count == 0:
-            raise InvalidRecord(
-                f"{self.name}: {header.record_count} records do not match last offset delta {header.last_offset_delta}"
-            )
-        if header.compression > 4:
-            raise InvalidRecord(f"{self.name}: compression codec {header.compression} is unknown")
-        if header.has_log_append_time:
-            raise InvalidTimestamp(f"{self.name}: clients write CreateTime, not LogAppendTime")
-        if header.max_timestamp > now_ms + self.config.timestamp_after_max_ms:
-            raise InvalidTimestamp(
-                f"{self.name}: timestamp {header.max_timestamp} is more than message.timestamp.after.max.ms "
-                f"({self.config.timestamp_after_max_ms}) ahead of the clock"
-            )
-        return header
 
     # ---- writing
 
@@ -197,7 +170,7 @@ class Stream:
         return self._finish_flight(flight, operations)
 
     def _group_job(self, opened: OpenGroup) -> Job | None:
-        """The next write of a group: as soon as the piece behind the current one is known, so END joins the last piece."""
+        """The next write of a group: as soon as the piece behind the current one is known, so END joins the last."""
         try:
             if not self._advance_group(opened):
                 return None
@@ -342,25 +315,23 @@ class Stream:
             operations.append(flight.snapshot_write)
         self._flight = flight
 
-        def done() -> None:
-            self._written(job, flight)
-
-        job = Job(operations, done, self._failed)
-        return job
+        # The job must not refer to itself: what it holds, its batches above all, is to go as soon as it is done.
+        skipped: list[tuple[Operation, OSError]] = []
+        return Job(operations, lambda: self._written(skipped, flight), self._failed, skipped)
 
     def _snapshot_write(self, chunk: Chunk) -> Write:
         """The producers as of the synced end of the chunk."""
         data = encode_snapshot(Snapshot(chunk.size_bytes, chunk.next_offset, self.producers.entries()))
         return Write(chunk.producers_path, chunk.producers_bytes, [data], optional=True)
 
-    def _written(self, job: Job, flight: Flight) -> None:
+    def _written(self, failures: list[tuple[Operation, OSError]], flight: Flight) -> None:
         """A write is synced: adopt what it built and tell everybody, in the order the module's docstring gives."""
         self._flight = None
         chunk = flight.chunk
         if flight.is_new_chunk:
             self._adopt(chunk)
         self._truncate_first = False
-        skipped = [operation for operation, _ in job.skipped]
+        skipped = [operation for operation, _ in failures]
         if flight.index_write is not None:
             if flight.index_write in skipped:
                 chunk.index_damaged = True
@@ -420,9 +391,7 @@ class Stream:
 
     def _keep_for_tail(self, opened: OpenGroup, batches: list[PlacedBatch]) -> None:
         for batch in batches:
-            opened.tail.append(
-                TailEntry(batch.base_offset, batch.next_offset, batch.buffer, batch.header.is_control)
-            )
+            opened.tail.append(TailEntry(batch.base_offset, batch.next_offset, batch.buffer, batch.header.is_control))
             opened.tail_bytes += len(batch.buffer)
         while opened.tail_bytes > GROUP_TAIL_BYTES and len(opened.tail) > 1:
             opened.tail_bytes -= len(opened.tail.popleft().buffer)

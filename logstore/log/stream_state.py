@@ -1,4 +1,5 @@
-"""What a stream is made of while it lives: pending appends, open groups, the write in flight; and what it needs from its store.
+"""What a stream is made of while it lives: pending appends, open groups, the write in flight; and what it needs from
+its store.
 
 Invariants: plain data; all rules are in `stream`.
 """

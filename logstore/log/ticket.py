@@ -1,7 +1,7 @@
 """A result that is not there yet, without an event loop.
 
-Invariants: a ticket settles exactly once; callbacks run at once if it has settled, in the order they were added otherwise.
-The trio side waits on it (`logstore.engine`), tests drive it synchronously.
+Invariants: a ticket settles exactly once; callbacks run at once if it has settled, in the order they were added
+otherwise. The trio side waits on it (`logstore.engine`), tests drive it synchronously.
 """
 
 from collections.abc import Callable

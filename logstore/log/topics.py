@@ -1,7 +1,7 @@
 """Topics: names that may be used, and settings that mean something here.
 
-Invariants: a `TopicConfig` is complete and valid; whatever else Kafka knows is refused by name, so nobody believes in a setting
-that does nothing. Names follow Kafka's rules.
+Invariants: a `TopicConfig` is complete and valid; whatever else Kafka knows is refused by name, so nobody believes in a
+setting that does nothing. Names follow Kafka's rules.
 """
 
 import re
@@ -41,7 +41,9 @@ class Setting(NamedTuple):
 
 
 SETTINGS: Mapping[str, Setting] = {
-    "retention.ms": Setting("retention_ms", -1, _INT64_MAX, "Age in ms beyond which whole chunks are trimmed; -1: never."),
+    "retention.ms": Setting(
+        "retention_ms", -1, _INT64_MAX, "Age in ms beyond which whole chunks are trimmed; -1: never."
+    ),
     "retention.bytes": Setting(
         "retention_bytes", -1, _INT64_MAX, "Size in bytes beyond which whole chunks are trimmed; -1: no limit."
     ),
@@ -73,15 +75,17 @@ def check_name(name: str) -> None:
         )
 
 
-def parse_config(changes: Mapping[str, str | None], base: TopicConfig = TopicConfig()) -> TopicConfig:  # noqa: B008
-    """`base` with settings changed; None sets one back to its default. Raises InvalidConfig, naming setting and values."""
+def parse_config(changes: Mapping[str, str | None], base: TopicConfig = TopicConfig()) -> TopicConfig:
+    """`base` with settings changed; None sets one back to its default. Raises InvalidConfig."""
     values: dict[str, int] = {}
     defaults = {field.name: field.default for field in fields(TopicConfig)}
     for name, text in changes.items():
         setting = SETTINGS.get(name)
         if setting is None:
             if name not in FIXED:
-                raise InvalidConfig(f"unknown topic setting {name!r}; known are {', '.join(sorted({*SETTINGS, *FIXED}))}")
+                raise InvalidConfig(
+                    f"unknown topic setting {name!r}; known are {', '.join(sorted({*SETTINGS, *FIXED}))}"
+                )
             if text is not None and text.strip().lower() != FIXED[name].lower():
                 raise InvalidConfig(f"{name}={text!r} is not supported here; it can only be {FIXED[name]!r}")
             continue

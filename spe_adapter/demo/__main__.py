@@ -15,7 +15,9 @@ NOT_EXACT, INTERRUPTED = 1, 130
 
 def main() -> int:
     """Run the demonstration; the exit status is 0 only if the result is exact."""
-    parser = argparse.ArgumentParser(prog="./run demo", description="A sidecar and a Spark query, killed, and the exact result.")
+    parser = argparse.ArgumentParser(
+        prog="./run demo", description="A sidecar and a Spark query, killed, and the exact result."
+    )
     parser.add_argument("--records", type=int, default=2_000_000, help="purchases to append (default %(default)s)")
     parser.add_argument("--items", type=int, default=500, help="distinct items (default %(default)s)")
     parser.add_argument("--batch", type=int, default=50_000, help="records in a micro-batch (default %(default)s)")

@@ -1,7 +1,7 @@
 """The demonstration's processes: started in sessions of their own, killed whole.
 
-Invariants: `kill` sends SIGKILL to every process of the session, whatever groups they have made (Spark's Python daemon makes one),
-and returns when the one we started is gone; nothing outlives `stop_all`.
+Invariants: `kill` sends SIGKILL to every process of the session, whatever groups they have made (Spark's Python daemon
+makes one), and returns when the one we started is gone; nothing outlives `stop_all`.
 """
 
 import os
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -61,10 +62,8 @@ class Killable:
         """Ask it to end, and insist."""
         if self.is_running:
             self._process.terminate()
-            try:
+            with suppress(subprocess.TimeoutExpired):  # if it does not listen: the kill below
                 self._process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                pass  # it does not listen: the kill below
         self.kill()
 
     def _finish(self) -> None:

@@ -1,7 +1,7 @@
 """The CEC paper's purchases: what they are, how they travel, and the averages that must come out.
 
-Invariants: a purchase is 100 bytes of text, "item,price,time in ms," and padding; event times are out of order by less than
-`DISORDER_MS`; the same seed gives the same purchases. `averages` is the oracle: it knows nothing of Spark.
+Invariants: a purchase is 100 bytes of text, "item,price,time in ms," and padding; event times are out of order by less
+than `DISORDER_MS`; the same seed gives the same purchases. `averages` is the oracle: it knows nothing of Spark.
 
 Source: CEC paper, section IV (tuples of item_id, item_price, item_time; 100 bytes).
 """

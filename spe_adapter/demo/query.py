@@ -1,6 +1,7 @@
 """The Spark side of the demonstration, run as a process of its own so that it can be killed.
 
-Prints one JSON line for each finished micro-batch. Ends when its standard input closes, so it never outlives who started it.
+Prints one JSON line for each finished micro-batch. Ends when its standard input closes, so it never outlives who
+started it.
 """
 
 import argparse
@@ -9,7 +10,7 @@ import sys
 import threading
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spe_adapter.demo.purchases import WINDOW_MS
@@ -36,20 +37,20 @@ def session(heap: str) -> SparkSession:
 
 def averages_of(purchases: DataFrame) -> DataFrame:
     """Average price per item and window, as records: key "item", value "window start in ms,item,count,average"."""
-    text = F.col("value").cast("string")
+    text = sf.col("value").cast("string")
     parsed = purchases.select(
-        F.substring(text, 1, 6).cast("int").alias("item"),
-        F.substring(text, 8, 6).cast("int").alias("price"),
-        F.timestamp_millis(F.substring(text, 15, 13).cast("long")).alias("time"),
+        sf.substring(text, 1, 6).cast("int").alias("item"),
+        sf.substring(text, 8, 6).cast("int").alias("price"),
+        sf.timestamp_millis(sf.substring(text, 15, 13).cast("long")).alias("time"),
     )
     grouped = (
         parsed.withWatermark("time", WATERMARK)
-        .groupBy(F.window("time", f"{WINDOW_MS} milliseconds"), "item")
-        .agg(F.count("*").alias("count"), F.avg("price").alias("average"))
+        .groupBy(sf.window("time", f"{WINDOW_MS} milliseconds"), "item")
+        .agg(sf.count("*").alias("count"), sf.avg("price").alias("average"))
     )
-    start_ms = F.unix_millis(F.col("window.start")).cast("string")
-    fields = (start_ms, F.col("item").cast("string"), F.col("count").cast("string"), F.col("average").cast("string"))
-    return grouped.select(F.col("item").cast("string").alias("key"), F.concat_ws(",", *fields).alias("value"))
+    start_ms = sf.unix_millis(sf.col("window.start")).cast("string")
+    fields = (start_ms, sf.col("item").cast("string"), sf.col("count").cast("string"), sf.col("average").cast("string"))
+    return grouped.select(sf.col("item").cast("string").alias("key"), sf.concat_ws(",", *fields).alias("value"))
 
 
 def start(spark: SparkSession, options: argparse.Namespace) -> StreamingQuery:
@@ -105,7 +106,7 @@ def main() -> int:
 
 
 def _say(message: dict[str, object]) -> None:
-    print(json.dumps(message), flush=True)  # noqa: T201
+    print(json.dumps(message), flush=True)
 
 
 if __name__ == "__main__":

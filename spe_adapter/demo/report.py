@@ -58,7 +58,9 @@ def show_table(outcome: Outcome, console: Console) -> None:
     table.add_row("rate over all, kills included", f"{outcome.records / max(outcome.seconds, 1e-9):,.0f} records/s")
     table.add_row("kills", str(len(outcome.kills)))
     for number, kill in enumerate(outcome.kills, 1):
-        after = "no result was due" if kill.first_result_s is None else f"first result after {kill.first_result_s:.1f} s"
+        after = (
+            "no result was due" if kill.first_result_s is None else f"first result after {kill.first_result_s:.1f} s"
+        )
         table.add_row(f"  {number}. {kill.victim} at {kill.at_s:.1f} s", after)
     table.add_row("result", outcome.verdict)
     console.print(table)
@@ -117,7 +119,9 @@ def _picture(outcome: Outcome) -> str:
     for share in (0.0, 0.5, 1.0):
         level = y(top * share)
         parts.append(f"<line x1='{MARGIN}' x2='{WIDTH - MARGIN}' y1='{level}' y2='{level}' stroke='#ddd'/>")
-        parts.append(f"<text x='{MARGIN}' y='{level - 4}' font-size='12' fill='#666'>{top * share:,.0f} records/s</text>")
+        parts.append(
+            f"<text x='{MARGIN}' y='{level - 4}' font-size='12' fill='#666'>{top * share:,.0f} records/s</text>"
+        )
     for kill in outcome.kills:
         colour, at = COLOURS.get(kill.victim, "#333"), x(kill.at_s)
         parts.append(
@@ -128,5 +132,7 @@ def _picture(outcome: Outcome) -> str:
     for number, (victim, colour) in enumerate(COLOURS.items()):
         left = MARGIN + number * 200
         parts.append(f"<text x='{left}' y='18' font-size='13' fill='{colour}'>┆ {escape(victim)} killed</text>")
-    parts.append(f"<text x='{WIDTH - MARGIN - 60}' y='{HEIGHT - 16}' font-size='12' fill='#666'>{span:.0f} s</text></svg>")
+    parts.append(
+        f"<text x='{WIDTH - MARGIN - 60}' y='{HEIGHT - 16}' font-size='12' fill='#666'>{span:.0f} s</text></svg>"
+    )
     return "".join(parts)

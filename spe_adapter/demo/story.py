@@ -1,7 +1,7 @@
 """The demonstration itself: start, append, kill, restart, compare.
 
-Invariants: kills come when the query has finished a given share of the input, then at a random moment inside the next epoch (the seed
-is printed); everything started is stopped, whatever happens.
+Invariants: kills come when the query has finished a given share of the input, then at a random moment inside the next
+epoch (the seed is printed); everything started is stopped, whatever happens.
 """
 
 import json
@@ -135,7 +135,9 @@ class Story:
         """Runs on its own thread: all purchases, blocks dealt out to the partitions in turn."""
         try:
             with self._client() as client:
-                appenders = [Appender(client, TopicPartition(SOURCE, number), SystemClock()) for number in range(PARTITIONS)]
+                appenders = [
+                    Appender(client, TopicPartition(SOURCE, number), SystemClock()) for number in range(PARTITIONS)
+                ]
                 blocks = generate(self.plan.records, self.plan.items, self.plan.seed, BLOCK)
                 for number, block in enumerate(blocks):
                     appenders[number % PARTITIONS].append(block)
@@ -166,7 +168,7 @@ class Story:
         self.tell(f"{self._finished_rows:,} purchases done", min(1.0, self._finished_rows / self.plan.records))
 
     def _kill_on_schedule(self) -> None:
-        moments = random.Random(self.plan.seed)  # noqa: S311  (seeded on purpose)
+        moments = random.Random(self.plan.seed)
         for number in range(self.plan.kills):
             target = self.plan.records * (number + 0.5) / (self.plan.kills + 0.5)
             self._until(partial(self._has_finished, target), "the query stopped making progress")
@@ -226,8 +228,8 @@ class Story:
         with self._client() as client:
             blocks: list[Purchases] = []
             for number in range(PARTITIONS):
-                for batch in Follower(client, TopicPartition(SOURCE, number)).read_new():
-                    blocks.append(from_values(batch.column("value")))
+                follower = Follower(client, TopicPartition(SOURCE, number))
+                blocks.extend(from_values(batch.column("value")) for batch in follower.read_new())
         self.outcome.records = sum(int((block.items != CLOSING_ITEM).sum()) for block in blocks)
         return averages(iter(blocks))
 

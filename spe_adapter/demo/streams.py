@@ -1,7 +1,7 @@
 """The demonstration's own access to streams: append purchases exactly once across crashes, read everything back.
 
-Invariants: one writer per stream; after a lost connection it asks the stream how far it got before it sends again, so each block
-is there once. `Follower` reads every record once, in order.
+Invariants: one writer per stream; after a lost connection it asks the stream how far it got before it sends again, so
+each block is there once. `Follower` reads every record once, in order.
 """
 
 from collections.abc import Iterator

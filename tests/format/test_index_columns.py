@@ -13,7 +13,9 @@ from logstore.format.index import (
 )
 
 NUMBERS = st.integers(0, 2**62)
-ENTRIES = st.builds(IndexEntry, NUMBERS, st.integers(-1, 2**62), NUMBERS, st.integers(0, 2**32 - 1), st.sampled_from((0, 1)))
+ENTRIES = st.builds(
+    IndexEntry, NUMBERS, st.integers(-1, 2**62), NUMBERS, st.integers(0, 2**32 - 1), st.sampled_from((0, 1))
+)
 BLOCKS = st.lists(st.lists(ENTRIES, max_size=5), max_size=6)
 
 

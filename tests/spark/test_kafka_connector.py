@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import functions as sf
 
 from benchmarks.harness.jars import KafkaUnavailable, spark_kafka_jars
 from tests.spark.session import finish
@@ -26,9 +26,9 @@ def connector() -> None:
 def test_sparks_kafka_sink_and_source_round_trip(spark: SparkSession, address: str, topic: str) -> None:
     """What Spark's own sink writes in a batch, its own source reads back: every row, key and header."""
     rows = spark.range(ROWS).select(
-        F.col("id").cast("string").alias("key"),
-        F.concat(F.lit("v"), F.col("id")).alias("value"),
-        F.array(F.struct(F.lit("h").alias("key"), F.lit(b"x").alias("value"))).alias("headers"),
+        sf.col("id").cast("string").alias("key"),
+        sf.concat(sf.lit("v"), sf.col("id")).alias("value"),
+        sf.array(sf.struct(sf.lit("h").alias("key"), sf.lit(b"x").alias("value"))).alias("headers"),
     )
     rows.write.format("kafka").option("kafka.bootstrap.servers", address).option("topic", topic).option(
         "includeHeaders", "true"
@@ -40,7 +40,9 @@ def test_sparks_kafka_sink_and_source_round_trip(spark: SparkSession, address: s
         .option("includeHeaders", "true")
         .load()
     )
-    found = back.select(F.col("key").cast("string"), F.col("value").cast("string"), F.col("headers")[0]["key"]).collect()
+    found = back.select(
+        sf.col("key").cast("string"), sf.col("value").cast("string"), sf.col("headers")[0]["key"]
+    ).collect()
     assert sorted((int(key), value, header) for key, value, header in found) == [
         (number, f"v{number}", "h") for number in range(ROWS)
     ]
@@ -53,7 +55,7 @@ def test_a_streaming_query_between_kafka_connectors(
     source, sink = f"{topic}-in", f"{topic}-out"
 
     def append(first: int) -> None:
-        rows = spark.range(first, first + 100).select(F.col("id").cast("string").alias("value"))
+        rows = spark.range(first, first + 100).select(sf.col("id").cast("string").alias("value"))
         rows.write.format("kafka").option("kafka.bootstrap.servers", address).option("topic", source).save()
 
     def run() -> None:
@@ -79,4 +81,4 @@ def test_a_streaming_query_between_kafka_connectors(
     append(100)
     run()
     found = spark.read.format("kafka").option("kafka.bootstrap.servers", address).option("subscribe", sink).load()
-    assert sorted(int(row.value) for row in found.select(F.col("value").cast("string")).collect()) == list(range(200))
+    assert sorted(int(row.value) for row in found.select(sf.col("value").cast("string")).collect()) == list(range(200))
