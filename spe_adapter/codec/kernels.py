@@ -208,8 +208,7 @@ def decode_records(
     `timestamps` are microseconds, as Spark wants them; `key_valid` and `value_valid` are one byte per record;
     `header_at` gets position, end and count of each record's headers (three numbers a record).
     """
-    row = 0
-    status = STATUS_OK
+    row, status = 0, STATUS_OK
     result[:] = 0
     key_offsets[0] = 0
     value_offsets[0] = 0
