@@ -53,7 +53,9 @@ SERIES_BATCH_BYTES = 128 * 1024
 """The big log's batches: as many records of 1 KB as a Java producer puts into a batch of 100-byte ones."""
 SLOW_SHARE = 8
 """Kafka with an fsync for every batch gets that part of the Java producer's records: nobody waits only for it."""
-READY_SECONDS = 120.0
+KAFKA_BIG_SHARE = 4
+"""Kafka's big log is that much smaller than ours, which is enough to see how its restart grows with it."""
+READY_SECONDS = 300.0
 MIB = 1 << 20
 LONG_RETENTION = {"retention.ms": "-1"}
 Work = Callable[[], Row]
@@ -65,19 +67,19 @@ class Plan:
     """How much is measured."""
 
     mode: str
-    rounds: int = 5
-    raw_seconds: float = 1.5
+    rounds: int = 4
+    raw_seconds: float = 1.0
     raw_shapes: tuple[tuple[int, str], ...] = tuple((size, shape) for size in RECORD_BYTES for shape in SHAPES)
     warm_up_seconds: float = 4.0
     floor_seconds: float = 0.5
     tool_rounds: int = 2
-    tool_records: int = 1_500_000
+    tool_records: int = 1_000_000
     tool_sizes: tuple[int, ...] = RECORD_BYTES
-    confluent_records: int = 1_000_000
+    confluent_records: int = 600_000
     read_rounds: int = 3
     tail_seconds: float = 2.0
-    paced_seconds: float = 4.0
-    history_bytes: int = 1024 * MIB
+    paced_seconds: float = 3.0
+    history_bytes: int = 512 * MIB
     big_log_bytes: int = 10 * 1024 * MIB
     restarts: int = 3
     seeks: int = 2000
@@ -361,13 +363,13 @@ class Benchmark:
         for at in range(1 + self.plan.with_kafka):
             with self._serving("big", [False] * self.plan.with_kafka) as peers:
                 peer = peers[at]
+                size = self.plan.big_log_bytes // (1 if at == 0 else KAFKA_BIG_SHARE)
                 self.console.log(f"big log, {peer.name}")
                 peer.start()
                 self._wait_ack(peer, "first", create=True)
                 topic = self._topic(peer, "big")
-                batches = self.plan.big_log_bytes // len(data.batch) + 1
+                batches = size // len(data.batch) + 1
                 first_ms = time.time_ns() // 1_000_000 - batches * data.records
-                size = self.plan.big_log_bytes
                 filled = load.produce_series(peer.port, topic, data, total_bytes=size, first_ms=first_ms)
                 rate = filled.requests * len(data.batch) / filled.seconds / 1e6
                 self.rows.add(what="fill", server=peer.name, size_bytes=size, mb_per_s=rate)
