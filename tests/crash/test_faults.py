@@ -16,7 +16,7 @@ pytestmark = pytest.mark.crash
 
 FAULTS = {"EIO": EIO, "ENOSPC": ENOSPC, "short write": SHORT_WRITE, "false alarm": FALSE_ALARM}
 SETUP = Setup(seed=3)
-FEW = Bounds(states=6, file_states=6, torn_bytes=3)
+FEW = Bounds(states=4, file_states=4, torn_bytes=2)
 
 
 def count_calls(workload: Workload) -> int:
