@@ -69,7 +69,7 @@ class Driver:
 
     def log(self) -> str:
         """What it said."""
-        return self._log_path.read_text(errors="replace")[-4000:]
+        return self._log_path.read_text(errors="replace")[-20000:]
 
 
 @pytest.mark.timeout(600)
@@ -93,4 +93,34 @@ def test_a_driver_killed_at_each_step_of_a_commit(tmp_path: Path) -> None:
         assert driver.wait() == 0, driver.log()
         rows = read_all(sidecar.address, "out")
         assert_exactly_once((row.key for row in rows), keys(0, 4000))
+        assert_one_execution_per_task(rows)
+
+
+@pytest.mark.timeout(600)
+def test_a_driver_that_was_replaced_cannot_commit(tmp_path: Path) -> None:
+    """A driver hangs just before it commits; another takes over its checkpoint and finishes; the first wakes up, and
+    fails.
+    """
+    checkpoint = tmp_path / "checkpoint"
+    replaced = threading.Event()
+    with Sidecar(tmp_path / "data") as sidecar, Proxy(sidecar.port) as proxy:
+        create_topic(sidecar.address, "in", partitions=2)
+        create_topic(sidecar.address, "out", partitions=2)
+        produce(sidecar.address, "in", keys(0, 2000))
+        trap = Trap(DECIDE, "before", lambda: replaced.wait(2 * DRIVER_S), nth=2)
+        proxy.set(trap)
+        (tmp_path / "first").mkdir()
+        zombie = Driver(sidecar.address, proxy.address, checkpoint, tmp_path / "first" / "local")
+        try:
+            assert trap.fired.wait(DRIVER_S), zombie.log()
+            (tmp_path / "second").mkdir()
+            successor = Driver(sidecar.address, sidecar.address, checkpoint, tmp_path / "second" / "local")
+            assert successor.wait() == 0, successor.log()
+        finally:
+            replaced.set()
+            status = zombie.wait()
+        assert status not in (0, -9), zombie.log()
+        assert "FencedRun" in zombie.log()
+        rows = read_all(sidecar.address, "out")
+        assert_exactly_once((row.key for row in rows), keys(0, 2000))
         assert_one_execution_per_task(rows)
