@@ -45,7 +45,7 @@ class Setting(NamedTuple):
 
 SETTINGS: tuple[Setting, ...] = (
     Setting("log", "io-window", 8, 1, 64, "disk jobs in flight at a time, and threads that run them"),
-    Setting("log", "tail-bytes", 24 * _MIB, _MIB, 1 << 40, "memory for the newest batches of all streams"),
+    Setting("log", "tail-bytes", 16 * _MIB, _MIB, 1 << 40, "memory for the newest batches of all streams"),
     Setting("log", "retention-ms", 7 * _DAY_MS, -1, _LARGEST, "age beyond which chunks are trimmed; -1: never"),
     Setting("log", "retention-bytes", -1, -1, _LARGEST, "size of a stream beyond which it is trimmed; -1: no limit"),
     Setting("log", "segment-bytes", 64 * _MIB, 1024, 1 << 30, "size at which a chunk is sealed"),

@@ -13,10 +13,11 @@ from typing import TypeVar
 import trio
 
 from logstore.disk.writers import WriterThreads
-from logstore.errors import CorruptChunk
+from logstore.errors import CairnError, CorruptChunk
 from logstore.format.batch import empty_batch, parse_header
 from logstore.interfaces import Buffer, FileSystem
 from logstore.log import reading
+from logstore.log.ahead import Place, ReadAhead, split
 from logstore.log.chunks import ChunkView
 from logstore.log.reading import ReadResult
 from logstore.log.store import Store
@@ -27,17 +28,23 @@ from logstore.log.ticket import Ticket
 T = TypeVar("T")
 READERS = 4
 """Catch-up reads at a time: more would only take the disk and the interpreter from the writers."""
+AHEAD_BYTES = 1 << 20
+"""What is read for a reader that reads on, whatever it asks for: few large reads, and the next one under way."""
+AHEAD_TOTAL_BYTES = 8 << 20
 TICK_SECONDS = 5.0
 
 
 class Engine:
     """Runs one store. Use `open_engine`."""
 
-    def __init__(self, store: Store, fs: FileSystem, writers: WriterThreads) -> None:
+    def __init__(self, store: Store, fs: FileSystem, writers: WriterThreads, nursery: trio.Nursery) -> None:
         self.store = store
         self._fs = fs
         self._writers = writers
         self._readers = trio.CapacityLimiter(READERS)
+        self._ahead = ReadAhead(AHEAD_TOTAL_BYTES)
+        self._reading_ahead: dict[Place, trio.Event] = {}
+        self._nursery = nursery
         self._is_settling = False
         self._after_settling: list[Callable[[], None]] = []
 
@@ -103,15 +110,53 @@ class Engine:
         entries = stream.read_tail(offset, max_bytes)
         if entries is not None:
             return _from_tail(entries, offset, include_control=include_control)
-        view = self._view(stream, offset)
+        place = Place(stream, offset, include_control)
+        under_way = self._reading_ahead.get(place)
+        if under_way is not None:
+            await under_way.wait()
+        result = self._ahead.take(place, max_bytes)
+        is_sequential = result is not None or self._ahead.is_sequential(place)
+        if result is None:
+            found = await self._read_chunk(stream, place, max(max_bytes, AHEAD_BYTES) if is_sequential else max_bytes)
+            result, rest = split(found, max_bytes)
+            self._ahead.put(place._replace(offset=result.next_offset), rest)
+        self._ahead.note(place, result.next_offset)
+        if is_sequential:
+            self._read_ahead(stream, place._replace(offset=result.next_offset))
+        return result
+
+    async def _read_chunk(self, stream: Stream, place: Place, max_bytes: int) -> ReadResult:
         work = partial(
-            reading.read_chunk, self._fs, self.store.indexes, view, offset, max_bytes, include_control=include_control
+            reading.read_chunk,
+            self._fs,
+            self.store.indexes,
+            self._view(stream, place.offset),
+            place.offset,
+            max_bytes,
+            include_control=place.include_control,
         )
         try:
             return await self.offload(work)
         except FileNotFoundError:
-            stream.check_offset(offset)  # trimmed while we read: say so
+            stream.check_offset(place.offset)  # trimmed while we read: say so
             raise
+
+    def _read_ahead(self, stream: Stream, place: Place) -> None:
+        """Read what a reader will ask for next while it works on what it has, unless memory has it."""
+        is_known = self._ahead.holds(place) or place in self._reading_ahead
+        if is_known or len(self._reading_ahead) >= READERS:
+            return
+        if place.offset < stream.high_watermark and stream.read_tail(place.offset, 1) is None:
+            self._reading_ahead[place] = trio.Event()
+            self._nursery.start_soon(self._fill_ahead, stream, place)
+
+    async def _fill_ahead(self, stream: Stream, place: Place) -> None:
+        try:
+            self._ahead.put(place, await self._read_chunk(stream, place, AHEAD_BYTES))
+        except (CairnError, OSError):
+            pass  # whoever asks for it will meet the same, and be told
+        finally:
+            self._reading_ahead.pop(place).set()
 
     @staticmethod
     def _view(stream: Stream, offset: int) -> ChunkView:
@@ -177,9 +222,9 @@ def _from_tail(entries: list[TailEntry], offset: int, *, include_control: bool) 
 async def open_engine(store: Store, fs: FileSystem) -> AsyncIterator[Engine]:
     """Run a store while the block runs; at its end everything pending is finished and written down."""
     writers = WriterThreads(fs, store.settings.io_window)
-    engine = Engine(store, fs, writers)
     try:
         async with trio.open_nursery() as nursery:
+            engine = Engine(store, fs, writers, nursery)
             nursery.start_soon(engine.run_jobs)
             nursery.start_soon(engine.run_ticks)
             try:

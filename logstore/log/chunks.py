@@ -22,6 +22,8 @@ INDEX_INTERVAL_BYTES = 16 * 1024
 """Data between two sparse entries: small enough that a seek reads little, large enough that 10 GiB index in 20 MB."""
 WRITE_BYTES = 1 << 20
 """What is pending is joined into writes of about this size."""
+WARM_BYTES = 1 << 30
+"""The newest data of a stream, which more than one reader may come for: its pages stay cached if the system likes."""
 MAX_APPEND_BYTES = 15 << 20
 """No append, and so no batch, is larger."""
 MAX_WRITE_BYTES = WRITE_BYTES + MAX_APPEND_BYTES
@@ -133,7 +135,7 @@ class Chunk:
         """Where its producer snapshots are."""
         return f"{self.directory}/{chunk_name(self.base_offset, PRODUCERS_SUFFIX)}"
 
-    def view(self) -> "ChunkView":
+    def view(self, *, is_cold: bool = False) -> "ChunkView":
         """What a reader thread needs to know of it, unchanging."""
         return ChunkView(
             self.log_path,
@@ -143,6 +145,7 @@ class Chunk:
             self.size_bytes,
             self.max_timestamp,
             self.index,
+            is_cold,
         )
 
 
@@ -157,6 +160,8 @@ class ChunkView:
     size_bytes: int
     max_timestamp: int
     index: SparseIndex | None
+    is_cold: bool = False
+    """So far behind the newest data that its pages are dropped behind a reader, not to push out what is warm."""
 
 
 class IndexCache:

@@ -7,7 +7,7 @@ Invariants:
 """
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from logstore.errors import CorruptBatch, CorruptChunk, UnsupportedBatchFormat
@@ -24,7 +24,7 @@ from logstore.format.batch import (
     seal_batch,
 )
 from logstore.format.index import IndexEntry
-from logstore.format.records import Record, decode_batch
+from logstore.format.records import Record, decode_batch, iterate_times
 from logstore.interfaces import Buffer, FileSystem
 from logstore.log.chunks import ChunkView, IndexBuilder, IndexCache, SparseIndex
 
@@ -48,9 +48,13 @@ class ReadResult(NamedTuple):
 
 
 class _Found(NamedTuple):
+    """A checked batch, and where it stands in the piece of the file that was read."""
+
     position: int
     header: BatchHeader
     buffer: memoryview
+    window: memoryview
+    window_at: int
 
 
 def read_chunk(
@@ -62,15 +66,25 @@ def read_chunk(
     """
     start = _index(fs, cache, view).position_of(offset)
     buffers: list[Buffer] = []
-    size = 0
+    size = run_bytes = 0
+    run: _Found | None = None
     next_offset = offset
     try:
         for found in _walk(fs, view, start, offset, max(READ_BYTES, min(max_bytes, WINDOW_LIMIT_BYTES))):
             if buffers and size + len(found.buffer) > max_bytes:
                 break
-            replaced = found.header.is_control and not include_control
-            buffers.append(empty_batch(found.header) if replaced else found.buffer)
-            size += len(buffers[-1])
+            if found.header.is_control and not include_control:
+                buffers.append(empty_batch(found.header))
+                run = None
+                size += HEADER_BYTES
+            else:
+                # Neighbours leave as one buffer: less to join and to send.
+                if run is None or run.window is not found.window:
+                    run, run_bytes = found, 0
+                    buffers.append(found.buffer)
+                run_bytes += len(found.buffer)
+                buffers[-1] = run.window[run.window_at : run.window_at + run_bytes]
+                size += len(found.buffer)
             next_offset = found.header.next_offset
             if size >= max_bytes:
                 break
@@ -115,12 +129,13 @@ def _walk(
             need = header.size_bytes
             if available >= need:
                 if header.next_offset > offset:
-                    yield _Found(position, *_checked(view, window, position - window_at, header, offset))
+                    at = position - window_at
+                    yield _Found(position, *_checked(view, window, at, header, offset), window, at)
                 position += need
                 due = header.next_offset
                 continue
         length = min(max(window_bytes, need), view.size_bytes - position)
-        window = memoryview(fs.read(view.log_path, position, length, drop_cache=window_bytes >= READ_BYTES))
+        window = memoryview(fs.read(view.log_path, position, length, drop_cache=view.is_cold))
         window_at = position
         if len(window) < min(need, length) or length < need:
             raise _corrupt(view, offset, "the file ends inside a batch")
@@ -170,22 +185,22 @@ def find_timestamp(
     for found in _walk(fs, view, start, from_offset, SEEK_READ_BYTES):
         if found.header.is_control or found.header.max_timestamp < timestamp_ms:
             continue
-        for record in _records(found):
-            if record.timestamp >= timestamp_ms and record.offset >= from_offset:
-                return record.offset, record.timestamp
+        for offset, found_ms in _times(found):
+            if found_ms >= timestamp_ms and offset >= from_offset:
+                return offset, found_ms
     return None
 
 
-def _records(found: _Found) -> list[Record]:
+def _times(found: _Found) -> Iterable[tuple[int, int]]:
+    """Offsets and timestamps of a batch's records, as far as it can be opened."""
     header = found.header
     if header.compression == 0:
-        return decode_batch(found.buffer)
+        return iterate_times(found.buffer, header)
     if header.compression == _GZIP:
         opened = _open_gzip(found.buffer, header)
         if opened is not None:
-            return opened
-    first = max(header.base_timestamp, header.max_timestamp)
-    return [Record(header.base_offset, first, None, None)]
+            return [(record.offset, record.timestamp) for record in opened]
+    return [(header.base_offset, max(header.base_timestamp, header.max_timestamp))]
 
 
 def _open_gzip(batch: memoryview, header: BatchHeader) -> list[Record] | None:

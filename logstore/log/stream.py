@@ -29,7 +29,7 @@ from logstore.format.batch import LEADER_EPOCH, BatchHeader, parse_header, patch
 from logstore.format.index import IndexBlock, IndexEntry, encode_block
 from logstore.format.snapshot import Snapshot, encode_snapshot
 from logstore.log.admission import check_produced
-from logstore.log.chunks import WRITE_BYTES, Chunk, ChunkView, IndexBuilder
+from logstore.log.chunks import WARM_BYTES, WRITE_BYTES, Chunk, ChunkView, IndexBuilder
 from logstore.log.jobs import Create, Job, Operation, Remove, Sync, SyncDirectory, Truncate, Write
 from logstore.log.producers import ProducerTable
 from logstore.log.stream_state import (
@@ -246,7 +246,8 @@ class Stream:
         else:
             is_new = False
             if self._truncate_first:
-                operations.append(Truncate(chunk.log_path, chunk.size_bytes))
+                # Synced at once: else a power cut may keep the new batch and, behind it, batches of what was given up.
+                operations += [Truncate(chunk.log_path, chunk.size_bytes), Sync(chunk.log_path)]
         return Flight(chunk, is_new, [], [], [], 0, 0)
 
     def _roll(self, operations: list[Operation]) -> Chunk:
@@ -432,9 +433,11 @@ class Stream:
 
     def chunk_at(self, offset: int) -> ChunkView | None:
         """The chunk that holds `offset`, as of now; None at or behind the high watermark."""
+        newer_bytes = 0
         for chunk in reversed(self.chunks):
             if chunk.base_offset <= offset:
-                return chunk.view() if offset < chunk.next_offset else None
+                return chunk.view(is_cold=newer_bytes > WARM_BYTES) if offset < chunk.next_offset else None
+            newer_bytes += chunk.size_bytes
         return None
 
     def chunk_views(self, from_offset: int = 0) -> list[ChunkView]:

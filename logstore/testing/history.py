@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from logstore.format.batch import CRC_OFFSET, BatchHeader, check_batch
+from logstore.format.batch import CRC_OFFSET, BatchHeader, iterate_batches
 from logstore.format.control import Begin, End, decode_control
 from logstore.interfaces import Buffer
 
@@ -52,8 +52,12 @@ def content_of(batch: Buffer) -> bytes:
 
 
 def found_batches(buffers: Iterable[Buffer]) -> list[FoundBatch]:
-    """Batches with their checked headers."""
-    return [FoundBatch(check_batch(buffer), bytes(buffer)) for buffer in buffers]
+    """Batches with their checked headers; a buffer may hold several."""
+    return [
+        FoundBatch(header, bytes(buffer[position : position + header.size_bytes]))
+        for buffer in buffers
+        for position, header in iterate_batches(buffer)
+    ]
 
 
 @dataclass

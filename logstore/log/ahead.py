@@ -1,0 +1,107 @@
+"""Read-ahead: what a catch-up read found beyond what was asked for, and what it will ask for next.
+
+Invariants:
+* What is here has been checked, and is contiguous from its key's offset on; it is handed out once.
+* Bounded: `max_bytes` over all readers, oldest out first. Losing an entry costs a read, nothing else.
+
+Source: CEC paper, section IX (asynchronous reads issued ahead of the network).
+"""
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import NamedTuple
+
+from logstore.format.batch import HEADER_BYTES, parse_header
+from logstore.interfaces import Buffer
+from logstore.log.reading import ReadResult
+
+MAX_POSITIONS = 256
+"""Readers whose place is remembered, to tell reading on from seeking."""
+
+
+class Place(NamedTuple):
+    """Where a reader is: in which stream, at which offset, with control batches or without."""
+
+    stream: Hashable
+    offset: int
+    include_control: bool
+
+
+class ReadAhead:
+    """Checked batches that readers will ask for soon."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._used_bytes = 0
+        self._entries: OrderedDict[Place, ReadResult] = OrderedDict()
+        self._positions: OrderedDict[Place, None] = OrderedDict()
+
+    def holds(self, place: Place) -> bool:
+        """Whether something is here for that place."""
+        return place in self._entries
+
+    def put(self, place: Place, result: ReadResult) -> None:
+        """Keep what follows a place."""
+        if not result.buffers or result.size_bytes > self._max_bytes:
+            return
+        self._forget(place)
+        self._entries[place] = result
+        self._used_bytes += result.size_bytes
+        while self._used_bytes > self._max_bytes:
+            self._forget(next(iter(self._entries)))
+
+    def _forget(self, place: Place) -> None:
+        gone = self._entries.pop(place, None)
+        if gone is not None:
+            self._used_bytes -= gone.size_bytes
+
+    def take(self, place: Place, max_bytes: int) -> ReadResult | None:
+        """What is here for a place, up to `max_bytes` (at least one batch); the rest stays for the next one."""
+        found = self._entries.get(place)
+        if found is None:
+            return None
+        self._forget(place)
+        served, rest = split(found, max_bytes)
+        self.put(place._replace(offset=served.next_offset), rest)
+        return served
+
+    def is_sequential(self, place: Place) -> bool:
+        """Whether somebody was served up to exactly there, and so is reading on."""
+        return place in self._positions
+
+    def note(self, place: Place, next_offset: int) -> None:
+        """A reader has been served from `place` up to `next_offset`."""
+        self._positions.pop(place, None)
+        self._positions[place._replace(offset=next_offset)] = None
+        while len(self._positions) > MAX_POSITIONS:
+            self._positions.popitem(last=False)
+
+
+def split(result: ReadResult, max_bytes: int) -> tuple[ReadResult, ReadResult]:
+    """Whole batches of `result` up to `max_bytes` (at least one), and the rest."""
+    if result.size_bytes <= max_bytes:
+        return result, ReadResult([], result.next_offset, 0)
+    buffers: list[Buffer] = []
+    size = 0
+    next_offset = -1
+    for number, buffer in enumerate(result.buffers):
+        if size + len(buffer) <= max_bytes:
+            buffers.append(buffer)
+            size += len(buffer)
+            continue
+        view = memoryview(buffer)
+        cut = 0
+        while len(view) - cut >= HEADER_BYTES:
+            header = parse_header(view, cut)
+            if (buffers or cut) and size + cut + header.size_bytes > max_bytes:
+                break
+            cut += header.size_bytes
+            next_offset = header.next_offset
+        if cut:
+            buffers.append(view[:cut])
+        else:
+            next_offset = parse_header(view).base_offset
+        rest = [view[cut:], *result.buffers[number + 1 :]] if cut < len(view) else list(result.buffers[number + 1 :])
+        served = ReadResult(buffers, next_offset, size + cut)
+        return served, ReadResult(rest, result.next_offset, result.size_bytes - served.size_bytes)
+    return result, ReadResult([], result.next_offset, 0)
