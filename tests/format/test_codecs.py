@@ -30,7 +30,7 @@ from logstore.format.batch import (
 from logstore.format.control import Begin, End, control_type, decode_control, encode_control
 from logstore.format.index import CONTROL_FLAG, IndexBlock, IndexEntry, decode_blocks, encode_block
 from logstore.format.journal import KIND_CHANGES, KIND_SNAPSHOT, Frame, encode_frame, scan_frames
-from logstore.format.records import Record, decode_batch, encode_batch
+from logstore.format.records import Record, decode_batch, encode_batch, iterate_times
 from logstore.format.snapshot import ProducerBatch, ProducerEntry, Snapshot, decode_snapshots, encode_snapshot
 
 RECORDS = [
@@ -325,3 +325,12 @@ def test_a_later_frame_vouches_for_earlier_ones() -> None:
     damaged[len(first) - 1] ^= 1
     with pytest.raises(CorruptFile, match="file"):
         scan_frames(bytes(damaged), "file")
+
+
+def test_times_are_those_of_the_records() -> None:
+    """A look at offsets and timestamps alone sees what decoding the records does, and stops at a record that lies."""
+    batch = bytes(encode_batch(RECORDS, base_offset=41))
+    expected = [(record.offset, record.timestamp) for record in decode_batch(batch)]
+    assert list(iterate_times(memoryview(batch), parse_header(batch))) == expected
+    with pytest.raises(CorruptBatch):
+        list(iterate_times(memoryview(batch)[:-1], parse_header(batch)))
