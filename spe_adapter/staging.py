@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from logstore.client.blocking import Client, Pending
-from logstore.errors import InvalidRecord
+from logstore.errors import InvalidRecord, MessageTooLarge
 from logstore.format.private import MAX_STAGE_BYTES, Part, StageReply, StageRequest
 from spe_adapter.codec.encode import Columns, EncodedBatch, encode
 from spe_adapter.codec.kernels import Int32s, Int64s
@@ -112,8 +112,13 @@ class Stager:
 
     def _settle(self) -> None:
         if self._pending is not None:
-            self._pending.receive()
-            self._pending = None
+            pending, self._pending = self._pending, None
+            try:
+                pending.receive()
+            except MessageTooLarge as error:
+                raise MessageTooLarge(
+                    f"{error}; raise the topic's setting, or lower the option 'kafka.batch.size' (a record is never split)"
+                ) from error
 
     # ---- where rows go
 

@@ -61,7 +61,7 @@ _NO_HEADERS: Final = _Headers(ListColumn(EMPTY_OFFSETS, EMPTY_BYTES, 0), _NO_BYT
 def encode(
     columns: Columns, targets: kernels.Int32s, batch_bytes: int = DEFAULT_BATCH_BYTES, codec: int = NONE
 ) -> tuple[memoryview, list[EncodedBatch]]:
-    """The records as batches of about `batch_bytes`, those of one target end to end, targets ascending.
+    """The records as batches of at most `batch_bytes`, those of one target end to end, targets ascending.
 
     `targets` names each record's group. A record larger than `batch_bytes` gets a batch of its own. Raises
     InvalidRecord for a header without a name.
@@ -76,7 +76,8 @@ def encode(
     content_bytes = _content_bytes(keys, values, headers)
     entries = max(len(headers.names.offsets) - 1, 0)
     room = content_bytes + rows * kernels.RECORD_OVERHEAD_BYTES + entries * kernels.HEADER_OVERHEAD_BYTES
-    most_batches = min(rows, room // max(batch_bytes, 1) + len(np.unique(targets)) + 1)
+    # Any two neighbours together exceed a batch, or have different targets.
+    most_batches = min(rows, 2 * room // max(batch_bytes, 1) + 2 * len(np.unique(targets)) + 1)
     out = np.empty(room + most_batches * HEADER_BYTES, np.uint8)
     table = np.zeros((most_batches + 1, 6), np.int64)
     count = kernels.encode_records(

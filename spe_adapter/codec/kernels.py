@@ -21,7 +21,14 @@ Bytes = NDArray[np.uint8]
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
 
-compiled: Any = numba.njit(cache=True)
+
+def compiled(function: Any) -> Any:
+    """The function, compiled; kept on disk where there is a place for it (a read-only container may have none)."""
+    try:
+        return numba.njit(cache=True)(function)
+    except RuntimeError:
+        return numba.njit(function)
+
 
 STATUS_OK: Final = 0
 STATUS_BAD_LENGTH: Final = -1
@@ -378,6 +385,14 @@ def _put_headers(
 
 
 @compiled
+def _length(offsets: Int32s, bitmap: Bytes, bit: int, row: int) -> int:
+    """A field's length, -1 if it is null."""
+    if not _bit(bitmap, bit + row):
+        return np.int64(-1)
+    return np.int64(offsets[row + 1]) - np.int64(offsets[row])
+
+
+@compiled
 def _close_batch(batches: Int64s, count: int, end: int, records: int) -> int:
     if records > 0:
         batches[count, 1] = end
@@ -424,7 +439,15 @@ def encode_records(
     for position in range(order.shape[0]):
         row = order[position]
         timestamp = timestamps[row]
-        if delta == 0 or targets[row] != batches[count, 2] or at - batches[count, 0] >= batch_bytes:
+        key_length = _length(key_offsets, key_bitmap, key_bit, row)
+        value_length = _length(value_offsets, value_bitmap, value_bit, row)
+        first = last = np.int64(0)
+        if list_offsets.shape[0] != 0 and _bit(list_bitmap, list_bit + row):
+            first, last = np.int64(list_offsets[row]), np.int64(list_offsets[row + 1])
+        content = max(key_length, 0) + max(value_length, 0)
+        content += _headers_bytes(first, last, name_offsets, header_offsets, header_bitmap, header_bit)
+        most = at - batches[count, 0] + content + RECORD_OVERHEAD_BYTES
+        if delta == 0 or targets[row] != batches[count, 2] or most > batch_bytes:
             count = _close_batch(batches, count, at, delta)
             delta = np.int64(0)
             batches[count, 0] = at
@@ -433,25 +456,15 @@ def encode_records(
             batches[count, 5] = timestamp
             at += BATCH_HEADER_BYTES
         batches[count, 5] = max(batches[count, 5], timestamp)
-        key_at = np.int64(key_offsets[row])
-        key_length = np.int64(key_offsets[row + 1]) - key_at if _bit(key_bitmap, key_bit + row) else np.int64(-1)
-        value_at = np.int64(value_offsets[row])
-        value_length = np.int64(-1)
-        if _bit(value_bitmap, value_bit + row):
-            value_length = np.int64(value_offsets[row + 1]) - value_at
-        first = last = np.int64(0)
-        if list_offsets.shape[0] != 0 and _bit(list_bitmap, list_bit + row):
-            first, last = np.int64(list_offsets[row]), np.int64(list_offsets[row + 1])
         timestamp -= batches[count, 4]
-        size = 1 + _varint_bytes(timestamp) + _varint_bytes(delta)
-        size += _varint_bytes(key_length) + max(key_length, 0) + _varint_bytes(value_length) + max(value_length, 0)
-        size += _headers_bytes(first, last, name_offsets, header_offsets, header_bitmap, header_bit)
+        size = 1 + _varint_bytes(timestamp) + _varint_bytes(delta) + content
+        size += _varint_bytes(key_length) + _varint_bytes(value_length)
         at = _put_varint(out, at, size)
         out[at] = 0
         at = _put_varint(out, at + 1, timestamp)
         at = _put_varint(out, at, delta)
-        at = _put_bytes(out, at, key_data, key_at, key_length)
-        at = _put_bytes(out, at, value_data, value_at, value_length)
+        at = _put_bytes(out, at, key_data, np.int64(key_offsets[row]), key_length)
+        at = _put_bytes(out, at, value_data, np.int64(value_offsets[row]), value_length)
         at = _put_headers(
             out, at, first, last, name_offsets, names, header_offsets, header_bitmap, header_bit, headers
         )  # fmt: skip

@@ -100,7 +100,8 @@ def test_nothing_gives_nothing() -> None:
 
 
 def test_a_record_larger_than_a_batch_stands_alone() -> None:
-    """Batches grow to hold what cannot be split."""
-    records = [Record(0, 0, None, b"x" * size) for size in (10, 5000, 10)]
-    _, batches = encode_all(records, [0, 0, 0], batch_bytes=1000)
-    assert [batch.records for batch in batches] == [2, 1]
+    """No batch exceeds its size because of who came before: what cannot be split gets a batch of its own."""
+    records = [Record(0, 0, None, b"x" * size) for size in (10, 10, 5000, 10, 400, 400, 400)]
+    _, batches = encode_all(records, [0] * len(records), batch_bytes=1000)
+    assert [batch.records for batch in batches] == [2, 1, 3, 1]
+    assert [batch.end - batch.start <= 1000 for batch in batches] == [True, False, True, True]
