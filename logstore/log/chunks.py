@@ -20,6 +20,8 @@ OFFSET_DIGITS = 20
 LOG_SUFFIX, INDEX_SUFFIX, PRODUCERS_SUFFIX = ".log", ".index", ".producers"
 INDEX_INTERVAL_BYTES = 16 * 1024
 """Data between two sparse entries: small enough that a seek reads little, large enough that 10 GiB index in 20 MB."""
+INDEX_CACHE_BYTES = 12 << 20
+"""Indexes of sealed chunks in memory: at 24 bytes an entry those of 8 GiB, and of much more where batches are large."""
 WRITE_BYTES = 1 << 20
 """What is pending is joined into writes of about this size."""
 WARM_BYTES = 1 << 30
@@ -54,6 +56,11 @@ class SparseIndex:
         self.max_before = columns.max_before if columns else array("q")
         self.control_offsets = columns.control_offsets if columns else array("q")
         self.control_positions = columns.control_positions if columns else array("q")
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes in memory, about."""
+        return 24 * len(self.offsets) + 16 * len(self.control_offsets)
 
     def add(self, entries: Sequence[IndexEntry]) -> None:
         """Append entries, which rise in offset and position."""
@@ -167,8 +174,8 @@ class ChunkView:
 class IndexCache:
     """Indexes of sealed chunks, least recently loaded first out. For reader threads; a lost race costs one load."""
 
-    def __init__(self, max_indexes: int = 64) -> None:
-        self._max_indexes = max_indexes
+    def __init__(self, max_bytes: int = INDEX_CACHE_BYTES) -> None:
+        self._max_bytes = max_bytes
         self._indexes: OrderedDict[str, SparseIndex] = OrderedDict()
 
     def load(self, fs: FileSystem, view: ChunkView) -> SparseIndex | None:
@@ -186,10 +193,11 @@ class IndexCache:
         return index
 
     def keep(self, index_path: str, index: SparseIndex) -> None:
-        """Remember an index; the least recently loaded one goes if there are too many."""
+        """Remember an index; the least recently loaded ones go if there is too much."""
         self._indexes[index_path] = index
-        while len(self._indexes) > self._max_indexes:
-            self._indexes.popitem(last=False)
+        total = sum(kept.size_bytes for kept in list(self._indexes.values()))
+        while total > self._max_bytes and len(self._indexes) > 1:
+            total -= self._indexes.popitem(last=False)[1].size_bytes
 
     def forget(self, index_path: str) -> None:
         """Drop an index whose file goes or changes."""
