@@ -37,8 +37,8 @@ WHY = {
     "produce, 5 in flight, Java": "The Java producer sends 16 KB at a time, five in flight, so it waits for the disk "
     "as the raw client with five in flight does; with larger batches (confluent-kafka) the sync is paid for.",
     "produce, 1": "One connection or one stream has one write in flight; above that, one Python process serves all.",
-    "consume, catch-up": "Kafka hands pages of its files to the socket (sendfile); Cairn reads them into memory, checks "
-    "each batch and sends them, on one core.",
+    "consume, catch-up": "Kafka hands pages of its files to the socket (sendfile); Cairn reads them into memory, "
+    "checks each batch and sends them, on one core.",
     "consume, tail": "What a reader at the tail gets is what is produced, and Cairn's records are synced first.",
     "produce p99 beside": "Reader, producer and server compete for the processors; answers to a reader are sent in "
     "pieces of up to 1 MiB between those to producers.",
