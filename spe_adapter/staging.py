@@ -117,7 +117,7 @@ class Stager:
                 pending.receive()
             except MessageTooLarge as error:
                 raise MessageTooLarge(
-                    f"{error}; raise the topic's setting, or lower the option 'kafka.batch.size' (a record is never split)"
+                    f"{error}; raise the topic's setting, or lower the option 'kafka.batch.size' (records stay whole)"
                 ) from error
 
     # ---- where rows go

@@ -55,10 +55,13 @@ def read_stream(spark: SparkSession, address: str, **options: str) -> DataFrame:
     return spark.readStream.format("cairn").option("kafka.bootstrap.servers", address).options(**given).load()
 
 
-def write_stream(frame: DataFrame, address: str, checkpoint: Path, **options: str) -> StreamingQuery:
+def write_stream(
+    frame: DataFrame, address: str, checkpoint: Path, *, mode: str = "append", **options: str
+) -> StreamingQuery:
     """Run a query into the cairn sink until its input, as it is now, is done; raises what the query failed with."""
     query = (
         frame.writeStream.format("cairn")
+        .outputMode(mode)
         .option("kafka.bootstrap.servers", address)
         .option("checkpointLocation", str(checkpoint))
         .options(**options)

@@ -140,6 +140,41 @@ def write_batch(frame: DataFrame, address: str, topic: str, **options: str) -> N
     writer.options(topic=topic, **options).save()
 
 
+def test_complete_mode_appends_each_result_whole(
+    spark: SparkSession, address: str, topic: str, checkpoint: Path
+) -> None:
+    """An aggregation in complete mode writes all its rows each epoch, as with Spark's Kafka sink."""
+    create_topic(address, f"{topic}-in")
+    create_topic(address, f"{topic}-out")
+    for first, expected in ((0, [b"5", b"5"]), (10, [b"5", b"5", b"10", b"10"])):
+        produce(address, f"{topic}-in", keys(first, first + 10))
+        frame = (
+            read_stream(spark, address, subscribe=f"{topic}-in").selectExpr("offset % 2 as odd").groupBy("odd").count()
+        )
+        write_stream(
+            frame.selectExpr("cast(count as string) as value"),
+            address,
+            checkpoint,
+            mode="complete",
+            topic=f"{topic}-out",
+        )
+        assert [row.value for row in read_all(address, f"{topic}-out")] == expected
+
+
+def test_a_record_above_the_topics_limit_fails_the_query_by_name(spark: SparkSession, address: str, topic: str) -> None:
+    """Refused when staged, so that no epoch is half published; the error says which setting."""
+    create_topic(address, topic, config={"max.message.bytes": "2000"})
+    frame = spark.range(1).selectExpr("repeat('x', 3000) as value")
+    with pytest.raises(PySparkException) as caught:
+        write_batch(frame, address, topic)
+    assert "max.message.bytes 2000" in str(caught.value)
+    assert "'kafka.batch.size'" in str(caught.value)
+    write_batch(
+        spark.range(300).selectExpr("repeat('x', 100) as value"), address, topic, **{"kafka.batch.size": "1500"}
+    )
+    assert len(read_all(address, topic)) == 300
+
+
 @pytest.mark.parametrize(
     ("columns", "options", "what"),
     [
