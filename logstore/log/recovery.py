@@ -23,6 +23,7 @@ from logstore.format.control import BEGIN_TYPE, END_TYPE, control_type
 from logstore.format.index import BLOCK, IndexBlock, IndexEntry, decode_blocks, encode_block
 from logstore.format.snapshot import decode_snapshots
 from logstore.interfaces import FileSystem
+from logstore.log.again import write_again
 from logstore.log.chunks import (
     LOG_SUFFIX,
     MAX_WRITE_BYTES,
@@ -112,22 +113,10 @@ def _open_chunk(fs: FileSystem, directory: str, base: int, following: int | None
     if following is None and chunk.size_bytes < file_bytes:
         fs.truncate(chunk.log_path, chunk.size_bytes)
     if following is None:
-        _write_again(fs, chunk.log_path, proven_bytes, chunk.size_bytes)
+        write_again(fs, chunk.log_path, proven_bytes, chunk.size_bytes)
     fs.sync(chunk.log_path)
     _repair_index(fs, chunk, entries, is_sealed=following is not None)
     return chunk if following is None else _as_sealed(chunk, following)
-
-
-def _write_again(fs: FileSystem, path: str, start: int, end: int) -> None:
-    """Write what is there once more, so that the next sync is about it.
-
-    If a sync failed in the last life, the kernel holds pages that it takes for clean and that never reached the disk:
-    they read well, and no sync writes them.
-    """
-    while start < end:
-        data = fs.read(path, start, min(WINDOW_BYTES, end - start))
-        fs.write(path, start, [data])
-        start += len(data)
 
 
 def _as_sealed(chunk: Chunk, following: int) -> Chunk:

@@ -34,12 +34,15 @@ from logstore.format.staged import (
     table_bytes,
 )
 from logstore.interfaces import Buffer, FileSystem
+from logstore.log.again import write_again
 from logstore.log.jobs import Create, Job, JobSource, Operation, Read, Remove, Sync, SyncDirectory, Write
 from logstore.log.ticket import Ticket
 
 DIRECTORY: Final = "staging"
 PIECE_BYTES: Final = 1024 * 1024
 """What is read, checked and handed to a stream at a time (one batch, if a batch is larger)."""
+LAST_WRITE_BYTES: Final = 64 * 1024 * 1024
+"""More than one write of an attempt holds: its frames come one after the other, each at most a request."""
 DEFAULT_LIMIT_BYTES: Final = 4 * 1024 * 1024 * 1024
 _READABLE_CHARACTERS: Final = 40
 _NAME: Final = re.compile(r".*-(\d+)\.staged")
@@ -242,7 +245,10 @@ class Staging:
             return
         if whole_bytes < size_bytes:
             fs.truncate(path, whole_bytes)
-        fs.sync(path)  # a process that was killed leaves frames that only the page cache holds
+        # A process that was killed leaves frames that only the page cache holds, and after a failed sync not even a
+        # sync that succeeds brings those to the disk: what the last write may have held is written again.
+        write_again(fs, path, max(0, whole_bytes - LAST_WRITE_BYTES), whole_bytes)
+        fs.sync(path)
         older = self._attempts.get(headers[0].key)
         if older is not None:  # dropped before, but its removal was not durable; the later file counts
             fs.remove(older.path)
