@@ -14,6 +14,7 @@ Invariants:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -29,6 +30,7 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+import psutil
 import pyarrow as pa
 from matplotlib.figure import Figure
 from pyspark.sql import DataFrame, SparkSession
@@ -76,11 +78,18 @@ class Row:
     records: int
     task_s: float
     wall_s: float
+    spark_cpu_s: float
+    sidecar_cpu_s: float
 
     @property
     def rate(self) -> float:
         """Records per second of a task's run time."""
         return self.records / self.task_s
+
+    @property
+    def cpu_rate(self) -> float:
+        """Records per second of processor time of Spark's JVM and workers together: what other load does not blur."""
+        return self.records / self.spark_cpu_s
 
     @property
     def wall_rate(self) -> float:
@@ -126,10 +135,11 @@ def fill(address: str, topic: str, records: int) -> None:
 class Benchmark:
     """Moves the same records both ways through each format."""
 
-    def __init__(self, plan: Plan, spark: SparkSession, address: str) -> None:
+    def __init__(self, plan: Plan, spark: SparkSession, sidecar: SidecarPeer) -> None:
         self._plan = plan
         self._spark = spark
-        self._address = address
+        self._sidecar = sidecar
+        self._address = sidecar.bootstrap
         self.rows: list[Row] = []
 
     def run(self, console: Console) -> None:
@@ -146,10 +156,22 @@ class Benchmark:
     def _measure(self, case: str, which: str, number: int, query: Callable[[str, str], None]) -> Row:
         group = f"{case}-{which}-{number}"
         self._spark.sparkContext.setJobGroup(group, group)
+        before = self._cpu_seconds()
         begun = time.perf_counter()
         query(which, f"output-{group}")
         wall_s = time.perf_counter() - begun
-        return Row(case, which, number, self._plan.records, self._task_seconds(group), wall_s)
+        spark_cpu_s, sidecar_cpu_s = (now - then for now, then in zip(self._cpu_seconds(), before, strict=True))
+        task_s = self._task_seconds(group)
+        return Row(case, which, number, self._plan.records, task_s, wall_s, spark_cpu_s, sidecar_cpu_s)
+
+    def _cpu_seconds(self) -> tuple[float, float]:
+        """Processor time so far: the JVM with its workers, and the sidecar. A worker that ends takes its time along."""
+        spark_s = 0.0
+        for process in psutil.Process().children(recursive=True):
+            if process.pid != self._sidecar.pid:
+                with contextlib.suppress(psutil.Error):
+                    spark_s += sum(process.cpu_times()[:2])
+        return spark_s, sum(psutil.Process(self._sidecar.pid).cpu_times()[:2])
 
     def _task_seconds(self, group: str) -> float:
         """The run time of the group's tasks, which one core ran one after another."""
@@ -201,13 +223,13 @@ def goals_of(rows: Sequence[Row]) -> list[dict[str, Any]]:
 def show(rows: Sequence[Row], goals: Sequence[dict[str, Any]], console: Console) -> None:
     """The table and the goals."""
     table = Table(title=f"{RECORD_BYTES} B records, one core, medians", header_style="bold")
-    for heading in ("case", "format", "M records/s of task time", "M records/s of wall clock"):
+    for heading in ("case", "format", "M records/s of task time", "of wall clock", "of Spark's CPU time"):
         table.add_column(heading)
     for case in GOALS:
         for which in COLOURS:
-            rate, wall = median(rows, case, which, "rate"), median(rows, case, which, "wall_rate")
-            if rate is not None and wall is not None:
-                table.add_row(case, which, f"{rate / 1e6:.2f}", f"{wall / 1e6:.2f}")
+            rates = [median(rows, case, which, name) for name in ("rate", "wall_rate", "cpu_rate")]
+            if rates[0] is not None:
+                table.add_row(case, which, *(f"{(rate or 0) / 1e6:.2f}" for rate in rates))
     console.print(table)
     for goal in goals:
         verdict = "holds" if goal["holds"] else "falls short"
@@ -267,7 +289,7 @@ def measure(plan: Plan, directory: Path, console: Console) -> list[Row]:
         peer.wait_serving()
         spark = start_spark(directory, jars)
         try:
-            benchmark = Benchmark(plan, spark, peer.bootstrap)
+            benchmark = Benchmark(plan, spark, peer)
             benchmark.run(console)
         finally:
             spark.stop()
