@@ -207,7 +207,7 @@ class OptionReader:
             raise InvalidConfig(f"option {name!r} is {text!r}; a whole number of at least {least} is allowed")
         return int(text)
 
-    def flag(self, name: str, default: bool) -> bool:  # noqa: FBT001 - the default of a flag is a flag
+    def flag(self, name: str, default: bool) -> bool:
         """`true` or `false`."""
         return self.choice(name, ("true", "false"), str(default).lower()) == "true"
 
