@@ -38,13 +38,13 @@ CORE = (
     *("kafka", "kafka_groups", "client", "codec", "testing", "logstore"),
 )
 PARTS = (
-    Part("checks", (), 90, 90),
-    Part("static", ("static",), 10, 10),
-    Part("core", CORE, 6 * 60, 60 * 60),
-    Part("crash", ("crash", "kill9"), 8 * 60, 60 * 60),
-    Part("clients", ("clients",), 6 * 60, 30 * 60),
-    Part("spark", ("spark",), 8 * 60, 30 * 60),
-    Part("rest", (), 4 * 60, 30 * 60),
+    Part("checks", (), 75, 90),
+    Part("static", ("static",), 5, 10),
+    Part("core", CORE, 2 * 60, 60 * 60),
+    Part("crash", ("crash",), 4 * 60, 60 * 60),
+    Part("clients", ("clients",), 3 * 60, 30 * 60),
+    Part("spark", ("spark",), 6 * 60, 30 * 60),
+    Part("rest", (), 220, 30 * 60),
 )
 
 CHECKS = (
