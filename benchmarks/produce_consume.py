@@ -70,7 +70,7 @@ class Plan:
     rounds: int = 4
     raw_seconds: float = 1.0
     raw_shapes: tuple[tuple[int, str], ...] = tuple((size, shape) for size in RECORD_BYTES for shape in SHAPES)
-    warm_up_seconds: float = 4.0
+    warm_up_seconds: float = 12.0
     floor_seconds: float = 0.5
     tool_rounds: int = 2
     tool_records: int = 1_000_000
@@ -92,17 +92,18 @@ QUICK = Plan(
     rounds=3,
     raw_seconds=0.5,
     raw_shapes=((100, "1 × 1"), (100, "1 × 5"), (100, "1 × 20"), (100, "16 × 5"), (1000, "1 × 5")),
-    warm_up_seconds=2.0,
+    warm_up_seconds=6.0,
     floor_seconds=0.2,
     tool_rounds=1,
-    tool_records=400_000,
+    tool_records=200_000,
     tool_sizes=(100,),
     confluent_records=200_000,
     read_rounds=2,
     tail_seconds=0.7,
-    paced_seconds=1.5,
+    paced_seconds=1.0,
     history_bytes=200 * MIB,
     big_log_bytes=200 * MIB,
+    restarts=1,
     seeks=500,
 )
 SMOKE = Plan(
@@ -233,7 +234,7 @@ class Benchmark:
         for peer in self._peers:
             topic = self._topic(peer, "warm-up", 2)
             for depth in (1, 20):
-                seconds = self.plan.warm_up_seconds / 4
+                seconds = self.plan.warm_up_seconds / 2
                 shape = Shape(depth=depth, connections=2, partitions=2)
                 load.produce_closed(peer.port, topic, small, shape, seconds=seconds)
 
