@@ -115,7 +115,9 @@ def _picture(outcome: Outcome) -> str:
         return HEIGHT - MARGIN - rate / top * (HEIGHT - 2 * MARGIN)
 
     line = " ".join(f"{x(at):.1f},{y(rate):.1f}" for at, rate in rates)
-    parts = [f"<svg viewBox='0 0 {WIDTH} {HEIGHT}' role='img' aria-label='throughput over time'>"]
+    parts = [
+        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {HEIGHT}' role='img' aria-label='throughput over time'>"
+    ]
     for share in (0.0, 0.5, 1.0):
         level = y(top * share)
         parts.append(f"<line x1='{MARGIN}' x2='{WIDTH - MARGIN}' y1='{level}' y2='{level}' stroke='#ddd'/>")
