@@ -13,6 +13,8 @@ from rich.table import Table
 
 WIDTH, HEIGHT, MARGIN = 960, 320, 48
 BUCKET_S: Final = 1.0
+SVG: Final = "http://www.w3.org/2000/svg"
+"""The name of the format, not an address: nothing is fetched."""
 COLOURS: Final = {"Spark": "#d1495b", "sidecar": "#edae49", "Spark and sidecar": "#7b2d8b"}
 
 
@@ -115,9 +117,8 @@ def _picture(outcome: Outcome) -> str:
         return HEIGHT - MARGIN - rate / top * (HEIGHT - 2 * MARGIN)
 
     line = " ".join(f"{x(at):.1f},{y(rate):.1f}" for at, rate in rates)
-    parts = [
-        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {HEIGHT}' role='img' aria-label='throughput over time'>"
-    ]
+    frame = f"xmlns='{SVG}' viewBox='0 0 {WIDTH} {HEIGHT}'"
+    parts = [f"<svg {frame} role='img' aria-label='throughput over time'>"]
     for share in (0.0, 0.5, 1.0):
         level = y(top * share)
         parts.append(f"<line x1='{MARGIN}' x2='{WIDTH - MARGIN}' y1='{level}' y2='{level}' stroke='#ddd'/>")

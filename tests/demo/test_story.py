@@ -1,0 +1,32 @@
+"""The demonstration itself, small: one kill of Spark in the middle, and the exact result."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+STORY_S = 280
+
+
+@pytest.mark.spark
+def test_the_demonstration_ends_exact(tmp_path: Path) -> None:
+    """`python -m spe_adapter.demo` with a kill ends with status 0, an exact result and a page."""
+    page = tmp_path / "page.html"
+    command = [sys.executable, "-m", "spe_adapter.demo", "--records", "60000", "--batch", "20000", "--kills", "1"]
+    done = subprocess.run(
+        [*command, "--heap", "512m", "--report", str(page)],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=STORY_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "exact" in page.read_text(encoding="utf-8")
+    assert not list(tmp_path.glob("cairn-demo-*")), "an exact run leaves nothing behind"
