@@ -10,10 +10,12 @@ Invariants every `FileSystem` must keep (docs/format.md, "Disk assumptions"):
 * Data is durable only after `sync` of the file; a name is durable only after `sync_directory` of its directory.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 Buffer = bytes | bytearray | memoryview
+Report = Callable[[str, Mapping[str, object]], None]
+"""Tells the operator of an event: its name, and its fields."""
 
 
 class Clock(Protocol):

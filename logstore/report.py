@@ -6,7 +6,7 @@ lost, never an error.
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -92,6 +92,3 @@ def _logfmt(record: Mapping[str, object]) -> str:
 def _quoted(text: str) -> str:
     plain = text and not any(character in text for character in ' "=\n\r\t')
     return text if plain else json.dumps(text, ensure_ascii=False)
-
-
-Report = Callable[[str, Mapping[str, object]], None]

@@ -120,8 +120,3 @@ def decode_frame_header(buffer: Buffer) -> FrameHeader:
     if sum(part.length_bytes for part in header.parts) != data_bytes:
         raise CorruptFile("the parts of a staged frame do not add up to its data")
     return header
-
-
-def data_matches(header: FrameHeader, data: Buffer) -> bool:
-    """Whether `data` is what the frame's header was written for."""
-    return len(data) == header.data_bytes and crc32c(data) == header.data_crc

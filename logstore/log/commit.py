@@ -12,9 +12,10 @@ from typing import Final
 
 from logstore.errors import CairnError, CorruptFile, UnknownTopicOrPartition
 from logstore.format.staged import AttemptKey
+from logstore.interfaces import Report
 from logstore.log.decisions import Decision, Last, Target
 from logstore.log.publication import Publication
-from logstore.log.staging import Extent, Report, Staging
+from logstore.log.staging import Extent, Staging
 from logstore.log.store import Store
 from logstore.log.stream import Stream
 from logstore.log.stream_state import AppendResult, Pin

@@ -37,7 +37,7 @@ from logstore.format.private import (
     StageRequest,
 )
 from logstore.format.staged import AttemptKey
-from logstore.interfaces import Buffer
+from logstore.interfaces import Buffer, Report
 from logstore.log.commit import Commit, Publisher
 from logstore.log.decisions import (
     BUSY,
@@ -60,7 +60,7 @@ from logstore.log.decisions import (
     encode_runs,
 )
 from logstore.log.publication import check_part, holds_end
-from logstore.log.staging import Attempt, Report, Staging
+from logstore.log.staging import Attempt, Staging
 from logstore.log.store import Store
 from logstore.log.ticket import Ticket
 

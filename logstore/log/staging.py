@@ -15,7 +15,7 @@ It does not know which epochs are decided: `logstore.log.epochs` says what to dr
 import hashlib
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -33,7 +33,7 @@ from logstore.format.staged import (
     encode_frame_header,
     table_bytes,
 )
-from logstore.interfaces import Buffer, FileSystem
+from logstore.interfaces import Buffer, FileSystem, Report
 from logstore.log.again import write_again
 from logstore.log.jobs import Create, Job, JobSource, Operation, Read, Remove, Sync, SyncDirectory, Write
 from logstore.log.ticket import Ticket
@@ -48,7 +48,6 @@ _READABLE_CHARACTERS: Final = 40
 _NAME: Final = re.compile(r".*-(\d+)\.staged")
 
 Ready = Callable[[JobSource], None]
-Report = Callable[[str, Mapping[str, object]], None]
 
 
 class Frame(NamedTuple):

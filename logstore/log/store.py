@@ -24,7 +24,7 @@ from logstore.errors import (
     UnknownFormatVersion,
     UnknownTopicOrPartition,
 )
-from logstore.interfaces import Clock, FileSystem
+from logstore.interfaces import Clock, FileSystem, Report
 from logstore.log.chores import Chores
 from logstore.log.chunks import IndexCache, parse_chunk_name
 from logstore.log.jobs import JobQueue, JobSource, MakeDirectory, Operation, Remove, RemoveDirectory, SyncDirectory
@@ -43,7 +43,6 @@ IDENTITY_FILE = "cairn.json"
 STREAMS_DIRECTORY = "streams"
 PRODUCER_ID_BLOCK = 1000
 READABLE_NAME_CHARACTERS = 180
-Report = Callable[[str, Mapping[str, object]], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ done twice; what is left over is removed when the stream is opened next.
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from logstore.log.jobs import Job, JobSource, Operation, Remove, RemoveDirectory, SyncDirectory
+from logstore.log.jobs import Job, JobSource, Operation, Remove, SyncDirectory
 
 FILES_PER_JOB = 64
 """A long trim gives way to other work in between."""
@@ -21,34 +21,24 @@ class Remover:
         self._notify = notify
         self._paths: deque[str] = deque()
         self._in_flight = False
-        self._directories: list[str] = []
 
     def remove(self, paths: Sequence[str]) -> None:
         """Remove these files some time soon."""
         self._paths.extend(paths)
         self._notify(self)
 
-    def remove_directories(self, paths: Sequence[str]) -> None:
-        """Remove these directories once all files are gone."""
-        self._directories.extend(paths)
-        self._notify(self)
-
     def take_job(self) -> Job | None:
         """The next removals, or None."""
-        if self._in_flight or not (self._paths or self._directories):
+        if self._in_flight or not self._paths:
             return None
         operations: list[Operation] = []
         while self._paths and len(operations) < FILES_PER_JOB:
             operations.append(Remove(self._paths.popleft(), optional=True))
-        if operations:
-            operations.append(SyncDirectory(self._directory, optional=True))
-        if not self._paths:
-            operations += [RemoveDirectory(path, optional=True) for path in self._directories]
-            self._directories.clear()
+        operations.append(SyncDirectory(self._directory, optional=True))
         self._in_flight = True
         return Job(operations, self._done, lambda *_: self._done())
 
     def _done(self) -> None:
         self._in_flight = False
-        if self._paths or self._directories:
+        if self._paths:
             self._notify(self)
