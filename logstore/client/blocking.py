@@ -92,6 +92,10 @@ class Client:
         """The addresses, for messages."""
         return ", ".join(map(str, self._addresses))
 
+    def fileno(self) -> int:
+        """The connection's descriptor, to wait for an answer among others; -1 without a connection."""
+        return -1 if self._socket is None else self._socket.fileno()
+
     def close(self) -> None:
         """Close the connection; the next call opens a new one."""
         if self._socket is not None:
@@ -185,6 +189,38 @@ class Client:
     def decide(self, request: private.DecideRequest) -> private.DecideReply:
         """Commit an epoch; once this returns it is there, whatever happens."""
         return self._private(private.DECIDE, request, private.DecideReply)
+
+    def start_commit(
+        self, pieces: Sequence[private.StageRequest], decision: private.DecideRequest
+    ) -> "Pending[private.DecideReply]":
+        """Send the pieces of an epoch and its decision in one go and return at once; committed when the answer is there.
+
+        The sidecar takes them in order, so a piece that cannot be staged leaves a decision that finds it missing.
+        """
+        kinds = (*(private.STAGE for _ in pieces), private.DECIDE)
+
+        def send() -> int:
+            first = [self._send_private(request) for request in (*pieces, decision)]
+            return first[0]
+
+        def receive(correlation_id: int) -> private.DecideReply:
+            failure: CairnError | None = None
+            for index, key in enumerate(kinds):
+                expected = (correlation_id + index) % _MAX_CORRELATION
+                try:
+                    if key == private.STAGE:
+                        self._receive_private(key, expected, private.StageReply)
+                    else:
+                        reply = self._receive_private(key, expected, private.DecideReply)
+                except MalformedReply:
+                    raise
+                except CairnError as error:  # the answers behind it are on their way and have to be read
+                    failure = failure or error
+            if failure is not None:
+                raise failure
+            return reply
+
+        return Pending(self, send, receive)
 
     def abort(self, request: private.AbortRequest) -> private.AbortReply:
         """Drop what is staged for an epoch; a decided one stays decided."""

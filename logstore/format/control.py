@@ -3,25 +3,46 @@
 Invariants:
 * Key: int16 version 0, int16 type; exactly 4 bytes. Cairn's types start at 1000, far from Kafka's own (0 abort, 1
   commit, …).
-* Value: int16 version 0, then JSON (begin) or JSON and opaque bytes (end). Every field is checked; an unknown version
-  is UnknownFormatVersion, an unknown type is None (somebody else's), anything else that does not add up is
-  CorruptBatch.
-* One control record per control batch.
+* Value: int16 version 0, then the length of a JSON object, the object, and opaque bytes. Every field is checked; an
+  unknown version is UnknownFormatVersion, an unknown type is None (somebody else's), anything else that does not add
+  up is CorruptBatch.
+* One control record per control batch, uncompressed.
+* BEGIN and END are the log's own. Footprints, closes and marks are a query's: the log stores them and looks at their
+  type alone.
 
 Source: KIP-98 (control batches); CEC paper, section II.B (footprints and markers in the output stream); docs/format.md.
 """
 
 import json
 import struct
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from logstore.errors import CorruptBatch, UnknownFormatVersion
-from logstore.format.records import Record, decode_batch, encode_batch
+from logstore.format.batch import (
+    COMPRESSION_MASK,
+    CONTROL_BIT,
+    HEADER,
+    HEADER_BYTES,
+    BatchHeader,
+    check_batch,
+    parse_header,
+    seal_batch,
+)
+from logstore.format.records import read_varint, write_varint
 from logstore.interfaces import Buffer
 
 BEGIN_TYPE = 1000
 END_TYPE = 1001
+FOOTPRINTS_TYPE = 1002
+CLOSES_TYPE = 1003
+MARK_TYPE = 1004
 FIRST_TYPE = 1000
+STATE_TYPES = frozenset((FOOTPRINTS_TYPE, CLOSES_TYPE, MARK_TYPE))
+"""What a query may stage among its batches."""
+PEEK_BYTES = HEADER_BYTES + 27
+"""So much of a control batch holds its key, however long its varints: length 5, attributes 1, timestamp delta 10, offset
+delta 5, length of the key 1 and the key 4, one to spare."""
 _KEY = struct.Struct(">hh")
 _VALUE = struct.Struct(">hi")
 _VERSION = 0
@@ -47,40 +68,47 @@ class End(NamedTuple):
     positions: bytes
 
 
-def encode_control(control: Begin | End, *, timestamp_ms: int) -> bytearray:
-    """A control batch with that one record."""
-    if isinstance(control, Begin):
-        kind, tail = BEGIN_TYPE, b""
-        fields: dict[str, Any] = {**control._asdict(), "attempts": list(control.attempts)}
-    else:
-        kind, tail = END_TYPE, control.positions
-        fields = {"query": control.query, "epoch": control.epoch, "run": control.run}
+class ControlRecord(NamedTuple):
+    """Any control record of ours: its type, its JSON fields, and the opaque bytes behind them (a view, not a copy)."""
+
+    kind: int
+    fields: dict[str, Any]
+    tail: memoryview
+
+
+# ---- any record
+
+
+def encode_control_record(kind: int, fields: Mapping[str, Any], tail: Buffer, timestamp_ms: int) -> bytearray:
+    """A control batch with one record of that type; `tail` is copied once."""
     head = json.dumps(fields, separators=(",", ":")).encode()
-    value = _VALUE.pack(_VERSION, len(head)) + head + tail
-    return encode_batch([Record(0, timestamp_ms, _KEY.pack(_VERSION, kind), value)], control=True)
+    value_bytes = _VALUE.size + len(head) + len(tail)
+    # Behind the length: attributes, two deltas of 0, the key's length and the key; behind the value: no headers.
+    front = bytearray(b"\0\0\0")
+    write_varint(front, _KEY.size)
+    front += _KEY.pack(_VERSION, kind)
+    write_varint(front, value_bytes)
+    front += _VALUE.pack(_VERSION, len(head)) + head
+    batch = bytearray(
+        HEADER.pack(0, 0, 0, 2, 0, CONTROL_BIT, 0, timestamp_ms, timestamp_ms, -1, -1, -1, 1)  # one record, no producer
+    )
+    write_varint(batch, len(front) + len(tail) + 1)
+    batch += front
+    batch += tail
+    batch += b"\0"
+    return seal_batch(batch)
 
 
-def control_type(buffer: Buffer, position: int = 0) -> int | None:
-    """The type number of the control batch at `position`; None if its key is of a version that is not ours.
+def decode_control_record(buffer: Buffer, position: int = 0) -> ControlRecord:
+    """The record of the control batch at `position`, of whatever type; its tail is a view into `buffer`.
 
-    Raises CorruptBatch.
+    Raises CorruptBatch (also for a key that is not of version 0: somebody else's) or UnknownFormatVersion.
     """
-    key = _record(buffer, position).key
-    if key is None or len(key) != _KEY.size:
-        raise CorruptBatch(f"control record key {key!r} is not 4 bytes")
-    version, kind = _KEY.unpack(key)
-    return int(kind) if version == _VERSION else None
-
-
-def decode_control(buffer: Buffer, position: int = 0) -> Begin | End | None:
-    """The control record of the control batch at `position`, or None if its type is not one of these.
-
-    Raises CorruptBatch or UnknownFormatVersion.
-    """
+    header = check_batch(buffer, position)
     kind = control_type(buffer, position)
-    if kind not in (BEGIN_TYPE, END_TYPE):
-        return None
-    value = _record(buffer, position).value or b""
+    if kind is None:
+        raise CorruptBatch(f"the control record at {position} has a key of another version")
+    value = _value(memoryview(buffer)[position : position + header.size_bytes], header, position)
     if len(value) < _VALUE.size:
         raise CorruptBatch(f"control record of {len(value)} bytes is too short")
     version, length = _VALUE.unpack_from(value)
@@ -88,8 +116,67 @@ def decode_control(buffer: Buffer, position: int = 0) -> Begin | End | None:
         raise UnknownFormatVersion(f"control record version {version} is newer than {_VERSION}; upgrade Cairn")
     if not 0 <= length <= len(value) - _VALUE.size:
         raise CorruptBatch(f"control record claims {length} bytes of fields in {len(value)}")
-    fields = _fields(value[_VALUE.size : _VALUE.size + length])
-    tail = value[_VALUE.size + length :]
+    end = _VALUE.size + length
+    return ControlRecord(kind, _fields(bytes(value[_VALUE.size : end])), value[end:])
+
+
+def control_type(buffer: Buffer, position: int = 0) -> int | None:
+    """The type number of the control batch at `position`, of which PEEK_BYTES are enough; None if its key is of a
+    version that is not ours.
+
+    The checksum is the caller's business. Raises CorruptBatch if this is no control batch of one plain record.
+    """
+    header = parse_header(buffer, position)
+    if not header.is_control or header.record_count != 1 or header.attributes & COMPRESSION_MASK:
+        raise CorruptBatch(f"the batch at {position} is no control batch of one uncompressed record")
+    key_bytes, at = _skip_to_key(buffer, position)
+    if key_bytes != _KEY.size or at + _KEY.size > len(buffer):
+        raise CorruptBatch(f"the control record at {position} has a key of {key_bytes} bytes, not 4")
+    version, kind = _KEY.unpack_from(buffer, at)
+    return int(kind) if version == _VERSION else None
+
+
+def _skip_to_key(buffer: Buffer, position: int) -> tuple[int, int]:
+    """The key's length, and where the key starts."""
+    _, at = read_varint(buffer, position + HEADER_BYTES)
+    _, at = read_varint(buffer, at + 1)  # behind the attributes: timestamp delta
+    _, at = read_varint(buffer, at)
+    return read_varint(buffer, at)
+
+
+def _value(batch: memoryview, header: BatchHeader, position: int) -> memoryview:
+    """The value of a control batch's one record, which must fill the batch exactly."""
+    length, start = read_varint(batch, HEADER_BYTES)
+    key_bytes, at = _skip_to_key(batch, 0)
+    value_bytes, at = read_varint(batch, at + key_bytes)
+    end = at + max(value_bytes, 0)
+    # One byte behind the value says that there are no headers.
+    if start + length != header.size_bytes or end + 1 != header.size_bytes or batch[end]:
+        raise CorruptBatch(f"the control record at {position} does not fill its batch")
+    return batch[at:end]
+
+
+# ---- the log's own records
+
+
+def encode_control(control: Begin | End, *, timestamp_ms: int) -> bytearray:
+    """A control batch with that one record."""
+    if isinstance(control, Begin):
+        fields: dict[str, Any] = {**control._asdict(), "attempts": list(control.attempts)}
+        return encode_control_record(BEGIN_TYPE, fields, b"", timestamp_ms)
+    fields = {"query": control.query, "epoch": control.epoch, "run": control.run}
+    return encode_control_record(END_TYPE, fields, control.positions, timestamp_ms)
+
+
+def decode_control(buffer: Buffer, position: int = 0) -> Begin | End | None:
+    """The control record of the control batch at `position`, or None if its type is not one of these.
+
+    Raises CorruptBatch or UnknownFormatVersion.
+    """
+    if control_type(buffer, position) not in (BEGIN_TYPE, END_TYPE):
+        check_batch(buffer, position)
+        return None
+    kind, fields, tail = decode_control_record(buffer, position)
     if kind == BEGIN_TYPE:
         attempts = tuple(str(attempt) for attempt in fields.get("attempts", ()))
         return Begin(
@@ -100,20 +187,13 @@ def decode_control(buffer: Buffer, position: int = 0) -> Begin | End | None:
             _integer(fields, "byte_count"),
             _integer(fields, "batch_count"),
         )
-    return End(_text(fields, "query"), _integer(fields, "epoch"), _integer(fields, "run"), tail)
-
-
-def _record(buffer: Buffer, position: int) -> Record:
-    records = decode_batch(buffer, position)
-    if len(records) != 1:
-        raise CorruptBatch(f"a control batch of {len(records)} records at {position}")
-    return records[0]
+    return End(_text(fields, "query"), _integer(fields, "epoch"), _integer(fields, "run"), bytes(tail))
 
 
 def _fields(head: bytes) -> dict[str, Any]:
     try:
         fields = json.loads(head)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptBatch(f"control record fields {head[:80]!r} are not JSON") from error
     if not isinstance(fields, dict):
         raise CorruptBatch("control record fields are not an object")

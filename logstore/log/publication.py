@@ -2,7 +2,8 @@
 
 Invariants:
 * Only batches that the stream itself would accept from a client are staged, so that a decided epoch is not refused
-  later.
+  later; and, what no client may send, control batches of the types that a query writes about its state. BEGIN and END
+  are the log's own: staged ones would make recovery believe in groups that are none.
 * A group holds the decided attempts' batches in the order of tasks, then of staging; BEGIN says how much that is, END
   is the epoch marker.
 
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 from logstore.errors import InvalidRecord, InvalidTimestamp, MessageTooLarge
 from logstore.format.batch import HIGHEST_COMPRESSION, BatchHeader, check_batch
-from logstore.format.control import Begin, End, decode_control, encode_control
+from logstore.format.control import STATE_TYPES, Begin, End, control_type, decode_control, encode_control
 from logstore.format.private import Part
 from logstore.interfaces import Buffer
 from logstore.log.decisions import Decision
@@ -26,12 +27,16 @@ def check_part(part: Part, data: memoryview, limits: TopicConfig, now_ms: int) -
     """Check the batches of one part as the stream would check a client's.
 
     Raises CorruptBatch, UnsupportedBatchFormat, InvalidRecord, MessageTooLarge or InvalidTimestamp.
+
+    Control batches count among the part's batches, their records among its records.
     """
     where = f"{part.topic}-{part.partition}"
     position = batches = records = 0
     while position < len(data):
         header = check_batch(data, position)
         _check_header(header, where, limits, now_ms)
+        if header.is_control:
+            _check_control(data, position, header, where)
         position += header.size_bytes
         batches += 1
         records += header.record_count
@@ -47,8 +52,8 @@ def _check_header(header: BatchHeader, where: str, limits: TopicConfig, now_ms: 
         raise MessageTooLarge(
             f"a batch of {header.size_bytes} bytes exceeds {where}'s max.message.bytes {limits.max_message_bytes}"
         )
-    if header.is_control or header.is_transactional or header.producer_id != -1:
-        raise InvalidRecord(f"{where}: staged batches are plain: no control or transaction bit, no producer id")
+    if header.is_transactional or header.producer_id != -1:
+        raise InvalidRecord(f"{where}: staged batches have no transaction bit and no producer id")
     if header.record_count != header.last_offset_delta + 1 or header.compression > HIGHEST_COMPRESSION:
         raise InvalidRecord(f"{where}: a batch whose offsets have holes, or of unknown compression")
     if header.has_log_append_time or header.max_timestamp > now_ms + limits.timestamp_after_max_ms:
@@ -56,6 +61,16 @@ def _check_header(header: BatchHeader, where: str, limits: TopicConfig, now_ms: 
             f"{where}: timestamp {header.max_timestamp} is not a create time at most message.timestamp.after.max.ms "
             f"({limits.timestamp_after_max_ms}) ahead of the clock"
         )
+
+
+def _check_control(data: memoryview, position: int, header: BatchHeader, where: str) -> None:
+    """Refuse control batches but those of a query's state."""
+    if header.compression or header.record_count != 1:
+        raise InvalidRecord(f"{where}: a control batch holds one uncompressed record")
+    kind = control_type(data, position)
+    if kind not in STATE_TYPES:
+        allowed = ", ".join(map(str, sorted(STATE_TYPES)))
+        raise InvalidRecord(f"{where}: control records of type {kind} cannot be staged, only those of {allowed}")
 
 
 class Publication:
