@@ -1,0 +1,134 @@
+"""Windows changed in place, in one private table: for a runner that owns its state.
+
+Invariant: the table is always the current state; the journal alone remembers what a beat changed.
+"""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from spe_adapter.codec.kernels import Int64s
+from spe_adapter.state.columns import Bools, Values
+from spe_adapter.state.store import Changes, Journal
+from spe_adapter.state.table import Table
+
+
+class Direct:
+    """A `StateStore` over one table, which whoever loads state fills first. Ids are the table's rows."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self.schema = table.schema
+        self._journal = Journal(table)
+
+    @property
+    def live(self) -> int:
+        """How many windows are open."""
+        return self.table.live
+
+    @property
+    def size_bytes(self) -> int:
+        """The table's memory."""
+        return self.table.size_bytes
+
+    @property
+    def seed(self) -> int:
+        """The key of the table's hash."""
+        return self.table.seed
+
+    def find(self, keys: pa.Array, numbers: Int64s) -> Int64s:
+        """The id of each window, -1 where it is not open."""
+        return self.table.find(keys, numbers)
+
+    def ensure(self, keys: pa.Array, numbers: Int64s) -> tuple[Int64s, Bools]:
+        """The id of each window, opening those that are not; and which are new."""
+        rows, is_new = self.table.ensure(keys, numbers)
+        if is_new.any():
+            self._journal.opened(rows[is_new])
+        return rows, is_new
+
+    def close(self, ids: Int64s) -> None:
+        """Close windows."""
+        self._journal.closing(ids)
+        self.table.remove(ids)
+
+    def get(self, name: str, ids: Int64s) -> Values:
+        """Values of a column of fixed width, 0 where null."""
+        return self.table.get(name, ids)
+
+    def nulls(self, name: str, ids: Int64s) -> Bools:
+        """Where a column is null."""
+        return self.table.nulls(name, ids)
+
+    def set(self, name: str, ids: Int64s, values: Any, nulls: Bools | None = None) -> None:
+        """Store values of fixed width."""
+        self.table.set(name, ids, values, nulls)
+        self._journal.changed(ids)
+
+    def get_arrow(self, name: str, ids: Int64s) -> pa.Array:
+        """A column of any type."""
+        return self.table.get_arrow(name, ids)
+
+    def set_arrow(self, name: str, ids: Int64s, values: pa.Array) -> None:
+        """Store a column of any type."""
+        self.table.set_arrow(name, ids, values)
+        self._journal.changed(ids)
+
+    def keys(self, ids: Int64s) -> pa.BinaryArray:
+        """The key of each window."""
+        return self.table.keys(ids)
+
+    def numbers(self, ids: Int64s) -> Int64s:
+        """The number of each window."""
+        return self.table.numbers(ids)
+
+    def expires(self, ids: Int64s) -> Int64s:
+        """When windows expire, in milliseconds of event time."""
+        return self.table.expires(ids)
+
+    def set_expires(self, ids: Int64s, expires_ms: Int64s | int) -> None:
+        """Say when windows expire."""
+        self.table.set_expires(ids, expires_ms)
+        self._journal.changed(ids)
+
+    def due(self, watermark_ms: int) -> Int64s:
+        """Open windows that expire at the watermark or before it."""
+        return self.table.due(watermark_ms)
+
+    def all_rows(self) -> Int64s:
+        """Every open window."""
+        return self.table.live_rows()
+
+    def oldest(self, count: int) -> Int64s:
+        """Of all open windows, those whose footprints are oldest, oldest first. One that opened in this beat has no
+        footprint yet and is not among them.
+        """
+        rows, opened = self._journal.changed_rows()
+        fresh = rows[opened]
+        found = self.table.oldest(count + len(fresh))
+        return found[~np.isin(found, fresh)][:count]
+
+    def marks(self, ids: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        """Beats, ordinals and counts of seen records of windows' last footprints."""
+        return self.table.marks(ids)
+
+    def touch(self, ids: Int64s) -> None:
+        """Footprint these windows too."""
+        self._journal.changed(ids)
+
+    def changes(self, checks: Int64s | None = None) -> Changes:
+        """What changed since the last call, and the start of the next beat.
+
+        With `checks`, only windows that opened and these are footprinted; what else changed is left for a replay of
+        the input to bring back. Whoever writes the footprints notes their marks in `table`.
+        """
+        rows, opened = self._journal.changed_rows()
+        if checks is not None:
+            checks = np.setdiff1d(checks, rows[opened])
+            rows = np.concatenate((rows[opened], checks))
+            opened = np.arange(len(rows)) < len(rows) - len(checks)
+        closed, transient = self._journal.gone()
+        changes = Changes(self.table.take(rows), opened, closed, transient, rows)
+        self._journal.start_beat()
+        return changes

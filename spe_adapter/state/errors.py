@@ -1,0 +1,26 @@
+"""Errors of the state of operators; they join the others under one root."""
+
+from typing import ClassVar
+
+from logstore.errors import Blame, CairnError
+
+
+class StateSchemaRefused(CairnError):
+    """A state schema with a column that cannot be kept; the message names it and the types that can."""
+
+    blame: ClassVar[Blame] = "client"
+
+
+class StateTooLarge(CairnError):
+    """A query's state on this host would outgrow its limit, or the memory there is; the last version stays usable.
+
+    The message names the query, the bytes, the limit and what to do.
+    """
+
+    blame: ClassVar[Blame] = "client"
+
+
+class StateDamaged(CairnError):
+    """State in memory contradicts itself. Whoever meets it discards the state and loads it again."""
+
+    blame: ClassVar[Blame] = "disk"

@@ -1,0 +1,402 @@
+"""The compiled loops of a table: hashing, probing, and moving bytes to and from its arena.
+
+Invariants:
+* Every index that comes out of a table's memory is checked against the array it leads into: a damaged segment gives a
+  negative status, never a read outside. Loops over the index are bounded by its size.
+* Types are fixed (see `Keys.of`), so each function compiles once; the result is cached on disk. What numpy does well
+  is not in here: loading compiled code costs every fresh worker.
+* A row becomes part of a table only when its reference is stored, which `insert_rows` leaves to its caller: until
+  then nobody who repairs the table after a crash takes it for whole.
+"""
+
+# The compiler tells numpy's scalars and Python's ints apart where that matters; mypy does where it does not.
+# mypy: disable-error-code="arg-type,assignment,operator,return-value"
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spe_adapter.codec.kernels import Bytes, Int32s, Int64s, compiled
+
+Grid = NDArray[np.int64]
+
+# Counters at the start of a table's memory.
+CAPACITY: Final = 0
+ARENA_BYTES: Final = 1
+INDEX_SLOTS: Final = 2
+USED: Final = 3
+"""Rows that were ever used; those behind are untouched."""
+FREE: Final = 4
+"""The first of the chain of free rows below USED, plus one; 0: none. The chain runs through column NUMBER."""
+OCCUPIED: Final = 5
+"""Rows that are not free."""
+ARENA_USED: Final = 6
+GARBAGE: Final = 7
+"""Bytes of the arena below ARENA_USED that nothing refers to."""
+SEED: Final = 8
+EARLIEST: Final = 9
+"""No row expires earlier than this."""
+COUNTERS: Final = 16
+
+# Columns of the table of identities.
+NUMBER: Final = 0
+REF: Final = 1
+IDENTITY_COLUMNS: Final = 2
+
+# A reference packs position and length into one word, so that it is stored at once: position << 24 | length + 1, and 0
+# for null. In an identity two negative values say that there is no key.
+LENGTH_BITS: Final = 24
+LENGTH_MASK: Final = (1 << LENGTH_BITS) - 1
+LONGEST_BYTES: Final = LENGTH_MASK - 1
+REF_FREE: Final = -1
+REF_HIDDEN: Final = -2
+"""The row is in use, but not in the index."""
+
+ROW_MASK: Final = 0xFFFFFFFF
+TAG_BITS: Final = 32
+
+OK: Final = 0
+DAMAGED: Final = -2
+
+
+@compiled
+def _word(data: Bytes, at: int, length: int) -> int:
+    """Up to eight bytes as a little-endian number."""
+    position = np.uint64(at)
+    if length >= 8:
+        return (
+            np.uint64(data[position])
+            | np.uint64(data[position + np.uint64(1)]) << np.uint64(8)
+            | np.uint64(data[position + np.uint64(2)]) << np.uint64(16)
+            | np.uint64(data[position + np.uint64(3)]) << np.uint64(24)
+            | np.uint64(data[position + np.uint64(4)]) << np.uint64(32)
+            | np.uint64(data[position + np.uint64(5)]) << np.uint64(40)
+            | np.uint64(data[position + np.uint64(6)]) << np.uint64(48)
+            | np.uint64(data[position + np.uint64(7)]) << np.uint64(56)
+        )
+    word = np.uint64(0)
+    for index in range(np.uint64(length)):
+        word |= np.uint64(data[position + index]) << (np.uint64(8) * index)
+    return word
+
+
+@compiled
+def _rotate(value: int, bits: int) -> int:
+    return (value << np.uint64(bits)) | (value >> np.uint64(64 - bits))
+
+
+@compiled
+def _sip_round(v0: int, v1: int, v2: int, v3: int) -> tuple[int, int, int, int]:
+    v0 += v1
+    v1 = _rotate(v1, 13) ^ v0
+    v0 = _rotate(v0, 32)
+    v2 += v3
+    v3 = _rotate(v3, 16) ^ v2
+    v0 += v3
+    v3 = _rotate(v3, 21) ^ v0
+    v2 += v1
+    v1 = _rotate(v1, 17) ^ v2
+    v2 = _rotate(v2, 32)
+    return v0, v1, v2, v3
+
+
+@compiled
+def _length(offsets: Int32s, bitmap: Bytes, bit: int, row: int) -> int:
+    """A key's length, -1 if it is null."""
+    position = bit + row
+    if bitmap.shape[0] != 0 and (bitmap[position >> 3] >> np.uint8(position & 7)) & np.uint8(1) == 0:
+        return np.int64(-1)
+    return np.int64(offsets[row + 1]) - np.int64(offsets[row])
+
+
+@compiled
+def hash_rows(offsets: Int32s, bitmap: Bytes, bit: int, data: Bytes, numbers: Int64s, seed: int, out: Int64s) -> None:
+    """SipHash-1-3 of each identity (length of the key, number, key), keyed by `seed`: who does not know it cannot
+    make keys that collide.
+    """
+    key0 = np.uint64(seed)
+    key1 = _rotate(key0 * np.uint64(0x9E3779B97F4A7C15) ^ np.uint64(0xD6E8FEB86659FD93), 29)
+    for row in range(numbers.shape[0]):
+        v0 = key0 ^ np.uint64(0x736F6D6570736575)
+        v1 = key1 ^ np.uint64(0x646F72616E646F6D)
+        v2 = key0 ^ np.uint64(0x6C7967656E657261)
+        v3 = key1 ^ np.uint64(0x7465646279746573)
+        length = _length(offsets, bitmap, bit, row)
+        at = np.int64(offsets[row])
+        # The length comes first, which makes null and all keys prefix-free.
+        word = np.uint64(length)
+        v3 ^= word
+        v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
+        v0 ^= word
+        word = np.uint64(numbers[row])
+        v3 ^= word
+        v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
+        v0 ^= word
+        left = length
+        while left > 0:
+            word = _word(data, at, left)
+            v3 ^= word
+            v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
+            v0 ^= word
+            at += 8
+            left -= 8
+        v2 ^= np.uint64(0xFF)
+        for _ in range(3):
+            v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
+        out[row] = np.int64(v0 ^ v1 ^ v2 ^ v3)
+
+
+@compiled
+def _equal(left: Bytes, left_at: int, right: Bytes, right_at: int, length: int) -> bool:
+    while length > 0:
+        if _word(left, left_at, length) != _word(right, right_at, length):
+            return False
+        left_at += 8
+        right_at += 8
+        length -= 8
+    return True
+
+
+@compiled
+def distinct_rows(
+    hashes: Int64s, offsets: Int32s, bitmap: Bytes, bit: int, data: Bytes, numbers: Int64s, slots: Int32s,
+    index: Int64s, first: Int64s
+) -> int:  # fmt: skip
+    """Number identities in the order of their appearance; how many there are. `slots` is zeroed, a power of two."""
+    mask = np.int64(slots.shape[0] - 1)
+    count = 0
+    for row in range(hashes.shape[0]):
+        value = hashes[row]
+        slot = value & mask
+        length = _length(offsets, bitmap, bit, row)
+        while True:
+            seen = np.int64(slots[slot])
+            if seen == 0:
+                count += 1
+                slots[slot] = count
+                first[count - 1] = row
+                index[row] = count - 1
+                break
+            other = first[seen - 1]
+            if (
+                hashes[other] == value
+                and numbers[other] == numbers[row]
+                and _length(offsets, bitmap, bit, other) == length
+                and _equal(data, np.int64(offsets[other]), data, np.int64(offsets[row]), length)
+            ):
+                index[row] = seen - 1
+                break
+            slot = (slot + 1) & mask
+    return count
+
+
+@compiled
+def _same(identity: Int64s, number: int, data: Bytes, at: int, length: int, arena: Bytes) -> bool:
+    """Whether a row of the table has this identity."""
+    if identity[NUMBER] != number:
+        return False
+    ref = identity[REF]
+    if ref < 0 or (ref & LENGTH_MASK) - 1 != length:
+        return False
+    position = ref >> LENGTH_BITS
+    if length <= 0:
+        return True
+    return position + length <= arena.shape[0] and _equal(arena, position, data, at, length)
+
+
+@compiled
+def find_rows(
+    hashes: Int64s, offsets: Int32s, bitmap: Bytes, bit: int, data: Bytes, numbers: Int64s, index: Int64s,
+    identities: Grid, arena: Bytes, out: Int64s
+) -> int:  # fmt: skip
+    """The row of each identity, or -1. OK or DAMAGED."""
+    mask = np.int64(index.shape[0] - 1)
+    # On its own this loop misses many cache lines at a time; inside the next one it would miss one after the other.
+    for row in range(hashes.shape[0]):
+        out[row] = index[hashes[row] & mask]
+    for row in range(hashes.shape[0]):
+        value = hashes[row]
+        slot = value & mask
+        entry = out[row]
+        out[row] = -1
+        steps = mask
+        length = _length(offsets, bitmap, bit, row)
+        while entry != 0:
+            if (entry ^ value) >> TAG_BITS == 0:
+                candidate = (entry & ROW_MASK) - 1
+                if candidate >= identities.shape[0]:
+                    return DAMAGED
+                if _same(identities[candidate], numbers[row], data, np.int64(offsets[row]), length, arena):
+                    out[row] = candidate
+                    break
+            slot = (slot + 1) & mask
+            entry = index[slot]
+            steps -= 1
+            if steps < 0:
+                return DAMAGED
+    return OK
+
+
+@compiled
+def insert_rows(
+    hashes: Int64s, offsets: Int32s, bitmap: Bytes, bit: int, data: Bytes, numbers: Int64s, index: Int64s,
+    identities: Grid, row_hashes: Int64s, arena: Bytes, counters: Int64s, rows: Int64s, refs: Int64s
+) -> int:  # fmt: skip
+    """Give each identity that has no row yet (-1 in `rows`) one; OK or DAMAGED.
+
+    `refs` gets the reference of each new row's key, which the caller stores in the table to make the row whole, and
+    REF_FREE for rows that were there. There is room. Identities of one call are distinct.
+    """
+    mask = np.int64(index.shape[0] - 1)
+    for item in range(hashes.shape[0]):
+        if rows[item] >= 0:
+            refs[item] = REF_FREE
+            continue
+        value = hashes[item]
+        slot = value & mask
+        steps = mask
+        while index[slot] != 0:
+            slot = (slot + 1) & mask
+            steps -= 1
+            if steps < 0:
+                return DAMAGED
+        row = counters[FREE] - 1
+        if row >= 0:
+            if row >= identities.shape[0] or identities[row, REF] != REF_FREE:
+                return DAMAGED
+            counters[FREE] = identities[row, NUMBER]
+        else:
+            row = counters[USED]
+            if row >= identities.shape[0]:
+                return DAMAGED
+            counters[USED] = row + 1
+        length = _length(offsets, bitmap, bit, item)
+        at = counters[ARENA_USED]
+        start = np.uint64(offsets[item])
+        if length > 0:
+            if at + length > arena.shape[0]:
+                return DAMAGED
+            target = np.uint64(at)
+            for byte in range(np.uint64(length)):
+                arena[target + byte] = data[start + byte]
+            counters[ARENA_USED] = at + length
+        identities[row, REF] = REF_FREE
+        identities[row, NUMBER] = numbers[item]
+        row_hashes[row] = value
+        index[slot] = ((value >> TAG_BITS) << TAG_BITS) | (row + 1)
+        counters[OCCUPIED] += 1
+        rows[item] = row
+        refs[item] = (at << LENGTH_BITS) | (length + 1) if length >= 0 else np.int64(0)
+    return OK
+
+
+@compiled
+def _unlink(row: int, index: Int64s, row_hashes: Int64s) -> int:
+    """Take a row out of the index, moving up what was pushed behind it; OK or DAMAGED."""
+    mask = np.int64(index.shape[0] - 1)
+    slot = row_hashes[row] & mask
+    steps = mask
+    while (index[slot] & ROW_MASK) - 1 != row:
+        if index[slot] == 0 or steps < 0:
+            return DAMAGED
+        slot = (slot + 1) & mask
+        steps -= 1
+    hole = slot
+    slot = (slot + 1) & mask
+    while index[slot] != 0:
+        other = (index[slot] & ROW_MASK) - 1
+        if other >= row_hashes.shape[0] or steps < 0:
+            return DAMAGED
+        home = row_hashes[other] & mask
+        if ((slot - home) & mask) >= ((slot - hole) & mask):
+            index[hole] = index[slot]
+            hole = slot
+        slot = (slot + 1) & mask
+        steps -= 1
+    index[hole] = 0
+    return OK
+
+
+@compiled
+def remove_rows(rows: Int64s, index: Int64s, identities: Grid, row_hashes: Int64s, counters: Int64s) -> int:
+    """Take rows out of the table; those that are free already stay so. OK or DAMAGED."""
+    for item in range(rows.shape[0]):
+        row = rows[item]
+        ref = identities[row, REF]
+        if ref == REF_FREE:
+            continue
+        if ref >= 0:
+            if _unlink(row, index, row_hashes) != OK:
+                return DAMAGED
+            if ref & LENGTH_MASK > 0:
+                counters[GARBAGE] += (ref & LENGTH_MASK) - 1
+        identities[row, REF] = REF_FREE
+        identities[row, NUMBER] = counters[FREE]
+        counters[FREE] = row + 1
+        counters[OCCUPIED] -= 1
+    return OK
+
+
+@compiled
+def link_rows(identities: Grid, row_hashes: Int64s, used: int, index: Int64s) -> int:
+    """Build a zeroed index of all rows with a key; OK or DAMAGED."""
+    mask = np.int64(index.shape[0] - 1)
+    if used > identities.shape[0] or used > mask:
+        return DAMAGED
+    for row in range(used):
+        if identities[row, REF] < 0:
+            continue
+        value = row_hashes[row]
+        slot = value & mask
+        while index[slot] != 0:
+            slot = (slot + 1) & mask
+        index[slot] = ((value >> TAG_BITS) << TAG_BITS) | (row + 1)
+    return OK
+
+
+@compiled
+def move_bytes(refs: Int64s, arena: Bytes, out: Bytes) -> int:
+    """Copy what references lead to, end to end; OK or DAMAGED."""
+    target = np.uint64(0)
+    for item in range(refs.shape[0]):
+        length = (refs[item] & LENGTH_MASK) - 1
+        at = refs[item] >> LENGTH_BITS
+        if length > 0:
+            if at < 0 or at + length > arena.shape[0] or np.int64(target) + length > out.shape[0]:
+                return DAMAGED
+            source = np.uint64(at)
+            for byte in range(np.uint64(length)):
+                out[target + byte] = arena[source + byte]
+            target += np.uint64(length)
+    return OK
+
+
+@compiled
+def scatter_bytes(
+    rows: Int64s, offsets: Int32s, bitmap: Bytes, bit: int, data: Bytes, column: Int64s, arena: Bytes, counters: Int64s
+) -> int:
+    """Store values in a column of references, in place where they fit; OK or DAMAGED. There is room."""
+    for item in range(rows.shape[0]):
+        row = rows[item]
+        old = max((column[row] & LENGTH_MASK) - 1, 0)
+        length = _length(offsets, bitmap, bit, item)
+        if length < 0:
+            column[row] = 0
+            counters[GARBAGE] += old
+            continue
+        at = column[row] >> LENGTH_BITS
+        if length > old:
+            at = counters[ARENA_USED]
+            counters[ARENA_USED] = at + length
+            counters[GARBAGE] += old
+        else:
+            counters[GARBAGE] += old - length
+        if at < 0 or at + length > arena.shape[0]:
+            return DAMAGED
+        source = np.uint64(offsets[item])
+        target = np.uint64(at)
+        for byte in range(np.uint64(length)):
+            arena[target + byte] = data[source + byte]
+        column[row] = (at << LENGTH_BITS) | (length + 1)
+    return OK

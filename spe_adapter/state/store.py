@@ -1,0 +1,221 @@
+"""What operators keep their windows in, and what a beat changed in it.
+
+Invariants:
+* An *id* names a window from the call that gave it until the window is closed or the beat ends with `changes`; ids are
+  opaque, and never those of another store.
+* `changes` describes the beat completely: whoever applies footprints and closes to the state before it has the state
+  behind it. No identity is in more than one of its parts.
+
+Source: CEC paper, section III (footprints of windows that opened, changed and closed).
+"""
+
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from spe_adapter.codec.kernels import Int64s
+from spe_adapter.state.columns import Bools, Values, distinct
+from spe_adapter.state.table import Table
+
+IDENTITY_SCHEMA = pa.schema([pa.field("key", pa.binary()), pa.field("number", pa.int64())])
+
+
+class Changes(NamedTuple):
+    """What a beat changed.
+
+    footprints: windows that changed or were touched and are still open, as `Table.take` gives them; `opened` says of
+    each whether it opened in this beat, `ids` are theirs. closed: were open before, and are not any more. transient:
+    opened and closed within the beat. Both are batches of (key, number).
+    """
+
+    footprints: pa.RecordBatch
+    opened: Bools
+    closed: pa.RecordBatch
+    transient: pa.RecordBatch
+    ids: Int64s
+
+
+class StateStore(Protocol):
+    """What operators run on. Arrays of ids are int64; identities within one call are distinct."""
+
+    schema: pa.Schema
+
+    @property
+    def live(self) -> int:
+        """How many windows are open."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Private memory that the store takes."""
+
+    @property
+    def seed(self) -> int:
+        """The key of its hash, for `distinct`."""
+
+    def find(self, keys: pa.Array, numbers: Int64s) -> Int64s:
+        """The id of each window, -1 where it is not open."""
+
+    def ensure(self, keys: pa.Array, numbers: Int64s) -> tuple[Int64s, Bools]:
+        """The id of each window, opening those that are not; and which are new (state null, expires NEVER)."""
+
+    def close(self, ids: Int64s) -> None:
+        """Close windows. Their ids are void; `ensure` of the same identity gives a fresh window."""
+
+    def get(self, name: str, ids: Int64s) -> Values:
+        """Values of a column of fixed width, 0 where null."""
+
+    def nulls(self, name: str, ids: Int64s) -> Bools:
+        """Where a column is null."""
+
+    def set(self, name: str, ids: Int64s, values: Any, nulls: Bools | None = None) -> None:
+        """Store values of fixed width."""
+
+    def get_arrow(self, name: str, ids: Int64s) -> pa.Array:
+        """A column of any type."""
+
+    def set_arrow(self, name: str, ids: Int64s, values: pa.Array) -> None:
+        """Store a column of any type."""
+
+    def keys(self, ids: Int64s) -> pa.BinaryArray:
+        """The key of each window."""
+
+    def numbers(self, ids: Int64s) -> Int64s:
+        """The number of each window."""
+
+    def expires(self, ids: Int64s) -> Int64s:
+        """When windows expire, in milliseconds of event time; NEVER."""
+
+    def set_expires(self, ids: Int64s, expires_ms: Int64s | int) -> None:
+        """Say when windows expire."""
+
+    def due(self, watermark_ms: int) -> Int64s:
+        """Open windows that expire at the watermark or before it."""
+
+    def all_rows(self) -> Int64s:
+        """Every open window."""
+
+    def oldest(self, count: int) -> Int64s:
+        """Of the open windows that have not changed in this beat, those whose footprints are oldest, oldest first."""
+
+    def marks(self, ids: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        """Beats, ordinals and counts of seen records of windows' last footprints (0 for those opened since)."""
+
+    def touch(self, ids: Int64s) -> None:
+        """Footprint these windows too, whether they changed or not (a check)."""
+
+    def changes(self) -> Changes:
+        """What changed since the last call, and the start of the next beat."""
+
+
+class Journal:
+    """Which rows of a table changed in a beat, which opened in it, and who closed: what `changes` needs.
+
+    Rows and identities are those of one private table; whoever keeps a base beside it reports its closed windows by
+    `closed_elsewhere`.
+    """
+
+    _CHANGED = 1
+    _OPENED = 2
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._flags = np.zeros(1024, np.uint8)
+        self._changed: list[Int64s] = []
+        self._closed: list[pa.RecordBatch] = []
+        self._transient: list[pa.RecordBatch] = []
+
+    def changed(self, rows: Int64s) -> None:
+        """Rows that are to be footprinted."""
+        self._mark(rows, self._CHANGED)
+
+    def opened(self, rows: Int64s) -> None:
+        """Rows of windows that opened just now."""
+        self._mark(rows, self._CHANGED | self._OPENED)
+
+    def is_changed(self, rows: Int64s) -> Bools:
+        """Which of the rows are to be footprinted."""
+        self._grow()
+        return self._flags[rows] != 0
+
+    def closing(self, rows: Int64s) -> None:
+        """Rows that are about to be removed, of windows that only this table knows."""
+        self._grow()
+        opened = self._flags[rows] & self._OPENED != 0
+        self.dropped(rows)
+        for log, part in ((self._transient, rows[opened]), (self._closed, rows[~opened])):
+            if len(part):
+                log.append(identity_batch(self._table, part))
+
+    def dropped(self, rows: Int64s) -> None:
+        """Rows that are removed, and of which nothing is to be told."""
+        self._grow()
+        self._flags[rows] = 0
+
+    def closed_elsewhere(self, identities: pa.RecordBatch) -> None:
+        """Windows that closed and were open before the beat."""
+        self._closed.append(identities)
+
+    def changed_rows(self) -> tuple[Int64s, Bools]:
+        """The rows to be footprinted, ascending, and which of them opened in this beat."""
+        self._grow()
+        rows = np.unique(np.concatenate([np.empty(0, np.int64), *self._changed]))
+        rows = rows[self._flags[rows] != 0]
+        return rows, self._flags[rows] & self._OPENED != 0
+
+    def gone(self) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+        """Windows (closed, transient) as `Changes` has them: none of them is open."""
+        closed = self._not_open(_joined(self._closed))
+        transient = self._not_open(_joined(self._transient))
+        if transient.num_rows and (closed.num_rows or len(self._transient) > 1):
+            known = Table.in_memory(pa.schema([]), closed.num_rows + transient.num_rows, self._table.seed)
+            known.ensure(*identities_of(closed))
+            rows = self._first_of_each(transient)
+            transient = transient.take(pa.array(rows[known.find(*identities_of(transient.take(pa.array(rows)))) < 0]))
+        return closed, transient
+
+    def start_beat(self) -> None:
+        """Forget everything."""
+        for rows in self._changed:
+            self._flags[rows] = 0
+        self._changed, self._closed, self._transient = [], [], []
+
+    def _mark(self, rows: Int64s, flags: int) -> None:
+        self._grow()
+        fresh = rows[self._flags[rows] == 0]
+        if len(fresh):
+            self._changed.append(fresh)
+        self._flags[rows] |= np.uint8(flags)
+
+    def _grow(self) -> None:
+        if len(self._flags) < self._table.used:
+            flags = np.zeros(2 * self._table.used, np.uint8)
+            flags[: len(self._flags)] = self._flags
+            self._flags = flags
+
+    def _not_open(self, identities: pa.RecordBatch) -> pa.RecordBatch:
+        if not identities.num_rows:
+            return identities
+        return identities.take(pa.array(np.flatnonzero(self._table.find(*identities_of(identities)) < 0)))
+
+    def _first_of_each(self, identities: pa.RecordBatch) -> Int64s:
+        return distinct(*identities_of(identities), self._table.seed).first
+
+
+def identities_of(batch: pa.RecordBatch) -> tuple[pa.Array, Int64s]:
+    """Keys and numbers of a batch of windows."""
+    return batch.column("key"), batch.column("number").to_numpy()
+
+
+def identity_batch(table: Table, rows: Int64s) -> pa.RecordBatch:
+    """Keys and numbers of a table's windows as a batch."""
+    return pa.RecordBatch.from_arrays([table.keys(rows), pa.array(table.numbers(rows))], schema=IDENTITY_SCHEMA)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return batches[0]
+    return pa.Table.from_batches(batches, IDENTITY_SCHEMA).combine_chunks().to_batches()[0] if batches else _NOBODY
+
+
+_NOBODY = pa.RecordBatch.from_arrays([pa.array([], pa.binary()), pa.array([], pa.int64())], schema=IDENTITY_SCHEMA)

@@ -1,0 +1,455 @@
+"""A hash table of windows over one block of memory, all of whose operations take many windows at a time.
+
+A window has an identity (key bytes or null, number), a time when it expires, the mark of its last footprint and the
+columns of its state. A *row* is the number under which the table keeps it, until it is removed.
+
+Invariants:
+* Rows keep their numbers while the table grows; the row of a removed window is used again.
+* A row that holds no window expires NEVER, has ordinal NEVER and no references into the arena.
+* The block is only grown through `allocate`; a table that is read-only or cannot grow says so before it changes.
+* Identities are hashed with the table's own seed, so that nobody can choose keys that collide.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from spe_adapter.codec.columns import BytesColumn
+from spe_adapter.codec.kernels import Bytes, Int64s
+from spe_adapter.state import kernels
+from spe_adapter.state.columns import (
+    Bools,
+    Values,
+    bytes_array,
+    fixed_array,
+    fixed_values,
+    hashes_of,
+    keys_of,
+    numbers_of,
+)
+from spe_adapter.state.errors import StateDamaged, StateTooLarge
+from spe_adapter.state.layout import NEVER, STATE_PREFIX, Column, Layout, check_counters, take_schema
+
+Allocate = Callable[[int], Bytes]
+"""Gives so many zeroed bytes, or raises StateTooLarge."""
+
+_ARENA_BYTES_PER_ROW: Final = 16
+"""The arena's first size: about one short key per row."""
+
+
+class Mark(NamedTuple):
+    """The footprint of a window: in which beat, and how many records the stream and the input had by then."""
+
+    beat: int | Int64s
+    ordinal: int | Int64s
+    seen: int | Int64s
+
+
+class Identities(NamedTuple):
+    """Identities as loops take them: keys, numbers and their hashes."""
+
+    keys: BytesColumn
+    numbers: Int64s
+    hashes: Int64s
+
+
+def anonymous(size_bytes: int) -> Bytes:
+    """Private memory; pages come into being when they are touched."""
+    return np.zeros(size_bytes, np.uint8)
+
+
+class Table:
+    """See the module. `rows` are int64 arrays throughout; what they name must be windows of the table."""
+
+    def __init__(self, schema: pa.Schema, layout: Layout, block: Bytes, allocate: Allocate | None) -> None:
+        """A table over a block that holds one already (`create` makes it so). `allocate` None: it cannot grow."""
+        self.schema = schema
+        self._allocate = allocate
+        self._take_schema = take_schema(schema)
+        self._adopt(layout, block)
+        check_counters(self._counters, layout)
+
+    @classmethod
+    def in_memory(
+        cls, schema: pa.Schema, capacity: int = 1024, seed: int = 0, allocate: Allocate = anonymous
+    ) -> "Table":
+        """An empty table in private memory that grows as needed. Raises StateSchemaRefused."""
+        layout = Layout(schema, max(capacity, 1), max(capacity, 1) * _ARENA_BYTES_PER_ROW)
+        return cls.create(schema, layout, allocate(layout.size_bytes), seed, allocate)
+
+    @classmethod
+    def create(
+        cls, schema: pa.Schema, layout: Layout, block: Bytes, seed: int, allocate: Allocate | None = None
+    ) -> "Table":
+        """An empty table in a block of zeros."""
+        counters = layout.views(block)["counters"]
+        counters[kernels.CAPACITY] = layout.capacity
+        counters[kernels.ARENA_BYTES] = layout.arena_bytes
+        counters[kernels.INDEX_SLOTS] = layout.slots
+        counters[kernels.SEED] = np.int64(np.uint64(seed & (2**64 - 1)).astype(np.int64))
+        counters[kernels.EARLIEST] = NEVER
+        return cls(schema, layout, block, allocate)
+
+    def _adopt(self, layout: Layout, block: Bytes) -> None:
+        views: dict[str, Any] = layout.views(block)
+        self._layout = layout
+        self._views = views
+        self._columns: dict[str, Column] = {column.name: column for column in layout.columns}
+        self._counters: Int64s = views["counters"]
+        self._identities: kernels.Grid = views["identities"]
+        self._refs: Int64s = self._identities[:, kernels.REF]
+        self._hashes: Int64s = views["hashes"]
+        self._index: Int64s = views["index"]
+        self._arena: Bytes = views["arena"]
+
+    # ---- size
+
+    @property
+    def live(self) -> int:
+        """How many windows there are."""
+        return int(self._counters[kernels.OCCUPIED])
+
+    @property
+    def used(self) -> int:
+        """Row numbers are below this."""
+        return int(self._counters[kernels.USED])
+
+    @property
+    def size_bytes(self) -> int:
+        """The memory the table takes."""
+        return self._layout.size_bytes
+
+    @property
+    def seed(self) -> int:
+        """The key of its hash."""
+        return int(self._counters[kernels.SEED])
+
+    # ---- identities
+
+    def identify(self, keys: pa.Array, numbers: Int64s) -> Identities:
+        """Identities as this table (and every one with its seed) looks them up."""
+        parts = keys_of(keys)
+        numbers = numbers_of(numbers, len(keys))
+        hashes = hashes_of(parts, numbers, self.seed)
+        numbers = numbers[:]
+        numbers.flags.writeable = False
+        return Identities(parts, numbers, hashes)
+
+    def find(self, keys: pa.Array, numbers: Int64s) -> Int64s:
+        """The row of each window, -1 where there is none."""
+        return self.find_identities(self.identify(keys, numbers))
+
+    def find_identities(self, identities: Identities) -> Int64s:
+        """`find`, for what `identify` returned."""
+        keys, numbers, hashes = identities
+        out = np.empty(len(hashes), np.int64)
+        _check(kernels.find_rows(hashes, *keys, numbers, self._index, self._identities, self._arena, out))
+        return out
+
+    def ensure(self, keys: pa.Array, numbers: Int64s) -> tuple[Int64s, Bools]:
+        """The row of each of these (distinct) identities, and which are new: state null, expires NEVER."""
+        identities = self.identify(keys, numbers)
+        rows = self.find_identities(identities)
+        is_new = rows < 0
+        if is_new.any():
+            self.insert(identities, rows)
+        return rows, is_new
+
+    def insert(self, identities: Identities, rows: Int64s) -> None:
+        """Give the identities that have no row (-1 in `rows`, where the new ones are written) one each."""
+        keys, numbers, hashes = identities
+        missing = rows < 0
+        lengths = np.diff(keys.offsets)[missing]
+        if len(lengths) and int(lengths.max()) > kernels.LONGEST_BYTES:
+            raise StateTooLarge(f"a key of {int(lengths.max())} bytes; at most {kernels.LONGEST_BYTES} can be kept")
+        self.reserve(int(missing.sum()), int(lengths.sum(dtype=np.int64)))
+        refs = np.empty(len(rows), np.int64)
+        status = kernels.insert_rows(
+            hashes, *keys, numbers, self._index, self._identities, self._hashes, self._arena, self._counters, rows, refs
+        )
+        _check(status)
+        new = rows[missing]
+        self._blank(new)
+        self._refs[new] = refs[missing]
+
+    def hide(self, count: int) -> Int64s:
+        """So many new rows that no identity leads to: windows that someone else indexes."""
+        self.reserve(count, 0)
+        free: list[int] = []
+        while self._counters[kernels.FREE] and len(free) < count:
+            row = int(self._counters[kernels.FREE]) - 1
+            self._counters[kernels.FREE] = self._identities[row, kernels.NUMBER]
+            free.append(row)
+        fresh = count - len(free)
+        rows = np.concatenate((np.array(free, np.int64), np.arange(self.used, self.used + fresh, dtype=np.int64)))
+        self._counters[kernels.USED] += fresh
+        self._counters[kernels.OCCUPIED] += count
+        self._blank(rows)
+        self._refs[rows] = kernels.REF_HIDDEN
+        return rows
+
+    def _blank(self, rows: Int64s) -> None:
+        views = self._views
+        views["expires"][rows] = NEVER
+        for name in ("beat", "ordinal", "seen"):
+            views[name][rows] = 0
+        for column in self._layout.columns:
+            views[STATE_PREFIX + column.name][rows] = 0
+            if column.dtype is not None:
+                views["n_" + column.name][rows] = 1
+
+    def remove(self, rows: Int64s) -> None:
+        """Forget windows; their rows become free."""
+        garbage = 0
+        for column in self._layout.columns:
+            if column.dtype is None:
+                refs = self._views[STATE_PREFIX + column.name]
+                garbage += int(np.maximum((refs[rows] & kernels.LENGTH_MASK) - 1, 0).sum())
+                refs[rows] = 0
+        self._views["expires"][rows] = NEVER
+        self._views["ordinal"][rows] = NEVER
+        self._counters[kernels.GARBAGE] += garbage
+        _check(kernels.remove_rows(_plain(rows), self._index, self._identities, self._hashes, self._counters))
+
+    def keys(self, rows: Int64s) -> pa.BinaryArray:
+        """The key of each window."""
+        return bytes_array(pa.binary(), self._refs[rows], self._arena)
+
+    def numbers(self, rows: Int64s) -> Int64s:
+        """The number of each window."""
+        return self._identities[rows, kernels.NUMBER]
+
+    def live_rows(self) -> Int64s:
+        """The rows of all windows, ascending."""
+        return np.flatnonzero(self._refs[: self.used] >= 0)
+
+    # ---- state
+
+    def get(self, name: str, rows: Int64s) -> Values:
+        """The values of a column of fixed width, 0 where null; dates are days, timestamps and durations in their
+        unit.
+        """
+        self._fixed(name)
+        return self._views[STATE_PREFIX + name][rows]
+
+    def nulls(self, name: str, rows: Int64s) -> Bools:
+        """Where a column is null."""
+        if self._column(name).dtype is None:
+            return self._views[STATE_PREFIX + name][rows] == 0
+        return self._views["n_" + name][rows] != 0
+
+    def set(self, name: str, rows: Int64s, values: Any, nulls: Bools | None = None) -> None:
+        """Store values of fixed width, null where `nulls` says so."""
+        self._fixed(name)
+        column = self._views[STATE_PREFIX + name]
+        if nulls is None:
+            column[rows] = values
+            self._views["n_" + name][rows] = 0
+        else:
+            column[rows] = np.where(nulls, np.zeros((), column.dtype), values)
+            self._views["n_" + name][rows] = nulls
+
+    def get_arrow(self, name: str, rows: Int64s) -> pa.Array:
+        """A column of any type."""
+        column = self._column(name)
+        if column.dtype is None:
+            return bytes_array(column.type, self._views[STATE_PREFIX + name][rows], self._arena)
+        return fixed_array(column.type, self._views[STATE_PREFIX + name][rows], self.nulls(name, rows))
+
+    def set_arrow(self, name: str, rows: Int64s, values: pa.Array) -> None:
+        """Store a column of any type; values are cast to the column's type."""
+        column = self._column(name)
+        if isinstance(values, pa.ChunkedArray):
+            values = values.combine_chunks()
+        if values.type != column.type:
+            values = values.cast(column.type)
+        if len(values) != len(rows):
+            raise ValueError(f"{len(values)} values for {len(rows)} windows")
+        if column.dtype is not None:
+            self.set(name, rows, *fixed_values(values, column.dtype))
+            return
+        parts = keys_of(values)
+        lengths = np.diff(parts.offsets)
+        if len(lengths) and int(lengths.max()) > kernels.LONGEST_BYTES:
+            raise StateTooLarge(
+                f"a value of {int(lengths.max())} bytes in state column {name!r}; at most {kernels.LONGEST_BYTES} can "
+                "be kept"
+            )
+        self.reserve(0, int(lengths.sum(dtype=np.int64)))
+        _check(
+            kernels.scatter_bytes(_plain(rows), *parts, self._views[STATE_PREFIX + name], self._arena, self._counters)
+        )  # fmt: skip
+
+    def _column(self, name: str) -> Column:
+        try:
+            return self._columns[name]
+        except KeyError:
+            raise KeyError(f"the state has no column {name!r}; it has {', '.join(self._columns)}") from None
+
+    def _fixed(self, name: str) -> None:
+        if self._column(name).dtype is None:
+            raise TypeError(f"state column {name!r} varies in width: use its Arrow form")
+
+    # ---- time and marks
+
+    def expires(self, rows: Int64s) -> Int64s:
+        """When windows expire, in milliseconds of event time."""
+        return self._views["expires"][rows]
+
+    def set_expires(self, rows: Int64s, expires_ms: Int64s | int) -> None:
+        """Say when windows expire; NEVER, if not at all."""
+        self._views["expires"][rows] = expires_ms
+        if len(rows):
+            earliest = int(np.min(expires_ms))
+            if earliest < self._counters[kernels.EARLIEST]:
+                self._counters[kernels.EARLIEST] = earliest
+
+    def due(self, watermark_ms: int) -> Int64s:
+        """The rows of windows that expire at the watermark or before it, ascending."""
+        if watermark_ms < self._counters[kernels.EARLIEST] or watermark_ms == NEVER:
+            return np.empty(0, np.int64)
+        return np.flatnonzero(self._views["expires"][: self.used] <= watermark_ms)
+
+    def set_mark(self, rows: Int64s, beat: int | Int64s, ordinal: int | Int64s, seen: int | Int64s) -> None:
+        """Note a footprint of windows."""
+        self._views["beat"][rows] = beat
+        self._views["ordinal"][rows] = ordinal
+        self._views["seen"][rows] = seen
+
+    def marks(self, rows: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        """Beats, ordinals and counts of seen records of windows' last footprints."""
+        return self._views["beat"][rows], self._views["ordinal"][rows], self._views["seen"][rows]
+
+    def ordinals(self) -> Int64s:
+        """The ordinal of every row below `used`, NEVER where there is no window. A view: do not write."""
+        return self._views["ordinal"][: self.used]
+
+    def oldest(self, count: int) -> Int64s:
+        """The rows of the `count` windows whose footprints are oldest, by ordinal, then by row."""
+        return oldest_of(self.ordinals(), count)
+
+    def oldest_mark(self) -> tuple[int, int, int] | None:
+        """The mark of the oldest footprint (lowest ordinal), None without windows."""
+        rows = self.oldest(1)
+        if not len(rows):
+            return None
+        beats, ordinals, seens = self.marks(rows)
+        return int(beats[0]), int(ordinals[0]), int(seens[0])
+
+    # ---- many windows as a batch
+
+    def take(self, rows: Int64s) -> pa.RecordBatch:
+        """Windows as a batch: key, number, expires, and the state's columns with their prefix."""
+        return self.take_as(rows, self.keys(rows), self.numbers(rows))
+
+    def take_as(self, rows: Int64s, keys: pa.Array, numbers: Int64s) -> pa.RecordBatch:
+        """`take` under identities kept elsewhere (see `hide`)."""
+        columns = [keys, pa.array(numbers), pa.array(self.expires(rows))]
+        columns += [self.get_arrow(name, rows) for name in self._columns]
+        return pa.RecordBatch.from_arrays(columns, schema=self._take_schema)
+
+    def put(self, batch: pa.RecordBatch, mark: Mark | tuple[int, int, int]) -> Int64s:
+        """Store such a batch (identities distinct), overwriting windows that are there; the rows."""
+        rows, _ = self.ensure(batch.column("key"), batch.column("number").to_numpy())
+        self.fill(rows, batch)
+        self.set_mark(rows, *mark)
+        return rows
+
+    def fill(self, rows: Int64s, batch: pa.RecordBatch) -> None:
+        """Overwrite expiry and state of windows by a batch's."""
+        self.set_expires(rows, batch.column("expires").to_numpy())
+        for name in self._columns:
+            self.set_arrow(name, rows, batch.column(STATE_PREFIX + name))
+
+    # ---- memory
+
+    def has_room(self, rows: int, arena_bytes: int) -> bool:
+        """Whether so many more rows and bytes fit without growing."""
+        counters = self._counters
+        return (
+            int(counters[kernels.OCCUPIED]) + rows <= self._layout.capacity
+            and int(counters[kernels.ARENA_USED]) + arena_bytes <= self._layout.arena_bytes
+        )
+
+    def grown(self, rows: int, arena_bytes: int) -> Layout:
+        """The layout of a table like this one in which so many more rows and bytes fit, with as many again spare."""
+        capacity = self._layout.capacity
+        while self.live + rows > capacity:
+            capacity *= 2
+        content_bytes = int(self._counters[kernels.ARENA_USED] - self._counters[kernels.GARBAGE])
+        arena = max(self._layout.arena_bytes, 2 * (content_bytes + arena_bytes))
+        return Layout(self.schema, capacity, arena)
+
+    def reserve(self, rows: int, arena_bytes: int) -> None:
+        """Make room, growing if need be. Raises StateTooLarge where the table cannot grow."""
+        if self.has_room(rows, arena_bytes):
+            return
+        if self._allocate is None:
+            raise StateTooLarge(f"no room for {rows} more windows and {arena_bytes} bytes in a table that cannot grow")
+        layout = self.grown(rows, arena_bytes)
+        block = self._allocate(layout.size_bytes)
+        self.copy_to(layout, block)
+        self._adopt(layout, block)
+
+    def copy_to(self, layout: Layout, block: Bytes) -> None:
+        """Copy the table into a block of zeros with room for it; rows keep their numbers, garbage stays behind."""
+        views: dict[str, Any] = layout.views(block)
+        used = self.used
+        for name, source in self._views.items():
+            if name not in ("counters", "index", "arena"):
+                views[name][:used] = source[:used]
+        arena_used = _move(self._refs[:used], self._arena, views["identities"][:used, kernels.REF], views["arena"], 0)
+        for column in self._layout.columns:
+            if column.dtype is None:
+                name = STATE_PREFIX + column.name
+                arena_used = _move(
+                    self._views[name][:used], self._arena, views[name][:used], views["arena"], arena_used
+                )
+        counters = views["counters"]
+        counters[:] = self._counters
+        counters[kernels.CAPACITY] = layout.capacity
+        counters[kernels.ARENA_BYTES] = layout.arena_bytes
+        counters[kernels.INDEX_SLOTS] = layout.slots
+        counters[kernels.ARENA_USED] = arena_used
+        counters[kernels.GARBAGE] = 0
+        _check(kernels.link_rows(views["identities"], views["hashes"], used, views["index"]))
+
+
+def oldest_of(ordinals: Int64s, count: int) -> Int64s:
+    """Where the `count` lowest ordinals are that are not NEVER, ascending, equal ones by position."""
+    if count <= 0 or not len(ordinals):
+        return np.empty(0, np.int64)
+    if count == 1:
+        rows = np.array([ordinals.argmin()], np.int64)
+    elif count < len(ordinals):
+        highest = np.partition(ordinals, count - 1)[count - 1]
+        rows = np.flatnonzero(ordinals <= highest)
+    else:
+        rows = np.arange(len(ordinals), dtype=np.int64)
+    rows = rows[ordinals[rows] != NEVER]
+    return rows[np.argsort(ordinals[rows], kind="stable")][:count]
+
+
+def _move(refs: Int64s, source: Bytes, target_refs: Int64s, target: Bytes, at: int) -> int:
+    """Copy what references lead to end to end behind `at` and write the new references; the position behind."""
+    held = np.flatnonzero(refs > 0)
+    lengths = (refs[held] & kernels.LENGTH_MASK) - 1
+    ends = np.cumsum(lengths)
+    total_bytes = int(ends[-1]) if len(ends) else 0
+    if at + total_bytes > len(target):
+        raise StateDamaged(f"{at + total_bytes} bytes of keys and values for an arena of {len(target)}")
+    target_refs[held] = ((ends - lengths + at) << kernels.LENGTH_BITS) | (lengths + 1)
+    _check(kernels.move_bytes(refs[held], source, target[at : at + total_bytes]))
+    return at + total_bytes
+
+
+def _plain(rows: Int64s) -> Int64s:
+    """Rows as compiled loops take them."""
+    return np.require(rows, np.int64, ["C", "W"])
+
+
+def _check(status: int) -> None:
+    if status != kernels.OK:
+        raise StateDamaged("a table's index or references contradict themselves")
