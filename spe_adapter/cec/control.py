@@ -1,0 +1,431 @@
+"""What CEC writes into the output stream: footprints, closes and the mark of a beat; and what the driver adds to END.
+
+Invariants:
+* A beat's control batches are FOOTPRINTS*, CLOSES*, MARK, in that order, behind the beat's results. Read backwards, the
+  mark comes first and says how many windows are to be found.
+* State is columnar: one control batch carries many windows, as one Arrow record batch.
+* Control batches stay below BATCH_TARGET_BYTES, whatever the size of the rows; only a single row may exceed it.
+* The same values give the same bytes.
+* What is read is checked whole: damage and wrong columns are CorruptBatch, a newer version UnknownFormatVersion, a type
+  of somebody else's is None.
+
+Source: CEC paper, section II.B (checkpoint types, N) and section III (tuple header); docs/format.md, "State".
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, TypeGuard
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from logstore.errors import CorruptBatch, UnknownFormatVersion
+from logstore.format.control import (
+    CLOSES_TYPE,
+    FOOTPRINTS_TYPE,
+    MARK_TYPE,
+    Begin,
+    ControlRecord,
+    End,
+    control_type,
+    decode_control,
+    decode_control_record,
+    encode_control_record,
+)
+from logstore.interfaces import Buffer
+
+Bools = NDArray[np.bool_]
+
+BATCH_TARGET_BYTES: Final = 512 * 1024
+"""Well below every limit on a batch, large enough that what a batch costs beside its rows does not count."""
+OPEN: Final = 1
+"""G_open: the window was opened in this beat."""
+CHECK: Final = 2
+"""G_check: the window was open before."""
+STATE_PREFIX: Final = "s_"
+PROGRESS_VERSION: Final = 1
+
+_KIND = pa.field("kind", pa.uint8(), nullable=False)
+_IDENTITY: Final = {"key": pa.binary(), "number": pa.int64()}
+_FOOTPRINT: Final = {**_IDENTITY, "expires": pa.int64()}
+_MAY_BE_NULL: Final = frozenset(("key",))
+
+
+class Footprints(NamedTuple):
+    """The state of some windows as of the end of a beat.
+
+    `rows` has the columns key, number, expires and the state's, each with STATE_PREFIX; `opened` says which of them
+    were opened in this beat.
+    """
+
+    query: str
+    epoch: int
+    rows: pa.RecordBatch
+    opened: Bools
+
+
+class Closes(NamedTuple):
+    """Windows that were closed in a beat and not opened again in it; columns key and number."""
+
+    query: str
+    epoch: int
+    rows: pa.RecordBatch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mark:
+    """The counters and positions of one partition of a query at the end of a beat.
+
+    `open_windows` is N. `emitted` counts the records of the stream so far (results, footprints, closes), `seen` the
+    input records, both up to the end of this beat; `sequence` the rows numbered. `positions` are the next input offsets
+    by topic and partition, empty where the engine keeps them itself. `runs` are [input, partition, records] in the
+    order of processing, for replay. `oldest_beat` is that of the oldest footprint of an open window. After a `rebase`
+    all open windows are in this very beat.
+    """
+
+    query: str
+    epoch: int
+    attempt: str
+    partition: int
+    partitions: int
+    layout: int
+    operator: str
+    open_windows: int
+    emitted: int
+    seen: int
+    sequence: int
+    max_event_ms: int | None
+    watermark_ms: int
+    positions: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    runs: tuple[tuple[int, int, int], ...] = ()
+    oldest_beat: int
+    rebase: bool = False
+
+    def is_of(self, attempt: str) -> bool:
+        """Whether `attempt` names this mark's attempt, by itself or behind its task as BEGIN has it."""
+        return attempt in (self.attempt, f"{self.partition}:{self.attempt}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """What the driver writes into END.positions, the same in all streams of the epoch.
+
+    `late_ms` is the watermark below which rows were dropped, `watermark_ms` the one up to which windows were closed.
+    With `reset_to`, epochs behind that one and before this are undone.
+    """
+
+    generation: int
+    batch: int
+    closing: bool
+    late_ms: int
+    watermark_ms: int
+    max_event_ms: int | None
+    partitions: int
+    layout: int
+    reset_to: int | None = None
+
+    def to_json(self) -> str:
+        """As END carries it."""
+        fields: dict[str, Any] = {
+            "v": PROGRESS_VERSION,
+            "generation": self.generation,
+            "batch": self.batch,
+            "closing": self.closing,
+            "late_ms": self.late_ms,
+            "watermark_ms": self.watermark_ms,
+            "max_event_ms": self.max_event_ms,
+            "partitions": self.partitions,
+            "layout": self.layout,
+        }
+        if self.reset_to is not None:
+            fields["reset_to"] = self.reset_to
+        return json.dumps(fields, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, positions: Buffer) -> "Progress":
+        """END's positions. Raises CorruptBatch or UnknownFormatVersion."""
+        fields = _Fields(_object(bytes(positions)), "progress")
+        version = fields.integer("v")
+        if version != PROGRESS_VERSION:
+            raise UnknownFormatVersion(f"progress version {version} is not {PROGRESS_VERSION}; upgrade Cairn")
+        return cls(
+            generation=fields.integer("generation"),
+            batch=fields.integer("batch"),
+            closing=fields.flag("closing"),
+            late_ms=fields.integer("late_ms"),
+            watermark_ms=fields.integer("watermark_ms"),
+            max_event_ms=fields.optional_integer("max_event_ms"),
+            partitions=fields.integer("partitions"),
+            layout=fields.integer("layout"),
+            reset_to=fields.optional_integer("reset_to"),
+        )
+
+
+Control = Begin | End | Footprints | Closes | Mark
+
+
+# ---- writing
+
+
+def encode_mark(mark: Mark, timestamp_ms: int) -> bytes:
+    """The control batch with a mark."""
+    fields = {
+        "query": mark.query,
+        "epoch": mark.epoch,
+        "attempt": mark.attempt,
+        "partition": mark.partition,
+        "partitions": mark.partitions,
+        "layout": mark.layout,
+        "operator": mark.operator,
+        "n": mark.open_windows,
+        "emitted": mark.emitted,
+        "seen": mark.seen,
+        "sequence": mark.sequence,
+        "max_event_ms": mark.max_event_ms,
+        "watermark_ms": mark.watermark_ms,
+        "positions": {
+            topic: {str(partition): offsets[partition] for partition in sorted(offsets)}
+            for topic, offsets in sorted(mark.positions.items())
+        },
+        "runs": [list(run) for run in mark.runs],
+        "oldest_beat": mark.oldest_beat,
+        "rebase": mark.rebase,
+    }
+    return bytes(encode_control_record(MARK_TYPE, fields, b"", timestamp_ms))
+
+
+def encode_footprints(
+    query: str, epoch: int, batch: pa.RecordBatch, opened: Bools, timestamp_ms: int
+) -> Iterator[bytes]:
+    """Control batches with the state of some windows: `batch` as `Footprints.rows`, `opened` one per row.
+
+    Raises CorruptBatch for columns that could not be read back.
+    """
+    _check_columns(batch.schema, _FOOTPRINT, state=True)
+    if len(opened) != batch.num_rows:
+        raise CorruptBatch(f"{len(opened)} kinds for {batch.num_rows} footprints")
+    kinds = pa.array(np.where(opened, OPEN, CHECK).astype(np.uint8))
+    schema = pa.schema([_KIND, *(entry.remove_metadata() for entry in batch.schema)])
+    rows = pa.RecordBatch.from_arrays([kinds, *batch.columns], schema=schema)
+    return _encode_rows(FOOTPRINTS_TYPE, query, epoch, rows, timestamp_ms)
+
+
+def encode_closes(query: str, epoch: int, batch: pa.RecordBatch, timestamp_ms: int) -> Iterator[bytes]:
+    """Control batches with closed windows: `batch` has the columns key and number.
+
+    Raises CorruptBatch for other columns.
+    """
+    _check_columns(batch.schema, _IDENTITY, state=False)
+    schema = pa.schema([entry.remove_metadata() for entry in batch.schema])
+    rows = pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+    return _encode_rows(CLOSES_TYPE, query, epoch, rows, timestamp_ms)
+
+
+def _encode_rows(kind: int, query: str, epoch: int, rows: pa.RecordBatch, timestamp_ms: int) -> Iterator[bytes]:
+    """Batches of about equal numbers of rows, halved where they are still too large: rows differ in size."""
+    if not rows.num_rows:
+        return
+    pieces = min(rows.num_rows, rows.nbytes * 9 // (BATCH_TARGET_BYTES * 8) + 1)
+    step = -(-rows.num_rows // pieces)
+    waiting = [rows.slice(start, step) for start in range(0, rows.num_rows, step)]
+    waiting.reverse()
+    while waiting:
+        part = waiting.pop()
+        fields = {"query": query, "epoch": epoch, "n": part.num_rows}
+        encoded = encode_control_record(kind, fields, _to_ipc(part), timestamp_ms)
+        if len(encoded) > BATCH_TARGET_BYTES and part.num_rows > 1:
+            half = part.num_rows // 2
+            waiting += [part.slice(half), part.slice(0, half)]
+        else:
+            yield bytes(encoded)
+
+
+def _to_ipc(rows: pa.RecordBatch) -> memoryview:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_batch(rows)
+    return memoryview(sink.getvalue())
+
+
+# ---- reading
+
+
+def decode(buffer: Buffer, position: int = 0) -> Control | None:
+    """The control record of the control batch at `position`; None if its type is not one of these.
+
+    Nothing of it refers to `buffer` afterwards. Raises CorruptBatch or UnknownFormatVersion.
+    """
+    kind = control_type(buffer, position)
+    if kind == FOOTPRINTS_TYPE:
+        return _decode_footprints(decode_control_record(buffer, position))
+    if kind == CLOSES_TYPE:
+        return _decode_closes(decode_control_record(buffer, position))
+    if kind == MARK_TYPE:
+        return _decode_mark(decode_control_record(buffer, position))
+    return decode_control(buffer, position)
+
+
+def _decode_mark(record: ControlRecord) -> Mark:
+    fields = _Fields(record.fields, "mark")
+    if len(record.tail):
+        raise CorruptBatch(f"{len(record.tail)} bytes behind a mark")
+    return Mark(
+        query=fields.text("query"),
+        epoch=fields.integer("epoch"),
+        attempt=fields.text("attempt"),
+        partition=fields.integer("partition", least=0),
+        partitions=fields.integer("partitions", least=1),
+        layout=fields.integer("layout", least=0),
+        operator=fields.text("operator"),
+        open_windows=fields.integer("n", least=0),
+        emitted=fields.integer("emitted", least=0),
+        seen=fields.integer("seen", least=0),
+        sequence=fields.integer("sequence", least=0),
+        max_event_ms=fields.optional_integer("max_event_ms"),
+        watermark_ms=fields.integer("watermark_ms"),
+        positions=fields.positions("positions"),
+        runs=fields.runs("runs"),
+        oldest_beat=fields.integer("oldest_beat"),
+        rebase=fields.flag("rebase"),
+    )
+
+
+def _decode_footprints(record: ControlRecord) -> Footprints:
+    fields = _Fields(record.fields, "footprints")
+    rows = _from_ipc(record.tail, fields.integer("n", least=1))
+    if rows.schema.names[:1] != ["kind"] or rows.schema.types[0] != pa.uint8() or rows.column(0).null_count:
+        raise CorruptBatch(f"footprints begin with {rows.schema.names[:1]}, not with their kind")
+    kinds = rows.column(0).to_numpy(zero_copy_only=False)
+    opened = kinds == OPEN
+    if not np.all(opened | (kinds == CHECK)):
+        raise CorruptBatch(f"footprints of kinds {np.unique(kinds)[:8].tolist()}; {OPEN} and {CHECK} are known")
+    state = rows.remove_column(0)
+    _check_columns(state.schema, _FOOTPRINT, state=True)
+    _check_nulls(state, _FOOTPRINT)
+    return Footprints(fields.text("query"), fields.integer("epoch"), state, opened)
+
+
+def _decode_closes(record: ControlRecord) -> Closes:
+    fields = _Fields(record.fields, "closes")
+    rows = _from_ipc(record.tail, fields.integer("n", least=1))
+    _check_columns(rows.schema, _IDENTITY, state=False)
+    _check_nulls(rows, _IDENTITY)
+    return Closes(fields.text("query"), fields.integer("epoch"), rows)
+
+
+def _from_ipc(tail: memoryview, rows: int) -> pa.RecordBatch:
+    """The one record batch of an Arrow stream, checked whole, in memory of its own (aligned, as loops want it)."""
+    try:
+        source = pa.BufferReader(pa.py_buffer(bytes(tail)))
+        batches = list(pa.ipc.open_stream(source))
+        for batch in batches:
+            batch.validate(full=True)
+        left = len(tail) - source.tell()
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptBatch(f"control record with {len(tail)} bytes that are no Arrow stream: {error}") from error
+    if len(batches) != 1 or left:
+        raise CorruptBatch(f"control record with {len(batches)} Arrow batches and {left} bytes behind them")
+    if batches[0].num_rows != rows:
+        raise CorruptBatch(f"control record with {batches[0].num_rows} rows claims {rows}")
+    return batches[0]
+
+
+def _check_columns(schema: pa.Schema, wanted: Mapping[str, pa.DataType], *, state: bool) -> None:
+    """The columns in front by name and type, then only those of the state, each name once."""
+    names = schema.names
+    first = len(wanted)
+    if names[:first] != list(wanted) or schema.types[:first] != list(wanted.values()):
+        raise CorruptBatch(f"columns {dict(zip(names, schema.types, strict=True))} do not begin with {dict(wanted)}")
+    others = names[first:]
+    if len(set(others)) != len(others) or not all(state and name.startswith(STATE_PREFIX) for name in others):
+        raise CorruptBatch(f"columns {others} are not distinct names that begin with {STATE_PREFIX!r}")
+
+
+def _check_nulls(rows: pa.RecordBatch, wanted: Mapping[str, pa.DataType]) -> None:
+    for index, name in enumerate(wanted):
+        if name not in _MAY_BE_NULL and rows.column(index).null_count:
+            raise CorruptBatch(f"column {name} has nulls")
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CorruptBatch(f"positions {text[:80]!r} are not JSON") from error
+    if not isinstance(fields, dict):
+        raise CorruptBatch(f"positions {text[:80]!r} are not an object")
+    return fields
+
+
+class _Fields:
+    """JSON fields, each with its type checked. All methods raise CorruptBatch."""
+
+    def __init__(self, fields: Mapping[str, Any], what: str) -> None:
+        self._fields = fields
+        self._what = what
+
+    def text(self, name: str) -> str:
+        value = self._fields.get(name)
+        return value if isinstance(value, str) else self._refuse(name, value)
+
+    def flag(self, name: str) -> bool:
+        value = self._fields.get(name)
+        return value if isinstance(value, bool) else self._refuse(name, value)
+
+    def integer(self, name: str, *, least: int = -(2**63)) -> int:
+        value = self._fields.get(name)
+        return value if _is_integer(value, least) else self._refuse(name, value)
+
+    def optional_integer(self, name: str) -> int | None:
+        return None if self._fields.get(name) is None else self.integer(name)
+
+    def positions(self, name: str) -> dict[str, dict[int, int]]:
+        """Offsets by topic and partition; JSON has text for the partition."""
+        value = self._fields.get(name)
+        if not isinstance(value, dict):
+            return self._refuse(name, value)
+        result: dict[str, dict[int, int]] = {}
+        for topic, offsets in value.items():
+            if not isinstance(offsets, dict):
+                return self._refuse(name, value)
+            if not all(key.isascii() and key.isdigit() and _is_integer(offset, 0) for key, offset in offsets.items()):
+                return self._refuse(name, value)
+            result[topic] = {int(key): offset for key, offset in offsets.items()}
+        return result
+
+    def runs(self, name: str) -> tuple[tuple[int, int, int], ...]:
+        value = self._fields.get(name)
+        if not isinstance(value, list):
+            return self._refuse(name, value)
+        for run in value:
+            if not isinstance(run, list) or len(run) != 3 or not all(_is_integer(part, 0) for part in run):
+                return self._refuse(name, value)
+        return tuple((run[0], run[1], run[2]) for run in value)
+
+    def _refuse(self, name: str, value: object) -> Any:
+        raise CorruptBatch(f"{self._what}: field {name} is {str(value)[:80]!r}")
+
+
+def _is_integer(value: object, least: int) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**63
+
+
+__all__ = [
+    "BATCH_TARGET_BYTES",
+    "CHECK",
+    "OPEN",
+    "STATE_PREFIX",
+    "Begin",
+    "Closes",
+    "Control",
+    "End",
+    "Footprints",
+    "Mark",
+    "Progress",
+    "decode",
+    "encode_closes",
+    "encode_footprints",
+    "encode_mark",
+]
