@@ -19,3 +19,15 @@ class SchemaRefused(CairnError):
 
 class NoTaskContext(CairnError):
     """The sink ran outside a Spark task, or in one that lacks what identifies its epoch."""
+
+
+class StateTrimmed(CairnError):
+    """The part of a log that holds some of a query's open windows, or the epoch asked for, was trimmed away."""
+
+    blame: ClassVar[Blame] = "client"
+
+
+class StateInconsistent(CairnError):
+    """A query's control records contradict each other: nothing is loaded rather than a wrong state."""
+
+    blame: ClassVar[Blame] = "server"

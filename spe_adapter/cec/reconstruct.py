@@ -1,0 +1,249 @@
+"""The backward scan: an eventual checkpoint from a stream's control batches, newest first.
+
+Invariants:
+* Only groups with an END count. What stands in front of the newest END is of a torn group and is left out; there, and
+  nowhere else, a batch with a wrong checksum is left out too.
+* The newest word on an identity holds: a window that was closed later is skipped, a window footprinted later is not
+  looked at again.
+* Groups that a reset undid do not exist.
+* The scan ends at once when N distinct open windows are found, where N stands in the newest mark. More than N, or the
+  end of the log or a rebase before N, is an error, never a smaller state.
+* Memory follows what was kept: windows can be drained while the scan goes on.
+
+Source: CEC paper, section II.B ("Constructing an EC", "Extent of an EC"); docs/decisions/0008.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from logstore.interfaces import Buffer
+from spe_adapter.cec.control import Begin, Closes, Control, End, Footprints, Mark, Progress
+from spe_adapter.cec.identities import Identities
+from spe_adapter.cec.walk import Scanned, Walk
+from spe_adapter.codec.kernels import Int64s
+from spe_adapter.errors import StateInconsistent, StateTrimmed
+
+
+class Windows(NamedTuple):
+    """Open windows whose newest footprint is of one beat: its mark, and their rows (see `control.Footprints`)."""
+
+    mark: Mark
+    batches: tuple[pa.RecordBatch, ...]
+
+    @property
+    def rows(self) -> int:
+        """Number of windows."""
+        return sum(batch.num_rows for batch in self.batches)
+
+
+class Skips(NamedTuple):
+    """Identities that were closed behind T and are not open at the end, with the beat: on replay, rows of theirs up to
+    that beat are dropped. One entry each in all columns.
+    """
+
+    keys: pa.Array
+    numbers: Int64s
+    beats: Int64s
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Eventual:
+    """An eventual checkpoint: W, and what is needed to bring it to one moment.
+
+    Without an END to start from (`found` is False) there is no state. `windows` are grouped by beat, newest first,
+    without those that were drained. `oldest_beat` is T: replay starts behind it. `marks` are those from T on, oldest
+    first. `newest_epoch` is the newest epoch of the query that was met, whether asked for or not.
+    """
+
+    found: bool
+    end: End | None
+    progress: Progress | None
+    mark: Mark | None
+    windows: tuple[Windows, ...]
+    skips: Skips
+    oldest_beat: int
+    marks: tuple[Mark, ...]
+    scanned: Scanned
+    newest_epoch: int | None
+
+
+class Reconstruction:
+    """An eventual checkpoint of a query, of its newest epoch or of `as_of`.
+
+    `feed` it with pieces (whole control batches end to end, newest first) until it says that it is done, then take
+    `result`; or call `finish` if the log has nothing older.
+    """
+
+    def __init__(self, query: str, as_of: int | None = None) -> None:
+        self._query = query
+        self._as_of = as_of
+        self._walk = Walk(query, as_of)
+        self._identities = Identities()
+        self._marks: list[Mark] = []
+        self._group_mark: Mark | None = None
+        self._windows: list[Windows] = []
+        self._closes: list[tuple[int, pa.RecordBatch]] = []
+        self._found = 0
+        self._oldest_beat = 0
+        self._result: Eventual | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing older is needed."""
+        return self._result is not None
+
+    @property
+    def result(self) -> Eventual:
+        """The eventual checkpoint. Raises StateInconsistent before the scan is done."""
+        if self._result is None:
+            raise StateInconsistent(f"{self._query}: the scan is not finished; feed it, or finish it")
+        return self._result
+
+    def feed(self, piece: Buffer) -> bool:
+        """Take a piece; True if nothing older is needed.
+
+        Raises CorruptBatch, UnknownFormatVersion or StateInconsistent.
+        """
+        if not self.done:
+            if any(self._take(record) for record in self._walk.walk(piece)):
+                return True
+            if self._walk.missed:
+                self._conclude()
+        return self.done
+
+    def finish(self, log_start_offset: int) -> Eventual:
+        """There is nothing older in the log, which starts at `log_start_offset`.
+
+        Raises StateTrimmed if what is missing was trimmed away, StateInconsistent if it never was there.
+        """
+        if self._result is not None:
+            return self._result
+        missing = self._missing()
+        if missing and log_start_offset > 0:
+            raise StateTrimmed(f"{missing}, and the log starts at offset {log_start_offset}; it was trimmed too far")
+        if self._walk.end is not None:
+            raise StateInconsistent(f"{missing}, but the log, whole from its first record on, does not hold it")
+        self._conclude()
+        return self.result
+
+    def drain(self) -> list[Windows]:
+        """The windows found since the last call, which the result will not have: for states that fill the memory.
+
+        They are final: no window comes twice. They are worth nothing if the scan ends in an error.
+        """
+        windows, self._windows = self._windows, []
+        return windows
+
+    def _missing(self) -> str:
+        """What was not found; nothing if nothing need be there."""
+        if self._marks:
+            mark = self._marks[0]
+            return (
+                f"{self._query}, partition {mark.partition}: {mark.open_windows - self._found} of the "
+                f"{mark.open_windows} windows open at epoch {mark.epoch} were last written before offset "
+                f"{self._walk.scanned.oldest_offset} (the oldest in beat {mark.oldest_beat})"
+            )
+        if self._walk.end is not None:
+            return f"{self._query}: no mark up to epoch {self._walk.end.epoch}"
+        return f"{self._query}: no epoch {self._as_of}" if self._as_of is not None else ""
+
+    # ---- one record after the other
+
+    def _take(self, record: Control) -> bool:
+        if isinstance(record, End):
+            self._group_mark = None
+        elif isinstance(record, Mark):
+            self._take_mark(record)
+        elif isinstance(record, Begin):
+            self._leave_group()
+        elif self._group_mark is None:
+            raise StateInconsistent(f"{self._query}: epoch {record.epoch} has state but no mark behind it")
+        elif isinstance(record, Closes):
+            self._take_closes(record)
+        else:
+            self._take_footprints(record, self._group_mark)
+        return self.done
+
+    def _take_mark(self, mark: Mark) -> None:
+        if self._group_mark is not None:
+            raise StateInconsistent(f"{self._query}: epoch {mark.epoch} has two marks")
+        if not self._marks:
+            self._oldest_beat = mark.epoch
+            self._identities = Identities(mark.open_windows)
+        self._group_mark = mark
+        self._marks.append(mark)
+        self._conclude_if_complete()
+
+    def _take_closes(self, closes: Closes) -> None:
+        rows = closes.rows
+        self._walk.count(0, rows.num_rows)
+        fresh = _chosen(rows, self._identities)
+        if fresh.num_rows:
+            self._closes.append((closes.epoch, fresh))
+
+    def _take_footprints(self, footprints: Footprints, mark: Mark) -> None:
+        rows = footprints.rows
+        self._walk.count(rows.num_rows, 0)
+        fresh = _chosen(rows, self._identities)
+        if not fresh.num_rows:
+            return
+        self._found += fresh.num_rows
+        if self._found > self._marks[0].open_windows:
+            raise StateInconsistent(
+                f"{self._query}: the mark of epoch {self._marks[0].epoch} says {self._marks[0].open_windows} open "
+                f"windows, but {self._found} are found down to epoch {mark.epoch}"
+            )
+        self._oldest_beat = mark.epoch
+        if self._windows and self._windows[-1].mark is mark:
+            self._windows[-1] = Windows(mark, (*self._windows[-1].batches, fresh))
+        else:
+            self._windows.append(Windows(mark, (fresh,)))
+        self._conclude_if_complete()
+
+    def _leave_group(self) -> None:
+        mark = self._group_mark
+        if mark is not None and mark.rebase:
+            raise StateInconsistent(
+                f"{self._query}: epoch {mark.epoch} holds all windows, but {self._found} of "
+                f"{self._marks[0].open_windows} are found"
+            )
+
+    def _conclude_if_complete(self) -> None:
+        if self._found == self._marks[0].open_windows:
+            self._conclude()
+
+    def _conclude(self) -> None:
+        walk = self._walk
+        self._result = Eventual(
+            found=walk.end is not None,
+            end=walk.end,
+            progress=walk.progress,
+            mark=self._marks[0] if self._marks else None,
+            windows=tuple(self._windows),
+            skips=_skips([(beat, rows) for beat, rows in self._closes if beat > self._oldest_beat]),
+            oldest_beat=self._oldest_beat,
+            marks=tuple(reversed(self._marks)),
+            scanned=walk.scanned,
+            newest_epoch=walk.newest_epoch,
+        )
+
+
+def _chosen(rows: pa.RecordBatch, identities: Identities) -> pa.RecordBatch:
+    """The rows whose identity is new."""
+    fresh = identities.add(rows.column(0), rows.column(1).to_numpy())
+    count = int(np.count_nonzero(fresh))
+    if count == rows.num_rows:
+        return rows
+    return rows.filter(pa.array(fresh)) if count else rows.slice(0, 0)
+
+
+def _skips(closes: list[tuple[int, pa.RecordBatch]]) -> Skips:
+    keys = [rows.column(0) for _, rows in closes]
+    return Skips(
+        keys=pa.concat_arrays(keys) if keys else pa.array([], pa.binary()),
+        numbers=np.concatenate([np.empty(0, np.int64), *(rows.column(1).to_numpy() for _, rows in closes)]),
+        beats=np.concatenate([np.empty(0, np.int64), *(np.full(rows.num_rows, beat) for beat, rows in closes)]),
+    )
