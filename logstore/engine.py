@@ -5,7 +5,7 @@ Invariants:
 * A waiting task costs no thread; readers are bounded (`READERS`).
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeVar
@@ -13,13 +13,15 @@ from typing import TypeVar
 import trio
 
 from logstore.disk.writers import WriterThreads
-from logstore.errors import CairnError, CorruptChunk
+from logstore.errors import CairnError, CorruptChunk, OffsetOutOfRange, UnknownTopicOrPartition
 from logstore.format.batch import empty_batch, parse_header
+from logstore.format.control import END_TYPE
 from logstore.interfaces import Buffer, FileSystem
-from logstore.log import reading
+from logstore.log import reading, scanning
 from logstore.log.ahead import Place, ReadAhead, split
 from logstore.log.chunks import ChunkView
 from logstore.log.reading import ReadResult
+from logstore.log.scanning import ScanRange, ScanResult
 from logstore.log.store import Store
 from logstore.log.stream import Stream
 from logstore.log.tail import TailEntry
@@ -31,6 +33,8 @@ READERS = 4
 AHEAD_BYTES = 1 << 20
 """What is read for a reader that reads on, whatever it asks for: few large reads, and the next one under way."""
 AHEAD_TOTAL_BYTES = 8 << 20
+SCAN_CHUNKS = 64
+"""Chunks that one scan looks into at most: an answer comes before the client loses its patience."""
 TICK_SECONDS = 5.0
 
 
@@ -163,11 +167,7 @@ class Engine:
         view = stream.chunk_at(offset)
         if view is None:
             following = min((c.base_offset for c in stream.chunks if c.base_offset > offset), default=offset + 1)
-            raise CorruptChunk(
-                f"{stream.name}: offsets {offset} to {following - 1} were lost; move past them or restore the chunk",
-                first_offset=offset,
-                last_offset=following - 1,
-            )
+            raise _lost(stream.name, offset, following - 1)
         return view
 
     async def find_timestamp(self, stream: Stream, timestamp_ms: int) -> tuple[int, int] | None:
@@ -196,15 +196,81 @@ class Engine:
         newest = max((view.max_timestamp for view in stream.chunk_views(stream.log_start_offset)), default=-1)
         return None if newest < 0 else await self.find_timestamp(stream, newest)
 
-    async def find_control(self, stream: Stream, from_offset: int) -> list[tuple[int, bytes]]:
-        """Base offsets and bytes of the control batches at or behind `from_offset`, in order. Raises CorruptChunk,
-        OSError.
+    async def scan_controls(
+        self, stream: Stream, before_offset: int, types: Collection[int], max_bytes: int, *, from_offset: int = 0
+    ) -> ScanResult:
+        """Control batches in front of an offset (-1: the high watermark), newest first, down to the log start or
+        `from_offset`: at least one, up to `max_bytes`.
+
+        May come back with none before it has got there; go on from `next_before`. Raises OffsetOutOfRange
+        (above the high watermark), CorruptChunk (the newest of them is damaged), UnknownTopicOrPartition, OSError.
+        """
+        before = stream.high_watermark if before_offset == -1 else before_offset
+        if before > stream.high_watermark:
+            raise OffsetOutOfRange(stream.name, before, stream.log_start_offset, stream.high_watermark)
+        found = ScanResult([], before, 0)
+        wanted = ScanRange(max(from_offset, stream.log_start_offset), before, types)
+        in_memory = scanning.scan_tail(stream.tail, wanted, max_bytes)
+        if in_memory is not None:
+            found = in_memory
+        chunks = 0
+        while not found.buffers or found.size_bytes < max_bytes:
+            wanted = ScanRange(max(from_offset, stream.log_start_offset), found.next_before, types)
+            if wanted.before_offset <= wanted.from_offset or chunks == SCAN_CHUNKS or (found.buffers and not chunks):
+                break  # what memory has is an answer; whoever wants more asks again
+            chunks += 1
+            piece = await self._scan_chunk(stream, wanted, max_bytes - found.size_bytes, at_least_one=not found.buffers)
+            if piece is None or piece.next_before == found.next_before:
+                break
+            size = found.size_bytes + piece.size_bytes
+            found = ScanResult(found.buffers + piece.buffers, piece.next_before, size)
+        return found
+
+    async def _scan_chunk(
+        self, stream: Stream, wanted: ScanRange, max_bytes: int, *, at_least_one: bool
+    ) -> ScanResult | None:
+        """What the next older chunk has; None: nothing that could join what is found already."""
+        view = stream.chunk_below(wanted.before_offset)
+        scan = scanning.scan_chunk
+        try:
+            if view is None or view.next_offset < wanted.before_offset:
+                first_offset = wanted.from_offset if view is None else view.next_offset
+                raise _lost(stream.name, first_offset, wanted.before_offset - 1)
+            indexes = self.store.indexes
+            return await self.offload(
+                partial(scan, self._fs, indexes, view, wanted, max_bytes, at_least_one=at_least_one)
+            )
+        except CorruptChunk:
+            if not at_least_one:
+                return None
+            raise
+        except FileNotFoundError:
+            if stream.deleted:
+                raise UnknownTopicOrPartition(f"{stream.name} has been deleted") from None
+            if view is not None and view.next_offset <= stream.log_start_offset:
+                return ScanResult([], stream.log_start_offset, 0)  # trimmed while we read
+            raise
+
+    async def find_ends(self, stream: Stream, from_offset: int) -> list[tuple[int, bytes]]:
+        """Base offsets and bytes of the END control batches at or behind `from_offset`, newest first.
+
+        Raises CorruptChunk, OSError.
         """
         found: list[tuple[int, bytes]] = []
-        for view in stream.chunk_views(from_offset):
-            read = partial(reading.read_control, self._fs, self.store.indexes, view, from_offset)
-            found.extend(await self.offload(read))
+        before = stream.high_watermark
+        while before > max(from_offset, stream.log_start_offset):
+            piece = await self.scan_controls(stream, before, (END_TYPE,), AHEAD_BYTES, from_offset=from_offset)
+            found += [(parse_header(buffer).base_offset, bytes(buffer)) for buffer in piece.buffers]
+            before = piece.next_before
         return found
+
+
+def _lost(name: str, first_offset: int, last_offset: int) -> CorruptChunk:
+    return CorruptChunk(
+        f"{name}: offsets {first_offset} to {last_offset} were lost; move past them or restore the chunk",
+        first_offset=first_offset,
+        last_offset=last_offset,
+    )
 
 
 def _from_tail(entries: list[TailEntry], offset: int, *, include_control: bool) -> ReadResult:

@@ -118,6 +118,7 @@ class OffsetOutOfRange(CairnError):
             f"offset {offset} of {stream} is outside [{start_offset}, {high_watermark}]; "
             "seek to the earliest or latest offset"
         )
+        self.stream = stream
         self.offset = offset
         self.start_offset = start_offset
         self.high_watermark = high_watermark

@@ -29,6 +29,7 @@ from logstore.kafka.groups.service import GroupService
 from logstore.kafka.metadata import MetadataHandlers
 from logstore.kafka.offsets import OffsetHandlers
 from logstore.kafka.producer_ids import ProducerIdHandlers
+from logstore.kafka.scans import scan_apis
 from logstore.kafka.server import KafkaServer
 from logstore.kafka.topics import TopicHandlers
 from logstore.log.epochs import Epochs
@@ -129,4 +130,4 @@ def _handlers(front: Front, groups: GroupHandlers, epochs: Epochs) -> Handlers:
         *ProducerIdHandlers(front).apis(),
         *groups.apis(),
     ]
-    return compose(apis, epoch_front.epoch_apis(front, epochs))
+    return compose(apis, [*epoch_front.epoch_apis(front, epochs), *scan_apis(front)])

@@ -230,6 +230,24 @@ class Client:
         """What the sidecar knows of a query."""
         return self._private(private.DESCRIBE, request, private.DescribeReply)
 
+    # ---- control batches
+
+    def start_scan(self, request: private.ScanRequest) -> "Pending[private.ScanReply]":
+        """Send a scan and return at once: the next piece is on its way while the caller decodes this one."""
+        return Pending(
+            self,
+            lambda: self._send_private(request),
+            lambda correlation_id: self._receive_private(private.SCAN, correlation_id, private.ScanReply),
+        )
+
+    def scan(self, request: private.ScanRequest) -> private.ScanReply:
+        """A stream's control batches in front of an offset, newest first; the reply says where to go on.
+
+        Raises OffsetOutOfRange (an offset above the high watermark), CorruptChunk (with the offsets that are lost),
+        UnknownTopicOrPartition.
+        """
+        return self.start_scan(request).receive()
+
     def _private(self, api_key: int, request: private.Request, kind: type[R]) -> R:
         return self._retry(lambda: self._receive_private(api_key, self._send_private(request), kind))
 

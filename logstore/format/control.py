@@ -41,8 +41,8 @@ FIRST_TYPE = 1000
 STATE_TYPES = frozenset((FOOTPRINTS_TYPE, CLOSES_TYPE, MARK_TYPE))
 """What a query may stage among its batches."""
 PEEK_BYTES = HEADER_BYTES + 27
-"""So much of a control batch holds its key, however long its varints: length 5, attributes 1, timestamp delta 10, offset
-delta 5, length of the key 1 and the key 4, one to spare."""
+"""So much of a control batch holds its key, however long its varints: length 5, attributes 1, timestamp delta 10,
+offset delta 5, length of the key 1 and the key 4, one to spare."""
 _KEY = struct.Struct(">hh")
 _VALUE = struct.Struct(">hi")
 _VERSION = 0
@@ -134,6 +134,15 @@ def control_type(buffer: Buffer, position: int = 0) -> int | None:
         raise CorruptBatch(f"the control record at {position} has a key of {key_bytes} bytes, not 4")
     version, kind = _KEY.unpack_from(buffer, at)
     return int(kind) if version == _VERSION else None
+
+
+def known_type(batch: Buffer) -> int:
+    """The type of a batch, for the index: 0 if it is no control batch, or one that is not ours."""
+    try:
+        kind = control_type(batch)
+    except CorruptBatch:
+        return 0
+    return max(kind or 0, 0)
 
 
 def _skip_to_key(buffer: Buffer, position: int) -> tuple[int, int]:

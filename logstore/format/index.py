@@ -5,7 +5,9 @@ Invariants:
   front of `durable_end` was on disk.
 * Blocks stand end to end; each has a CRC-32C over itself. Reading stops at the first that is not whole, intact and a
   continuation of the one before: what is behind it is worth nothing.
-* Entries are sparse and rise in offset and position; control batches are all there.
+* Entries are sparse and rise in offset and position; control batches are all there, and so are places where damage
+  hides what was there (as control batches of an unknown type): whoever looks for control batches meets it.
+* The plain batch that follows a control batch has an entry, so control batches end where the next entry says.
 
 Source: CEC paper, section IX (per-stream index from timestamp to position); byte table in docs/format.md.
 """
@@ -30,6 +32,8 @@ BLOCK = struct.Struct(">4sHHIqqqI")
 ENTRY = struct.Struct(">qqqII")
 """base offset, running maximum timestamp before it, position, CRC field of the batch there, flags"""
 CONTROL_FLAG = 1
+TYPE_SHIFT = 16
+"""The flags' upper half is the type of the control record; 0: unknown."""
 NO_TIMESTAMP = -1
 _CRC_AT = BLOCK.size - 4
 _ENTRY_WORDS = ENTRY.size // 8
@@ -48,6 +52,11 @@ class IndexEntry(NamedTuple):
     def is_control(self) -> bool:
         """Whether the batch is a control batch."""
         return bool(self.flags & CONTROL_FLAG)
+
+    @property
+    def control_type(self) -> int:
+        """The type of its control record; 0: unknown, or none."""
+        return self.flags >> TYPE_SHIFT
 
 
 class IndexBlock(NamedTuple):
@@ -90,6 +99,7 @@ class IndexColumns(NamedTuple):
     positions: array[int]
     control_offsets: array[int]
     control_positions: array[int]
+    control_types: array[int]
     end: int
     """Position in the file behind the last block that holds."""
     durable_end: int
@@ -102,7 +112,8 @@ def decode_columns(buffer: Buffer) -> IndexColumns:
 
     Raises UnknownFormatVersion for an intact block of a newer version.
     """
-    columns = IndexColumns(array("q"), array("q"), array("q"), array("q"), array("q"), 0, 0, is_sealed=False)
+    empty = array("q")
+    columns = IndexColumns(empty, empty[:], empty[:], empty[:], empty[:], array("H"), 0, 0, is_sealed=False)
     end = durable_end = 0
     is_sealed = False
     for durable, _, _, body in _intact(memoryview(buffer)):
@@ -126,6 +137,7 @@ def _add_mixed(columns: IndexColumns, words: array[int]) -> None:
         if words[at + 3] & CONTROL_FLAG:
             columns.control_offsets.append(words[at])
             columns.control_positions.append(words[at + 2])
+            columns.control_types.append((words[at + 3] >> TYPE_SHIFT) & 0xFFFF)
         else:
             columns.offsets.append(words[at])
             columns.max_before.append(words[at + 1])

@@ -1,4 +1,5 @@
-"""Cairn's own requests on the Kafka port: stage, decide, abort and describe an epoch. Bytes in, bytes out.
+"""Cairn's own requests on the Kafka port: stage, decide, abort and describe an epoch; scan control batches. Bytes in,
+bytes out.
 
 A request is a Kafka request with header version 1 and an API key Kafka does not use; its body is a length, a JSON
 object and raw bytes up to the end of the frame. A response is a correlation id and the same kind of body.
@@ -18,14 +19,15 @@ from dataclasses import dataclass
 from typing import Final, Literal, cast
 
 from logstore import errors
-from logstore.errors import CairnError, MalformedRequest, StagePosition
+from logstore.errors import CairnError, CorruptChunk, MalformedRequest, OffsetOutOfRange, StagePosition
 from logstore.interfaces import Buffer
 
 STAGE: Final = 30000
 DECIDE: Final = 30001
 ABORT: Final = 30002
 DESCRIBE: Final = 30003
-API_KEYS: Final = frozenset((STAGE, DECIDE, ABORT, DESCRIBE))
+SCAN: Final = 30004
+API_KEYS: Final = frozenset((STAGE, DECIDE, ABORT, DESCRIBE, SCAN))
 API_VERSION: Final = 0
 
 # One staged piece. Bounds what the sidecar holds for one request; clients cut their output into pieces below it.
@@ -34,14 +36,18 @@ MAX_STAGE_BYTES: Final = 16 * 1024 * 1024
 MAX_FIELDS_BYTES: Final = 8 * 1024 * 1024
 # Query, run and attempt are identifiers (Spark's are 36 characters); they end up in control records and in the ledger.
 MAX_NAME_CHARACTERS: Final = 256
+# More types of control records than anybody has use for.
+MAX_SCAN_TYPES: Final = 64
 # Room for what a source wants to remember beside the epoch: offsets per input partition.
 MAX_POSITIONS_CHARACTERS: Final = 1024 * 1024
 
 _HEADER: Final = struct.Struct(">hhih")  # API key, version, correlation id, length of the client id (-1: null)
 _CORRELATION: Final = struct.Struct(">i")
 _LENGTH: Final = struct.Struct(">i")
+_INT16_MAX: Final = 2**15 - 1
 _INT32_MAX: Final = 2**31 - 1
 _INT64_MAX: Final = 2**63 - 1
+_INT64_MIN: Final = -(2**63)
 
 Rewind = Literal["error", "skip"]
 Outcome = Literal["committed", "duplicate", "skipped"]
@@ -153,8 +159,35 @@ class DescribeReply:
     staged_attempts: int
 
 
-Request = StageRequest | DecideRequest | AbortRequest | DescribeRequest
-Reply = StageReply | DecideReply | AbortReply | DescribeReply
+@dataclass(frozen=True, slots=True)
+class ScanRequest:
+    """Ask for a stream's control batches in front of an offset (-1: the high watermark), newest first.
+
+    `types`: the types of control records wanted; none: all. At most `max_bytes` of batches, but one at least.
+    """
+
+    topic: str
+    partition: int
+    before_offset: int
+    types: tuple[int, ...]
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScanReply:
+    """Whole control batches end to end, newest first, at their true offsets; perhaps none.
+
+    Ask again with `next_before` for what is older; at or below `log_start_offset`, nothing is.
+    """
+
+    batches: Buffer
+    next_before: int
+    log_start_offset: int
+    high_watermark: int
+
+
+Request = StageRequest | DecideRequest | AbortRequest | DescribeRequest | ScanRequest
+Reply = StageReply | DecideReply | AbortReply | DescribeReply | ScanReply
 
 
 # ---- requests
@@ -193,6 +226,15 @@ def encode_request(request: Request, *, correlation_id: int, client_id: str = "c
         case DescribeRequest():
             api_key = DESCRIBE
             fields = {"query": request.query}
+        case ScanRequest():
+            api_key = SCAN
+            fields = {
+                "topic": request.topic,
+                "partition": request.partition,
+                "before": request.before_offset,
+                "types": list(request.types),
+                "max_bytes": request.max_bytes,
+            }
     name = client_id.encode()
     head = _HEADER.pack(api_key, API_VERSION, correlation_id, len(name)) + name
     return [head, encode_fields(fields), raw]
@@ -218,6 +260,8 @@ def decode_request(api_key: int, body: Buffer) -> Request:
         return _decode_stage(fields, raw)
     if len(raw):
         raise MalformedRequest(f"{len(raw)} bytes behind a request that carries none")
+    if api_key == SCAN:
+        return _decode_scan(fields)
     query = get_name(fields, "query")
     if api_key == DESCRIBE:
         return DescribeRequest(query)
@@ -256,6 +300,19 @@ def _decode_stage(fields: Fields, raw: memoryview) -> StageRequest:
     )
 
 
+def _decode_scan(fields: Fields) -> ScanRequest:
+    types = fields.get("types")
+    if not isinstance(types, list) or len(types) > MAX_SCAN_TYPES:
+        raise MalformedRequest(f"'types' is not a list of at most {MAX_SCAN_TYPES} numbers")
+    return ScanRequest(
+        topic=get_name(fields, "topic"),
+        partition=get_int(fields, "partition", 0, _INT32_MAX),
+        before_offset=get_int(fields, "before", -1, _INT64_MAX),
+        types=tuple(get_int({"types": kind}, "types", 0, _INT16_MAX) for kind in types),
+        max_bytes=get_int(fields, "max_bytes", 0, _INT32_MAX),
+    )
+
+
 def _get_rewind(fields: Fields) -> Rewind:
     rewind = get_text(fields, "rewind", MAX_NAME_CHARACTERS)
     if rewind not in ("error", "skip"):
@@ -282,11 +339,13 @@ def _get_tasks(fields: Fields) -> tuple[TaskOutput, ...]:
 
 def encode_reply(reply: Reply | CairnError, *, correlation_id: int) -> bytes:
     """The bytes of a response without the 4 bytes of frame size; an error is a reply too."""
-    return _CORRELATION.pack(correlation_id) + encode_reply_body(reply)
+    return b"".join([_CORRELATION.pack(correlation_id), *encode_reply_body(reply)])
 
 
-def encode_reply_body(reply: Reply | CairnError) -> bytes:
-    """The body of a response: what follows the correlation id."""
+def encode_reply_body(reply: Reply | CairnError) -> list[Buffer]:
+    """The body of a response: what follows the correlation id. The raw part is not copied."""
+    if isinstance(reply, ScanReply):
+        return [encode_scan_reply(reply.next_before, reply.log_start_offset, reply.high_watermark), reply.batches]
     fields: dict[str, object] = {"error": None}
     match reply:
         case CairnError():
@@ -304,7 +363,19 @@ def encode_reply_body(reply: Reply | CairnError) -> bytes:
             fields["state"] = reply.state
             fields["staged_bytes"] = reply.staged_bytes
             fields["staged_attempts"] = reply.staged_attempts
-    return encode_fields(fields)
+    return [encode_fields(fields)]
+
+
+def encode_scan_reply(next_before: int, log_start_offset: int, high_watermark: int) -> bytes:
+    """What stands in front of the batches in the answer to a scan."""
+    return encode_fields(
+        {
+            "error": None,
+            "next_before": next_before,
+            "log_start_offset": log_start_offset,
+            "high_watermark": high_watermark,
+        }
+    )
 
 
 def decode_reply(api_key: int, frame: Buffer) -> tuple[int, Reply | CairnError]:
@@ -313,14 +384,25 @@ def decode_reply(api_key: int, frame: Buffer) -> tuple[int, Reply | CairnError]:
         raise MalformedRequest(f"a response of {len(frame)} bytes is shorter than its correlation id")
     (correlation_id,) = _CORRELATION.unpack_from(frame)
     fields, raw = decode_fields(memoryview(frame)[_CORRELATION.size :])
-    if len(raw):
-        raise MalformedRequest(f"{len(raw)} bytes behind a response that carries none")
     if "error" not in fields:
         raise MalformedRequest("a response without 'error'")
     error = fields["error"]
+    if error is None and api_key == SCAN:
+        return correlation_id, _decode_scan_reply(fields, raw)
+    if len(raw):
+        raise MalformedRequest(f"{len(raw)} bytes behind a response that carries none")
     if error is not None:
         return correlation_id, _decode_error(error)
     return correlation_id, _decode_reply_fields(api_key, fields)
+
+
+def _decode_scan_reply(fields: Fields, raw: memoryview) -> ScanReply:
+    return ScanReply(
+        batches=raw,
+        next_before=get_int(fields, "next_before", 0, _INT64_MAX),
+        log_start_offset=get_int(fields, "log_start_offset", 0, _INT64_MAX),
+        high_watermark=get_int(fields, "high_watermark", 0, _INT64_MAX),
+    )
 
 
 def _decode_reply_fields(api_key: int, fields: Fields) -> Reply:
@@ -375,6 +457,11 @@ def _error_fields(error: CairnError) -> dict[str, object]:
     fields: dict[str, object] = {"kind": type(error).__name__, "message": str(error)}
     if isinstance(error, StagePosition):
         fields["length"] = error.length
+    if isinstance(error, OffsetOutOfRange):
+        fields |= {"offset": error.offset, "start": error.start_offset, "end": error.high_watermark}
+        fields["stream"] = error.stream
+    if isinstance(error, CorruptChunk):
+        fields |= {"first": error.first_offset, "last": error.last_offset}
     return fields
 
 
@@ -384,6 +471,13 @@ def _decode_error(value: object) -> CairnError:
     message = get_text(fields, "message", MAX_FIELDS_BYTES)
     if kind == "StagePosition":
         return StagePosition(message, length=get_int(fields, "length", 0, _INT32_MAX))
+    if kind == "OffsetOutOfRange":
+        start, end = get_int(fields, "start", 0, _INT64_MAX), get_int(fields, "end", 0, _INT64_MAX)
+        offset = get_int(fields, "offset", _INT64_MIN, _INT64_MAX)
+        return OffsetOutOfRange(get_text(fields, "stream", MAX_FIELDS_BYTES), offset, start, end)
+    if kind == "CorruptChunk":
+        first, last = get_int(fields, "first", 0, _INT64_MAX), get_int(fields, "last", 0, _INT64_MAX)
+        return CorruptChunk(message, first_offset=first, last_offset=last)
     plain = _PLAIN_ERRORS.get(kind)
     return plain(message) if plain is not None else CairnError(f"{kind}: {message}")
 

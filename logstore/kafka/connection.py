@@ -257,7 +257,8 @@ class Connection:
         raw = self._handlers.raw.get(header.api_key)
         try:
             if raw is not None:
-                return await raw.handle(request[header.body_at :], self._caller)
+                body, self._answer_bytes = await raw.handle(request[header.body_at :], self._answers)
+                return body
             if header.api_key == codec.API_VERSIONS_KEY:
                 return api_versions_body(self._handlers, header.version)
             if header.api_key == fetch.KEY and fetch.MIN_VERSION <= header.version <= fetch.MAX_VERSION:

@@ -13,6 +13,7 @@ from kio.static.protocol import ResponsePayload
 
 from logstore.engine import Engine
 from logstore.interfaces import Buffer, Clock
+from logstore.kafka.budgets import AnswerBudget
 from logstore.log.topics import TopicConfig
 
 
@@ -62,10 +63,12 @@ class Api(NamedTuple):
 
 
 class RawApi(NamedTuple):
-    """One of our own requests: key, and a handler from body bytes to the buffers of the answer's body."""
+    """One of our own requests: key, and a handler from body bytes to the buffers of the answer's body, and how many
+    bytes of the budget it holds until it is sent.
+    """
 
     key: int
-    handle: Callable[[memoryview, Caller], Awaitable[list[Buffer]]]
+    handle: Callable[[memoryview, AnswerBudget], Awaitable[tuple[list[Buffer], int]]]
 
 
 class Handlers(NamedTuple):

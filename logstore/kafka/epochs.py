@@ -24,12 +24,14 @@ from logstore.format.private import (
     DescribeRequest,
     Reply,
     Request,
+    ScanRequest,
     StageRequest,
     decode_request,
     encode_reply_body,
 )
 from logstore.interfaces import Buffer
-from logstore.kafka.dispatch import Caller, Front, RawApi
+from logstore.kafka.budgets import AnswerBudget
+from logstore.kafka.dispatch import Front, RawApi
 from logstore.log.epochs import Epochs
 
 TICK_SECONDS: Final = 5.0
@@ -48,7 +50,7 @@ async def roll_forward(engine: Engine, epochs: Epochs) -> None:
     """
     for search in epochs.searches():
         stream = engine.store.stream(search.target.topic, search.target.partition)
-        epochs.found(search, await engine.find_control(stream, search.from_offset))
+        epochs.found(search, await engine.find_ends(stream, search.from_offset))
     await engine.wait(epochs.roll_forward())
 
 
@@ -67,13 +69,13 @@ class _EpochRequests:
         self._front = front
         self._epochs = epochs
 
-    async def handle(self, api_key: int, body: memoryview, _caller: Caller) -> list[Buffer]:
+    async def handle(self, api_key: int, body: memoryview, _: AnswerBudget) -> tuple[list[Buffer], int]:
         """Answer one request."""
         try:
             reply: Reply | CairnError = await self._answer(decode_request(api_key, body))
         except CairnError as error:
             reply = error
-        return [encode_reply_body(reply)]
+        return encode_reply_body(reply), 0
 
     async def _answer(self, request: Request) -> Reply:
         engine, now_ms = self._front.engine, self._front.clock.wall_ms()
@@ -87,6 +89,8 @@ class _EpochRequests:
                 return await engine.wait(self._epochs.abort(request))
             case DescribeRequest():
                 return self._epochs.describe(request.query)
+            case ScanRequest():
+                raise AssertionError("scans have a handler of their own")
 
     async def _create_topics(self, names: Iterable[str]) -> None:
         """Create what is not there, if that is on; otherwise staging says what is missing."""

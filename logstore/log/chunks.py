@@ -11,9 +11,10 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from logstore.format.batch import BatchHeader
-from logstore.format.index import CONTROL_FLAG, NO_TIMESTAMP, IndexColumns, IndexEntry, decode_columns
+from logstore.format.index import CONTROL_FLAG, NO_TIMESTAMP, TYPE_SHIFT, IndexColumns, IndexEntry, decode_columns
 from logstore.interfaces import FileSystem
 
 OFFSET_DIGITS = 20
@@ -45,10 +46,20 @@ def parse_chunk_name(name: str) -> tuple[int, str] | None:
     return None
 
 
+class ControlPlace(NamedTuple):
+    """Where a control batch is. `end` and `next_offset` are the next entry's, or the chunk's."""
+
+    position: int
+    base_offset: int
+    kind: int
+    end: int
+    next_offset: int
+
+
 class SparseIndex:
     """Where in one chunk the batches stand: a sparse search table, and every control batch."""
 
-    __slots__ = ("control_offsets", "control_positions", "max_before", "offsets", "positions")
+    __slots__ = ("control_offsets", "control_positions", "control_types", "max_before", "offsets", "positions")
 
     def __init__(self, columns: IndexColumns | None = None) -> None:
         self.offsets = columns.offsets if columns else array("q")
@@ -56,20 +67,22 @@ class SparseIndex:
         self.max_before = columns.max_before if columns else array("q")
         self.control_offsets = columns.control_offsets if columns else array("q")
         self.control_positions = columns.control_positions if columns else array("q")
+        self.control_types = columns.control_types if columns else array("H")
 
     @property
     def size_bytes(self) -> int:
         """What it takes in memory, about."""
-        return 24 * len(self.offsets) + 16 * len(self.control_offsets)
+        return 24 * len(self.offsets) + 18 * len(self.control_offsets)
 
     def add(self, entries: Sequence[IndexEntry]) -> None:
         """Append entries, which rise in offset and position."""
         for entry in entries:
+            # Offsets last: a reader on another thread searches them first and then finds the rest in place.
             if entry.flags & CONTROL_FLAG:
+                self.control_types.append(entry.control_type)
                 self.control_positions.append(entry.position)
                 self.control_offsets.append(entry.base_offset)
             else:
-                # Offsets last: a reader on another thread searches them first and then finds the rest in place.
                 self.positions.append(entry.position)
                 self.max_before.append(entry.max_timestamp_before)
                 self.offsets.append(entry.base_offset)
@@ -77,17 +90,32 @@ class SparseIndex:
     def position_of(self, offset: int) -> tuple[int, int] | None:
         """Position and base offset of a batch at or before the one that holds `offset`; None: the chunk's first."""
         at = bisect_right(self.offsets, offset) - 1
-        return (self.positions[at], self.offsets[at]) if at >= 0 else None
+        plain = (self.positions[at], self.offsets[at]) if at >= 0 else None
+        # A reader amid many control batches must not walk through all of them again.
+        at = bisect_right(self.control_offsets, offset) - 1
+        control = (self.control_positions[at], self.control_offsets[at]) if at >= 0 else None
+        return max(plain, control) if plain and control else plain or control
 
     def position_before_timestamp(self, timestamp_ms: int) -> tuple[int, int] | None:
         """Position and base offset of a batch in front of which no record has this timestamp or a later one."""
         at = bisect_left(self.max_before, timestamp_ms) - 1
         return (self.positions[at], self.offsets[at]) if at >= 0 else None
 
-    def controls_from(self, offset: int) -> Sequence[tuple[int, int]]:
-        """Positions and base offsets of the control batches at or behind `offset`, rising."""
-        at = bisect_left(self.control_offsets, offset)
-        return list(zip(self.control_positions[at:], self.control_offsets[at:], strict=False))
+    def controls(self, from_offset: int, before_offset: int) -> range:
+        """Which control batches start in that range of offsets, as numbers for `control`."""
+        low = bisect_left(self.control_offsets, from_offset)
+        return range(low, bisect_left(self.control_offsets, before_offset, lo=low))
+
+    def control(self, number: int, view: "ChunkView") -> ControlPlace:
+        """A control batch of the chunk."""
+        position = self.control_positions[number]
+        end, next_offset = view.size_bytes, view.next_offset
+        if number + 1 < len(self.control_offsets) and self.control_positions[number + 1] < end:
+            end, next_offset = self.control_positions[number + 1], self.control_offsets[number + 1]
+        at = bisect_right(self.positions, position, hi=len(self.offsets))
+        if at < len(self.offsets) and self.positions[at] < end:
+            end, next_offset = self.positions[at], self.offsets[at]
+        return ControlPlace(position, self.control_offsets[number], self.control_types[number], end, next_offset)
 
 
 class IndexBuilder:
@@ -99,16 +127,28 @@ class IndexBuilder:
         self.max_timestamp = max_timestamp
         self._last_position = last_position
 
-    def note(self, header: BatchHeader, base_offset: int, position: int, entries: list[IndexEntry]) -> None:
-        """Take a batch into account; append the entry it deserves, if any, to `entries`."""
+    def note(
+        self, header: BatchHeader, base_offset: int, position: int, entries: list[IndexEntry], kind: int = 0
+    ) -> None:
+        """Take a batch into account; append the entry it deserves, if any, to `entries`.
+
+        `kind`: the type of a control batch's record, 0 if unknown.
+        """
         if header.is_control:
-            entries.append(IndexEntry(base_offset, self.max_timestamp, position, header.crc, CONTROL_FLAG))
+            flags = CONTROL_FLAG | kind << TYPE_SHIFT
+            entries.append(IndexEntry(base_offset, self.max_timestamp, position, header.crc, flags))
+            self._last_position = position - INDEX_INTERVAL_BYTES  # what follows shows where this one ends
             return
         if position - self._last_position >= INDEX_INTERVAL_BYTES:
             entries.append(IndexEntry(base_offset, self.max_timestamp, position, header.crc, 0))
             self._last_position = position
         if header.max_timestamp > self.max_timestamp:
             self.max_timestamp = header.max_timestamp
+
+    def note_damage(self, base_offset: int, position: int, entries: list[IndexEntry]) -> None:
+        """Take a damaged place into account, which may have been a control batch."""
+        entries.append(IndexEntry(base_offset, self.max_timestamp, position, 0, CONTROL_FLAG))
+        self._last_position = position - INDEX_INTERVAL_BYTES
 
 
 @dataclass(slots=True)

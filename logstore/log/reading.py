@@ -16,13 +16,13 @@ from logstore.format.batch import (
     HEADER,
     HEADER_BYTES,
     LEADER_EPOCH,
-    LENGTH_OVERHEAD,
     BatchHeader,
     check_batch,
     empty_batch,
     parse_header,
     seal_batch,
 )
+from logstore.format.control import known_type
 from logstore.format.index import IndexEntry
 from logstore.format.records import Record, decode_batch, iterate_times
 from logstore.interfaces import Buffer, FileSystem
@@ -64,7 +64,7 @@ def read_chunk(
 
     Raises CorruptChunk if a batch among them is damaged and nothing good stands before it.
     """
-    start = _index(fs, cache, view).position_of(offset)
+    start = load_index(fs, cache, view).position_of(offset)
     buffers: list[Buffer] = []
     size = run_bytes = 0
     run: _Found | None = None
@@ -94,17 +94,21 @@ def read_chunk(
     return ReadResult(buffers, next_offset, size)
 
 
-def _index(fs: FileSystem, cache: IndexCache, view: ChunkView) -> SparseIndex:
+def load_index(fs: FileSystem, cache: IndexCache, view: ChunkView) -> SparseIndex:
     """The index of a chunk; a lost or damaged one is made again from the chunk, as far as that holds."""
     index = cache.load(fs, view)
     if index is None:
         index = SparseIndex()
         builder, entries = IndexBuilder(), list[IndexEntry]()
+        position, due = 0, view.base_offset
         try:
             for found in _walk(fs, view, None, view.base_offset, READ_BYTES):
-                builder.note(found.header, found.header.base_offset, found.position, entries)
+                kind = known_type(found.buffer) if found.header.is_control else 0
+                builder.note(found.header, found.header.base_offset, found.position, entries, kind)
+                position, due = found.position + len(found.buffer), found.header.next_offset
         except CorruptChunk:
-            pass  # what stands in front of the damage is indexed; who reads the damage is told
+            # What stands in front of the damage is indexed; who reads the damage is told.
+            builder.note_damage(due, position, entries)
         index.add(entries)
         cache.keep(view.index_path, index)
     return index
@@ -165,11 +169,16 @@ def _checked(
 
 
 def _corrupt(view: ChunkView, offset: int, why: str) -> CorruptChunk:
+    return damaged(view, offset, view.next_offset - 1, why)
+
+
+def damaged(view: ChunkView, first_offset: int, last_offset: int, why: str) -> CorruptChunk:
+    """The error for a place in a chunk that does not hold: these offsets, at most, are lost."""
     return CorruptChunk(
-        f"{view.log_path}: durable data is damaged ({why}); offsets {offset} to at most {view.next_offset - 1} cannot "
+        f"{view.log_path}: durable data is damaged ({why}); offsets {first_offset} to at most {last_offset} cannot "
         "be read; restore the chunk from a copy, or move past it",
-        first_offset=offset,
-        last_offset=view.next_offset - 1,
+        first_offset=first_offset,
+        last_offset=last_offset,
     )
 
 
@@ -181,7 +190,7 @@ def find_timestamp(
     A compressed batch that cannot be opened here (snappy, lz4, zstd) answers with its first offset: early, never late.
     Raises CorruptChunk.
     """
-    start = _index(fs, cache, view).position_before_timestamp(timestamp_ms)
+    start = load_index(fs, cache, view).position_before_timestamp(timestamp_ms)
     for found in _walk(fs, view, start, from_offset, SEEK_READ_BYTES):
         if found.header.is_control or found.header.max_timestamp < timestamp_ms:
             continue
@@ -217,17 +226,3 @@ def _open_gzip(batch: memoryview, header: BatchHeader) -> list[Record] | None:
         return decode_batch(seal_batch(bytearray(HEADER.pack(*plain)) + body))
     except CorruptBatch:
         return None
-
-
-def read_control(fs: FileSystem, cache: IndexCache, view: ChunkView, from_offset: int) -> list[tuple[int, bytes]]:
-    """Base offsets and bytes of the chunk's control batches at or behind `from_offset`, in order. CorruptChunk."""
-    found: list[tuple[int, bytes]] = []
-    for position, due in _index(fs, cache, view).controls_from(from_offset):
-        if position >= view.size_bytes:
-            break
-        head = fs.read(view.log_path, position, HEADER_BYTES)
-        header = _header(view, memoryview(head), 0, due, due)
-        whole = memoryview(fs.read(view.log_path, position, header.batch_length + LENGTH_OVERHEAD))
-        _checked(view, whole, 0, header, header.base_offset)
-        found.append((header.base_offset, bytes(whole)))
-    return found

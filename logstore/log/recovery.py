@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from logstore.errors import CorruptBatch, CorruptFile, UnsupportedBatchFormat
 from logstore.format.batch import HEADER, HEADER_BYTES, BatchHeader, check_batch, parse_header
-from logstore.format.control import BEGIN_TYPE, END_TYPE, control_type
+from logstore.format.control import BEGIN_TYPE, END_TYPE, known_type
 from logstore.format.index import BLOCK, IndexBlock, IndexEntry, decode_blocks, encode_block
 from logstore.format.snapshot import decode_snapshots
 from logstore.interfaces import FileSystem
@@ -251,15 +251,10 @@ class _Walk:
         return header if header.base_offset == offset else None
 
     def _note(self, header: BatchHeader, position: int, batch: memoryview) -> None:
-        kind = None
-        if header.is_control:
-            try:
-                kind = control_type(batch)
-            except CorruptBatch:
-                kind = None
+        kind = known_type(batch) if header.is_control else 0
         if kind == BEGIN_TYPE:
             self.group = _OpenGroupMark(position, header.base_offset, self.builder.max_timestamp, len(self.entries))
-        self.builder.note(header, header.base_offset, position, self.entries)
+        self.builder.note(header, header.base_offset, position, self.entries, kind)
         if kind == END_TYPE:
             self.group = None
 
@@ -280,6 +275,7 @@ class _Walk:
             last=header.base_offset - 1,
         )
         self.group = None
+        self.builder.note_damage(offset, position, self.entries)
         return at, header.base_offset
 
     def _finish(self, position: int, offset: int) -> None:

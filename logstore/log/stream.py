@@ -26,6 +26,7 @@ from logstore.errors import (
     UnknownTopicOrPartition,
 )
 from logstore.format.batch import LEADER_EPOCH, BatchHeader, parse_header, patch_base
+from logstore.format.control import known_type
 from logstore.format.index import IndexBlock, IndexEntry, encode_block
 from logstore.format.snapshot import Snapshot, encode_snapshot
 from logstore.log.admission import check_produced
@@ -286,8 +287,9 @@ class Stream:
     def _place(self, flight: Flight, buffer: memoryview, header: BatchHeader, entries: list[IndexEntry]) -> None:
         """Give a batch its offset and position."""
         patch_base(buffer, 0, self._write_offset, self.leader_epoch)
-        self._builder.note(header, self._write_offset, self._write_position, entries)
-        flight.batches.append(PlacedBatch(buffer, header, self._write_offset))
+        kind = known_type(buffer) if header.is_control else 0
+        self._builder.note(header, self._write_offset, self._write_position, entries, kind)
+        flight.batches.append(PlacedBatch(buffer, header, self._write_offset, kind))
         self._write_offset += header.last_offset_delta + 1
         self._write_position += header.size_bytes
 
@@ -384,7 +386,7 @@ class Stream:
             entries = list(flight.group.tail)
         else:
             entries = [
-                TailEntry(batch.base_offset, batch.next_offset, batch.buffer, batch.header.is_control)
+                TailEntry(batch.base_offset, batch.next_offset, batch.buffer, batch.header.is_control, batch.kind)
                 for batch in flight.batches
             ]
         for entry in entries:
@@ -392,7 +394,8 @@ class Stream:
 
     def _keep_for_tail(self, opened: OpenGroup, batches: list[PlacedBatch]) -> None:
         for batch in batches:
-            opened.tail.append(TailEntry(batch.base_offset, batch.next_offset, batch.buffer, batch.header.is_control))
+            entry = TailEntry(batch.base_offset, batch.next_offset, batch.buffer, batch.header.is_control, batch.kind)
+            opened.tail.append(entry)
             opened.tail_bytes += len(batch.buffer)
         while opened.tail_bytes > GROUP_TAIL_BYTES and len(opened.tail) > 1:
             opened.tail_bytes -= len(opened.tail.popleft().buffer)
@@ -437,6 +440,15 @@ class Stream:
         for chunk in reversed(self.chunks):
             if chunk.base_offset <= offset:
                 return chunk.view(is_cold=newer_bytes > WARM_BYTES) if offset < chunk.next_offset else None
+            newer_bytes += chunk.size_bytes
+        return None
+
+    def chunk_below(self, offset: int) -> ChunkView | None:
+        """The newest chunk with something in front of `offset`, as of now; None if there is none."""
+        newer_bytes = 0
+        for chunk in reversed(self.chunks):
+            if chunk.base_offset < offset and chunk.size_bytes:
+                return chunk.view(is_cold=newer_bytes > WARM_BYTES)
             newer_bytes += chunk.size_bytes
         return None
 

@@ -110,6 +110,8 @@ class PlacedBatch:
     buffer: memoryview
     header: BatchHeader
     base_offset: int
+    kind: int
+    """The type of its control record; 0 for any other batch."""
 
     @property
     def next_offset(self) -> int:

@@ -7,6 +7,7 @@ Invariants:
 
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from logstore.format.batch import HEADER_BYTES
@@ -23,17 +24,20 @@ class TailEntry(NamedTuple):
     next_offset: int
     buffer: memoryview
     is_control: bool
+    kind: int = 0
+    """The type of a control record of ours."""
 
 
 class StreamTail:
     """The newest batches of one stream."""
 
-    __slots__ = ("_entries", "_ghosts", "_head")
+    __slots__ = ("_controls", "_entries", "_ghosts", "_head")
 
     def __init__(self) -> None:
         self._entries: list[TailEntry] = []
         self._head = 0
         self._ghosts = 0
+        self._controls: deque[TailEntry] = deque()
 
     @property
     def start_offset(self) -> int | None:
@@ -43,12 +47,16 @@ class StreamTail:
     def push(self, entry: TailEntry) -> None:
         """Append the next batch."""
         self._entries.append(entry)
+        if entry.is_control:
+            self._controls.append(entry)
 
     def pop_oldest(self) -> None:
         """Drop the oldest batch."""
         if self._ghosts:
             self._ghosts -= 1
             return
+        if self._entries[self._head].is_control:
+            self._controls.popleft()
         self._entries[self._head] = _GONE
         self._head += 1
         if self._head > _COMPACT_AT and 2 * self._head > len(self._entries):
@@ -59,7 +67,12 @@ class StreamTail:
         """Drop all batches; what comes next starts a new contiguous tail."""
         self._ghosts += len(self._entries) - self._head
         self._entries.clear()
+        self._controls.clear()
         self._head = 0
+
+    def controls(self) -> Iterable[TailEntry]:
+        """The control batches, newest first."""
+        return reversed(self._controls)
 
     def read(self, offset: int, max_bytes: int) -> list[TailEntry]:
         """Batches from the one that holds `offset` on, at least one, up to `max_bytes` together."""

@@ -16,13 +16,14 @@ from logstore.format.records import Record, decode_batch, encode_batch
 from logstore.interfaces import FileSystem
 from logstore.log.epochs import Epochs
 from logstore.log.jobs import Operation
-from logstore.log.reading import find_timestamp, read_chunk, read_control
+from logstore.log.reading import find_timestamp, read_chunk
 from logstore.log.staging import Staging
 from logstore.log.store import Store, StoreSettings
 from logstore.log.stream import Stream
 from logstore.log.ticket import Ticket
 from logstore.log.topics import TopicConfig
 from logstore.testing.clock import ManualClock
+from logstore.testing.controls import scan_all
 from logstore.testing.driver import Driver
 from logstore.testing.history import FoundBatch, History, PromiseBroken, StreamHistory, content_of, found_batches
 from logstore.testing.simdisk import SimDisk
@@ -325,7 +326,7 @@ class World:
         """Control batches from an offset on, found through the indexes."""
         found: list[tuple[int, bytes]] = []
         for view in stream.chunk_views(from_offset):
-            found.extend(read_control(self.fs, self.store.indexes, view, from_offset))
+            found.extend(scan_all(self.fs, self.store.indexes, view, from_offset))
         return found
 
     def find(self, stream: Stream, timestamp_ms: int) -> int | None:

@@ -24,12 +24,12 @@ from logstore.format.private import (
 from logstore.format.records import Record, decode_batch, encode_batch
 from logstore.interfaces import FileSystem
 from logstore.log.epochs import Epochs
-from logstore.log.reading import read_control
 from logstore.log.staging import Staging
 from logstore.log.store import Store, StoreSettings
 from logstore.log.stream import Stream
 from logstore.log.ticket import Ticket
 from logstore.testing.clock import ManualClock
+from logstore.testing.controls import scan_all
 from logstore.testing.driver import run_jobs
 
 T = TypeVar("T")
@@ -84,7 +84,7 @@ class Sidecar:
         """Control batches of a stream."""
         found: list[tuple[int, bytes]] = []
         for view in stream.chunk_views(from_offset):
-            found.extend(read_control(self.fs, self.store.indexes, view, from_offset))
+            found.extend(scan_all(self.fs, self.store.indexes, view, from_offset))
         return found
 
     def values(self, topic: str, partition: int) -> list[str]:

@@ -13,8 +13,9 @@ from kio.schema.errors import ErrorCode
 from logstore.errors import StorageFailed
 from logstore.interfaces import Buffer
 from logstore.kafka import fetch, produce
+from logstore.kafka.budgets import AnswerBudget
 from logstore.kafka.connection import SLOT_BYTES
-from logstore.kafka.dispatch import Caller, FrontSettings, RawApi
+from logstore.kafka.dispatch import FrontSettings, RawApi
 from logstore.log.store import StoreSettings
 from tests.kafka.front_driver import (
     API_VERSIONS,
@@ -174,11 +175,11 @@ async def test_frames_may_arrive_in_any_pieces(tmp_path: Path) -> None:
         assert server.stream.high_watermark == 10
 
 
-async def _broken(_body: memoryview, _caller: Caller) -> list[Buffer]:
+async def _broken(_body: memoryview, _answers: AnswerBudget) -> tuple[list[Buffer], int]:
     raise KeyError("a fault of ours")
 
 
-async def _failing(_body: memoryview, _caller: Caller) -> list[Buffer]:
+async def _failing(_body: memoryview, _answers: AnswerBudget) -> tuple[list[Buffer], int]:
     raise StorageFailed("the disk is away")
 
 
@@ -290,8 +291,8 @@ async def test_all_connections_together_cannot_fill_the_memory(tmp_path: Path) -
         assert server.stream.high_watermark == clients * count
 
 
-async def _large(_body: memoryview, _caller: Caller) -> list[Buffer]:
-    return [bytes(16 << 20)]
+async def _large(_body: memoryview, _answers: AnswerBudget) -> tuple[list[Buffer], int]:
+    return [bytes(16 << 20)], 0
 
 
 async def test_clients_that_do_not_read_do_not_hold_up_others(tmp_path: Path) -> None:

@@ -1,0 +1,55 @@
+"""The scan request: a stream's control batches, newest first.
+
+Invariants: the answer has whole batches up to the high watermark, within what the request, `MAX_SCAN_BYTES` and the
+budget of all unsent answers allow, but one batch at least if there is one; what goes wrong is an error inside the
+answer. Disk is read on reader threads only.
+
+Source: CEC paper, section III; docs/format.md, "Private requests".
+"""
+
+from functools import partial
+from typing import Final
+
+from logstore.errors import CairnError, MalformedRequest, StorageFailed
+from logstore.format.private import SCAN, ScanRequest, decode_request, encode_reply_body, encode_scan_reply
+from logstore.interfaces import Buffer
+from logstore.kafka.budgets import AnswerBudget
+from logstore.kafka.dispatch import Front, RawApi
+
+MAX_SCAN_BYTES: Final = 16 << 20
+"""Whatever a client asks for: bounds what one connection holds in memory."""
+
+
+def scan_apis(front: Front) -> list[RawApi]:
+    """The handler of the scan request."""
+    return [RawApi(SCAN, partial(_handle, front))]
+
+
+async def _handle(front: Front, body: memoryview, answers: AnswerBudget) -> tuple[list[Buffer], int]:
+    try:
+        request = decode_request(SCAN, body)
+        if not isinstance(request, ScanRequest):
+            raise MalformedRequest("not a scan")
+        return await _scan(front, request, answers)
+    except CairnError as error:
+        return encode_reply_body(error), 0
+
+
+async def _scan(front: Front, request: ScanRequest, answers: AnswerBudget) -> tuple[list[Buffer], int]:
+    engine = front.engine
+    stream = engine.store.stream(request.topic, request.partition)
+    room = answers.take(min(request.max_bytes, MAX_SCAN_BYTES))
+    kept = 0
+    try:
+        found = await engine.scan_controls(stream, request.before_offset, request.types, room)
+        kept = found.size_bytes
+    except OSError as error:
+        engine.store.report("read failed", stream=stream.name, offset=request.before_offset, error=str(error))
+        raise StorageFailed(f"{stream.name}: {error.strerror or error}") from error
+    except CairnError as error:
+        engine.store.report("read failed", stream=stream.name, offset=request.before_offset, error=str(error))
+        raise
+    finally:
+        answers.give(room - kept)
+    head = encode_scan_reply(found.next_before, stream.log_start_offset, stream.high_watermark)
+    return [head, *found.buffers], kept
