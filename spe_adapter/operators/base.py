@@ -1,0 +1,380 @@
+"""What a stateful operator is: it gets rows and the state of their windows, a batch at a time, and gives results.
+
+A user subclasses `Operator`, declares the state as names and Arrow types, and writes `process`. State is columnar: one
+entry per distinct window of the call. The example raises an alarm when a customer's payment is ten times the mean of
+what they paid before; `tests/operators/test_examples.py` runs it.
+
+    class Alarm(Operator):
+        state = {"payments": pa.int64(), "total": pa.float64()}
+
+        def output(self, schema):
+            return pa.schema([("amount", pa.float64()), ("mean", pa.float64())])
+
+        def process(self, rows, state):
+            amount = rows.batch.column("amount").to_numpy(zero_copy_only=False)
+            payments, total = state.get("payments"), state.get("total")
+            mean = (total / np.maximum(payments, 1))[rows.window]
+            odd = np.flatnonzero((payments[rows.window] > 0) & (amount > 10 * mean))
+            state.set("payments", payments + np.bincount(rows.window, minlength=state.size))
+            state.set("total", total + np.bincount(rows.window, amount, minlength=state.size))
+            alarms = pa.RecordBatch.from_arrays([amount[odd], mean[odd]], names=["amount", "mean"])
+            return Results(alarms, rows.window[odd])
+
+Invariants:
+* What an operator writes is kept aside until its call has returned, so that a call that raises has changed nothing.
+* A window is the unit of state: (key, number). Its state after a beat depends on its own rows alone, in their order.
+* An operator holds no state of its own; it is pickled and sent to wherever its partition is processed.
+
+Source: CEC paper, sections II.B and III (windows as independent parts of an operator's state).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from spe_adapter.codec.kernels import Int64s
+from spe_adapter.errors import SchemaRefused
+from spe_adapter.operators.keys import KeyCodec
+from spe_adapter.state.columns import Bools
+from spe_adapter.state.layout import NEVER as _NEVER
+from spe_adapter.state.store import StateStore
+
+Numbers = NDArray[np.generic]
+
+MICROSECONDS: Final = 1000
+"""In a millisecond."""
+
+
+class Rows(NamedTuple):
+    """The rows of a call, in their order of arrival; a sliding window's operator gets a row once for each window.
+
+    `window` is the index of a row's window in the State; `times_ms` the event time (0 where it is null), None without
+    one; `sequence` numbers the rows of a state partition from 0, repeated rows alike.
+    """
+
+    batch: pa.RecordBatch
+    window: Int64s
+    times_ms: Int64s | None
+    sequence: Int64s
+
+
+class Results(NamedTuple):
+    """Results, each with the index of the State's window whose key it carries, and its timestamp (None: now)."""
+
+    rows: pa.RecordBatch
+    window: Int64s
+    times_ms: Int64s | None = None
+
+
+Emitted = Results | pa.RecordBatch | None
+"""What a call gives. A plain record batch has one row per window of the State, in its order."""
+
+
+class Times(NamedTuple):
+    """Event times in µs since 1970, and where they are valid (None: everywhere)."""
+
+    us: Int64s
+    valid: Bools | None
+
+
+class Input(NamedTuple):
+    """An input with event time: its column (for a join, of its side), and how late its rows may be."""
+
+    column: str
+    delay_ms: int
+
+
+class Assignment(NamedTuple):
+    """To which windows rows belong. `rows` are positions in the batch (None: each row once, in order), `numbers` the
+    window numbers beside them; a row is too late once the watermark has reached its `late_ms`.
+    """
+
+    numbers: Int64s
+    rows: Int64s | None = None
+    late_ms: Int64s | None = None
+
+
+class State:
+    """The state of some windows, one entry each, in an order of its own.
+
+    Reads see what the same call wrote. Nothing reaches the store before `commit`, which the Processor calls.
+    """
+
+    def __init__(self, store: StateStore, rows: Int64s, is_new: Bools, identity: "Identities") -> None:
+        self._store = store
+        self._rows = rows
+        self._identity = identity
+        self._columns: dict[str, pa.Array | tuple[Numbers, Bools | None]] = {}
+        self._expires: Int64s | None = None
+        self._closed: Bools | None = None
+        self.is_new = is_new
+        """True where the window has been opened by this call: its state is null."""
+
+    @property
+    def size(self) -> int:
+        """How many windows there are."""
+        return len(self._identity.numbers)
+
+    @property
+    def keys(self) -> pa.BinaryArray:
+        """Key bytes of each window, null for the null key."""
+        return self._identity.keys
+
+    @property
+    def numbers(self) -> Int64s:
+        """Window number of each window: an event-time window's start in µs, 0 for plain state per key."""
+        return self._identity.numbers
+
+    def key_columns(self) -> list[pa.Array]:
+        """The key as the columns it was made from."""
+        return self._identity.codec.decode(self._identity.keys)
+
+    def get(self, name: str) -> Numbers:
+        """A fixed-width column's values, 0 where null; timestamps are int64 in their unit."""
+        pending = self._columns.get(name)
+        if pending is None:
+            return self._store.get(name, self._rows)
+        if isinstance(pending, tuple):
+            return pending[0].copy()
+        plain = pending.cast(pa.int64()) if pa.types.is_temporal(pending.type) else pending
+        return plain.fill_null(False if pa.types.is_boolean(plain.type) else 0).to_numpy(zero_copy_only=False).copy()
+
+    def nulls(self, name: str) -> Bools:
+        """Where a column is null, as it is in a new window."""
+        pending = self._columns.get(name)
+        if pending is None:
+            return self._store.nulls(name, self._rows)
+        if isinstance(pending, tuple):
+            return np.zeros(self.size, np.bool_) if pending[1] is None else pending[1].copy()
+        return pending.is_null().to_numpy(zero_copy_only=False)
+
+    def set(self, name: str, values: Numbers, nulls: Bools | None = None) -> None:
+        """Write a fixed-width column, one value per window, null where `nulls`."""
+        self._check_length(name, len(values))
+        self._columns[name] = values, nulls
+
+    def column(self, name: str) -> pa.Array:
+        """A column of any type, as Arrow has it."""
+        pending = self._columns.get(name)
+        if pending is None:
+            return self._store.get_arrow(name, self._rows)
+        if not isinstance(pending, tuple):
+            return pending
+        kind = self._store.schema.field(name).type
+        values, nulls = pending
+        if pa.types.is_temporal(kind):
+            width = pa.int32() if pa.types.is_date32(kind) else pa.int64()
+            return pa.array(values, width, mask=nulls).view(kind)
+        return pa.array(values, kind, mask=nulls)
+
+    def set_column(self, name: str, values: pa.Array) -> None:
+        """Write a column of any type, one value per window."""
+        self._check_length(name, len(values))
+        self._columns[name] = values
+
+    def expires(self) -> Int64s:
+        """Event time in ms at which each window is due; NEVER where it is not."""
+        return self._store.expires(self._rows) if self._expires is None else self._expires.copy()
+
+    def expire_at(self, ms: int | Int64s, where: Bools | None = None) -> None:
+        """Have `expire` called when the watermark reaches `ms` (one for all, or one each); NEVER takes it back."""
+        wanted = np.broadcast_to(np.asarray(ms, np.int64), (self.size,))
+        self._expires = wanted.copy() if where is None else np.where(where, wanted, self.expires())
+
+    def close(self, where: Bools | None = None) -> None:
+        """Forget these windows (None: all) at the end of the call; the next row of the same key opens a new one."""
+        closed = np.ones(self.size, np.bool_) if where is None else np.asarray(where, np.bool_)
+        self._closed = closed if self._closed is None else self._closed | closed
+
+    def all_open(self) -> "State":
+        """Every open window of the partition, those of this call included, to be read only."""
+        rows = self._store.all_rows()
+        identity = Identities(self._store.keys(rows), self._store.numbers(rows), self._identity.codec)
+        return State(self._store, rows, np.zeros(len(rows), np.bool_), identity)
+
+    # ---- for the Processor
+
+    def part(self, which: Int64s) -> "State":
+        """Some of the windows as they were before the call: what is written to it is never kept."""
+        keys, numbers, codec = self._identity
+        identity = Identities(keys.take(pa.array(which)), numbers[which], codec)
+        return State(self._store, self._rows[which], self.is_new[which], identity)
+
+    def commit(self) -> None:
+        """Hand what was written on to the store."""
+        rows, keep = self._rows, None
+        if self._closed is not None and self._closed.any():
+            keep = np.flatnonzero(~self._closed)
+            rows = rows[keep]
+        if len(rows):
+            for name, pending in self._columns.items():
+                if isinstance(pending, tuple):
+                    values, nulls = pending
+                    if keep is not None:
+                        values, nulls = values[keep], None if nulls is None else nulls[keep]
+                    self._store.set(name, rows, values, nulls)
+                else:
+                    self._store.set_arrow(name, rows, pending if keep is None else pending.take(pa.array(keep)))
+            if self._expires is not None:
+                self._store.set_expires(rows, self._expires if keep is None else self._expires[keep])
+        if self._closed is not None and keep is not None:
+            self._store.close(self._rows[self._closed])
+
+    def open_until(self, watermark_ms: int) -> Bools:
+        """Which windows are neither closed by the call nor due at this watermark."""
+        still = self.expires() > watermark_ms
+        return still if self._closed is None else still & ~self._closed
+
+    def _check_length(self, name: str, length: int) -> None:
+        if length != self.size:
+            raise SchemaRefused(f"state {name!r}: {length} values for {self.size} windows")
+        if self._store.schema.get_field_index(name) < 0:
+            raise SchemaRefused(f"state {name!r} was not declared; there is {', '.join(self._store.schema.names)}")
+
+
+class Identities(NamedTuple):
+    """Who some windows are."""
+
+    keys: pa.BinaryArray
+    numbers: Int64s
+    codec: KeyCodec
+
+
+class Operator(ABC):
+    """A stateful operator over Arrow batches; see the module's example.
+
+    `state` names the state's columns and their types: integers, floats, bool, date32, timestamp, duration, string and
+    binary. With `event_time`, a column of timestamps, rows not newer than the watermark are dropped, as Spark does;
+    `delay_ms` is how far the watermark stays behind the newest row.
+    """
+
+    state: Mapping[str, pa.DataType] = {}
+    event_time: str | None = None
+    delay_ms: int = 0
+    windows_never_change: bool = False
+    """True where a window's state is final once it is open, so that no recovery has to replay anything for it."""
+
+    stateless: bool = False
+    """True where there is no state at all: not even which keys were seen."""
+
+    NEVER: ClassVar[int] = _NEVER
+    """For `State.expire_at`: not any more."""
+
+    @property
+    def name(self) -> str:
+        """How messages and checkpoints call this operator."""
+        return type(self).__name__
+
+    @abstractmethod
+    def output(self, schema: pa.Schema) -> pa.Schema:
+        """The columns of the results, without the key's, for an input of this schema.
+
+        Raises SchemaRefused, naming the column and the types allowed, for an input that does not suit.
+        """
+
+    @abstractmethod
+    def process(self, rows: Rows, state: State) -> Emitted:
+        """Take rows into their windows' state; give what they result in."""
+
+    def expire(self, state: State, watermark_ms: int) -> Emitted:
+        """Windows that are due at this watermark. They are closed behind this call, unless it gave them a later time
+        with `expire_at`.
+        """
+        return None
+
+    # ---- what fewer operators change
+
+    def state_schema(self, schema: pa.Schema) -> pa.Schema:
+        """The state's columns for an input of this schema."""
+        return pa.schema(list(self.state.items()))
+
+    def inputs(self) -> tuple[Input, ...]:
+        """The inputs with event time; the watermark is that of the slowest of them."""
+        return () if self.event_time is None else (Input(self.event_time, self.delay_ms),)
+
+    def times(self, batch: pa.RecordBatch) -> Times | None:
+        """The rows' event times."""
+        return None if self.event_time is None else times_of(batch, self.event_time)
+
+    def sources(self, batch: pa.RecordBatch) -> NDArray[np.int64] | None:
+        """Which of `inputs` each row belongs to; None: there is but one."""
+        return None
+
+    def assign(self, batch: pa.RecordBatch, times: Times | None, sequence: Int64s) -> Assignment:
+        """The windows of the rows; here: one per key, number 0, late when not newer than the watermark."""
+        numbers = np.zeros(batch.num_rows, np.int64)
+        if times is None:
+            return Assignment(numbers)
+        us = times.us if times.valid is None else np.where(times.valid, times.us, _FAR_US)
+        return Assignment(numbers, late_ms=ceiling_ms(us))
+
+    def columns(self, schema: pa.Schema) -> tuple[str, ...]:
+        """The columns that `process` reads, so that others need not be copied."""
+        return tuple(schema.names)
+
+    def prepared(self, schema: pa.Schema) -> pa.Schema:
+        """What `prepare` makes of the schema."""
+        return schema
+
+    def prepare(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """What happens to rows before they get keys and windows."""
+        return batch
+
+    def conclude(self, results: Results) -> Results:
+        """What happens to results behind `process` and `expire`."""
+        return results
+
+
+_FAR_US: Final = 2**62
+"""Later than any watermark: a row without event time is never late, as in Spark."""
+
+
+def times_of(batch: pa.RecordBatch, column: str) -> Times:
+    """A column of timestamps as event times. Raises SchemaRefused."""
+    return times_in(batch.column(time_index(batch.schema, column)))
+
+
+def time_index(schema: pa.Schema, column: str) -> int:
+    """The position of an event-time column. Raises SchemaRefused."""
+    index = schema.get_field_index(column)
+    if index < 0:
+        raise SchemaRefused(f"the event time, column {column!r}, is missing; there is {', '.join(schema.names)}")
+    if not pa.types.is_timestamp(schema.field(index).type):
+        raise SchemaRefused(f"the event time, column {column!r}, is {schema.field(index).type}; it must be a timestamp")
+    return index
+
+
+def times_in(moments: pa.Array) -> Times:
+    """Timestamps of any unit as µs (finer ones rounded down)."""
+    unit = moments.type.unit
+    plain = moments.cast(pa.int64())
+    valid = None if not moments.null_count else moments.is_valid().to_numpy(zero_copy_only=False)
+    us = plain.fill_null(0).to_numpy(zero_copy_only=False)
+    if unit == "ns":
+        us = us // 1000
+    elif unit != "us":
+        us = us * (1_000_000 if unit == "s" else 1000)
+    return Times(us, valid)
+
+
+def ceiling_ms(us: Int64s) -> Int64s:
+    """µs as ms, rounded up: `us <= watermark_ms * 1000` exactly where this is `<= watermark_ms`."""
+    return -(-us // MICROSECONDS)
+
+
+def next_watermark(operator: Operator, previous_ms: int, max_events_ms: list[int | None]) -> int:
+    """The watermark behind an epoch: per input the newest event time up to now minus its delay, the lowest of them,
+    and never less than before. An input that has had no row yet holds the watermark where it is.
+
+    Source: Spark's WatermarkTracker with `spark.sql.streaming.multipleWatermarkPolicy=min`.
+    """
+    seen = [
+        None if newest is None else newest - given.delay_ms
+        for given, newest in zip(operator.inputs(), max_events_ms, strict=True)
+    ]
+    known = [one for one in seen if one is not None]
+    return previous_ms if len(known) < len(seen) or not known else max(previous_ms, min(known))

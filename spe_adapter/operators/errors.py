@@ -1,0 +1,29 @@
+"""Errors of operators; they join the others of the adapter under one root.
+
+Invariant: a message names what a user can change: the operator, the column, the types allowed, the key.
+"""
+
+from typing import ClassVar
+
+from logstore.errors import Blame, CairnError
+
+
+class OperatorFailed(CairnError):
+    """A user's operator raised; the message names operator, epoch and, where one key alone provokes it, the key.
+
+    The state committed last is intact: nothing that the failed call wrote was kept.
+    """
+
+    blame: ClassVar[Blame] = "client"
+
+
+class BadResults(CairnError):
+    """An operator returned what does not fit its declared output."""
+
+    blame: ClassVar[Blame] = "client"
+
+
+class ArithmeticOverflow(CairnError):
+    """A sum of integers beyond 64 bits: an error, as in Spark with `spark.sql.ansi.enabled` (its default)."""
+
+    blame: ClassVar[Blame] = "client"

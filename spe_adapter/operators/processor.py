@@ -1,0 +1,275 @@
+"""Runs an operator over batches: keys, windows, state in and out, late rows, replays, expiry, and who is to blame.
+
+Invariants:
+* A call of the operator that raises leaves the store's windows as they were.
+* Each distinct window of a batch is looked up once; nothing here loops over rows in Python.
+* Results come in an order that depends on the rows alone: those of `process` as the operator gives them, those of
+  `expire` by time, number and key of their windows.
+* A replay gives no results: those of a beat that is replayed are in the log with it.
+
+Source: CEC paper, section II.B (a window ignores replayed tuples that its footprint has seen); Spark's order of an
+epoch (late rows dropped by the watermark before, rows, then what is due by the new one).
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from logstore.errors import CairnError
+from spe_adapter.codec.kernels import Int64s
+from spe_adapter.operators.base import MICROSECONDS, Emitted, Identities, Operator, Results, Rows, State, Times
+from spe_adapter.operators.blame import Trial, blamed
+from spe_adapter.operators.errors import BadResults, OperatorFailed
+from spe_adapter.operators.keys import KeyCodec
+from spe_adapter.operators.output import Output, is_raw, output_schema
+from spe_adapter.operators.replay import Replay
+from spe_adapter.state.columns import distinct
+from spe_adapter.state.store import StateStore
+
+_T = TypeVar("_T")
+
+
+class _Assigned(NamedTuple):
+    """Rows with their windows: position in the batch (None: all, in order), identity of each, the identities."""
+
+    positions: Int64s | None
+    window: Int64s
+    keys: pa.BinaryArray
+    numbers: Int64s
+
+
+class Processor:
+    """One state partition of an operator. Raises SchemaRefused for an input that does not suit the operator.
+
+    `codec` is over the schema that the operator's `prepare` gives (without steps in front: the input's).
+    `sequence` and `seen` count rows and input records of the partition; `max_events_ms` is the newest event time of
+    each of the operator's inputs since this object was made, late rows included (None: no row yet); `late` counts rows
+    dropped because they came too late; `suppressed` counts results of replays, which are in the log already; `epoch` is
+    named in errors.
+    """
+
+    def __init__(
+        self,
+        operator: Operator,
+        codec: KeyCodec,
+        schema: pa.Schema,
+        store: StateStore,
+        sequence: int = 0,
+        seen: int = 0,
+        epoch: int = 0,
+    ) -> None:
+        self._operator = operator
+        self._codec = codec
+        self._store = store
+        self._inner = operator.output(schema)
+        self._needed = list(operator.columns(operator.prepared(schema)))
+        self.schema = output_schema(codec.fields, self._inner)
+        self.sequence = sequence
+        self.seen = seen
+        self.epoch = epoch
+        self.max_events_ms: list[int | None] = [None] * len(operator.inputs())
+        self.late = 0
+        self.suppressed = 0
+
+    @property
+    def max_event_ms(self) -> int | None:
+        """The newest event time of the slowest input (delays counted), None as long as any of them had no row."""
+        delays = [given.delay_ms for given in self._operator.inputs()]
+        known = [newest - delay for newest, delay in zip(self.max_events_ms, delays, strict=True) if newest is not None]
+        return None if not known or len(known) < len(delays) else min(known) + self._operator.delay_ms
+
+    def process(self, batch: pa.RecordBatch, *, late_ms: int = 0, replay: Replay | None = None) -> Output | None:
+        """Take rows in. Those that are late at the watermark `late_ms` are dropped; in a replay also those that their
+        window has seen. Raises OperatorFailed.
+        """
+        self.seen += batch.num_rows
+        batch = self._guarded(lambda: self._operator.prepare(batch))
+        sequence = np.arange(self.sequence, self.sequence + batch.num_rows, dtype=np.int64)
+        self.sequence += batch.num_rows
+        if not batch.num_rows:
+            return None
+        times = self._operator.times(batch)
+        self._note_times(batch, times)
+        assigned = self._assign(batch, times, sequence, late_ms)
+        if replay is not None:
+            assigned = _unseen(assigned, replay)
+        if not len(assigned.window):
+            return None
+        rows = self._rows(batch, assigned, times, sequence)
+        state = self._state(assigned)
+        results = self._call(
+            state,
+            lambda: self._operator.process(rows, state),
+            lambda which: self._operator.process(_part(rows, which, state.size), state.part(which)),
+        )
+        state.commit()
+        return self._output(results, state, replay)
+
+    def expire(self, watermark_ms: int, *, replay: Replay | None = None) -> Output | None:
+        """Close the windows that are due at this watermark. Raises OperatorFailed."""
+        ids = self._store.due(watermark_ms)
+        if not len(ids):
+            return None
+        ids = self._ordered(ids)
+        identity = Identities(self._store.keys(ids), self._store.numbers(ids), self._codec)
+        state = State(self._store, ids, np.zeros(len(ids), np.bool_), identity)
+        results = self._call(
+            state,
+            lambda: self._operator.expire(state, watermark_ms),
+            lambda which: self._operator.expire(state.part(which), watermark_ms),
+        )
+        # Keys are read before the windows are gone.
+        output = self._output(results, state, replay)
+        state.close(~state.open_until(watermark_ms))
+        state.commit()
+        return output
+
+    # ---- rows and their windows
+
+    def _note_times(self, batch: pa.RecordBatch, times: Times | None) -> None:
+        if times is None:
+            return
+        sources = self._operator.sources(batch)
+        for index in range(len(self.max_events_ms)):
+            here = times.valid
+            if sources is not None:
+                here = sources == index if here is None else here & (sources == index)
+            us = times.us if here is None else times.us[here]
+            if len(us):
+                newest = int(us.max()) // MICROSECONDS
+                before = self.max_events_ms[index]
+                self.max_events_ms[index] = newest if before is None else max(before, newest)
+
+    def _assign(self, batch: pa.RecordBatch, times: Times | None, sequence: Int64s, late_ms: int) -> _Assigned:
+        numbers, positions, late_from = self._guarded(lambda: self._operator.assign(batch, times, sequence))
+        if late_from is not None:
+            on_time = late_from > late_ms
+            if not on_time.all():
+                self.late += int(len(on_time) - on_time.sum())
+                positions = np.flatnonzero(on_time) if positions is None else positions[on_time]
+                numbers = numbers[on_time]
+        keys = self._codec.encode(batch)
+        if positions is not None:
+            keys = keys.take(pa.array(positions))
+        found = distinct(keys, numbers, self._store.seed)
+        if len(found.first) == len(numbers):
+            return _Assigned(positions, found.index, keys, numbers)
+        return _Assigned(positions, found.index, keys.take(pa.array(found.first)), numbers[found.first])
+
+    def _rows(self, batch: pa.RecordBatch, assigned: _Assigned, times: Times | None, sequence: Int64s) -> Rows:
+        taken = batch.select(self._needed)
+        times_ms = None if times is None else times.us // MICROSECONDS
+        positions = assigned.positions
+        if positions is not None:
+            taken = taken.take(pa.array(positions))
+            times_ms = None if times_ms is None else times_ms[positions]
+            sequence = sequence[positions]
+        return Rows(taken, assigned.window, times_ms, sequence)
+
+    def _state(self, assigned: _Assigned) -> State:
+        identity = Identities(assigned.keys, assigned.numbers, self._codec)
+        if self._operator.stateless:
+            return State(
+                self._store,
+                np.zeros(len(assigned.numbers), np.int64),
+                np.ones(len(assigned.numbers), np.bool_),
+                identity,
+            )
+        return State(self._store, *self._store.ensure(assigned.keys, assigned.numbers), identity)
+
+    def _ordered(self, ids: Int64s) -> Int64s:
+        """Windows by time, number and key."""
+        table = pa.table(
+            {
+                "expires": self._store.expires(ids),
+                "number": self._store.numbers(ids),
+                "key": self._store.keys(ids),
+            }
+        )
+        order = [(name, "ascending") for name in table.column_names]
+        return ids[pc.sort_indices(table, sort_keys=order).to_numpy()]
+
+    # ---- calls and results
+
+    def _call(self, state: State, call: Callable[[], Emitted], trial: Trial) -> Results | None:
+        try:
+            emitted = call()
+            results = _normal(emitted, state.size)
+            return None if results is None else self._operator.conclude(results)
+        except Exception as error:
+            raise blamed(self._operator.name, self.epoch, state, trial, error) from error
+
+    def _guarded(self, call: Callable[[], _T]) -> _T:
+        """A step of the operator that knows no keys yet."""
+        try:
+            return call()
+        except CairnError:
+            raise
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+            raise OperatorFailed(f"operator {self._operator.name} failed in epoch {self.epoch}: {said}") from error
+
+    def _output(self, results: Results | None, state: State, replay: Replay | None) -> Output | None:
+        if results is None or not results.rows.num_rows:
+            return None
+        if replay is not None:
+            self.suppressed += results.rows.num_rows
+            return None
+        columns = self._checked(results.rows)
+        keys = state.keys.take(pa.array(results.window))
+        rows = pa.RecordBatch.from_arrays([*self._codec.decode(keys), *columns], schema=self.schema)
+        return Output(keys, rows, results.times_ms, is_raw(self._inner))
+
+    def _checked(self, rows: pa.RecordBatch) -> list[pa.Array]:
+        if rows.schema.names != self._inner.names:
+            raise BadResults(
+                f"operator {self._operator.name} gave columns {', '.join(rows.schema.names)}; declared are "
+                f"{', '.join(self._inner.names)}"
+            )
+        for given, declared in zip(rows.schema, self._inner, strict=True):
+            if given.type != declared.type:
+                raise BadResults(
+                    f"operator {self._operator.name} gave column {given.name!r} as {given.type}; declared is {declared.type}"
+                )
+        return list(rows.columns)
+
+
+def _normal(emitted: Emitted, windows: int) -> Results | None:
+    """What an operator gave, with the window of each result."""
+    if emitted is None:
+        return None
+    if isinstance(emitted, pa.RecordBatch):
+        if emitted.num_rows != windows:
+            raise BadResults(f"{emitted.num_rows} results for {windows} windows; give Results to say whose they are")
+        return Results(emitted, np.arange(windows, dtype=np.int64))
+    rows, window, times_ms = emitted
+    if len(window) != rows.num_rows or (times_ms is not None and len(times_ms) != rows.num_rows):
+        raise BadResults(f"{rows.num_rows} results with windows of {len(window)}")
+    return emitted
+
+
+def _unseen(assigned: _Assigned, replay: Replay) -> _Assigned:
+    """The rows that their windows have not seen."""
+    fresh = replay.covered(assigned.keys, assigned.numbers) < replay.beat
+    if fresh.all():
+        return assigned
+    kept = np.flatnonzero(fresh[assigned.window])
+    window = (np.cumsum(fresh) - 1)[assigned.window[kept]]
+    positions = kept if assigned.positions is None else assigned.positions[kept]
+    return _Assigned(positions, window, assigned.keys.filter(pa.array(fresh)), assigned.numbers[fresh])
+
+
+def _part(rows: Rows, which: Int64s, windows: int) -> Rows:
+    """The rows of some windows, which are numbered anew."""
+    place = np.full(windows, -1, np.int64)
+    place[which] = np.arange(len(which))
+    kept = np.flatnonzero(place[rows.window] >= 0)
+    return Rows(
+        rows.batch.take(pa.array(kept)),
+        place[rows.window[kept]],
+        None if rows.times_ms is None else rows.times_ms[kept],
+        rows.sequence[kept],
+    )
