@@ -15,10 +15,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Generic, Self, TypeVar
 
 from logstore.client import wire
-from logstore.client.errors import RETRIABLE, UNKNOWN_TOPIC_OR_PARTITION, MalformedReply, Refused, Unavailable, name_of
+from logstore.client.errors import (
+    INVALID_CONFIG,
+    RETRIABLE,
+    TOPIC_ALREADY_EXISTS,
+    UNKNOWN_TOPIC_OR_PARTITION,
+    MalformedReply,
+    Refused,
+    Unavailable,
+    name_of,
+)
 from logstore.client.network import Address, HostNetwork, Network
 from logstore.client.wire import Fetched, OffsetInfo, TopicInfo, TopicPartition
-from logstore.errors import CairnError, InvalidConfig, MalformedRequest
+from logstore.errors import CairnError, InvalidConfig, MalformedRequest, TopicExists
 from logstore.format import private
 from logstore.interfaces import Buffer
 
@@ -142,6 +151,52 @@ class Client:
 
         return self._retry(ask)
 
+    def create_topic(self, name: str, partitions: int, configs: Mapping[str, str] | None = None) -> None:
+        """Make a topic. Raises TopicExists if there is one of that name (asked again after a lost connection, it may be
+        the one just made), InvalidConfig for a setting that cannot be, Refused for anything else.
+        """
+        timeout_ms = int(self._request_timeout_s * 1000)
+        body = wire.create_topic_request(name, partitions, configs or {}, timeout_ms=timeout_ms)
+
+        def ask() -> None:
+            created = wire.create_topic_reply(self._ask(wire.CREATE_TOPICS, [body]))
+            what = created.message or f"topic {name!r}"
+            if created.error == TOPIC_ALREADY_EXISTS:
+                raise TopicExists(f"{what}, at {self.where}")
+            if created.error == INVALID_CONFIG:
+                raise InvalidConfig(f"{what}, at {self.where}")
+            if created.error:
+                raise Refused(f"{what}, at {self.where}", code=created.error)
+
+        self._retry(ask)
+
+    def topic_configs(self, name: str) -> dict[str, str]:
+        """The settings of a topic that are in effect, defaults included. Raises Refused."""
+        body = wire.describe_topic_request(name)
+
+        def ask() -> dict[str, str]:
+            found = wire.describe_topic_reply(self._ask(wire.DESCRIBE_CONFIGS, [body]))
+            if found.error:
+                raise Refused(found.message or f"settings of topic {name!r} at {self.where}", code=found.error)
+            return found.values
+
+        return self._retry(ask)
+
+    def delete_records(self, stream: TopicPartition, before_offset: int) -> int:
+        """Trim what stands in front of an offset (-1: everything there is); where the stream starts now.
+
+        Raises Refused (OFFSET_OUT_OF_RANGE for an offset above the high watermark).
+        """
+        body = wire.delete_records_request(stream, before_offset, timeout_ms=int(self._request_timeout_s * 1000))
+
+        def ask() -> int:
+            trimmed = wire.delete_records_reply(self._ask(wire.DELETE_RECORDS, [body]))
+            if trimmed.error:
+                raise Refused(f"trimming {stream} at {self.where}", code=trimmed.error)
+            return trimmed.log_start_offset
+
+        return self._retry(ask)
+
     # ---- batches
 
     def start_fetch(self, stream: TopicPartition, offset: int, max_bytes: int) -> "Pending[Fetched]":
@@ -193,15 +248,15 @@ class Client:
     def start_commit(
         self, pieces: Sequence[private.StageRequest], decision: private.DecideRequest
     ) -> "Pending[private.DecideReply]":
-        """Send the pieces of an epoch and its decision in one go and return at once; committed when the answer is there.
+        """Send the pieces of an epoch and its decision in one go and return; committed when the answer is there.
 
         The sidecar takes them in order, so a piece that cannot be staged leaves a decision that finds it missing.
         """
         kinds = (*(private.STAGE for _ in pieces), private.DECIDE)
 
         def send() -> int:
-            first = [self._send_private(request) for request in (*pieces, decision)]
-            return first[0]
+            requests: list[private.Request] = [*pieces, decision]
+            return [self._send_private(request) for request in requests][0]
 
         def receive(correlation_id: int) -> private.DecideReply:
             failure: CairnError | None = None

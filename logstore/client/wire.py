@@ -2,7 +2,7 @@
 
 Written by hand rather than taken from kio, because loading kio's dataclasses costs each fresh Spark worker half a
 second. Versions are the newest ones before the flexible encodings: Metadata 4, ListOffsets 2, Fetch 11, Produce 7,
-which every Kafka since 2.3 and Cairn speak.
+CreateTopics 4, DeleteRecords 1, DescribeConfigs 2, which every Kafka since 2.3 and Cairn speak.
 
 Invariants: a reply that is too short, or counts more than it holds, raises MalformedReply and nothing else; record
 batches are views into the reply, never copied.
@@ -21,7 +21,18 @@ PRODUCE: Final = 0
 FETCH: Final = 1
 LIST_OFFSETS: Final = 2
 METADATA: Final = 3
-VERSIONS: Final = {PRODUCE: 7, FETCH: 11, LIST_OFFSETS: 2, METADATA: 4}
+CREATE_TOPICS: Final = 19
+DELETE_RECORDS: Final = 21
+DESCRIBE_CONFIGS: Final = 32
+VERSIONS: Final = {
+    PRODUCE: 7,
+    FETCH: 11,
+    LIST_OFFSETS: 2,
+    METADATA: 4,
+    CREATE_TOPICS: 4,
+    DELETE_RECORDS: 1,
+    DESCRIBE_CONFIGS: 2,
+}
 
 EARLIEST: Final = -2
 LATEST: Final = -1
@@ -38,6 +49,8 @@ _NO_REPLICA: Final = -1
 _NO_EPOCH: Final = -1
 _NO_SESSION: Final = 0
 _READ_UNCOMMITTED: Final = 0
+_TOPIC: Final = 2
+_DEFAULT_REPLICATION: Final = -1
 
 
 class TopicPartition(NamedTuple):
@@ -80,6 +93,28 @@ class Produced(NamedTuple):
 
     error: int
     base_offset: int
+
+
+class Created(NamedTuple):
+    """What CreateTopics says of a topic; the message may be empty."""
+
+    error: int
+    message: str
+
+
+class Trimmed(NamedTuple):
+    """What DeleteRecords says of a stream: where it starts now."""
+
+    error: int
+    log_start_offset: int
+
+
+class TopicConfigs(NamedTuple):
+    """What DescribeConfigs says of a topic: the values in effect, defaults included."""
+
+    error: int
+    message: str
+    values: dict[str, str]
 
 
 class _Writer:
@@ -144,6 +179,14 @@ class _Reader:
             return str(self._bytes(max(length, 0)), "utf-8")
         except UnicodeDecodeError as error:
             raise MalformedReply(f"a name that is not UTF-8: {error}") from error
+
+    def nullable(self) -> str | None:
+        """A string, or None."""
+        length = self.int16()
+        if length < 0:
+            return None
+        self._at -= _INT16.size
+        return self.string()
 
     def records(self) -> memoryview:
         return self._bytes(max(self.int32(), 0))
@@ -292,3 +335,82 @@ def produce_reply(body: Buffer) -> Produced:
         raise MalformedReply("a produce reply that is not about the one stream asked for")
     reader.int32()  # partition
     return Produced(reader.int16(), reader.int64())
+
+
+def create_topic_request(name: str, partitions: int, configs: Mapping[str, str], *, timeout_ms: int) -> bytes:
+    """Make one topic, with as many replicas as the server likes."""
+    writer = _Writer()
+    writer.int32(1)
+    writer.string(name)
+    writer.int32(partitions)
+    writer.int16(_DEFAULT_REPLICATION)
+    writer.int32(0)  # no assignments
+    writer.int32(len(configs))
+    for key, value in configs.items():
+        writer.string(key)
+        writer.string(value)
+    writer.int32(timeout_ms)
+    writer.int8(False)  # not only to validate
+    return bytes(writer.data)
+
+
+def create_topic_reply(body: Buffer) -> Created:
+    """The one topic's answer. MalformedReply."""
+    reader = _Reader(body)
+    reader.int32()  # throttle time
+    if reader.count() != 1 or reader.string() is None:
+        raise MalformedReply("a reply that is not about the one topic to be made")
+    return Created(reader.int16(), reader.nullable() or "")
+
+
+def delete_records_request(stream: TopicPartition, before_offset: int, *, timeout_ms: int) -> bytes:
+    """Trim what stands in front of an offset (-1: everything)."""
+    writer = _Writer()
+    writer.int32(1)
+    writer.string(stream.topic)
+    writer.int32(1)
+    writer.int32(stream.partition)
+    writer.int64(before_offset)
+    writer.int32(timeout_ms)
+    return bytes(writer.data)
+
+
+def delete_records_reply(body: Buffer) -> Trimmed:
+    """The one stream's answer. MalformedReply."""
+    reader = _Reader(body)
+    reader.int32()  # throttle time
+    if reader.count() != 1 or reader.string() is None or reader.count() != 1:
+        raise MalformedReply("a reply that is not about the one stream to be trimmed")
+    reader.int32()  # partition
+    start = reader.int64()
+    return Trimmed(reader.int16(), start)
+
+
+def describe_topic_request(name: str) -> bytes:
+    """Ask for all settings of one topic."""
+    writer = _Writer()
+    writer.int32(1)
+    writer.int8(_TOPIC)
+    writer.string(name)
+    writer.int32(-1)  # all of them
+    writer.int8(False)  # no synonyms
+    return bytes(writer.data)
+
+
+def describe_topic_reply(body: Buffer) -> TopicConfigs:
+    """The one topic's settings; those without a value are left out. MalformedReply."""
+    reader = _Reader(body)
+    reader.int32()  # throttle time
+    if reader.count() != 1:
+        raise MalformedReply("a reply that is not about the one topic asked for")
+    error, message = reader.int16(), reader.nullable() or ""
+    reader.int8(), reader.string()  # type and name
+    values: dict[str, str] = {}
+    for _ in range(reader.count()):
+        key, value = reader.string(), reader.nullable()
+        reader.int8(), reader.int8(), reader.int8()  # read-only, where it comes from, sensitive
+        for _ in range(reader.count()):
+            reader.string(), reader.nullable(), reader.int8()  # a synonym
+        if value is not None:
+            values[key] = value
+    return TopicConfigs(error, message, values)
