@@ -1,0 +1,36 @@
+"""The two counters by which CEC measures distance in a stream: records emitted and input records seen.
+
+Invariants:
+* Both only grow, except that a reset goes back to those of an older mark.
+* All emissions of a beat count as of its end, so all footprints of a beat have the same mark.
+
+Source: CEC paper, section III.A (q and u).
+"""
+
+from typing import NamedTuple
+
+from spe_adapter.cec.control import Mark
+
+
+class Counters(NamedTuple):
+    """Records of the output stream (results, footprints, closes) and of the input, up to the end of a beat."""
+
+    emitted: int = 0
+    seen: int = 0
+
+    @classmethod
+    def of(cls, mark: Mark | None) -> "Counters":
+        """Those of a mark; without one, of a query that has not begun."""
+        return cls() if mark is None else cls(mark.emitted, mark.seen)
+
+    def after(self, *, results: int = 0, footprints: int = 0, closes: int = 0, records: int = 0) -> "Counters":
+        """Those at the end of a beat with so many results, footprints and closes, from so many input records."""
+        return Counters(self.emitted + results + footprints + closes, self.seen + records)
+
+    def extent(self, oldest_ordinal: int) -> int:
+        """q: records emitted behind the beat of the oldest footprint."""
+        return self.emitted - oldest_ordinal
+
+    def replay(self, oldest_seen: int) -> int:
+        """u: input records to replay."""
+        return self.seen - oldest_seen

@@ -1,0 +1,258 @@
+"""Which windows to write again, beside those that opened: policies over the ordered list of open windows.
+
+Invariants:
+* A policy only says how many of the slowest windows (those with the oldest footprints) to check now. Whatever it says,
+  state can be recovered; what changes is how long that takes.
+* Policies look at counters, not at windows: one call handles thousands of candidates in a few numpy operations.
+* Time comes in with the view; what checks cost is told by whoever took them.
+
+Source: CEC paper, section III.A (q, u, Q, U, cost and benefit) and section III (CI, CP).
+"""
+
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+
+from logstore.errors import InvalidConfig
+from spe_adapter.codec.kernels import Int64s
+
+UNLIMITED: Final = 2**62
+_MS_PER_S: Final = 1000.0
+_SMOOTHING: Final = 0.2
+"""Weight of the newest measurement of what a check costs."""
+
+
+class View(NamedTuple):
+    """The list of open windows at the end of a beat, before its checks.
+
+    `emitted` and `seen` count records of the output stream and of the input up to now, this beat's included;
+    `open_windows` is N. `ordinals` and `seens` are those counters as of the last footprints of the candidates, oldest
+    first: as many as the caller cares to list. `fresh` windows are footprinted in this beat anyway and not among the
+    candidates. `now_ms` is on a clock that never goes back.
+    """
+
+    emitted: int
+    seen: int
+    open_windows: int
+    ordinals: Int64s
+    seens: Int64s
+    fresh: int = 0
+    now_ms: float = 0.0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every open window is a candidate or fresh."""
+        return len(self.ordinals) + self.fresh >= self.open_windows
+
+    def extents(self) -> Int64s:
+        """q after 0, 1, … checks: records from the oldest footprint to the end; checks are records too.
+
+        With all candidates checked it is 0 if nothing older is left, and not known (so left out) otherwise.
+        """
+        checks = np.arange(len(self.ordinals), dtype=np.int64)
+        known = self.emitted + checks - self.ordinals
+        return np.append(known, 0) if self.is_whole else known
+
+    def replays(self) -> Int64s:
+        """u after 0, 1, … checks: input records since the oldest footprint; as `extents`."""
+        known = self.seen - self.seens
+        return np.append(known, 0) if self.is_whole else known
+
+
+class Policy(Protocol):
+    """How many checks to take now."""
+
+    def checks(self, view: View) -> int:
+        """How many of the oldest windows to footprint: 0 to the number of candidates."""
+
+    def took(self, checks: int, ms: float) -> None:
+        """So many checks were taken, in so much time."""
+
+
+class NoChecks:
+    """Opens only: the least a correct log needs ("minimum recovery-time guarantees", CEC paper, section IV.A)."""
+
+    def checks(self, view: View) -> int:
+        """None."""
+        return 0
+
+    def took(self, checks: int, ms: float) -> None:
+        """Nothing to learn."""
+
+
+class Targets:
+    """If q > `q_limit` or u > `u_limit`: checks from the oldest on, until both hold again.
+
+    * The fewest checks that reach both targets are taken.
+    * N records are the least that any extent can have. A lower `q_limit` counts as N: trying for less would write
+      every window over and over ("unnecessary overhead", CEC paper, section IV.B).
+    * Where q cannot be brought to its limit, as many checks as bring it lowest; none if none lowers it. But when q has
+      grown to twice the limit, and a block of equally old windows is longer than the list of candidates, the whole
+      list is taken: so long a block is crossed step by step, once per N records at most.
+    """
+
+    def __init__(self, q_limit: int = UNLIMITED, u_limit: int = UNLIMITED) -> None:
+        if q_limit < 0 or u_limit < 0:
+            raise InvalidConfig(f"targets q {q_limit} and u {u_limit}: use numbers from 0 on")
+        self.q_limit = q_limit
+        self.u_limit = u_limit
+
+    def checks(self, view: View) -> int:
+        """See the class."""
+        if not len(view.ordinals):
+            return 0
+        limit = max(self.q_limit, view.open_windows)
+        q, u = view.extents(), view.replays()
+        if q[0] <= limit and u[0] <= self.u_limit:
+            return 0
+        least = _first(u <= self.u_limit)
+        if least is None:
+            return len(view.ordinals)
+        reached = _first(q[least:] <= limit)
+        if reached is not None:
+            return least + reached
+        lowest = least + int(np.argmin(q[least:]))
+        if q[lowest] > 2 * limit and not view.is_whole:
+            return len(view.ordinals)
+        return lowest
+
+    def took(self, checks: int, ms: float) -> None:
+        """Nothing to learn."""
+
+
+class Budget:
+    """At most `ci_ms` of every `cp_ms` for checks; which of them, another policy says (CEC paper, section III).
+
+    How many fit is reckoned from what earlier ones cost, at first from `footprint_ms`. What is not used in one period
+    is lost; what was overdrawn, because checks were dearer than reckoned, is paid back from the next ones. One check
+    fits into every period without debts, however dear it is, or nothing would ever be checked.
+    """
+
+    def __init__(self, ci_ms: float, cp_ms: float, inner: Policy, *, footprint_ms: float = 0.001) -> None:
+        if not 0 < ci_ms <= cp_ms or footprint_ms <= 0:
+            raise InvalidConfig(f"a budget of {ci_ms} of {cp_ms} ms at {footprint_ms} ms a check: use 0 < CI <= CP")
+        self.ci_ms = ci_ms
+        self.cp_ms = cp_ms
+        self.inner = inner
+        self.footprint_ms = footprint_ms
+        self._period_ms: float | None = None
+        self._left_ms = ci_ms
+
+    def checks(self, view: View) -> int:
+        """As many as the other policy wants and the budget has left."""
+        self._start_period(view.now_ms)
+        if self._left_ms <= 0:
+            return 0
+        fits = max(int(self._left_ms / self.footprint_ms), 1 if self._left_ms >= self.ci_ms else 0)
+        return min(self.inner.checks(view), fits) if fits else 0
+
+    def took(self, checks: int, ms: float) -> None:
+        """Pay for them, and learn what one costs."""
+        self._left_ms -= ms
+        if checks > 0 and ms > 0:
+            self.footprint_ms += _SMOOTHING * (ms / checks - self.footprint_ms)
+        self.inner.took(checks, ms)
+
+    def _start_period(self, now_ms: float) -> None:
+        if self._period_ms is None:
+            self._period_ms = now_ms
+        passed = int((now_ms - self._period_ms) // self.cp_ms)
+        if passed > 0:
+            self._period_ms += passed * self.cp_ms
+            self._left_ms = min(self._left_ms + passed * self.ci_ms, self.ci_ms)
+
+
+class Costs(NamedTuple):
+    """What things cost on a platform, in seconds each; `calibrate` measures them.
+
+    `footprint_s` is the processor's part of a check (state to columns to bytes), `byte_s` that of a byte on its way to
+    stable storage, `footprint_bytes` a check's size in the log. `tuple_s` is what one control tuple costs when
+    state is reconstructed, `record_s` what one input record costs when it is replayed.
+    """
+
+    footprint_s: float
+    footprint_bytes: float
+    byte_s: float
+    tuple_s: float
+    record_s: float
+
+    @property
+    def check_s(self) -> float:
+        """One check, all in all."""
+        return self.footprint_s + self.footprint_bytes * self.byte_s
+
+
+class CostBenefit:
+    """Checks as long as what they save is worth more than what they cost (CEC paper, section III.A, left open there).
+
+    A failure costs `tuple_s` x q to reconstruct and `record_s` x u to replay. k checks of the oldest windows bring q and
+    u down to q_k and u_k, where q_k counts the k new records too; they save
+
+        S_k = tuple_s x (q - q_k) + record_s x (u - u_k)
+
+    seconds *if* a failure comes, and cost C_k = k x (footprint_s + footprint_bytes x byte_s) for certain. Failures come
+    once in `mtbf_s`. How long would the saving last? A window is checked every t seconds, say; meanwhile what a failure
+    costs grows evenly from 0 to S, so a check costs C / t and leaves S / 2 at risk, a second: C / t + S / (2 mtbf_s)
+    with S = g t is least where
+
+        S x t / (2 mtbf_s) = C
+
+    (Young's interval). So a check is due when S_k x t / (2 mtbf_s) outweighs C_k, where t is the age of the oldest
+    footprint: u records at the rate at which they come, which is taken from the views themselves. Of all k the one
+    with the largest difference is taken. Where the list of candidates ends within a block of equally old windows, no k
+    in it saves anything although all of them together would; then the whole block is weighed, at N checks, and the list
+    is its first part.
+    """
+
+    def __init__(self, costs: Costs, mtbf_s: float, *, records_per_s: float | None = None) -> None:
+        """`records_per_s`, if given, is used instead of what the views show."""
+        if mtbf_s <= 0 or (records_per_s is not None and records_per_s <= 0):
+            raise InvalidConfig(f"a failure every {mtbf_s} s at {records_per_s} records/s: use positive numbers")
+        self.costs = costs
+        self.mtbf_s = mtbf_s
+        self._given_rate = records_per_s
+        self._rate = records_per_s
+        self._last: tuple[int, float] | None = None
+
+    def checks(self, view: View) -> int:
+        """See the class."""
+        rate = self._records_per_s(view)
+        if not len(view.ordinals) or rate is None:
+            return 0
+        costs, q, u = self.costs, view.extents(), view.replays()
+        weight = (int(u[0]) / rate) / (2 * self.mtbf_s)
+        saved = costs.tuple_s * (q[0] - q) + costs.record_s * (u[0] - u)
+        worth = weight * saved - np.arange(len(q)) * costs.check_s
+        best = int(np.argmax(worth))
+        if worth[best] > 0:
+            return best
+        if not view.is_whole:
+            everything = costs.tuple_s * (int(q[0]) - view.open_windows) + costs.record_s * int(u[0])
+            if weight * everything > view.open_windows * costs.check_s:
+                return len(view.ordinals)
+        return 0
+
+    def took(self, checks: int, ms: float) -> None:
+        """What it took, in place of what was calibrated: the platform of now."""
+        if checks > 0 and ms > 0:
+            costs = self.costs
+            footprint_s = costs.footprint_s + _SMOOTHING * (ms / _MS_PER_S / checks - costs.footprint_s)
+            self.costs = costs._replace(footprint_s=footprint_s)
+
+    def _records_per_s(self, view: View) -> float | None:
+        if self._given_rate is not None:
+            return self._given_rate
+        if self._last is None:
+            self._last = (view.seen, view.now_ms)
+        seen, then_ms = self._last
+        if view.now_ms - then_ms >= 1 and view.seen > seen:
+            rate = (view.seen - seen) * _MS_PER_S / (view.now_ms - then_ms)
+            self._rate = rate if self._rate is None else self._rate + _SMOOTHING * (rate - self._rate)
+            self._last = (view.seen, view.now_ms)
+        return self._rate
+
+
+def _first(holds: np.ndarray) -> int | None:
+    """Where it holds first, or None."""
+    index = int(np.argmax(holds)) if len(holds) else 0
+    return index if len(holds) and holds[index] else None
