@@ -37,6 +37,8 @@ def keys_of(column: pa.Array) -> BytesColumn:
     elif pa.types.is_string(column.type):
         column = column.view(pa.binary())
     offsets, bitmap, bit, data = BytesColumn.of(column)
+    if not len(bitmap):
+        bitmap, bit = np.full(-(-len(column) // 8), 0xFF, np.uint8), 0
     return BytesColumn(_steady(offsets), _steady(bitmap), bit, _steady(data))
 
 

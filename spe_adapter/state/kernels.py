@@ -60,25 +60,23 @@ OK: Final = 0
 DAMAGED: Final = -2
 
 
+# Helpers that take arrays are one straight run: where they branch, the compiler counts references to the arrays at every
+# call, which costs more than the work.
+
+
 @compiled
-def _word(data: Bytes, at: int, length: int) -> int:
-    """Up to eight bytes as a little-endian number."""
-    position = np.uint64(at)
-    if length >= 8:
-        return (
-            np.uint64(data[position])
-            | np.uint64(data[position + np.uint64(1)]) << np.uint64(8)
-            | np.uint64(data[position + np.uint64(2)]) << np.uint64(16)
-            | np.uint64(data[position + np.uint64(3)]) << np.uint64(24)
-            | np.uint64(data[position + np.uint64(4)]) << np.uint64(32)
-            | np.uint64(data[position + np.uint64(5)]) << np.uint64(40)
-            | np.uint64(data[position + np.uint64(6)]) << np.uint64(48)
-            | np.uint64(data[position + np.uint64(7)]) << np.uint64(56)
-        )
-    word = np.uint64(0)
-    for index in range(np.uint64(length)):
-        word |= np.uint64(data[position + index]) << (np.uint64(8) * index)
-    return word
+def _load(data: Bytes, at: int) -> int:
+    """Eight bytes as a little-endian number; the compiler makes it one load."""
+    return (
+        np.uint64(data[at])
+        | np.uint64(data[at + np.uint64(1)]) << np.uint64(8)
+        | np.uint64(data[at + np.uint64(2)]) << np.uint64(16)
+        | np.uint64(data[at + np.uint64(3)]) << np.uint64(24)
+        | np.uint64(data[at + np.uint64(4)]) << np.uint64(32)
+        | np.uint64(data[at + np.uint64(5)]) << np.uint64(40)
+        | np.uint64(data[at + np.uint64(6)]) << np.uint64(48)
+        | np.uint64(data[at + np.uint64(7)]) << np.uint64(56)
+    )
 
 
 @compiled
@@ -103,11 +101,10 @@ def _sip_round(v0: int, v1: int, v2: int, v3: int) -> tuple[int, int, int, int]:
 
 @compiled
 def _length(offsets: Int32s, bitmap: Bytes, bit: int, row: int) -> int:
-    """A key's length, -1 if it is null."""
-    position = bit + row
-    if bitmap.shape[0] != 0 and (bitmap[position >> 3] >> np.uint8(position & 7)) & np.uint8(1) == 0:
-        return np.int64(-1)
-    return np.int64(offsets[row + 1]) - np.int64(offsets[row])
+    """A key's length, -1 if it is null; `bitmap` is not empty."""
+    position = np.uint64(bit + row)
+    valid = np.int64((bitmap[position >> np.uint64(3)] >> np.uint8(position & np.uint64(7))) & np.uint8(1))
+    return (np.int64(offsets[row + 1]) - np.int64(offsets[row])) * valid - (1 - valid)
 
 
 @compiled
@@ -135,7 +132,15 @@ def hash_rows(offsets: Int32s, bitmap: Bytes, bit: int, data: Bytes, numbers: In
         v0 ^= word
         left = length
         while left > 0:
-            word = _word(data, at, left)
+            word = np.uint64(0)
+            if left >= 8:
+                word = _load(data, np.uint64(at))
+            elif length >= 8:
+                # The last bytes, with those before them, which are shifted out.
+                word = _load(data, np.uint64(at + left - 8)) >> np.uint64(8 * (8 - left))
+            else:
+                for byte in range(left):
+                    word |= np.uint64(data[np.uint64(at + byte)]) << np.uint64(8 * byte)
             v3 ^= word
             v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
             v0 ^= word
@@ -145,17 +150,6 @@ def hash_rows(offsets: Int32s, bitmap: Bytes, bit: int, data: Bytes, numbers: In
         for _ in range(3):
             v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
         out[row] = np.int64(v0 ^ v1 ^ v2 ^ v3)
-
-
-@compiled
-def _equal(left: Bytes, left_at: int, right: Bytes, right_at: int, length: int) -> bool:
-    while length > 0:
-        if _word(left, left_at, length) != _word(right, right_at, length):
-            return False
-        left_at += 8
-        right_at += 8
-        length -= 8
-    return True
 
 
 @compiled
@@ -179,30 +173,27 @@ def distinct_rows(
                 index[row] = count - 1
                 break
             other = first[seen - 1]
-            if (
+            same = (
                 hashes[other] == value
                 and numbers[other] == numbers[row]
                 and _length(offsets, bitmap, bit, other) == length
-                and _equal(data, np.int64(offsets[other]), data, np.int64(offsets[row]), length)
-            ):
+            )
+            left, left_at, right_at = length, np.uint64(offsets[other]), np.uint64(offsets[row])
+            while same and left >= 8:
+                same = _load(data, left_at) == _load(data, right_at)
+                left_at += np.uint64(8)
+                right_at += np.uint64(8)
+                left -= 8
+            while same and left > 0:
+                same = data[left_at] == data[right_at]
+                left_at += np.uint64(1)
+                right_at += np.uint64(1)
+                left -= 1
+            if same:
                 index[row] = seen - 1
                 break
             slot = (slot + 1) & mask
     return count
-
-
-@compiled
-def _same(identity: Int64s, number: int, data: Bytes, at: int, length: int, arena: Bytes) -> bool:
-    """Whether a row of the table has this identity."""
-    if identity[NUMBER] != number:
-        return False
-    ref = identity[REF]
-    if ref < 0 or (ref & LENGTH_MASK) - 1 != length:
-        return False
-    position = ref >> LENGTH_BITS
-    if length <= 0:
-        return True
-    return position + length <= arena.shape[0] and _equal(arena, position, data, at, length)
 
 
 @compiled
@@ -227,7 +218,22 @@ def find_rows(
                 candidate = (entry & ROW_MASK) - 1
                 if candidate >= identities.shape[0]:
                     return DAMAGED
-                if _same(identities[candidate], numbers[row], data, np.int64(offsets[row]), length, arena):
+                ref = identities[candidate, REF]
+                same = identities[candidate, NUMBER] == numbers[row] and ref >= 0 and (ref & LENGTH_MASK) == length + 1
+                if same and (ref >> LENGTH_BITS) + length > arena.shape[0]:
+                    return DAMAGED
+                left, left_at, right_at = length, np.uint64(ref >> LENGTH_BITS), np.uint64(offsets[row])
+                while same and left >= 8:
+                    same = _load(arena, left_at) == _load(data, right_at)
+                    left_at += np.uint64(8)
+                    right_at += np.uint64(8)
+                    left -= 8
+                while same and left > 0:
+                    same = arena[left_at] == data[right_at]
+                    left_at += np.uint64(1)
+                    right_at += np.uint64(1)
+                    left -= 1
+                if same:
                     out[row] = candidate
                     break
             slot = (slot + 1) & mask
@@ -292,45 +298,37 @@ def insert_rows(
 
 
 @compiled
-def _unlink(row: int, index: Int64s, row_hashes: Int64s) -> int:
-    """Take a row out of the index, moving up what was pushed behind it; OK or DAMAGED."""
-    mask = np.int64(index.shape[0] - 1)
-    slot = row_hashes[row] & mask
-    steps = mask
-    while (index[slot] & ROW_MASK) - 1 != row:
-        if index[slot] == 0 or steps < 0:
-            return DAMAGED
-        slot = (slot + 1) & mask
-        steps -= 1
-    hole = slot
-    slot = (slot + 1) & mask
-    while index[slot] != 0:
-        other = (index[slot] & ROW_MASK) - 1
-        if other >= row_hashes.shape[0] or steps < 0:
-            return DAMAGED
-        home = row_hashes[other] & mask
-        if ((slot - home) & mask) >= ((slot - hole) & mask):
-            index[hole] = index[slot]
-            hole = slot
-        slot = (slot + 1) & mask
-        steps -= 1
-    index[hole] = 0
-    return OK
-
-
-@compiled
 def remove_rows(rows: Int64s, index: Int64s, identities: Grid, row_hashes: Int64s, counters: Int64s) -> int:
     """Take rows out of the table; those that are free already stay so. OK or DAMAGED."""
+    mask = np.int64(index.shape[0] - 1)
     for item in range(rows.shape[0]):
         row = rows[item]
         ref = identities[row, REF]
         if ref == REF_FREE:
             continue
         if ref >= 0:
-            if _unlink(row, index, row_hashes) != OK:
-                return DAMAGED
             if ref & LENGTH_MASK > 0:
                 counters[GARBAGE] += (ref & LENGTH_MASK) - 1
+            hole = row_hashes[row] & mask
+            steps = mask
+            while (index[hole] & ROW_MASK) - 1 != row:
+                if index[hole] == 0 or steps < 0:
+                    return DAMAGED
+                hole = (hole + 1) & mask
+                steps -= 1
+            # What was pushed behind the hole moves up into it, so that nobody who probes stops there too early.
+            slot = (hole + 1) & mask
+            while index[slot] != 0:
+                other = (index[slot] & ROW_MASK) - 1
+                if other >= row_hashes.shape[0] or steps < 0:
+                    return DAMAGED
+                home = row_hashes[other] & mask
+                if ((slot - home) & mask) >= ((slot - hole) & mask):
+                    index[hole] = index[slot]
+                    hole = slot
+                slot = (slot + 1) & mask
+                steps -= 1
+            index[hole] = 0
         identities[row, REF] = REF_FREE
         identities[row, NUMBER] = counters[FREE]
         counters[FREE] = row + 1

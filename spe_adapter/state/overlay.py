@@ -244,7 +244,11 @@ class Overlay:
         absent = rows < 0
         if not absent.any():
             return rows
-        base_rows = np.unique(ids[absent] - _BASE)
+        base_rows = ids[absent] - _BASE
+        # Should a window be named twice, one of its places remains: that which was written last.
+        places = np.arange(1, len(base_rows) + 1, dtype=np.int32)
+        self._shadow[base_rows] = places
+        base_rows = base_rows[self._shadow[base_rows] == places]
         copies = self._own.hide(len(base_rows))
         self._own.fill(copies, self._base.take(base_rows))
         self._shadow[base_rows] = copies + 1
