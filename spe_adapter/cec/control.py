@@ -102,6 +102,7 @@ class Mark:
     runs: tuple[tuple[int, int, int], ...] = ()
     oldest_beat: int
     rebase: bool = False
+    newest_ms: tuple[int | None, ...] = ()
 
     def is_of(self, attempt: str) -> bool:
         """Whether `attempt` names this mark's attempt, by itself or behind its task as BEGIN has it."""
@@ -192,6 +193,7 @@ def encode_mark(mark: Mark, timestamp_ms: int) -> bytes:
         "runs": [list(run) for run in mark.runs],
         "oldest_beat": mark.oldest_beat,
         "rebase": mark.rebase,
+        **({"newest_ms": list(mark.newest_ms)} if mark.newest_ms else {}),
     }
     return bytes(encode_control_record(MARK_TYPE, fields, b"", timestamp_ms))
 
@@ -289,6 +291,7 @@ def _decode_mark(record: ControlRecord) -> Mark:
         runs=fields.runs("runs"),
         oldest_beat=fields.integer("oldest_beat"),
         rebase=fields.flag("rebase"),
+        newest_ms=fields.optional_integers("newest_ms"),
     )
 
 
@@ -380,6 +383,13 @@ class _Fields:
 
     def optional_integer(self, name: str) -> int | None:
         return None if self._fields.get(name) is None else self.integer(name)
+
+    def optional_integers(self, name: str) -> tuple[int | None, ...]:
+        """Integers or nulls; nothing if the field is not there."""
+        value = self._fields.get(name, [])
+        if not isinstance(value, list) or not all(one is None or _is_integer(one, -(2**63)) for one in value):
+            return self._refuse(name, value)
+        return tuple(value)
 
     def positions(self, name: str) -> dict[str, dict[int, int]]:
         """Offsets by topic and partition; JSON has text for the partition."""
