@@ -1,0 +1,111 @@
+"""The Spark process: runs streaming queries, and says what Spark measured. It is told what to do in JSON lines on
+standard input and answers each with one on standard output.
+
+Invariants:
+* It ends when its standard input closes, so it never outlives who started it.
+* Nothing but answers is written to standard output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from benchmarks.stateful import engines
+from benchmarks.stateful.engines import ENGINES, Place
+
+Answer = dict[str, Any]
+
+
+def session(directory: Path, heap: str) -> SparkSession:
+    """Two cores, as many state partitions, everything else as Spark has it but for how often an idle query looks for
+    files.
+    """
+    spark = (
+        SparkSession.builder.master(f"local[{engines.PARTITIONS}]")
+        .appName("stateful")
+        .config("spark.driver.memory", heap)
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.local.dir", str(directory / "local"))
+        .config("spark.sql.warehouse.dir", str(directory / "warehouse"))
+        .config("spark.sql.shuffle.partitions", str(engines.PARTITIONS))
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.streaming.pollingDelay", "50ms")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+class Driver:
+    """The queries of one Spark."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self._queries: dict[str, StreamingQuery] = {}
+        self._seen: dict[str, int] = {}
+
+    def answer(self, wanted: Answer) -> Answer:
+        """Do one thing."""
+        match wanted.pop("do"):
+            case "start":
+                return self._start(**wanted)
+            case "settle":
+                return self._settle(**wanted)
+            case "stop":
+                self._queries.pop(wanted["query"]).stop()
+                return {}
+            case other:
+                raise ValueError(f"unknown command: {other}")
+
+    def _start(self, query: str, engine: str, source: str, checkpoint: str, address: str) -> Answer:
+        place = Place(Path(source), Path(checkpoint), address, query)
+        self._queries[query] = engines.start(self._spark, ENGINES[engine], place)
+        self._seen[query] = -1
+        return {"run": str(self._queries[query].runId), "at": time.time()}
+
+    def _settle(self, query: str) -> Answer:
+        """Until the query has nothing left to do; answers what it did since the last time."""
+        running = self._queries[query]
+        running.processAllAvailable()
+        progress = [json.loads(each.json) for each in running.recentProgress]
+        done = [each for each in progress if "addBatch" in each["durationMs"] and each["batchId"] > self._seen[query]]
+        if done:
+            self._seen[query] = done[-1]["batchId"]
+        return {"progress": done, "at": time.time()}
+
+
+def main() -> int:
+    """Answer until standard input closes."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--directory", type=Path, required=True)
+    parser.add_argument("--heap", default="2g")
+    options = parser.parse_args()
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever else prints goes to the log
+    spark = session(options.directory, options.heap)
+    driver = Driver(spark)
+    print(json.dumps({"ready": True, "at": time.time()}), file=answers, flush=True)
+    for line in sys.stdin:
+        try:
+            reply = driver.answer(json.loads(line))
+        except Exception as reason:  # noqa: BLE001 - whatever it is, the one who asked must hear of it
+            reply = {"error": f"{type(reason).__name__}: {reason}"}
+        print(json.dumps(reply), file=answers, flush=True)
+    spark.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""What an epoch leaves in storage: files of a checkpoint, control batches and results of an output stream.
+
+Invariant: they only read, and never while an epoch is measured.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.stateful.data import Digest, digest
+from logstore.client.blocking import Client, TopicPartition, parse_addresses
+from logstore.client.wire import LATEST
+from spe_adapter.codec.decode import Decoder, scan
+
+FETCH_BYTES = 8 << 20
+POLL_SECONDS = 0.005
+
+
+class CheckpointMeter:
+    """Bytes of files that came into being below a directory since the last look."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._known: set[tuple[str, int, int]] = set()
+
+    def grown(self) -> int:
+        """In bytes; a file that was written again counts again."""
+        found = set()
+        for path, _, names in os.walk(self._directory):
+            for name in names:
+                full = os.path.join(path, name)
+                try:
+                    status = os.stat(full)
+                except FileNotFoundError:  # an engine cleans up whenever it likes
+                    continue
+                found.add((full, status.st_size, status.st_mtime_ns))
+        new = found - self._known
+        self._known |= found
+        return sum(size for _, size, _ in new)
+
+
+class StreamMeter:
+    """Results in the streams of a topic, from where the last look ended."""
+
+    def __init__(self, address: str, topic: str, partitions: int) -> None:
+        self._client = Client(parse_addresses(address))
+        self._positions = {TopicPartition(topic, number): 0 for number in range(partitions)}
+        self._values: list[pa.Array] = []
+
+    def close(self) -> None:
+        """Hang up."""
+        self._client.close()
+
+    def skip(self) -> None:
+        """What is there already is not of interest."""
+        self._positions = self._ends()
+        self._values = []
+
+    def _ends(self) -> dict[TopicPartition, int]:
+        asked = dict.fromkeys(self._positions, LATEST)
+        return {stream: info.offset for stream, info in self._client.offsets(asked).items()}
+
+    def wait_results(self, count: int, timeout_s: float) -> float | None:
+        """Read until there are `count` results more; the moment (Unix time) of the last. None: there were not."""
+        deadline = time.monotonic() + timeout_s
+        found = 0
+        while found < count:
+            if time.monotonic() > deadline:
+                return None
+            for stream, end in self._ends().items():
+                found += self._read(stream, end)
+            time.sleep(POLL_SECONDS)
+        return time.time()
+
+    def _read(self, stream: TopicPartition, end: int) -> int:
+        decoder = Decoder(stream.topic, stream.partition, with_headers=False)
+        found = 0
+        while (position := self._positions[stream]) < end:
+            fetched = self._client.start_fetch(stream, position, FETCH_BYTES).receive()
+            chunk = scan(fetched.records, position)
+            for rows in decoder.decode(fetched.records, chunk, position, chunk.next_offset):
+                found += rows.num_rows
+                self._values.append(rows.column("value"))
+            self._positions[stream] = chunk.next_offset
+        return found
+
+    def digest(self) -> Digest:
+        """Of what was read since `skip` or the last digest."""
+        results = [json.loads(value) for values in self._values for value in values.to_pylist()]
+        self._values = []
+        keys = np.array([result["key"] for result in results], np.int64)
+        return digest(keys, np.array([result["average"] for result in results], np.float64))
