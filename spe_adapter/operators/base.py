@@ -129,6 +129,11 @@ class State:
         """Window number of each window: an event-time window's start in µs, 0 for plain state per key."""
         return self._identity.numbers
 
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the operator's input rows, all of them."""
+        return self._identity.schema
+
     def key_columns(self) -> list[pa.Array]:
         """The key as the columns it was made from."""
         return self._identity.codec.decode(self._identity.keys)
@@ -193,15 +198,14 @@ class State:
     def all_open(self) -> "State":
         """Every open window of the partition, those of this call included, to be read only."""
         rows = self._store.all_rows()
-        identity = Identities(self._store.keys(rows), self._store.numbers(rows), self._identity.codec)
+        identity = self._identity._replace(keys=self._store.keys(rows), numbers=self._store.numbers(rows))
         return State(self._store, rows, np.zeros(len(rows), np.bool_), identity)
 
     # ---- for the Processor
 
     def part(self, which: Int64s) -> "State":
         """Some of the windows as they were before the call: what is written to it is never kept."""
-        keys, numbers, codec = self._identity
-        identity = Identities(keys.take(pa.array(which)), numbers[which], codec)
+        identity = self._identity._replace(keys=self.keys.take(pa.array(which)), numbers=self.numbers[which])
         return State(self._store, self._rows[which], self.is_new[which], identity)
 
     def commit(self) -> None:
@@ -242,6 +246,7 @@ class Identities(NamedTuple):
     keys: pa.BinaryArray
     numbers: Int64s
     codec: KeyCodec
+    schema: pa.Schema
 
 
 class Operator(ABC):
@@ -268,6 +273,11 @@ class Operator(ABC):
     def name(self) -> str:
         """How messages and checkpoints call this operator."""
         return type(self).__name__
+
+    @property
+    def description(self) -> str:
+        """What it does, for people and for telling whether a query's operator has changed."""
+        return self.name
 
     @abstractmethod
     def output(self, schema: pa.Schema) -> pa.Schema:

@@ -65,7 +65,8 @@ class Processor:
         self._codec = codec
         self._store = store
         self._inner = operator.output(schema)
-        self._needed = list(operator.columns(operator.prepared(schema)))
+        self._prepared = operator.prepared(schema)
+        self._needed = list(operator.columns(self._prepared))
         self.schema = output_schema(codec.fields, self._inner)
         self.sequence = sequence
         self.seen = seen
@@ -114,7 +115,7 @@ class Processor:
         if not len(ids):
             return None
         ids = self._ordered(ids)
-        identity = Identities(self._store.keys(ids), self._store.numbers(ids), self._codec)
+        identity = Identities(self._store.keys(ids), self._store.numbers(ids), self._codec, self._prepared)
         state = State(self._store, ids, np.zeros(len(ids), np.bool_), identity)
         results = self._call(
             state,
@@ -170,7 +171,7 @@ class Processor:
         return Rows(taken, assigned.window, times_ms, sequence)
 
     def _state(self, assigned: _Assigned) -> State:
-        identity = Identities(assigned.keys, assigned.numbers, self._codec)
+        identity = Identities(assigned.keys, assigned.numbers, self._codec, self._prepared)
         if self._operator.stateless:
             return State(
                 self._store,

@@ -1,0 +1,111 @@
+"""Aggregates by key over windows: `Aggregate(Tumbling("5 minutes", time="ts", delay="1 minute"), average=avg("price"))`.
+
+| window | results | when |
+|---|---|---|
+| Tumbling, Sliding | key, window (start, end), aggregates | once, when the watermark reaches the window's end |
+| Counting | key, aggregates | with the row that fills the window |
+| Running | key, aggregates | after each batch, of the keys in it |
+
+Invariants: a window's state is the state of its aggregates and nothing else; results are those of Spark's own windowed
+aggregation on the same rows (append mode for windows by event time, update mode for running ones).
+
+Source: CEC paper, section II (the aggregate operator); Spark's StateStoreSaveExec.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from logstore.errors import InvalidConfig
+from spe_adapter.codec.kernels import Int64s
+from spe_adapter.operators import counting
+from spe_adapter.operators.base import Assignment, Emitted, Operator, Results, Rows, State, Times, time_index
+from spe_adapter.operators.cells import Cells, Slot, read, write
+from spe_adapter.operators.functions import Aggregation
+from spe_adapter.operators.windows import Counting, Sliding, Window, window_column, window_type
+
+WINDOW: Final = "window"
+"""The result column that says which event-time window it is."""
+
+
+class Aggregate(Operator):
+    """Several aggregates at once over one kind of window; the names given become the result columns."""
+
+    def __init__(self, window: Window, /, **aggregations: Aggregation) -> None:
+        if not aggregations:
+            raise InvalidConfig("an Aggregate without aggregates; name at least one: Aggregate(window, n=count())")
+        self._window = window
+        self._aggregations: Mapping[str, Aggregation] = aggregations
+        if isinstance(window, Sliding):
+            self.event_time = window.time
+            self.delay_ms = window.delay_ms
+
+    @property
+    def description(self) -> str:
+        """What is aggregated, over which windows."""
+        what = ", ".join(f"{name}={function!r}" for name, function in self._aggregations.items())
+        return f"Aggregate({self._window!r}, {what})"
+
+    def output(self, schema: pa.Schema) -> pa.Schema:
+        """Window (of event-time windows) and aggregates."""
+        fields = [pa.field(name, one.result_type(schema)) for name, one in self._aggregations.items()]
+        self._slots(schema)
+        if isinstance(self._window, Sliding):
+            times = schema.field(time_index(schema, self._window.time)).type
+            fields.insert(0, pa.field(WINDOW, window_type(times)))
+        return pa.schema(fields)
+
+    def state_schema(self, schema: pa.Schema) -> pa.Schema:
+        """The state of the aggregates."""
+        slots = [pa.field(name, slot.type) for name, slot in self._slots(schema)]
+        return counting.state_schema(self._window, slots) if isinstance(self._window, Counting) else pa.schema(slots)
+
+    def columns(self, schema: pa.Schema) -> tuple[str, ...]:
+        """Those that are aggregated."""
+        needed = {one.column for one in self._aggregations.values()}
+        return tuple(name for name in schema.names if name in needed)
+
+    def assign(self, batch: pa.RecordBatch, times: Times | None, sequence: Int64s) -> Assignment:
+        """By event time, or one window per key."""
+        if isinstance(self._window, Sliding) and times is not None:
+            return self._window.assign(times)
+        return super().assign(batch, times, sequence)
+
+    def process(self, rows: Rows, state: State) -> Emitted:
+        """Fold rows into their windows."""
+        if isinstance(self._window, Counting):
+            filled = counting.fold(self._window, self._aggregations, rows, state)
+            return Results(self._results(filled.cells, state), filled.owner)
+        folded = {}
+        for name, one in self._aggregations.items():
+            slots = one.slots(state.schema)
+            cells = one.fold([read(state, name + slot.suffix, slot) for slot in slots], rows.batch, rows.window)
+            for slot, cell in zip(slots, cells, strict=True):
+                write(state, name + slot.suffix, cell)
+            folded[name] = cells
+        if isinstance(self._window, Sliding):
+            state.expire_at(self._window.ends_ms(state.numbers))
+            return None
+        return self._results(folded, state)
+
+    def expire(self, state: State, watermark_ms: int) -> Emitted:
+        """The results of windows that have ended."""
+        if not isinstance(self._window, Sliding):
+            return None
+        cells = {
+            name: [read(state, name + slot.suffix, slot) for slot in one.slots(state.schema)]
+            for name, one in self._aggregations.items()
+        }
+        kind = self.output(state.schema).field(WINDOW).type
+        window = window_column(state.numbers, self._window.length_us, kind)
+        return Results(self._results(cells, state, window), np.arange(state.size), self._window.ends_ms(state.numbers))
+
+    def _results(self, cells: Mapping[str, list[Cells]], state: State, *window: pa.Array) -> pa.RecordBatch:
+        schema = self.output(state.schema)
+        columns = [one.result(cells[name], schema.field(name).type) for name, one in self._aggregations.items()]
+        return pa.RecordBatch.from_arrays([*window, *columns], schema=schema)
+
+    def _slots(self, schema: pa.Schema) -> list[tuple[str, Slot]]:
+        return [(name + slot.suffix, slot) for name, one in self._aggregations.items() for slot in one.slots(schema)]

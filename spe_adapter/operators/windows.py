@@ -1,0 +1,173 @@
+"""The kinds of windows: by event time (tumbling, sliding), by count of rows, and none at all.
+
+Invariants: an event-time window is [start, start + length) in µs since 1970, its number is its start; starts lie at
+`start + n * slide`, also before 1970, exactly as Spark's `window` has them. A row without event time is in no window.
+
+Source: Spark's TimeWindowing rule; CEC paper, section II (time-based and count-based windows, advance below size).
+"""
+
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from logstore.errors import InvalidConfig
+from spe_adapter.codec.kernels import Int64s
+from spe_adapter.operators.base import Assignment, Times, ceiling_ms
+
+Duration = str | timedelta
+"""A length of time: "5 minutes", "1 hour 30 minutes", "250 milliseconds", or a timedelta."""
+
+_UNITS_US: Final = {
+    "microsecond": 1,
+    "millisecond": 1000,
+    "second": 1_000_000,
+    "minute": 60_000_000,
+    "hour": 3_600_000_000,
+    "day": 86_400_000_000,
+    "week": 604_800_000_000,
+}
+_PART: Final = re.compile(r"\s*(-?\d+)\s*([a-z]+?)s?(?=\s|\d|-|$)", re.IGNORECASE)
+
+OVERLAPS_MAX: Final = 64
+"""A counting window's state holds this many overlapping windows of a key at most: they are all in one footprint."""
+
+
+def duration_us(length: Duration) -> int:
+    """A duration in µs. Raises InvalidConfig; months and years vary and are none."""
+    if isinstance(length, timedelta):
+        return (length.days * 86_400 + length.seconds) * 1_000_000 + length.microseconds
+    total, at = 0, 0
+    text = length.strip().lower().removeprefix("interval").strip()
+    while at < len(text):
+        part = _PART.match(text, at)
+        if part is None or part[2] not in _UNITS_US:
+            break
+        total += int(part[1]) * _UNITS_US[part[2]]
+        at = part.end()
+    if not text or text[at:].strip():
+        raise InvalidConfig(f"duration {length!r}; write a number and one of {', '.join(_UNITS_US)}, or several")
+    return total
+
+
+@dataclass(frozen=True)
+class Sliding:
+    """Windows of `length` that start every `slide`, by the timestamps in column `time`.
+
+    A window's result comes, once, when the watermark reaches its end: the newest event time minus `delay`. Rows that
+    come later than that are dropped. `start` shifts all windows ("15 minutes": hourly windows from a quarter past).
+    """
+
+    length: Duration
+    slide: Duration
+    time: str
+    delay: Duration = "0 seconds"
+    start: Duration = "0 seconds"
+
+    def __post_init__(self) -> None:
+        """Check, as Spark does. Raises InvalidConfig."""
+        if self.length_us <= 0 or self.slide_us <= 0:
+            raise InvalidConfig(f"a window of {self.length!r} every {self.slide!r}; both must be longer than nothing")
+        if self.slide_us > self.length_us:
+            raise InvalidConfig(f"a window of {self.length!r} every {self.slide!r}; rows between windows would be lost")
+        if abs(duration_us(self.start)) >= self.slide_us:
+            raise InvalidConfig(f"windows shifted by {self.start!r}; it must be less than {self.slide!r}")
+        if self.delay_ms < 0:
+            raise InvalidConfig(f"a delay of {self.delay!r}; it must not be negative")
+
+    @property
+    def length_us(self) -> int:
+        """From a window's start to its end."""
+        return duration_us(self.length)
+
+    @property
+    def slide_us(self) -> int:
+        """From a window's start to the next one's."""
+        return duration_us(self.slide)
+
+    @property
+    def delay_ms(self) -> int:
+        """How far the watermark stays behind."""
+        return duration_us(self.delay) // 1000
+
+    def ends_ms(self, numbers: Int64s) -> Int64s:
+        """When windows are due: their ends, rounded up to ms, so that none is due before it ends."""
+        return ceiling_ms(numbers + self.length_us)
+
+    def assign(self, times: Times) -> Assignment:
+        """The windows of rows with these event times; a row's windows stand together, in its place."""
+        length, slide, start = self.length_us, self.slide_us, duration_us(self.start)
+        last = times.us - (times.us - start) % slide
+        overlaps = -(-length // slide)
+        if overlaps == 1:
+            rows = None if times.valid is None else np.flatnonzero(times.valid)
+            numbers = last if rows is None else last[rows]
+            return Assignment(numbers, rows, self.ends_ms(numbers))
+        starts = last[:, None] - slide * np.arange(overlaps - 1, -1, -1)
+        inside = times.us[:, None] < starts + length
+        if times.valid is not None:
+            inside &= times.valid[:, None]
+        rows = np.broadcast_to(np.arange(len(last))[:, None], starts.shape)[inside]
+        numbers = starts[inside]
+        return Assignment(numbers, rows, self.ends_ms(numbers))
+
+
+def Tumbling(  # noqa: N802  a kind of window, spelled like the others
+    length: Duration, time: str, delay: Duration = "0 seconds", start: Duration = "0 seconds"
+) -> Sliding:
+    """Windows of `length`, one behind the other: see Sliding."""
+    return Sliding(length, length, time, delay, start)
+
+
+@dataclass(frozen=True)
+class Counting:
+    """Windows of `size` rows of a key, a new one every `advance` rows (as many as `size`, if not given). A window's
+    result comes with the row that fills it; those that are not full are never seen.
+    """
+
+    size: int
+    advance: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check. Raises InvalidConfig."""
+        if self.size < 1 or not 1 <= self.step <= self.size:
+            raise InvalidConfig(f"a window of {self.size} rows every {self.step}; 1 <= advance <= size")
+        if self.overlaps > OVERLAPS_MAX:
+            raise InvalidConfig(
+                f"a window of {self.size} rows every {self.step}: {self.overlaps} overlap, at most {OVERLAPS_MAX} can"
+            )
+
+    @property
+    def step(self) -> int:
+        """Rows from a window's start to the next one's."""
+        return self.size if self.advance is None else self.advance
+
+    @property
+    def overlaps(self) -> int:
+        """How many windows a row is in at most."""
+        return -(-self.size // self.step)
+
+
+@dataclass(frozen=True)
+class Running:
+    """No windows: one state per key for ever, and after each batch the aggregates of the keys that it changed."""
+
+
+Window = Sliding | Counting | Running
+
+_INSTANT: Final = "us"
+
+
+def window_type(times: pa.DataType) -> pa.DataType:
+    """The result column `window`, as Spark has it: when the window starts, and when it ends (exclusive)."""
+    moment = pa.timestamp(_INSTANT, times.tz)
+    return pa.struct([pa.field("start", moment), pa.field("end", moment)])
+
+
+def window_column(starts: Int64s, length_us: int, kind: pa.DataType) -> pa.Array:
+    """Windows as a result column of this type."""
+    parts = [pa.array(moments).view(kind.field(0).type) for moments in (starts, starts + length_us)]
+    return pa.StructArray.from_arrays(parts, fields=[kind.field(0), kind.field(1)])
