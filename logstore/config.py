@@ -5,6 +5,7 @@ names it and what is allowed; what comes out is frozen and complete.
 """
 
 import argparse
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from logstore.log.store import StoreSettings
 from logstore.log.topics import TopicConfig
 
 DEFAULT_KAFKA = "127.0.0.1:9092"
+STATE_DIRECTORY = "/dev/shm/cairn-{uid}"  # noqa: S108  its owner is checked before anything in it is touched
+"""`{uid}` stands for the number of the user that runs the sidecar."""
 _DAY_MS = 24 * 3_600_000
 _LARGEST = (1 << 63) - 1
 _MIB = 1 << 20
@@ -36,6 +39,8 @@ class Setting(NamedTuple):
     minimum: int
     maximum: int
     help: str
+    choices: tuple[str, ...] = ()
+    """What a text may be; none: anything."""
 
     @property
     def field(self) -> str:
@@ -68,9 +73,10 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("groups", "offsets-retention-ms", 7 * _DAY_MS, 1, _LARGEST, "when an unused group is forgotten"),
     Setting("epochs", "staging-bytes", 4 << 30, _MIB, 1 << 50, "staged output that is not committed yet"),
     Setting("epochs", "staged-age-ms", _DAY_MS, 1000, _LARGEST, "when staged output that nobody commits is dropped"),
-    Setting("process", "log-format", "logfmt", 0, 0, "logfmt or json"),
+    Setting("state", "state-directory", STATE_DIRECTORY, 0, 0, "where streaming queries keep state; empty: not tidied"),
+    Setting("state", "state-idle-ms", 600_000, 1000, _LARGEST, "when state that nobody uses is removed from there"),
+    Setting("process", "log-format", "logfmt", 0, 0, "logfmt or json", ("logfmt", "json")),
 )
-LOG_FORMATS = ("logfmt", "json")
 _LISTEN_KEYS = ("kafka.listeners", "kafka.advertise", "data-dir", "insecure")
 
 
@@ -86,6 +92,8 @@ class SidecarConfig:
     offsets: OffsetSettings
     staging_bytes: int
     staged_age_ms: int
+    state_directory: str
+    state_idle_ms: int
     log_as_json: bool
 
 
@@ -176,6 +184,8 @@ def _build(data_dir: Path, listeners: tuple[Listener, ...], values: Mapping[str,
         OffsetSettings(retention_ms=values["offsets_retention_ms"]),
         staging_bytes=values["staging_bytes"],
         staged_age_ms=values["staged_age_ms"],
+        state_directory=values["state_directory"].replace("{uid}", str(os.getuid())),
+        state_idle_ms=values["state_idle_ms"],
         log_as_json=values["log_format"] == "json",
     )
 
@@ -215,8 +225,12 @@ def _value(setting: Setting, arguments: argparse.Namespace, content: Mapping[str
 def _checked(setting: Setting, where: str, value: object) -> int | bool | str:
     text = str(value).strip().lower()
     if isinstance(setting.default, str):
-        if text not in LOG_FORMATS:
-            raise ConfigError(f"{where}={value!r}: must be one of {', '.join(LOG_FORMATS)}")
+        if not isinstance(value, str):
+            raise ConfigError(f"{where}={value!r}: must be a text, in quotes")
+        if not setting.choices:
+            return value.strip()
+        if text not in setting.choices:
+            raise ConfigError(f"{where}={value!r}: must be one of {', '.join(setting.choices)}")
         return text
     if isinstance(setting.default, bool):
         if text not in ("true", "false"):

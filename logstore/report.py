@@ -28,6 +28,7 @@ WARNINGS = frozenset(
         "offsets lost",
         "read failed",
         "request crashed",
+        "state not reclaimed",
         "torn end cut",
     }
 )

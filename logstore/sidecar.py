@@ -17,6 +17,7 @@ from logstore import config
 from logstore.config import SidecarConfig
 from logstore.disk.clock import SystemClock
 from logstore.disk.files import OsFiles, locked_directory
+from logstore.disk.shared_state import Reclaimed, SharedState
 from logstore.engine import open_engine
 from logstore.errors import CairnError
 from logstore.kafka import epochs as epoch_front
@@ -44,6 +45,8 @@ DRAIN_S = 5.0
 answered.
 """
 START_FAILED = 2
+STATE_SWEEP_S = 60.0
+"""How often at least the queries' shared state is looked at."""
 
 add_arguments = config.add_arguments
 
@@ -94,6 +97,9 @@ async def _serve(settings: SidecarConfig) -> None:
             listeners = await nursery.start(server.serve, settings.listeners)
             nursery.start_soon(groups.run)
             nursery.start_soon(epoch_front.run_ticks, front, epochs)
+            if settings.state_directory:
+                state = SharedState(settings.state_directory, settings.state_idle_ms, clock)
+                nursery.start_soon(_tidy_state, state, settings.state_idle_ms / 1000, reporter)
             # What lives now lives for ever: collections need not look at it again.
             gc.collect()
             gc.freeze()
@@ -106,6 +112,17 @@ async def _serve(settings: SidecarConfig) -> None:
                 break
     files.close()
     reporter("stopped", {})
+
+
+async def _tidy_state(state: SharedState, idle_s: float, reporter: Reporter) -> None:
+    """Remove state that nobody uses any more, now and then, for ever."""
+    while True:
+        for outcome in await trio.to_thread.run_sync(state.sweep):
+            if isinstance(outcome, Reclaimed):
+                reporter("state reclaimed", {"query": outcome.query, "freed_bytes": outcome.freed_bytes})
+            else:
+                reporter("state not reclaimed", {"query": outcome.name, "why": outcome.why})
+        await trio.sleep(min(max(idle_s / 10, 1.0), STATE_SWEEP_S))
 
 
 def _groups(settings: SidecarConfig, front: Front) -> GroupHandlers:

@@ -256,7 +256,8 @@ class Client:
 
         def send() -> int:
             requests: list[private.Request] = [*pieces, decision]
-            return [self._send_private(request) for request in requests][0]
+            sent = [self._send_private(request) for request in requests]
+            return sent[0]
 
         def receive(correlation_id: int) -> private.DecideReply:
             failure: CairnError | None = None
