@@ -183,10 +183,10 @@ class Costs(NamedTuple):
 
 
 class CostBenefit:
-    """Checks as long as what they save is worth more than what they cost (CEC paper, section III.A, left open there).
+    """Checks as long as what they save is worth more than they cost (CEC paper, section III.A, left open there).
 
-    A failure costs `tuple_s` x q to reconstruct and `record_s` x u to replay. k checks of the oldest windows bring q and
-    u down to q_k and u_k, where q_k counts the k new records too; they save
+    A failure costs `tuple_s` x q to reconstruct and `record_s` x u to replay. k checks of the oldest windows bring q
+    and u down to q_k and u_k, where q_k counts the k new records too; they save
 
         S_k = tuple_s x (q - q_k) + record_s x (u - u_k)
 
