@@ -1,0 +1,58 @@
+"""The front of the ordered list of open windows: those whose footprints are oldest, kept from beat to beat.
+
+Invariants:
+* Ordinals only grow, so the list stays sorted while windows close or get new footprints: those only drop out. It is
+  made anew from the whole table when few are left, not in every beat.
+* A row counts only while its ordinal is the one it had: a row that was freed, or used again, has another.
+
+Source: CEC paper, section III (the ordered list of open windows).
+"""
+
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from spe_adapter.codec.kernels import Int64s
+from spe_adapter.state.table import Table
+
+MOST: Final = 8192
+"""How many candidates a policy is shown; a beat never checks more."""
+FEWEST: Final = 1024
+"""Below this the list is made anew."""
+
+
+class Front(NamedTuple):
+    """Windows, oldest footprint first. `fresh` opened since and have no footprint yet; 0 if these are not all others."""
+
+    rows: Int64s
+    ordinals: Int64s
+    seens: Int64s
+    fresh: int
+
+
+class Candidates:
+    """See the module. `refresh` is called when all open windows have their marks, `front` at any time."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._rows = self._ordinals = np.empty(0, np.int64)
+        self._is_whole = True
+
+    def refresh(self) -> None:
+        """Make the list anew if it runs short."""
+        self._drop_stale()
+        if len(self._rows) < min(FEWEST, self._table.live):
+            self._rows = self._table.oldest(MOST)
+            self._ordinals = self._table.marks(self._rows)[1]
+            self._is_whole = len(self._rows) == self._table.live
+
+    def front(self) -> Front:
+        """The oldest windows that are still open; opened ones of this beat are not among them."""
+        self._drop_stale()
+        fresh = self._table.live - len(self._rows) if self._is_whole else 0
+        return Front(self._rows, self._ordinals, self._table.marks(self._rows)[2], fresh)
+
+    def _drop_stale(self) -> None:
+        fresh = self._table.marks(self._rows)[1] == self._ordinals
+        if not fresh.all():
+            self._rows, self._ordinals = self._rows[fresh], self._ordinals[fresh]

@@ -1,0 +1,198 @@
+"""A runner's port over a sidecar: a connection per source, one for commits and scans.
+
+Invariants:
+* One thread. Requests are under way while the runner computes; it waits for whichever answers first.
+* A commit is sent as a whole (pieces, then decision) and repeated as a whole after a lost connection: staging the same
+  piece again and deciding the same epoch again change nothing.
+* One commit is on the wire at a time, so that decisions arrive in the order of beats.
+"""
+
+import select
+from collections import deque
+from collections.abc import Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Final, Self
+
+from logstore.client.blocking import Client, Pending, TopicPartition
+from logstore.client.errors import Refused
+from logstore.client.network import Address
+from logstore.client.wire import EARLIEST, LATEST, Fetched
+from logstore.format.private import DecideReply, DecideRequest, ScanReply, ScanRequest, StageRequest, TaskOutput
+from spe_adapter.continuous.errors import CommitLost
+from spe_adapter.continuous.fragment import Fragment
+from spe_adapter.continuous.port import FENCE_EPOCH, Fetch, Group, Scanned
+from spe_adapter.host import Host
+
+SCAN_BYTES: Final = 4 * 1024 * 1024
+CLIENT_ID: Final = "cairn-continuous"
+
+
+class ClientPort:
+    """See `port.Port`. Raises logstore.errors and logstore.client.errors; FencedRun once a newer run is known."""
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        fragment: Fragment,
+        partition: int,
+        run: str,
+        host: Host,
+        *,
+        fetch_bytes: int,
+        limit_s: float,
+    ) -> None:
+        self._query = fragment.name_in(partition)
+        self._run = run
+        self._target = TopicPartition(fragment.topic, partition)
+        self._sources = [TopicPartition(source.topic, partition) for source in fragment.sources]
+        self._host = host
+        self._fetch_bytes = fetch_bytes
+        self._open = ExitStack()
+
+        def client() -> Client:
+            made = Client(addresses, host.network, limit_s=limit_s, client_id=CLIENT_ID)
+            return self._open.enter_context(made)
+
+        self._clients = [client() for _ in self._sources]
+        self._main = client()
+        self._fetches: list[Pending[Fetched] | None] = [None for _ in self._sources]
+        self._waiting: deque[Group] = deque()
+        self._commit: tuple[int, Pending[DecideReply]] | None = None
+        self._scan: tuple[int, Pending[ScanReply]] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._open.close()
+
+    def wall_ms(self) -> int:
+        """See Port."""
+        return self._host.wall_ms()
+
+    def monotonic_ms(self) -> float:
+        """See Port."""
+        return self._host.network.monotonic_s() * 1000
+
+    # ---- state
+
+    def fence(self) -> int:
+        """See Port."""
+        decision = DecideRequest(self._query, self._run, FENCE_EPOCH, "skip", (), "{}", False)
+        return self._main.decide(decision).last_epoch
+
+    def scan(self, before_offset: int) -> Scanned:
+        """See Port. The piece behind this one is asked for before this one is returned."""
+        if self._scan is not None and self._scan[0] == before_offset:
+            pending = self._scan[1]
+        else:
+            self._end_scan()
+            pending = self._start_scan(before_offset)
+        self._scan = None
+        reply = pending.receive()
+        if reply.next_before > reply.log_start_offset:
+            self._scan = (reply.next_before, self._start_scan(reply.next_before))
+        return Scanned(reply.batches, reply.next_before, reply.log_start_offset)
+
+    def _start_scan(self, before_offset: int) -> Pending[ScanReply]:
+        topic, partition = self._target
+        return self._main.start_scan(ScanRequest(topic, partition, before_offset, (), SCAN_BYTES))
+
+    def _end_scan(self) -> None:
+        """Take the answer to a piece nobody asked for: the connection is needed."""
+        if self._scan is not None:
+            (_, pending), self._scan = self._scan, None
+            pending.receive()
+
+    def offset(self, source: int, moment: str) -> int:
+        """See Port. Raises Refused, for a topic that is not there among others."""
+        stream = self._sources[source]
+        found = self._main.offsets({stream: EARLIEST if moment == "earliest" else LATEST})[stream]
+        if found.error:
+            raise Refused(f"offsets of {stream} at {self._main.where}", code=found.error)
+        return found.offset
+
+    # ---- input
+
+    def fetch(self, source: int, offset: int) -> None:
+        """See Port."""
+        self._fetches[source] = self._clients[source].start_fetch(self._sources[source], offset, self._fetch_bytes)
+
+    def fetched(self, wait_ms: float) -> Fetch | None:
+        """See Port. Returns early when a commit was answered, so that its successor can be sent."""
+        under_way = [source for source, pending in enumerate(self._fetches) if pending is not None]
+        ready = self._ready([self._clients[source] for source in under_way], wait_ms)
+        for source in under_way:
+            if self._clients[source] in ready:
+                return self._receive(source)
+        return None
+
+    def _receive(self, source: int) -> Fetch | None:
+        pending, self._fetches[source] = self._fetches[source], None
+        if pending is None:
+            return None
+        fetched = pending.receive()
+        return Fetch(source, fetched.error, fetched.high_watermark, fetched.log_start_offset, fetched.records)
+
+    def _ready(self, clients: Sequence[Client], wait_ms: float) -> list[Client]:
+        """The clients whose answer has begun to arrive; one without a connection would never be, and is ready."""
+        lost = [client for client in clients if client.fileno() < 0]
+        watched: list[Client] = [client for client in clients if client.fileno() >= 0]
+        if self._commit is not None and self._main.fileno() >= 0:
+            watched.append(self._main)
+        if not watched:
+            if not lost:
+                self._host.network.sleep(wait_ms / 1000)
+            return lost
+        found, _, _ = select.select(watched, [], [], 0 if lost else max(wait_ms, 0) / 1000)
+        return [*lost, *found]
+
+    # ---- output
+
+    def commit(self, group: Group) -> None:
+        """See Port."""
+        self._waiting.append(group)
+        self._send_next()
+
+    def _send_next(self) -> None:
+        if self._commit is not None or not self._waiting:
+            return
+        self._end_scan()
+        group = self._waiting.popleft()
+        attempt = str(group.beat)
+        pieces = [
+            StageRequest(self._query, self._run, group.beat, 0, attempt, position, (piece.part,), piece.data)
+            for position, piece in enumerate(group.pieces)
+        ]
+        tasks = (TaskOutput(0, attempt, len(pieces)),)
+        decision = DecideRequest(self._query, self._run, group.beat, "error", tasks, group.positions, False)
+        self._commit = (group.beat, self._main.start_commit(pieces, decision))
+
+    def committed(self, *, wait: bool) -> int | None:
+        """See Port. Raises CommitLost if the log has another epoch there than the one that was sent."""
+        if self._commit is None:
+            return None
+        if not wait and not self._has_answer():
+            return None
+        (beat, pending), self._commit = self._commit, None
+        reply = pending.receive()
+        if reply.last_epoch != beat or reply.outcome == "skipped":
+            raise CommitLost(
+                f"query {self._query!r}: beat {beat} was answered with {reply.outcome!r} and epoch {reply.last_epoch}; "
+                "another run commits under this name. Stop one of them"
+            )
+        self._send_next()
+        return beat
+
+    def _has_answer(self) -> bool:
+        if self._main.fileno() < 0:
+            return True
+        found, _, _ = select.select([self._main], [], [], 0)
+        return bool(found)

@@ -1,0 +1,436 @@
+"""One instance of a fragment without I/O: runs of records in, append groups out; an eventual checkpoint in, state out.
+
+Invariants:
+* What a beat does depends on the state before it and on its runs alone. The watermark moves between runs, and the runs
+  stand in the beat's mark, so that a replay is the same execution.
+* A group holds, besides the results, a footprint of every window that opened in the beat and is still open, of the
+  windows the policy chose, and a close for every window that is gone, those that opened in the same beat included: on
+  replay they are skip points.
+* A replay opens no window, closes none, and gives no result to anybody: all that is in the log.
+* `needed` only grows, and follows what is committed, not what was processed.
+
+Source: CEC paper, sections II.B, III and III.A.
+"""
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from logstore.interfaces import Buffer
+from spe_adapter.cec.control import Mark, Progress, encode_closes, encode_footprints, encode_mark
+from spe_adapter.cec.policy import Policy, View
+from spe_adapter.cec.reconstruct import Eventual, Reconstruction
+from spe_adapter.codec.kernels import Int64s
+from spe_adapter.codec.partitioner import partitions_of
+from spe_adapter.continuous.candidates import Candidates
+from spe_adapter.continuous.errors import FragmentRefused, ReplayDiverged, WrongPartition
+from spe_adapter.continuous.fragment import Plan, apply
+from spe_adapter.continuous.group import Records, pieces
+from spe_adapter.continuous.inputs import Run
+from spe_adapter.continuous.port import FENCE_EPOCH, Group
+from spe_adapter.operators.base import Operator, next_watermark
+from spe_adapter.operators.output import Output, to_records
+from spe_adapter.operators.processor import Processor
+from spe_adapter.operators.replay import Replay, SkipPoints
+from spe_adapter.state.direct import Direct
+from spe_adapter.state.store import Changes
+from spe_adapter.state.table import Table
+
+_LEAST_WINDOWS: Final = 1024
+_NOTHING: Final = np.empty(0, np.int64)
+
+
+class Place(NamedTuple):
+    """Which instance of a fragment this is, and who runs it."""
+
+    partition: int
+    partitions: int
+    attempt: str
+
+
+class ReplayBeat(NamedTuple):
+    """What was processed in a beat."""
+
+    number: int
+    runs: tuple[Run, ...]
+
+
+class Figures(NamedTuple):
+    """Where an instance stands behind a beat; see `loop.Progress`."""
+
+    beat: int
+    windows: int
+    extent: int
+    to_replay: int
+    checks: int
+    records: int
+    emitted: int
+    watermark_ms: int
+
+
+class _Beat(NamedTuple):
+    """What has to be known of a beat while a recovery might start from it."""
+
+    number: int
+    positions: tuple[int, ...]
+    oldest_beat: int
+
+
+class Core:
+    """See the module. Either `process` from the first record on, or `load`, `replay` and `end_replay` first."""
+
+    def __init__(self, plan: Plan, place: Place, policy: Policy, monotonic_ms: Callable[[], float]) -> None:
+        self._plan = plan
+        self._place = place
+        self._policy = policy
+        self._monotonic_ms = monotonic_ms
+        self._operator = plan.fragment.operator
+        self._name = plan.fragment.name_in(place.partition)
+        self._adopt(0)
+        self._skips = SkipPoints()
+        self._last: Mark | None = None
+        self._beat = FENCE_EPOCH
+        self._emitted = 0
+        self._seen = 0
+        self._checks = 0
+        self._watermark_ms = 0
+        self._results: list[Records] = []
+        self._runs: list[Run] = []
+        self._known: deque[_Beat] = deque()
+        self.beat_records = 0
+        """Input records of the beat that is open."""
+        self.beat_bytes = 0
+        """Bytes of its results."""
+
+    def _adopt(self, windows: int) -> None:
+        """An empty state with room for so many windows, and half as many again."""
+        plan = self._plan
+        schema = self._operator.state_schema(plan.input_schema)
+        self._table = Table.in_memory(schema, max(_LEAST_WINDOWS, windows + windows // 2))
+        self.store = Direct(self._table)
+        self._candidates = Candidates(self._table)
+        self._processor = Processor(self._operator, plan.key_codec, plan.input_schema, self.store)
+
+    @property
+    def partition(self) -> int:
+        """The number of the instance, its sources and its target."""
+        return self._place.partition
+
+    @property
+    def windows(self) -> int:
+        """How many windows are open (N)."""
+        return self.store.live
+
+    @property
+    def is_replaying(self) -> bool:
+        """Whether `load` has been called and `end_replay` has not."""
+        return self._last is not None
+
+    @property
+    def positions(self) -> list[int]:
+        """Where the sources are read from: after `load`, those of the oldest footprint's beat."""
+        return list(self._known[0].positions)
+
+    @property
+    def needed(self) -> tuple[int, ...]:
+        """Per source, the first offset that a recovery from what is committed would read."""
+        return self._known[0].positions
+
+    # ---- working
+
+    def process(self, run: Run, batch: pa.RecordBatch) -> None:
+        """Process a run of the open beat; its results wait for the beat's end. Raises WrongPartition, and what the
+        operator and the steps raise.
+        """
+        if self._plan.fragment.check_keys:
+            self._check_keys(run, batch)
+        for output in self._execute(run, batch, None):
+            self._take_results(output)
+        self._runs.append(run)
+        self._seen += run.records
+        self.beat_records += run.records
+
+    def _execute(self, run: Run, batch: pa.RecordBatch, replay: Replay | None) -> Iterator[Output]:
+        """One run through the steps and the operator, then the watermark."""
+        rows = apply(self._plan.fragment.sources[run.source].steps, batch)
+        processor = self._processor
+        if rows.num_rows:
+            output = processor.process(rows, late_ms=self._watermark_ms, replay=replay)
+            if output is not None:
+                yield output
+        if processor.max_events_ms:
+            # Also when it stands still: what expires at once must not outlive its run, or a replay would find it due.
+            self._watermark_ms = next_watermark(self._operator, self._watermark_ms, processor.max_events_ms)
+            output = processor.expire(self._watermark_ms, replay=replay)
+            if output is not None:
+                yield output
+
+    def _take_results(self, output: Output) -> None:
+        """Results through the steps behind the operator, as records."""
+        if self._plan.output_keys is not None:
+            rows = apply(self._plan.fragment.after, output.rows)
+            output = output._replace(keys=self._plan.output_keys.encode(rows), rows=rows)
+        if output.rows.num_rows:
+            records = Records(*to_records(output))
+            self._results.append(records)
+            self.beat_bytes += records.keys.nbytes + records.values.nbytes
+
+    def _check_keys(self, run: Run, batch: pa.RecordBatch) -> None:
+        """Hold records to what their producer should have done."""
+        partition, partitions = self._place.partition, self._place.partitions
+        rows = apply(self._plan.fragment.sources[run.source].steps, batch)
+        keys = self._plan.key_codec.encode(rows)
+        found = partitions_of(keys, len(keys), partitions, partition)
+        wrong = np.flatnonzero(found != partition)
+        if len(wrong):
+            key = keys[int(wrong[0])].as_py()
+            topic = self._plan.fragment.sources[run.source].topic
+            raise WrongPartition(
+                f"query {self._plan.fragment.query!r}: key {key[:80]!r} is in {topic}-{partition}, Kafka's partitioner "
+                f"puts it into partition {int(found[wrong[0]])} of {partitions}. Have the producer use the operator's key "
+                "as the record key, with the default partitioner"
+            )
+
+    # ---- the end of a beat
+
+    def begin(self, positions: list[int]) -> None:
+        """Start a query that has no state, at these positions."""
+        self._known.append(_Beat(FENCE_EPOCH, tuple(positions), FENCE_EPOCH))
+
+    def end_beat(self, positions: list[int], now_ms: int) -> tuple[Group, Figures]:
+        """The open beat as a group, and a new beat, which starts at `positions`. `now_ms` is wall time."""
+        self._beat += 1
+        self._processor.epoch = self._beat + 1
+        controls: list[Buffer] = []
+        self._emitted += sum(len(records.values) for records in self._results)
+        if self._plan.fragment.checkpoints:
+            controls = self._footprints(now_ms)
+        else:
+            self.store.changes(_NOTHING)
+        self._candidates.refresh()
+        front = self._candidates.front()
+        oldest = self._oldest_beat(front.rows)
+        self._known.append(_Beat(self._beat, tuple(positions), oldest))
+        if self._plan.fragment.checkpoints:
+            controls.append(encode_mark(self._mark(oldest), now_ms))
+        made = pieces(self._plan.fragment.topic, self.partition, self._results, controls, now_ms)
+        group = Group(self._beat, tuple(made), self._progress())
+        figures = self._figures(front.ordinals, front.seens)
+        self._results, self._runs = [], []
+        self.beat_records = self.beat_bytes = 0
+        return group, figures
+
+    def _footprints(self, now_ms: int) -> list[Buffer]:
+        """Footprints and closes of the beat as control batches; marks them in the table."""
+        chosen = self._chosen()
+        started_ms = self._monotonic_ms()
+        changes = self.store.changes(chosen)
+        gone = self._gone(changes)
+        footprints = changes.footprints.num_rows
+        self._emitted += footprints + sum(batch.num_rows for batch in gone)
+        self._table.set_mark(changes.ids, self._beat, self._emitted, self._seen)
+        batches = list(encode_footprints(self._name, self._beat, changes.footprints, changes.opened, now_ms))
+        if len(chosen):
+            self._policy.took(len(chosen), (self._monotonic_ms() - started_ms) * len(chosen) / footprints)
+            self._checks += len(chosen)
+        for identities in gone:
+            batches += encode_closes(self._name, self._beat, identities, now_ms)
+        return [*batches]
+
+    def _chosen(self) -> Int64s:
+        """The windows that the policy wants to have checked."""
+        front = self._candidates.front()
+        if not len(front.rows):
+            return _NOTHING
+        seens = np.full(len(front.rows), self._seen) if self._operator.windows_never_change else front.seens
+        now_ms = self._monotonic_ms()
+        view = View(self._emitted, self._seen, self.store.live, front.ordinals, seens, front.fresh, now_ms)
+        return front.rows[: self._policy.checks(view)]
+
+    def _figures(self, ordinals: Int64s, seens: Int64s) -> Figures:
+        oldest = not len(ordinals)
+        never = self._operator.windows_never_change
+        return Figures(
+            beat=self._beat,
+            windows=self.store.live,
+            extent=0 if oldest else self._emitted - int(ordinals[0]),
+            to_replay=0 if oldest or never else self._seen - int(seens[0]),
+            checks=self._checks,
+            records=self._seen,
+            emitted=self._emitted,
+            watermark_ms=self._watermark_ms,
+        )
+
+    def _gone(self, changes: Changes) -> list[pa.RecordBatch]:
+        """Windows whose end has to be written down."""
+        if self._operator.windows_never_change:
+            return [changes.closed]
+        return [changes.closed, changes.transient]
+
+    def _oldest_beat(self, oldest: Int64s) -> int:
+        """The beat from which on a recovery replays, if it happened now."""
+        if self._operator.windows_never_change or not len(oldest):
+            return self._beat
+        return int(self._table.marks(oldest[:1])[0][0])
+
+    def _progress(self) -> str:
+        return Progress(
+            generation=0,
+            batch=self._beat,
+            closing=False,
+            late_ms=self._watermark_ms,
+            watermark_ms=self._watermark_ms,
+            max_event_ms=self._processor.max_event_ms,
+            partitions=self._place.partitions,
+            layout=0,
+        ).to_json()
+
+    def _mark(self, oldest: int) -> Mark:
+        partition = self._place.partition
+        sources = self._plan.fragment.sources
+        positions: dict[str, dict[int, int]] = {}
+        for source, offset in zip(sources, self._known[-1].positions, strict=True):
+            positions[source.topic] = {partition: offset}
+        return Mark(
+            query=self._name,
+            epoch=self._beat,
+            attempt=self._place.attempt,
+            partition=partition,
+            partitions=self._place.partitions,
+            layout=0,
+            operator=fingerprint(self._operator, self._plan.input_schema),
+            open_windows=self.store.live,
+            emitted=self._emitted,
+            seen=self._seen,
+            sequence=self._processor.sequence,
+            max_event_ms=self._processor.max_event_ms,
+            watermark_ms=self._watermark_ms,
+            positions=positions,
+            runs=tuple((run.source, partition, run.records) for run in self._runs),
+            oldest_beat=oldest,
+            newest_ms=tuple(self._processor.max_events_ms),
+        )
+
+    def committed(self, beat: int) -> None:
+        """A beat is in the log: what only older ones needed is needed no more."""
+        oldest = next(known.oldest_beat for known in self._known if known.number == beat)
+        while len(self._known) > 1 and self._known[1].number <= oldest:
+            self._known.popleft()
+
+    # ---- recovery
+
+    def reconstruction(self) -> Reconstruction:
+        """What reads this instance's part of the output stream."""
+        return Reconstruction(self._name)
+
+    def load(self, eventual: Eventual, last_beat: int) -> list[ReplayBeat]:
+        """Take over an eventual checkpoint; what has to be replayed, from `positions` on.
+
+        Raises FragmentRefused if it is not of this fragment as it is now.
+        """
+        mark = self._checked(eventual.mark, last_beat)
+        self._adopt(mark.open_windows)
+        for windows in eventual.windows:
+            for batch in windows.batches:
+                self._table.put(batch, (windows.mark.epoch, windows.mark.emitted, windows.mark.seen))
+        skips = eventual.skips
+        self._skips.add(skips.keys, skips.numbers, skips.beats)
+        self._candidates.refresh()
+        marks = eventual.marks[-1:] if self._operator.windows_never_change else eventual.marks
+        for one in marks:
+            self._known.append(_Beat(one.epoch, self._offsets(one), one.oldest_beat))
+        first = marks[0]
+        self._beat, self._emitted, self._seen = mark.epoch, mark.emitted, mark.seen
+        self._watermark_ms = first.watermark_ms
+        self._processor.sequence = first.sequence
+        if first.newest_ms:
+            self._processor.max_events_ms = list(first.newest_ms)
+        self._last = mark
+        return [
+            ReplayBeat(one.epoch, tuple(Run(source, records) for source, _, records in one.runs)) for one in marks[1:]
+        ]
+
+    def _checked(self, mark: Mark | None, last_beat: int) -> Mark:
+        name, place = self._name, self._place
+        if mark is None or mark.epoch != last_beat:
+            found = "nothing" if mark is None else f"beat {mark.epoch}"
+            raise FragmentRefused(
+                f"query {name!r} has committed beat {last_beat}, but stream {self._plan.fragment.topic}-{self.partition} "
+                f"holds {found} of it: the query wrote to another topic, or without checkpoints. Bring the stream back, or "
+                "start under another query name"
+            )
+        if mark.partitions != place.partitions:
+            raise FragmentRefused(
+                f"query {name!r} has its state in {mark.partitions} partitions, the sources now have "
+                f"{place.partitions}: keys have moved. Start under another query name"
+            )
+        now = fingerprint(self._operator, self._plan.input_schema)
+        if mark.operator != now:
+            raise FragmentRefused(
+                f"query {name!r} has state of {mark.operator}; the operator is now {now}. Bring the operator back, or "
+                "start under another query name"
+            )
+        return mark
+
+    def _offsets(self, mark: Mark) -> tuple[int, ...]:
+        partition = self._place.partition
+        offsets = []
+        for source in self._plan.fragment.sources:
+            offset = mark.positions.get(source.topic, {}).get(partition)
+            if offset is None:
+                raise FragmentRefused(
+                    f"query {self._name!r} has read {', '.join(sorted(mark.positions))} so far, not {source.topic}; a "
+                    "query keeps its sources. Start under another query name"
+                )
+            offsets.append(offset)
+        return tuple(offsets)
+
+    def replay(self, beat: int, run: Run, batch: pa.RecordBatch) -> None:
+        """Process a run of the log once more: windows skip what their footprints have seen."""
+        self._processor.epoch = beat
+        for _ in self._execute(run, batch, Replay(beat, self._covered)):
+            raise ReplayDiverged(f"query {self._name!r}: the replay of beat {beat} gave results")
+
+    def _covered(self, keys: pa.Array, numbers: Int64s) -> Int64s:
+        """The last beat that each window has seen: open ones say so themselves, closed ones are skip points."""
+        rows = self._table.find(keys, numbers)
+        beats = np.where(rows >= 0, self._table.marks(np.maximum(rows, 0))[0], 0)
+        gone = np.flatnonzero(rows < 0)
+        if len(gone):
+            beats[gone] = self._skips.covered(keys.take(pa.array(gone)), numbers[gone])
+        return beats
+
+    def end_replay(self, positions: list[int]) -> None:
+        """Make sure that the replay led to where the log ends. Raises ReplayDiverged."""
+        mark = self._last
+        if mark is None:
+            return
+        changes = self.store.changes(_NOTHING)
+        found = {
+            "windows opened": changes.footprints.num_rows,
+            "windows closed": changes.closed.num_rows + changes.transient.num_rows,
+            "open windows": self.store.live - mark.open_windows,
+            "rows": self._processor.sequence - mark.sequence,
+            "watermark": self._watermark_ms - mark.watermark_ms,
+            "positions": sum(at > logged for at, logged in zip(positions, self._offsets(mark), strict=True)),
+        }
+        wrong = [f"{what} differ by {by}" for what, by in found.items() if by]
+        if wrong:
+            raise ReplayDiverged(
+                f"query {self._name!r}: the replay up to beat {mark.epoch} did not repeat what was done before "
+                f"({', '.join(wrong)}). The operator or a step gives different results for the same input; make it "
+                "deterministic, or start under another query name"
+            )
+        self._last = None
+        self._skips = SkipPoints()
+
+
+def fingerprint(operator: Operator, schema: pa.Schema) -> str:
+    """What must not change between two runs of a query: the operator, its settings if they can be told, its state."""
+    name = repr(operator) if dataclasses.is_dataclass(operator) else operator.name
+    state = ", ".join(f"{field.name}: {field.type}" for field in operator.state_schema(schema))
+    return f"{name} ({state})"

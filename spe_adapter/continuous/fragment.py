@@ -1,0 +1,148 @@
+"""What a continuous fragment is: streams in, stateless steps, one stateful operator, stateless steps, one stream out.
+
+Invariants:
+* A description, nothing more: immutable, and it can be pickled if its steps and its operator can.
+* One instance of a fragment works on one partition: stream p of every source, stream p of the target. Rows are not
+  exchanged between instances, so **the keys must have been partitioned upstream**, by Kafka's partitioner and into the
+  same number of partitions, as every Kafka producer does by default. `check_keys` has that looked at.
+
+Source: CEC paper, section II (queries as fragments between queues).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import pyarrow as pa
+
+from spe_adapter.codec.decode import SCHEMA
+from spe_adapter.continuous.errors import FragmentRefused
+from spe_adapter.operators.base import Operator
+from spe_adapter.operators.keys import KeyCodec
+from spe_adapter.operators.output import output_schema
+
+Step = Callable[[pa.RecordBatch], pa.RecordBatch]
+"""A stateless step: rows in, rows out, row by row independent of what came before."""
+
+MAX_IN_FLIGHT: Final = 2
+
+
+@dataclass(frozen=True)
+class Source:
+    """A topic to read, and the steps its records take to the operator.
+
+    Steps see records in the schema of Spark's Kafka source (`key`, `value`, `topic`, `partition`, `offset`,
+    `timestamp`, `timestampType`). All sources of a fragment must come out with the same columns.
+    """
+
+    topic: str
+    steps: tuple[Step, ...] = ()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a beat ends, and how much is under way.
+
+    A beat is what is committed at once: it ends `beat_ms` after its first record, or with `beat_records` records, or
+    with `beat_bytes` bytes of results. `run_records` bounds what is processed in one call. `in_flight` beats commit
+    while the next one is processed. `fetch_bytes` is asked for at a time, per source.
+    """
+
+    beat_ms: int = 50
+    beat_records: int = 1_000_000
+    beat_bytes: int = 8 * 1024 * 1024
+    run_records: int = 65_536
+    in_flight: int = 1
+    fetch_bytes: int = 4 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        for name in ("beat_ms", "beat_records", "beat_bytes", "run_records", "fetch_bytes"):
+            if getattr(self, name) < 1:
+                raise FragmentRefused(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if not 1 <= self.in_flight <= MAX_IN_FLIGHT:
+            raise FragmentRefused(f"in_flight is {self.in_flight}; it must be 1 to {MAX_IN_FLIGHT}")
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """One stateful operator between streams.
+
+    `query` names the state in the output stream: the same name goes on where it stopped. `key` are the operator's key
+    columns; results carry them as their record key. `after` are steps on the results (key columns first). `start` is
+    where a new query begins to read. Without `checkpoints` the output holds results alone, and after a crash the query
+    cannot go on: for measuring what checkpoints cost.
+    """
+
+    query: str
+    sources: tuple[Source, ...]
+    key: tuple[str, ...]
+    operator: Operator
+    topic: str
+    after: tuple[Step, ...] = ()
+    start: Literal["earliest", "latest"] = "earliest"
+    checkpoints: bool = True
+    check_keys: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.sources:
+            raise FragmentRefused(f"query {self.query!r} has no source; give it one, or two for a join")
+        if not self.key:
+            raise FragmentRefused(f"query {self.query!r} has no key; name the columns its windows belong to")
+
+    def name_in(self, partition: int) -> str:
+        """What the instance for one partition is called in the log: every instance commits on its own."""
+        return f"{self.query}.{partition}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A fragment, checked: what its steps make of the columns."""
+
+    fragment: Fragment
+    input_schema: pa.Schema
+    output_schema: pa.Schema
+    key_codec: KeyCodec
+    output_keys: KeyCodec | None
+    """How results get their keys if steps come behind the operator; without steps the operator's own stay."""
+
+
+def plan(fragment: Fragment) -> Plan:
+    """Check a fragment by sending empty batches through it. Raises FragmentRefused, and what the operator raises."""
+    schemas = [_through(source.steps, SCHEMA, f"source {source.topic!r}") for source in fragment.sources]
+    for source, schema in zip(fragment.sources[1:], schemas[1:], strict=True):
+        if not schema.equals(schemas[0]):
+            raise FragmentRefused(
+                f"query {fragment.query!r}: source {source.topic!r} comes to the operator as {_columns(schema)}, source "
+                f"{fragment.sources[0].topic!r} as {_columns(schemas[0])}; give both the same columns and types"
+            )
+    codec = KeyCodec(fragment.operator.prepared(schemas[0]), fragment.key)
+    results = output_schema(codec.fields, fragment.operator.output(schemas[0]))
+    if not fragment.after:
+        return Plan(fragment, schemas[0], results, codec, None)
+    output = _through(fragment.after, results, "a step behind the operator")
+    lost = [name for name in fragment.key if name not in output.names]
+    if lost:
+        raise FragmentRefused(
+            f"query {fragment.query!r}: the steps behind the operator lose key column {lost[0]!r}; keep it, results "
+            "need their key"
+        )
+    return Plan(fragment, schemas[0], output, codec, KeyCodec(output, fragment.key))
+
+
+def apply(steps: tuple[Step, ...], batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A batch through steps."""
+    for step in steps:
+        batch = step(batch)
+    return batch
+
+
+def _through(steps: tuple[Step, ...], schema: pa.Schema, where: str) -> pa.Schema:
+    empty = pa.RecordBatch.from_pylist([], schema=schema)
+    came = apply(steps, empty)
+    if not isinstance(came, pa.RecordBatch):
+        raise FragmentRefused(f"{where}: a step returned {type(came).__name__}; it must return a pyarrow.RecordBatch")
+    return came.schema
+
+
+def _columns(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)

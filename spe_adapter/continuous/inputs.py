@@ -1,0 +1,108 @@
+"""Records that were fetched and not yet processed, per source, and how they are cut into runs.
+
+Invariants:
+* Records leave in the order of their offsets, each once. `position` is where the next one is looked for.
+* A run is taken whole or not at all, in one batch, however the records arrived: a run of the log can be taken again
+  exactly.
+"""
+
+from collections import deque
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from logstore.interfaces import Buffer
+from spe_adapter.codec.decode import SCHEMA, Decoder, scan
+
+NO_END = 2**63 - 1
+
+
+class Run(NamedTuple):
+    """Records of one source that are processed in one call. A query is the same sequence of runs however often it is
+    executed.
+    """
+
+    source: int
+    records: int
+
+
+class Taken(NamedTuple):
+    """A run's records, in the schema of Spark's Kafka source."""
+
+    run: Run
+    batch: pa.RecordBatch
+
+
+class Input:
+    """One source's records between fetch and processing."""
+
+    def __init__(self, topic: str, partition: int, offset: int) -> None:
+        self._decoder = Decoder(topic, partition, with_headers=False)
+        self._batches: deque[pa.RecordBatch] = deque()
+        self.topic = topic
+        self.partition = partition
+        self.position = offset
+        """The offset behind the last record taken."""
+        self.fetch_offset = offset
+        """The offset behind the last record that is here."""
+        self.records = 0
+        """How many records wait here."""
+
+    def add(self, records: Buffer) -> bool:
+        """Take the answer to a fetch from `fetch_offset`; whether it moved on. Raises CorruptBatch."""
+        chunk = scan(records, self.fetch_offset)
+        if not chunk.batches:
+            return False
+        for batch in self._decoder.decode(records, chunk, self.fetch_offset, NO_END):
+            self._batches.append(batch)
+            self.records += batch.num_rows
+        self.fetch_offset = chunk.next_offset
+        if not self.records:
+            self.position = self.fetch_offset
+        return True
+
+    def head_records(self) -> int:
+        """How many records the first batch has; 0 if none is here."""
+        return self._batches[0].num_rows if self._batches else 0
+
+    def head_timestamp(self) -> int:
+        """The timestamp of the next record, in µs. There must be one."""
+        return int(self._batches[0].column("timestamp")[0].value)
+
+    def take(self, count: int) -> pa.RecordBatch:
+        """The next `count` records as one batch; so many must be here."""
+        if count > self.records:
+            raise IndexError(f"{count} records of {self.topic}-{self.partition} asked for, {self.records} are here")
+        self.records -= count
+        parts: list[pa.RecordBatch] = []
+        while count:
+            first = self._batches.popleft()
+            if first.num_rows > count:
+                self._batches.appendleft(first.slice(count))
+                first = first.slice(0, count)
+            parts.append(first)
+            count -= first.num_rows
+        self.position = int(parts[-1].column("offset")[-1].as_py()) + 1 if parts else self.position
+        if not self.records:
+            self.position = self.fetch_offset
+        return _joined(parts)
+
+
+def _joined(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(parts) == 1:
+        return parts[0]
+    if not parts:
+        return pa.RecordBatch.from_pylist([], schema=SCHEMA)
+    return pa.concat_batches(parts)
+
+
+def choose(inputs: list[Input], most_records: int) -> Run | None:
+    """The next run: the first batch of the source whose next record is the oldest; None if nothing is here.
+
+    Sources stay side by side in event time, as far as they have records.
+    """
+    ready = [(found.head_timestamp(), source) for source, found in enumerate(inputs) if found.records]
+    if not ready:
+        return None
+    _, source = min(ready)
+    return Run(source, min(inputs[source].head_records(), most_records))

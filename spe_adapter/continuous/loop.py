@@ -1,0 +1,244 @@
+"""One instance of a fragment from start to stop: recover, replay, then fetch, process and commit, beat by beat.
+
+Invariants:
+* No I/O of its own: everything goes through the port, so that a simulated world runs the same loop.
+* State is loaded only after the run has been fenced in, so that nothing is committed behind what was read.
+* At most `in_flight` beats commit while the next is processed; a beat that cannot be committed ends the runner, and the
+  next one starts from the log.
+
+Source: CEC paper, sections II.B (recovery) and III (foreground and background path).
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from logstore.client.errors import NONE, OFFSET_OUT_OF_RANGE, Refused
+from spe_adapter.cec.reconstruct import Eventual
+from spe_adapter.continuous.core import Core, Figures, ReplayBeat
+from spe_adapter.continuous.errors import InputTrimmed
+from spe_adapter.continuous.fragment import Limits, Plan
+from spe_adapter.continuous.inputs import Input, Run, choose
+from spe_adapter.continuous.port import FENCE_EPOCH, Fetch, Port
+
+IDLE_MS: Final = 200
+"""How long an idle runner waits before it looks whether it should stop."""
+
+
+class Recovered(NamedTuple):
+    """What recovery found and took: the last beat, open windows, control tuples read for them, what was replayed."""
+
+    beat: int
+    windows: int
+    tuples: int
+    load_ms: float
+    replayed_beats: int
+    replayed_records: int
+    replay_ms: float
+
+
+class Progress(NamedTuple):
+    """A committed beat: where the instance stood behind it, and how many offsets the sources were ahead."""
+
+    figures: Figures
+    lag: int
+
+
+Event = Recovered | Progress
+Observe = Callable[[Event], None]
+
+
+class Loop:
+    """See the module. `step` does a little and returns; `recover` comes first, `finish` last.
+
+    Raises InputTrimmed, ReplayDiverged, WrongPartition, CommitLost, FencedRun (a newer runner has taken over), what the
+    operator and the steps raise, and what the port raises.
+    """
+
+    def __init__(self, core: Core, plan: Plan, port: Port, limits: Limits, observe: Observe) -> None:
+        self._core = core
+        self._plan = plan
+        self._port = port
+        self._limits = limits
+        self._observe = observe
+        self._inputs: list[Input] = []
+        self._asked = [False for _ in plan.fragment.sources]
+        self._high_watermarks = [0 for _ in plan.fragment.sources]
+        self._beat_started_ms = 0.0
+        self._in_flight: deque[Progress] = deque()
+
+    # ---- starting
+
+    def recover(self) -> None:
+        """Fence older runners, load the eventual checkpoint, replay what it does not cover."""
+        started_ms = self._port.monotonic_ms()
+        last = self._port.fence()
+        if last == FENCE_EPOCH:
+            start = self._plan.fragment.start
+            self._open([self._port.offset(source, start) for source in range(len(self._asked))])
+            self._core.begin([one.position for one in self._inputs])
+            self._observe(Recovered(0, 0, 0, 0.0, 0, 0, 0.0))
+            return
+        eventual = self._reconstruct()
+        beats = self._core.load(eventual, last)
+        loaded_ms = self._port.monotonic_ms()
+        self._open(self._core.positions)
+        records = self._replay(beats)
+        self._core.end_replay([one.position for one in self._inputs])
+        replayed_ms = self._port.monotonic_ms()
+        self._observe(
+            Recovered(
+                last, self._core.windows, eventual.scanned.tuples, loaded_ms - started_ms, len(beats), records,
+                replayed_ms - loaded_ms,
+            )
+        )  # fmt: skip
+
+    def _reconstruct(self) -> Eventual:
+        """Roll back over the output stream until every open window is found."""
+        reconstruction = self._core.reconstruction()
+        before = -1
+        while True:
+            piece = self._port.scan(before)
+            if reconstruction.feed(piece.batches):
+                return reconstruction.result
+            before = piece.next_before
+            if before <= piece.log_start_offset:
+                return reconstruction.finish(piece.log_start_offset)
+
+    def _open(self, offsets: list[int]) -> None:
+        partition = self._core.partition
+        self._inputs = [
+            Input(source.topic, partition, offset)
+            for source, offset in zip(self._plan.fragment.sources, offsets, strict=True)
+        ]
+
+    def _replay(self, beats: list[ReplayBeat]) -> int:
+        """Process the logged runs once more; how many records."""
+        records = 0
+        for beat in beats:
+            for run in beat.runs:
+                self._wait_for(run)
+                self._core.replay(beat.number, run, self._inputs[run.source].take(run.records))
+                records += run.records
+        return records
+
+    def _wait_for(self, run: Run) -> None:
+        """Fetch until a run's records are here."""
+        held = self._inputs[run.source]
+        while held.records < run.records:
+            self._request()
+            if self._receive(IDLE_MS) is False and self._high_watermarks[run.source] <= held.fetch_offset:
+                raise InputTrimmed(
+                    f"{self._where(run.source)} ends at offset {self._high_watermarks[run.source]}, but this query has "
+                    "read further before: records that were there are gone. Bring the stream back, or start under "
+                    "another query name"
+                )
+
+    # ---- working
+
+    def step(self) -> bool:
+        """Take in what has arrived, process a run, end the beat if it is due. False: there was nothing to do."""
+        self._reap(wait=False)
+        self._request()
+        while self._receive(0):
+            self._request()
+        run = choose(self._inputs, self._room())
+        if run is None:
+            arrived = self._receive(self._patience_ms())
+            return self._end_beat_if_due() or bool(arrived)
+        if not self._core.beat_records:
+            self._beat_started_ms = self._port.monotonic_ms()
+        self._core.process(run, self._inputs[run.source].take(run.records))
+        self._end_beat_if_due()
+        return True
+
+    def finish(self) -> None:
+        """Commit what was processed, and wait until it is."""
+        self.end_beat()
+        while self._in_flight:
+            self._reap(wait=True)
+
+    def end_beat(self) -> bool:
+        """Commit the beat, if anything is in it, as soon as one may be under way."""
+        if not self._core.beat_records:
+            return False
+        positions = [one.position for one in self._inputs]
+        lag = sum(max(0, high - at) for high, at in zip(self._high_watermarks, positions, strict=True))
+        group, figures = self._core.end_beat(positions, self._port.wall_ms())
+        while len(self._in_flight) >= self._limits.in_flight:
+            self._reap(wait=True)
+        self._port.commit(group)
+        self._in_flight.append(Progress(figures, lag))
+        return True
+
+    def _end_beat_if_due(self) -> bool:
+        core, limits = self._core, self._limits
+        if not core.beat_records:
+            return False
+        full = core.beat_records >= limits.beat_records or core.beat_bytes >= limits.beat_bytes
+        if full or self._port.monotonic_ms() - self._beat_started_ms >= limits.beat_ms:
+            return self.end_beat()
+        return False
+
+    def _room(self) -> int:
+        return min(self._limits.run_records, self._limits.beat_records - self._core.beat_records)
+
+    def _patience_ms(self) -> float:
+        """How long to wait for input: until the beat is over, or until somebody may want us to stop."""
+        if not self._core.beat_records:
+            return IDLE_MS
+        return max(0.0, self._beat_started_ms + self._limits.beat_ms - self._port.monotonic_ms())
+
+    def _reap(self, *, wait: bool) -> None:
+        while self._in_flight:
+            beat = self._port.committed(wait=wait)
+            if beat is None:
+                return
+            self._core.committed(beat)
+            self._observe(self._in_flight.popleft())
+            if wait:
+                return
+
+    # ---- input
+
+    def needed_offsets(self) -> dict[str, int]:
+        """Per source, the first offset that a recovery from what is committed now would read: upstream may trim what
+        is below.
+        """
+        topics = [source.topic for source in self._plan.fragment.sources]
+        return dict(zip(topics, self._core.needed, strict=True))
+
+    def _request(self) -> None:
+        """Have a fetch under way for every source that runs low."""
+        for source, held in enumerate(self._inputs):
+            if not self._asked[source] and held.records <= self._limits.run_records:
+                self._port.fetch(source, held.fetch_offset)
+                self._asked[source] = True
+
+    def _receive(self, wait_ms: float) -> bool | None:
+        """Take one answer to a fetch, waiting at most so long; whether it brought anything, None without an answer."""
+        answer = self._port.fetched(wait_ms)
+        if answer is None:
+            return None
+        self._asked[answer.source] = False
+        held = self._inputs[answer.source]
+        if answer.error == OFFSET_OUT_OF_RANGE:
+            raise self._out_of_range(answer.source)
+        if answer.error != NONE:
+            raise Refused(f"fetch of {self._where(answer.source)}", code=answer.error)
+        self._high_watermarks[answer.source] = answer.high_watermark
+        return held.add(answer.records)
+
+    def _out_of_range(self, source: int) -> InputTrimmed:
+        wanted = self._inputs[source].fetch_offset
+        first, end = (self._port.offset(source, moment) for moment in ("earliest", "latest"))
+        why = "its state was last written before that" if self._core.is_replaying else "it was not read before that"
+        return InputTrimmed(
+            f"{self._where(source)} is needed from offset {wanted} on and holds {first} to {end - 1}: {why}. Keep the "
+            "sources as long as needed_offsets() says (a smaller U needs less), bring the records back, or start under "
+            "another query name"
+        )
+
+    def _where(self, source: int) -> str:
+        held = self._inputs[source]
+        return f"query {self._plan.fragment.query!r}: source {held.topic}-{held.partition}"

@@ -1,0 +1,84 @@
+"""What a runner needs of the world: input, commits, the backward scan and time; as a protocol.
+
+Invariants:
+* Everything is asked of one port by one thread. `fetch` and `commit` start something and return; `fetched` and
+  `committed` give results, in the order of `commit` for commits.
+* What `committed` returned is durable and visible; what it has not may be or not.
+"""
+
+from typing import Final, NamedTuple, Protocol
+
+from logstore.format.private import Part
+from logstore.interfaces import Buffer
+
+
+FENCE_EPOCH: Final = 0
+"""Deciding this epoch, with nothing in it, makes a run known to the log; beats start behind it."""
+
+
+class Piece(NamedTuple):
+    """What is staged in one request: batches of the output stream, end to end."""
+
+    part: Part
+    data: Buffer
+
+
+class Group(NamedTuple):
+    """All that one beat appends to its output stream, and the position that END holds."""
+
+    beat: int
+    pieces: tuple[Piece, ...]
+    positions: str
+
+
+class Fetch(NamedTuple):
+    """The answer to a fetch. `error` is Kafka's code, 0 for none; `records` are batches, the last one perhaps torn."""
+
+    source: int
+    error: int
+    high_watermark: int
+    log_start_offset: int
+    records: Buffer
+
+
+class Scanned(NamedTuple):
+    """Whole control batches of the output stream, newest first; `next_before` is where to ask on."""
+
+    batches: Buffer
+    next_before: int
+    log_start_offset: int
+
+
+class Port(Protocol):
+    """See the module."""
+
+    def wall_ms(self) -> int:
+        """Milliseconds since the Unix epoch: what records are stamped with."""
+
+    def monotonic_ms(self) -> float:
+        """Milliseconds on a clock that never goes back: when a beat is over."""
+
+    def fence(self) -> int:
+        """Make this run the query's newest, durably, and return the last committed epoch. From then on no older run
+        commits, and what older ones committed is in the stream.
+        """
+
+    def scan(self, before_offset: int) -> Scanned:
+        """The newest control batches of the output stream below an offset (-1: the high watermark)."""
+
+    def offset(self, source: int, moment: str) -> int:
+        """A source's first ("earliest") or next ("latest") offset."""
+
+    def fetch(self, source: int, offset: int) -> None:
+        """Start to fetch from an offset on; one fetch per source at a time."""
+
+    def fetched(self, wait_ms: float) -> Fetch | None:
+        """An answer, waited for at most so long; None if there is none."""
+
+    def commit(self, group: Group) -> None:
+        """Start to stage and decide a group."""
+
+    def committed(self, *, wait: bool) -> int | None:
+        """The oldest group that is committed and was not yet reported, by its beat; None without one. `wait`: until
+        there is one, if any is under way.
+        """

@@ -1,0 +1,129 @@
+"""The process around a loop: connections to a sidecar, checks of the topics, a way to stop.
+
+Invariants:
+* Every start is a run of its own and fences the ones before it, so that of two runners of the same partition the older
+  one ends with FencedRun.
+* Killing a runner at any moment costs time, never results: `stop` is for those who want the open beat committed first.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from logstore.client.blocking import Client, parse_addresses
+from logstore.client.errors import UNKNOWN_TOPIC_OR_PARTITION, Refused
+from spe_adapter.cec.policy import NoChecks, Policy
+from spe_adapter.continuous.client_port import CLIENT_ID, ClientPort
+from spe_adapter.continuous.core import Core, Place
+from spe_adapter.continuous.errors import FragmentRefused
+from spe_adapter.continuous.fragment import Fragment, Limits, Plan, plan
+from spe_adapter.continuous.loop import Event, Loop, Observe
+from spe_adapter.host import Host, ThisHost
+
+LIMIT_S: Final = 60.0
+"""How long a runner goes on asking a sidecar that does not answer, before it gives up."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Where and how a fragment runs. `policy` makes a policy for each instance; `limit_s` is how long to wait for a
+    sidecar that is away.
+    """
+
+    servers: str
+    policy: Callable[[], Policy] = NoChecks
+    limits: Limits = field(default_factory=Limits)
+    limit_s: float = LIMIT_S
+
+
+def unobserved(event: Event) -> None:
+    """Look at nothing."""
+    del event
+
+
+class Runner:
+    """One instance of a fragment: `run` works until `stop`, or until something is wrong.
+
+    `observe` is called with an event for each recovery and each committed beat, on the thread that runs. Raises what
+    `Loop` and `ClientPort` raise.
+    """
+
+    def __init__(
+        self,
+        fragment: Fragment,
+        partition: int,
+        options: Options,
+        *,
+        observe: Observe = unobserved,
+        host: Host | None = None,
+    ) -> None:
+        self._fragment = fragment
+        self._partition = partition
+        self._options = options
+        self._observe = observe
+        self._host: Host = host or ThisHost()
+        self._stopping = threading.Event()
+        self._loop: Loop | None = None
+
+    def stop(self) -> None:
+        """Have `run` commit the open beat and return. From any thread, or from a signal handler."""
+        self._stopping.set()
+
+    def needed_offsets(self) -> dict[str, int]:
+        """Per source topic, the first offset of the partition that a recovery would read; upstream may trim what is
+        below. Empty before recovery is over.
+        """
+        return {} if self._loop is None else self._loop.needed_offsets()
+
+    def run(self, until: Callable[[], bool] | None = None) -> None:
+        """Recover, then work until `stop` is called or `until` says so (asked between runs of records)."""
+        checked = plan(self._fragment)
+        options = self._options
+        addresses = parse_addresses(options.servers)
+        partitions = prepare(self._fragment, options, self._host)
+        if not 0 <= self._partition < partitions:
+            raise FragmentRefused(
+                f"query {self._fragment.query!r}: there is no partition {self._partition} of {partitions}"
+            )
+        run = self._host.new_token()
+        limits = options.limits
+        with ClientPort(
+            addresses, self._fragment, self._partition, run, self._host,
+            fetch_bytes=limits.fetch_bytes, limit_s=options.limit_s,
+        ) as port:  # fmt: skip
+            place = Place(self._partition, partitions, run)
+            self._work(checked, place, port, until)
+
+    def _work(self, checked: Plan, place: Place, port: ClientPort, until: Callable[[], bool] | None) -> None:
+        core = Core(checked, place, self._options.policy(), port.monotonic_ms)
+        loop = Loop(core, checked, port, self._options.limits, self._observe)
+        loop.recover()
+        self._loop = loop
+        while not self._stopping.is_set() and not (until is not None and until()):
+            loop.step()
+        loop.finish()
+
+
+def prepare(fragment: Fragment, options: Options, host: Host) -> int:
+    """How many partitions the sources have; the target is made with as many if it is not there.
+
+    Raises FragmentRefused if topics differ in partitions, and the client's errors.
+    """
+    with Client(parse_addresses(options.servers), host.network, limit_s=options.limit_s, client_id=CLIENT_ID) as client:
+        counts = {source.topic: client.partitions(source.topic) for source in fragment.sources}
+        wanted = counts[fragment.sources[0].topic]
+        try:
+            counts[fragment.topic] = client.partitions(fragment.topic)
+        except Refused as error:
+            if error.code != UNKNOWN_TOPIC_OR_PARTITION:
+                raise
+            client.create_topic(fragment.topic, wanted, {})
+            counts[fragment.topic] = wanted
+    if set(counts.values()) != {wanted}:
+        found = ", ".join(f"{topic} has {count}" for topic, count in counts.items())
+        raise FragmentRefused(
+            f"query {fragment.query!r}: sources and target need the same number of partitions, as partition p is "
+            f"processed from p to p; {found}"
+        )
+    return wanted
