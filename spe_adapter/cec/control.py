@@ -325,8 +325,9 @@ def _from_ipc(tail: memoryview, rows: int) -> pa.RecordBatch:
         batches = list(pa.ipc.open_stream(source))
         for batch in batches:
             batch.validate(full=True)
+            _ = batch.schema.names  # which may be no text
         left = len(tail) - source.tell()
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise CorruptBatch(f"control record with {len(tail)} bytes that are no Arrow stream: {error}") from error
     if len(batches) != 1 or left:
         raise CorruptBatch(f"control record with {len(batches)} Arrow batches and {left} bytes behind them")

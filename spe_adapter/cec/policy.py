@@ -137,6 +137,7 @@ class Budget:
         self.footprint_ms = footprint_ms
         self._period_ms: float | None = None
         self._left_ms = ci_ms
+        self._is_measured = False
 
     def checks(self, view: View) -> int:
         """As many as the other policy wants and the budget has left."""
@@ -150,7 +151,8 @@ class Budget:
         """Pay for them, and learn what one costs."""
         self._left_ms -= ms
         if checks > 0 and ms > 0:
-            self.footprint_ms += _SMOOTHING * (ms / checks - self.footprint_ms)
+            self.footprint_ms += (_SMOOTHING if self._is_measured else 1.0) * (ms / checks - self.footprint_ms)
+            self._is_measured = True
         self.inner.took(checks, ms)
 
     def _start_period(self, now_ms: float) -> None:
@@ -199,9 +201,9 @@ class CostBenefit:
 
     (Young's interval). So a check is due when S_k x t / (2 mtbf_s) outweighs C_k, where t is the age of the oldest
     footprint: u records at the rate at which they come, which is taken from the views themselves. Of all k the one
-    with the largest difference is taken. Where the list of candidates ends within a block of equally old windows, no k
-    in it saves anything although all of them together would; then the whole block is weighed, at N checks, and the list
-    is its first part.
+    with the largest difference is taken. All N windows at once, after which N records are to be read, are weighed too:
+    where the list of candidates ends within a block of equally old windows, no k in it saves anything although the
+    whole block would; then the list is taken as its first part.
     """
 
     def __init__(self, costs: Costs, mtbf_s: float, *, records_per_s: float | None = None) -> None:
@@ -220,17 +222,16 @@ class CostBenefit:
         if not len(view.ordinals) or rate is None:
             return 0
         costs, q, u = self.costs, view.extents(), view.replays()
+        steps = np.arange(len(q))
+        if view.is_whole:
+            q[-1] = view.open_windows
+        else:
+            # All windows at once, of which the list would be the first part.
+            steps = np.append(steps, view.open_windows)
+            q, u = np.append(q, view.open_windows), np.append(u, 0)
         weight = (int(u[0]) / rate) / (2 * self.mtbf_s)
         saved = costs.tuple_s * (q[0] - q) + costs.record_s * (u[0] - u)
-        worth = weight * saved - np.arange(len(q)) * costs.check_s
-        best = int(np.argmax(worth))
-        if worth[best] > 0:
-            return best
-        if not view.is_whole:
-            everything = costs.tuple_s * (int(q[0]) - view.open_windows) + costs.record_s * int(u[0])
-            if weight * everything > view.open_windows * costs.check_s:
-                return len(view.ordinals)
-        return 0
+        return min(int(np.argmax(weight * saved - steps * costs.check_s)), len(view.ordinals))
 
     def took(self, checks: int, ms: float) -> None:
         """What it took, in place of what was calibrated: the platform of now."""

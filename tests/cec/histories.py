@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from hypothesis import strategies as st
 
 from tests.cec.model import Identity, Model
 
+Draw = Callable[[st.SearchStrategy[Any]], Any]
 KEYS = st.sampled_from([b"a", b"", None, b"a key longer than a slot", b"a key longer than a slut", b"12345678"])
 IDENTITIES: st.SearchStrategy[Identity] = st.tuples(KEYS, st.sampled_from([0, 1, -(2**63)]))
 INPUTS = st.lists(st.tuples(IDENTITIES, st.integers(-5, 5)), max_size=12)
@@ -34,7 +38,7 @@ def histories(draw: st.DrawFn, *, footprint_changes: bool | None = None) -> Mode
     return model
 
 
-def pieces_of(model: Model, draw: st.DrawFn, *, start: int = 0) -> list[bytes]:
+def pieces_of(model: Model, draw: Draw, *, start: int = 0) -> list[bytes]:
     """The log from its `start`-th control batch on, newest first, cut into pieces at random."""
     batches = [stored.data for stored in reversed(model.log[start:])]
     pieces: list[bytes] = []

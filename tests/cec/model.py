@@ -7,15 +7,16 @@ exact outcome; everything that happened is kept, per epoch, in plain Python.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from logstore.format.batch import patch_base
 from logstore.format.control import encode_control
+from logstore.interfaces import Buffer
 from spe_adapter.cec.control import (
     Begin,
     End,
@@ -35,7 +36,7 @@ Identity = tuple[bytes | None, int]
 class Window(NamedTuple):
     """State of a window."""
 
-    count: int
+    records: int
     total: int
 
 
@@ -79,7 +80,7 @@ def footprint_rows(windows: Sequence[tuple[Identity, Window]]) -> pa.RecordBatch
             "key": pa.array([identity[0] for identity, _ in windows], pa.binary()),
             "number": pa.array([identity[1] for identity, _ in windows], pa.int64()),
             "expires": pa.array([NEVER] * len(windows), pa.int64()),
-            "s_count": pa.array([window.count for _, window in windows], pa.int64()),
+            "s_count": pa.array([window.records for _, window in windows], pa.int64()),
             "s_total": pa.array([window.total for _, window in windows], pa.int64()),
             "s_text": pa.array([str(window.total) if window.total % 3 else None for _, window in windows], pa.string()),
         }
@@ -127,19 +128,19 @@ class Model:
 
     # ---- the log
 
-    def append(self, data: bytes, query: str, epoch: int, kind: str, **identities: tuple[Identity, ...]) -> None:
+    def append(self, data: Buffer, query: str, epoch: int, kind: str, **identities: tuple[Identity, ...]) -> None:
         """Put a control batch at the end of the log."""
         whole = bytearray(data)
         patch_base(whole, 0, self.offset, 0)
         self.log.append(Stored(self.offset, bytes(whole), query, epoch, kind, **identities))
         self.offset += 1
 
-    def group(self, query: str, epoch: int, attempt: str, content: Iterable[tuple[bytes, dict[str, object]]]) -> None:
+    def group(self, query: str, epoch: int, attempt: str, content: Iterable[tuple[bytes, Mapping[str, Any]]]) -> None:
         """Everything of a group but its END."""
         self.append(encode_control(Begin(query, epoch, 1, (attempt,), 0, 0), timestamp_ms=1), query, epoch, "begin")
         self.offset += 3  # results, which no scan sees
         for data, about in content:
-            self.append(data, query, epoch, **about)  # type: ignore[arg-type]
+            self.append(data, query, epoch, **about)
 
     def end(self, query: str, epoch: int, positions: bytes) -> None:
         """END."""
@@ -176,9 +177,9 @@ class Model:
         results = 0
         for identity, value in inputs:
             window = state.live.get(identity, Window(0, 0))
-            window = Window(window.count + 1, window.total + value)
+            window = Window(window.records + 1, window.total + value)
             changed[identity] = None
-            if window.count >= self.size:
+            if window.records >= self.size:
                 state.live.pop(identity, None)
                 closed[identity] = None
                 results += 1
@@ -232,7 +233,7 @@ class Model:
 
     def _content(
         self, state: State, chosen: list[Identity], opened: set[Identity], gone: list[Identity], cuts: int
-    ) -> Iterable[tuple[bytes, dict[str, object]]]:
+    ) -> Iterable[tuple[bytes, Mapping[str, Any]]]:
         for part in _cut(chosen, cuts):
             rows = footprint_rows([(identity, state.live[identity]) for identity in part])
             kinds = np.array([identity in opened for identity in part])
@@ -329,8 +330,8 @@ class Model:
                 if beat <= known.get(identity, -1):
                     continue
                 window = live.get(identity, Window(0, 0))
-                live[identity] = Window(window.count + 1, window.total + value)
-                assert live[identity].count < self.size, f"{identity} would give its result twice"
+                live[identity] = Window(window.records + 1, window.total + value)
+                assert live[identity].records < self.size, f"{identity} would give its result twice"
         return live
 
 
