@@ -14,7 +14,7 @@ import trio
 
 from logstore.disk.writers import WriterThreads
 from logstore.errors import CairnError, CorruptChunk, OffsetOutOfRange, UnknownTopicOrPartition
-from logstore.format.batch import empty_batch, parse_header
+from logstore.format.batch import empty_batch, iterate_batches, parse_header
 from logstore.format.control import END_TYPE
 from logstore.interfaces import Buffer, FileSystem
 from logstore.log import reading, scanning
@@ -260,7 +260,8 @@ class Engine:
         before = stream.high_watermark
         while before > max(from_offset, stream.log_start_offset):
             piece = await self.scan_controls(stream, before, (END_TYPE,), AHEAD_BYTES, from_offset=from_offset)
-            found += [(parse_header(buffer).base_offset, bytes(buffer)) for buffer in piece.buffers]
+            whole = b"".join(piece.buffers)
+            found += [(head.base_offset, whole[at : at + head.size_bytes]) for at, head in iterate_batches(whole)]
             before = piece.next_before
         return found
 

@@ -9,7 +9,7 @@ Invariants:
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -101,21 +101,22 @@ class SparseIndex:
         at = bisect_left(self.max_before, timestamp_ms) - 1
         return (self.positions[at], self.offsets[at]) if at >= 0 else None
 
-    def controls(self, from_offset: int, before_offset: int) -> range:
-        """Which control batches start in that range of offsets, as numbers for `control`."""
-        low = bisect_left(self.control_offsets, from_offset)
-        return range(low, bisect_left(self.control_offsets, before_offset, lo=low))
-
-    def control(self, number: int, view: "ChunkView") -> ControlPlace:
-        """A control batch of the chunk."""
-        position = self.control_positions[number]
+    def controls_down(self, from_offset: int, before_offset: int, view: "ChunkView") -> Iterator[ControlPlace]:
+        """The control batches that start in that range of offsets, newest first."""
+        offsets, positions, plain = self.control_offsets, self.control_positions, self.positions
+        low = bisect_left(offsets, from_offset)
+        high = bisect_left(offsets, min(before_offset, view.next_offset), lo=low)
         end, next_offset = view.size_bytes, view.next_offset
-        if number + 1 < len(self.control_offsets) and self.control_positions[number + 1] < end:
-            end, next_offset = self.control_positions[number + 1], self.control_offsets[number + 1]
-        at = bisect_right(self.positions, position, hi=len(self.offsets))
-        if at < len(self.offsets) and self.positions[at] < end:
-            end, next_offset = self.positions[at], self.offsets[at]
-        return ControlPlace(position, self.control_offsets[number], self.control_types[number], end, next_offset)
+        if high < len(offsets) and positions[high] < end:
+            end, next_offset = positions[high], offsets[high]
+        at = bisect_left(plain, end, hi=len(self.offsets))
+        for number in range(high - 1, low - 1, -1):
+            position, offset = positions[number], offsets[number]
+            if at and plain[at - 1] > position:  # other data between this one and the next
+                at = bisect_right(plain, position, hi=at)
+                end, next_offset = plain[at], self.offsets[at]
+            yield ControlPlace(position, offset, self.control_types[number], end, next_offset)
+            end, next_offset = position, offset
 
 
 class IndexBuilder:

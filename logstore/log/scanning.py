@@ -4,8 +4,8 @@ What is read follows the control batches alone: their places, types and ends com
 read, and a read reaches over at most `GAP_BYTES` of other data between two of them.
 
 Invariants:
-* What is returned is whole control batches that pass `check_batch`, at the offsets and of the types that the index
-  says. What does not hold raises CorruptChunk with the offsets that are lost; nothing is ever left out silently.
+* What is returned is whole control batches that pass `check_batch`, at the offsets that the index says. What does not
+  hold raises CorruptChunk with the offsets that are lost; nothing is ever left out silently.
 * A batch that the index says is of another type than asked for is not read: the index has its own checksums.
 * Runs on reader threads: it sees chunks through unchanging views, and touches nothing of the streams.
 
@@ -25,12 +25,13 @@ from logstore.log.tail import StreamTail
 
 GAP_BYTES = 16 * 1024
 """Reading over so much other data costs less than a second read."""
+JOIN_BELOW_BYTES = 16 * 1024
 MAX_LOOKS = 50_000
 """Control batches that one look at a chunk, or the tail, passes over at most: then others get their turn."""
 
 
 class ScanResult(NamedTuple):
-    """Control batches, newest first; what is older starts in front of `next_before`."""
+    """Control batches, newest first, end to end in `buffers`; what is older starts in front of `next_before`."""
 
     buffers: list[Buffer]
     next_before: int
@@ -68,7 +69,12 @@ def scan_chunk(
         if not buffers:
             raise
         next_before = error.first_offset + 1
-    return ScanResult(buffers, next_before, size)
+    return ScanResult(_joined(buffers, size), next_before, size)
+
+
+def _joined(buffers: list[Buffer], size: int) -> list[Buffer]:
+    """The same bytes in one buffer, if it is cheaper to copy small batches than to send them one by one."""
+    return [b"".join(buffers)] if len(buffers) > 1 and size < JOIN_BELOW_BYTES * len(buffers) else buffers
 
 
 def _choose(
@@ -77,14 +83,11 @@ def _choose(
     """What to read, newest first, and in front of which offset to go on."""
     places: list[ControlPlace] = []
     size = 0
-    numbers = index.controls(wanted.from_offset, min(wanted.before_offset, view.next_offset))
-    for looked, number in enumerate(reversed(numbers)):
+    for looked, place in enumerate(index.controls_down(wanted.from_offset, wanted.before_offset, view)):
         if looked == MAX_LOOKS:
-            return places, index.control_offsets[number] + 1
-        kind = index.control_types[number]
-        if wanted.types and kind and kind not in wanted.types:
+            return places, place.base_offset + 1
+        if wanted.types and place.kind and place.kind not in wanted.types:
             continue
-        place = index.control(number, view)
         size += place.end - place.position
         if size > max_bytes and (places or not at_least_one):
             return places, place.base_offset + 1
@@ -119,13 +122,12 @@ def _checked(view: ChunkView, place: ControlPlace, window: memoryview, at: int) 
     except (CorruptBatch, UnsupportedBatchFormat) as error:
         raise damaged(view, place.base_offset, last_offset, str(error)) from error
     batch = window[at : at + header.size_bytes]
-    kind = known_type(batch)
     in_place = header.base_offset == place.base_offset and header.partition_leader_epoch == LEADER_EPOCH
     fits = header.size_bytes <= place.end - place.position and header.next_offset <= place.next_offset
-    if not in_place or not fits or not header.is_control or (place.kind and kind != place.kind):
+    if not in_place or not fits or not header.is_control:
         why = f"the control batch at offset {place.base_offset} is not the one that the index knows"
         raise damaged(view, place.base_offset, last_offset, why)
-    return kind, batch
+    return place.kind or known_type(batch), batch
 
 
 def scan_tail(tail: StreamTail, wanted: ScanRange, max_bytes: int) -> ScanResult | None:
@@ -139,11 +141,11 @@ def scan_tail(tail: StreamTail, wanted: ScanRange, max_bytes: int) -> ScanResult
         if entry.base_offset < wanted.from_offset:
             break
         if looked == MAX_LOOKS:
-            return ScanResult(buffers, entry.base_offset + 1, size)
+            return ScanResult(_joined(buffers, size), entry.base_offset + 1, size)
         if entry.base_offset >= wanted.before_offset or (wanted.types and entry.kind not in wanted.types):
             continue
         if buffers and size + len(entry.buffer) > max_bytes:
-            return ScanResult(buffers, entry.base_offset + 1, size)
+            return ScanResult(_joined(buffers, size), entry.base_offset + 1, size)
         buffers.append(entry.buffer)
         size += len(entry.buffer)
-    return ScanResult(buffers, max(start, wanted.from_offset), size)
+    return ScanResult(_joined(buffers, size), max(start, wanted.from_offset), size)

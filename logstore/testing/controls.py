@@ -3,7 +3,7 @@
 Invariants: as `logstore.log.scanning`.
 """
 
-from logstore.format.batch import parse_header
+from logstore.format.batch import iterate_batches
 from logstore.interfaces import FileSystem
 from logstore.log.chunks import ChunkView, IndexCache
 from logstore.log.scanning import ScanRange, scan_chunk
@@ -18,6 +18,7 @@ def scan_all(fs: FileSystem, cache: IndexCache, view: ChunkView, from_offset: in
     while before > max(from_offset, view.base_offset):
         wanted = ScanRange(from_offset, before, ())
         piece = scan_chunk(fs, cache, view, wanted, _PIECE_BYTES, at_least_one=True)
-        found += [(parse_header(buffer).base_offset, bytes(buffer)) for buffer in piece.buffers]
+        data = b"".join(piece.buffers)
+        found += [(header.base_offset, data[at : at + header.size_bytes]) for at, header in iterate_batches(data)]
         before = piece.next_before
     return found[::-1]
