@@ -1,4 +1,6 @@
-"""Aggregates by key over windows: `Aggregate(Tumbling("5 minutes", time="ts", delay="1 minute"), average=avg("price"))`.
+"""Aggregates by key over windows.
+
+    Aggregate(Tumbling("5 minutes", time="ts", delay="1 minute"), average=agg.avg("price"), n=agg.count())
 
 | window | results | when |
 |---|---|---|

@@ -1,24 +1,28 @@
 """What a stateful operator is: it gets rows and the state of their windows, a batch at a time, and gives results.
 
 A user subclasses `Operator`, declares the state as names and Arrow types, and writes `process`. State is columnar: one
-entry per distinct window of the call. The example raises an alarm when a customer's payment is ten times the mean of
+entry per distinct window of the call. The example raises an alarm when a customer pays more than ten times the mean of
 what they paid before; `tests/operators/test_examples.py` runs it.
 
     class Alarm(Operator):
-        state = {"payments": pa.int64(), "total": pa.float64()}
+        state = {"payments": pa.int64(), "paid_cents": pa.int64()}
 
         def output(self, schema):
-            return pa.schema([("amount", pa.float64()), ("mean", pa.float64())])
+            return pa.schema([("cents", pa.int64()), ("mean_cents", pa.float64())])
 
         def process(self, rows, state):
-            amount = rows.batch.column("amount").to_numpy(zero_copy_only=False)
-            payments, total = state.get("payments"), state.get("total")
-            mean = (total / np.maximum(payments, 1))[rows.window]
-            odd = np.flatnonzero((payments[rows.window] > 0) & (amount > 10 * mean))
-            state.set("payments", payments + np.bincount(rows.window, minlength=state.size))
-            state.set("total", total + np.bincount(rows.window, amount, minlength=state.size))
-            alarms = pa.RecordBatch.from_arrays([amount[odd], mean[odd]], names=["amount", "mean"])
-            return Results(alarms, rows.window[odd])
+            cents = rows.batch.column("cents").to_pandas()
+            customer = cents.groupby(rows.window)
+            payments, paid = state.get("payments"), state.get("paid_cents")
+            payments_before = payments[rows.window] + customer.cumcount()
+            mean_before = (paid[rows.window] + customer.cumsum() - cents) / payments_before.clip(lower=1)
+            odd = np.flatnonzero((payments_before > 0) & (cents > 10 * mean_before))
+            np.add.at(payments, rows.window, 1)
+            np.add.at(paid, rows.window, cents)
+            state.set("payments", payments)
+            state.set("paid_cents", paid)
+            alarms = {"cents": cents[odd], "mean_cents": mean_before[odd]}
+            return Results(pa.RecordBatch.from_pydict(alarms), rows.window[odd])
 
 Invariants:
 * What an operator writes is kept aside until its call has returned, so that a call that raises has changed nothing.
@@ -30,7 +34,7 @@ Source: CEC paper, sections II.B and III (windows as independent parts of an ope
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -70,7 +74,7 @@ class Results(NamedTuple):
     times_ms: Int64s | None = None
 
 
-Emitted = Results | pa.RecordBatch | None
+Emitted: TypeAlias = Results | pa.RecordBatch | None
 """What a call gives. A plain record batch has one row per window of the State, in its order."""
 
 

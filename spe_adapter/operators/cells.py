@@ -4,7 +4,7 @@ Invariants: arrays that loops read are of one type each (read-only int64, double
 copies; nulls are a mask beside the values, and values of nulls are zero.
 """
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +23,7 @@ class Fixed(NamedTuple):
     nulls: Bools | None
 
 
-Cells = Fixed | pa.Array
+Cells: TypeAlias = Fixed | pa.Array
 
 
 class Slot(NamedTuple):

@@ -57,8 +57,8 @@ def state_schema(window: Counting, slots: list[pa.Field]) -> pa.Schema:
 
 def fold(window: Counting, aggregations: Mapping[str, Aggregation], rows: Rows, state: State) -> Filled:
     """Rows into their windows; those that are full leave the state."""
-    before = state.get(ROWS)
-    counters = before.astype(np.int64)
+    before = state.get(ROWS).astype(np.int64)
+    counters = before.copy()
     ordinals = np.empty(len(rows.window), np.int64)
     kernels.number_rows(steady(rows.window, np.int64), counters, ordinals)
     plan = _plan(window, rows.window, ordinals, before, counters)

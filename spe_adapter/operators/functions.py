@@ -6,7 +6,7 @@
 | count(x) | any | int64 | not counted |
 | sum(x) | integers; float, double | int64; double | skipped; null if all are |
 | avg(x), stddev(x) | integers, float, double | double | skipped; null if all are |
-| min(x), max(x) | numbers, boolean, date, timestamp, duration, string, binary | as the input | skipped |
+| min(x), max(x) | numbers, boolean, date, timestamp, string, … | as the input | skipped |
 | first(x), last(x) | the same | as the input | taken, unless ignore_nulls |
 
 Results equal Spark's: a sum of integers beyond 64 bits is an error (Spark's default, ANSI mode); NaN is greater than any

@@ -1,8 +1,8 @@
-"""Arrow columns as JSON text, the same that Spark's `to_json` writes for the same rows.
+r"""Arrow columns as JSON text, the same that Spark's `to_json` writes for the same rows.
 
 | type | text |
 |---|---|
-| string | quoted; ", \\ and control characters escaped, nothing else |
+| string | quoted; ", \ and control characters escaped, nothing else |
 | integers, boolean | as they are |
 | float, double | shortest decimal in Java's notation: 1.0, 1.0E7; "NaN", "Infinity", "-Infinity" |
 | date | "2026-03-01" |

@@ -67,7 +67,9 @@ class Processor:
         self._inner = operator.output(schema)
         self._prepared = operator.prepared(schema)
         self._needed = list(operator.columns(self._prepared))
-        self.schema = output_schema(codec.fields, self._inner)
+        # What passes a stateless operator still has its key's columns.
+        self._key_columns = [] if operator.stateless else codec.fields
+        self.schema = output_schema(self._key_columns, self._inner)
         self.sequence = sequence
         self.seen = seen
         self.epoch = epoch
@@ -173,12 +175,8 @@ class Processor:
     def _state(self, assigned: _Assigned) -> State:
         identity = Identities(assigned.keys, assigned.numbers, self._codec, self._prepared)
         if self._operator.stateless:
-            return State(
-                self._store,
-                np.zeros(len(assigned.numbers), np.int64),
-                np.ones(len(assigned.numbers), np.bool_),
-                identity,
-            )
+            nobody = np.zeros(len(assigned.numbers), np.int64)
+            return State(self._store, nobody, nobody == 0, identity)
         return State(self._store, *self._store.ensure(assigned.keys, assigned.numbers), identity)
 
     def _ordered(self, ids: Int64s) -> Int64s:
@@ -221,7 +219,9 @@ class Processor:
             return None
         columns = self._checked(results.rows)
         keys = state.keys.take(pa.array(results.window))
-        rows = pa.RecordBatch.from_arrays([*self._codec.decode(keys), *columns], schema=self.schema)
+        if self._key_columns:
+            columns = [*self._codec.decode(keys), *columns]
+        rows = pa.RecordBatch.from_arrays(columns, schema=self.schema)
         return Output(keys, rows, results.times_ms, is_raw(self._inner))
 
     def _checked(self, rows: pa.RecordBatch) -> list[pa.Array]:
@@ -232,9 +232,8 @@ class Processor:
             )
         for given, declared in zip(rows.schema, self._inner, strict=True):
             if given.type != declared.type:
-                raise BadResults(
-                    f"operator {self._operator.name} gave column {given.name!r} as {given.type}; declared is {declared.type}"
-                )
+                wrong = f"gave column {given.name!r} as {given.type}; declared is {declared.type}"
+                raise BadResults(f"operator {self._operator.name} {wrong}")
         return list(rows.columns)
 
 

@@ -4,7 +4,8 @@ A recovering partition loads windows whose footprints are of different beats and
 row belongs to its window only if the window's footprint is older than the row's beat. Windows that closed since are
 skip points just the same, or their results would come twice.
 
-Invariant: what is here is fixed before a replay starts; a window that opens during one and is not here has seen nothing.
+Invariant: what is here is fixed before a replay starts; a window that opens during one and is not here has seen
+nothing.
 
 Source: CEC paper, section II.B ("window w_i ignores tuples with timestamps t < t_i").
 """
@@ -23,7 +24,7 @@ _NOTHING: Final = -1
 
 
 class Replay(NamedTuple):
-    """The beat that is being replayed, and per window (keys, numbers) the last beat that its state has seen: −1, none."""
+    """The beat that is being replayed, and per window (keys, numbers) the last beat that its state has seen (−1: none)."""
 
     beat: int
     covered: Callable[[pa.Array, Int64s], Int64s]

@@ -1,0 +1,1 @@
+"""What users test with: operators without Spark and without a sidecar."""

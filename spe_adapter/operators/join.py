@@ -1,0 +1,268 @@
+"""The symmetric window join of two inputs: rows of equal keys whose event times are at most `within` apart.
+
+Input rows have the key's columns, `side` (int8: 0 left, 1 right), and `left` and `right`, structs of which only that of
+the row's side is set. Each row waits in a window of its own, numbered by arrival, until the watermark says that nothing
+can match it any more. A result has both structs; it comes with the later row to arrive, once.
+
+Invariants:
+* A waiting row never changes, so its first footprint is its last and no recovery has to replay anything for it.
+* A row without key or event time matches nothing, as in SQL. A row not newer than the watermark is late and dropped.
+* Results come in the order of the rows that complete them, for each in the order in which its partners arrived.
+
+Source: CEC paper, section II (windows as units of state); Kang, Naughton, Viglas, "Evaluating window joins over
+unbounded streams" (ICDE 2003); Spark's StreamingSymmetricHashJoinExec.
+"""
+
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from logstore.errors import InvalidConfig
+from spe_adapter.codec.kernels import Int64s, compiled
+from spe_adapter.errors import SchemaRefused
+from spe_adapter.operators.base import (
+    Assignment,
+    Emitted,
+    Input,
+    Operator,
+    Results,
+    Rows,
+    State,
+    Times,
+    ceiling_ms,
+    time_index,
+    times_in,
+)
+from spe_adapter.operators.cells import steady
+from spe_adapter.operators.windows import Duration, duration_us
+from spe_adapter.state.columns import distinct
+from spe_adapter.state.layout import columns_of
+
+SIDE: Final = "side"
+SIDES: Final = ("left", "right")
+
+_TIME: Final = "time"
+
+
+class WindowJoin(Operator):
+    """Pairs of rows, one of each side, with |left.time − right.time| <= within.
+
+    `left_time` and `right_time` name the event-time columns inside the two structs, the delays say how late rows of
+    each side may be. Raises InvalidConfig.
+    """
+
+    windows_never_change = True
+
+    def __init__(
+        self,
+        within: Duration,
+        *,
+        left_time: str,
+        right_time: str,
+        left_delay: Duration = "0 seconds",
+        right_delay: Duration = "0 seconds",
+    ) -> None:
+        self._within_us = duration_us(within)
+        if self._within_us < 0:
+            raise InvalidConfig(f"a join within {within!r}; it must not be negative")
+        self._times = (left_time, right_time)
+        self._delays_ms = (duration_us(left_delay) // 1000, duration_us(right_delay) // 1000)
+        self.event_time = f"left.{left_time}"
+        self.delay_ms = max(self._delays_ms)
+
+    @property
+    def description(self) -> str:
+        """What is joined."""
+        return f"WindowJoin({self._within_us} µs, left.{self._times[0]}, right.{self._times[1]})"
+
+    def output(self, schema: pa.Schema) -> pa.Schema:
+        """The two structs."""
+        self._check(schema)
+        return pa.schema([schema.field(side) for side in SIDES])
+
+    def state_schema(self, schema: pa.Schema) -> pa.Schema:
+        """A row: its side, its time in µs, and the fields of both structs."""
+        self._check(schema)
+        fields = [pa.field(SIDE, pa.int8()), pa.field(_TIME, pa.int64())]
+        for side in SIDES:
+            kind = schema.field(side).type
+            fields += [pa.field(f"{side}.{kind.field(at).name}", kind.field(at).type) for at in range(kind.num_fields)]
+        columns_of(pa.schema(fields))
+        return pa.schema(fields)
+
+    def inputs(self) -> tuple[Input, ...]:
+        """Left and right, each with its own delay."""
+        return tuple(
+            Input(f"{side}.{column}", delay)
+            for side, column, delay in zip(SIDES, self._times, self._delays_ms, strict=True)
+        )
+
+    def sources(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
+        """The side of each row."""
+        sides: NDArray[np.int64] = batch.column(SIDE).to_numpy(zero_copy_only=False).astype(np.int64)
+        return sides
+
+    def times(self, batch: pa.RecordBatch) -> Times:
+        """The event time of each row's own side."""
+        left, right = (
+            times_in(_field(batch.column(side), name)) for side, name in zip(SIDES, self._times, strict=True)
+        )
+        is_left = self.sources(batch) == 0
+        everywhere = np.ones(batch.num_rows, np.bool_)
+        valid = np.where(
+            is_left,
+            everywhere if left.valid is None else left.valid,
+            everywhere if right.valid is None else right.valid,
+        )
+        return Times(np.where(is_left, left.us, right.us), None if valid.all() else valid)
+
+    def assign(self, batch: pa.RecordBatch, times: Times | None, sequence: Int64s) -> Assignment:
+        """A window for each row that can match anything."""
+        if times is None:
+            return Assignment(sequence)
+        rows = None if times.valid is None else np.flatnonzero(times.valid)
+        return Assignment(
+            sequence if rows is None else sequence[rows],
+            rows,
+            ceiling_ms(times.us if rows is None else times.us[rows]),
+        )
+
+    def process(self, rows: Rows, state: State) -> Emitted:
+        """Keep the rows, and pair each with those of the other side that came before it."""
+        batch = rows.batch
+        place = np.empty(state.size, np.int64)
+        place[rows.window] = np.arange(state.size)  # each row is a window of its own
+        sides = self.sources(batch)
+        us = np.asarray(self.times(batch).us, np.int64)
+        state.set(SIDE, sides[place].astype(np.int8))
+        state.set(_TIME, us[place])
+        for side in SIDES:
+            struct = batch.column(side)
+            for at, values in enumerate(struct.flatten()):
+                state.set_column(f"{side}.{struct.type.field(at).name}", values.take(pa.array(place)))
+        state.expire_at(ceiling_ms(us[place] + self._within_us))
+        if state.keys.null_count:
+            state.close(state.keys.is_null().to_numpy(zero_copy_only=False))
+        return self._paired(rows, state, sides, us)
+
+    def _paired(self, rows: Rows, state: State, sides: Int64s, us: Int64s) -> Emitted:
+        waiting, group, waiting_group = _waiting(state, rows)
+        # Waiting rows first, in their order of arrival, then the batch's: positions say who came before whom.
+        groups = np.concatenate((waiting_group, group))
+        all_sides = np.concatenate((waiting.get(SIDE).astype(np.int64), sides))
+        times = np.concatenate((waiting.get(_TIME).astype(np.int64), us))
+        later, earlier = _pairs(groups, all_sides, times, waiting.size, self._within_us)
+        if not len(later):
+            return None
+        is_left = all_sides[later] == 0
+        columns = []
+        for side, which in zip(
+            SIDES, (np.where(is_left, later, earlier), np.where(is_left, earlier, later)), strict=True
+        ):
+            kind = rows.batch.schema.field(side).type
+            kept = [waiting.column(f"{side}.{kind.field(at).name}") for at in range(kind.num_fields)]
+            fields = [kind.field(at) for at in range(kind.num_fields)]
+            both = [
+                pa.concat_arrays([old, new]).take(pa.array(which))
+                for old, new in zip(kept, rows.batch.column(side).flatten(), strict=True)
+            ]
+            columns.append(pa.StructArray.from_arrays(both, fields=fields))
+        batch = pa.RecordBatch.from_arrays(columns, schema=self.output(state.schema))
+        newest = np.maximum(times[later], times[earlier]) // 1000
+        return Results(batch, rows.window[later - waiting.size], newest)
+
+    def _check(self, schema: pa.Schema) -> None:
+        for name in (SIDE, *SIDES):
+            if schema.get_field_index(name) < 0:
+                raise SchemaRefused(
+                    f"a join's input has the columns side, left and right; there is {', '.join(schema.names)}"
+                )
+        if schema.field(SIDE).type != pa.int8():
+            raise SchemaRefused(f"column 'side' is {schema.field(SIDE).type}; it must be int8: 0 left, 1 right")
+        for side, column in zip(SIDES, self._times, strict=True):
+            kind = schema.field(side).type
+            if not pa.types.is_struct(kind):
+                raise SchemaRefused(f"column {side!r} is {kind}; it must be a struct of the {side} input's columns")
+            time_index(pa.schema([kind.field(at) for at in range(kind.num_fields)]), column)
+
+
+def _waiting(state: State, rows: Rows) -> tuple[State, Int64s, Int64s]:
+    """The waiting rows whose keys are among the batch's, by arrival; a number for the key of each of the batch's rows
+    and of theirs (null keys: −1, which meet nobody).
+    """
+    everyone = state.all_open()
+    old = everyone.numbers < rows.sequence[0]
+    keys = pa.concat_arrays([state.keys.take(pa.array(rows.window)), everyone.keys])
+    found = distinct(keys, np.zeros(len(keys), np.int64)).index
+    if keys.null_count:
+        found = np.where(keys.is_null().to_numpy(zero_copy_only=False), -1, found)
+    group, theirs = found[: len(rows.window)], found[len(rows.window) :]
+    wanted = np.flatnonzero(old & (theirs <= group.max(initial=-1)) & (theirs >= 0))
+    wanted = wanted[np.argsort(everyone.numbers[wanted], kind="stable")]
+    return everyone.part(wanted), group, theirs[wanted]
+
+
+def _pairs(groups: Int64s, sides: Int64s, times: Int64s, first: int, within_us: int) -> tuple[Int64s, Int64s]:
+    """Pairs (later, earlier) of positions: equal group, other side, times within reach, the later one from `first` on;
+    by the later one's position, then the earlier one's.
+    """
+    order = np.lexsort((times, sides, groups))
+    arrays = [steady(array, np.int64) for array in (groups, sides, times, order)]
+    later, earlier = np.empty(1024, np.int64), np.empty(1024, np.int64)
+    while True:
+        count = find_pairs(*arrays, first, within_us, later, earlier)
+        if count <= len(later):
+            break
+        later, earlier = np.empty(count, np.int64), np.empty(count, np.int64)
+    later, earlier = later[:count], earlier[:count]
+    by_arrival = np.lexsort((earlier, later))
+    return later[by_arrival], earlier[by_arrival]
+
+
+@compiled
+def find_pairs(
+    groups: Int64s,
+    sides: Int64s,
+    times: Int64s,
+    order: Int64s,
+    first: int,
+    within_us: int,
+    later: Int64s,
+    earlier: Int64s,
+) -> int:
+    """Fill in the pairs as far as they fit; how many there are. `order` sorts by group, side and time."""
+    count = 0
+    rows = order.shape[0]
+    start = 0
+    while start < rows:
+        group = groups[order[start]]
+        middle = start
+        while middle < rows and groups[order[middle]] == group and sides[order[middle]] == 0:
+            middle += 1
+        end = middle
+        while end < rows and groups[order[end]] == group:
+            end += 1
+        low = middle
+        for at in range(start, middle):
+            if group < 0:
+                break
+            left = order[at]
+            while low < end and times[order[low]] < times[left] - within_us:
+                low += 1
+            probe = low
+            while probe < end and times[order[probe]] <= times[left] + within_us:
+                right = order[probe]
+                if left >= first or right >= first:
+                    if count < later.shape[0]:
+                        later[count] = max(left, right)
+                        earlier[count] = min(left, right)
+                    count += 1
+                probe += 1
+        start = end
+    return count
+
+
+def _field(struct: pa.StructArray, name: str) -> pa.Array:
+    return struct.flatten()[struct.type.get_field_index(name)]

@@ -1,0 +1,240 @@
+"""Filter, map and union over Arrow batches, alone or before and behind a stateful operator.
+
+    Chain(Filter(pc.field("amount") > 0), Aggregate(Running(), total=agg.sum("amount")), Map(total="total"))
+
+Invariants: a step has no state, keeps the order of rows, and never adds any, so that each result still knows its key.
+Steps in front of the stateful operator see the input's columns; those behind it see its results, without the key's.
+Expressions are pyarrow's (`pyarrow.compute`), evaluated on whole batches.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyarrow import acero
+
+from logstore.errors import InvalidConfig
+from spe_adapter.codec.kernels import Int64s
+from spe_adapter.errors import SchemaRefused
+from spe_adapter.operators.base import Assignment, Emitted, Input, Operator, Results, Rows, State, Times
+
+_COMPUTED: Final = "computed"
+
+Function = Callable[[pa.RecordBatch], pa.RecordBatch]
+
+
+class Step(ABC):
+    """A stateless step."""
+
+    @abstractmethod
+    def schema(self, schema: pa.Schema) -> pa.Schema:
+        """The columns behind the step. Raises SchemaRefused."""
+
+    @abstractmethod
+    def apply(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Int64s | None]:
+        """The rows behind the step, and which of those before it they were (None: all, in order)."""
+
+
+class Filter(Step):
+    """The rows for which a condition holds; null counts as no. The condition is an expression, or a function from a
+    batch to a boolean column.
+    """
+
+    def __init__(self, condition: Any) -> None:
+        self._condition = condition
+
+    def schema(self, schema: pa.Schema) -> pa.Schema:
+        """As before."""
+        self._mask(_no_rows(schema))
+        return schema
+
+    def apply(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Int64s | None]:
+        """Keep what matches."""
+        kept = np.flatnonzero(self._mask(batch).fill_null(False).to_numpy(zero_copy_only=False))
+        return (batch, None) if len(kept) == batch.num_rows else (batch.take(pa.array(kept)), kept)
+
+    def _mask(self, batch: pa.RecordBatch) -> pa.Array:
+        mask = _evaluated(batch, self._condition)
+        if mask.type != pa.bool_():
+            raise SchemaRefused(f"a filter's condition is {mask.type}; it must be boolean")
+        return mask
+
+
+class Map(Step):
+    """New columns: expressions (a name stands for the column), or one function from batch to batch with as many rows.
+
+    With `keep`, columns that are not named stay.
+    """
+
+    def __init__(self, function: Function | None = None, /, *, keep: bool = False, **columns: Any) -> None:
+        if (function is None) == (not columns):
+            raise InvalidConfig("a Map takes one function, or columns by name")
+        self._function = function
+        self._columns = columns
+        self._keep = keep
+
+    def schema(self, schema: pa.Schema) -> pa.Schema:
+        """What comes out for no rows."""
+        return self.apply(_no_rows(schema))[0].schema
+
+    def apply(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Int64s | None]:
+        """Compute the columns."""
+        if self._function is not None:
+            mapped = self._function(batch)
+            if mapped.num_rows != batch.num_rows:
+                raise SchemaRefused(f"a map made {mapped.num_rows} rows of {batch.num_rows}; it must keep each")
+            return mapped, None
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True)) if self._keep else {}
+        for name, expression in self._columns.items():
+            columns[name] = _evaluated(batch, pc.field(expression) if isinstance(expression, str) else expression)
+        return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns)), None
+
+
+class Chain(Operator):
+    """Steps, with at most one stateful operator among them. Without one, results carry the rows' keys."""
+
+    def __init__(self, *steps: Step | Operator) -> None:
+        places = [place for place, step in enumerate(steps) if isinstance(step, Operator)]
+        if len(places) > 1:
+            raise InvalidConfig(
+                "a Chain holds one stateful operator at most; send its results through a topic to the next"
+            )
+        middle = places[0] if places else len(steps)
+        self._before: Sequence[Any] = steps[:middle]
+        self._after: Sequence[Any] = steps[middle + 1 :]
+        inner = steps[middle] if places else _Passing()
+        if not isinstance(inner, Operator):
+            raise InvalidConfig("a Chain is made of steps and an operator")
+        self._inner = inner
+        self.state = inner.state
+        self.event_time = inner.event_time
+        self.delay_ms = inner.delay_ms
+        self.windows_never_change = inner.windows_never_change
+        self.stateless = inner.stateless
+
+    @property
+    def name(self) -> str:
+        """That of the stateful operator."""
+        return self._inner.name
+
+    @property
+    def description(self) -> str:
+        """That of the stateful operator; steps may change without touching its state."""
+        return self._inner.description
+
+    def prepared(self, schema: pa.Schema) -> pa.Schema:
+        """The stateful operator's input."""
+        for step in self._before:
+            schema = step.schema(schema)
+        return schema
+
+    def prepare(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The steps in front."""
+        for step in self._before:
+            batch, _ = step.apply(batch)
+        return batch
+
+    def conclude(self, results: Results) -> Results:
+        """The steps behind."""
+        rows, window, times_ms = self._inner.conclude(results)
+        for step in self._after:
+            rows, kept = step.apply(rows)
+            if kept is not None:
+                window = window[kept]
+                times_ms = None if times_ms is None else times_ms[kept]
+        return Results(rows, window, times_ms)
+
+    def output(self, schema: pa.Schema) -> pa.Schema:
+        """What comes out behind the last step."""
+        schema = self._inner.output(self.prepared(schema))
+        for step in self._after:
+            schema = step.schema(schema)
+        return schema
+
+    def state_schema(self, schema: pa.Schema) -> pa.Schema:
+        """The stateful operator's state."""
+        return self._inner.state_schema(self.prepared(schema))
+
+    def columns(self, schema: pa.Schema) -> tuple[str, ...]:
+        """Those the stateful operator reads."""
+        return self._inner.columns(schema)
+
+    def inputs(self) -> tuple[Input, ...]:
+        """The stateful operator's."""
+        return self._inner.inputs()
+
+    def times(self, batch: pa.RecordBatch) -> Times | None:
+        """The stateful operator's."""
+        return self._inner.times(batch)
+
+    def sources(self, batch: pa.RecordBatch) -> NDArray[np.int64] | None:
+        """The stateful operator's."""
+        return self._inner.sources(batch)
+
+    def assign(self, batch: pa.RecordBatch, times: Times | None, sequence: Int64s) -> Assignment:
+        """The stateful operator's windows."""
+        return self._inner.assign(batch, times, sequence)
+
+    def process(self, rows: Rows, state: State) -> Emitted:
+        """The stateful operator."""
+        return self._inner.process(rows, state)
+
+    def expire(self, state: State, watermark_ms: int) -> Emitted:
+        """The stateful operator."""
+        return self._inner.expire(state, watermark_ms)
+
+
+class _Passing(Operator):
+    """Rows as they come, with their keys."""
+
+    stateless = True
+
+    def output(self, schema: pa.Schema) -> pa.Schema:
+        """As the input."""
+        return schema
+
+    def process(self, rows: Rows, state: State) -> Emitted:
+        """All rows."""
+        return Results(rows.batch, rows.window)
+
+
+def union(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Rows of several inputs, one input behind the other; columns are matched by name, those an input lacks are null.
+    Raises SchemaRefused for columns of one name and two types.
+    """
+    if not batches:
+        raise InvalidConfig("a union of nothing; give it one batch at least")
+    try:
+        schema = pa.unify_schemas([batch.schema for batch in batches])
+    except pa.ArrowException as error:
+        raise SchemaRefused(f"inputs that cannot be united: {error}") from error
+    columns = []
+    for field in schema:
+        parts = [
+            batch.column(field.name) if field.name in batch.schema.names else pa.nulls(batch.num_rows, field.type)
+            for batch in batches
+        ]
+        columns.append(pa.concat_arrays(parts))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+
+
+def _evaluated(batch: pa.RecordBatch, expression: Any) -> pa.Array:
+    """An expression's, or a function's, column over a batch."""
+    if not isinstance(expression, pc.Expression):
+        return expression(batch)
+    plan = acero.Declaration.from_sequence(
+        [
+            acero.Declaration("table_source", acero.TableSourceNodeOptions(pa.Table.from_batches([batch]))),
+            acero.Declaration("project", acero.ProjectNodeOptions([expression], [_COMPUTED])),
+        ]
+    )
+    column = plan.to_table(use_threads=False).column(_COMPUTED)
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [pa.array([], column.type)])

@@ -1,0 +1,313 @@
+"""Tests for a user's operator without Spark and without a sidecar.
+
+    harness = OperatorHarness(Alarm(), key="customer", schema=schema)
+    rows = [{"customer": "x", "cents": 100}, {"customer": "x", "cents": 5000}]
+    assert harness.send(rows) == [{"customer": "x", "cents": 5000, "mean_cents": 100.0}]
+    harness.crash_and_recover()                  # from the control records that the epochs so far have written
+    assert harness.state() == [{"customer": "x", "payments": 2, "paid_cents": 5100}]
+    check_any_batches(lambda: OperatorHarness(Alarm(), key="customer", schema=schema), [rows], random.Random(7))
+
+Each `send` is one epoch, with the watermark as Spark has it: rows not newer than the previous epoch's watermark are
+dropped; windows close by the newest event time of the epochs before, minus the delay. So results by event time come one
+`send` later, or with `advance_watermark`.
+
+Invariants: the same Processor, state tables and control records as in a query; an epoch in which the operator fails
+leaves no trace.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from random import Random
+from typing import Any, ClassVar, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from logstore.errors import Blame, CairnError
+from logstore.format.batch import patch_base
+from logstore.format.control import Begin, End, encode_control
+from spe_adapter.cec.control import Mark, Progress, encode_closes, encode_footprints, encode_mark
+from spe_adapter.cec.reconstruct import Eventual, Reconstruction
+from spe_adapter.codec.kernels import Int64s
+from spe_adapter.operators.base import Operator, next_watermark
+from spe_adapter.operators.keys import KeyCodec
+from spe_adapter.operators.output import Output, to_records
+from spe_adapter.operators.processor import Processor
+from spe_adapter.operators.replay import Replay, SkipPoints
+from spe_adapter.state.direct import Direct
+from spe_adapter.state.layout import NEVER
+from spe_adapter.state.store import Changes
+from spe_adapter.state.table import Table
+
+Row = Mapping[str, Any]
+
+_QUERY: Final = "harness"
+_RANDOM_CUTS: Final = 5
+
+
+class NotReproduced(CairnError):
+    """Recovery, or other cuts of the same rows, gave another state or other results; the message shows both."""
+
+    blame: ClassVar[Blame] = "client"
+
+
+class _Epoch(NamedTuple):
+    """What an epoch was given, for a replay."""
+
+    batches: tuple[pa.RecordBatch, ...]
+    late_ms: int
+    watermark_ms: int
+
+
+class OperatorHarness:
+    """One state partition of an operator, fed by hand.
+
+    `schema` is the input's; rows may also come as record batches of it. With `checks`, windows are footprinted as in
+    continuous mode: when they open, and of the others those `checks` whose footprint is oldest; recovery then replays
+    input. Raises what the operator's Processor raises.
+    """
+
+    def __init__(
+        self, operator: Operator, *, key: str | Sequence[str], schema: pa.Schema, checks: int | None = None
+    ) -> None:
+        self._operator = operator
+        self._schema = schema
+        self._checks = checks
+        self._codec = KeyCodec(operator.prepared(schema), [key] if isinstance(key, str) else key)
+        self._epochs: list[_Epoch] = []
+        self._log: list[bytes] = []
+        self._outputs: list[Output] = []
+        self._emitted = 0
+        self._watermark_ms = 0
+        self._newest_ms: list[int | None] = [None] * len(operator.inputs())
+        self._store = Direct(Table.in_memory(operator.state_schema(schema)))
+        self._processor = Processor(operator, self._codec, schema, self._store)
+
+    @property
+    def watermark_ms(self) -> int:
+        """Windows that end at or before this have been closed."""
+        return self._watermark_ms
+
+    @property
+    def late(self) -> int:
+        """Rows dropped because they came too late, since the start or the last recovery."""
+        return self._processor.late
+
+    def send(self, rows: Sequence[Row] | pa.RecordBatch, *, cuts: Sequence[int] = ()) -> list[dict[str, Any]]:
+        """One epoch; its results. `cuts` are positions at which its rows are cut into batches."""
+        batch = (
+            rows if isinstance(rows, pa.RecordBatch) else pa.RecordBatch.from_pylist(list(rows), schema=self._schema)
+        )
+        bounds = [0, *sorted(cuts), batch.num_rows]
+        parts = tuple(batch.slice(start, end - start) for start, end in pairwise(bounds))
+        return self._run(
+            _Epoch(parts, self._watermark_ms, next_watermark(self._operator, self._watermark_ms, self._newest_ms))
+        )
+
+    def advance_watermark(self, watermark_ms: int) -> list[dict[str, Any]]:
+        """An epoch without rows that closes what is due at this watermark; its results."""
+        return self._run(_Epoch((), self._watermark_ms, max(self._watermark_ms, watermark_ms)))
+
+    def results(self) -> list[dict[str, Any]]:
+        """All results so far."""
+        return [row for output in self._outputs for row in output.rows.to_pylist()]
+
+    def records(self) -> list[tuple[bytes | None, bytes | None]]:
+        """All results so far as the records of the output topic: key and value."""
+        records: list[tuple[bytes | None, bytes | None]] = []
+        for output in self._outputs:
+            keys, values = to_records(output)
+            records += zip(keys.to_pylist(), values.to_pylist(), strict=True)
+        return records
+
+    def state(self) -> list[dict[str, Any]]:
+        """The open windows: key columns, `number` where it is not 0, `expires_ms` where it is set, and the state; by
+        key and number.
+        """
+        ids = self._store.all_rows()
+        columns = dict(
+            zip([field.name for field in self._codec.fields], self._codec.decode(self._store.keys(ids)), strict=True)
+        )
+        numbers, expires = self._store.numbers(ids), self._store.expires(ids)
+        if numbers.any():
+            columns["number"] = pa.array(numbers)
+        if (expires != NEVER).any():
+            columns["expires_ms"] = pa.array(expires, mask=expires == NEVER)
+        for field in self._store.schema:
+            columns[field.name] = self._store.get_arrow(field.name, ids)
+        rows = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns)).to_pylist()
+        keys = self._store.keys(ids).to_pylist()
+        order = sorted(range(len(ids)), key=lambda at: (keys[at] is not None, keys[at] or b"", int(numbers[at])))
+        return [rows[at] for at in order]
+
+    def crash_and_recover(self) -> None:
+        """Forget everything but the log and the input, and recover from them. Raises NotReproduced if that does not
+        lead to the state there was.
+        """
+        before = self.state()
+        processor = self._processor
+        self._recover()
+        after = self.state()
+        if not _equal(before, after):
+            raise NotReproduced(f"recovered state differs: {_difference(before, after)}")
+        if (processor.sequence, processor.seen) != (self._processor.sequence, self._processor.seen):
+            raise NotReproduced(f"{self._processor.sequence} rows after recovery, {processor.sequence} before")
+
+    # ---- epochs
+
+    def _run(self, epoch: _Epoch) -> list[dict[str, Any]]:
+        self._processor.epoch = len(self._epochs) + 1
+        try:
+            outputs = self._feed(epoch, None)
+        except CairnError:
+            self._recover()
+            raise
+        self._epochs.append(epoch)
+        self._watermark_ms = epoch.watermark_ms
+        self._newest_ms = [_newest(*pair) for pair in zip(self._newest_ms, self._processor.max_events_ms, strict=True)]
+        self._outputs += outputs
+        self._emitted += sum(output.rows.num_rows for output in outputs)
+        self._write(len(self._epochs))
+        return [row for output in outputs for row in output.rows.to_pylist()]
+
+    def _feed(self, epoch: _Epoch, replay: Replay | None) -> list[Output]:
+        given = [self._processor.process(batch, late_ms=epoch.late_ms, replay=replay) for batch in epoch.batches]
+        given.append(self._processor.expire(epoch.watermark_ms, replay=replay))
+        return [output for output in given if output is not None]
+
+    # ---- the log
+
+    def _write(self, beat: int) -> None:
+        changes = self._store.changes()
+        footprints, opened, ids = self._chosen(changes)
+        closed = [changes.closed] if self._checks is None else [changes.closed, changes.transient]
+        closes = pa.Table.from_batches(closed).combine_chunks().to_batches()
+        self._emitted += footprints.num_rows + sum(batch.num_rows for batch in closes)
+        table = self._store.table
+        table.set_mark(ids, beat, self._emitted, self._processor.seen)
+        batches = [*encode_footprints(_QUERY, beat, footprints, opened, 0)]
+        for gone in closes:
+            batches += encode_closes(_QUERY, beat, gone, 0)
+        batches.append(encode_mark(self._mark(beat), 0))
+        begin = Begin(_QUERY, beat, 1, ("a",), sum(map(len, batches)), len(batches))
+        end = End(_QUERY, beat, 1, self._progress(beat).to_json().encode())
+        first, last = encode_control(begin, timestamp_ms=0), encode_control(end, timestamp_ms=0)
+        for batch in (first, *map(bytearray, batches), last):
+            patch_base(batch, 0, len(self._log), 0)
+            self._log.append(bytes(batch))
+
+    def _chosen(self, changes: Changes) -> tuple[pa.RecordBatch, np.typing.NDArray[np.bool_], Int64s]:
+        """The footprints to write, which of them are of new windows, and whose they are."""
+        if self._checks is None:
+            return changes.footprints, changes.opened, changes.ids
+        table = self._store.table
+        new = changes.ids[changes.opened]
+        checked = np.setdiff1d(table.oldest(self._checks + len(new)), new)[: self._checks]
+        ids = np.concatenate((new, checked))
+        return table.take(ids), np.arange(len(ids)) < len(new), ids
+
+    def _mark(self, beat: int) -> Mark:
+        oldest = self._store.table.oldest_mark()
+        return Mark(
+            query=_QUERY,
+            epoch=beat,
+            attempt="a",
+            partition=0,
+            partitions=1,
+            layout=1,
+            operator=self._operator.name,
+            open_windows=self._store.live,
+            emitted=self._emitted,
+            seen=self._processor.seen,
+            sequence=self._processor.sequence,
+            max_event_ms=self._processor.max_event_ms,
+            watermark_ms=self._watermark_ms,
+            oldest_beat=beat if oldest is None else oldest[0],
+        )
+
+    def _progress(self, beat: int) -> Progress:
+        return Progress(
+            generation=0,
+            batch=beat,
+            closing=False,
+            late_ms=self._epochs[-1].late_ms,
+            watermark_ms=self._watermark_ms,
+            max_event_ms=self._processor.max_event_ms,
+            partitions=1,
+            layout=1,
+        )
+
+    # ---- recovery
+
+    def _recover(self) -> None:
+        table = Table.in_memory(self._operator.state_schema(self._schema))
+        self._store = Direct(table)
+        if not self._log:
+            self._processor = Processor(self._operator, self._codec, self._schema, self._store)
+            return
+        scan = Reconstruction(_QUERY)
+        for batch in reversed(self._log):
+            if scan.feed(batch):
+                break
+        eventual = scan.finish(0)
+        skips = SkipPoints()
+        skips.add(eventual.skips.keys, eventual.skips.numbers, eventual.skips.beats)
+        for mark, batches in eventual.windows:
+            for batch in batches:
+                rows = table.put(batch, (mark.epoch, mark.emitted, mark.seen))
+                skips.add(table.keys(rows), table.numbers(rows), mark.epoch)
+        start = self._start(eventual)
+        self._processor = Processor(
+            self._operator, self._codec, self._schema, self._store, start.sequence, start.seen, start.epoch
+        )
+        for beat in range(start.epoch + 1, len(self._epochs) + 1):
+            self._feed(self._epochs[beat - 1], skips.at(beat))
+        self._store.changes()
+
+    def _start(self, eventual: Eventual) -> Mark:
+        """The mark behind which input is replayed: the last, if windows are as of the last."""
+        up_to_date = self._checks is None or self._operator.windows_never_change
+        return eventual.marks[-1 if up_to_date else 0]
+
+
+def check_any_batches(
+    make: Callable[[], OperatorHarness], epochs: Sequence[Sequence[Row]], random: Random, *, results: bool = True
+) -> None:
+    """Feed the same epochs whole, row by row, and cut at random. Raises NotReproduced unless state and results (in any
+    order; not looked at without `results`, for operators that give some after each batch) are the same.
+    """
+    whole = _fed(make(), epochs, lambda rows: ())
+    plans: list[Callable[[int], Sequence[int]]] = [lambda rows: range(1, rows)]
+    plans += [lambda rows: random.sample(range(rows + 1), random.randint(0, rows))] * _RANDOM_CUTS
+    for plan in plans:
+        other = _fed(make(), epochs, plan)
+        if not _equal(whole.state(), other.state()):
+            raise NotReproduced(f"state depends on how rows are cut: {_difference(whole.state(), other.state())}")
+        if results and sorted(map(repr, whole.records())) != sorted(map(repr, other.records())):
+            raise NotReproduced(f"results depend on how rows are cut: {_difference(whole.records(), other.records())}")
+
+
+def _fed(
+    harness: OperatorHarness, epochs: Sequence[Sequence[Row]], cuts: Callable[[int], Sequence[int]]
+) -> OperatorHarness:
+    for rows in epochs:
+        harness.send(rows, cuts=cuts(len(rows)))
+    return harness
+
+
+def _newest(one: int | None, other: int | None) -> int | None:
+    known = [time for time in (one, other) if time is not None]
+    return max(known) if known else None
+
+
+def _equal(one: object, other: object) -> bool:
+    """By text, for which NaN equals NaN."""
+    return repr(one) == repr(other)
+
+
+def _difference(one: Sequence[object], other: Sequence[object]) -> str:
+    """The first entries that differ."""
+    for mine, theirs in zip(one, other, strict=False):
+        if not _equal(mine, theirs):
+            return f"{mine!r} against {theirs!r}"
+    return f"{len(one)} entries against {len(other)}"
