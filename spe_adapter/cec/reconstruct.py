@@ -10,7 +10,8 @@ Invariants:
   end of the log or a rebase before N, is an error, never a smaller state.
 * Memory follows what was kept: windows can be drained while the scan goes on.
 
-Source: CEC paper, section II.B ("Constructing an EC", "Extent of an EC"); docs/decisions/0008.
+Source: CEC paper, section II.B ("Constructing an EC", "Extent of an EC");
+docs/decisions/0008-beats-instead-of-timestamps.md.
 """
 
 from dataclasses import dataclass
