@@ -2,12 +2,13 @@
 
 import pytest
 
-from logstore.errors import CairnError, FencedRun, MalformedRequest, StagePosition
+from logstore.errors import CairnError, CorruptChunk, FencedRun, MalformedRequest, OffsetOutOfRange, StagePosition
 from logstore.format.private import (
     ABORT,
     API_KEYS,
     DECIDE,
     DESCRIBE,
+    SCAN,
     STAGE,
     AbortReply,
     AbortRequest,
@@ -18,6 +19,8 @@ from logstore.format.private import (
     Part,
     Reply,
     Request,
+    ScanReply,
+    ScanRequest,
     StageReply,
     StageRequest,
     TaskOutput,
@@ -35,6 +38,8 @@ REQUESTS: list[tuple[int, Request]] = [
     (DECIDE, DecideRequest("q", "r", 4, "skip", (TaskOutput(0, "a-0", 1), TaskOutput(3, "b", 0)), "{}", True)),
     (ABORT, AbortRequest("q", "r", 2**63 - 1)),
     (DESCRIBE, DescribeRequest("q")),
+    (SCAN, ScanRequest("out", 3, -1, (), 1 << 20)),
+    (SCAN, ScanRequest("täglich", 0, 2**63 - 1, (1001, 1004), 0)),
 ]
 REPLIES: list[tuple[int, Reply]] = [
     (STAGE, StageReply(3)),
@@ -42,7 +47,9 @@ REPLIES: list[tuple[int, Reply]] = [
     (ABORT, AbortReply(17)),
     (DESCRIBE, DescribeReply(4, "r", "idle", 0, 0)),
     (DESCRIBE, DescribeReply(None, None, "idle", 0, 0)),
+    (SCAN, ScanReply(b"", 0, 0, 0)),
 ]
+SCANNED = ScanReply(b"batches", 5, 3, 2**40)
 
 
 def body_of(request: Request) -> tuple[int, bytes]:
@@ -73,6 +80,13 @@ def test_errors_come_back_with_their_class() -> None:
     assert (str(error), error.length) == ("no", 4)
     _, fenced = decode_reply(DECIDE, encode_reply(FencedRun("newer run"), correlation_id=3))
     assert isinstance(fenced, FencedRun)
+    damage = CorruptChunk("chunk is damaged", first_offset=7, last_offset=9)
+    _, damaged = decode_reply(SCAN, encode_reply(damage, correlation_id=3))
+    assert isinstance(damaged, CorruptChunk)
+    assert (str(damaged), damaged.first_offset, damaged.last_offset) == ("chunk is damaged", 7, 9)
+    _, outside = decode_reply(SCAN, encode_reply(OffsetOutOfRange("t-0", 9, 2, 5), correlation_id=3))
+    assert isinstance(outside, OffsetOutOfRange)
+    assert str(outside) == str(OffsetOutOfRange("t-0", 9, 2, 5))
     _, other = decode_reply(DECIDE, encode_reply(CairnError("what"), correlation_id=3))
     assert isinstance(other, CairnError)
     assert str(other) == "CairnError: what"
@@ -96,8 +110,60 @@ def test_a_cut_or_longer_reply_is_malformed(api_key: int, reply: Reply) -> None:
     for length in range(len(frame)):
         with pytest.raises(MalformedRequest):
             decode_reply(api_key, frame[:length])
+    if api_key != SCAN:
+        with pytest.raises(MalformedRequest):
+            decode_reply(api_key, frame + b"\0")
+
+
+def test_a_scan_carries_batches_as_they_are() -> None:
+    """What follows the fields is the batches, whatever they are; an error carries none. Nothing is copied."""
+    frame = encode_reply(SCANNED, correlation_id=3)
+    assert decode_reply(SCAN, frame) == (3, SCANNED)
+    _, found = decode_reply(SCAN, frame)
+    assert isinstance(found, ScanReply)
+    assert memoryview(found.batches).obj is frame
+    for length in range(len(frame) - len(SCANNED.batches)):
+        with pytest.raises(MalformedRequest):
+            decode_reply(SCAN, frame[:length])
+    refusal = encode_reply(FencedRun("no"), correlation_id=3)
     with pytest.raises(MalformedRequest):
-        decode_reply(api_key, frame + b"\0")
+        decode_reply(SCAN, refusal + b"\0")
+
+
+def test_the_bytes_of_a_scan() -> None:
+    """docs/format.md, private requests: the layout does not change without a new version."""
+    fields = b'{"topic":"out","partition":3,"before":-1,"types":[1001],"max_bytes":1048576}'
+    sent = b"".join(encode_request(ScanRequest("out", 3, -1, (1001,), 1 << 20), correlation_id=9, client_id="c"))
+    assert sent == bytes.fromhex("7534000000000009000163") + len(fields).to_bytes(4, "big") + fields
+    answer = b'{"error":null,"next_before":5,"log_start_offset":3,"high_watermark":1099511627776}'
+    assert encode_reply(SCANNED, correlation_id=9) == (
+        b"\0\0\0\x09" + len(answer).to_bytes(4, "big") + answer + b"batches"
+    )
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"types": [1001] * 65},
+        {"types": [-1]},
+        {"types": [2**15]},
+        {"types": ["1001"]},
+        {"types": [True]},
+        {"types": 1001},
+        {"types": None},
+        {"before": -2},
+        {"before": 2**63},
+        {"partition": -1},
+        {"max_bytes": -1},
+        {"topic": ""},
+    ],
+)
+def test_a_scan_that_cannot_be_is_malformed(fields: dict[str, object]) -> None:
+    """Every field is bounded."""
+    good = {"topic": "t", "partition": 0, "before": -1, "types": [], "max_bytes": 1}
+    assert decode_request(SCAN, encode_fields(good)) == ScanRequest("t", 0, -1, (), 1)
+    with pytest.raises(MalformedRequest):
+        decode_request(SCAN, encode_fields(good | fields))
 
 
 def test_every_flipped_bit_is_understood_or_malformed() -> None:

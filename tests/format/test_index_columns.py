@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from logstore.format.index import (
     CONTROL_FLAG,
+    TYPE_SHIFT,
     IndexBlock,
     IndexEntry,
     decode_blocks,
@@ -14,7 +15,12 @@ from logstore.format.index import (
 
 NUMBERS = st.integers(0, 2**62)
 ENTRIES = st.builds(
-    IndexEntry, NUMBERS, st.integers(-1, 2**62), NUMBERS, st.integers(0, 2**32 - 1), st.sampled_from((0, 1))
+    IndexEntry,
+    NUMBERS,
+    st.integers(-1, 2**62),
+    NUMBERS,
+    st.integers(0, 2**32 - 1),
+    st.just(0) | st.integers(0, 2**16 - 1).map(lambda kind: kind << TYPE_SHIFT | CONTROL_FLAG),
 )
 BLOCKS = st.lists(st.lists(ENTRIES, max_size=5), max_size=6)
 
@@ -36,5 +42,6 @@ def test_columns_equal_entries(contents: list[list[IndexEntry]], cut: int) -> No
     assert list(columns.positions) == [entry.position for entry in plain]
     assert list(columns.control_offsets) == [entry.base_offset for entry in control]
     assert list(columns.control_positions) == [entry.position for entry in control]
+    assert list(columns.control_types) == [entry.control_type for entry in control]
     assert columns.durable_end == (read[-1].durable_end if read else 0)
     assert columns.is_sealed == (bool(read) and not read[-1].entries)
