@@ -122,10 +122,12 @@ class SparseIndex:
 class IndexBuilder:
     """Decides which batches get an entry; one for each chunk that is being written or scanned."""
 
-    __slots__ = ("_last_position", "max_timestamp")
+    __slots__ = ("_last_position", "control_ms", "max_timestamp")
 
     def __init__(self, max_timestamp: int = NO_TIMESTAMP, last_position: int = -INDEX_INTERVAL_BYTES) -> None:
         self.max_timestamp = max_timestamp
+        self.control_ms = NO_TIMESTAMP
+        """The newest control batch's time: the age of a chunk that has nothing else."""
         self._last_position = last_position
 
     def note(
@@ -139,6 +141,7 @@ class IndexBuilder:
             flags = CONTROL_FLAG | kind << TYPE_SHIFT
             entries.append(IndexEntry(base_offset, self.max_timestamp, position, header.crc, flags))
             self._last_position = position - INDEX_INTERVAL_BYTES  # what follows shows where this one ends
+            self.control_ms = max(self.control_ms, header.max_timestamp)
             return
         if position - self._last_position >= INDEX_INTERVAL_BYTES:
             entries.append(IndexEntry(base_offset, self.max_timestamp, position, header.crc, 0))
@@ -161,6 +164,8 @@ class Chunk:
     next_offset: int
     size_bytes: int = 0
     max_timestamp: int = NO_TIMESTAMP
+    control_ms: int = NO_TIMESTAMP
+    """Wall time of its newest control batch, as far as it was seen in this life."""
     index: SparseIndex | None = field(default_factory=SparseIndex)
     """In memory while the chunk is written; a sealed chunk's is loaded when it is needed."""
     index_bytes: int = 0
@@ -182,6 +187,11 @@ class Chunk:
     def producers_path(self) -> str:
         """Where its producer snapshots are."""
         return f"{self.directory}/{chunk_name(self.base_offset, PRODUCERS_SUFFIX)}"
+
+    @property
+    def age_ms(self) -> int:
+        """When its newest record is from, or its newest control batch if it has no records; NO_TIMESTAMP: unknown."""
+        return self.max_timestamp if self.max_timestamp >= 0 else self.control_ms
 
     def view(self, *, is_cold: bool = False) -> "ChunkView":
         """What a reader thread needs to know of it, unchanging."""

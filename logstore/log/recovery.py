@@ -292,6 +292,7 @@ class _Walk:
             )
         self.chunk.size_bytes, self.chunk.next_offset = position, offset
         self.chunk.max_timestamp = self.builder.max_timestamp
+        self.chunk.control_ms = self.builder.control_ms
 
 
 def _find_batch(fs: FileSystem, path: str, start: int, end: int, after_offset: int) -> tuple[int, BatchHeader] | None:

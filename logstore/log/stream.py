@@ -27,7 +27,7 @@ from logstore.errors import (
 )
 from logstore.format.batch import LEADER_EPOCH, BatchHeader, parse_header, patch_base
 from logstore.format.control import known_type
-from logstore.format.index import IndexBlock, IndexEntry, encode_block
+from logstore.format.index import NO_TIMESTAMP, IndexBlock, IndexEntry, encode_block
 from logstore.format.snapshot import Snapshot, encode_snapshot
 from logstore.log.admission import check_produced
 from logstore.log.chunks import WARM_BYTES, WRITE_BYTES, Chunk, ChunkView, IndexBuilder
@@ -375,6 +375,7 @@ class Stream:
             chunk.index.add(flight.entries)
         chunk.size_bytes, chunk.next_offset = flight.end_position, flight.next_offset
         chunk.max_timestamp = self._builder.max_timestamp
+        chunk.control_ms = max(chunk.control_ms, self._builder.control_ms)
         self.high_watermark = flight.next_offset
         now_ms = self._host.clock.wall_ms()
         for append, batch in zip(flight.appends, flight.batches, strict=False):
@@ -514,10 +515,13 @@ class Stream:
         limit = self._pinned_offset
         total = self.size_bytes
         start = self.log_start_offset
-        for chunk in self.chunks:
+        newest_ms = [chunk.age_ms for chunk in self.chunks]
+        for at, chunk in enumerate(self.chunks):
             is_last = chunk is self.chunks[-1]
+            # A chunk of control batches, of a former life: older than the first one behind it that knows its age.
+            chunk_ms = next((known for known in newest_ms[at:] if known >= 0), NO_TIMESTAMP)
             too_big = 0 <= self.config.retention_bytes <= total - chunk.size_bytes and not is_last
-            too_old = 0 <= self.config.retention_ms < now_ms - chunk.max_timestamp and chunk.max_timestamp >= 0
+            too_old = 0 <= self.config.retention_ms < now_ms - chunk_ms and chunk_ms >= 0
             if chunk.next_offset > limit or chunk.size_bytes == 0 or not (too_big or too_old):
                 break
             start = chunk.next_offset
