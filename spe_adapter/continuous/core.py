@@ -12,9 +12,8 @@ Invariants:
 Source: CEC paper, sections II.B, III and III.A.
 """
 
-import dataclasses
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -32,7 +31,7 @@ from spe_adapter.continuous.fragment import Plan, apply
 from spe_adapter.continuous.group import Records, pieces
 from spe_adapter.continuous.inputs import Run
 from spe_adapter.continuous.port import FENCE_EPOCH, Group
-from spe_adapter.operators.base import Operator, next_watermark
+from spe_adapter.operators.base import next_watermark
 from spe_adapter.operators.output import Output, to_records
 from spe_adapter.operators.processor import Processor
 from spe_adapter.operators.replay import Replay, SkipPoints
@@ -109,7 +108,7 @@ class Core:
     def _adopt(self, windows: int) -> None:
         """An empty state with room for so many windows, and half as many again."""
         plan = self._plan
-        schema = self._operator.state_schema(plan.input_schema)
+        schema = self._operator.state_schema(self._operator.prepared(plan.input_schema))
         self._table = Table.in_memory(schema, max(_LEAST_WINDOWS, windows + windows // 2))
         self.store = Direct(self._table)
         self._candidates = Candidates(self._table)
@@ -302,7 +301,7 @@ class Core:
             partition=partition,
             partitions=self._place.partitions,
             layout=0,
-            operator=fingerprint(self._operator, self._plan.input_schema),
+            operator=fingerprint(self._plan),
             open_windows=self.store.live,
             emitted=self._emitted,
             seen=self._seen,
@@ -368,7 +367,7 @@ class Core:
                 f"query {name!r} has its state in {mark.partitions} partitions, the sources now have "
                 f"{place.partitions}: keys have moved. Start under another query name"
             )
-        now = fingerprint(self._operator, self._plan.input_schema)
+        now = fingerprint(self._plan)
         if mark.operator != now:
             raise FragmentRefused(
                 f"query {name!r} has state of {mark.operator}; the operator is now {now}. Bring the operator back, or "
@@ -429,8 +428,12 @@ class Core:
         self._skips = SkipPoints()
 
 
-def fingerprint(operator: Operator, schema: pa.Schema) -> str:
-    """What must not change between two runs of a query: the operator, its settings if they can be told, its state."""
-    name = repr(operator) if dataclasses.is_dataclass(operator) else operator.name
-    state = ", ".join(f"{field.name}: {field.type}" for field in operator.state_schema(schema))
-    return f"{name} ({state})"
+def fingerprint(plan: Plan) -> str:
+    """What must not change between two runs of a query: the operator, its settings, its key and its state."""
+    operator = plan.fragment.operator
+    state = _described(operator.state_schema(operator.prepared(plan.input_schema)))
+    return f"{operator.description} by {_described(plan.key_codec.fields)} with state ({state})"
+
+
+def _described(fields: Iterable[pa.Field]) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in fields)

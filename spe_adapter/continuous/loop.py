@@ -19,7 +19,7 @@ from spe_adapter.continuous.core import Core, Figures, ReplayBeat
 from spe_adapter.continuous.errors import InputTrimmed
 from spe_adapter.continuous.fragment import Limits, Plan
 from spe_adapter.continuous.inputs import Input, Run, choose
-from spe_adapter.continuous.port import FENCE_EPOCH, Fetch, Port
+from spe_adapter.continuous.port import FENCE_EPOCH, Port
 
 IDLE_MS: Final = 200
 """How long an idle runner waits before it looks whether it should stop."""
@@ -42,6 +42,13 @@ class Progress(NamedTuple):
 
     figures: Figures
     lag: int
+
+
+class Received(NamedTuple):
+    """An answer to a fetch, and whether it brought anything."""
+
+    source: int
+    moved: bool
 
 
 Event = Recovered | Progress
@@ -127,7 +134,8 @@ class Loop:
         held = self._inputs[run.source]
         while held.records < run.records:
             self._request()
-            if self._receive(IDLE_MS) is False and self._high_watermarks[run.source] <= held.fetch_offset:
+            answer = self._receive(IDLE_MS)
+            if answer == Received(run.source, moved=False) and held.fetch_offset >= self._high_watermarks[run.source]:
                 raise InputTrimmed(
                     f"{self._where(run.source)} ends at offset {self._high_watermarks[run.source]}, but this query has "
                     "read further before: records that were there are gone. Bring the stream back, or start under "
@@ -140,12 +148,12 @@ class Loop:
         """Take in what has arrived, process a run, end the beat if it is due. False: there was nothing to do."""
         self._reap(wait=False)
         self._request()
-        while self._receive(0):
+        while (arrived := self._receive(0)) is not None and arrived.moved:
             self._request()
         run = choose(self._inputs, self._room())
         if run is None:
             arrived = self._receive(self._patience_ms())
-            return self._end_beat_if_due() or bool(arrived)
+            return self._end_beat_if_due() or arrived is not None
         if not self._core.beat_records:
             self._beat_started_ms = self._port.monotonic_ms()
         self._core.process(run, self._inputs[run.source].take(run.records))
@@ -215,8 +223,8 @@ class Loop:
                 self._port.fetch(source, held.fetch_offset)
                 self._asked[source] = True
 
-    def _receive(self, wait_ms: float) -> bool | None:
-        """Take one answer to a fetch, waiting at most so long; whether it brought anything, None without an answer."""
+    def _receive(self, wait_ms: float) -> Received | None:
+        """Take one answer to a fetch, waiting at most so long; None without one."""
         answer = self._port.fetched(wait_ms)
         if answer is None:
             return None
@@ -227,7 +235,7 @@ class Loop:
         if answer.error != NONE:
             raise Refused(f"fetch of {self._where(answer.source)}", code=answer.error)
         self._high_watermarks[answer.source] = answer.high_watermark
-        return held.add(answer.records)
+        return Received(answer.source, held.add(answer.records))
 
     def _out_of_range(self, source: int) -> InputTrimmed:
         wanted = self._inputs[source].fetch_offset

@@ -11,7 +11,6 @@ from typing import Final, NamedTuple, Protocol
 from logstore.format.private import Part
 from logstore.interfaces import Buffer
 
-
 FENCE_EPOCH: Final = 0
 """Deciding this epoch, with nothing in it, makes a run known to the log; beats start behind it."""
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple, TypeVar
 
-from logstore.errors import OffsetOutOfRange
 from logstore.format.batch import iterate_batches
 from logstore.format.private import DecideReply, DecideRequest, StageRequest, TaskOutput
 from logstore.format.records import Record, decode_batch, encode_batch
@@ -35,13 +34,15 @@ from logstore.testing.simdisk import SimDisk
 from spe_adapter.cec.policy import Policy
 from spe_adapter.continuous.core import Core, Place
 from spe_adapter.continuous.fragment import Limits, Plan
-from spe_adapter.continuous.loop import Event, Loop
+from spe_adapter.continuous.loop import Event, Loop, Progress
 from spe_adapter.continuous.port import FENCE_EPOCH, Fetch, Group, Scanned
 
 T = TypeVar("T")
 
 SEGMENT_BYTES = 16 * 1024
 """Small chunks, so that scans and fetches cross them."""
+TRIM_SHARE = 0.3
+"""Of the committed beats, those behind which upstream trims."""
 OFFSET_OUT_OF_RANGE = 1
 
 
@@ -201,7 +202,9 @@ class SimPort:
         self._partition = partition
         self._run = run
         self._wanted: deque[tuple[int, int]] = deque()
-        self._groups: deque[tuple[Group, Ticket[DecideReply]]] = deque()
+        self._groups: deque[Group] = deque()
+        self._sent: Ticket[DecideReply] | None = None
+        """Of the first group: one commit is on the wire at a time, as with the real port."""
 
     def _call(self, do: Callable[[], T]) -> T:
         """Do something of the port, unless the runner dies or the power goes."""
@@ -224,12 +227,10 @@ class SimPort:
         return result
 
     def _send_again(self) -> None:
-        groups = [group for group, _ in self._groups]
-        while True:
-            self._groups.clear()
+        """What the client does when a sidecar came back: send what was not answered."""
+        while self._sent is not None:
             try:
-                for group in groups:
-                    self._groups.append((group, self._send(group)))
+                self._sent = self._send(self._groups[0])
                 return
             except PowerCut:
                 self._world.cut_power()
@@ -291,7 +292,7 @@ class SimPort:
                 if not low <= offset <= high:
                     return Fetch(source, OFFSET_OUT_OF_RANGE, high, low, b"")
                 data = _first_batch(self._life.read(stream, offset, 1, include_control=False))
-                if data or wait_ms:
+                if data:
                     return Fetch(source, 0, high, low, data)
                 self._wanted.append((source, offset))
             return None
@@ -300,7 +301,12 @@ class SimPort:
 
     def commit(self, group: Group) -> None:
         """See Port."""
-        self._call(lambda: self._groups.append((group, self._send(group))))
+        self._groups.append(group)
+        self._call(self._send_next)
+
+    def _send_next(self) -> None:
+        if self._sent is None and self._groups:
+            self._sent = self._send(self._groups[0])
 
     def _send(self, group: Group) -> Ticket[DecideReply]:
         life, attempt, now_ms = self._life, str(group.beat), self.wall_ms()
@@ -321,18 +327,20 @@ class SimPort:
         """See Port: disk work goes on a little, or until the oldest commit is through."""
 
         def do() -> int | None:
-            if not self._groups:
+            if self._sent is None:
                 return None
             self._life.driver.run(None if wait else self._world.random.randint(0, 6))
-            group, ticket = self._groups[0]
-            if not ticket.done:
+            if not self._sent.done:
                 return None
-            reply = ticket.result()
-            self._groups.popleft()
-            assert reply.last_epoch == group.beat
-            return group.beat
+            reply, self._sent = self._sent.result(), None
+            beat = self._groups.popleft().beat
+            assert reply.last_epoch == beat
+            return beat
 
-        return self._call(do)
+        beat = self._call(do)
+        if beat is not None:
+            self._call(self._send_next)
+        return beat
 
 
 def _first_batch(data: bytes) -> bytes:
@@ -343,10 +351,11 @@ def _first_batch(data: bytes) -> bytes:
 
 
 class Outcome(NamedTuple):
-    """What came of a whole story."""
+    """What came of a whole story: what a consumer reads, the state at the end, and the state a recovery then finds."""
 
     results: list[tuple[bytes | None, bytes | None]]
     state: list[dict[str, object]]
+    recovered: list[dict[str, object]]
     counts: Counts
 
 
@@ -356,15 +365,39 @@ def state_of(core: Core) -> list[dict[str, object]]:
     return sorted(batch.to_pylist(), key=lambda row: (row["key"] is None, row["key"] or b"", row["number"]))
 
 
-def run_story(world: World, plan: Plan, policy: Callable[[], Policy], limits: Limits, *, partition: int = 0) -> Outcome:
+class RunnerLife(NamedTuple):
+    """One life of a runner."""
+
+    core: Core
+    loop: Loop
+
+
+def start_runner(
+    world: World, plan: Plan, policy: Callable[[], Policy], limits: Limits, run: str, kind: type[Core] = Core
+) -> RunnerLife:
+    """A runner over the world's store, not yet recovered. Upstream trims whatever it may, now and then."""
+    port = SimPort(world, plan, 0, run)
+    core = kind(plan, Place(0, 1, run), policy(), port.monotonic_ms)
+
+    def observe(event: Event) -> None:
+        world.counts.events.append(event)
+        if isinstance(event, Progress) and world.random.random() < TRIM_SHARE:
+            for topic, offset in loop.needed_offsets().items():
+                stream = world.life.store.stream(topic, 0)
+                if offset > stream.log_start_offset:
+                    stream.delete_records(offset)
+
+    loop = Loop(core, plan, port, limits, observe)
+    return RunnerLife(core, loop)
+
+
+def run_story(
+    world: World, plan: Plan, policy: Callable[[], Policy], limits: Limits, kind: type[Core] = Core
+) -> Outcome:
     """Run a fragment until all input is processed and committed, starting anew whenever something killed it."""
     world.start_faults()
-    events = world.counts.events
     while True:
-        run = f"run-{world.counts.restarts}"
-        port = SimPort(world, plan, partition, run)
-        core = Core(plan, Place(partition, 1, run), policy(), port.monotonic_ms)
-        loop = Loop(core, plan, port, limits, events.append)
+        core, loop = start_runner(world, plan, policy, limits, f"run-{world.counts.restarts}", kind)
         try:
             loop.recover()
             while loop.step():
@@ -377,7 +410,9 @@ def run_story(world: World, plan: Plan, policy: Callable[[], Policy], limits: Li
             world.counts.restarts += 1
             world.cut_power()
     world.faults = Faults()
-    return Outcome(world.consume(plan.fragment.topic, partition), state_of(core), world.counts)
+    last = start_runner(world, plan, policy, limits, "the last", kind)
+    last.loop.recover()
+    return Outcome(world.consume(plan.fragment.topic), state_of(core), state_of(last.core), world.counts)
 
 
-__all__ = ["Faults", "OffsetOutOfRange", "Outcome", "PowerCut", "RunnerKilled", "SimPort", "World", "run_story", "state_of"]
+__all__ = ["Faults", "Outcome", "PowerCut", "RunnerKilled", "SimPort", "World", "run_story", "start_runner"]

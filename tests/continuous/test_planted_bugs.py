@@ -1,0 +1,141 @@
+"""Bugs put in on purpose, one at a time: each must be found by the same stories that the real runner survives."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from logstore.errors import CairnError
+from logstore.interfaces import Buffer
+from spe_adapter.cec.reconstruct import Eventual
+from spe_adapter.codec.kernels import Int64s
+from spe_adapter.continuous.core import Core, ReplayBeat
+from spe_adapter.state.store import Changes
+from tests.continuous.stories import Story, tell
+from tests.continuous.world import Faults
+
+STORIES = 60
+
+
+class NoSkipPoints(Core):
+    """Replays rows of windows that closed."""
+
+    def _covered(self, keys: pa.Array, numbers: Int64s) -> Int64s:
+        rows = self._table.find(keys, numbers)
+        return np.where(rows >= 0, self._table.marks(np.maximum(rows, 0))[0], 0)
+
+
+class SeesTwice(Core):
+    """Replays rows that the footprints have seen."""
+
+    def _covered(self, keys: pa.Array, numbers: Int64s) -> Int64s:
+        rows = self._table.find(keys, numbers)
+        seen = super()._covered(keys, numbers)
+        return np.where(rows >= 0, 0, seen)
+
+
+class StartsTooLate(Core):
+    """Replays from a beat behind T."""
+
+    def load(self, eventual: Eventual, last_beat: int) -> list[ReplayBeat]:
+        """Without the first beat."""
+        beats = super().load(eventual, last_beat)
+        if len(beats) > 1:
+            self._known.popleft()
+        return beats[1:]
+
+
+class ForgetsTheWatermark(Core):
+    """Starts with the watermark of a new query."""
+
+    def load(self, eventual: Eventual, last_beat: int) -> list[ReplayBeat]:
+        """With watermark 0."""
+        beats = super().load(eventual, last_beat)
+        self._watermark_ms = 0
+        return beats
+
+
+class LeavesOutTransients(Core):
+    """Does not write down windows that opened and closed within a beat."""
+
+    def _gone(self, changes: Changes) -> list[pa.RecordBatch]:
+        return [changes.closed]
+
+
+class LeavesOutCloses(Core):
+    """Does not write down windows that closed."""
+
+    def _gone(self, changes: Changes) -> list[pa.RecordBatch]:
+        return [changes.transient]
+
+
+class TrimsTooMuch(Core):
+    """Tells upstream that nothing before the present beat is needed."""
+
+    def committed(self, beat: int) -> None:
+        """Forget all older beats."""
+        while len(self._known) > 1 and self._known[1].number <= beat:
+            self._known.popleft()
+
+
+class MarksBeforeTheBeat(Core):
+    """Says of footprints that they are of the beat before."""
+
+    def _footprints(self, now_ms: int) -> list[Buffer]:
+        self._beat -= 1
+        made = super()._footprints(now_ms)
+        self._beat += 1
+        return made
+
+
+BUGS = {
+    kind.__name__: kind
+    for kind in (
+        NoSkipPoints, SeesTwice, StartsTooLate, ForgetsTheWatermark, LeavesOutTransients, LeavesOutCloses, TrimsTooMuch,
+        MarksBeforeTheBeat,
+    )
+}  # fmt: skip
+
+
+def a_story(seed: int) -> tuple[Story, Faults]:
+    """A story that is killed several times."""
+    random = Random(seed)
+    story = Story(
+        seed=seed,
+        operator=random.choice(["counting", "tumbling", "sliding", "sessions", "running"]),
+        policy=random.choice(["no checks", "q", "u"]),
+        keys=random.choice([5, 40, 1000]),
+        beat_records=random.randint(10, 80),
+    )
+    return story, Faults(kill_before=frozenset(random.sample(range(10, 250), 5)))
+
+
+def is_found(story: Story, faults: Faults, kind: type[Core]) -> bool:
+    """Whether the story ends otherwise than it should."""
+    whole = tell(story)
+    try:
+        broken = tell(story, faults, kind)
+    except CairnError:
+        return True
+    return (broken.results, broken.state, broken.recovered) != (whole.results, whole.state, whole.state)
+
+
+@pytest.mark.parametrize("name", sorted(BUGS))
+def test_a_planted_bug_is_found(name: str) -> None:
+    """A bug of recovery shows as a wrong result, a wrong state or an error, within few stories."""
+    for seed in range(STORIES):
+        story, faults = a_story(seed)
+        if is_found(story, faults, BUGS[name]):
+            print(f"{name}: found by story {seed}")
+            return
+    pytest.fail(f"{name} was not found by {STORIES} stories")
+
+
+def test_the_same_stories_hold_without_bugs() -> None:
+    """What finds the bugs finds nothing in the real core."""
+    for seed in range(8):
+        story, faults = a_story(seed)
+        assert not is_found(story, faults, Core), f"story {seed}"
