@@ -24,3 +24,21 @@ class StateDamaged(CairnError):
     """State in memory contradicts itself. Whoever meets it discards the state and loads it again."""
 
     blame: ClassVar[Blame] = "disk"
+
+
+class StateSchemaChanged(CairnError):
+    """State was written under a schema that is not the operator's any more; the message names the columns."""
+
+    blame: ClassVar[Blame] = "client"
+
+
+class StateDirectoryRefused(CairnError):
+    """The directory for shared state cannot be used: it belongs to someone else, or is none."""
+
+    blame: ClassVar[Blame] = "client"
+
+
+class StateBusy(CairnError):
+    """Other processes kept changing or holding a query's state for too long; trying again may help."""
+
+    retriable: ClassVar[bool] = True

@@ -60,8 +60,8 @@ OK: Final = 0
 DAMAGED: Final = -2
 
 
-# Helpers that take arrays are one straight run: where they branch, the compiler counts references to the arrays at every
-# call, which costs more than the work.
+# Helpers that take arrays are one straight run: where they branch, the compiler counts references to the arrays at
+# every call, which costs more than the work.
 
 
 @compiled

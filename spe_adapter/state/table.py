@@ -38,6 +38,10 @@ Allocate = Callable[[int], Bytes]
 _ARENA_BYTES_PER_ROW: Final = 16
 """The arena's first size: about one short key per row."""
 
+_SPARSE_FACTOR: Final = 8
+_SPARSE_CAPACITY: Final = 16 * 1024
+"""Below it nobody minds."""
+
 
 class Mark(NamedTuple):
     """The footprint of a window: in which beat, and how many records the stream and the input had by then."""
@@ -63,13 +67,18 @@ def anonymous(size_bytes: int) -> Bytes:
 class Table:
     """See the module. `rows` are int64 arrays throughout; what they name must be windows of the table."""
 
-    def __init__(self, schema: pa.Schema, layout: Layout, block: Bytes, allocate: Allocate | None) -> None:
-        """A table over a block that holds one already (`create` makes it so). `allocate` None: it cannot grow."""
+    def __init__(
+        self, schema: pa.Schema, layout: Layout, block: Bytes, allocate: Allocate | None, *, is_torn: bool = False
+    ) -> None:
+        """A table over a block that holds one already (`create` makes it so). `allocate` None: it cannot grow. One that
+        `is_torn` by a crash is good for nothing but `repair`.
+        """
         self.schema = schema
         self._allocate = allocate
         self._take_schema = take_schema(schema)
         self._adopt(layout, block)
-        check_counters(self._counters, layout)
+        if not is_torn:
+            check_counters(self._counters, layout)
 
     @classmethod
     def in_memory(
@@ -120,6 +129,21 @@ class Table:
     def size_bytes(self) -> int:
         """The memory the table takes."""
         return self._layout.size_bytes
+
+    @property
+    def capacity(self) -> int:
+        """Rows there is room for."""
+        return self._layout.capacity
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of keys and values there is room for."""
+        return self._layout.arena_bytes
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether most of the memory is for windows that are gone."""
+        return self.capacity > _SPARSE_CAPACITY and _SPARSE_FACTOR * self.live < self.capacity
 
     @property
     def seed(self) -> int:
@@ -373,14 +397,18 @@ class Table:
             and int(counters[kernels.ARENA_USED]) + arena_bytes <= self._layout.arena_bytes
         )
 
-    def grown(self, rows: int, arena_bytes: int) -> Layout:
-        """The layout of a table like this one in which so many more rows and bytes fit, with as many again spare."""
+    def grown(self, rows: int, arena_bytes: int, *, tight: bool = False) -> Layout:
+        """The layout of a table like this one in which so many more rows and bytes fit: with room for as many again,
+        or, if `tight`, with hardly more than that.
+        """
+        content_bytes = int(self._counters[kernels.ARENA_USED] - self._counters[kernels.GARBAGE]) + arena_bytes
+        if tight:
+            capacity = max(self.used, self.live + rows)
+            return Layout(self.schema, capacity + capacity // 8, content_bytes + content_bytes // 8)
         capacity = self._layout.capacity
         while self.live + rows > capacity:
             capacity *= 2
-        content_bytes = int(self._counters[kernels.ARENA_USED] - self._counters[kernels.GARBAGE])
-        arena = max(self._layout.arena_bytes, 2 * (content_bytes + arena_bytes))
-        return Layout(self.schema, capacity, arena)
+        return Layout(self.schema, capacity, max(self._layout.arena_bytes, 2 * content_bytes))
 
     def reserve(self, rows: int, arena_bytes: int) -> None:
         """Make room, growing if need be. Raises StateTooLarge where the table cannot grow."""
@@ -392,6 +420,38 @@ class Table:
         block = self._allocate(layout.size_bytes)
         self.copy_to(layout, block)
         self._adopt(layout, block)
+
+    def repair(self) -> None:
+        """Make the table whole after a crash in the middle of a change: everything that follows from the windows and
+        their references is built anew. What the change itself left undone has to be done again.
+
+        Raises StateDamaged if that does not explain what is there.
+        """
+        counters, used = self._counters, self.used
+        capacity, arena_bytes, slots = (int(value) for value in counters[: kernels.USED])
+        known = (self._layout.capacity, self._layout.arena_bytes, self._layout.slots)
+        if (capacity, arena_bytes, slots) != known or not 0 <= used <= capacity:
+            raise StateDamaged(f"a table's counters contradict themselves: {counters[:8].tolist()}")
+        free = np.flatnonzero(self._refs[:used] < 0)
+        self._refs[free] = kernels.REF_FREE
+        self._identities[free, kernels.NUMBER] = np.append(free[1:] + 1, 0)[: len(free)]
+        for name in ("expires", "ordinal"):
+            self._views[name][free] = NEVER
+        content_bytes, end = _extent(self._refs[:used])
+        for column in self._layout.columns:
+            if column.dtype is None:
+                refs = self._views[STATE_PREFIX + column.name]
+                refs[free] = 0
+                more_bytes, further = _extent(refs[:used])
+                content_bytes, end = content_bytes + more_bytes, max(end, further)
+        counters[kernels.FREE] = free[0] + 1 if len(free) else 0
+        counters[kernels.OCCUPIED] = used - len(free)
+        counters[kernels.ARENA_USED] = end
+        counters[kernels.GARBAGE] = end - content_bytes
+        counters[kernels.EARLIEST] = self._views["expires"][:used].min(initial=NEVER)
+        check_counters(counters, self._layout)
+        self._index[:] = 0
+        _check(kernels.link_rows(self._identities, self._hashes, used, self._index))
 
     def copy_to(self, layout: Layout, block: Bytes) -> None:
         """Copy the table into a block of zeros with room for it; rows keep their numbers, garbage stays behind."""
@@ -415,6 +475,13 @@ class Table:
         counters[kernels.ARENA_USED] = arena_used
         counters[kernels.GARBAGE] = 0
         _check(kernels.link_rows(views["identities"], views["hashes"], used, views["index"]))
+
+
+def _extent(refs: Int64s) -> tuple[int, int]:
+    """How many bytes references lead to, and where the last of them ends."""
+    refs = refs[refs > 0]
+    lengths = np.maximum((refs & kernels.LENGTH_MASK) - 1, 0)
+    return int(lengths.sum()), int(((refs >> kernels.LENGTH_BITS) + lengths).max(initial=0))
 
 
 def oldest_of(ordinals: Int64s, count: int) -> Int64s:

@@ -1,0 +1,205 @@
+"""A delta: what one attempt at an epoch changed, as a file that leads from one version of a partition to the next.
+
+The file: magic, CRC-32C of all that follows it, lengths; a description in JSON; padding to 64; windows that changed and
+are open, then windows that closed, each an Arrow IPC stream.
+
+Invariants: a delta is believed only whole, and only by the owner it was written for; which of several attempts counts
+is not said here, but by whoever knows the winner.
+"""
+
+import json
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+from crc32c import crc32c
+
+from logstore.interfaces import Buffer
+from spe_adapter.state.errors import StateSchemaChanged
+from spe_adapter.state.layout import take_schema
+from spe_adapter.state.segment import Owner, Tag
+from spe_adapter.state.store import identities_of
+from spe_adapter.state.table import Mark, Table
+
+_MAGIC: Final = b"cairndlt"
+_HEAD: Final = struct.Struct("<8sIIQQ")
+"""Magic, checksum of what follows the checksum, lengths of description, footprints and closes."""
+_CHECKED_FROM: Final = 12
+_ALIGNMENT: Final = 64
+_SLICE_ROWS: Final = 64 * 1024
+"""Rows applied at a time: their columns stay in the processor's cache."""
+
+
+class Beat(Protocol):
+    """What a mark says of the footprints in its beat (`cec.control.Mark` does): the epoch, the records emitted in the
+    stream and the input records seen, as of its end.
+    """
+
+    @property
+    def epoch(self) -> int:
+        """Its number."""
+
+    @property
+    def emitted(self) -> int:
+        """Becomes the ordinal of its footprints."""
+
+    @property
+    def seen(self) -> int:
+        """Input records so far."""
+
+
+def mark_of(beat: Beat) -> Mark:
+    """The mark of the footprints of a beat."""
+    return Mark(beat.epoch, beat.emitted, beat.seen)
+
+
+class Loaded(NamedTuple):
+    """One step from a version to `tag`: the footprints and closes of its group, and what to keep beside it."""
+
+    tag: Tag
+    footprints: Sequence[pa.RecordBatch]
+    closes: Sequence[pa.RecordBatch]
+    mark: Beat | Mark
+    note: bytes = b""
+
+
+class Delta(NamedTuple):
+    """The content of a delta file."""
+
+    owner: Owner
+    parent: Tag | None
+    loaded: Loaded
+
+
+def encode_delta(delta: Delta) -> list[Buffer]:
+    """The file's bytes in pieces."""
+    mark = delta.loaded.mark
+    described = {
+        "owner": delta.owner,
+        "tag": delta.loaded.tag,
+        "parent": delta.parent,
+        "note": delta.loaded.note.hex(),
+        "mark": [int(part) for part in (mark if isinstance(mark, Mark) else mark_of(mark))],
+    }
+    description = json.dumps(described).encode()
+    description += b" " * (-(_HEAD.size + len(description)) % _ALIGNMENT)
+    footprints, closes = _stream(delta.loaded.footprints), _stream(delta.loaded.closes)
+    head = _HEAD.pack(_MAGIC, 0, len(description), len(footprints), len(closes))
+    checksum = crc32c(head[_CHECKED_FROM:])
+    for part in (description, footprints, closes):
+        checksum = crc32c(part, checksum)
+    head = _HEAD.pack(_MAGIC, checksum, len(description), len(footprints), len(closes))
+    return [head, description, footprints, closes]
+
+
+def decode_delta(data: Buffer) -> Delta | None:
+    """A file's content, None if it is not whole."""
+    view = memoryview(data)
+    if len(view) < _HEAD.size:
+        return None
+    magic, checksum, description_bytes, footprint_bytes, close_bytes = _HEAD.unpack_from(view)
+    described_end = _HEAD.size + description_bytes
+    footprints_end = described_end + footprint_bytes
+    if magic != _MAGIC or footprints_end + close_bytes != len(view) or crc32c(view[_CHECKED_FROM:]) != checksum:
+        return None
+    try:
+        described: dict[str, Any] = json.loads(bytes(view[_HEAD.size : described_end]))
+        parent = described["parent"]
+        loaded = Loaded(
+            Tag(*described["tag"]),
+            _batches(view[described_end:footprints_end]),
+            _batches(view[footprints_end:]),
+            Mark(*described["mark"]),
+            bytes.fromhex(described["note"]),
+        )
+        owner = Owner(*described["owner"])
+        return Delta(owner, None if parent is None else Tag(*parent), loaded)
+    except (ValueError, KeyError, TypeError, pa.ArrowException):
+        # Whole, and yet not what we write: another version's.
+        return None
+
+
+def _stream(batches: Sequence[pa.RecordBatch]) -> Buffer:
+    if not batches:
+        return b""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batches[0].schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    data = sink.getvalue()
+    padding = -data.size % _ALIGNMENT
+    return memoryview(data) if not padding else memoryview(data.to_pybytes() + bytes(padding))
+
+
+def _batches(data: memoryview) -> list[pa.RecordBatch]:
+    return list(pa.ipc.open_stream(pa.py_buffer(data))) if len(data) else []
+
+
+# ---- applying
+
+
+def check_schema(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> None:
+    """Raise StateSchemaChanged unless batches of windows have just the columns of this state."""
+    wanted = {field.name: field.type for field in take_schema(schema)}
+    for batch in batches:
+        found = {field.name: field.type for field in batch.schema if field.name != "kind"}
+        if found != wanted:
+            differing = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
+            told = ", ".join(
+                f"{name}: {found.get(name, 'missing')}, now {wanted.get(name, 'gone')}" for name in differing
+            )
+            raise StateSchemaChanged(
+                f"the state in the log has other columns than the operator ({told}); restore the operator's state, or "
+                "start a new query with a new checkpoint location"
+            )
+
+
+def needs(table: Table, loaded: Loaded) -> tuple[int, int]:
+    """How many rows and bytes of the arena a step needs at most."""
+    rows = 0
+    for batch in loaded.footprints:
+        rows += int((table.find(*identities_of(batch)) < 0).sum())
+    return rows, needs_at_most(loaded)[1]
+
+
+def needs_at_most(loaded: Loaded) -> tuple[int, int]:
+    """The same, without a look at the table: as if all windows were new."""
+    variable = 0
+    for batch in loaded.footprints:
+        for column in batch.columns:
+            if pa.types.is_binary(column.type) or pa.types.is_string(column.type):
+                variable += column.nbytes
+    return sum(batch.num_rows for batch in loaded.footprints), variable
+
+
+def redo(table: Table, loaded: Loaded) -> Iterator[str]:
+    """Bring a table one step further, telling before each change. Doing it again, or the rest of it, does no harm."""
+    mark = loaded.mark if isinstance(loaded.mark, Mark) else mark_of(loaded.mark)
+    check_schema(table.schema, loaded.footprints)
+    for batch in _slices(loaded.footprints):
+        yield "ensure"
+        rows, _ = table.ensure(*identities_of(batch))
+        yield "fill"
+        table.fill(rows, batch)
+        yield "mark"
+        table.set_mark(rows, *mark)
+    for batch in _slices(loaded.closes):
+        rows = table.find(*identities_of(batch))
+        yield "remove"
+        table.remove(rows[rows >= 0])
+
+
+def _slices(batches: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for start in range(0, batch.num_rows, _SLICE_ROWS):
+            yield batch.slice(start, _SLICE_ROWS)
+
+
+def live_windows(table: Table) -> Iterator[tuple[pa.RecordBatch, Mark]]:
+    """All windows of a table with their marks, in slices."""
+    rows = table.live_rows()
+    for start in range(0, len(rows), _SLICE_ROWS):
+        part = rows[start : start + _SLICE_ROWS]
+        yield table.take(part), Mark(*(np.ascontiguousarray(column) for column in table.marks(part)))

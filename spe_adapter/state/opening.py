@@ -1,0 +1,464 @@
+"""One way to the wanted version of one partition: from what lies in shared memory, by a delta, by the log.
+
+Invariants:
+* A base is changed in place only under its exclusive lock and only if everything fits; else a copy is changed, and
+  takes its name when it is whole.
+* A base whose header says "applying" is repaired and goes through the same step again, or is left.
+* What cannot be explained is not used: the way then starts from the whole log.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Final, Literal, NamedTuple, Protocol
+
+import pyarrow as pa
+
+from spe_adapter.codec.kernels import Bytes
+from spe_adapter.state.delta import (
+    Beat,
+    Delta,
+    Loaded,
+    check_schema,
+    decode_delta,
+    encode_delta,
+    live_windows,
+    mark_of,
+    needs,
+    needs_at_most,
+    redo,
+)
+from spe_adapter.state.errors import StateBusy, StateDamaged, StateTooLarge
+from spe_adapter.state.files import (
+    Draft,
+    FileKey,
+    World,
+    drafting,
+    is_in_place,
+    key_of,
+    let_go,
+    lock,
+    map_file,
+    open_file,
+    tidy,
+)
+from spe_adapter.state.layout import Layout
+from spe_adapter.state.query import BASE_NAME, DELTA_SUFFIX, QueryPlace, delta_name, epoch_of_delta
+from spe_adapter.state.segment import APPLYING, CLEAN, HEADER_BYTES, Header, Owner, Segment, Tag
+from spe_adapter.state.table import Mark, Table
+
+How = Literal["current", "delta", "caught_up", "loaded", "empty"]
+
+DELTAS_MAX: Final = 4
+"""Attempts of one partition whose deltas are kept; of more, the oldest go, and their changes come from the log."""
+_TRIES: Final = 20
+_LEAST_CAPACITY: Final = 1024
+_LEAST_ARENA_BYTES: Final = 16 * 1024
+_MAPS_MAX: Final = 256
+
+
+class Group(Protocol):
+    """Open windows whose newest footprint is of one beat (`cec.reconstruct.Windows` is one)."""
+
+    @property
+    def mark(self) -> Beat:
+        """Its mark."""
+
+    @property
+    def batches(self) -> Sequence[pa.RecordBatch]:
+        """Batches as `Table.take` gives them, with or without a column `kind`."""
+
+
+class Loader(Protocol):
+    """Where state comes from when memory does not have it: the log."""
+
+    def since(self, tag: Tag) -> Sequence[Loaded] | None:
+        """The steps from `tag` to the wanted version, oldest first; None if there is no way, or too long a way."""
+
+    def everything(self) -> Iterable[Group]:
+        """The whole state of the wanted version."""
+
+    def expected(self) -> int:
+        """How many windows `everything` will give, 0 if not known; asked after its first group."""
+
+    def note(self) -> bytes:
+        """What is to be kept beside the wanted version; asked when `everything` was taken."""
+
+
+class Quarters(NamedTuple):
+    """Where a query's state may live on this host, and how much of it."""
+
+    place: QueryPlace
+    limit_bytes: int
+    seed: int
+    world: World
+    lock_limit_s: float
+
+    def charge(self, more_bytes: int, where: str) -> None:
+        """Raise StateTooLarge if so many more bytes exceed the limit."""
+        held_bytes = self.place.size_bytes()
+        if held_bytes + more_bytes > self.limit_bytes:
+            raise StateTooLarge(
+                f"query {self.place.query!r}: {where} needs {more_bytes} more bytes of state beside {held_bytes} on "
+                f"this host, and {self.limit_bytes} is the limit; raise the option 'stateLimit', use more partitions "
+                "or hosts, or let windows expire"
+            )
+
+
+class _Map(NamedTuple):
+    key: FileKey
+    size_bytes: int
+    block: Bytes
+
+
+_maps: dict[Path, _Map] = {}
+"""This process's maps of bases, by path: mapping a large file anew costs a page fault per page."""
+
+
+class _Found(NamedTuple):
+    """A base that is open and locked: letting go of the descriptor unlocks it."""
+
+    descriptor: int
+    segment: Segment
+    header: Header | None
+
+
+class Base(NamedTuple):
+    """A base at the wanted version, under a shared lock."""
+
+    descriptor: int
+    table: Table
+    note: bytes
+
+
+class Opening:
+    """One way to the wanted version of one partition."""
+
+    def __init__(self, quarters: Quarters, owner: Owner, schema: pa.Schema, wanted: Tag | None, loader: Loader) -> None:
+        self.owner = owner
+        self.wanted = wanted
+        self.quarters = quarters
+        self._schema = schema
+        self._loader = loader
+        self._world = quarters.world
+        self._path = quarters.place.partition(owner.partition)
+        self._base_path = self._path / BASE_NAME
+        self._how: How = "current"
+        self._is_damaged = False
+
+    def reach(self) -> tuple[Base, How]:
+        """The base at the wanted version, under a shared lock, and how it came there."""
+        _forget_gone_maps()
+        for _ in range(_TRIES):
+            found = self._enter(exclusive=False)
+            if found is not None:
+                base = self._usable(found)
+                if base is not None:
+                    return base, self._how
+                let_go(found.descriptor)
+            self._advance()
+        raise StateBusy(f"{self._base_path} keeps changing to other versions than {self.wanted}")
+
+    def write_delta(self, delta: Delta) -> int:
+        """Write a delta file, and remove those that are too many."""
+        parts = encode_delta(delta)
+        size_bytes = sum(memoryview(part).nbytes for part in parts)
+        self.quarters.charge(size_bytes, "a delta")
+        with drafting(self._path / delta_name(delta.loaded.tag), self._world) as draft:
+            draft.write(parts)
+            draft.publish()
+        deltas = [path for path in self._path.glob(f"*{DELTA_SUFFIX}") if path.name != delta_name(delta.loaded.tag)]
+        deltas.sort(key=_age)
+        for path in deltas[: max(len(deltas) + 1 - DELTAS_MAX, 0)]:
+            path.unlink(missing_ok=True)
+        return size_bytes
+
+    # ---- the base as it is
+
+    def _usable(self, found: _Found) -> Base | None:
+        """The base, if it is whole and at the wanted version."""
+        if found.header is None or not self._is_wanted(found.header):
+            return None
+        try:
+            return Base(found.descriptor, found.segment.table(self._schema, found.header), found.header.note)
+        except StateDamaged:
+            self._is_damaged = True
+            return None
+
+    def _enter(self, *, exclusive: bool) -> _Found | None:
+        """The base under a lock; None if there is none, or its lock is held for too long."""
+        for _ in range(_TRIES):
+            descriptor = open_file(self._base_path)
+            if descriptor is None:
+                return None
+            if not lock(descriptor, self._world, self.quarters.lock_limit_s, exclusive=exclusive):
+                os.close(descriptor)
+                return None
+            if is_in_place(self._base_path, descriptor):
+                return self._mapped(descriptor)
+            let_go(descriptor)
+        return None
+
+    def _mapped(self, descriptor: int) -> _Found | None:
+        status = os.fstat(descriptor)
+        key, size_bytes = key_of(status), status.st_size
+        known = _maps.get(self._base_path)
+        if size_bytes < HEADER_BYTES:
+            block = None
+        elif known is not None and known[:2] == (key, size_bytes):
+            block = known.block
+        else:
+            block = map_file(descriptor, size_bytes)
+            _maps[self._base_path] = _Map(key, size_bytes, block)
+        if block is None:
+            let_go(descriptor)
+            return None
+        segment = Segment(block, self._world)
+        return _Found(descriptor, segment, segment.header())
+
+    def _is_wanted(self, header: Header | None) -> bool:
+        return header is not None and header.owner == self.owner and header[1:3] == (CLEAN, self.wanted)
+
+    # ---- the way to the wanted version
+
+    def _advance(self) -> None:
+        """Bring the base to the wanted version, or put one that is there in its place."""
+        tidy(self._path, self._world)
+        base = self._enter(exclusive=True)
+        in_place = base is not None
+        if base is None:
+            # There is none, or somebody holds on to it. What can be read can still be copied.
+            base = self._enter(exclusive=False)
+        try:
+            if base is not None and self._is_wanted(base.header) and not self._is_damaged:
+                return
+            if base is None or not self._go_on(base, in_place=in_place):
+                self._start_anew()
+            self._remove_old_deltas()
+        finally:
+            if base is not None:
+                let_go(base.descriptor)
+
+    def _go_on(self, base: _Found, *, in_place: bool) -> bool:
+        """Apply steps to the base, or to a copy; False if there is no way from here."""
+        header = base.header
+        if header is None or header.owner != self.owner or self.wanted is None or self._is_damaged:
+            return False
+        is_torn = header.state != CLEAN
+        if is_torn and not in_place:
+            return False
+        steps = self._steps(header)
+        if not steps or (is_torn and steps[0].tag != header.target):
+            return False
+        for step in steps:
+            check_schema(self._schema, step.footprints)
+        try:
+            table = base.segment.table(self._schema, header)
+            if is_torn:
+                self._world.step("repair")
+                table.repair()
+            # Nothing may run out of room half-way: what does not fit starts in a larger file.
+            if in_place and _fits(table, steps):
+                self._apply_in_place(base.segment, header, table, steps)
+            else:
+                self._apply_to_copy(header, table, steps)
+        except StateDamaged:
+            return False
+        return True
+
+    def _steps(self, header: Header) -> Sequence[Loaded]:
+        """The steps from a header's version to the wanted one; none if there is no way."""
+        delta = self._delta(header.tag)
+        if delta is not None:
+            self._how = "delta"
+            return [delta.loaded]
+        if header.tag is None:
+            return []
+        steps = self._loader.since(header.tag)
+        if not steps or steps[-1].tag != self.wanted:
+            return []
+        self._how = "caught_up"
+        return steps
+
+    def _delta(self, parent: Tag | None) -> Delta | None:
+        """The winner's delta, if it is here, whole, ours, and starts at `parent`."""
+        if self.wanted is None:
+            return None
+        try:
+            delta = decode_delta((self._path / delta_name(self.wanted)).read_bytes())
+        except FileNotFoundError:
+            return None
+        if delta is None or delta.owner != self.owner or (delta.parent, delta.loaded.tag) != (parent, self.wanted):
+            return None
+        return delta
+
+    def _apply_in_place(self, segment: Segment, header: Header, table: Table, steps: Sequence[Loaded]) -> None:
+        for step in steps:
+            segment.write(header._replace(state=APPLYING, target=step.tag))
+            self._redo(table, step)
+            header = header._replace(state=CLEAN, tag=step.tag, target=None, note=step.note)
+            segment.write(header)
+
+    def _apply_to_copy(self, header: Header, table: Table, steps: Sequence[Loaded]) -> None:
+        rows, arena_bytes = _needs(table, steps)
+
+        def build(room: "_Room") -> tuple[Table, bytes]:
+            copy = room.copy_of(table, rows, arena_bytes)
+            for step in steps:
+                self._redo(copy, step)
+            return copy, steps[-1].note
+
+        self._replace(build)
+
+    def _redo(self, table: Table, step: Loaded) -> None:
+        for change in redo(table, step):
+            self._world.step(change)
+
+    def _start_anew(self) -> None:
+        """A new base with everything that the loader has, or an empty one."""
+        self._how = "empty" if self.wanted is None else "loaded"
+
+        def build(room: "_Room") -> tuple[Table, bytes]:
+            if self.wanted is None:
+                return room.create(self._schema, _LEAST_CAPACITY, _LEAST_ARENA_BYTES), b""
+            table = None
+            for group in self._loader.everything():
+                check_schema(self._schema, group.batches)
+                for batch in group.batches:
+                    if table is None:
+                        table = self._table_for(room, batch)
+                    table.put(batch, mark_of(group.mark))
+            if table is None:
+                table = room.create(self._schema, _LEAST_CAPACITY, _LEAST_ARENA_BYTES)
+            return table, self._loader.note()
+
+        self._replace(build)
+
+    def _table_for(self, room: "_Room", batch: pa.RecordBatch) -> Table:
+        """An empty table for about as many windows as the loader expects, of the size of those in a first batch."""
+        expected = max(self._loader.expected(), batch.num_rows)
+        capacity = max(_LEAST_CAPACITY, expected + expected // 4)
+        variable = needs_at_most(Loaded(Tag(0, ""), [batch], [], Mark(0, 0, 0)))[1]
+        return room.create(
+            self._schema, capacity, max(variable * capacity // max(batch.num_rows, 1), _LEAST_ARENA_BYTES)
+        )
+
+    def _replace(self, build: Callable[["_Room"], tuple[Table, bytes]]) -> None:
+        """Put a new file in the base's place, with what `build` makes."""
+        room = _Room(self.quarters, self._base_path)
+        try:
+            table, note = build(room)
+            segment, draft = room.content
+            segment.write(Header(self.owner, CLEAN, self.wanted, None, table.capacity, table.arena_bytes, note))
+            draft.publish()
+            self._is_damaged = False
+        except Exception:
+            room.discard()
+            raise
+        finally:
+            room.close()
+
+    def _remove_old_deltas(self) -> None:
+        """The base has arrived: what led to it, or to others of its epoch or before, leads nowhere now."""
+        if self.wanted is None:
+            return
+        for path in self._path.glob(f"*{DELTA_SUFFIX}"):
+            epoch = epoch_of_delta(path.name)
+            if epoch is None or epoch <= self.wanted.epoch:
+                self._world.step("remove delta")
+                path.unlink(missing_ok=True)
+
+
+class _Room:
+    """Where a new base is built: a draft, replaced by a larger one when the table in it grows."""
+
+    def __init__(self, quarters: Quarters, path: Path) -> None:
+        self._quarters = quarters
+        self._path = path
+        self._content: tuple[Segment, Draft] | None = None
+
+    @property
+    def content(self) -> tuple[Segment, Draft]:
+        """The newest segment and its draft."""
+        if self._content is None:
+            raise StateDamaged("nothing was built")
+        return self._content
+
+    def allocate(self, size_bytes: int) -> Bytes:
+        """Memory for a table, in a new draft; the one before goes."""
+        self._quarters.charge(HEADER_BYTES + size_bytes, f"partition {self._path.parent.name}")
+        draft = Draft(self._path, self._quarters.world)
+        before, self._content = self._content, None
+        try:
+            self._content = Segment(draft.reserve(HEADER_BYTES + size_bytes), self._quarters.world), draft
+        except Exception:
+            draft.discard()
+            raise
+        finally:
+            if before is not None:
+                before[1].discard()
+        return self._content[0].table_block()
+
+    def create(self, schema: pa.Schema, capacity: int, arena_bytes: int) -> Table:
+        """An empty table."""
+        layout = Layout(schema, capacity, arena_bytes)
+        return Table.create(schema, layout, self.allocate(layout.size_bytes), self._quarters.seed, self.allocate)
+
+    def copy_of(self, table: Table, rows: int, arena_bytes: int) -> Table:
+        """A copy with room for so many more rows and bytes; with hardly more, if the limit allows no better."""
+        if table.is_sparse:
+            copy = self.create(table.schema, max(2 * (table.live + rows), _LEAST_CAPACITY), 2 * arena_bytes)
+            for batch, mark in live_windows(table):
+                copy.put(batch, mark)
+            return copy
+        try:
+            layout = table.grown(rows, arena_bytes)
+            block = self.allocate(layout.size_bytes)
+        except StateTooLarge:
+            layout = table.grown(rows, arena_bytes, tight=True)
+            block = self.allocate(layout.size_bytes)
+        table.copy_to(layout, block)
+        return Table(table.schema, layout, block, self.allocate)
+
+    def discard(self) -> None:
+        """Give up."""
+        if self._content is not None:
+            self._content[1].discard()
+
+    def close(self) -> None:
+        """Let go of the draft, which is published or discarded."""
+        if self._content is not None:
+            self._content[1].close()
+
+
+def _needs(table: Table, steps: Sequence[Loaded]) -> tuple[int, int]:
+    """How many rows and bytes of the arena steps need at most."""
+    rows = arena_bytes = 0
+    for step in steps:
+        more_rows, more_bytes = needs(table, step) if len(steps) == 1 else needs_at_most(step)
+        rows, arena_bytes = rows + more_rows, arena_bytes + more_bytes
+    return rows, arena_bytes
+
+
+def _fits(table: Table, steps: Sequence[Loaded]) -> bool:
+    if table.is_sparse:
+        return False
+    return (len(steps) == 1 and table.has_room(*needs_at_most(steps[0]))) or table.has_room(*_needs(table, steps))
+
+
+def _age(path: Path) -> tuple[int, str]:
+    try:
+        return path.stat().st_mtime_ns, path.name
+    except FileNotFoundError:
+        return 0, path.name
+
+
+def _forget_gone_maps() -> None:
+    """Unmap what was replaced: nobody should hold memory that has no name any more."""
+    for path, known in list(_maps.items()):
+        try:
+            gone = key_of(path.stat()) != known.key
+        except OSError:
+            gone = True
+        if gone or len(_maps) > _MAPS_MAX:
+            del _maps[path]
