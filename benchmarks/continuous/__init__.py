@@ -1,0 +1,1 @@
+"""Parts of benchmarks/cec.py: the paper's items, runs over them, the paper's numbers, what is reported."""
