@@ -1,0 +1,103 @@
+"""What an epoch leaves in a stream beside its results: footprints, checks of the slowest windows, closes, the mark.
+
+Invariants:
+* Every window that changed is footprinted (nothing is ever replayed in micro-batches), each once, with its state at the
+  end of the epoch. So state = state before + footprints - closes.
+* All of it counts as emitted at the epoch's end: the mark's `emitted` is the ordinal of each of these footprints.
+* Checks keep q at or below the extent limit, or bring it down towards it over a few epochs.
+
+Source: CEC paper, sections II.B (footprints, N) and III.A (q, Q).
+"""
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from logstore.interfaces import Buffer
+from spe_adapter.cec.control import Mark, encode_closes, encode_footprints, encode_mark
+from spe_adapter.cec.extent import Counters
+from spe_adapter.cec.policy import Targets, View
+from spe_adapter.state.layout import NEVER
+from spe_adapter.state.overlay import Overlay
+from spe_adapter.state.store import Changes
+
+DEFAULT_EXTENT_FACTOR: Final = 4
+"""q at which checks begin, in multiples of N: from about twice N on few are needed (CEC paper, figure 6)."""
+_CANDIDATES_PART: Final = 4
+"""At most one in so many of the open windows is checked in one epoch."""
+_LEAST_CANDIDATES: Final = 4096
+
+
+class Beat(NamedTuple):
+    """The end of an epoch in one partition: `extent` is q, `oldest` the epoch of the oldest footprint."""
+
+    changes: Changes
+    counters: Counters
+    open_windows: int
+    extent: int
+    oldest: int
+    next_due_ms: int | None
+
+
+def conclude(overlay: Overlay, before: Counters, epoch: int, extent_limit: int | None) -> Beat:
+    """What changed, with checks of the slowest windows where the extent is too long.
+
+    `before` are the counters with the epoch's input and results, without its footprints and closes.
+    """
+    changes = overlay.changes()
+    live = overlay.live
+    counters = before.after(footprints=changes.footprints.num_rows, closes=changes.closed.num_rows)
+    count = _checks(overlay, counters, live, changes.footprints.num_rows, extent_limit)
+    if count:
+        overlay.touch(overlay.oldest(count))
+        checked = overlay.changes()
+        changes = changes._replace(
+            footprints=_joined(changes.footprints, checked.footprints),
+            opened=np.concatenate((changes.opened, checked.opened)),
+            ids=np.concatenate((changes.ids, checked.ids)),
+        )
+        counters = counters.after(footprints=count)
+    slowest = overlay.oldest(1)
+    ordinal, oldest = counters.emitted, epoch
+    if len(slowest):
+        beats, ordinals, _ = overlay.marks(slowest)
+        ordinal, oldest = int(ordinals[0]), int(beats[0])
+    return Beat(changes, counters, live, counters.extent(ordinal), oldest, _next_due(overlay))
+
+
+def control_batches(mark: Mark, changes: Changes, timestamp_ms: int) -> Iterator[Buffer]:
+    """The control batches of an epoch, in the order in which they stand in the stream."""
+    query, epoch = mark.query, mark.epoch
+    if changes.footprints.num_rows:
+        yield from encode_footprints(query, epoch, changes.footprints, changes.opened, timestamp_ms)
+    if changes.closed.num_rows:
+        yield from encode_closes(query, epoch, changes.closed, timestamp_ms)
+    yield encode_mark(mark, timestamp_ms)
+
+
+def _checks(overlay: Overlay, counters: Counters, live: int, fresh: int, extent_limit: int | None) -> int:
+    """How many of the slowest windows to footprint; cheap as long as none need be."""
+    slowest = overlay.oldest(1)
+    if not len(slowest):
+        return 0
+    limit = DEFAULT_EXTENT_FACTOR * live if extent_limit is None else extent_limit
+    if counters.extent(int(overlay.marks(slowest)[1][0])) <= max(limit, live):
+        return 0
+    candidates = overlay.oldest(max(live // _CANDIDATES_PART, _LEAST_CANDIDATES))
+    _, ordinals, seens = overlay.marks(candidates)
+    return Targets(limit).checks(View(counters.emitted, counters.seen, live, ordinals, seens, fresh))
+
+
+def _next_due(overlay: Overlay) -> int | None:
+    """When the next window expires, in ms of event time."""
+    ids = overlay.all_rows()
+    earliest = int(overlay.expires(ids).min()) if len(ids) else int(NEVER)
+    return None if earliest == NEVER else earliest
+
+
+def _joined(first: pa.RecordBatch, second: pa.RecordBatch) -> pa.RecordBatch:
+    if not first.num_rows:
+        return second
+    return pa.concat_batches([first, second])

@@ -1,0 +1,291 @@
+"""The driver's side of a stateful query: which epoch comes next, on what state, and its decision.
+
+Invariants:
+* The log is the truth. At its first epoch a driver takes the query over and reads the last END; from then on what it
+  has decided itself is what the log says, as nobody else can decide.
+* A batch that is committed is dropped before any work; batches come without gaps.
+* The watermark is Spark's: rows are late by the watermark of the epoch before, windows close by the newest event time
+  committed before the epoch, over all partitions. When input pauses, one epoch without input does what is due.
+* Epochs come one at a time: a lock is held from the plan to the decision.
+
+Source: Spark's MicroBatchExecution and WatermarkTracker; CEC paper, section II.B; docs/decisions/0010.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from logstore.client.blocking import Client, TopicPartition
+from logstore.errors import CairnError, StaleEpoch
+from logstore.format.private import AbortRequest, TaskOutput
+from spe_adapter.cec.control import Progress
+from spe_adapter.errors import StateInconsistent
+from spe_adapter.host import Host
+from spe_adapter.operators.base import next_watermark
+from spe_adapter.sink import ABORT_LIMIT_S
+from spe_adapter.stateful.errors import BatchesMissing, OperatorChanged
+from spe_adapter.stateful.fencing import decide, take_over
+from spe_adapter.stateful.logscan import find_head
+from spe_adapter.stateful.messages import Fixed, Parent, Plan, Rebase, Report, log_epoch, newest_of
+from spe_adapter.stateful.probe import Probe, Step
+from spe_adapter.stateful.topics import trim
+
+Execute = Callable[[Plan], Sequence[str]]
+"""Runs the tasks of an epoch; the reports of those that succeeded."""
+
+_DRIVER: Final = -1
+_TRIMS_PER_RETENTION: Final = 8
+_LEAST_TRIM_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The last committed epoch: what its END says, and each partition's winner."""
+
+    epoch: int
+    progress: Progress
+    parents: tuple[Parent, ...]
+    newest_ms: tuple[int | None, ...]
+    reports: tuple[Report, ...] = ()
+    seconds: float = 0.0
+
+
+class Driver:
+    """Epochs of one run of a query. Safe to use from Spark's callback and from the thread that closes windows."""
+
+    def __init__(self, fixed: Fixed, query: str, run: str, host: Host, probe: Probe) -> None:
+        self._fixed = fixed
+        self._query = query
+        self._run = run
+        self._host = host
+        self._probe = probe
+        self._lock = threading.Lock()
+        self._begun = False
+        self._committed: Committed | None = None
+        self._late_ms: int | None = None
+        self._busy_s = host.network.monotonic_s()
+        self._trimmed_s = self._busy_s
+
+    @property
+    def committed(self) -> Committed | None:
+        """The last committed epoch as far as it is known."""
+        return self._committed
+
+    def idle_s(self) -> float:
+        """For how long there has been no epoch; 0 while there is one."""
+        return 0.0 if self._lock.locked() else self._host.network.monotonic_s() - self._busy_s
+
+    def run_batch(self, batch: int, execute: Execute) -> None:
+        """Spark's batch, unless it is committed already.
+
+        Raises StaleEpoch, BatchesMissing, FencedRun, StateTrimmed, OperatorChanged and what tasks fail with.
+        """
+        with self._lock:
+            try:
+                self._begin()
+                if not self._is_done(batch):
+                    self._epoch(batch, closing=False, execute=execute)
+            finally:
+                self._busy_s = self._host.network.monotonic_s()
+
+    def close_due(self, execute: Execute) -> bool:
+        """An epoch without input, if the watermark has moved since the last one; whether windows were due."""
+        with self._lock:
+            try:
+                self._begin()
+                last = self._committed
+                if last is None or last.progress.closing:
+                    return False
+                watermark_ms = self._watermark_ms(last)
+                if watermark_ms <= last.progress.watermark_ms:
+                    return False
+                if not _is_due(last.reports, watermark_ms):
+                    # Nothing would be written but that the watermark has moved: that much can be remembered.
+                    self._late_ms = watermark_ms
+                    return False
+                self._epoch(last.progress.batch, closing=True, execute=execute)
+                return True
+            finally:
+                self._busy_s = self._host.network.monotonic_s()
+
+    # ---- the last epoch
+
+    def _client(self, limit_s: float | None = None) -> Client:
+        sink = self._fixed.options.sink
+        limit_s = sink.limit_s if limit_s is None else limit_s
+        return Client(sink.servers, self._host.network, limit_s=limit_s, client_id=sink.client_id)
+
+    def _begin(self) -> None:
+        if self._begun:
+            return
+        with self._client() as client:
+            last_epoch = take_over(client, self._query, self._run)
+            if last_epoch is not None:
+                self._committed = read_committed(client, self._fixed.options.topic, self._query, last_epoch)
+                self._check_operator(client, self._committed)
+        self._begun = True
+
+    def _check_operator(self, client: Client, last: Committed) -> None:
+        head = find_head(client, TopicPartition(self._fixed.options.topic, 0), self._query)
+        found = head.mark.operator if head is not None and head.mark is not None else ""
+        if found != self._fixed.fingerprint:
+            raise OperatorChanged(
+                f"query {self._query}: the state of epoch {last.epoch} in topic {self._fixed.options.topic!r} is of "
+                f"{found}, the operator now is {self._fixed.fingerprint}; start with a new checkpoint, or with the "
+                "operator as it was"
+            )
+
+    def _is_done(self, batch: int) -> bool:
+        """Whether the batch is the last committed one. Raises StaleEpoch or BatchesMissing for one out of turn."""
+        last = self._committed
+        if last is None:
+            if batch == 0:
+                return False
+            raise BatchesMissing(
+                f"query {self._query}: Spark's checkpoint is at batch {batch}, but topic {self._fixed.options.topic!r} "
+                "holds no state of the query; start with a new checkpoint, or with the topic that belongs to this one"
+            )
+        known = last.progress.batch
+        if batch < known:
+            raise StaleEpoch(
+                f"query {self._query}: batch {batch} is older than the last committed one, {known}: its checkpoint was "
+                f"rewound. Bring back the newer checkpoint, or reset the state too: "
+                f"spe_adapter.stateful.reset(topic={self._fixed.options.topic!r}, query={self._query!r}, "
+                f"batch={batch - 1}, ...)"
+            )
+        if batch > known + 1:
+            raise BatchesMissing(
+                f"query {self._query}: Spark's checkpoint is at batch {batch}, the state in topic "
+                f"{self._fixed.options.topic!r} at {known}; remove what is newer than {known} from the checkpoint's "
+                "directories 'offsets' and 'commits'"
+            )
+        return batch == known
+
+    # ---- one epoch
+
+    def _epoch(self, batch: int, *, closing: bool, execute: Execute) -> None:
+        started_s = self._host.network.monotonic_s()
+        plan = self._plan(batch, closing=closing)
+        self._at("driver before tasks", plan)
+        try:
+            reports = self._reports(plan, execute(plan))
+        except Exception:
+            self._abort(plan)
+            raise
+        last = self._committed
+        newest_ms = plan.newest_ms
+        for report in reports:
+            newest_ms = newest_of(newest_ms, report.max_events_ms)
+        progress = Progress(
+            generation=0 if last is None else last.progress.generation,
+            batch=batch,
+            closing=closing,
+            late_ms=plan.late_ms,
+            watermark_ms=plan.watermark_ms,
+            max_event_ms=max((moment for moment in newest_ms if moment is not None), default=None),
+            partitions=self._fixed.partitions,
+            layout=plan.layout,
+        )
+        self._at("driver before decide", plan)
+        outputs = [TaskOutput(report.partition, report.attempt, report.pieces) for report in reports]
+        with self._client() as client:
+            decide(client, self._query, self._run, plan.epoch, outputs, progress.to_json())
+            self._at("driver after decide", plan)
+            seconds = self._host.network.monotonic_s() - started_s
+            parents = tuple(report.counters for report in reports)
+            self._committed = Committed(plan.epoch, progress, parents, newest_ms, tuple(reports), seconds)
+            self._late_ms = None
+            self._trim(client, reports)
+
+    def _plan(self, batch: int, *, closing: bool) -> Plan:
+        last = self._committed
+        if last is None:
+            return Plan(
+                query=self._query,
+                run=self._run,
+                epoch=log_epoch(0, batch, closing=closing),
+                layout=0,
+                late_ms=0,
+                watermark_ms=0,
+                parent_epoch=None,
+                parents=(),
+                newest_ms=(),
+            )
+        progress = last.progress
+        moved = progress.partitions != self._fixed.partitions
+        return Plan(
+            query=self._query,
+            run=self._run,
+            epoch=log_epoch(progress.generation, batch, closing=closing),
+            layout=progress.layout + 1 if moved else progress.layout,
+            late_ms=progress.watermark_ms if self._late_ms is None else self._late_ms,
+            watermark_ms=self._watermark_ms(last),
+            parent_epoch=last.epoch,
+            parents=last.parents,
+            newest_ms=last.newest_ms,
+            rebase=Rebase(progress.partitions) if moved else None,
+        )
+
+    def _watermark_ms(self, last: Committed) -> int:
+        return next_watermark(self._fixed.operator, last.progress.watermark_ms, list(last.newest_ms))
+
+    def _reports(self, plan: Plan, texts: Sequence[str]) -> list[Report]:
+        """One report of each partition, in order. Raises StateInconsistent."""
+        reports = sorted((Report.from_json(text) for text in texts), key=lambda report: report.partition)
+        if [report.partition for report in reports] != list(range(self._fixed.partitions)):
+            raise StateInconsistent(
+                f"query {self._query}: epoch {plan.epoch} has reports of the partitions "
+                f"{[report.partition for report in reports]} of {self._fixed.partitions}"
+            )
+        return reports
+
+    def _abort(self, plan: Plan) -> None:
+        """Drop what was staged; whatever is left goes with the run."""
+        limit_s = min(self._fixed.options.sink.limit_s, ABORT_LIMIT_S)
+        with suppress(CairnError), self._client(limit_s) as client:
+            client.abort(AbortRequest(self._query, self._run, plan.epoch))
+
+    def _trim(self, client: Client, reports: Sequence[Report]) -> None:
+        retention_ms = self._fixed.options.retention_ms
+        if retention_ms is None:
+            return
+        now_s = self._host.network.monotonic_s()
+        if now_s - self._trimmed_s < max(retention_ms / 1000 / _TRIMS_PER_RETENTION, _LEAST_TRIM_S):
+            return
+        self._trimmed_s = now_s
+        before_ms = self._host.wall_ms() - retention_ms
+        for report in reports:
+            stream = TopicPartition(self._fixed.options.topic, report.partition)
+            trim(client, stream, self._query, report.oldest_epoch, before_ms)
+
+    def _at(self, step: Step, plan: Plan) -> None:
+        self._probe(step, plan.epoch, _DRIVER)
+
+
+def read_committed(client: Client, topic: str, query: str, last_epoch: int) -> Committed:
+    """The last committed epoch, from the topic. Raises BatchesMissing or StateInconsistent if it is not there."""
+    head = find_head(client, TopicPartition(topic, 0), query)
+    if head is None or head.end.epoch != last_epoch:
+        found = "none" if head is None else f"epoch {head.end.epoch}"
+        raise BatchesMissing(
+            f"query {query}: its last committed epoch is {last_epoch}, but topic {topic!r} holds {found}; write to the "
+            "topic that the query had before, or start with a new checkpoint"
+        )
+    progress = Progress.from_json(head.end.positions)
+    parents, newest_ms = [], tuple[int | None, ...]()
+    for partition in range(progress.partitions):
+        own = find_head(client, TopicPartition(topic, partition), query)
+        if own is None or own.mark is None or own.end.epoch != last_epoch:
+            raise StateInconsistent(f"query {query}: stream {topic}-{partition} holds no mark of epoch {last_epoch}")
+        mark = own.mark
+        parents.append(Parent(mark.attempt, mark.emitted, mark.seen, mark.sequence))
+        newest_ms = newest_of(newest_ms, mark.newest_ms)
+    return Committed(last_epoch, progress, tuple(parents), newest_ms)
+
+
+def _is_due(reports: Sequence[Report], watermark_ms: int) -> bool:
+    """Whether a window expires at this watermark; without reports (a driver that has just begun) it may."""
+    due = [report.next_due_ms for report in reports]
+    return not due or any(moment is not None and moment <= watermark_ms for moment in due)

@@ -1,0 +1,100 @@
+"""State from the log: for a host that has lost it or never had it, and for a new number of partitions.
+
+Invariants:
+* What is read is as of the epoch that the driver named, whatever stands behind it.
+* Nothing is handed on before a scan has found all of it: an incomplete state is an error, not a smaller state.
+
+Source: CEC paper, section II.B ("Constructing an EC").
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from logstore.client.blocking import Client, TopicPartition
+from spe_adapter.cec.reconstruct import Eventual, Reconstruction, Windows
+from spe_adapter.cec.since import Since
+from spe_adapter.codec.partitioner import partitions_of
+from spe_adapter.errors import StateInconsistent
+from spe_adapter.state.delta import mark_of
+from spe_adapter.state.versions import Loaded, Tag
+from spe_adapter.stateful.logscan import Scan
+from spe_adapter.stateful.messages import Fixed, Plan
+from spe_adapter.stateful.routing import NULL_PARTITION
+
+CATCH_UP_TUPLES = 1 << 20
+"""Beyond so many changes the whole state is loaded instead: it may well be smaller."""
+
+
+class LogLoader:
+    """A `state.versions.Loader` of one stream, as of an epoch."""
+
+    def __init__(self, client: Client, stream: TopicPartition, query: str, epoch: int | None) -> None:
+        self._client = client
+        self._stream = stream
+        self._query = query
+        self._epoch = epoch
+        self._expected = 0
+
+    def since(self, tag: Tag) -> Sequence[Loaded] | None:
+        """The changes behind a version, oldest first; None if there is no way from it, or too long a one."""
+        way = Since(self._query, tag.epoch, tag.attempt, as_of=self._epoch, limit_tuples=CATCH_UP_TUPLES)
+        with Scan(self._client, self._stream) as scan:
+            for piece in scan:
+                if way.feed(piece):
+                    break
+            else:
+                way.finish()
+        deltas = way.result
+        if deltas is None:
+            return None
+        return [
+            Loaded(Tag(delta.mark.epoch, delta.mark.attempt), delta.footprints, delta.closes, mark_of(delta.mark))
+            for delta in deltas
+        ]
+
+    def everything(self) -> Sequence[Windows]:
+        """All open windows, by beat."""
+        eventual = reconstruct(self._client, self._stream, self._query, self._epoch)
+        self._expected = sum(windows.rows for windows in eventual.windows)
+        return eventual.windows
+
+    def expected(self) -> int:
+        """How many windows there are."""
+        return self._expected
+
+    def note(self) -> bytes:
+        """Nothing: counters are the driver's to know."""
+        return b""
+
+
+def reconstruct(client: Client, stream: TopicPartition, query: str, epoch: int | None) -> Eventual:
+    """The eventual checkpoint of a query in a stream, as of an epoch. Raises StateTrimmed or StateInconsistent."""
+    reconstruction = Reconstruction(query, epoch)
+    with Scan(client, stream) as scan:
+        for piece in scan:
+            if reconstruction.feed(piece):
+                break
+        else:
+            reconstruction.finish(scan.log_start_offset)
+    eventual = reconstruction.result
+    if not eventual.found:
+        raise StateInconsistent(
+            f"query {query}: stream {stream} holds no epoch {epoch}, which the query's driver found committed"
+        )
+    return eventual
+
+
+def moved_windows(client: Client, fixed: Fixed, plan: Plan, partition: int) -> Iterator[pa.RecordBatch]:
+    """The windows that belong to a partition now, from all streams of the former layout."""
+    if plan.rebase is None:
+        return
+    for former in range(plan.rebase.partitions):
+        stream = TopicPartition(fixed.options.topic, former)
+        for windows in reconstruct(client, stream, plan.query, plan.parent_epoch).windows:
+            for batch in windows.batches:
+                targets = partitions_of(batch.column(0), batch.num_rows, fixed.partitions, NULL_PARTITION)
+                mine = np.flatnonzero(targets == partition)
+                if len(mine):
+                    yield batch.take(pa.array(mine))

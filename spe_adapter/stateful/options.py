@@ -1,0 +1,87 @@
+"""The options of a stateful query, parsed once into a frozen object.
+
+Names and meanings are those of the cairn sink where it has them; the rest are of state. As with the sink nothing is
+ignored: what is not known is refused with an error that names the option and the allowed values.
+
+Invariant: names are case-insensitive; nothing here talks to a sidecar.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from logstore.errors import InvalidConfig
+from spe_adapter.options import HARMLESS_SINK_OPTIONS, OptionReader, SinkOptions, parse_sink
+
+STATE_OPTIONS: Final = frozenset(
+    ("allowTrimming", "closingDelay", "extentLimit", "retention", "stateDirectory", "stateLimit")
+)
+DEFAULT_STATE_LIMIT_BYTES: Final = 2 * 1024 * 1024 * 1024
+"""Per query and host. Shared memory is half of a machine's memory unless set; a query should not take all of it."""
+DEFAULT_CLOSING_DELAY_MS: Final = 300
+"""A source that has more to give starts its next batch well within it."""
+
+_SINK_OPTIONS: Final = frozenset(
+    (
+        "kafka.acks",
+        "kafka.batch.size",
+        "kafka.bootstrap.servers",
+        "kafka.client.id",
+        "kafka.compression.type",
+        "kafka.delivery.timeout.ms",
+        "kafka.enable.idempotence",
+        "kafka.security.protocol",
+    )
+)
+_UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_SIZE: Final = re.compile(r"\s*(\d+)\s*([kmgt]?)(?:i?b)?\s*", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class StatefulOptions:
+    """What a stateful query was told.
+
+    `extent_limit` is Q, in control tuples (None: four times what is open). `retention_ms` None: keep all results.
+    `state_root` None: the state rooms' default. `closing_delay_ms`: how long no batch must have started before windows
+    that are due are closed without one.
+    """
+
+    sink: SinkOptions
+    topic: str
+    extent_limit: int | None
+    state_root: str | None
+    state_limit_bytes: int
+    allow_trimming: bool
+    retention_ms: int | None
+    closing_delay_ms: int
+
+
+def parse_stateful(options: Mapping[str, str], topic: str) -> StatefulOptions:
+    """The options of a stateful query that writes to `topic`. Raises InvalidConfig."""
+    reader = OptionReader(options)
+    reader.refuse_unknown(_SINK_OPTIONS | STATE_OPTIONS, HARMLESS_SINK_OPTIONS, "stateful query")
+    if not topic.strip():
+        raise InvalidConfig("option 'topic' is empty; write the name of the topic for results and state")
+    own = {name.lower() for name in STATE_OPTIONS}
+    sink = parse_sink({name: value for name, value in options.items() if name.lower() not in own})
+    return StatefulOptions(
+        sink=sink,
+        topic=topic.strip(),
+        extent_limit=reader.number("extentLimit"),
+        state_root=reader.text("stateDirectory"),
+        state_limit_bytes=_size(reader, "stateLimit", DEFAULT_STATE_LIMIT_BYTES),
+        allow_trimming=reader.flag("allowTrimming", False),
+        retention_ms=None if reader.text("retention") is None else reader.duration_ms("retention", 0),
+        closing_delay_ms=reader.duration_ms("closingDelay", DEFAULT_CLOSING_DELAY_MS),
+    )
+
+
+def _size(reader: OptionReader, name: str, default_bytes: int) -> int:
+    text = reader.text(name)
+    if text is None:
+        return default_bytes
+    match = _SIZE.fullmatch(text)
+    if match is None or not int(match[1]):
+        raise InvalidConfig(f"option {name!r} is {text!r}; allowed: a number of bytes, or one with k, m, g or t")
+    return int(match[1]) * _UNITS[match[2].lower()]

@@ -1,0 +1,296 @@
+"""`stateful(…)`: a data frame, a key and an operator become a query whose results and state are in one topic.
+
+    query = (
+        stateful(payments, key="customer", operator=Alarm())
+        .option("kafka.bootstrap.servers", "127.0.0.1:9092")
+        .start(topic="alarms", checkpointLocation="/checkpoints/alarms")
+    )
+
+Invariants:
+* What is wrong with schema, key, operator, options or topic is said by `start`, with the column's or option's name.
+* The streaming plan is made once: routing and tasks are in it, and an epoch's plan reaches them as a local property.
+* A query object tells the same as Spark's own, and fails visibly with what its closing thread failed with.
+
+Source: docs/decisions/0010.
+"""
+
+import re
+import threading
+from collections.abc import Sequence
+from typing import Any, Final, Self
+
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
+
+from logstore.client.blocking import Client
+from logstore.errors import InvalidConfig
+from spe_adapter.host import ThisHost
+from spe_adapter.operators.base import Operator
+from spe_adapter.options import OptionReader
+from spe_adapter.state.versions import StateDirectory
+from spe_adapter.stateful.closing import Closer
+from spe_adapter.stateful.driver import Driver
+from spe_adapter.stateful.errors import TasksFailed
+from spe_adapter.stateful.messages import PLAN_PROPERTY, REPORT_SCHEMA, Fixed, Plan
+from spe_adapter.stateful.options import parse_stateful
+from spe_adapter.stateful.probe import Probe, silent
+from spe_adapter.stateful.progress import EpochProgress, progress_of
+from spe_adapter.stateful.routing import arrow_schema, check, partition_column
+from spe_adapter.stateful.task import ClosingTask, Task
+from spe_adapter.stateful.topics import prepare_topic
+
+_QUERY_PROPERTY: Final = "sql.streaming.queryId"
+_RUN_PROPERTY: Final = "spark.jobGroup.id"
+_WORKER_ERROR: Final = re.compile(r"^(?:[\w]+\.)*(\w+): (.+)$", re.MULTILINE)
+
+
+def stateful(
+    frame: DataFrame, *, key: str | Sequence[str], operator: Operator, partitions: int | None = None
+) -> "Stateful":
+    """A stateful query over a streaming data frame, to be started.
+
+    `partitions`: how many state partitions, each a task of every epoch and a partition of the topic; the topic's
+    number unless given, and as many as Spark's default parallelism for a topic that is made.
+    """
+    return Stateful(frame, (key,) if isinstance(key, str) else tuple(key), operator, partitions)
+
+
+class Stateful:
+    """A query to be started: options are set here, as on Spark's writer."""
+
+    def __init__(self, frame: DataFrame, key: tuple[str, ...], operator: Operator, partitions: int | None) -> None:
+        if partitions is not None and partitions < 1:
+            raise InvalidConfig(f"{partitions} partitions; use at least one")
+        self._frame = frame
+        self._key = key
+        self._operator = operator
+        self._partitions = partitions
+        self._options: dict[str, str] = {}
+        self._trigger: dict[str, Any] = {}
+        self._name: str | None = None
+        self._probe: Probe = silent
+
+    def option(self, name: str, value: object) -> Self:
+        """One option: those of the cairn sink, and those of state (`options.STATE_OPTIONS`)."""
+        self._options[name] = str(value).lower() if isinstance(value, bool) else str(value)
+        return self
+
+    def options(self, **options: object) -> Self:
+        """Several options."""
+        for name, value in options.items():
+            self.option(name, value)
+        return self
+
+    def trigger(self, *, processingTime: str | None = None, availableNow: bool | None = None) -> Self:  # noqa: N803
+        """When batches start, as Spark's `trigger`; a continuous trigger is for the continuous runner."""
+        given = {"processingTime": processingTime, "availableNow": availableNow}
+        self._trigger = {name: value for name, value in given.items() if value is not None}
+        return self
+
+    def queryName(self, name: str) -> Self:  # noqa: N802 - Spark's name
+        """The query's name in Spark."""
+        self._name = name
+        return self
+
+    def probe(self, probe: Probe) -> Self:
+        """Have the steps of every epoch told, for tests and traces."""
+        self._probe = probe
+        return self
+
+    def start(
+        self,
+        *,
+        topic: str,
+        checkpointLocation: str | None = None,  # noqa: N803 - Spark's name
+        **options: object,
+    ) -> "StatefulQuery":
+        """Start the query; its results and its state go to `topic`, which is made if there is none.
+
+        Raises SchemaRefused, StateSchemaRefused, InvalidConfig, InvalidPartitions, and what the sidecar refuses.
+        """
+        self.options(**options)
+        parsed = parse_stateful(self._options, topic)
+        if not self._frame.isStreaming:
+            raise InvalidConfig("the data frame is not streaming; stateful queries run on spark.readStream")
+        schema = arrow_schema(self._frame)
+        fingerprint = check(self._operator, schema, self._key)
+        host = ThisHost()
+        spark = self._frame.sparkSession
+        sink = parsed.sink
+        with Client(sink.servers, host.network, limit_s=sink.limit_s, client_id=sink.client_id) as client:
+            default = spark.sparkContext.defaultParallelism
+            partitions = prepare_topic(
+                client, parsed.topic, self._partitions, default, allow_trimming=parsed.allow_trimming
+            )
+        fixed = Fixed(self._operator, self._key, schema, fingerprint, partitions, parsed)
+        started = _Starting(self._frame, fixed, self._probe)
+        writer = started.reports.writeStream.foreachBatch(started.on_batch).outputMode("append")
+        if checkpointLocation is not None:
+            writer = writer.option("checkpointLocation", checkpointLocation)
+        if self._name is not None:
+            writer = writer.queryName(self._name)
+        if self._trigger:
+            writer = writer.trigger(**self._trigger)
+        query = writer.start()
+        delay_s = (parsed.closing_delay_ms + self._interval_ms()) / 1000
+        at_end = bool(self._trigger.get("availableNow"))
+        driver = started.driver(query.id, query.runId)
+        closer = Closer(query, driver, started.execute_closing, delay_s=delay_s, at_end=at_end)
+        closer.start()
+        return StatefulQuery(query, driver, closer, fixed)
+
+    def _interval_ms(self) -> int:
+        """A pause is longer than what the trigger lets pass between batches."""
+        text = self._trigger.get("processingTime")
+        if text is None:
+            return 0
+        number, _, unit = str(text).strip().partition(" ")
+        short = {"millisecond": "ms", "second": "s", "minute": "m", "hour": "h", "day": "d"}
+        unit = short.get(unit.strip().rstrip("s").lower(), unit)
+        return OptionReader({"processingTime": number + unit}).duration_ms("processingTime", 0)
+
+
+class _Starting:
+    """What Spark calls: it may do so before `start` has the query's ids, so the driver is made by whoever is first."""
+
+    def __init__(self, frame: DataFrame, fixed: Fixed, probe: Probe) -> None:
+        self._spark = frame.sparkSession
+        self._fixed = fixed
+        self._probe = probe
+        self._task = Task(fixed, probe)
+        self._lock = threading.Lock()
+        self._driver: Driver | None = None
+        self._run = ""
+        column = partition_column(fixed.schema, fixed.key, fixed.partitions)
+        self.reports = frame.repartitionById(fixed.partitions, column).mapInArrow(self._task, REPORT_SCHEMA)
+
+    def driver(self, query: str, run: str) -> Driver:
+        """The run's driver."""
+        with self._lock:
+            if self._driver is None:
+                self._driver = Driver(self._fixed, query, run, ThisHost(), self._probe)
+                self._run = run
+            return self._driver
+
+    def on_batch(self, reports: DataFrame, batch: int) -> None:
+        """One of Spark's batches."""
+        context = self._spark.sparkContext
+        query, run = context.getLocalProperty(_QUERY_PROPERTY), context.getLocalProperty(_RUN_PROPERTY)
+        self.driver(str(query), str(run)).run_batch(batch, lambda plan: self._collect(reports, plan))
+
+    def execute_closing(self, plan: Plan) -> list[str]:
+        """The tasks of an epoch without input; they end with the query's other jobs when it is stopped."""
+        partitions = self._fixed.partitions
+        empty = self._spark.range(0, partitions, 1, partitions).mapInArrow(ClosingTask(self._task), REPORT_SCHEMA)
+        self._spark.sparkContext.setLocalProperty(_RUN_PROPERTY, self._run)
+        self._spark.sparkContext.setInterruptOnCancel(False)
+        return self._collect(empty, plan)
+
+    def _collect(self, reports: DataFrame, plan: Plan) -> list[str]:
+        context = self._spark.sparkContext
+        context.setLocalProperty(PLAN_PROPERTY, plan.to_json())
+        try:
+            texts = [row[0] for row in reports.collect()]
+        except Exception as error:
+            said = _said_by_worker(str(error))
+            if said is None:
+                raise
+            # Spark's own text repeats the worker's traceback several times; what counts is its last line.
+            raise TasksFailed(f"query {plan.query}, epoch {plan.epoch}: {said}") from error
+        finally:
+            context.setLocalProperty(PLAN_PROPERTY, "")
+        # A plan that Spark knows to be empty has no tasks at all.
+        return texts or self.execute_closing(plan)
+
+
+def _said_by_worker(text: str) -> str | None:
+    """The error with which a Python worker's traceback ends."""
+    _, found, trace = text.partition("Traceback (most recent call last):")
+    lines = _WORKER_ERROR.findall(trace) if found else []
+    return f"{lines[-1][0]}: {lines[-1][1]}" if lines else None
+
+
+class StatefulQuery:
+    """A stateful query that runs: Spark's StreamingQuery, and what is known of its state."""
+
+    def __init__(self, query: StreamingQuery, driver: Driver, closer: Closer, fixed: Fixed) -> None:
+        self._query = query
+        self._driver = driver
+        self._closer = closer
+        self._fixed = fixed
+
+    @property
+    def id(self) -> str:
+        """The query's id, the same over restarts from its checkpoint."""
+        return self._query.id
+
+    @property
+    def runId(self) -> str:  # noqa: N802 - Spark's name
+        """This run's id."""
+        return self._query.runId
+
+    @property
+    def name(self) -> str | None:
+        """The query's name."""
+        return self._query.name
+
+    @property
+    def isActive(self) -> bool:  # noqa: N802 - Spark's name
+        """Whether it runs, or still closes what is due at its end."""
+        return self._query.isActive or not self._closer.join(0)
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """Spark's word on what it does just now."""
+        return self._query.status
+
+    @property
+    def lastProgress(self) -> Any:  # noqa: N802 - Spark's name
+        """Spark's progress of the last batch."""
+        return self._query.lastProgress
+
+    @property
+    def recentProgress(self) -> Any:  # noqa: N802 - Spark's name
+        """Spark's progress of recent batches."""
+        return self._query.recentProgress
+
+    @property
+    def progress(self) -> EpochProgress | None:
+        """The last committed epoch: windows, extent, state, where it came from, times. None before the first."""
+        last = self._driver.committed
+        return None if last is None else progress_of(last)
+
+    @property
+    def partitions(self) -> int:
+        """How many state partitions it has."""
+        return self._fixed.partitions
+
+    def exception(self) -> BaseException | None:
+        """What it failed with."""
+        return self._closer.failure or self._query.exception()
+
+    def awaitTermination(self, timeout: int | None = None) -> bool | None:  # noqa: N802 - Spark's name
+        """Wait until the query has ended, what is due at its end closed; as Spark's, with what it failed with."""
+        ended = self._query.awaitTermination(timeout) if timeout is not None else self._query.awaitTermination()
+        if ended is not False:
+            over = self._closer.join(timeout)
+            ended = over if timeout is not None else None
+        if self._closer.failure is not None:
+            raise self._closer.failure
+        return ended
+
+    def processAllAvailable(self) -> None:  # noqa: N802 - Spark's name
+        """Wait until all input there is has been processed and what is due then is closed."""
+        self._query.processAllAvailable()
+        self._closer.close_now()
+
+    def stop(self, *, forget_state: bool = False) -> None:
+        """Stop the query. Its state stays in this host's memory for a restart, until the sidecar finds it unused for
+        long; `forget_state` removes it now (the log has it all). Other hosts' copies always wait for their sidecars.
+        """
+        self._closer.stop()
+        self._query.stop()
+        self._closer.join()
+        if forget_state:
+            options = self._fixed.options
+            StateDirectory(options.state_root, self.id, options.state_limit_bytes).remove()

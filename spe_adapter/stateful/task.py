@@ -1,0 +1,277 @@
+"""One task of an epoch: the rows of a state partition in, results and the state's changes staged, one report out.
+
+Invariants:
+* The state is that of the last committed epoch's winner; the task changes a private overlay of it, nothing else.
+* Everything it stages is under its own attempt, and so is the delta it leaves for the next epoch. Unless the driver's
+  decision names this attempt, nobody ever uses either.
+* Every task of every epoch leaves a mark, without input too, so that each stream by itself says where the query is.
+* A window whose key belongs to another partition is an error, never state that nobody will find again.
+
+Source: CEC paper, section II.B; docs/decisions/0010.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from pyspark import TaskContext
+
+from logstore.client.blocking import Client, TopicPartition
+from spe_adapter.cec.control import Mark
+from spe_adapter.cec.extent import Counters
+from spe_adapter.codec.partitioner import partitions_of
+from spe_adapter.errors import NoTaskContext, SchemaRefused
+from spe_adapter.host import Host, ThisHost
+from spe_adapter.operators.keys import KeyCodec
+from spe_adapter.operators.output import Output, to_records
+from spe_adapter.operators.processor import Processor
+from spe_adapter.staging import Attempt
+from spe_adapter.state.overlay import Overlay
+from spe_adapter.state.store import Changes
+from spe_adapter.state.versions import OpenState, StateDirectory, Tag
+from spe_adapter.stateful.beat import Beat, conclude, control_batches
+from spe_adapter.stateful.loading import LogLoader, moved_windows
+from spe_adapter.stateful.messages import (
+    MOVED,
+    PLAN_PROPERTY,
+    REPORT_COLUMN,
+    Fixed,
+    Parent,
+    Plan,
+    Report,
+    Seconds,
+    newest_of,
+)
+from spe_adapter.stateful.pieces import Pieces
+from spe_adapter.stateful.probe import Probe, Step
+from spe_adapter.stateful.routing import NULL_PARTITION, as_schema
+
+_SEED_DIGITS = 15
+"""Of a random token, in hexadecimal: nobody can know which keys collide."""
+
+
+class Task:
+    """Runs in an executor's Python worker, as the function of a `mapInArrow`. Pickled once a run of the query."""
+
+    def __init__(self, fixed: Fixed, probe: Probe) -> None:
+        self._fixed = fixed
+        self._probe = probe
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The rows of this task's partition, in the epoch that the job's plan names. Raises NoTaskContext, and all
+        that an epoch may fail with.
+        """
+        context = TaskContext.get()
+        text = context.getLocalProperty(PLAN_PROPERTY) if context is not None else None
+        if context is None or not text:
+            raise NoTaskContext(f"a stateful task outside an epoch: {PLAN_PROPERTY} is not set")
+        host, plan = ThisHost(), Plan.from_json(text)
+        name = f"{context.taskAttemptId()}-{host.new_token()}"
+        attempt = Attempt(plan.query, plan.run, plan.epoch, context.partitionId(), name)
+        report = _Run(self._fixed, plan, attempt, host, self._probe).report(batches)
+        yield pa.RecordBatch.from_arrays([pa.array([report.to_json()])], names=[REPORT_COLUMN])
+
+
+class ClosingTask:
+    """A task without input: rows only say that there is a partition."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """See Task."""
+        for _ in batches:
+            continue
+        return self._task(iter(()))
+
+
+@dataclass
+class _Spent:
+    """Seconds spent so far, by what on."""
+
+    open: float = 0.0
+    input: float = 0.0
+    process: float = 0.0
+    stage: float = 0.0
+    publish: float = 0.0
+
+
+class _Run:
+    """One attempt at one partition of one epoch."""
+
+    def __init__(self, fixed: Fixed, plan: Plan, attempt: Attempt, host: Host, probe: Probe) -> None:
+        self._fixed = fixed
+        self._plan = plan
+        self._attempt = attempt
+        self._host = host
+        self._probe = probe
+        self._partition = attempt.task
+        self._codec = KeyCodec(fixed.operator.prepared(fixed.schema), fixed.key)
+        self._spent = _Spent()
+        self._results = 0
+
+    def report(self, batches: Iterator[pa.RecordBatch]) -> Report:
+        """Do all of it."""
+        plan, options, sink = self._plan, self._fixed.options, self._fixed.options.sink
+        self._at("task started")
+        stream = TopicPartition(options.topic, self._partition)
+        operator = self._fixed.operator
+        schema = operator.state_schema(operator.prepared(self._fixed.schema))
+        seed = int(self._host.new_token()[:_SEED_DIGITS], 16)
+        directory = StateDirectory(options.state_root, plan.query, options.state_limit_bytes, seed=seed)
+        started_s = self._host.network.monotonic_s()
+        with (
+            Client(sink.servers, self._host.network, limit_s=sink.limit_s, client_id=sink.client_id) as client,
+            directory.open(
+                self._partition, schema, self._fixed.fingerprint, self._wanted(),
+                LogLoader(client, stream, plan.query, plan.parent_epoch),
+            ) as state,
+        ):  # fmt: skip
+            overlay = state.overlay()
+            parent = plan.parents[self._partition] if plan.parents and plan.rebase is None else Parent("")
+            if plan.rebase is not None:
+                parent = self._move_in(client, overlay)
+            self._spent.open = self._host.network.monotonic_s() - started_s
+            pieces = Pieces(client, self._attempt, stream, sink)
+            return self._epoch(batches, overlay, parent, pieces, state)
+
+    def _wanted(self) -> Tag | None:
+        """The version to start from; None if there is none, or none in this layout."""
+        plan = self._plan
+        if plan.parent_epoch is None or plan.rebase is not None:
+            return None
+        return Tag(plan.parent_epoch, plan.parents[self._partition].attempt)
+
+    def _move_in(self, client: Client, overlay: Overlay) -> Parent:
+        """Take this partition's windows out of the streams of a former layout; the counters to go on from."""
+        parents = self._plan.parents
+        for batch in moved_windows(client, self._fixed, self._plan, self._partition):
+            ids, _ = overlay.ensure(batch.column(0), batch.column(1).to_numpy(zero_copy_only=False))
+            overlay.set_expires(ids, batch.column(2).to_numpy(zero_copy_only=False))
+            for index, name in enumerate(overlay.schema.names):
+                overlay.set_arrow(name, ids, batch.column(3 + index))
+        # Counters only have to grow, and rows not to be numbered twice.
+        return Parent(
+            "",
+            max(parent.emitted for parent in parents),
+            max(parent.seen for parent in parents),
+            max(parent.sequence for parent in parents),
+        )
+
+    # ---- the epoch
+
+    def _epoch(
+        self, batches: Iterator[pa.RecordBatch], overlay: Overlay, parent: Parent, pieces: Pieces, state: OpenState
+    ) -> Report:
+        fixed, plan = self._fixed, self._plan
+        processor = Processor(
+            fixed.operator, self._codec, fixed.schema, overlay, parent.sequence, parent.seen, plan.epoch
+        )
+        self._process(batches, processor, pieces)
+        with self._timed("process"):
+            before = Counters(parent.emitted + self._results, processor.seen)
+            beat = conclude(overlay, before, plan.epoch, fixed.options.extent_limit)
+            self._check_keys(beat.changes)
+            mark = self._mark(beat, processor)
+        self._at("task before stage")
+        with self._timed("stage"):
+            pieces.add_control(control_batches(mark, beat.changes, self._host.wall_ms()))
+            staged = pieces.finish()
+        self._at("task after stage")
+        with self._timed("publish"):
+            tag = Tag(plan.epoch, self._attempt.attempt)
+            delta_bytes = state.publish(tag, beat.changes, mark)
+        self._at("task after delta")
+        return Report(
+            partition=self._partition,
+            epoch=plan.epoch,
+            attempt=self._attempt.attempt,
+            pieces=staged,
+            counters=Parent(self._attempt.attempt, mark.emitted, mark.seen, mark.sequence),
+            records=processor.seen - parent.seen,
+            late=processor.late,
+            results=self._results,
+            footprints=beat.changes.footprints.num_rows,
+            open_windows=beat.open_windows,
+            extent=beat.extent,
+            oldest_epoch=beat.oldest,
+            next_due_ms=beat.next_due_ms,
+            max_events_ms=tuple(processor.max_events_ms),
+            how=state.how if plan.rebase is None else MOVED,
+            load_seconds=state.load_seconds,
+            state_bytes=state.base.size_bytes + overlay.size_bytes,
+            delta_bytes=delta_bytes,
+            seconds=Seconds(**vars(self._spent)),
+        )
+
+    def _process(self, batches: Iterator[pa.RecordBatch], processor: Processor, pieces: Pieces) -> None:
+        """All rows, then what the watermark closes."""
+        while True:
+            with self._timed("input"):
+                batch = next(batches, None)
+            if batch is None:
+                break
+            with self._timed("process"):
+                rows = as_schema(batch, self._fixed.schema)
+                self._stage(processor.process(rows, late_ms=self._plan.late_ms), pieces)
+        with self._timed("process"):
+            self._stage(processor.expire(self._plan.watermark_ms), pieces)
+
+    def _stage(self, output: Output | None, pieces: Pieces) -> None:
+        if output is None or not output.rows.num_rows:
+            return
+        keys, values = to_records(output)
+        times_ms = output.times_ms
+        if times_ms is None:
+            times_ms = np.full(len(keys), self._host.wall_ms(), np.int64)
+        self._results += len(keys)
+        pieces.add_results(keys, values, times_ms)
+
+    def _check_keys(self, changes: Changes) -> None:
+        keys = changes.footprints.column(0)
+        if not changes.opened.all():
+            keys = keys.filter(pa.array(changes.opened))
+        targets = partitions_of(keys, len(keys), self._fixed.partitions, NULL_PARTITION)
+        wrong = np.flatnonzero(targets != self._partition)
+        if len(wrong):
+            raise SchemaRefused(
+                f"operator {self._fixed.operator.name} opened a window of key {keys[int(wrong[0])].as_py()!r}, "
+                f"not of its partition {self._partition}: steps in front of an operator must leave the key columns "
+                f"({', '.join(self._fixed.key)}) as they are"
+            )
+
+    def _mark(self, beat: Beat, processor: Processor) -> Mark:
+        fixed, plan = self._fixed, self._plan
+        return Mark(
+            query=plan.query,
+            epoch=plan.epoch,
+            attempt=self._attempt.attempt,
+            partition=self._partition,
+            partitions=fixed.partitions,
+            layout=plan.layout,
+            operator=fixed.fingerprint,
+            open_windows=beat.open_windows,
+            emitted=beat.counters.emitted,
+            seen=beat.counters.seen,
+            sequence=processor.sequence,
+            max_event_ms=processor.max_event_ms,
+            newest_ms=newest_of(plan.newest_ms, tuple(processor.max_events_ms)),
+            watermark_ms=plan.watermark_ms,
+            oldest_beat=beat.oldest,
+            rebase=plan.rebase is not None,
+        )
+
+    # ---- small things
+
+    @contextmanager
+    def _timed(self, what: str) -> Iterator[None]:
+        started_s = self._host.network.monotonic_s()
+        try:
+            yield
+        finally:
+            setattr(self._spent, what, getattr(self._spent, what) + self._host.network.monotonic_s() - started_s)
+
+    def _at(self, step: Step) -> None:
+        self._probe(step, self._plan.epoch, self._partition)
