@@ -1,7 +1,7 @@
 """A fragment without micro-batches: stream in, operator, stream out, with continuous eventual checkpoints.
 
-`fragment` says what to run, `core` is one instance of it without I/O, `loop` drives it through a `port`, `runner` is the
-process around that, `spark` runs one per partition as long tasks.
+`fragment` says what to run (`joining` helps with two sources), `core` is one instance of it without I/O, `loop` drives
+it through a `port`, `runner` is the process around that, `spark` runs one per partition as long tasks.
 
 What always holds in here: what a beat emits, its footprints and its positions are one atomic append to the output
 stream, and a runner that starts anew repeats exactly the beats that its state does not cover.

@@ -22,7 +22,7 @@ FEWEST: Final = 1024
 
 
 class Front(NamedTuple):
-    """Windows, oldest footprint first. `fresh` opened since and have no footprint yet; 0 if these are not all others."""
+    """Windows, oldest footprint first. `fresh` others have no footprint yet; 0 if there are more that have one."""
 
     rows: Int64s
     ordinals: Int64s

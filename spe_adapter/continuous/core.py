@@ -108,7 +108,7 @@ class Core:
     def _adopt(self, windows: int) -> None:
         """An empty state with room for so many windows, and half as many again."""
         plan = self._plan
-        schema = self._operator.state_schema(self._operator.prepared(plan.input_schema))
+        schema = self._operator.state_schema(plan.input_schema)
         self._table = Table.in_memory(schema, max(_LEAST_WINDOWS, windows + windows // 2))
         self.store = Direct(self._table)
         self._candidates = Candidates(self._table)
@@ -190,8 +190,8 @@ class Core:
             topic = self._plan.fragment.sources[run.source].topic
             raise WrongPartition(
                 f"query {self._plan.fragment.query!r}: key {key[:80]!r} is in {topic}-{partition}, Kafka's partitioner "
-                f"puts it into partition {int(found[wrong[0]])} of {partitions}. Have the producer use the operator's key "
-                "as the record key, with the default partitioner"
+                f"puts it into partition {int(found[wrong[0]])} of {partitions}. Have the producer use the operator's "
+                "key as the record key, with the default partitioner"
             )
 
     # ---- the end of a beat
@@ -358,9 +358,9 @@ class Core:
         if mark is None or mark.epoch != last_beat:
             found = "nothing" if mark is None else f"beat {mark.epoch}"
             raise FragmentRefused(
-                f"query {name!r} has committed beat {last_beat}, but stream {self._plan.fragment.topic}-{self.partition} "
-                f"holds {found} of it: the query wrote to another topic, or without checkpoints. Bring the stream back, or "
-                "start under another query name"
+                f"query {name!r} has committed beat {last_beat}, but stream {self._plan.fragment.topic}-"
+                f"{self.partition} holds {found} of it: the query wrote to another topic, or without checkpoints. Bring "
+                "the stream back, or start under another query name"
             )
         if mark.partitions != place.partitions:
             raise FragmentRefused(
@@ -431,7 +431,7 @@ class Core:
 def fingerprint(plan: Plan) -> str:
     """What must not change between two runs of a query: the operator, its settings, its key and its state."""
     operator = plan.fragment.operator
-    state = _described(operator.state_schema(operator.prepared(plan.input_schema)))
+    state = _described(operator.state_schema(plan.input_schema))
     return f"{operator.description} by {_described(plan.key_codec.fields)} with state ({state})"
 
 

@@ -17,12 +17,16 @@ import pyarrow as pa
 
 from spe_adapter.codec.decode import SCHEMA
 from spe_adapter.continuous.errors import FragmentRefused
+from spe_adapter.operators import stateless
 from spe_adapter.operators.base import Operator
 from spe_adapter.operators.keys import KeyCodec
 from spe_adapter.operators.output import output_schema
 
-Step = Callable[[pa.RecordBatch], pa.RecordBatch]
-"""A stateless step: rows in, rows out, row by row independent of what came before."""
+Function = Callable[[pa.RecordBatch], pa.RecordBatch]
+Step = Function | stateless.Step
+"""A stateless step: a Filter, a Map, or a function from batch to batch. What it does with a row must depend on nothing
+but the row, or a replay would not repeat it.
+"""
 
 MAX_IN_FLIGHT: Final = 2
 
@@ -112,8 +116,8 @@ def plan(fragment: Fragment) -> Plan:
     for source, schema in zip(fragment.sources[1:], schemas[1:], strict=True):
         if not schema.equals(schemas[0]):
             raise FragmentRefused(
-                f"query {fragment.query!r}: source {source.topic!r} comes to the operator as {_columns(schema)}, source "
-                f"{fragment.sources[0].topic!r} as {_columns(schemas[0])}; give both the same columns and types"
+                f"query {fragment.query!r}: source {source.topic!r} comes to the operator as {_columns(schema)}, "
+                f"source {fragment.sources[0].topic!r} as {_columns(schemas[0])}; give both the same columns and types"
             )
     codec = KeyCodec(fragment.operator.prepared(schemas[0]), fragment.key)
     results = output_schema(codec.fields, fragment.operator.output(schemas[0]))
@@ -132,7 +136,7 @@ def plan(fragment: Fragment) -> Plan:
 def apply(steps: tuple[Step, ...], batch: pa.RecordBatch) -> pa.RecordBatch:
     """A batch through steps."""
     for step in steps:
-        batch = step(batch)
+        batch = step.apply(batch)[0] if isinstance(step, stateless.Step) else step(batch)
     return batch
 
 

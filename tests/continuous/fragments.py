@@ -15,9 +15,11 @@ import pyarrow.compute as pc
 from logstore.format.records import Record
 from spe_adapter.cec.policy import Budget, CostBenefit, Costs, NoChecks, Policy, Targets
 from spe_adapter.continuous.fragment import Fragment, Source
+from spe_adapter.continuous.joining import join_sources
 from spe_adapter.operators import functions as agg
 from spe_adapter.operators.aggregates import Aggregate
 from spe_adapter.operators.base import Operator, Results, Rows, State
+from spe_adapter.operators.join import WindowJoin
 from spe_adapter.operators.windows import Counting, Running, Sliding, Tumbling
 
 START_MS = 1_700_000_000_000
@@ -108,6 +110,9 @@ OPERATORS: dict[str, Callable[[Random], Operator]] = {
     ),
     "running": lambda random: Aggregate(Running(), total=agg.sum("v"), rows=agg.count()),
     "sessions": lambda random: Sessions(),
+    "join": lambda random: WindowJoin(
+        f"{random.randint(0, 30)} milliseconds", left_time="t", right_time="t", right_delay="20 milliseconds"
+    ),
 }  # fmt: skip
 
 POLICIES: dict[str, Callable[[], Policy]] = {
@@ -125,9 +130,12 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 def fragment(operator: Operator, topics: Sequence[str] = ("in",), *, filtered: bool = False) -> Fragment:
     """Sources, the operator, and steps around it if `filtered`."""
     steps = (parse, drop_odd) if filtered else (parse,)
+    sources = tuple(Source(topic, steps) for topic in topics)
+    if isinstance(operator, WindowJoin):
+        sources = join_sources(sources[0], sources[1], ("k",))
     return Fragment(
         "story",
-        tuple(Source(topic, steps) for topic in topics),
+        sources,
         ("k",),
         operator,
         "out",
