@@ -34,7 +34,7 @@ Source: CEC paper, sections II.B and III (windows as independent parts of an ope
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, Final, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -47,7 +47,7 @@ from spe_adapter.state.columns import Bools
 from spe_adapter.state.layout import NEVER as _NEVER
 from spe_adapter.state.store import StateStore
 
-Numbers = NDArray[np.generic]
+Numbers = NDArray[Any]
 
 MICROSECONDS: Final = 1000
 """In a millisecond."""

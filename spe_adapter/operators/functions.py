@@ -9,8 +9,8 @@
 | min(x), max(x) | numbers, boolean, date, timestamp, string, … | as the input | skipped |
 | first(x), last(x) | the same | as the input | taken, unless ignore_nulls |
 
-Results equal Spark's: a sum of integers beyond 64 bits is an error (Spark's default, ANSI mode); NaN is greater than any
-number; strings compare by their bytes; stddev is the sample's, null for one row. Decimals are refused.
+Results equal Spark's: a sum of integers beyond 64 bits is an error (Spark's default, ANSI mode); NaN is greater than
+any other number; strings compare by their bytes; stddev is the sample's, null for one row. Decimals are refused.
 
 Invariant: rows are folded in their order of arrival, one by one, so results do not depend on how batches are cut.
 `first` and `last` are by order of arrival, not by time.

@@ -112,6 +112,10 @@ class OperatorHarness:
         """All results so far."""
         return [row for output in self._outputs for row in output.rows.to_pylist()]
 
+    def outputs(self) -> list[Output]:
+        """All results so far, as Arrow has them."""
+        return list(self._outputs)
+
     def records(self) -> list[tuple[bytes | None, bytes | None]]:
         """All results so far as the records of the output topic: key and value."""
         records: list[tuple[bytes | None, bytes | None]] = []

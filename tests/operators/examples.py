@@ -14,7 +14,7 @@ CLICKS = pa.schema([("user", pa.string()), ("at", pa.timestamp("us", "UTC"))])
 class Alarm(Operator):
     """An alarm when a customer pays more than ten times the mean of what they paid before."""
 
-    state = {"payments": pa.int64(), "paid_cents": pa.int64()}
+    state = {"payments": pa.int64(), "paid_cents": pa.int64()}  # noqa: RUF012  as users write it
 
     def output(self, schema: pa.Schema) -> pa.Schema:
         """The payment, and the mean before it."""
@@ -39,7 +39,7 @@ class Alarm(Operator):
 class Sessions(Operator):
     """Clicks of a user between two pauses of a quarter of an hour: how many, from when to when."""
 
-    state = {"clicks": pa.int64(), "start": pa.timestamp("us", "UTC"), "end": pa.timestamp("us", "UTC")}
+    state = {"clicks": pa.int64(), "start": pa.timestamp("us", "UTC"), "end": pa.timestamp("us", "UTC")}  # noqa: RUF012
     event_time = "at"
     delay_ms = 60_000
     pause_us = 15 * 60 * 1_000_000

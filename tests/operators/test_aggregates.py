@@ -1,0 +1,182 @@
+"""Window aggregates equal a naive model, row by row: any aggregate, kind of window, null, late row, cut and crash."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from logstore.errors import InvalidConfig
+from spe_adapter.errors import SchemaRefused
+from spe_adapter.operators import functions as agg
+from spe_adapter.operators.aggregates import Aggregate
+from spe_adapter.operators.errors import OperatorFailed
+from spe_adapter.operators.windows import Counting, Running, Sliding, Tumbling, Window
+from spe_adapter.testing.harness import OperatorHarness, check_any_batches
+from tests.operators.model import (
+    FUNCTIONS,
+    SCHEMA,
+    NaiveCounting,
+    NaiveRunning,
+    NaiveWindows,
+    Row,
+    assert_same,
+    batch_of,
+    plain,
+    rows_of,
+)
+
+EPOCHS = st.lists(st.lists(rows_of(), max_size=12), min_size=1, max_size=6)
+CHECKS = st.sampled_from([None, 0, 1, 3])
+
+
+def harness_of(window: Window, checks: int | None = None) -> OperatorHarness:
+    """A harness with every aggregate there is."""
+    return OperatorHarness(Aggregate(window, **FUNCTIONS), key="key", schema=SCHEMA, checks=checks)
+
+
+def sent(harness: OperatorHarness, rows: Sequence[Row], data: st.DataObject, *, cut: bool = True) -> list[Row]:
+    """An epoch cut at random, perhaps with a crash behind it; its results."""
+    cuts = data.draw(st.lists(st.integers(0, len(rows)), max_size=3)) if cut else ()
+    before = len(harness.results())
+    harness.send(batch_of(rows), cuts=cuts)
+    if data.draw(st.booleans()):
+        harness.crash_and_recover()
+    return [row for output in harness.outputs() for row in plain(output.rows)][before:]
+
+
+@given(EPOCHS, st.integers(1, 90), st.integers(1, 4), st.integers(-60, 60), st.integers(0, 100), CHECKS, st.data())
+@settings(max_examples=60)
+def test_event_time_windows_equal_the_model(
+    epochs: list[list[Row]], slide: int, times: int, start: int, delay: int, checks: int | None, data: st.DataObject
+) -> None:
+    """Tumbling and sliding windows, shifted, before 1970, with late rows, pauses and crashes."""
+    length = data.draw(st.integers(slide, slide * times))
+    start = start % slide
+    naive = NaiveWindows(length, slide, start, delay)
+    window = Sliding(f"{length} seconds", f"{slide} seconds", "ts", f"{delay} seconds", f"{start} seconds")
+    harness = harness_of(window, checks)
+    for rows in [*epochs, [], []]:
+        assert_same(sent(harness, rows, data), naive.epoch(rows))
+        assert len(harness.state()) == len(naive.open)
+
+
+@given(EPOCHS, st.integers(1, 5), st.integers(1, 5), CHECKS, st.data())
+@settings(max_examples=60)
+def test_counting_windows_equal_the_model(
+    epochs: list[list[Row]], size: int, advance: int, checks: int | None, data: st.DataObject
+) -> None:
+    """Many windows of a key in one batch, overlapping ones, in the order of the rows that fill them."""
+    advance = min(advance, size)
+    naive = NaiveCounting(size, advance)
+    harness = harness_of(Counting(size, advance), checks)
+    for rows in epochs:
+        assert_same(sent(harness, rows, data), naive.epoch(rows))
+
+
+@given(EPOCHS, CHECKS, st.data())
+@settings(max_examples=40)
+def test_running_aggregates_equal_the_model(epochs: list[list[Row]], checks: int | None, data: st.DataObject) -> None:
+    """After each batch the aggregates of the keys in it."""
+    naive = NaiveRunning()
+    harness = harness_of(Running(), checks)
+    for rows in epochs:
+        assert_same(sent(harness, rows, data, cut=False), naive.batch(rows))
+
+
+@given(EPOCHS, st.sampled_from([Tumbling("1 minute", "ts"), Counting(3, 2), Counting(2), Running()]), st.integers())
+@settings(max_examples=12)
+def test_results_do_not_depend_on_batches(epochs: list[list[Row]], window: Window, seed: int) -> None:
+    """To the last bit of every sum."""
+    batches: list[Any] = [batch_of(rows).to_pylist() for rows in epochs]
+    results = not isinstance(window, Running)
+    check_any_batches(lambda: harness_of(window), batches, random.Random(seed), results=results)
+
+
+def test_a_full_window_leaves_nothing_behind() -> None:
+    """Windows that do not overlap are closed when they are full; the state holds open ones alone."""
+    harness = OperatorHarness(Aggregate(Counting(2), n=agg.count()), key="key", schema=SCHEMA)
+    rows = [{name: None for name in SCHEMA.names} | {"key": key} for key in ("a", "b", "a")]
+    assert harness.send(rows) == [{"key": "a", "n": 2}]
+    assert [row["key"] for row in harness.state()] == ["b"]
+
+
+def test_empty_batches_and_epochs_are_nothing() -> None:
+    """No rows, no results, no state."""
+    harness = harness_of(Tumbling("1 minute", "ts"))
+    assert harness.send([]) == []
+    assert harness.send([], cuts=[0, 0]) == []
+    assert harness.state() == []
+
+
+def test_a_sum_beyond_64_bits_is_an_error_that_names_the_key() -> None:
+    """As in Spark's ANSI mode; the state before it stays."""
+    harness = OperatorHarness(Aggregate(Running(), total=agg.sum("l")), key="key", schema=SCHEMA)
+    row = {name: None for name in SCHEMA.names}
+    harness.send([row | {"key": "a", "l": 2**63 - 1}, row | {"key": "b", "l": -(2**63)}])
+    before = harness.state()
+    for key, value in (("a", 1), ("b", -1)):
+        with pytest.raises(OperatorFailed, match=rf"key '{key}'.*sum of column 'l' exceeds 64 bits with {value}"):
+            harness.send([row | {"key": "c", "l": 1}, row | {"key": key, "l": value}])
+    assert harness.state() == before
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (agg.sum("s"), "column 's' is string; sum takes integers, float or double"),
+        (agg.avg("price"), "column 'price' is decimal128.10, 2.; avg takes integers, float or double"),
+        (agg.stddev("b"), "column 'b' is bool; stddev takes"),
+        (agg.min("list"), "column 'list' is list<.*>; min takes integers, float, double, boolean, date"),
+        (agg.last("nothing"), "column 'nothing' of last is missing; there is key, ts"),
+        (agg.count("nothing"), "column 'nothing' of count is missing"),
+    ],
+)
+def test_columns_that_do_not_suit_are_named(function: agg.Aggregation, message: str) -> None:
+    """With the types allowed, before any row comes."""
+    schema = pa.schema([*SCHEMA, ("price", pa.decimal128(10, 2)), ("list", pa.list_(pa.int32()))])
+    with pytest.raises(SchemaRefused, match=message):
+        OperatorHarness(Aggregate(Running(), out=function), key="key", schema=schema)
+
+
+def test_names_that_collide_are_refused() -> None:
+    """A result named like a key column, or like the window."""
+    with pytest.raises(SchemaRefused, match="output column 'key' is there twice"):
+        OperatorHarness(Aggregate(Running(), key=agg.count()), key="key", schema=SCHEMA)
+    with pytest.raises(SchemaRefused, match="output column 'window' is there twice"):
+        OperatorHarness(Aggregate(Tumbling("1 second", "ts"), window=agg.count()), key="key", schema=SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: Tumbling("5 parsecs", "ts"), "duration '5 parsecs'"),
+        (lambda: Tumbling("", "ts"), "duration ''"),
+        (lambda: Tumbling("1 month", "ts"), "duration '1 month'"),
+        (lambda: Tumbling("0 seconds", "ts"), "must be longer than nothing"),
+        (lambda: Sliding("1 minute", "2 minutes", "ts"), "rows between windows would be lost"),
+        (lambda: Tumbling("1 minute", "ts", start="1 minute"), "shifted"),
+        (lambda: Tumbling("1 minute", "ts", delay="-1 second"), "must not be negative"),
+        (lambda: Counting(0), "1 <= advance <= size"),
+        (lambda: Counting(3, 4), "1 <= advance <= size"),
+        (lambda: Counting(1000, 1), "at most 64"),
+        (lambda: Aggregate(Running()), "name at least one"),
+    ],
+)
+def test_windows_that_cannot_be_are_refused(wrong: Any, message: str) -> None:
+    """With what was asked for, and what is allowed."""
+    with pytest.raises(InvalidConfig, match=message):
+        wrong()
+
+
+def test_the_time_column_must_be_a_timestamp() -> None:
+    """Missing, or of another type."""
+    with pytest.raises(SchemaRefused, match="the event time, column 'when', is missing"):
+        OperatorHarness(Aggregate(Tumbling("1 second", "when"), n=agg.count()), key="key", schema=SCHEMA)
+    with pytest.raises(SchemaRefused, match="the event time, column 'l', is int64; it must be a timestamp"):
+        OperatorHarness(Aggregate(Tumbling("1 second", "l"), n=agg.count()), key="key", schema=SCHEMA)
