@@ -394,6 +394,9 @@ class _Room:
         except Exception:
             draft.discard()
             raise
+        except BaseException:
+            draft.close()
+            raise
         finally:
             if before is not None:
                 before[1].discard()

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -61,10 +62,10 @@ def test_an_overlay_becomes_the_next_version(root: Path) -> None:
     """What an operator changed through an overlay is what the next task finds."""
     with opened(root, None) as state:
         store = state.overlay()
-        ids, _ = store.ensure(pa.array([b"a", None, b""], pa.binary()), [0, 0, 7])
-        store.set("total", ids, [1, 2, 0], [False, False, True])
+        ids, _ = store.ensure(pa.array([b"a", None, b""], pa.binary()), np.array([0, 0, 7]))
+        store.set("total", ids, [1, 2, 0], np.array([False, False, True]))
         store.set_arrow("name", ids, pa.array(["one", None, ""]))
-        store.set_expires(ids, [100, 100, 107])
+        store.set_expires(ids, np.array([100, 100, 107]))
         state.publish(STEPS[0].tag, store.changes(), STEPS[0].beat(), note_of(STEPS[0].tag))
         assert windows_of(state.base) == {}
     with opened(root, STEPS[0].tag, how="delta"):

@@ -1,0 +1,70 @@
+"""A process that works on shared state and says where it is, so that a test can stop or kill it there.
+
+It reads one line of JSON from its input for each thing to do, does it in a child of its own (starting Python anew for
+each would take most of a test), and writes one line for the child's process id and for each step. With `hold`, the
+child waits in that step for a line from its input.
+"""
+
+import json
+import os
+import sys
+from typing import Any
+
+from spe_adapter.state.files import World
+from spe_adapter.state.versions import StateDirectory, Tag
+from tests.state.conftest import OPERATOR, QUERY, SCHEMA, windows_of
+from tests.state.history import big_history
+
+LIMIT = 1024 * 1024 * 1024
+
+
+def say(what: str) -> None:
+    """One line, at once."""
+    os.write(1, (what + "\n").encode())
+
+
+def wait() -> None:
+    """Until a line comes in."""
+    while os.read(0, 1) not in (b"\n", b""):
+        pass
+
+
+def work(order: dict[str, Any]) -> None:
+    """Open a version and say what was found in it; publish the next one if told to."""
+    hold = order.get("hold")
+
+    def step(what: str) -> None:
+        say(what)
+        if what == hold:
+            wait()
+
+    history = big_history(order["windows"])
+    steps = history.steps
+    version = order["version"]
+    wanted: Tag | None = None if version < 0 else steps[version].tag
+    directory = StateDirectory(order["root"], QUERY, LIMIT, world=World(step=step), lock_limit_s=order["limit_s"])
+    with directory.open(0, SCHEMA, OPERATOR, wanted, history.loader(wanted)) as state:
+        step(f"opened {state.how}")
+        if order.get("publish"):
+            told = steps[version + 1]
+            state.publish(told.tag, told.changes(), told.beat())
+        step("right" if windows_of(state.base) == history.at(wanted) else "wrong")
+
+
+def main() -> None:
+    """Do what the input says, one thing after the other, each in a child."""
+    big_history(1)
+    for line in iter(sys.stdin.buffer.raw.readline, b""):  # type: ignore[attr-defined]  # unbuffered: children read it too
+        child = os.fork()
+        if not child:
+            try:
+                work(json.loads(line))
+            finally:
+                os._exit(0)
+        say(f"child {child}")
+        os.waitpid(child, 0)
+        say("over")
+
+
+if __name__ == "__main__":
+    main()
