@@ -303,7 +303,7 @@ class Operator(ABC):
     # ---- what fewer operators change
 
     def state_schema(self, schema: pa.Schema) -> pa.Schema:
-        """The state's columns for an input of this schema."""
+        """The state's columns for an input of this schema (as `output` gets it, before `prepare`)."""
         return pa.schema(list(self.state.items()))
 
     def inputs(self) -> tuple[Input, ...]:

@@ -112,7 +112,9 @@ def _json_type(kind: pa.DataType) -> pa.DataType:
 def _parsed(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     if kind == pa.binary() or kind == pa.large_binary():
         return texts.cast(kind)
-    return texts.cast(pa.string()).cast(kind)
+    texts = texts.cast(pa.string())
+    # Timestamps are written with all digits, which Arrow does not read into a coarser unit.
+    return texts.cast(pa.timestamp("us", kind.tz)).cast(kind) if pa.types.is_timestamp(kind) else texts.cast(kind)
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:

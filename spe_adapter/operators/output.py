@@ -32,10 +32,13 @@ def is_raw(operator: pa.Schema) -> bool:
 
 
 def output_schema(keys: list[pa.Field], operator: pa.Schema) -> pa.Schema:
-    """The columns of an operator's output, key columns first. Raises SchemaRefused for what cannot be written, and for
-    a name that is there twice.
+    """The columns of an operator's output: the key's, and behind them the operator's. One that gives all the key's
+    columns itself, of the same types, gets none in front.
+
+    Raises SchemaRefused for what cannot be written, and for a name that is there twice.
     """
-    schema = pa.schema([*keys, *operator])
+    given = all(operator.get_field_index(key.name) >= 0 and operator.field(key.name).type == key.type for key in keys)
+    schema = operator if given else pa.schema([*keys, *operator])
     for field in schema:
         if len(schema.get_all_field_indices(field.name)) > 1:
             raise SchemaRefused(

@@ -67,9 +67,7 @@ class Processor:
         self._inner = operator.output(schema)
         self._prepared = operator.prepared(schema)
         self._needed = list(operator.columns(self._prepared))
-        # What passes a stateless operator still has its key's columns.
-        self._key_columns = [] if operator.stateless else codec.fields
-        self.schema = output_schema(self._key_columns, self._inner)
+        self.schema = output_schema(codec.fields, self._inner)
         self.sequence = sequence
         self.seen = seen
         self.epoch = epoch
@@ -219,7 +217,7 @@ class Processor:
             return None
         columns = self._checked(results.rows)
         keys = state.keys.take(pa.array(results.window))
-        if self._key_columns:
+        if len(self.schema) > len(columns):
             columns = [*self._codec.decode(keys), *columns]
         rows = pa.RecordBatch.from_arrays(columns, schema=self.schema)
         return Output(keys, rows, results.times_ms, is_raw(self._inner))

@@ -62,7 +62,7 @@ def check(operator: Operator, schema: pa.Schema, key: Sequence[str]) -> str:
     prepared = operator.prepared(schema)
     codec = KeyCodec(prepared, key)
     output_schema(codec.fields, operator.output(schema))
-    state = operator.state_schema(prepared)
+    state = operator.state_schema(schema)
     keys = ", ".join(f"{field.name} {field.type}" for field in codec.fields)
     columns = ", ".join(f"{field.name} {field.type}" for field in state)
     return f"{operator.description}; {columns}; by {keys}"

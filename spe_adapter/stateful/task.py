@@ -118,7 +118,7 @@ class _Run:
         self._at("task started")
         stream = TopicPartition(options.topic, self._partition)
         operator = self._fixed.operator
-        schema = operator.state_schema(operator.prepared(self._fixed.schema))
+        schema = operator.state_schema(self._fixed.schema)
         seed = int(self._host.new_token()[:_SEED_DIGITS], 16)
         directory = StateDirectory(options.state_root, plan.query, options.state_limit_bytes, seed=seed)
         started_s = self._host.network.monotonic_s()
