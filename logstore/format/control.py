@@ -185,7 +185,12 @@ def decode_control(buffer: Buffer, position: int = 0) -> Begin | End | None:
     if control_type(buffer, position) not in (BEGIN_TYPE, END_TYPE):
         check_batch(buffer, position)
         return None
-    kind, fields, tail = decode_control_record(buffer, position)
+    return log_record(decode_control_record(buffer, position))
+
+
+def log_record(record: ControlRecord) -> Begin | End | None:
+    """A record as one of the log's own, or None if its type is not one of these. Raises CorruptBatch."""
+    kind, fields, tail = record
     if kind == BEGIN_TYPE:
         attempts = tuple(str(attempt) for attempt in fields.get("attempts", ()))
         return Begin(
@@ -196,7 +201,9 @@ def decode_control(buffer: Buffer, position: int = 0) -> Begin | End | None:
             _integer(fields, "byte_count"),
             _integer(fields, "batch_count"),
         )
-    return End(_text(fields, "query"), _integer(fields, "epoch"), _integer(fields, "run"), bytes(tail))
+    if kind == END_TYPE:
+        return End(_text(fields, "query"), _integer(fields, "epoch"), _integer(fields, "run"), bytes(tail))
+    return None
 
 
 def _fields(head: bytes) -> dict[str, Any]:

@@ -37,6 +37,8 @@ def write_varint(target: bytearray, value: int) -> None:
 
 def read_varint(buffer: Buffer, position: int) -> tuple[int, int]:
     """A zigzag varint and the position behind it. Raises CorruptBatch if it does not end in time."""
+    if position < len(buffer) and (byte := buffer[position]) < 0x80:  # most are small
+        return (byte >> 1) ^ -(byte & 1), position + 1
     encoded = shift = 0
     for index in range(position, min(position + _MAX_VARINT_BYTES, len(buffer))):
         byte = buffer[index]

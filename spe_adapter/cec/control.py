@@ -22,6 +22,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from logstore.errors import CorruptBatch, UnknownFormatVersion
+from logstore.format.batch import check_batch
 from logstore.format.control import (
     CLOSES_TYPE,
     FOOTPRINTS_TYPE,
@@ -30,9 +31,9 @@ from logstore.format.control import (
     ControlRecord,
     End,
     control_type,
-    decode_control,
     decode_control_record,
     encode_control_record,
+    log_record,
 )
 from logstore.interfaces import Buffer
 
@@ -82,7 +83,8 @@ class Mark:
     input records, both up to the end of this beat; `sequence` the rows numbered. `positions` are the next input offsets
     by topic and partition, empty where the engine keeps them itself. `runs` are [input, partition, records] in the
     order of processing, for replay. `oldest_beat` is that of the oldest footprint of an open window. After a `rebase`
-    all open windows are in this very beat.
+    all open windows are in this very beat. `newest_ms` is the newest event time of each input, for engines that keep
+    the watermark in the mark.
     """
 
     query: str
@@ -259,14 +261,17 @@ def decode(buffer: Buffer, position: int = 0) -> Control | None:
 
     Nothing of it refers to `buffer` afterwards. Raises CorruptBatch or UnknownFormatVersion.
     """
-    kind = control_type(buffer, position)
-    if kind == FOOTPRINTS_TYPE:
-        return _decode_footprints(decode_control_record(buffer, position))
-    if kind == CLOSES_TYPE:
-        return _decode_closes(decode_control_record(buffer, position))
-    if kind == MARK_TYPE:
-        return _decode_mark(decode_control_record(buffer, position))
-    return decode_control(buffer, position)
+    if control_type(buffer, position) is None:
+        check_batch(buffer, position)
+        return None
+    record = decode_control_record(buffer, position)
+    if record.kind == FOOTPRINTS_TYPE:
+        return _decode_footprints(record)
+    if record.kind == CLOSES_TYPE:
+        return _decode_closes(record)
+    if record.kind == MARK_TYPE:
+        return _decode_mark(record)
+    return log_record(record)
 
 
 def _decode_mark(record: ControlRecord) -> Mark:

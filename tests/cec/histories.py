@@ -20,8 +20,8 @@ def histories(draw: st.DrawFn, *, footprint_changes: bool | None = None) -> Mode
     """A model after some beats, with groups of other queries, resets, rebases and torn groups between them."""
     micro = draw(st.booleans()) if footprint_changes is None else footprint_changes
     model = Model(draw(st.integers(1, 6)), footprint_changes=micro)
-    for step in range(draw(st.integers(0, 12))):
-        kind = draw(st.sampled_from(["beat"] * 8 + ["foreign", "reset", "torn", "rebase"]))
+    for step in range(draw(st.integers(0, 14))):
+        kind = draw(st.sampled_from(["beat"] * 6 + ["reset"] * 2 + ["foreign", "torn", "rebase"]))
         if kind == "foreign":
             model.foreign(draw(st.lists(IDENTITIES, max_size=4)))
         elif kind == "reset":

@@ -134,7 +134,12 @@ def test_closes_come_back() -> None:
 
 @pytest.mark.parametrize(
     "changed",
-    [MARK, replace(MARK, max_event_ms=7, rebase=True, positions={}, runs=()), replace(MARK, open_windows=2**62)],
+    [
+        MARK,
+        replace(MARK, max_event_ms=7, rebase=True, positions={}, runs=()),
+        replace(MARK, open_windows=2**62),
+        replace(MARK, newest_ms=(None, -7, 2**40)),
+    ],
 )
 def test_a_mark_comes_back(changed: Mark) -> None:
     """Every field."""

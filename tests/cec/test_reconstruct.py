@@ -178,6 +178,22 @@ def backwards(model: Model) -> bytes:
     return b"".join(stored.data for stored in reversed(model.log))
 
 
+@pytest.mark.parametrize("back", [-1, 0, 2])
+def test_a_reset_behind_a_reset(back: int) -> None:
+    """What the older of two resets undid stays undone, whatever the newer one does."""
+    model = two_beats()
+    model.beat([(A, 7), (B, 7)], checks=2)
+    model.reset(back)
+    model.beat([(B, 1)])
+    kept = model.newest_epoch
+    model.beat([(A, 5)], checks=2)
+    model.reset(kept)
+    model.beat([(A, 3)])
+    for epoch in list(model.states)[1:]:
+        check(model, scan([backwards(model)], as_of=epoch), epoch)
+    check(model, scan([backwards(model)]), model.newest_epoch)
+
+
 def test_every_flipped_bit_inside_a_finished_group_is_found() -> None:
     """Damage behind an END is an error; of the bytes that no checksum covers only the leader epoch may differ, and
     offsets that still fall.
