@@ -32,7 +32,7 @@ NOTES = (
     "One machine for source, operator, sink and storage, where the paper has a server for each and a network between.",
     (
         "A beat (50 ms of input in figure 5, 10 ms in the others) is what Cairn commits at once. A window that opens "
-        "and closes within a beat leaves at most one control tuple per item, where the paper writes one for each window; "
+        "and closes within a beat leaves at most one control tuple per item, where the paper writes one a window; "
         "so fast windows cost much less than there, and 'Real' is hardly above the results."
     ),
     "Everything is durable (fsynced) before it counts; figure 5's native too.",
@@ -278,7 +278,7 @@ def _draw_baseline(axis: Axes, rows: Rows, workload: str) -> None:
         overhead = overhead_of(rows, workload, kind, "records_per_s")
         if overhead is not None:
             axis.text(place, 0, f"{-overhead * 100:+.1f} %", ha="center", va="bottom", color="white")
-    axis.set_xticks(range(len(KINDS)), KINDS, fontsize=7)
+    axis.set_xticks(range(len(KINDS)), KINDS, fontsize=7, rotation=15)
     axis.set_ylabel("M input records/s")
     axis.set_title(f"Figure 5: {workload}", fontsize=9)
 
@@ -289,8 +289,10 @@ def _draw_load(axis: Axes, rows: Rows) -> None:
     theirs = [(each["extent"], each["load_s"]) for each in paper.FIGURE_6.values()]
     axis.plot([tuples for tuples, _ in theirs], [seconds for _, seconds in theirs], "x", color="red", label="paper")
     most = max([tuples for tuples, _ in [*points, *theirs]], default=1)
-    axis.plot([0, most], [0, most / TUPLES_PER_S], "--", color="grey", label="goal: 2 M tuples/s")
+    goal = [most * part / 100 for part in range(1, 101)]
+    axis.plot(goal, [tuples / TUPLES_PER_S for tuples in goal], "--", color="grey", label="goal: 2 M tuples/s")
     axis.set_yscale("log")
+    axis.xaxis.set_major_formatter(lambda tuples, _: f"{tuples / 1000:,.0f} k")
     axis.set_xlabel("control tuples read")
     axis.set_ylabel("EC load, s (logarithmic)")
     axis.legend(fontsize=7)

@@ -21,6 +21,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from benchmarks.stateful import engines
 from benchmarks.stateful.engines import ENGINES, Place
+from spe_adapter.stateful import StatefulQuery
 
 Answer = dict[str, Any]
 
@@ -53,7 +54,7 @@ class Driver:
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
-        self._queries: dict[str, StreamingQuery] = {}
+        self._queries: dict[str, StreamingQuery | StatefulQuery] = {}
         self._seen: dict[str, int] = {}
 
     def answer(self, wanted: Answer) -> Answer:
@@ -69,8 +70,8 @@ class Driver:
             case other:
                 raise ValueError(f"unknown command: {other}")
 
-    def _start(self, query: str, engine: str, source: str, checkpoint: str, address: str) -> Answer:
-        place = Place(Path(source), Path(checkpoint), address, query)
+    def _start(self, query: str, engine: str, source: str, checkpoint: str, address: str, memory: str) -> Answer:
+        place = Place(Path(source), Path(checkpoint), address, query, memory)
         self._queries[query] = engines.start(self._spark, ENGINES[engine], place)
         self._seen[query] = -1
         return {"run": str(self._queries[query].runId), "at": time.time()}

@@ -31,6 +31,10 @@ from pyspark.sql.streaming.stateful_processor import (
 )
 
 from benchmarks.stateful.data import DELAY_MS, DIGEST_SQL, WINDOW_MS, Digest
+from spe_adapter.operators.aggregates import Aggregate
+from spe_adapter.operators.functions import avg
+from spe_adapter.operators.windows import Tumbling
+from spe_adapter.stateful import StatefulQuery, stateful
 
 PARTITIONS = 2
 SCHEMA = "key bigint, price int, time timestamp"
@@ -50,12 +54,13 @@ class Place(NamedTuple):
     address: str
     """Of the sidecar; Spark's own engines do without."""
     topic: str
+    memory: str
+    """Cairn's state on this host."""
 
 
 def read(spark: SparkSession, place: Place) -> DataFrame:
     """The source that all share: a directory of Parquet files, one file an epoch."""
-    files = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(place.source))
-    return files.withWatermark("time", DELAY)
+    return spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(place.source))
 
 
 def _keyed(frame: DataFrame) -> Any:
@@ -197,7 +202,7 @@ ENGINES = {
 }
 
 
-def start(spark: SparkSession, engine: Engine, place: Place) -> StreamingQuery:
+def start(spark: SparkSession, engine: Engine, place: Place) -> StreamingQuery | StatefulQuery:
     """Start an engine's query, or go on where its checkpoint says."""
     frame = read(spark, place)
     if engine.plan is None:
@@ -205,7 +210,9 @@ def start(spark: SparkSession, engine: Engine, place: Place) -> StreamingQuery:
     spark.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
     spark.conf.set(CHANGELOG_SETTING, str(engine.changelog).lower())
     names = zip(Digest._fields, DIGEST_SQL, strict=True)
-    results = engine.plan(frame).observe(OBSERVED, *(sf.expr(sql).alias(name) for name, sql in names))
+    results = engine.plan(frame.withWatermark("time", DELAY)).observe(
+        OBSERVED, *(sf.expr(sql).alias(name) for name, sql in names)
+    )
     return (
         results.writeStream.format("noop")
         .outputMode("append")
@@ -215,6 +222,14 @@ def start(spark: SparkSession, engine: Engine, place: Place) -> StreamingQuery:
     )
 
 
-def start_cairn(frame: DataFrame, place: Place) -> StreamingQuery:
+def start_cairn(frame: DataFrame, place: Place) -> StatefulQuery:
     """Cairn's stateful operator; results become records of `place.topic`."""
-    raise NotImplementedError
+    length, delay = (f"{each} milliseconds" for each in (WINDOW_MS, DELAY_MS))
+    operator = Aggregate(Tumbling(length, time="time", delay=delay), average=avg("price"))
+    return (
+        stateful(frame, key="key", operator=operator, partitions=PARTITIONS)
+        .option("kafka.bootstrap.servers", place.address)
+        .option("stateDirectory", place.memory)
+        .queryName(place.topic)
+        .start(topic=place.topic, checkpointLocation=str(place.checkpoint))
+    )

@@ -16,6 +16,8 @@ import pyarrow as pa
 from benchmarks.stateful.data import Digest, digest
 from logstore.client.blocking import Client, TopicPartition, parse_addresses
 from logstore.client.wire import LATEST
+from logstore.format.batch import parse_header
+from logstore.format.private import ScanRequest
 from spe_adapter.codec.decode import Decoder, scan
 
 FETCH_BYTES = 8 << 20
@@ -43,6 +45,38 @@ class CheckpointMeter:
         new = found - self._known
         self._known |= found
         return sum(size for _, size, _ in new)
+
+
+class ControlMeter:
+    """Bytes of control batches in the streams of a topic since the last look."""
+
+    def __init__(self, address: str, topic: str, partitions: int) -> None:
+        self._client = Client(parse_addresses(address))
+        self._ends = {TopicPartition(topic, number): 0 for number in range(partitions)}
+
+    def close(self) -> None:
+        """Hang up."""
+        self._client.close()
+
+    def grown(self) -> int:
+        """In bytes."""
+        return sum(self._grown(stream) for stream in self._ends)
+
+    def _grown(self, stream: TopicPartition) -> int:
+        known, before, size = self._ends[stream], -1, 0
+        while True:
+            reply = self._client.scan(ScanRequest(stream.topic, stream.partition, before, (), FETCH_BYTES))
+            self._ends[stream] = max(self._ends[stream], reply.high_watermark)
+            at = 0
+            while at < len(reply.batches):
+                header = parse_header(reply.batches, at)
+                if header.base_offset < known:
+                    return size
+                size += header.size_bytes
+                at += header.size_bytes
+            before = reply.next_before
+            if before <= max(known, reply.log_start_offset):
+                return size
 
 
 class StreamMeter:
