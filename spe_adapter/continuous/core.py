@@ -359,8 +359,8 @@ class Core:
             found = "nothing" if mark is None else f"beat {mark.epoch}"
             raise FragmentRefused(
                 f"query {name!r} has committed beat {last_beat}, but stream {self._plan.fragment.topic}-"
-                f"{self.partition} holds {found} of it: the query wrote to another topic, or without checkpoints. Bring "
-                "the stream back, or start under another query name"
+                f"{self.partition} holds {found} of it: the query wrote to another topic, or without checkpoints. "
+                "Bring the stream back, or start under another query name"
             )
         if mark.partitions != place.partitions:
             raise FragmentRefused(

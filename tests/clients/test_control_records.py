@@ -1,0 +1,130 @@
+"""A stream that carries a query's state: footprints, closes and marks between its records, as the runner writes them.
+
+Every client reads all results and nothing else, wherever it begins.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from benchmarks.harness.raw import RawConnection, make_batch
+from logstore.format import private
+from spe_adapter.cec.control import Mark, Progress, encode_closes, encode_footprints, encode_mark
+from tests.clients.adapters import EARLIEST, LATEST, Client, ConfluentClient, Message
+from tests.clients.broker import Broker, eventually
+from tests.clients.test_kcat import kcat
+from tests.support.kafka_peer import run_tool
+
+TIMESTAMP_MS = 1_700_000_000_000
+WINDOWS = 5_000
+"""More than one control batch of footprints."""
+
+
+@pytest.fixture(autouse=True)
+def _cairn_only(broker: Broker) -> None:
+    if broker.is_kafka:
+        pytest.skip("Kafka takes no control records from clients")
+
+
+def controls(query: str, beat: int, windows: int) -> list[bytes]:
+    """Footprints of so many windows with some state, some closes, and the mark."""
+    names = pa.array([b"key-%d" % number for number in range(windows)], pa.binary())
+    numbers = pa.array(np.arange(windows))
+    trail = pa.array(["x" * 100] * windows)
+    state = pa.RecordBatch.from_arrays(
+        [names, numbers, pa.array(np.full(windows, 2**63 - 1)), trail], names=["key", "number", "expires", "s_trail"]
+    )
+    gone = pa.RecordBatch.from_arrays([names.slice(0, 3), numbers.slice(0, 3)], names=["key", "number"])
+    mark = Mark(
+        query=query, epoch=beat, attempt="0", partition=0, partitions=1, layout=0, operator="test",
+        open_windows=windows, emitted=beat, seen=beat, sequence=beat, max_event_ms=None, watermark_ms=0,
+        oldest_beat=beat,
+    )  # fmt: skip
+    opened = np.ones(windows, np.bool_)
+    return [
+        *encode_footprints(query, beat, state, opened, TIMESTAMP_MS),
+        *encode_closes(query, beat, gone, TIMESTAMP_MS),
+        encode_mark(mark, TIMESTAMP_MS),
+    ]
+
+
+def commit(connection: RawConnection, request: private.Request, key: int) -> None:
+    """Send one of Cairn's own requests."""
+    body = b"".join(bytes(piece) for piece in private.encode_request(request, correlation_id=1))
+    _, reply = private.decode_reply(key, connection.call(len(body).to_bytes(4, "big") + body))
+    if isinstance(reply, Exception):
+        raise reply
+
+
+def publish(broker: Broker, topic: str, beats: list[list[bytes]], windows: int = WINDOWS) -> None:
+    """One append group for each beat: its results, then its control records."""
+    query, run = uuid.uuid4().hex, uuid.uuid4().hex
+    progress = Progress(
+        generation=0, batch=0, closing=False, late_ms=0, watermark_ms=0, max_event_ms=None, partitions=1, layout=0
+    )
+    with RawConnection(broker.port) as connection:
+        for beat, values in enumerate(beats):
+            batches = [make_batch(values, timestamp_ms=TIMESTAMP_MS)] if values else []
+            batches += controls(query, beat, windows)
+            data = b"".join(batches)
+            records = len(values) + len(batches) - bool(values)
+            part = private.Part(topic, 0, len(data), len(batches), records)
+            commit(connection, private.StageRequest(query, run, beat, 0, "0", 0, (part,), data), private.STAGE)
+            tasks = (private.TaskOutput(0, "0", 1),)
+            decision = private.DecideRequest(query, run, beat, "error", tasks, progress.to_json(), False)
+            commit(connection, decision, private.DECIDE)
+
+
+BEATS = [[b"%d-%d" % (beat, at) for at in range(1 + beat % 3)] if beat % 4 != 2 else [] for beat in range(12)]
+RESULTS = [value for values in BEATS for value in values]
+
+
+def test_every_client_reads_the_results_and_nothing_else(client: Client, broker: Broker, topic: str) -> None:
+    """From the first offset on, and from any other; beats without results are passed over."""
+    publish(broker, topic, BEATS)
+    ConfluentClient(broker.bootstrap).produce(topic, [Message(value=b"behind")])
+    got = client.consume(topic, len(RESULTS) + 1)
+    assert [message.value for message in got] == [*RESULTS, b"behind"]
+    assert client.offset_at(topic, EARLIEST) == 0
+    assert client.offset_at(topic, LATEST) == got[-1].offset + 1
+    for start in (0, 4, len(got) - 1):
+        place = got[start].offset
+        again = client.consume(topic, len(got) - start, offset=place)
+        assert [message.offset for message in again] == [message.offset for message in got[start:]]
+    inside = got[3].offset + 1  # perhaps a control record: the next result comes
+    assert client.consume(topic, 1, offset=inside)[0].offset == got[4].offset
+
+
+def test_groups_commit_past_control_records(client: Client, broker: Broker, topic: str, group: str) -> None:
+    """A member that has read all results leaves the rest of the group nothing but what comes later."""
+    publish(broker, topic, BEATS[:5])
+    first = [value for values in BEATS[:5] for value in values]
+    assert [message.value for message in client.consume_as_group(topic, group, len(first))] == first
+    publish(broker, topic, [[], [b"later"]])
+    assert [message.value for message in client.consume_as_group(topic, group, 1)] == [b"later"]
+
+
+@pytest.mark.skipif(shutil.which("kcat") is None, reason="no kcat on the path")
+def test_kcat_reads_to_the_end(broker: Broker, topic: str) -> None:
+    """-e ends at the end of the stream, though that is a control record."""
+    publish(broker, topic, BEATS)
+    printed = kcat(broker, "-C", "-t", topic, "-p", "0", "-o", "beginning", "-e", "-q", "-f", "%s\n")
+    assert printed.encode().split() == RESULTS
+
+
+@pytest.mark.kafka_peer
+def test_the_java_consumer_reads_the_results(broker: Broker, topic: str) -> None:
+    """Kafka's own console consumer prints them and no more."""
+    publish(broker, topic, BEATS)
+    client = ConfluentClient(broker.bootstrap)
+    eventually(lambda: client.offset_at(topic, LATEST) > len(RESULTS))
+    printed = run_tool(
+        "console-consumer",
+        ["--bootstrap-server", broker.bootstrap, "--topic", topic, "--from-beginning", "--timeout-ms", "5000"],
+    )
+    assert printed.encode().split() == RESULTS
