@@ -8,7 +8,10 @@ from types import ModuleType
 from typing import cast
 
 USAGE_ERROR = 2
-COMMANDS = {"serve": ("logstore.sidecar", "run one sidecar: a durable queue that speaks the Kafka protocol")}
+COMMANDS = {
+    "serve": ("logstore.sidecar", "run one sidecar: a durable queue that speaks the Kafka protocol"),
+    "state": ("spe_adapter.state_command", "look at the state of streaming queries, or set it back"),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -21,11 +24,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, (module, summary) in COMMANDS.items():
         subparser = subparsers.add_parser(name, help=summary, description=summary)
         if name == chosen:
-            room = import_module(module)
+            room = _load(name, module)
             room.add_arguments(subparser)
             subparser.set_defaults(run=room.main)
     parsed = parser.parse_args(words)
     return int(parsed.run(parsed))
+
+
+def _load(command: str, module: str) -> ModuleType:
+    """A subcommand's room; some need more than a sidecar does."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        sys.exit(f"cairn {command} needs the package {error.name}: pip install 'cairn[spark]'")
 
 
 def _leave_test_tools_out() -> None:
