@@ -36,14 +36,15 @@ class Part:
 CORE = (
     *("format", "log", "epochs", "disk", "engine"),
     *("kafka", "kafka_groups", "client", "codec", "testing", "logstore"),
+    *("cec", "state", "operators"),
 )
 PARTS = (
     Part("checks", (), 75, 90),
     Part("static", ("static",), 5, 10),
     Part("core", CORE, 2 * 60, 60 * 60),
-    Part("crash", ("crash",), 4 * 60, 60 * 60),
+    Part("crash", ("crash", "continuous"), 4 * 60, 60 * 60),
     Part("clients", ("clients",), 3 * 60, 30 * 60),
-    Part("spark", ("spark",), 6 * 60, 30 * 60),
+    Part("spark", ("spark", "stateful"), 6 * 60, 30 * 60),
     Part("rest", (), 220, 30 * 60),
 )
 
