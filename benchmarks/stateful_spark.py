@@ -122,7 +122,7 @@ SMOKE = Plan(
     cold_rounds=1,
     warm_rounds=0,
     last=(),
-    limit_seconds=100.0,
+    limit_seconds=400.0,
     heap="1g",
 )
 
@@ -319,14 +319,14 @@ class Recovery:
     def run(self) -> None:
         """All rounds, and nothing is left behind."""
         plan = self._all.plan
-        if not self._all.in_time(f"recovery with {self._keys:,} keys", 60.0):
+        if not self._all.in_time(f"recovery with {self._keys:,} keys", 40.0):
             return
         try:
             self._prepare(plan.recovery_updates)
             for number in range(plan.cold_rounds + plan.warm_rounds):
                 queries, at = list(self._queries), number % len(self._queries)
                 for query in [*queries[at:], *queries[:at]]:
-                    if self._all.in_time(f"recovery of {query.query}, round {number}", 20.0):
+                    if self._all.in_time(f"recovery of {query.query}, round {number}", 10.0):
                         self._recover(query, number, warm=number >= plan.cold_rounds)
         finally:
             for query in self._queries:
