@@ -11,7 +11,8 @@ r"""Arrow columns as JSON text, the same that Spark's `to_json` writes for the s
 | struct | an object of its fields |
 
 Invariants: null fields are left out; no loop over rows in Python. The one difference: Java before version 19 wrote some
-doubles with a digit more than the shortest text that reads back as the same number, which this writes.
+doubles with a digit more than the shortest text that reads back as the same number, which this writes (and of the few
+least numbers, Java writes two digits).
 
 Source: Spark's JacksonGenerator and JSONOptions; Jackson's CharTypes; Java's Double.toString.
 """

@@ -24,7 +24,7 @@ _NOTHING: Final = -1
 
 
 class Replay(NamedTuple):
-    """The beat that is being replayed, and what gives the last beat that windows (keys, numbers) have seen (−1: none)."""
+    """The beat that is being replayed, and the function that says which beat windows (keys, numbers) have seen last."""
 
     beat: int
     covered: Callable[[pa.Array, Int64s], Int64s]

@@ -115,6 +115,10 @@ def _of(column: str, function: Callable[[list[Any]], Any]) -> Callable[[list[Row
     return lambda rows: function([row[column] for row in rows if row[column] is not None])
 
 
+def _at(column: str, place: int) -> Callable[[list[Row]], Any]:
+    return lambda rows: rows[place][column]
+
+
 AGGREGATES: dict[str, Naive] = {
     "n": (agg.count(), len),
     "nx": (agg.count("x"), _of("x", len)),
@@ -130,8 +134,8 @@ AGGREGATES: dict[str, Naive] = {
 for _column in ("x", "f", "i", "l", "s", "b", "d", "ts"):
     AGGREGATES[f"min_{_column}"] = (agg.min(_column), _of(_column, lambda values: min(values, key=_rank, default=None)))
     AGGREGATES[f"max_{_column}"] = (agg.max(_column), _of(_column, lambda values: max(values, key=_rank, default=None)))
-    AGGREGATES[f"first_{_column}"] = (agg.first(_column), lambda rows, c=_column: rows[0][c])
-    AGGREGATES[f"last_{_column}"] = (agg.last(_column), lambda rows, c=_column: rows[-1][c])
+    AGGREGATES[f"first_{_column}"] = (agg.first(_column), _at(_column, 0))
+    AGGREGATES[f"last_{_column}"] = (agg.last(_column), _at(_column, -1))
     AGGREGATES[f"first_known_{_column}"] = (
         agg.first(_column, ignore_nulls=True),
         _of(_column, lambda values: values[0] if values else None),

@@ -101,7 +101,7 @@ def test_results_do_not_depend_on_batches(epochs: list[list[Row]], window: Windo
 def test_a_full_window_leaves_nothing_behind() -> None:
     """Windows that do not overlap are closed when they are full; the state holds open ones alone."""
     harness = OperatorHarness(Aggregate(Counting(2), n=agg.count()), key="key", schema=SCHEMA)
-    rows = [{name: None for name in SCHEMA.names} | {"key": key} for key in ("a", "b", "a")]
+    rows = [dict.fromkeys(SCHEMA.names) | {"key": key} for key in ("a", "b", "a")]
     assert harness.send(rows) == [{"key": "a", "n": 2}]
     assert [row["key"] for row in harness.state()] == ["b"]
 
@@ -117,7 +117,7 @@ def test_empty_batches_and_epochs_are_nothing() -> None:
 def test_a_sum_beyond_64_bits_is_an_error_that_names_the_key() -> None:
     """As in Spark's ANSI mode; the state before it stays."""
     harness = OperatorHarness(Aggregate(Running(), total=agg.sum("l")), key="key", schema=SCHEMA)
-    row = {name: None for name in SCHEMA.names}
+    row = dict.fromkeys(SCHEMA.names)
     harness.send([row | {"key": "a", "l": 2**63 - 1}, row | {"key": "b", "l": -(2**63)}])
     before = harness.state()
     for key, value in (("a", 1), ("b", -1)):

@@ -22,7 +22,7 @@ def alarms(checks: int | None = None) -> OperatorHarness:
 
 def at(minute: float) -> dt.datetime:
     """A moment."""
-    return dt.datetime(2026, 3, 1, tzinfo=dt.timezone.utc) + dt.timedelta(minutes=minute)
+    return dt.datetime(2026, 3, 1, tzinfo=dt.UTC) + dt.timedelta(minutes=minute)
 
 
 def test_the_example_of_the_harness() -> None:

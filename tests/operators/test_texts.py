@@ -21,7 +21,8 @@ from spe_adapter.operators.keys import KeyCodec
 from spe_adapter.operators.output import Output, output_schema, to_records
 
 UTC = dt.UTC
-MOMENTS = st.datetimes(dt.datetime(1, 1, 2), dt.datetime(9998, 12, 30), timezones=st.just(UTC))
+FIRST, LAST = dt.datetime(1, 1, 2), dt.datetime(9998, 12, 30)  # noqa: DTZ001  Hypothesis adds the zone
+MOMENTS = st.datetimes(FIRST, LAST, timezones=st.just(UTC))
 KEY_TYPES: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "text": (pa.string(), st.text(max_size=8)),
     "wide": (pa.large_string(), st.text(max_size=8)),
@@ -114,7 +115,7 @@ VALUES: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "bytes": (pa.binary(), st.binary(max_size=7)),
     "day": (pa.date32(), st.dates(dt.date(1, 1, 1), dt.date(9999, 12, 31))),
     "moment": (pa.timestamp("us", "UTC"), MOMENTS),
-    "bare": (pa.timestamp("us"), st.datetimes(dt.datetime(1, 1, 1), dt.datetime(9999, 12, 31))),
+    "bare": (pa.timestamp("us"), st.datetimes(FIRST, LAST)),
     "inner": (
         pa.struct([("a", pa.string()), ("b", pa.float64())]),
         st.fixed_dictionaries({"a": st.none() | st.text(max_size=3), "b": st.none() | st.floats()}),
