@@ -8,3 +8,22 @@ stream, and a runner that starts anew repeats exactly the beats that its state d
 
 Source: CEC paper, sections II and III.
 """
+
+from spe_adapter.continuous.fragment import Fragment, Limits, Source
+from spe_adapter.continuous.joining import join_sources
+from spe_adapter.continuous.loop import Progress, Recovered
+from spe_adapter.continuous.runner import Options, Runner
+from spe_adapter.continuous.spark import SparkQuery, on_spark
+
+__all__ = [
+    "Fragment",
+    "Limits",
+    "Options",
+    "Progress",
+    "Recovered",
+    "Runner",
+    "Source",
+    "SparkQuery",
+    "join_sources",
+    "on_spark",
+]

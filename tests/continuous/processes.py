@@ -123,15 +123,17 @@ def create(servers: str, topic: str) -> None:
         client.create_topic(topic, 1, {"retention.ms": "-1"})
 
 
-def produce(servers: str, topic: str, rows: Sequence[tuple[bytes, int]], per_batch: int = 50) -> None:
-    """Rows (key, value) into partition 0."""
+def produce(
+    servers: str, topic: str, rows: Sequence[tuple[bytes, int]], per_batch: int = 50, *, partition: int = 0
+) -> None:
+    """Rows (key, value) into a partition."""
     with Client(parse_addresses(servers)) as client:
         for start in range(0, len(rows), per_batch):
             part = rows[start : start + per_batch]
             records = [
                 Record(0, 1_700_000_000_000 + start + at, key, b"%d" % value) for at, (key, value) in enumerate(part)
             ]
-            client.produce(TopicPartition(topic, 0), bytes(encode_batch(records)))
+            client.produce(TopicPartition(topic, partition), bytes(encode_batch(records)))
 
 
 def expected(rows: Sequence[tuple[bytes, int]]) -> list[tuple[bytes, bytes]]:

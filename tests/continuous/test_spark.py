@@ -1,0 +1,123 @@
+"""A fragment as long tasks on a real Spark: workers are killed and started again, and the output is exact."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pytest
+from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+from pyspark.sql import SparkSession
+
+from logstore.client.blocking import Client, parse_addresses
+from spe_adapter.cec.policy import Targets
+from spe_adapter.codec.partitioner import partitions_of
+from spe_adapter.continuous.fragment import Fragment, Limits, Source
+from spe_adapter.continuous.runner import Options
+from spe_adapter.continuous.spark import on_spark
+from spe_adapter.operators import functions as agg
+from spe_adapter.operators.aggregates import Aggregate
+from spe_adapter.operators.windows import Counting
+from tests.continuous.fragments import parse
+from tests.continuous.processes import WINDOW, as_text, expected, produce
+from tests.spark.session import start_spark
+from tests.support.sidecar import Sidecar
+
+pytestmark = [pytest.mark.spark, pytest.mark.crash]
+
+PARTITIONS = 2
+RECORDS = 6_000
+READ_S = 60.0
+
+Rows = list[tuple[bytes, int]]
+
+
+@pytest.fixture
+def sidecar(tmp_path: Path) -> Iterator[Sidecar]:
+    """A sidecar process."""
+    with Sidecar(tmp_path / "sidecar") as running:
+        yield running
+
+
+@pytest.fixture
+def spark(tmp_path: Path) -> Iterator[SparkSession]:
+    """A small Spark."""
+    session = start_spark(tmp_path / "spark")
+    yield session
+    session.stop()
+
+
+def routed(rows: Rows) -> list[Rows]:
+    """Rows by the partition that Kafka's partitioner gives them."""
+    keys = pa.array([key for key, _ in rows], pa.binary())
+    places = partitions_of(keys, len(rows), PARTITIONS, 0)
+    return [[rows[at] for at in np.flatnonzero(places == number)] for number in range(PARTITIONS)]
+
+
+class Reader:
+    """A consumer of one partition that remembers all it has read."""
+
+    def __init__(self, address: str, topic: str, number: int) -> None:
+        self._consumer = Consumer({"bootstrap.servers": address, "group.id": "check"})
+        self._consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING)])
+        self.read: list[tuple[bytes | None, bytes | None]] = []
+
+    def read_to(self, count: int) -> None:
+        """Read until so many records are here."""
+        while len(self.read) < count:
+            message = self._consumer.poll(READ_S)
+            assert message is not None, f"{len(self.read)} of {count} records, then silence"
+            assert message.error() is None, message.error()
+            self.read.append((message.key(), message.value()))
+
+    def close(self) -> None:
+        """Leave."""
+        self._consumer.close()
+
+
+def workers() -> list[psutil.Process]:
+    """Spark's Python workers: what the daemon has forked."""
+    family = psutil.Process().children(recursive=True)
+    daemons = [one for one in family if one.is_running() and "pyspark.daemon" in " ".join(one.cmdline())]
+    return [one for one in daemons if any(one.ppid() == other.pid for other in daemons)]
+
+
+def test_killed_workers_are_replaced_and_the_output_is_exact(sidecar: Sidecar, spark: SparkSession) -> None:
+    """Two partitions, three times more input; between, all Python workers are killed. At last the query is stopped."""
+    chance = random.Random(11)
+    rows = [(b"key-%d" % min(int(chance.paretovariate(0.4)), 300), chance.randint(0, 999)) for _ in range(RECORDS)]
+    parts = routed(rows)
+    with Client(parse_addresses(sidecar.address)) as client:
+        client.create_topic("in", PARTITIONS, {"retention.ms": "-1"})
+    operator = Aggregate(Counting(WINDOW), total=agg.sum("v"), last=agg.last("v"))
+    fragment = Fragment("spark", (Source("in", (parse, as_text)),), ("k",), operator, "out", check_keys=True)
+    limits = Limits(beat_records=100, beat_ms=20, run_records=50)
+    query = on_spark(spark, fragment, Options(sidecar.address, partial(Targets, 200, 500), limits))
+    readers = [Reader(sidecar.address, "out", number) for number in range(PARTITIONS)]
+    try:
+        for third in range(1, 4):
+            for number, part in enumerate(parts):
+                share = len(part) // 3
+                end = len(part) if third == 3 else third * share
+                produce(sidecar.address, "in", part[(third - 1) * share : end], partition=number)
+                readers[number].read_to(len(expected(part[:end])))
+            assert query.is_active
+            assert query.running_tasks == PARTITIONS
+            if third < 3:
+                killed = workers()
+                assert len(killed) >= PARTITIONS
+                for worker in killed:
+                    worker.kill()
+        for number, part in enumerate(parts):
+            assert readers[number].read == expected(part)
+    finally:
+        for reader in readers:
+            reader.close()
+        query.stop()
+    assert not query.is_active
+    assert query.failure is None
