@@ -300,7 +300,7 @@ def test_control_records_are_ordinary_records(
     (record,) = decode_batch(batch)
     assert encode_batch([record], control=True) == batch
     assert (record.timestamp, record.headers) == (timestamp_ms, ())
-    assert decode_control_record(b"behind" + bytes(batch), 6) == (kind, fields, tail)
+    assert decode_control_record(b"behind" + bytes(batch), 6) == ControlRecord(kind, fields, memoryview(tail))
     assert control_type(batch[:PEEK_BYTES]) == known_type(batch) == kind
 
 
@@ -313,7 +313,7 @@ def test_control_lies_under_a_right_checksum(data: st.DataObject) -> None:
     at = data.draw(st.integers(HEADER_BYTES, len(batch) - 1))
     batch[at] = data.draw(st.integers(0, 255))
     seal_batch(batch)
-    results = []
+    results: list[ControlRecord | None] = []
     for behind in (b"", b"\xff" * 40):
         try:
             results.append(decode_control_record(bytes(batch) + behind))
