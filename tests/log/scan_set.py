@@ -105,7 +105,7 @@ async def opened(root: Path, *, segment_bytes: int = 4096, tail_bytes: int = 1) 
 
 
 def naive(place: Place, before_offset: int, types: Collection[int]) -> list[tuple[int, bytes]]:
-    """The control batches in front of an offset, newest first, as whoever reads every chunk from its start finds them."""
+    """The control batches in front of an offset, newest first, as found by reading every chunk from its start."""
     stream = place.stream
     found: list[tuple[int, bytes]] = []
     for chunk in stream.chunks:
@@ -130,13 +130,11 @@ async def scan(
         assert len(whole) == piece.size_bytes
         batches = [(header.base_offset, whole[at : at + header.size_bytes]) for at, header in iterate_batches(whole)]
         assert piece.size_bytes <= max_bytes or len(batches) == 1
-        assert (
-            all(offset >= piece.next_before or offset == piece.next_before - 1 for offset, _ in batches) or not batches
-        )
+        assert all(offset >= piece.next_before for offset, _ in batches)
         found += batches
         if piece.next_before <= place.stream.log_start_offset:
             return found
-        assert before == -1 or piece.next_before < before or not batches
+        assert before == -1 or piece.next_before < before
         before = piece.next_before
 
 
