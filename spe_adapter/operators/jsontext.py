@@ -133,7 +133,7 @@ def objects_of(names: Sequence[str], texts: Sequence[Text], rows: int) -> pa.Bin
     labels = [f"{json.dumps(name, ensure_ascii=False)}:".encode() for name in names]
     name_offsets = np.zeros(len(labels) + 1, np.int64)
     np.cumsum([len(label) for label in labels], out=name_offsets[1:])
-    quoted = np.array([text.plain for text in texts], np.bool_)
+    quoted = np.array([text_kernels.QUOTED if text.plain else text_kernels.RAW for text in texts], np.uint8)
     data = np.concatenate([*pieces, np.empty(0, np.uint8)])
     out_offsets = np.zeros(rows + 1, np.int64)
     total = text_kernels.measure_objects(offsets, valid, quoted, data, name_offsets, out_offsets)

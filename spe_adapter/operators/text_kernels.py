@@ -35,14 +35,25 @@ def _short_escapes() -> Bytes:
 
 _ESCAPES: Final = _short_escapes()
 """What follows the backslash; 0 where a byte has no short form."""
+_EXTRA: Final = np.where(_ESCAPES != 0, 1, np.where(np.arange(256) < 32, 5, 0)).astype(np.int64)
+"""Bytes that a byte takes beside itself."""
+
+# What a column's text needs to be JSON.
+RAW: Final = 0
+QUOTED: Final = 1
+PLAIN: Final = 2
+"""Quotes alone."""
 
 
 @compiled
 def measure_objects(
-    offsets: Int64s, valid: Bools, quoted: Bools, data: Bytes, name_offsets: Int64s, out_offsets: Int64s
+    offsets: Int64s, valid: Bools, quoted: Bytes, data: Bytes, name_offsets: Int64s, out_offsets: Int64s
 ) -> int:
-    """The length of each object, as running sums in `out_offsets`; the sum of all."""
+    """The length of each object, as running sums in `out_offsets`; the sum of all. `quoted` becomes PLAIN for columns
+    in which nothing has to be escaped.
+    """
     columns, rows = valid.shape
+    escapes = np.zeros(columns, np.int64)
     total = np.int64(0)
     for row in range(rows):
         size = np.int64(2)
@@ -54,25 +65,27 @@ def measure_objects(
             size += name_offsets[column + 1] - name_offsets[column]
             start, end = offsets[column, row], offsets[column, row + 1]
             size += end - start
-            if quoted[column]:
-                size += 2
-                for at in range(start, end):
-                    byte = data[at]
-                    if _ESCAPES[byte] != 0:
-                        size += 1
-                    elif byte < 32:
-                        size += 5
+            if quoted[column] != RAW:
+                extra = 0
+                for at in range(np.uint64(start), np.uint64(end)):
+                    extra += _EXTRA[data[at]]
+                escapes[column] += extra
+                size += 2 + extra
         total += size + max(fields - 1, 0)
         out_offsets[row + 1] = total
+    for column in range(columns):
+        if quoted[column] == QUOTED and escapes[column] == 0:
+            quoted[column] = PLAIN
     return total
 
 
 @compiled
 def _put(out: Bytes, at: int, data: Bytes, start: int, end: int) -> int:
-    for position in range(start, end):
-        out[at] = data[position]
-        at += 1
-    return at
+    # Unsigned positions need no check for counting from the end, without which this loop becomes wide moves.
+    source, target = np.uint64(start), np.uint64(at)
+    for index in range(np.uint64(end - start)):
+        out[target + index] = data[source + index]
+    return at + (end - start)
 
 
 @compiled
@@ -102,7 +115,7 @@ def _put_escaped(out: Bytes, at: int, data: Bytes, start: int, end: int) -> int:
 
 @compiled
 def write_objects(
-    offsets: Int64s, valid: Bools, quoted: Bools, data: Bytes, name_offsets: Int64s, names: Bytes, out: Bytes
+    offsets: Int64s, valid: Bools, quoted: Bytes, data: Bytes, name_offsets: Int64s, names: Bytes, out: Bytes
 ) -> None:
     """Write each row as {"name":value,…} without what is not valid; `names` are `"name":` each, ready to be written."""
     columns, rows = valid.shape
@@ -119,7 +132,12 @@ def write_objects(
                 at += 1
             first = False
             at = _put(out, at, names, name_offsets[column], name_offsets[column + 1])
-            if quoted[column]:
+            if quoted[column] == PLAIN:
+                out[at] = 34
+                at = _put(out, at + 1, data, offsets[column, row], offsets[column, row + 1])
+                out[at] = 34
+                at += 1
+            elif quoted[column] == QUOTED:
                 at = _put_escaped(out, at, data, offsets[column, row], offsets[column, row + 1])
             else:
                 at = _put(out, at, data, offsets[column, row], offsets[column, row + 1])
@@ -256,8 +274,21 @@ def moments(local_us: Int64s, offset_minutes: Int64s, fraction_digits: int, out_
     Source: Howard Hinnant, "chrono-compatible low-level date algorithms", civil_from_days.
     """
     at = 0
+    before = 0
     for row in range(local_us.shape[0]):
         us = local_us[row]
+        if (
+            row > 0
+            and us == local_us[row - 1]
+            and (offset_minutes.shape[0] == 0 or offset_minutes[row] == offset_minutes[row - 1])
+        ):
+            # Windows come in long rows of equal ones.
+            length = at - before
+            before = at
+            at = _put(out, at, out, at - length, at)
+            out_offsets[row + 1] = at
+            continue
+        before = at
         days = us // 86_400_000_000
         rest = us - days * 86_400_000_000
         shifted = days + 719_468
