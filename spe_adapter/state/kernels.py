@@ -45,11 +45,12 @@ REF: Final = 1
 IDENTITY_COLUMNS: Final = 2
 
 # A reference packs position and length into one word, so that it is stored at once: position << 24 | length + 1, and 0
-# for null. In an identity two negative values say that there is no key.
+# for null. In an identity 0 says that there is no window, as in memory that was never used, and -1 that its key is null.
 LENGTH_BITS: Final = 24
 LENGTH_MASK: Final = (1 << LENGTH_BITS) - 1
 LONGEST_BYTES: Final = LENGTH_MASK - 1
-REF_FREE: Final = -1
+REF_FREE: Final = 0
+REF_NULL: Final = -1
 REF_HIDDEN: Final = -2
 """The row is in use, but not in the index."""
 
@@ -219,7 +220,9 @@ def find_rows(
                 if candidate >= identities.shape[0]:
                     return DAMAGED
                 ref = identities[candidate, REF]
-                same = identities[candidate, NUMBER] == numbers[row] and ref >= 0 and (ref & LENGTH_MASK) == length + 1
+                same = identities[candidate, NUMBER] == numbers[row] and (
+                    (ref > 0 and (ref & LENGTH_MASK) == length + 1) or (ref == REF_NULL and length < 0)
+                )
                 if same and (ref >> LENGTH_BITS) + length > arena.shape[0]:
                     return DAMAGED
                 left, left_at, right_at = length, np.uint64(ref >> LENGTH_BITS), np.uint64(offsets[row])
@@ -287,13 +290,12 @@ def insert_rows(
             for byte in range(np.uint64(length)):
                 arena[target + byte] = data[start + byte]
             counters[ARENA_USED] = at + length
-        identities[row, REF] = REF_FREE
         identities[row, NUMBER] = numbers[item]
         row_hashes[row] = value
         index[slot] = ((value >> TAG_BITS) << TAG_BITS) | (row + 1)
         counters[OCCUPIED] += 1
         rows[item] = row
-        refs[item] = (at << LENGTH_BITS) | (length + 1) if length >= 0 else np.int64(0)
+        refs[item] = (at << LENGTH_BITS) | (length + 1) if length >= 0 else np.int64(REF_NULL)
     return OK
 
 
@@ -306,8 +308,8 @@ def remove_rows(rows: Int64s, index: Int64s, identities: Grid, row_hashes: Int64
         ref = identities[row, REF]
         if ref == REF_FREE:
             continue
-        if ref >= 0:
-            if ref & LENGTH_MASK > 0:
+        if ref != REF_HIDDEN:
+            if ref > 0:
                 counters[GARBAGE] += (ref & LENGTH_MASK) - 1
             hole = row_hashes[row] & mask
             steps = mask
@@ -343,7 +345,7 @@ def link_rows(identities: Grid, row_hashes: Int64s, used: int, index: Int64s) ->
     if used > identities.shape[0] or used > mask:
         return DAMAGED
     for row in range(used):
-        if identities[row, REF] < 0:
+        if identities[row, REF] == REF_FREE or identities[row, REF] == REF_HIDDEN:
             continue
         value = row_hashes[row]
         slot = value & mask

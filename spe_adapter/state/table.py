@@ -239,7 +239,7 @@ class Table:
 
     def keys(self, rows: Int64s) -> pa.BinaryArray:
         """The key of each window."""
-        return bytes_array(pa.binary(), self._refs[rows], self._arena)
+        return bytes_array(pa.binary(), np.maximum(self._refs[rows], 0), self._arena)
 
     def numbers(self, rows: Int64s) -> Int64s:
         """The number of each window."""
@@ -247,7 +247,7 @@ class Table:
 
     def live_rows(self) -> Int64s:
         """The rows of all windows, ascending."""
-        return np.flatnonzero(self._refs[: self.used] >= 0)
+        return np.flatnonzero(_holds_window(self._refs[: self.used]))
 
     # ---- state
 
@@ -432,7 +432,7 @@ class Table:
         known = (self._layout.capacity, self._layout.arena_bytes, self._layout.slots)
         if (capacity, arena_bytes, slots) != known or not 0 <= used <= capacity:
             raise StateDamaged(f"a table's counters contradict themselves: {counters[:8].tolist()}")
-        free = np.flatnonzero(self._refs[:used] < 0)
+        free = np.flatnonzero(~_holds_window(self._refs[:used]))
         self._refs[free] = kernels.REF_FREE
         self._identities[free, kernels.NUMBER] = np.append(free[1:] + 1, 0)[: len(free)]
         for name in ("expires", "ordinal"):
@@ -475,6 +475,11 @@ class Table:
         counters[kernels.ARENA_USED] = arena_used
         counters[kernels.GARBAGE] = 0
         _check(kernels.link_rows(views["identities"], views["hashes"], used, views["index"]))
+
+
+def _holds_window(refs: Int64s) -> Bools:
+    """Which references in identities are of windows that can be found here."""
+    return (refs != kernels.REF_FREE) & (refs != kernels.REF_HIDDEN)
 
 
 def _extent(refs: Int64s) -> tuple[int, int]:

@@ -8,12 +8,14 @@ child waits in that step for a line from its input.
 import json
 import os
 import sys
+from collections.abc import Callable
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from spe_adapter.state.files import World
 from spe_adapter.state.versions import StateDirectory, Tag
 from tests.state.conftest import OPERATOR, QUERY, SCHEMA, windows_of
-from tests.state.history import big_history
+from tests.state.history import big_history, long_history
 
 LIMIT = 1024 * 1024 * 1024
 
@@ -29,7 +31,7 @@ def wait() -> None:
         pass
 
 
-def work(order: dict[str, Any]) -> None:
+def work(order: dict[str, Any], say: Callable[[str], None] = say) -> None:
     """Open a version and say what was found in it; publish the next one if told to."""
     hold = order.get("hold")
 
@@ -38,7 +40,7 @@ def work(order: dict[str, Any]) -> None:
         if what == hold:
             wait()
 
-    history = big_history(order["windows"])
+    history = long_history(order["windows"], order["long"]) if "long" in order else big_history(order["windows"])
     steps = history.steps
     version = order["version"]
     wanted: Tag | None = None if version < 0 else steps[version].tag
@@ -53,7 +55,10 @@ def work(order: dict[str, Any]) -> None:
 
 def main() -> None:
     """Do what the input says, one thing after the other, each in a child."""
-    big_history(1)
+    with TemporaryDirectory() as root:  # compiled loops are loaded here, not in each child
+        warm_up = {"root": root, "windows": 9, "limit_s": 1}
+        work(warm_up | {"version": 0, "publish": True}, lambda what: None)
+        work(warm_up | {"version": 1}, lambda what: None)
     for line in iter(sys.stdin.buffer.raw.readline, b""):  # type: ignore[attr-defined]  # unbuffered: children read it too
         child = os.fork()
         if not child:
