@@ -37,6 +37,9 @@ LEAST_CAPACITY: Final = 1024
 MOST_INITIAL: Final = 1 << 24
 """A set made for more identities than this starts smaller and grows: the estimate may be wrong."""
 LOAD_PERCENT: Final = 60
+"""How full a new table gets with what it was made for."""
+MOST_LOAD_PERCENT: Final = 75
+"""How full it may get before it grows: rows are counted before it is known how many of them are new."""
 
 
 @compiled
@@ -69,6 +72,18 @@ def _hash(data: Bytes, at: int, length: int, number: int) -> np.uint64:
     state *= np.uint64(0xC4CEB9FE1A85EC53)
     state ^= state >> np.uint64(33)
     return state | np.uint64(1)
+
+
+@compiled
+def _slot(value: np.uint64, size: np.uint64) -> np.uint64:
+    """Where to look first, for tables of any size below 2**32: powers of two would waste up to half of them."""
+    return ((value >> np.uint64(32)) * size) >> np.uint64(32)
+
+
+@compiled
+def _next(slot: np.uint64, size: np.uint64) -> np.uint64:
+    slot += np.uint64(1)
+    return slot if slot < size else np.uint64(0)
 
 
 @compiled
@@ -109,7 +124,7 @@ def insert(
     `is_new` gets one byte a row.
     """
     rows = numbers.shape[0]
-    mask = np.uint64(slots.shape[0] - 1)
+    size = np.uint64(slots.shape[0])
     hashes = np.empty(rows, np.uint64)
     lengths = np.empty(rows, np.int64)
     for row in range(rows):
@@ -128,7 +143,7 @@ def insert(
         value = hashes[row]
         number = np.uint64(numbers[row])
         head = _word(key_data, at, length)
-        slot = (value >> np.uint64(20)) & mask
+        slot = _slot(value, size)
         found = False
         while slots[slot, 0] != np.uint64(0):
             if slots[slot, 0] == value and slots[slot, 1] == number and slots[slot, 2] == head:
@@ -139,7 +154,7 @@ def insert(
                     found = _same_tail(key_data, at, length, arena, np.int64(rest) - ARENA_BASE)
                 if found:
                     break
-            slot = (slot + np.uint64(1)) & mask
+            slot = _next(slot, size)
         is_new[row] = 0 if found else 1
         if not found:
             slots[slot, 0] = value
@@ -157,13 +172,13 @@ def insert(
 @compiled
 def rehash(source: UInt64s, target: UInt64s) -> None:
     """Move all entries into a larger, empty table."""
-    mask = np.uint64(target.shape[0] - 1)
+    size = np.uint64(target.shape[0])
     for index in range(source.shape[0]):
         value = source[index, 0]
         if value != np.uint64(0):
-            slot = (value >> np.uint64(20)) & mask
+            slot = _slot(value, size)
             while target[slot, 0] != np.uint64(0):
-                slot = (slot + np.uint64(1)) & mask
+                slot = _next(slot, size)
             for word in range(SLOT_WORDS):
                 target[slot, word] = source[index, word]
 
@@ -213,8 +228,8 @@ class Identities:
         return is_new.view(np.bool_)
 
     def _make_room(self, rows: int) -> None:
-        if (self._count + rows) * 100 > len(self._slots) * LOAD_PERCENT:
-            larger = _empty(2 * (self._count + rows))
+        if (self._count + rows) * 100 > len(self._slots) * MOST_LOAD_PERCENT:
+            larger = _empty(self._count + self._count // 2 + rows)
             rehash(self._slots, larger)
             self._slots = larger
 
@@ -227,8 +242,7 @@ class Identities:
 
 
 def _empty(identities: int) -> UInt64s:
-    wanted = max(LEAST_CAPACITY, identities * 100 // LOAD_PERCENT + 1)
-    return np.zeros((1 << (wanted - 1).bit_length(), SLOT_WORDS), np.uint64)
+    return np.zeros((max(LEAST_CAPACITY, identities * 100 // LOAD_PERCENT + 1), SLOT_WORDS), np.uint64)
 
 
 def _bytes(buffer: pa.Buffer | None) -> Bytes:
