@@ -11,11 +11,22 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from spe_adapter.stateful.joining import stateful_join
 from spe_adapter.stateful.options import StatefulOptions
 from spe_adapter.stateful.progress import EpochProgress
 from spe_adapter.stateful.query import Stateful, StatefulQuery, stateful
+from spe_adapter.stateful.resetting import Reset, reset
 
-__all__ = ["EpochProgress", "Stateful", "StatefulOptions", "StatefulQuery", "stateful"]
+__all__ = [
+    "EpochProgress",
+    "Reset",
+    "Stateful",
+    "StatefulOptions",
+    "StatefulQuery",
+    "reset",
+    "stateful",
+    "stateful_join",
+]
 
 
 class _Module(ModuleType):

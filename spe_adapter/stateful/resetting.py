@@ -1,0 +1,165 @@
+"""Going back: a query's state as of an earlier batch, from which Spark then runs the batches behind it again.
+
+A reset is one more epoch in the log, of a new generation, whose END names the epoch to go back to; everything behind
+that one is undone for whoever looks for state. Results that the undone epochs wrote stay where they are: a log does not
+forget, and the batches that run again add theirs.
+
+Invariants:
+* Nothing is changed before it is certain that the state of that batch is whole in the log, and that Spark's checkpoint
+  (if it is here) can go back to it.
+* The state goes back first, then the checkpoint: a reset that is cut short can be asked for again.
+* The query's former run cannot commit any more.
+
+Source: docs/decisions/0010; Spark's checkpoint layout (offsets, commits and sources, one file per batch).
+"""
+
+import re
+from collections.abc import Generator, Mapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from logstore.client.blocking import Client, TopicPartition
+from logstore.format.batch import parse_header
+from logstore.format.control import END_TYPE
+from logstore.format.private import DescribeRequest, TaskOutput
+from spe_adapter.cec.control import End, Mark, Progress, decode, encode_mark
+from spe_adapter.host import Host, ThisHost
+from spe_adapter.staging import Attempt
+from spe_adapter.stateful.errors import ResetRefused
+from spe_adapter.stateful.fencing import decide, take_over
+from spe_adapter.stateful.loading import reconstruct
+from spe_adapter.stateful.logscan import Scan
+from spe_adapter.stateful.messages import log_epoch
+from spe_adapter.stateful.options import StatefulOptions, parse_stateful
+from spe_adapter.stateful.pieces import Pieces
+
+_PER_BATCH: Final = re.compile(r"(\d+)(\.compact)?")
+_DIRECTORIES: Final = ("offsets", "commits")
+
+
+class Reset(NamedTuple):
+    """What a reset did: the batch whose state the query has now, its epoch in the log, the epoch that says so, and the
+    checkpoint's files that went (or must go, if the checkpoint was not given).
+    """
+
+    batch: int
+    epoch: int
+    reset_epoch: int
+    files: tuple[str, ...]
+
+
+def reset(
+    *, topic: str, query: str, batch: int, checkpoint: str | Path | None = None, options: Mapping[str, str]
+) -> Reset:
+    """Take the state of `query` (Spark's query id) in `topic` back to the end of `batch`.
+
+    The query must not run; if it does, it fails at its next epoch. `checkpoint` is its checkpoint directory, if that is
+    on this machine: what is newer is removed from it. Otherwise remove every file with a number above `batch` from the
+    checkpoint's directories `offsets` and `commits` before the query starts again, or it says so. `options` as for the
+    query, of which `kafka.bootstrap.servers` is needed.
+
+    Raises ResetRefused, StateTrimmed and what the sidecar refuses; then nothing was changed.
+    """
+    parsed, host = parse_stateful(options, topic), ThisHost()
+    sink = parsed.sink
+    directory = None if checkpoint is None else Path(str(checkpoint).removeprefix("file://").removeprefix("file:"))
+    newer = [] if directory is None else _newer_files(directory, batch)
+    with Client(sink.servers, host.network, limit_s=sink.limit_s, client_id=sink.client_id) as client:
+        if client.describe(DescribeRequest(query)).last_epoch is None:
+            raise ResetRefused(
+                f"query {query} is not known at {client.where}; its id stands in the checkpoint's metadata"
+            )
+        newest, end = _find(client, parsed.topic, query, batch)
+        progress = Progress.from_json(end.positions)
+        marks = [
+            _whole_mark(client, TopicPartition(parsed.topic, partition), query, end.epoch)
+            for partition in range(progress.partitions)
+        ]
+        run = f"reset-{host.new_token()}"
+        last_epoch = take_over(client, query, run)
+        if last_epoch != newest.epoch:
+            raise ResetRefused(f"query {query} has just committed epoch {last_epoch}; stop it, then reset it")
+        generation = Progress.from_json(newest.positions).generation + 1
+        back = replace(progress, generation=generation, reset_to=end.epoch)
+        epoch = log_epoch(generation, batch, closing=False)
+        outputs = [
+            _stage(client, parsed, host, Attempt(query, run, epoch, mark.partition, run), mark) for mark in marks
+        ]
+        decide(client, query, run, epoch, outputs, back.to_json())
+    for path in newer:
+        path.unlink(missing_ok=True)
+        path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+    return Reset(batch, end.epoch, epoch, tuple(map(str, newer)))
+
+
+def _find(client: Client, topic: str, query: str, batch: int) -> tuple[End, End]:
+    """The query's newest END, and that of the batch, as nothing was undone since. Raises ResetRefused."""
+    newest: End | None = None
+    undone_after: int | None = None
+    with closing(_ends(client, TopicPartition(topic, 0), query)) as ends:
+        for end in ends:
+            newest = newest or end
+            if undone_after is not None and end.epoch > undone_after:
+                continue
+            progress = Progress.from_json(end.positions)
+            if progress.batch == batch:
+                return newest, end
+            if progress.batch < batch:
+                raise ResetRefused(
+                    f"query {query}: batch {batch} is not in topic {topic!r}, the newest there is {progress.batch}"
+                )
+            if progress.reset_to is not None:
+                undone_after = progress.reset_to
+    raise ResetRefused(
+        f"query {query}: the log of topic {topic!r} does not hold batch {batch} (any more); choose a newer one"
+    )
+
+
+def _ends(client: Client, stream: TopicPartition, query: str) -> Generator[End, None, None]:
+    with Scan(client, stream, types=(END_TYPE,)) as scan:
+        for piece in scan:
+            position = 0
+            while position < len(piece):
+                control = decode(piece, position)
+                if isinstance(control, End) and control.query == query:
+                    yield control
+                position += parse_header(piece, position).size_bytes
+
+
+def _whole_mark(client: Client, stream: TopicPartition, query: str, epoch: int) -> Mark:
+    """The mark of an epoch all of whose windows are in the log. Raises StateTrimmed."""
+    mark = reconstruct(client, stream, query, epoch).mark
+    if mark is None:
+        raise ResetRefused(f"query {query}: stream {stream} holds no mark of epoch {epoch}")
+    return mark
+
+
+def _stage(client: Client, options: StatefulOptions, host: Host, attempt: Attempt, mark: Mark) -> TaskOutput:
+    """The mark once more, as the new epoch's."""
+    stream = TopicPartition(options.topic, mark.partition)
+    pieces = Pieces(client, attempt, stream, options.sink)
+    again = replace(mark, epoch=attempt.epoch, attempt=attempt.attempt, rebase=False)
+    pieces.add_control([encode_mark(again, host.wall_ms())])
+    return TaskOutput(mark.partition, attempt.attempt, pieces.finish())
+
+
+def _newer_files(checkpoint: Path, batch: int) -> list[Path]:
+    """The files of batches behind `batch`, newest first. Raises ResetRefused if Spark could not go on from there."""
+    for name in _DIRECTORIES:
+        if not (checkpoint / name / str(batch)).is_file():
+            raise ResetRefused(
+                f"{checkpoint} does not hold batch {batch} ({name}/{batch} is missing): Spark keeps the last 100 batches "
+                "unless spark.sql.streaming.minBatchesToRetain says more"
+            )
+    found: list[tuple[int, Path]] = []
+    for directory in (*(checkpoint / name for name in _DIRECTORIES), *sorted((checkpoint / "sources").glob("*"))):
+        for path in directory.iterdir() if directory.is_dir() else ():
+            match = _PER_BATCH.fullmatch(path.name)
+            if match is None or int(match[1]) <= batch:
+                continue
+            if match[2] is not None:
+                raise ResetRefused(f"{path} mixes batches up to {match[1]}: this source cannot go back to {batch}")
+            found.append((int(match[1]), path))
+    return [path for _, path in sorted(found, reverse=True)]
