@@ -74,7 +74,9 @@ class Fragment:
     `query` names the state in the output stream: the same name goes on where it stopped. `key` are the operator's key
     columns; results carry them as their record key. `after` are steps on the results (key columns first). `start` is
     where a new query begins to read. Without `checkpoints` the output holds results alone, and after a crash the query
-    cannot go on: for measuring what checkpoints cost.
+    cannot go on: for measuring what checkpoints cost. `check_keys` refuses records in a partition that is not their
+    key's. `allow_trimming` accepts a target that trims itself by age or size, though it may lose the state of windows
+    that stay open for longer.
     """
 
     query: str
@@ -86,6 +88,7 @@ class Fragment:
     start: Literal["earliest", "latest"] = "earliest"
     checkpoints: bool = True
     check_keys: bool = False
+    allow_trimming: bool = False
 
     def __post_init__(self) -> None:
         if not self.sources:

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from logstore.client.errors import NONE, OFFSET_OUT_OF_RANGE, Refused
 from spe_adapter.cec.reconstruct import Eventual
 from spe_adapter.continuous.core import Core, Figures, ReplayBeat
-from spe_adapter.continuous.errors import InputTrimmed
+from spe_adapter.continuous.errors import FragmentRefused, InputTrimmed
 from spe_adapter.continuous.fragment import Limits, Plan
 from spe_adapter.continuous.inputs import Input, Run, choose
 from spe_adapter.continuous.port import FENCE_EPOCH, Port
@@ -86,6 +86,11 @@ class Loop:
             self._core.begin([one.position for one in self._inputs])
             self._observe(Recovered(0, 0, 0, 0.0, 0, 0, 0.0))
             return
+        if not self._plan.fragment.checkpoints:
+            raise FragmentRefused(
+                f"query {self._plan.fragment.query!r} has committed beat {last} and runs without checkpoints: it "
+                "cannot go on. Start under another query name"
+            )
         eventual = self._reconstruct()
         beats = self._core.load(eventual, last)
         loaded_ms = self._port.monotonic_ms()
@@ -136,11 +141,7 @@ class Loop:
             self._request()
             answer = self._receive(IDLE_MS)
             if answer == Received(run.source, moved=False) and held.fetch_offset >= self._high_watermarks[run.source]:
-                raise InputTrimmed(
-                    f"{self._where(run.source)} ends at offset {self._high_watermarks[run.source]}, but this query has "
-                    "read further before: records that were there are gone. Bring the stream back, or start under "
-                    "another query name"
-                )
+                raise self._too_short(run.source, self._high_watermarks[run.source])
 
     # ---- working
 
@@ -240,11 +241,19 @@ class Loop:
     def _out_of_range(self, source: int) -> InputTrimmed:
         wanted = self._inputs[source].fetch_offset
         first, end = (self._port.offset(source, moment) for moment in ("earliest", "latest"))
+        if wanted > end:
+            return self._too_short(source, end)
         why = "its state was last written before that" if self._core.is_replaying else "it was not read before that"
         return InputTrimmed(
             f"{self._where(source)} is needed from offset {wanted} on and holds {first} to {end - 1}: {why}. Keep the "
             "sources as long as needed_offsets() says (a smaller U needs less), bring the records back, or start under "
             "another query name"
+        )
+
+    def _too_short(self, source: int, end: int) -> InputTrimmed:
+        return InputTrimmed(
+            f"{self._where(source)} ends at offset {end}, but this query has read further before: records that were "
+            "there are gone. Bring the stream back, or start under another query name"
         )
 
     def _where(self, source: int) -> str:

@@ -6,6 +6,7 @@ Invariants:
 * Killing a runner at any moment costs time, never results: `stop` is for those who want the open beat committed first.
 """
 
+import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import Final
 
 from logstore.client.blocking import Client, parse_addresses
 from logstore.client.errors import UNKNOWN_TOPIC_OR_PARTITION, Refused
+from logstore.errors import TopicExists
 from spe_adapter.cec.policy import NoChecks, Policy
 from spe_adapter.continuous.client_port import CLIENT_ID, ClientPort
 from spe_adapter.continuous.core import Core, Place
@@ -21,6 +23,7 @@ from spe_adapter.continuous.fragment import Fragment, Limits, Plan, plan
 from spe_adapter.continuous.loop import Event, Loop, Observe
 from spe_adapter.host import Host, ThisHost
 
+KEEP_ALL: Final = {"retention.ms": "-1", "retention.bytes": "-1"}
 LIMIT_S: Final = 60.0
 """How long a runner goes on asking a sidecar that does not answer, before it gives up."""
 
@@ -108,7 +111,7 @@ class Runner:
 def prepare(fragment: Fragment, options: Options, host: Host) -> int:
     """How many partitions the sources have; the target is made with as many if it is not there.
 
-    Raises FragmentRefused if topics differ in partitions, and the client's errors.
+    Raises FragmentRefused if topics differ in partitions or the target trims itself, and the client's errors.
     """
     with Client(parse_addresses(options.servers), host.network, limit_s=options.limit_s, client_id=CLIENT_ID) as client:
         counts = {source.topic: client.partitions(source.topic) for source in fragment.sources}
@@ -118,8 +121,10 @@ def prepare(fragment: Fragment, options: Options, host: Host) -> int:
         except Refused as error:
             if error.code != UNKNOWN_TOPIC_OR_PARTITION:
                 raise
-            client.create_topic(fragment.topic, wanted, {})
+            _create(client, fragment.topic, wanted)
             counts[fragment.topic] = wanted
+        if not fragment.allow_trimming:
+            _refuse_trimming(client, fragment)
     if set(counts.values()) != {wanted}:
         found = ", ".join(f"{topic} has {count}" for topic, count in counts.items())
         raise FragmentRefused(
@@ -127,3 +132,20 @@ def prepare(fragment: Fragment, options: Options, host: Host) -> int:
             f"processed from p to p; {found}"
         )
     return wanted
+
+
+def _create(client: Client, topic: str, partitions: int) -> None:
+    """Make the target; another instance may be doing so too."""
+    with contextlib.suppress(TopicExists):
+        client.create_topic(topic, partitions, KEEP_ALL)
+
+
+def _refuse_trimming(client: Client, fragment: Fragment) -> None:
+    """The target holds the state: it must not forget what open windows need."""
+    settings = client.topic_configs(fragment.topic)
+    trims = ", ".join(f"{name}={settings[name]}" for name in KEEP_ALL if settings.get(name, "-1") != "-1")
+    if trims and fragment.checkpoints:
+        raise FragmentRefused(
+            f"query {fragment.query!r}: topic {fragment.topic!r} trims itself ({trims}), which can cost the state of "
+            "open windows. Set these to -1, or say allow_trimming=True if no window stays open for so long"
+        )
