@@ -8,6 +8,12 @@ from datetime import timedelta
 from typing import TypeVar
 
 import pytest
+from kio.schema.create_topics.v4 import request as create_request
+from kio.schema.create_topics.v4 import response as create_response
+from kio.schema.delete_records.v1 import request as trim_request
+from kio.schema.delete_records.v1 import response as trim_response
+from kio.schema.describe_configs.v2 import request as configs_request
+from kio.schema.describe_configs.v2 import response as configs_response
 from kio.schema.errors import ErrorCode
 from kio.schema.fetch.v11 import request as fetch_request
 from kio.schema.fetch.v11 import response as fetch_response
@@ -19,7 +25,7 @@ from kio.schema.produce.v7 import request as produce_request
 from kio.schema.produce.v7 import response as produce_response
 from kio.schema.types import BrokerId, TopicName
 from kio.serial import entity_reader, entity_writer
-from kio.static.primitive import Records, i32, i32Timedelta, i64
+from kio.static.primitive import Records, i8, i32, i32Timedelta, i64
 
 from logstore.client import wire
 from logstore.client.errors import MalformedReply
@@ -63,6 +69,77 @@ def test_requests_are_what_kio_reads() -> None:
     )
     assert (produce.acks, produce.transactional_id) == (-1, None)
     assert produce.topic_data[0].partition_data[0].records == b"batch"
+
+
+def test_requests_about_topics_are_what_kio_reads() -> None:
+    """Making a topic, trimming a stream and reading settings: every field is where Kafka expects it."""
+    made = read(
+        create_request.CreateTopicsRequest,
+        wire.create_topic_request("ü", 3, {"a.b": "1", "c": ""}, timeout_ms=1500),
+    )
+    (topic,) = made.topics
+    assert (topic.name, topic.num_partitions, topic.replication_factor, topic.assignments) == ("ü", 3, -1, ())
+    assert {entry.name: entry.value for entry in topic.configs} == {"a.b": "1", "c": ""}
+    assert (made.timeout, made.validate_only) == (timedelta(milliseconds=1500), False)
+    trimmed = read(trim_request.DeleteRecordsRequest, wire.delete_records_request(T1, 2**40, timeout_ms=9))
+    (partition,) = trimmed.topics[0].partitions
+    assert (trimmed.topics[0].name, partition.partition_index, partition.offset) == ("t", 1, 2**40)
+    asked = read(configs_request.DescribeConfigsRequest, wire.describe_topic_request("t"))
+    (resource,) = asked.resources
+    assert (resource.resource_type, resource.resource_name, resource.configuration_keys) == (2, "t", None)
+    assert not asked.include_synonyms
+
+
+CREATED = create_response.CreateTopicsResponse(
+    throttle_time=WAIT,
+    topics=(
+        create_response.CreatableTopicResult(
+            name=TopicName("t"), error_code=ErrorCode.topic_already_exists, error_message="there"
+        ),
+    ),
+)
+TRIMMED = trim_response.DeleteRecordsResponse(
+    throttle_time=WAIT,
+    topics=(
+        trim_response.DeleteRecordsTopicResult(
+            name=TopicName("t"),
+            partitions=(
+                trim_response.DeleteRecordsPartitionResult(
+                    partition_index=i32(1), low_watermark=i64(2**40), error_code=ErrorCode.none
+                ),
+            ),
+        ),
+    ),
+)
+CONFIGS = configs_response.DescribeConfigsResponse(
+    throttle_time=WAIT,
+    results=(
+        configs_response.DescribeConfigsResult(
+            error_code=ErrorCode.none,
+            error_message=None,
+            resource_type=i8(2),
+            resource_name="t",
+            configs=tuple(
+                configs_response.DescribeConfigsResourceResult(
+                    name=name,
+                    value=value,
+                    read_only=False,
+                    config_source=i8(1),
+                    is_sensitive=False,
+                    synonyms=(configs_response.DescribeConfigsSynonym(name=name, value=None, source=i8(5)),),
+                )
+                for name, value in (("a.b", "1"), ("secret", None), ("empty", ""))
+            ),
+        ),
+    ),
+)
+
+
+def test_replies_about_topics_are_read_as_kio_wrote_them() -> None:
+    """Nulls and empty texts are told apart."""
+    assert wire.create_topic_reply(written(CREATED)) == wire.Created(36, "there")
+    assert wire.delete_records_reply(written(TRIMMED)) == wire.Trimmed(0, 2**40)
+    assert wire.describe_topic_reply(written(CONFIGS)) == wire.TopicConfigs(0, "", {"a.b": "1", "empty": ""})
 
 
 METADATA = metadata_response.MetadataResponse(
@@ -156,6 +233,9 @@ def test_replies_are_read_as_kio_wrote_them() -> None:
         (OFFSETS, wire.list_offsets_reply),
         (FETCH, wire.fetch_reply),
         (PRODUCED, wire.produce_reply),
+        (CREATED, wire.create_topic_reply),
+        (TRIMMED, wire.delete_records_reply),
+        (CONFIGS, wire.describe_topic_reply),
     ],
 )
 def test_damaged_replies_are_malformed_and_nothing_worse(entity: object, decode: Callable[[bytes], object]) -> None:
