@@ -121,17 +121,19 @@ class State:
     @property
     def size(self) -> int:
         """How many windows there are."""
-        return len(self._identity.numbers)
+        return len(self._rows)
 
     @property
     def keys(self) -> pa.BinaryArray:
         """Key bytes of each window, null for the null key."""
-        return self._identity.keys
+        keys = self._identity.keys
+        return self._store.keys(self._rows) if keys is None else keys
 
     @property
     def numbers(self) -> Int64s:
         """Window number of each window: an event-time window's start in µs, 0 for plain state per key."""
-        return self._identity.numbers
+        numbers = self._identity.numbers
+        return self._store.numbers(self._rows) if numbers is None else numbers
 
     @property
     def schema(self) -> pa.Schema:
@@ -140,7 +142,7 @@ class State:
 
     def key_columns(self) -> list[pa.Array]:
         """The key as the columns it was made from."""
-        return self._identity.codec.decode(self._identity.keys)
+        return self._identity.codec.decode(self.keys)
 
     def get(self, name: str) -> Numbers:
         """A fixed-width column's values, 0 where null; timestamps are int64 in their unit."""
@@ -202,14 +204,18 @@ class State:
     def all_open(self) -> "State":
         """Every open window of the partition, those of this call included, to be read only."""
         rows = self._store.all_rows()
-        identity = self._identity._replace(keys=self._store.keys(rows), numbers=self._store.numbers(rows))
+        identity = self._identity._replace(keys=None, numbers=None)
         return State(self._store, rows, np.zeros(len(rows), np.bool_), identity)
 
     # ---- for the Processor
 
     def part(self, which: Int64s) -> "State":
         """Some of the windows as they were before the call: what is written to it is never kept."""
-        identity = self._identity._replace(keys=self.keys.take(pa.array(which)), numbers=self.numbers[which])
+        keys, numbers = self._identity.keys, self._identity.numbers
+        identity = self._identity._replace(
+            keys=None if keys is None else keys.take(pa.array(which)),
+            numbers=None if numbers is None else numbers[which],
+        )
         return State(self._store, self._rows[which], self.is_new[which], identity)
 
     def commit(self) -> None:
@@ -245,10 +251,10 @@ class State:
 
 
 class Identities(NamedTuple):
-    """Who some windows are."""
+    """Who some windows are, as far as that is known already, and where their keys and rows come from."""
 
-    keys: pa.BinaryArray
-    numbers: Int64s
+    keys: pa.BinaryArray | None
+    numbers: Int64s | None
     codec: KeyCodec
     schema: pa.Schema
 

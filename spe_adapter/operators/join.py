@@ -17,12 +17,14 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from logstore.errors import InvalidConfig
 from spe_adapter.codec.kernels import Int64s, compiled
 from spe_adapter.errors import SchemaRefused
 from spe_adapter.operators.base import (
+    MICROSECONDS,
     Assignment,
     Emitted,
     Input,
@@ -37,13 +39,17 @@ from spe_adapter.operators.base import (
 )
 from spe_adapter.operators.cells import steady
 from spe_adapter.operators.windows import Duration, duration_us
-from spe_adapter.state.columns import distinct
+from spe_adapter.state.columns import Bools, hashes_of, keys_of
 from spe_adapter.state.layout import columns_of
 
 SIDE: Final = "side"
 SIDES: Final = ("left", "right")
 
 _TIME: Final = "time"
+_HASH: Final = "hash"
+"""Of the key: waiting rows are found by it, without reading their keys. Pairs are compared by the keys themselves."""
+_HASH_SEED: Final = 0
+"""State outlives a table's seed. Keys made to collide cost time, no more."""
 
 
 class WindowJoin(Operator):
@@ -83,9 +89,9 @@ class WindowJoin(Operator):
         return pa.schema([schema.field(side) for side in SIDES])
 
     def state_schema(self, schema: pa.Schema) -> pa.Schema:
-        """A row: its side, its time in µs, and the fields of both structs."""
+        """A row: its side, its time in µs, its key's hash, and the fields of both structs."""
         self._check(schema)
-        fields = [pa.field(SIDE, pa.int8()), pa.field(_TIME, pa.int64())]
+        fields = [pa.field(SIDE, pa.int8()), pa.field(_TIME, pa.int64()), pa.field(_HASH, pa.int64())]
         for side in SIDES:
             kind = schema.field(side).type
             fields += [pa.field(f"{side}.{kind.field(at).name}", kind.field(at).type) for at in range(kind.num_fields)]
@@ -138,6 +144,8 @@ class WindowJoin(Operator):
         us = np.asarray(self.times(batch).us, np.int64)
         state.set(SIDE, sides[place].astype(np.int8))
         state.set(_TIME, us[place])
+        hashes = hashes_of(keys_of(state.keys), np.zeros(state.size, np.int64), _HASH_SEED)
+        state.set(_HASH, hashes)
         for side in SIDES:
             struct = batch.column(side)
             for at, values in enumerate(struct.flatten()):
@@ -145,33 +153,44 @@ class WindowJoin(Operator):
         state.expire_at(ceiling_ms(us[place] + self._within_us))
         if state.keys.null_count:
             state.close(state.keys.is_null().to_numpy(zero_copy_only=False))
-        return self._paired(rows, state, sides, us)
+        return self._paired(rows, state, sides, us, hashes[rows.window])
 
-    def _paired(self, rows: Rows, state: State, sides: Int64s, us: Int64s) -> Emitted:
-        waiting, group, waiting_group = _waiting(state, rows)
+    def _paired(self, rows: Rows, state: State, sides: Int64s, us: Int64s, hashes: Int64s) -> Emitted:
+        waiting = _waiting(state, rows, hashes)
         # Waiting rows first, in their order of arrival, then the batch's: positions say who came before whom.
-        groups = np.concatenate((waiting_group, group))
-        all_sides = np.concatenate((waiting.get(SIDE).astype(np.int64), sides))
-        times = np.concatenate((waiting.get(_TIME).astype(np.int64), us))
-        later, earlier = _pairs(groups, all_sides, times, waiting.size, self._within_us)
+        later, earlier = _pairs(
+            np.concatenate((waiting.get(_HASH).astype(np.int64), hashes)),
+            np.concatenate((waiting.get(SIDE).astype(np.int64), sides)),
+            np.concatenate((waiting.get(_TIME).astype(np.int64), us)),
+            waiting.size,
+            self._within_us,
+        )
         if not len(later):
             return None
-        is_left = all_sides[later] == 0
-        columns = []
-        for side, which in zip(
-            SIDES, (np.where(is_left, later, earlier), np.where(is_left, earlier, later)), strict=True
-        ):
-            kind = rows.batch.schema.field(side).type
-            kept = [waiting.column(f"{side}.{kind.field(at).name}") for at in range(kind.num_fields)]
-            fields = [kind.field(at) for at in range(kind.num_fields)]
-            both = [
-                pa.concat_arrays([old, new]).take(pa.array(which))
-                for old, new in zip(kept, rows.batch.column(side).flatten(), strict=True)
-            ]
-            columns.append(pa.StructArray.from_arrays(both, fields=fields))
+        keys = pa.concat_arrays([waiting.keys, state.keys.take(pa.array(rows.window))])
+        same = pc.equal(keys.take(pa.array(later)), keys.take(pa.array(earlier)))
+        if same.null_count or not pc.all(same).as_py():
+            kept = same.fill_null(False).to_numpy(zero_copy_only=False)
+            later, earlier = later[kept], earlier[kept]
+        is_left = np.concatenate((waiting.get(SIDE), sides))[later] == 0
+        columns = [
+            self._structs(waiting, rows.batch, side, np.where(is_left == (side == SIDES[0]), later, earlier))
+            for side in SIDES
+        ]
+        times = np.concatenate((waiting.get(_TIME), us))
+        newest = np.maximum(times[later], times[earlier]) // MICROSECONDS
         batch = pa.RecordBatch.from_arrays(columns, schema=self.output(state.schema))
-        newest = np.maximum(times[later], times[earlier]) // 1000
         return Results(batch, rows.window[later - waiting.size], newest)
+
+    def _structs(self, waiting: State, batch: pa.RecordBatch, side: str, which: Int64s) -> pa.StructArray:
+        """One side's structs at some positions among waiting rows and batch."""
+        kind = batch.schema.field(side).type
+        fields = [kind.field(at) for at in range(kind.num_fields)]
+        parts = [
+            pa.concat_arrays([waiting.column(f"{side}.{field.name}"), fresh]).take(pa.array(which))
+            for field, fresh in zip(fields, batch.column(side).flatten(), strict=True)
+        ]
+        return pa.StructArray.from_arrays(parts, fields=fields)
 
     def _check(self, schema: pa.Schema) -> None:
         for name in (SIDE, *SIDES):
@@ -188,20 +207,16 @@ class WindowJoin(Operator):
             time_index(pa.schema([kind.field(at) for at in range(kind.num_fields)]), column)
 
 
-def _waiting(state: State, rows: Rows) -> tuple[State, Int64s, Int64s]:
-    """The waiting rows whose keys are among the batch's, by arrival; a number for the key of each of the batch's rows
-    and of theirs (null keys: −1, which meet nobody).
-    """
+def _waiting(state: State, rows: Rows, hashes: Int64s) -> State:
+    """The waiting rows, by arrival, whose keys are among the batch's, or have the hash of one that is."""
     everyone = state.all_open()
-    old = everyone.numbers < rows.sequence[0]
-    keys = pa.concat_arrays([state.keys.take(pa.array(rows.window)), everyone.keys])
-    found = distinct(keys, np.zeros(len(keys), np.int64)).index
-    if keys.null_count:
-        found = np.where(keys.is_null().to_numpy(zero_copy_only=False), -1, found)
-    group, theirs = found[: len(rows.window)], found[len(rows.window) :]
-    wanted = np.flatnonzero(old & (theirs <= group.max(initial=-1)) & (theirs >= 0))
-    wanted = wanted[np.argsort(everyone.numbers[wanted], kind="stable")]
-    return everyone.part(wanted), group, theirs[wanted]
+    slots = np.zeros(1 << (2 * len(hashes)).bit_length(), np.int64)
+    found = np.zeros(everyone.size, np.bool_)
+    mark_among(steady(everyone.get(_HASH), np.int64), steady(hashes, np.int64), slots, found)
+    some = everyone.part(np.flatnonzero(found))
+    numbers = some.numbers
+    old = np.flatnonzero(numbers < rows.sequence.min())
+    return some.part(old[np.argsort(numbers[old])])
 
 
 def _pairs(groups: Int64s, sides: Int64s, times: Int64s, first: int, within_us: int) -> tuple[Int64s, Int64s]:
@@ -246,8 +261,6 @@ def find_pairs(
             end += 1
         low = middle
         for at in range(start, middle):
-            if group < 0:
-                break
             left = order[at]
             while low < end and times[order[low]] < times[left] - within_us:
                 low += 1
@@ -266,3 +279,25 @@ def find_pairs(
 
 def _field(struct: pa.StructArray, name: str) -> pa.Array:
     return struct.flatten()[struct.type.get_field_index(name)]
+
+
+@compiled
+def mark_among(hashes: Int64s, wanted: Int64s, slots: Int64s, found: Bools) -> None:
+    """Which of the hashes are wanted. `slots` is zeroed, a power of two, at least twice as many as are wanted."""
+    mask = slots.shape[0] - 1
+    zero = False
+    for row in range(wanted.shape[0]):
+        value = wanted[row]
+        if value == 0:
+            zero = True
+            continue
+        slot = value & mask
+        while slots[slot] != 0 and slots[slot] != value:
+            slot = (slot + 1) & mask
+        slots[slot] = value
+    for row in range(hashes.shape[0]):
+        value = hashes[row]
+        slot = value & mask
+        while slots[slot] != 0 and slots[slot] != value:
+            slot = (slot + 1) & mask
+        found[row] = slots[slot] == value if value != 0 else zero
