@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spe_adapter.cec.identities import Identities
+from spe_adapter.cec.identities import Identities, _hash
 
 KEYS = st.none() | st.binary(max_size=20) | st.sampled_from([bytes(length) for length in range(20)])
 ROWS = st.lists(st.tuples(KEYS, st.sampled_from([0, 1, -1, 2**63 - 1, -(2**63)])), max_size=60)
@@ -55,3 +55,35 @@ def test_keys_that_begin_alike_differ() -> None:
     assert identities.add(column, np.zeros(len(keys), np.int64)).all()
     assert not identities.add(column, np.zeros(len(keys), np.int64)).any()
     assert identities.add(column, np.ones(len(keys), np.int64)).all()
+
+
+def rotated(state: int) -> int:
+    """A step of the set's hash, behind the word."""
+    return ((state << 31 | state >> 33) & MASK) * MIX & MASK
+
+
+MASK = 2**64 - 1
+SPREAD, MIX = 0x87C37B91114253D5, 0x4CF5AD432745937F
+
+
+def colliding_keys() -> tuple[bytes, bytes]:
+    """Two keys of 24 bytes that begin alike and have the same hash for number 0: the hash can be solved for a word."""
+    words = [b"begin it", b"one way.", b"the end."]
+    start = (24 + 2) * 0xC2B2AE3D27D4EB4F & MASK
+    first, second, third = (int.from_bytes(word, "little") for word in words)
+    begun = rotated(start ^ first * SPREAD & MASK)
+    other = int.from_bytes(b"another.", "little")
+    difference = rotated(begun ^ second * SPREAD & MASK) ^ rotated(begun ^ other * SPREAD & MASK)
+    last = (difference ^ third * SPREAD & MASK) * pow(SPREAD, -1, 2**64) & MASK
+    return b"".join(words), words[0] + b"another." + last.to_bytes(8, "little")
+
+
+def test_keys_with_one_hash_are_still_two() -> None:
+    """Hashes say where to look, bytes decide."""
+    keys = colliding_keys()
+    hashes = {int(_hash(np.frombuffer(key, np.uint8), 0, 24, 0)) for key in keys}
+    assert len(set(keys)) == 2
+    assert len(hashes) == 1
+    identities = Identities()
+    assert identities.add(pa.array([*keys, *keys], pa.binary()), np.zeros(4, np.int64)).tolist() == [1, 1, 0, 0]
+    assert len(identities) == 2
