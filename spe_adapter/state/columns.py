@@ -18,6 +18,8 @@ from spe_adapter.state.errors import StateDamaged, StateTooLarge
 Bools = NDArray[np.bool_]
 Values = NDArray[Any]
 
+_BITS_64: Final = 2**64 - 1
+_BIT_63: Final = 2**63
 _OFFSETS_MAX: Final = 2**31 - 1
 
 
@@ -42,6 +44,11 @@ def keys_of(column: pa.Array) -> BytesColumn:
     return BytesColumn(_steady(offsets), _steady(bitmap), bit, _steady(data))
 
 
+def signed(seed: int) -> int:
+    """The low 64 bits of a seed as a signed number: the one type for compiled loops, and for a table's counters."""
+    return (seed & _BITS_64) - ((seed & _BIT_63) << 1)
+
+
 def numbers_of(numbers: Any, rows: int) -> Int64s:
     """Window numbers as int64, one per key; raises ValueError if their counts differ."""
     array = np.ascontiguousarray(numbers, np.int64)
@@ -53,7 +60,7 @@ def numbers_of(numbers: Any, rows: int) -> Int64s:
 def hashes_of(keys: BytesColumn, numbers: Int64s, seed: int) -> Int64s:
     """The hash of each identity."""
     out = np.empty(len(numbers), np.int64)
-    kernels.hash_rows(*keys, _steady(numbers), seed, out)
+    kernels.hash_rows(*keys, _steady(numbers), signed(seed), out)
     return out
 
 

@@ -45,7 +45,7 @@ REF: Final = 1
 IDENTITY_COLUMNS: Final = 2
 
 # A reference packs position and length into one word, so that it is stored at once: position << 24 | length + 1, and 0
-# for null. In an identity 0 says that there is no window, as in memory that was never used, and -1 that its key is null.
+# for null. In an identity 0 says that there is no window, as in memory that was never used, -1 that its key is null.
 LENGTH_BITS: Final = 24
 LENGTH_MASK: Final = (1 << LENGTH_BITS) - 1
 LONGEST_BYTES: Final = LENGTH_MASK - 1

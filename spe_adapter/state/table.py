@@ -28,6 +28,7 @@ from spe_adapter.state.columns import (
     hashes_of,
     keys_of,
     numbers_of,
+    signed,
 )
 from spe_adapter.state.errors import StateDamaged, StateTooLarge
 from spe_adapter.state.layout import NEVER, STATE_PREFIX, Column, Layout, check_counters, take_schema
@@ -97,7 +98,7 @@ class Table:
         counters[kernels.CAPACITY] = layout.capacity
         counters[kernels.ARENA_BYTES] = layout.arena_bytes
         counters[kernels.INDEX_SLOTS] = layout.slots
-        counters[kernels.SEED] = np.int64(np.uint64(seed & (2**64 - 1)).astype(np.int64))
+        counters[kernels.SEED] = signed(seed)
         counters[kernels.EARLIEST] = NEVER
         return cls(schema, layout, block, allocate)
 

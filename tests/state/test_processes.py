@@ -55,7 +55,7 @@ class Victim:
 
     def until(self, what: str) -> list[str]:
         """All it says until it says this."""
-        said = []
+        said: list[str] = []
         while not said or said[-1] != what:
             said.append(self.line())
         return said

@@ -7,8 +7,8 @@ child waits in that step for a line from its input.
 
 import json
 import os
-import sys
 from collections.abc import Callable
+from io import FileIO
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -59,7 +59,8 @@ def main() -> None:
         warm_up = {"root": root, "windows": 9, "limit_s": 1}
         work(warm_up | {"version": 0, "publish": True}, lambda what: None)
         work(warm_up | {"version": 1}, lambda what: None)
-    for line in iter(sys.stdin.buffer.raw.readline, b""):  # type: ignore[attr-defined]  # unbuffered: children read it too
+    input_lines = FileIO(0, closefd=False)  # unbuffered: children read it too
+    for line in iter(input_lines.readline, b""):
         child = os.fork()
         if not child:
             try:
