@@ -23,11 +23,11 @@ from logstore.interfaces import Buffer
 from spe_adapter.cec.control import Mark, Progress, encode_closes, encode_footprints, encode_mark
 from spe_adapter.cec.policy import Policy, View
 from spe_adapter.cec.reconstruct import Eventual, Reconstruction
-from spe_adapter.codec.kernels import Int64s
+from spe_adapter.codec.kernels import Bytes, Int64s
 from spe_adapter.codec.partitioner import partitions_of
 from spe_adapter.continuous.candidates import Candidates
 from spe_adapter.continuous.errors import FragmentRefused, ReplayDiverged, WrongPartition
-from spe_adapter.continuous.fragment import Plan, apply
+from spe_adapter.continuous.fragment import DEFAULT_STATE_BYTES, Plan, apply
 from spe_adapter.continuous.group import Records, pieces
 from spe_adapter.continuous.inputs import Run
 from spe_adapter.continuous.port import FENCE_EPOCH, Group
@@ -36,8 +36,9 @@ from spe_adapter.operators.output import Output, to_records
 from spe_adapter.operators.processor import Processor
 from spe_adapter.operators.replay import Replay, SkipPoints
 from spe_adapter.state.direct import Direct
+from spe_adapter.state.errors import StateTooLarge
 from spe_adapter.state.store import Changes
-from spe_adapter.state.table import Table
+from spe_adapter.state.table import Table, anonymous
 
 _LEAST_WINDOWS: Final = 1024
 _NOTHING: Final = np.empty(0, np.int64)
@@ -59,7 +60,12 @@ class ReplayBeat(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """Where an instance stands behind a beat; see `loop.Progress`."""
+    """Where an instance stands behind a beat.
+
+    `windows` are N. `extent` is q, the records a recovery scans; `to_replay` is u, the input records it replays.
+    `records` (of the input) and `emitted` (of the output stream, footprints and closes included) are counted since the
+    query began, `checks` since this runner did. `state_bytes` is the memory of the state.
+    """
 
     beat: int
     windows: int
@@ -69,6 +75,7 @@ class Figures(NamedTuple):
     records: int
     emitted: int
     watermark_ms: int
+    state_bytes: int
 
 
 class _Beat(NamedTuple):
@@ -82,11 +89,19 @@ class _Beat(NamedTuple):
 class Core:
     """See the module. Either `process` from the first record on, or `load`, `replay` and `end_replay` first."""
 
-    def __init__(self, plan: Plan, place: Place, policy: Policy, monotonic_ms: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        place: Place,
+        policy: Policy,
+        monotonic_ms: Callable[[], float],
+        state_limit_bytes: int = DEFAULT_STATE_BYTES,
+    ) -> None:
         self._plan = plan
         self._place = place
         self._policy = policy
         self._monotonic_ms = monotonic_ms
+        self._state_limit_bytes = state_limit_bytes
         self._operator = plan.fragment.operator
         self._name = plan.fragment.name_in(place.partition)
         self._adopt(0)
@@ -109,10 +124,20 @@ class Core:
         """An empty state with room for so many windows, and half as many again."""
         plan = self._plan
         schema = self._operator.state_schema(plan.input_schema)
-        self._table = Table.in_memory(schema, max(_LEAST_WINDOWS, windows + windows // 2))
+        room = max(_LEAST_WINDOWS, windows + windows // 2)
+        self._table = Table.in_memory(schema, room, allocate=self._allocate)
         self.store = Direct(self._table)
         self._candidates = Candidates(self._table)
         self._processor = Processor(self._operator, plan.key_codec, plan.input_schema, self.store)
+
+    def _allocate(self, size_bytes: int) -> Bytes:
+        """Memory for the state. Raises StateTooLarge."""
+        if size_bytes > self._state_limit_bytes:
+            raise StateTooLarge(
+                f"query {self._name!r}: its state needs {size_bytes} bytes of memory, state_bytes allows "
+                f"{self._state_limit_bytes}. Raise the limit, use more partitions, or close windows sooner"
+            )
+        return anonymous(size_bytes)
 
     @property
     def partition(self) -> int:
@@ -262,6 +287,7 @@ class Core:
             records=self._seen,
             emitted=self._emitted,
             watermark_ms=self._watermark_ms,
+            state_bytes=self._table.size_bytes,
         )
 
     def _gone(self, changes: Changes) -> list[pa.RecordBatch]:

@@ -29,6 +29,8 @@ but the row, or a replay would not repeat it.
 """
 
 MAX_IN_FLIGHT: Final = 2
+DEFAULT_STATE_BYTES: Final = 2 * 1024 * 1024 * 1024
+"""About ten million windows with a few numbers each. A table that grows takes half as much again for a moment."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ class Limits:
 
     A beat is what is committed at once: it ends `beat_ms` after its first record, or with `beat_records` records, or
     with `beat_bytes` bytes of results. `run_records` bounds what is processed in one call. `in_flight` beats commit
-    while the next one is processed. `fetch_bytes` is asked for at a time, per source.
+    while the next one is processed. `fetch_bytes` is asked for at a time, per source. A state of more than
+    `state_bytes` ends the runner with StateTooLarge, before it ends the host.
     """
 
     beat_ms: int = 50
@@ -58,9 +61,10 @@ class Limits:
     run_records: int = 65_536
     in_flight: int = 1
     fetch_bytes: int = 4 * 1024 * 1024
+    state_bytes: int = DEFAULT_STATE_BYTES
 
     def __post_init__(self) -> None:
-        for name in ("beat_ms", "beat_records", "beat_bytes", "run_records", "fetch_bytes"):
+        for name in ("beat_ms", "beat_records", "beat_bytes", "run_records", "fetch_bytes", "state_bytes"):
             if getattr(self, name) < 1:
                 raise FragmentRefused(f"{name} is {getattr(self, name)}; it must be at least 1")
         if not 1 <= self.in_flight <= MAX_IN_FLIGHT:

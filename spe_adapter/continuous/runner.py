@@ -7,6 +7,7 @@ Invariants:
 """
 
 import contextlib
+import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,7 +15,8 @@ from typing import Final
 
 from logstore.client.blocking import Client, parse_addresses
 from logstore.client.errors import UNKNOWN_TOPIC_OR_PARTITION, Refused
-from logstore.errors import TopicExists
+from logstore.client.network import Address, Network
+from logstore.errors import CairnError, TopicExists
 from spe_adapter.cec.policy import NoChecks, Policy
 from spe_adapter.continuous.client_port import CLIENT_ID, ClientPort
 from spe_adapter.continuous.core import Core, Place
@@ -65,8 +67,8 @@ class Runner:
         self._partition = partition
         self._options = options
         self._observe = observe
-        self._host: Host = host or ThisHost()
         self._stopping = threading.Event()
+        self._host: Host = _Interruptible(host or ThisHost(), self._stopping)
         self._loop: Loop | None = None
 
     def stop(self) -> None:
@@ -80,7 +82,16 @@ class Runner:
         return {} if self._loop is None else self._loop.needed_offsets()
 
     def run(self, until: Callable[[], bool] | None = None) -> None:
-        """Recover, then work until `stop` is called or `until` says so (asked between runs of records)."""
+        """Recover, then work until `stop` is called or `until` says so (asked between runs of records).
+
+        A stop while the sidecar is away returns at once, and leaves the open beat to the next runner.
+        """
+        try:
+            self._run(until)
+        except _Stopped:
+            return
+
+    def _run(self, until: Callable[[], bool] | None) -> None:
         checked = plan(self._fragment)
         options = self._options
         addresses = parse_addresses(options.servers)
@@ -99,13 +110,48 @@ class Runner:
             self._work(checked, place, port, until)
 
     def _work(self, checked: Plan, place: Place, port: ClientPort, until: Callable[[], bool] | None) -> None:
-        core = Core(checked, place, self._options.policy(), port.monotonic_ms)
-        loop = Loop(core, checked, port, self._options.limits, self._observe)
+        limits = self._options.limits
+        core = Core(checked, place, self._options.policy(), port.monotonic_ms, limits.state_bytes)
+        loop = Loop(core, checked, port, limits, self._observe)
         loop.recover()
         self._loop = loop
         while not self._stopping.is_set() and not (until is not None and until()):
             loop.step()
         loop.finish()
+
+
+class _Stopped(CairnError):
+    """The runner was stopped while it waited for a sidecar."""
+
+
+class _Interruptible:
+    """A host, and its network, whose waiting ends when the runner is to stop."""
+
+    def __init__(self, host: Host, stopping: threading.Event) -> None:
+        self._host = host
+        self._stopping = stopping
+        self.network: Network = self
+
+    def wall_ms(self) -> int:
+        """See Host."""
+        return self._host.wall_ms()
+
+    def new_token(self) -> str:
+        """See Host."""
+        return self._host.new_token()
+
+    def connect(self, address: Address, timeout_s: float) -> socket.socket:
+        """See Network."""
+        return self._host.network.connect(address, timeout_s)
+
+    def monotonic_s(self) -> float:
+        """See Network."""
+        return self._host.network.monotonic_s()
+
+    def sleep(self, seconds: float) -> None:
+        """See Network. Raises _Stopped."""
+        if self._stopping.wait(seconds):
+            raise _Stopped("stopped while waiting for a sidecar")
 
 
 def prepare(fragment: Fragment, options: Options, host: Host) -> int:

@@ -16,12 +16,14 @@ from spe_adapter.continuous.core import Core, Place
 from spe_adapter.continuous.errors import FragmentRefused, InputTrimmed, ReplayDiverged, WrongPartition
 from spe_adapter.continuous.fragment import Fragment, Limits, Source, plan
 from spe_adapter.continuous.inputs import Run
+from spe_adapter.continuous.loop import Loop
 from spe_adapter.errors import SchemaRefused
 from spe_adapter.operators import functions as agg
 from spe_adapter.operators.aggregates import Aggregate
 from spe_adapter.operators.windows import Counting
+from spe_adapter.state.errors import StateTooLarge
 from tests.continuous.fragments import START_MS, batches, fragment, parse
-from tests.continuous.world import Faults, World, run_story, start_runner
+from tests.continuous.world import Faults, SimPort, World, run_story, start_runner
 
 LIMITS = Limits(beat_records=40, beat_ms=10**9)
 
@@ -212,3 +214,18 @@ def test_keys_in_the_wrong_partition_are_refused_if_asked() -> None:
     )
     with pytest.raises(WrongPartition, match=r"key b'key-\d+' is in in-0.*partition [1-7] of 8"):
         core.process(Run(0, len(keys)), batch)
+
+
+def test_a_state_that_outgrows_its_limit_ends_the_runner() -> None:
+    """The message names the query, the bytes, the limit and what to do; what was committed stays."""
+    world = a_world()
+    described = fragment(counting(1000))
+    port = SimPort(world, plan(described), 0, "run")
+    core = Core(plan(described), Place(0, 1, "run"), NoChecks(), port.monotonic_ms, state_limit_bytes=200_000)
+    loop = Loop(core, plan(described), port, LIMITS, lambda event: None)
+    world.produce("in", [[Record(0, START_MS, b"k-%d-%d" % (at, n), b"1") for n in range(90)] for at in range(40)])
+    loop.recover()
+    with pytest.raises(StateTooLarge, match=r"'story\.0'.*bytes.*200000\. Raise the limit"):
+        while loop.step():
+            pass
+    run_all(world, described)

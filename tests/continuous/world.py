@@ -285,6 +285,7 @@ class SimPort:
         """See Port. Nothing is waited for: what is not there will not come."""
 
         def do() -> Fetch | None:
+            self._world.clock.advance(1)
             for _ in range(len(self._wanted)):
                 source, offset = self._wanted.popleft()
                 stream = self._life.store.stream(self._sources[source], self._partition)
