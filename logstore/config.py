@@ -63,7 +63,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("kafka", "max-connections-per-address", 100, 1, 100_000, "clients at a time from one address but loopback"),
     Setting("kafka", "connection-in-flight-bytes", 16 * _MIB, 1024, 1 << 40, "unanswered requests of one connection"),
     Setting("kafka", "total-in-flight-bytes", 32 * _MIB, 1024, 1 << 40, "unanswered requests of all connections"),
-    Setting("kafka", "total-answer-bytes", 32 * _MIB, _MIB, 1 << 40, "unsent fetch answers; beyond, they get smaller"),
+    Setting("kafka", "total-answer-bytes", 32 * _MIB, _MIB, 1 << 40, "unsent answers of fetches and scans"),
     Setting("kafka", "handshake-s", 10, 1, 3600, "how long a new connection may be silent"),
     Setting("kafka", "idle-s", 600, 1, 86_400, "how long any connection may be silent"),
     Setting("groups", "min-session-timeout-ms", 6_000, 1, _LARGEST, "shortest session a group member may ask for"),

@@ -10,7 +10,7 @@ Source: CEC paper, section III; docs/format.md, "Private requests".
 from functools import partial
 from typing import Final
 
-from logstore.errors import CairnError, MalformedRequest, StorageFailed
+from logstore.errors import CairnError, CorruptChunk, MalformedRequest, StorageFailed
 from logstore.format.private import SCAN, ScanRequest, decode_request, encode_reply_body, encode_scan_reply
 from logstore.interfaces import Buffer
 from logstore.kafka.budgets import AnswerBudget
@@ -46,8 +46,8 @@ async def _scan(front: Front, request: ScanRequest, answers: AnswerBudget) -> tu
     except OSError as error:
         engine.store.report("read failed", stream=stream.name, offset=request.before_offset, error=str(error))
         raise StorageFailed(f"{stream.name}: {error.strerror or error}") from error
-    except CairnError as error:
-        engine.store.report("read failed", stream=stream.name, offset=request.before_offset, error=str(error))
+    except CorruptChunk as error:
+        engine.store.report("read failed", stream=stream.name, offset=error.first_offset, error=str(error))
         raise
     finally:
         answers.give(room - kept)

@@ -26,6 +26,7 @@ from logstore.engine import Engine, open_engine
 from logstore.format.records import Record, encode_batch
 from logstore.interfaces import Buffer
 from logstore.kafka.dispatch import Api, Front, FrontSettings, RawApi, compose
+from logstore.kafka.scans import scan_apis
 from logstore.kafka.server import KafkaServer, Listener
 from logstore.kafka.wire import build
 from logstore.log.store import Store, StoreSettings
@@ -38,7 +39,7 @@ NOW_MS = SystemClock().wall_ms()
 
 
 class FailingFiles(OsFiles):
-    """A disk whose chunks can be held back from being synced (`gate`), or refuse to be written (`failure`)."""
+    """A disk whose chunks can be held back from being synced (`gate`), or refuse to be written or read (`failure`)."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -50,6 +51,12 @@ class FailingFiles(OsFiles):
         if self.failure is not None and path.endswith(".log"):
             raise self.failure
         super().write(path, position, buffers)
+
+    def read(self, path: str, position: int, length: int, *, drop_cache: bool = False) -> bytes:
+        """Fail, if that is asked for."""
+        if self.failure is not None and path.endswith(".log"):
+            raise self.failure
+        return super().read(path, position, length, drop_cache=drop_cache)
 
     def sync(self, path: str) -> None:
         """Wait at the gate, if there is one."""
@@ -108,7 +115,8 @@ async def serving(
     )
     async with open_engine(store, files) as engine:
         await engine.wait(store.create_topic(TOPIC, partitions, {}))
-        kafka = KafkaServer(Front(engine, clock, settings or FrontSettings()), compose(apis, raw))
+        front = Front(engine, clock, settings or FrontSettings())
+        kafka = KafkaServer(front, compose(apis, [*raw, *scan_apis(front)]))
         async with trio.open_nursery() as nursery:
             (listener,) = await nursery.start(kafka.serve, [Listener("127.0.0.1", 0)])
             yield Server(listener.port, engine, kafka, files, reports)
