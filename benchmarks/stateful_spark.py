@@ -144,6 +144,7 @@ class Running:
     seconds: float = 0.0
     """Spent on it so far."""
     last_seconds: float = 0.0
+    is_over: bool = False
 
     def __post_init__(self) -> None:
         """Make its directories."""
@@ -243,7 +244,8 @@ class Benchmark:
         try:
             spark.wait_ready()
             for number, group in enumerate(groups):
-                self._measure_group(spark, f"{name}-{number}", group)
+                if self.in_time(f"{group.keys:,} keys, {', '.join(group.epochs)}", 5.0):
+                    self._measure_group(spark, f"{name}-{number}", group)
         finally:
             spark.close()
 
@@ -267,13 +269,14 @@ class Benchmark:
         self._round += 1
 
     def _may_go_on(self, query: Running) -> bool:
-        what = f"{ENGINES[query.engine].title}, {query.keys:,} keys, epoch {len(query.epochs)}"
-        if not self.in_time(what, query.last_seconds):
-            return False
-        if query.seconds + query.last_seconds < self.plan.engine_seconds:
-            return True
-        self.left_out.append(f"{what}: the engine had used {query.seconds:.0f} s")
-        return False
+        """Whether the query may have its next epoch; once it may not, it is over, and the results say so."""
+        what = f"{ENGINES[query.engine].title}, {query.keys:,} keys, from epoch {len(query.epochs)} on"
+        if not query.is_over and not self.in_time(what, query.last_seconds):
+            query.is_over = True
+        if not query.is_over and query.seconds + query.last_seconds >= self.plan.engine_seconds:
+            self.left_out.append(f"{what}: the engine had used {query.seconds:.0f} s")
+            query.is_over = True
+        return not query.is_over
 
     def _measure_epoch(self, spark: SparkProcess, query: Running, kind: str, epoch: Epoch) -> None:
         os.sync()

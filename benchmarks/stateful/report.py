@@ -204,7 +204,8 @@ def draw(rows: Rows, mode: str, path: Path) -> None:
     epochs, size, recovery = figure.subplots(1, 3)
     _draw_bars(epochs, rows, "addBatch_s", "seconds (logarithmic)", "An epoch of 100,000 rows")
     _draw_bars(size, rows, "checkpoint_bytes", "bytes (logarithmic)", "Checkpointed by it")
-    epochs.legend(fontsize=7)
+    if epochs.get_legend_handles_labels()[0]:
+        epochs.legend(fontsize=7)
     _draw_recovery(recovery, rows)
     figure.suptitle(f"Windowed average in Spark, local[2] ({mode} run; dots: single epochs)")
     figure.savefig(path, dpi=110)
@@ -212,6 +213,7 @@ def draw(rows: Rows, mode: str, path: Path) -> None:
 
 def _draw_bars(axis: Axes, rows: Rows, figure: str, unit: str, title: str) -> None:
     keys = _keys(rows, "update")
+    named: set[str] = set()
     for place, number in enumerate(keys):
         for index, engine in enumerate(ENGINES):
             values = [row[figure] for row in rows.select(what="update", keys=number, engine=engine)]
@@ -219,7 +221,8 @@ def _draw_bars(axis: Axes, rows: Rows, figure: str, unit: str, title: str) -> No
             if middle is None:
                 continue
             x = place + 0.13 * (index - 2.5)
-            label = ENGINES[engine].title if not place else None
+            label = ENGINES[engine].title if engine not in named else None
+            named.add(engine)
             axis.bar([x], [middle], 0.12, color=COLOURS[engine], label=label)
             axis.plot([x] * len(values), values, ".", color="black", alpha=0.4, markersize=3)
     axis.set_yscale("log")
