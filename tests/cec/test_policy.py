@@ -187,6 +187,17 @@ def test_a_budget_learns_what_checks_cost() -> None:
     assert taken == [100, 0, 0, 0, 0, *[20] * 15]
 
 
+def test_a_budget_is_not_saved_up() -> None:
+    """After a pause there is one period's time, not ten: a pause must not end in a long stop."""
+    budget = Budget(10.0, 100.0, Everything(), footprint_ms=1.0)
+    assert budget.checks(budget_view(0.0)) == 10
+    budget.took(0, 0.0)
+    assert budget.checks(budget_view(1000.0)) == 10
+    budget.took(10, 10.0)
+    assert budget.checks(budget_view(1099.0)) == 0
+    assert budget.checks(budget_view(1100.0)) == 10
+
+
 def test_a_budget_gives_what_the_other_policy_wants() -> None:
     """It only ever takes away; and one check fits into any period."""
     assert Budget(10.0, 100.0, NoChecks()).checks(budget_view(0.0)) == 0
