@@ -19,7 +19,6 @@ from logstore.interfaces import Buffer
 from spe_adapter.cec.control import Mark, encode_closes, encode_footprints, encode_mark
 from spe_adapter.cec.extent import Counters
 from spe_adapter.cec.policy import Targets, View
-from spe_adapter.state.layout import NEVER
 from spe_adapter.state.overlay import Overlay
 from spe_adapter.state.store import Changes
 
@@ -38,7 +37,6 @@ class Beat(NamedTuple):
     open_windows: int
     extent: int
     oldest: int
-    next_due_ms: int | None
 
 
 def conclude(overlay: Overlay, before: Counters, epoch: int, extent_limit: int | None) -> Beat:
@@ -64,7 +62,7 @@ def conclude(overlay: Overlay, before: Counters, epoch: int, extent_limit: int |
     if len(slowest):
         beats, ordinals, _ = overlay.marks(slowest)
         ordinal, oldest = int(ordinals[0]), int(beats[0])
-    return Beat(changes, counters, live, counters.extent(ordinal), oldest, _next_due(overlay))
+    return Beat(changes, counters, live, counters.extent(ordinal), oldest)
 
 
 def control_batches(mark: Mark, changes: Changes, timestamp_ms: int) -> Iterator[Buffer]:
@@ -88,13 +86,6 @@ def _checks(overlay: Overlay, counters: Counters, live: int, fresh: int, extent_
     candidates = overlay.oldest(max(live // _CANDIDATES_PART, _LEAST_CANDIDATES))
     _, ordinals, seens = overlay.marks(candidates)
     return Targets(limit).checks(View(counters.emitted, counters.seen, live, ordinals, seens, fresh))
-
-
-def _next_due(overlay: Overlay) -> int | None:
-    """When the next window expires, in ms of event time."""
-    ids = overlay.all_rows()
-    earliest = int(overlay.expires(ids).min()) if len(ids) else int(NEVER)
-    return None if earliest == NEVER else earliest
 
 
 def _joined(first: pa.RecordBatch, second: pa.RecordBatch) -> pa.RecordBatch:

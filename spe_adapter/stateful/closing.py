@@ -1,8 +1,8 @@
 """The thread of a stateful query that closes what is due when input pauses, and when a run of what is there ends.
 
 Invariants:
-* It acts only after no epoch has run for the delay, so that a busy query never waits for it; the driver's lock
-  keeps its epoch and Spark's batches apart.
+* It acts only when Spark has looked for input and found none, and no epoch has run for the delay, so that a busy query
+  never waits for it; the driver's lock keeps its epoch and Spark's batches apart.
 * It ends with the query. What it fails with stops the query and is what the query failed with.
 
 Source: Spark's batches without data (spark.sql.streaming.noDataMicroBatches.enabled).
@@ -19,6 +19,7 @@ from spe_adapter.stateful.driver import Driver, Execute
 
 _LEAST_POLL_S: Final = 0.02
 _POLLS_PER_DELAY: Final = 4
+_WAITING: Final = "Waiting for"
 _log = logging.getLogger(__name__)
 
 
@@ -65,8 +66,13 @@ class Closer:
                 if self._at_end and self._query.exception() is None:
                     self._guarded(lambda: None)
                 return
-            if self._driver.idle_s() >= self._delay_s:
+            if self._driver.idle_s() >= self._delay_s and self._is_waiting():
                 self._guarded(self._query.stop)
+
+    def _is_waiting(self) -> bool:
+        """Whether Spark waits for input, having found none when it last looked: not while a batch is prepared."""
+        status = self._query.status
+        return not status["isDataAvailable"] and str(status["message"]).startswith(_WAITING)
 
     def _guarded(self, otherwise: Callable[[], None]) -> None:
         try:

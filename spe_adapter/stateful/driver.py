@@ -64,7 +64,6 @@ class Driver:
         self._lock = threading.Lock()
         self._begun = False
         self._committed: Committed | None = None
-        self._late_ms: int | None = None
         self._busy_s = host.network.monotonic_s()
         self._trimmed_s = self._busy_s
 
@@ -91,19 +90,17 @@ class Driver:
                 self._busy_s = self._host.network.monotonic_s()
 
     def close_due(self, execute: Execute) -> bool:
-        """An epoch without input, if the watermark has moved since the last one; whether windows were due."""
+        """An epoch without input, if the watermark has moved since the last one; whether there was one.
+
+        Also where no window is due: rows behind the pause are late by the new watermark, as in Spark.
+        """
         with self._lock:
             try:
                 self._begin()
                 last = self._committed
                 if last is None or last.progress.closing:
                     return False
-                watermark_ms = self._watermark_ms(last)
-                if watermark_ms <= last.progress.watermark_ms:
-                    return False
-                if not _is_due(last.reports, watermark_ms):
-                    # Nothing would be written but that the watermark has moved: that much can be remembered.
-                    self._late_ms = watermark_ms
+                if self._watermark_ms(last) <= last.progress.watermark_ms:
                     return False
                 self._epoch(last.progress.batch, closing=True, execute=execute)
                 return True
@@ -196,7 +193,6 @@ class Driver:
             seconds = self._host.network.monotonic_s() - started_s
             parents = tuple(report.counters for report in reports)
             self._committed = Committed(plan.epoch, progress, parents, newest_ms, tuple(reports), seconds)
-            self._late_ms = None
             self._trim(client, reports)
 
     def _plan(self, batch: int, *, closing: bool) -> Plan:
@@ -220,7 +216,7 @@ class Driver:
             run=self._run,
             epoch=log_epoch(progress.generation, batch, closing=closing),
             layout=progress.layout + 1 if moved else progress.layout,
-            late_ms=progress.watermark_ms if self._late_ms is None else self._late_ms,
+            late_ms=progress.watermark_ms,
             watermark_ms=self._watermark_ms(last),
             parent_epoch=last.epoch,
             parents=last.parents,
@@ -283,9 +279,3 @@ def read_committed(client: Client, topic: str, query: str, last_epoch: int) -> C
         parents.append(Parent(mark.attempt, mark.emitted, mark.seen, mark.sequence))
         newest_ms = newest_of(newest_ms, mark.newest_ms)
     return Committed(last_epoch, progress, tuple(parents), newest_ms)
-
-
-def _is_due(reports: Sequence[Report], watermark_ms: int) -> bool:
-    """Whether a window expires at this watermark; without reports (a driver that has just begun) it may."""
-    due = [report.next_due_ms for report in reports]
-    return not due or any(moment is not None and moment <= watermark_ms for moment in due)

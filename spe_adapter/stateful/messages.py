@@ -123,9 +123,9 @@ class Report:
     """What a task did.
 
     `attempt` and `pieces` name what it staged; `counters` are those of the state it leaves; `open_windows` is N,
-    `extent` is q; `oldest_epoch` is that of the oldest footprint; `next_due_ms` is when the next window
-    expires (None: none does). `max_events_ms` has the newest event time of each input of the operator in this epoch.
-    `how` says where the state came from: MOVED, or see `state.versions.OpenState`.
+    `extent` is q; `oldest_epoch` is that of the oldest footprint. `max_events_ms` has the newest event time of each
+    input of the operator in this epoch. `how` says where the state came from: MOVED, or see
+    `state.versions.OpenState`.
     """
 
     partition: int
@@ -140,7 +140,6 @@ class Report:
     open_windows: int
     extent: int
     oldest_epoch: int
-    next_due_ms: int | None
     max_events_ms: tuple[int | None, ...]
     how: str
     load_seconds: float

@@ -26,7 +26,6 @@ from logstore.client.blocking import Client
 from logstore.errors import InvalidConfig
 from spe_adapter.host import ThisHost
 from spe_adapter.operators.base import Operator
-from spe_adapter.options import OptionReader
 from spe_adapter.state.versions import StateDirectory
 from spe_adapter.stateful.closing import Closer
 from spe_adapter.stateful.driver import Driver
@@ -132,22 +131,12 @@ class Stateful:
         if self._trigger:
             writer = writer.trigger(**self._trigger)
         query = writer.start()
-        delay_s = (parsed.closing_delay_ms + self._interval_ms()) / 1000
+        delay_s = parsed.closing_delay_ms / 1000
         at_end = bool(self._trigger.get("availableNow"))
         driver = started.driver(query.id, query.runId)
         closer = Closer(query, driver, started.execute_closing, delay_s=delay_s, at_end=at_end)
         closer.start()
         return StatefulQuery(query, driver, closer, fixed)
-
-    def _interval_ms(self) -> int:
-        """A pause is longer than what the trigger lets pass between batches."""
-        text = self._trigger.get("processingTime")
-        if text is None:
-            return 0
-        number, _, unit = str(text).strip().partition(" ")
-        short = {"millisecond": "ms", "second": "s", "minute": "m", "hour": "h", "day": "d"}
-        unit = short.get(unit.strip().rstrip("s").lower(), unit)
-        return OptionReader({"processingTime": number + unit}).duration_ms("processingTime", 0)
 
 
 class _Starting:

@@ -150,8 +150,8 @@ def _newer_files(checkpoint: Path, batch: int) -> list[Path]:
     for name in _DIRECTORIES:
         if not (checkpoint / name / str(batch)).is_file():
             raise ResetRefused(
-                f"{checkpoint} does not hold batch {batch} ({name}/{batch} is missing): Spark keeps the last 100 batches "
-                "unless spark.sql.streaming.minBatchesToRetain says more"
+                f"{checkpoint} does not hold batch {batch} ({name}/{batch} is missing): Spark keeps the last 100 "
+                "batches unless spark.sql.streaming.minBatchesToRetain says more"
             )
     found: list[tuple[int, Path]] = []
     for directory in (*(checkpoint / name for name in _DIRECTORIES), *sorted((checkpoint / "sources").glob("*"))):

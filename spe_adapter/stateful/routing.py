@@ -20,7 +20,6 @@ from pyspark.sql import functions as sf
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import IntegerType
-from pyspark.util import PythonEvalType
 
 from spe_adapter.codec.partitioner import partitions_of
 from spe_adapter.errors import SchemaRefused
@@ -82,5 +81,6 @@ def partition_column(schema: pa.Schema, key: Sequence[str], partitions: int) -> 
         batch = as_schema(pa.RecordBatch.from_arrays(list(columns), names=names), wanted)
         return partitions_for(KeyCodec(wanted, names), batch, partitions)
 
-    router = arrow_udf(route, IntegerType(), PythonEvalType.SQL_SCALAR_ARROW_UDF)
+    # Spark wants the kind of function to be told by the hints above, not by an argument, which its own stubs demand.
+    router = arrow_udf(route, IntegerType())  # type: ignore[call-overload]
     return router(*[sf.col(f"`{name}`") for name in key])

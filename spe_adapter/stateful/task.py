@@ -197,7 +197,6 @@ class _Run:
             open_windows=beat.open_windows,
             extent=beat.extent,
             oldest_epoch=beat.oldest,
-            next_due_ms=beat.next_due_ms,
             max_events_ms=tuple(processor.max_events_ms),
             how=state.how if plan.rebase is None else MOVED,
             load_seconds=state.load_seconds,

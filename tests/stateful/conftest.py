@@ -1,0 +1,43 @@
+"""One Spark and one sidecar for all tests of this room: both are dear to start. Every test has topics of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.spark.session import start_spark
+from tests.stateful.world import World
+from tests.support.sidecar import Sidecar
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The shared session."""
+    session = start_spark(tmp_path_factory.mktemp("spark"))
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def sidecar(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecar]:
+    """The shared sidecar."""
+    with Sidecar(tmp_path_factory.mktemp("sidecar")) as running:
+        yield running
+
+
+@pytest.fixture
+def world(request: pytest.FixtureRequest, spark: SparkSession, sidecar: Sidecar, tmp_path: Path) -> World:
+    """Topics, a checkpoint and a state directory that no other test uses."""
+    name = "".join(letter if letter.isalnum() else "-" for letter in request.node.name)[:150]
+    return World(spark, sidecar.address, name, tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def no_leftovers(tmp_path: Path) -> Iterator[None]:
+    """State of tests goes to a directory of theirs, never to the user's."""
+    yield
+    assert not (Path("/dev/shm") / f"cairn-{os.getuid()}" / "test").exists()

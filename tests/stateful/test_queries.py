@@ -1,0 +1,92 @@
+"""Stateful queries from start to stop: results, restarts, pauses, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.stateful.operators import DELAY_MS, Failing, Model, Row, rows_of
+from tests.stateful.world import World, by_key, until
+
+pytestmark = [pytest.mark.spark]
+
+
+def test_results_over_restarts_are_those_of_one_run(world: World) -> None:
+    """A query stopped and started again goes on where it was: what it tells is what one run would."""
+    epochs = rows_of(24, 40, 20)
+    model = Model()
+    for life in range(3):
+        part = epochs[life * 8 : life * 8 + 8]
+        for rows in part:
+            world.feed(rows)
+            model.epoch(rows)
+        model.pause()
+        query = world.run(world.query(rows_per_batch=40))
+        progress = query.progress
+        assert progress is not None
+        assert progress.windows == len(model.open)
+        assert by_key(world.told()) == by_key(model.told)
+
+
+def test_state_comes_from_memory_or_from_the_log(world: World) -> None:
+    """With the state directory wiped between epochs (a partition that moved to another host) all comes from the log."""
+    epochs = rows_of(6, 40, 20)
+    for rows in epochs:
+        world.feed(rows)
+    world.run(world.query(rows_per_batch=40))
+    more = rows_of(7, 40, 20, seed=2)[6:]
+    world.feed(more[0])
+    for path in world.state.glob("*/p*/*"):
+        path.unlink()
+    query = world.start(world.query())
+    query.processAllAvailable()
+    first = query.progress
+    query.stop(forget_state=True)
+    assert not list(world.state.glob("*/p*"))
+    assert first is not None
+    model = Model()
+    for rows in epochs:
+        model.epoch(rows)
+    model.pause()
+    model.epoch(more[0])
+    model.pause()
+    assert by_key(world.told()) == by_key(model.told)
+
+
+def test_a_pause_closes_what_is_due(world: World) -> None:
+    """Without more input, keys that are silent for long enough by the watermark are told their last word."""
+    world.feed([Row("early", 100_000, 1), Row("late", 130_000, 2)])
+    query = world.start(world.query().option("closingDelay", "100ms"))
+    try:
+        until(lambda: ("early", 1, 1, True) in world.told(), "the key is closed")
+        progress = query.progress
+        assert progress is not None
+        assert progress.closing
+        assert progress.watermark_ms == 130_000 - DELAY_MS
+        assert progress.windows == 1
+        # Behind the pause, rows at or before its watermark are late.
+        world.feed([Row("early", 127_000, 5), Row("early", 128_001, 7)])
+        query.processAllAvailable()
+        assert ("early", 1, 7, False) in world.told()
+    finally:
+        query.stop()
+
+
+def test_an_operator_that_fails_is_named(world: World) -> None:
+    """The query's exception names operator, epoch and key; the state committed before is intact."""
+    epochs = rows_of(3, 20, 5)
+    for rows in epochs:
+        world.feed(rows)
+    world.run(world.query(rows_per_batch=20))
+    bad = [Row("k1", 105_000, 1), Row("bad", 105_000, 1)]
+    world.feed(bad)
+    with pytest.raises(Exception, match=r"OperatorFailed: operator Visits.* epoch 6.*bad") as failure:
+        world.run(world.query(Failing()))
+    assert "this key I cannot count" in str(failure.value)
+    world.run(world.query())
+    model = Model()
+    for rows in epochs:
+        model.epoch(rows)
+    model.pause()
+    model.epoch(bad)
+    model.pause()
+    assert by_key(world.told()) == by_key(model.told)
