@@ -9,7 +9,7 @@ the first correct result.
 
 Invariants:
 * All engines' queries live in one Spark and take turns, epoch by epoch, in an order that changes; one works at a time.
-* Every result is checked against averages computed here: an engine with a wrong one fails the benchmark.
+* Every result is checked against averages computed here: an engine with a wrong one fails the benchmark, at its end.
 * What took too long was left out, and the results name it.
 """
 
@@ -22,7 +22,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
@@ -47,7 +47,7 @@ from benchmarks.stateful.engines import (
     TRANSFORM_ROW,
 )
 from benchmarks.stateful.meters import CheckpointMeter, ControlMeter, StreamMeter
-from benchmarks.stateful.process import SparkProcess
+from benchmarks.stateful.process import DriverFailed, SparkProcess
 from benchmarks.stateful.report import KEPT, LOST
 
 RESULTS = Path(__file__).parent / "results"
@@ -154,6 +154,7 @@ class Running:
         self.source.mkdir(parents=True)
         self._files = CheckpointMeter(self.checkpoint)
         self._controls: ControlMeter | None = None
+        self._is_started = False
 
     def checkpointed(self) -> int:
         """Bytes written for recovery since the last call: files, and in Cairn's stream control batches too."""
@@ -173,7 +174,15 @@ class Running:
     def start(self, spark: SparkProcess) -> float:
         """Start the query; the moment (Unix time) at which it ran."""
         given = {"query": self.query, "engine": self.engine, "address": self.address, "memory": str(self.memory)}
-        return float(spark.ask("start", **given, source=str(self.source), checkpoint=str(self.checkpoint))["at"])
+        started = spark.ask("start", **given, source=str(self.source), checkpoint=str(self.checkpoint))
+        self._is_started = True
+        return float(started["at"])
+
+    def stop(self, spark: SparkProcess) -> None:
+        """Stop the query, if it ever ran."""
+        if self._is_started:
+            spark.ask("stop", query=self.query)
+            self._is_started = False
 
     def reveal(self, epoch: Epoch) -> float:
         """Hand the query an epoch's file; the moment."""
@@ -196,6 +205,8 @@ class Benchmark:
         self.plan = plan
         self.rows = Rows()
         self.left_out: list[str] = []
+        self.failures: list[str] = []
+        self._queries: list[Running] = []
         self._console = console
         self._directory = directory
         self._sidecar = SidecarPeer(directory)
@@ -206,6 +217,7 @@ class Benchmark:
     def run(self) -> None:
         """Epochs for each number of keys, then recoveries."""
         with ExitStack() as stack:
+            stack.callback(self._remove_all)
             stack.callback(self._sidecar.kill)
             self._sidecar.start()
             self._sidecar.wait_serving()
@@ -214,6 +226,10 @@ class Benchmark:
                 Recovery(self, keys).run()
             self._measure_groups("last", self.plan.last)
 
+    def _remove_all(self) -> None:
+        for query in self._queries:
+            query.remove()
+
     def spark(self, name: str) -> SparkProcess:
         """A Spark that begins to start."""
         return SparkProcess(self._directory / name, self.plan.heap)
@@ -221,7 +237,8 @@ class Benchmark:
     def query(self, name: str, engine: str, keys: int) -> Running:
         """A query that is not started yet."""
         query = f"{name}-{keys}-{engine}".replace("_", "-")
-        return Running(engine, keys, self._directory / query, query, self._sidecar.bootstrap)
+        self._queries.append(Running(engine, keys, self._directory / query, query, self._sidecar.bootstrap))
+        return self._queries[-1]
 
     def say(self, text: str) -> None:
         """Progress, for who watches."""
@@ -252,21 +269,30 @@ class Benchmark:
     def _measure_group(self, spark: SparkProcess, name: str, group: Group) -> None:
         queries = [self.query(name, engine, group.keys) for engine in ENGINES if engine in group.epochs]
         for query in queries:
-            query.start(spark)
+            self.guarded(query, query.start, spark)
         rounds = [("fill", data.fill(group.keys))]
         rounds += [("update", data.update(group.keys, at)) for at in range(1, max(group.epochs.values()) + 1)]
         for number, (kind, epoch) in enumerate(rounds):
             at = number % len(queries)
             for query in [*queries[at:], *queries[:at]]:
                 if number <= group.epochs[query.engine] and self._may_go_on(query):
-                    self._measure_epoch(spark, query, kind, epoch)
+                    self.guarded(query, self._measure_epoch, spark, query, kind, epoch)
             self._round += 1
         for query in queries:
             if self._may_go_on(query):
-                self._measure_closing(spark, query)
-            spark.ask("stop", query=query.query)
+                self.guarded(query, self._measure_closing, spark, query)
+            self.guarded(query, query.stop, spark)
             query.remove()
         self._round += 1
+
+    def guarded(self, query: Running, what: Callable[..., object], *arguments: Any) -> None:
+        """Do something with a query; if that fails, the query is over, the others go on."""
+        try:
+            what(*arguments)
+        except (DriverFailed, WrongResult) as error:
+            query.is_over = True
+            self.failures.append(f"{ENGINES[query.engine].title}, {query.keys:,} keys: {type(error).__name__}: {error}")
+            self.say(f"failed: {self.failures[-1][:2000]}")
 
     def _may_go_on(self, query: Running) -> bool:
         """Whether the query may have its next epoch; once it may not, it is over, and the results say so."""
@@ -329,8 +355,8 @@ class Recovery:
             for number in range(plan.cold_rounds + plan.warm_rounds):
                 queries, at = list(self._queries), number % len(self._queries)
                 for query in [*queries[at:], *queries[:at]]:
-                    if self._all.in_time(f"recovery of {query.query}, round {number}", 10.0):
-                        self._recover(query, number, warm=number >= plan.cold_rounds)
+                    if not query.is_over and self._all.in_time(f"recovery of {query.query}, round {number}", 10.0):
+                        self._all.guarded(query, self._recover, query, number, number >= plan.cold_rounds)
         finally:
             for query in self._queries:
                 query.remove()
@@ -340,14 +366,17 @@ class Recovery:
         try:
             spark.wait_ready()
             for query in self._queries:
-                query.start(spark)
-                for epoch in [data.fill(self._keys), *(data.update(self._keys, at) for at in range(1, updates + 1))]:
-                    query.reveal(epoch)
-                    spark.ask("settle", query=query.query)
+                self._all.guarded(query, self._fill, spark, query, updates)
         finally:
             spark.kill()
 
-    def _recover(self, query: Running, number: int, *, warm: bool) -> None:
+    def _fill(self, spark: SparkProcess, query: Running, updates: int) -> None:
+        query.start(spark)
+        for epoch in [data.fill(self._keys), *(data.update(self._keys, at) for at in range(1, updates + 1))]:
+            query.reveal(epoch)
+            spark.ask("settle", query=query.query)
+
+    def _recover(self, query: Running, number: int, warm: bool) -> None:
         window = number - data.EARLY_WINDOWS
         count = data.expected(query.epochs, window, window).results
         query.reveal(data.closing(self._keys, len(query.epochs), window))
@@ -381,7 +410,7 @@ class Recovery:
         for epoch in (data.fill(WARM_UP_KEYS), data.update(WARM_UP_KEYS, 1), data.closing(WARM_UP_KEYS, 2, 0)):
             small.reveal(epoch)
             spark.ask("settle", query=small.query)
-        spark.ask("stop", query=small.query)
+        small.stop(spark)
         small.remove()
 
 
@@ -438,8 +467,8 @@ def _spark_times(progress: dict[str, Any]) -> Row:
     return {"addBatch_s": took["addBatch"] / 1000, "trigger_s": took["triggerExecution"] / 1000}
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the benchmark and leave its results."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark and leave its results; 1 if an engine failed or was wrong."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="under three minutes")
     parser.add_argument("--smoke", action="store_true", help="only whether the benchmark works")
@@ -461,10 +490,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         benchmark = Benchmark(plan, directory, console)
         benchmark.run()
         about["left_out"] = benchmark.left_out
+        about["failures"] = benchmark.failures
         about["seconds"] = round(time.perf_counter() - begin, 1)
         about["load_average_after"] = [round(value, 2) for value in os.getloadavg()]
     report.publish(benchmark.rows, about, chosen.results, console)
+    return 1 if benchmark.failures else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

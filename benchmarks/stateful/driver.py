@@ -65,7 +65,7 @@ class Driver:
             case "settle":
                 return self._settle(**wanted)
             case "stop":
-                self._queries.pop(wanted["query"]).stop()
+                self._queries.pop(str(wanted["query"])).stop()
                 return {}
             case other:
                 raise ValueError(f"unknown command: {other}")

@@ -66,8 +66,11 @@ class SparkProcess:
         """A command whose answer is heard later, or never."""
         if self._process.stdin is None:
             raise DriverFailed("no way to talk to the Spark process")
-        self._process.stdin.write(json.dumps({"do": do, **rest}) + "\n")
-        self._process.stdin.flush()
+        try:
+            self._process.stdin.write(json.dumps({"do": do, **rest}) + "\n")
+            self._process.stdin.flush()
+        except (OSError, ValueError) as error:
+            raise DriverFailed(f"the Spark process is gone: {error}\n{self._log_tail()}") from error
 
     def hear(self) -> dict[str, Any]:
         """The answer to the oldest command not yet heard. Raises DriverFailed, also when it takes too long."""
@@ -76,6 +79,7 @@ class SparkProcess:
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             if not selector.select(ANSWER_SECONDS):
+                self.kill()  # or its answer would be taken for that to another question
                 raise DriverFailed(f"no answer in {ANSWER_SECONDS:.0f} s:\n{self._log_tail()}")
         line = self._process.stdout.readline()  # one command at a time: nothing else can be in the buffer
         if not line:
