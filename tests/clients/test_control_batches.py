@@ -1,6 +1,7 @@
 """Control batches are for the server's own use: no client shows one, and every client's position passes it.
 
-On the sidecar they come from an epoch's group (BEGIN, records, END), on a real Kafka from a transaction's marker.
+On the sidecar they come from an epoch's group (BEGIN, records, a query's state, END), on a real Kafka from a
+transaction's marker.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from benchmarks.harness.raw import RawConnection, make_batch
 from logstore.format import private
+from logstore.format.control import CLOSES_TYPE, FOOTPRINTS_TYPE, MARK_TYPE, encode_control_record
 from tests.clients.adapters import LATEST, Client, ConfluentClient, Message
 from tests.clients.broker import WAIT_SECONDS, Broker, eventually
 
@@ -19,10 +21,14 @@ TIMESTAMP_MS = 1_700_000_000_000
 
 
 def commit_epoch(broker: Broker, topic: str, values: list[bytes]) -> None:
-    """Publish one epoch with these records through the private requests."""
+    """Publish one epoch with these records, and state behind them, through the private requests."""
     query, run, attempt = uuid.uuid4().hex, uuid.uuid4().hex, "0-0"
-    data = make_batch(values, timestamp_ms=TIMESTAMP_MS)
-    part = private.Part(topic, 0, len(data), 1, len(values))
+    state = [
+        encode_control_record(kind, {"query": query}, bytes(size), TIMESTAMP_MS)
+        for kind, size in ((FOOTPRINTS_TYPE, 400_000), (FOOTPRINTS_TYPE, 100), (CLOSES_TYPE, 100), (MARK_TYPE, 0))
+    ]
+    data = b"".join([make_batch(values, timestamp_ms=TIMESTAMP_MS), *state])
+    part = private.Part(topic, 0, len(data), 1 + len(state), len(values) + len(state))
     stage = private.StageRequest(query, run, 0, 0, attempt, 0, (part,), data)
     decide = private.DecideRequest(query, run, 0, "error", (private.TaskOutput(0, attempt, 1),), "{}", False)
     with RawConnection(broker.port) as connection:
