@@ -14,7 +14,7 @@ from logstore.client.blocking import Client, TopicPartition, parse_addresses
 from logstore.errors import CairnError
 from spe_adapter import survey
 from spe_adapter.state.versions import default_root, usage
-from spe_adapter.stateful.reset import reset
+from spe_adapter.stateful.resetting import reset
 from spe_adapter.survey import Survey
 
 DEFAULT_SERVERS: Final = "127.0.0.1:9092"
@@ -51,12 +51,11 @@ def main(arguments: argparse.Namespace) -> int:
     try:
         if arguments.action == "memory":
             _print_memory(arguments.directory)
+        elif arguments.action == "reset":
+            _reset(arguments)
         else:
             with Client(parse_addresses(arguments.servers), limit_s=DEFAULT_LIMIT_S) as client:
-                if arguments.action == "show":
-                    _show(client, arguments)
-                else:
-                    _reset(client, arguments)
+                _show(client, arguments)
     except CairnError as error:
         print(f"cairn state {arguments.action}: {error}", file=sys.stderr)
         return EXIT_FAILED
@@ -141,6 +140,18 @@ def _print_memory(directory: Path) -> None:
         print(f"no query has state in {directory}")
 
 
-def _reset(client: Client, arguments: argparse.Namespace) -> None:
-    for line in reset(client, arguments.topic, arguments.query, arguments.batch, checkpoint=arguments.checkpoint):
-        print(line)
+def _reset(arguments: argparse.Namespace) -> None:
+    done = reset(
+        topic=arguments.topic, query=arguments.query, batch=arguments.batch, checkpoint=arguments.checkpoint,
+        options={"kafka.bootstrap.servers": arguments.servers},
+    )  # fmt: skip
+    print(
+        f"{arguments.query} goes on behind batch {done.batch} (epoch {done.epoch}; the reset is epoch {done.reset_epoch})"
+    )
+    if arguments.checkpoint is not None:
+        print(f"removed from {arguments.checkpoint}: {', '.join(done.files) or 'nothing'}")
+    else:
+        print(
+            f"remove every file with a number above {done.batch} from the directories offsets and commits of its "
+            "checkpoint before you start it again"
+        )

@@ -102,9 +102,14 @@ def epoch_of_batch(client: Client, stream: TopicPartition, query: str, batch: in
 
     Raises StateTrimmed if the stream does not hold it (any more).
     """
+    undone_after: int | None = None
     for _, end in ends(client, stream):
-        if end.query == query and end.positions and Progress.from_json(end.positions).batch == batch:
+        if end.query != query or not end.positions or (undone_after is not None and end.epoch > undone_after):
+            continue
+        progress = Progress.from_json(end.positions)
+        if progress.batch == batch:
             return end.epoch
+        undone_after = progress.reset_to if progress.reset_to is not None else undone_after
     raise StateTrimmed(f"{stream} holds no batch {batch} of query {query}; `cairn state show` lists what is there")
 
 

@@ -1,0 +1,85 @@
+"""`cairn state`: what it says of a query that keeps its state in a topic, and of what is not there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from logstore.cli import main
+from spe_adapter.continuous.loop import Event, Progress
+from spe_adapter.continuous.runner import Options, Runner
+from tests.continuous.processes import WINDOW, Work, create, described, produce
+from tests.support.sidecar import Sidecar
+
+KEYS = 40
+RECORDS = 1000
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Iterator[Work]:
+    """A query that has summed RECORDS values, WINDOW by WINDOW, and stopped; the values count up from 0."""
+    with Sidecar(tmp_path) as sidecar:
+        create(sidecar.address, "in")
+        produce(sidecar.address, "in", [(b"key-%d" % (n % KEYS), n) for n in range(RECORDS)])
+        done = Work(sidecar.address, "sums", RECORDS)
+        committed = 0
+
+        def observe(event: Event) -> None:
+            nonlocal committed
+            if isinstance(event, Progress):
+                committed = event.figures.records
+
+        Runner(described(done), 0, Options(sidecar.address), observe=observe).run(lambda: committed >= RECORDS)
+        yield done
+
+
+def test_show_counts_the_open_windows(work: Work, capsys: pytest.CaptureFixture[str]) -> None:
+    """N, the extent and the progress are those of the query."""
+    assert main(["state", "show", "out-sums", "--servers", work.servers, "--json"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    shown = json.loads(line)
+    still_open = sum(1 for key in range(KEYS) if len(range(key, RECORDS, KEYS)) % WINDOW)
+    assert (shown["query"], shown["partition"], shown["open_windows"]) == ("sums.0", 0, still_open)
+    assert shown["seen"] == RECORDS
+    assert shown["positions"] == {"in": {"0": RECORDS}}
+    assert shown["extent_records"] >= still_open
+
+
+def test_show_lists_windows(work: Work, capsys: pytest.CaptureFixture[str]) -> None:
+    """Windows are listed with key and state, as many as were asked for, those with the oldest footprints first."""
+    assert main(["state", "show", "out-sums", "--servers", work.servers, "--json", "--windows", "5"]) == 0
+    windows = json.loads(capsys.readouterr().out)["windows"]
+    assert len(windows) == 5
+    assert all(window["key"].startswith("key-") for window in windows)
+    assert [window["beat"] for window in windows] == sorted(window["beat"] for window in windows)
+
+
+def test_show_prints_a_table(work: Work, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without --json a person reads it: a head and one line per partition."""
+    assert main(["state", "show", "out-sums", "--servers", work.servers]) == 0
+    head, line = capsys.readouterr().out.splitlines()
+    assert head.startswith("query")
+    assert line.startswith("sums.0")
+
+
+def test_a_topic_without_state_says_so(work: Work, capsys: pytest.CaptureFixture[str]) -> None:
+    """The input topic holds no query's state."""
+    assert main(["state", "show", "in", "--servers", work.servers]) == 0
+    assert capsys.readouterr().out == "no query keeps state in in\n"
+
+
+def test_what_is_not_there_is_an_error_that_names_it(work: Work, capsys: pytest.CaptureFixture[str]) -> None:
+    """A batch that the log does not hold, and a topic that does not exist: exit 1 and one line."""
+    assert main(["state", "show", "out-sums", "--servers", work.servers, "--batch", "999999"]) == 1
+    assert "999999" in capsys.readouterr().err
+    assert main(["state", "show", "nowhere", "--servers", work.servers]) == 1
+    assert "nowhere" in capsys.readouterr().err
+
+
+def test_memory_of_an_empty_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A host without state says so."""
+    assert main(["state", "memory", "--directory", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"no query has state in {tmp_path}\n"
