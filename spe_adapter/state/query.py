@@ -109,7 +109,7 @@ class QueryPlace:
             try:
                 self.path.mkdir(mode=0o700, exist_ok=True)
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            except FileNotFoundError:
+            except (FileNotFoundError, FileExistsError):  # mkdir says the latter if the directory goes meanwhile
                 continue
             if not lock(descriptor, self._world, self._lock_limit_s, exclusive=False):
                 os.close(descriptor)
