@@ -17,8 +17,9 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from logstore.interfaces import Buffer
+from spe_adapter.state.columns import Bools, keys_of
 from spe_adapter.state.errors import StateSchemaChanged
-from spe_adapter.state.layout import take_schema
+from spe_adapter.state.layout import STATE_PREFIX, take_schema
 from spe_adapter.state.segment import Owner, Tag
 from spe_adapter.state.store import identities_of
 from spe_adapter.state.table import Mark, Table
@@ -63,6 +64,8 @@ class Loaded(NamedTuple):
     closes: Sequence[pa.RecordBatch]
     mark: Beat | Mark
     note: bytes = b""
+    needs: tuple[int, int] | None = None
+    """Rows and bytes of the arena that the step needs at most, where that is known beforehand."""
 
 
 class Delta(NamedTuple):
@@ -81,6 +84,7 @@ def encode_delta(delta: Delta) -> list[Buffer]:
         "tag": delta.loaded.tag,
         "parent": delta.parent,
         "note": delta.loaded.note.hex(),
+        "needs": delta.loaded.needs,
         "mark": [int(part) for part in (mark if isinstance(mark, Mark) else mark_of(mark))],
     }
     description = json.dumps(described).encode()
@@ -113,6 +117,7 @@ def decode_delta(data: Buffer) -> Delta | None:
             _batches(view[footprints_end:]),
             Mark(*described["mark"]),
             bytes.fromhex(described["note"]),
+            _pair(described["needs"]),
         )
         owner = Owner(*described["owner"])
         return Delta(owner, None if parent is None else Tag(*parent), loaded)
@@ -131,6 +136,10 @@ def _stream(batches: Sequence[pa.RecordBatch]) -> Buffer:
     data = sink.getvalue()
     padding = -data.size % _ALIGNMENT
     return memoryview(data) if not padding else memoryview(data.to_pybytes() + bytes(padding))
+
+
+def _pair(numbers: Any) -> tuple[int, int] | None:
+    return None if numbers is None else (int(numbers[0]), int(numbers[1]))
 
 
 def _batches(data: memoryview) -> list[pa.RecordBatch]:
@@ -158,20 +167,20 @@ def check_schema(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> None:
 
 def needs(table: Table, loaded: Loaded) -> tuple[int, int]:
     """How many rows and bytes of the arena a step needs at most."""
-    rows = 0
-    for batch in loaded.footprints:
-        rows += int((table.find(*identities_of(batch)) < 0).sum())
-    return rows, needs_at_most(loaded)[1]
+    if loaded.needs is not None:
+        return loaded.needs
+    parts = [needs_of(batch, table.find(*identities_of(batch)) < 0) for batch in loaded.footprints]
+    return sum(rows for rows, _ in parts), sum(arena_bytes for _, arena_bytes in parts)
 
 
-def needs_at_most(loaded: Loaded) -> tuple[int, int]:
-    """The same, without a look at the table: as if all windows were new."""
-    variable = 0
-    for batch in loaded.footprints:
-        for column in batch.columns:
-            if pa.types.is_binary(column.type) or pa.types.is_string(column.type):
-                variable += column.nbytes
-    return sum(batch.num_rows for batch in loaded.footprints), variable
+def needs_of(batch: pa.RecordBatch, is_new: Bools) -> tuple[int, int]:
+    """How many rows and bytes of the arena windows need at most, of which some are new."""
+    arena_bytes = int(np.diff(keys_of(batch.column("key")).offsets)[is_new].sum(dtype=np.int64))
+    for name in batch.schema.names:
+        column = batch.column(name)
+        if name.startswith(STATE_PREFIX) and (pa.types.is_binary(column.type) or pa.types.is_string(column.type)):
+            arena_bytes += int(np.diff(keys_of(column).offsets).sum(dtype=np.int64))
+    return int(is_new.sum()), arena_bytes
 
 
 def redo(table: Table, loaded: Loaded) -> Iterator[str]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, Protocol
 
+import numpy as np
 import pyarrow as pa
 
 from spe_adapter.codec.kernels import Bytes
@@ -25,7 +26,7 @@ from spe_adapter.state.delta import (
     live_windows,
     mark_of,
     needs,
-    needs_at_most,
+    needs_of,
     redo,
 )
 from spe_adapter.state.errors import StateBusy, StateDamaged, StateTooLarge
@@ -45,7 +46,7 @@ from spe_adapter.state.files import (
 from spe_adapter.state.layout import Layout
 from spe_adapter.state.query import BASE_NAME, DELTA_SUFFIX, QueryPlace, delta_name, epoch_of_delta
 from spe_adapter.state.segment import APPLYING, CLEAN, HEADER_BYTES, Header, Owner, Segment, Tag
-from spe_adapter.state.table import Mark, Table
+from spe_adapter.state.table import Table
 
 How = Literal["current", "delta", "caught_up", "loaded", "empty"]
 
@@ -258,10 +259,11 @@ class Opening:
                 self._world.step("repair")
                 table.repair()
             # Nothing may run out of room half-way: what does not fit starts in a larger file.
-            if in_place and _fits(table, steps):
+            room = _needs(table, steps)
+            if in_place and table.has_room(*room) and not table.is_sparse:
                 self._apply_in_place(base.segment, header, table, steps)
             else:
-                self._apply_to_copy(header, table, steps)
+                self._apply_to_copy(table, steps, room)
         except StateDamaged:
             return False
         return True
@@ -299,11 +301,9 @@ class Opening:
             header = header._replace(state=CLEAN, tag=step.tag, target=None, note=step.note)
             segment.write(header)
 
-    def _apply_to_copy(self, header: Header, table: Table, steps: Sequence[Loaded]) -> None:
-        rows, arena_bytes = _needs(table, steps)
-
+    def _apply_to_copy(self, table: Table, steps: Sequence[Loaded], more: tuple[int, int]) -> None:
         def build(room: "_Room") -> tuple[Table, bytes]:
-            copy = room.copy_of(table, rows, arena_bytes)
+            copy = room.copy_of(table, *more)
             for step in steps:
                 self._redo(copy, step)
             return copy, steps[-1].note
@@ -338,7 +338,7 @@ class Opening:
         """An empty table for about as many windows as the loader expects, of the size of those in a first batch."""
         expected = max(self._loader.expected(), batch.num_rows)
         capacity = max(_LEAST_CAPACITY, expected + expected // 4)
-        variable = needs_at_most(Loaded(Tag(0, ""), [batch], [], Mark(0, 0, 0)))[1]
+        variable = needs_of(batch, np.ones(batch.num_rows, np.bool_))[1]
         return room.create(
             self._schema, capacity, max(variable * capacity // max(batch.num_rows, 1), _LEAST_ARENA_BYTES)
         )
@@ -436,17 +436,8 @@ class _Room:
 
 def _needs(table: Table, steps: Sequence[Loaded]) -> tuple[int, int]:
     """How many rows and bytes of the arena steps need at most."""
-    rows = arena_bytes = 0
-    for step in steps:
-        more_rows, more_bytes = needs(table, step) if len(steps) == 1 else needs_at_most(step)
-        rows, arena_bytes = rows + more_rows, arena_bytes + more_bytes
-    return rows, arena_bytes
-
-
-def _fits(table: Table, steps: Sequence[Loaded]) -> bool:
-    if table.is_sparse:
-        return False
-    return (len(steps) == 1 and table.has_room(*needs_at_most(steps[0]))) or table.has_room(*_needs(table, steps))
+    parts = [needs(table, step) for step in steps]
+    return sum(rows for rows, _ in parts), sum(arena_bytes for _, arena_bytes in parts)
 
 
 def _age(path: Path) -> tuple[int, str]:

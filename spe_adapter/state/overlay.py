@@ -250,7 +250,7 @@ class Overlay:
         self._shadow[base_rows] = places
         base_rows = base_rows[self._shadow[base_rows] == places]
         copies = self._own.hide(len(base_rows))
-        self._own.fill(copies, self._base.take(base_rows))
+        self._own.copy_state(copies, self._base, base_rows)
         self._shadow[base_rows] = copies + 1
         self._grow()
         self._origin[copies] = base_rows

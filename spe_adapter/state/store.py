@@ -222,7 +222,6 @@ def identity_batch(table: Table, rows: Int64s) -> pa.RecordBatch:
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     if len(batches) == 1:
         return batches[0]
-    return pa.Table.from_batches(batches, IDENTITY_SCHEMA).combine_chunks().to_batches()[0] if batches else _NOBODY
-
-
-_NOBODY = pa.RecordBatch.from_arrays([pa.array([], pa.binary()), pa.array([], pa.int64())], schema=IDENTITY_SCHEMA)
+    if not batches:
+        return pa.RecordBatch.from_arrays([pa.nulls(0, pa.binary()), pa.nulls(0, pa.int64())], schema=IDENTITY_SCHEMA)
+    return pa.Table.from_batches(batches, IDENTITY_SCHEMA).combine_chunks().to_batches()[0]

@@ -40,6 +40,8 @@ _ARENA_BYTES_PER_ROW: Final = 16
 """The arena's first size: about one short key per row."""
 
 _SPARSE_FACTOR: Final = 8
+_SAMPLE: Final = 4096
+_SAMPLE_FACTOR: Final = 16
 _SPARSE_CAPACITY: Final = 16 * 1024
 """Below it nobody minds."""
 
@@ -382,6 +384,16 @@ class Table:
         self.set_mark(rows, *mark)
         return rows
 
+    def copy_state(self, rows: Int64s, source: "Table", source_rows: Int64s) -> None:
+        """Take over expiry and state of windows of a table with the same schema."""
+        self.set_expires(rows, source.expires(source_rows))
+        for column in self._layout.columns:
+            if column.dtype is None:
+                self.set_arrow(column.name, rows, source.get_arrow(column.name, source_rows))
+            else:
+                for name in (STATE_PREFIX + column.name, "n_" + column.name):
+                    self._views[name][rows] = source._views[name][source_rows]  # noqa: SLF001 - one of us
+
     def fill(self, rows: Int64s, batch: pa.RecordBatch) -> None:
         """Overwrite expiry and state of windows by a batch's."""
         self.set_expires(rows, batch.column("expires").to_numpy())
@@ -412,11 +424,13 @@ class Table:
         return Layout(self.schema, capacity, max(self._layout.arena_bytes, 2 * content_bytes))
 
     def reserve(self, rows: int, arena_bytes: int) -> None:
-        """Make room, growing if need be. Raises StateTooLarge where the table cannot grow."""
+        """Make room, growing if need be. Raises what `allocate` raises, and StateDamaged where there is none: then
+        somebody was wrong about what fits.
+        """
         if self.has_room(rows, arena_bytes):
             return
         if self._allocate is None:
-            raise StateTooLarge(f"no room for {rows} more windows and {arena_bytes} bytes in a table that cannot grow")
+            raise StateDamaged(f"no room for {rows} more windows and {arena_bytes} bytes in a table that cannot grow")
         layout = self.grown(rows, arena_bytes)
         block = self._allocate(layout.size_bytes)
         self.copy_to(layout, block)
@@ -494,15 +508,28 @@ def oldest_of(ordinals: Int64s, count: int) -> Int64s:
     """Where the `count` lowest ordinals are that are not NEVER, ascending, equal ones by position."""
     if count <= 0 or not len(ordinals):
         return np.empty(0, np.int64)
-    if count == 1:
-        rows = np.array([ordinals.argmin()], np.int64)
-    elif count < len(ordinals):
-        highest = np.partition(ordinals, count - 1)[count - 1]
-        rows = np.flatnonzero(ordinals <= highest)
-    else:
-        rows = np.arange(len(ordinals), dtype=np.int64)
-    rows = rows[ordinals[rows] != NEVER]
-    return rows[np.argsort(ordinals[rows], kind="stable")][:count]
+    highest = _nth_lowest(ordinals, min(count, len(ordinals)))
+    lower = np.flatnonzero(ordinals < highest)
+    lower = lower[np.argsort(ordinals[lower], kind="stable")]
+    if highest == NEVER:
+        return lower
+    return np.concatenate((lower, np.flatnonzero(ordinals == highest)[: count - len(lower)]))
+
+
+def _nth_lowest(ordinals: Int64s, count: int) -> int:
+    """The `count`-th lowest of all ordinals."""
+    lowest = ordinals.min()
+    # Whole beats share an ordinal: the lowest one often suffices.
+    if count == 1 or np.count_nonzero(ordinals == lowest) >= count:
+        return int(lowest)
+    step = len(ordinals) // _SAMPLE
+    if step > 1 and count < len(ordinals) // _SAMPLE_FACTOR:
+        # A sample says below which ordinal there are surely enough, and not too many to sort.
+        sample = np.sort(ordinals[::step])
+        few = ordinals[ordinals <= sample[2 * count // step + _SAMPLE_FACTOR]]
+        if len(few) >= count:
+            ordinals = few
+    return int(np.partition(ordinals, count - 1)[count - 1])
 
 
 def _move(refs: Int64s, source: Bytes, target_refs: Int64s, target: Bytes, at: int) -> int:

@@ -23,7 +23,7 @@ from typing import Final
 import pyarrow as pa
 
 from spe_adapter.codec.kernels import Bytes
-from spe_adapter.state.delta import Beat, Delta, Loaded, mark_of
+from spe_adapter.state.delta import Beat, Delta, Loaded, mark_of, needs_of
 from spe_adapter.state.files import World, let_go
 from spe_adapter.state.layout import fingerprint_of
 from spe_adapter.state.opening import Base, Group, How, Loader, Opening, Quarters
@@ -112,7 +112,14 @@ class OpenState:
 
         It counts once somebody says that `tag` won. Raises StateTooLarge; then nothing is written.
         """
-        loaded = Loaded(tag, [changes.footprints], [changes.closed], mark_of(mark), note)
+        loaded = Loaded(
+            tag,
+            [changes.footprints],
+            [changes.closed],
+            mark_of(mark),
+            note,
+            needs_of(changes.footprints, changes.opened),
+        )
         return self._opening.write_delta(Delta(self._opening.owner, self.tag, loaded))
 
     def _allocate(self, size_bytes: int) -> Bytes:
