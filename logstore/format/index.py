@@ -18,6 +18,7 @@ import struct
 import sys
 from array import array
 from collections.abc import Iterator, Sequence
+from itertools import compress
 from typing import NamedTuple
 
 from crc32c import crc32c
@@ -37,6 +38,7 @@ TYPE_SHIFT = 16
 NO_TIMESTAMP = -1
 _CRC_AT = BLOCK.size - 4
 _ENTRY_WORDS = ENTRY.size // 8
+_INVERTED = bytes([1]) + bytes(255)
 
 
 class IndexEntry(NamedTuple):
@@ -112,36 +114,35 @@ def decode_columns(buffer: Buffer) -> IndexColumns:
 
     Raises UnknownFormatVersion for an intact block of a newer version.
     """
-    empty = array("q")
-    columns = IndexColumns(empty, empty[:], empty[:], empty[:], empty[:], array("H"), 0, 0, is_sealed=False)
     end = durable_end = 0
     is_sealed = False
+    bodies: list[memoryview] = []
     for durable, _, _, body in _intact(memoryview(buffer)):
-        words = array("q", bytes(body))
-        if sys.byteorder == "little":
-            words.byteswap()
-        offsets, positions = words[0::_ENTRY_WORDS], words[2::_ENTRY_WORDS]
-        if any(body[ENTRY.size - 1 :: ENTRY.size]):
-            _add_mixed(columns, words)
-        else:
-            columns.offsets.extend(offsets)
-            columns.max_before.extend(words[1::_ENTRY_WORDS])
-            columns.positions.extend(positions)
+        bodies.append(body)
         end, durable_end, is_sealed = end + BLOCK.size + len(body), durable, not body
-    return columns._replace(end=end, durable_end=durable_end, is_sealed=is_sealed)
+    entries = b"".join(bodies)
+    words = array("q", entries)
+    if sys.byteorder == "little":
+        words.byteswap()
+    # One byte for each entry: 1 for a control batch, else 0; and the other way round.
+    control = entries[ENTRY.size - 1 :: ENTRY.size]
+    plain = control.translate(_INVERTED)
+    offsets, max_before, positions, flags = (words[column::_ENTRY_WORDS] for column in range(_ENTRY_WORDS))
+    return IndexColumns(
+        _chosen(offsets, plain),
+        _chosen(max_before, plain),
+        _chosen(positions, plain),
+        _chosen(offsets, control),
+        _chosen(positions, control),
+        array("H", [(word >> TYPE_SHIFT) & 0xFFFF for word in compress(flags, control)]),
+        end,
+        durable_end,
+        is_sealed,
+    )
 
 
-def _add_mixed(columns: IndexColumns, words: array[int]) -> None:
-    """A block with control batches among its entries."""
-    for at in range(0, len(words), _ENTRY_WORDS):
-        if words[at + 3] & CONTROL_FLAG:
-            columns.control_offsets.append(words[at])
-            columns.control_positions.append(words[at + 2])
-            columns.control_types.append((words[at + 3] >> TYPE_SHIFT) & 0xFFFF)
-        else:
-            columns.offsets.append(words[at])
-            columns.max_before.append(words[at + 1])
-            columns.positions.append(words[at + 2])
+def _chosen(column: array[int], chosen: bytes) -> array[int]:
+    return column if all(chosen) else array("q", compress(column, chosen))
 
 
 def _intact(view: memoryview) -> Iterator[tuple[int, int, int, memoryview]]:
