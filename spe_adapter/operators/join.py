@@ -2,7 +2,8 @@
 
 Input rows have the key's columns, `side` (int8: 0 left, 1 right), and `left` and `right`, structs of which only that of
 the row's side is set. Each row waits in a window of its own, numbered by arrival, until the watermark says that nothing
-can match it any more. A result has both structs; it comes with the later row to arrive, once.
+can match it any more (in an outer join, that nobody will ask for it). A result has both structs; it comes with the
+later row to arrive, once.
 
 Invariants:
 * A waiting row never changes, so its first footprint is its last and no recovery has to replay anything for it.
@@ -13,7 +14,7 @@ Source: CEC paper, section II (windows as units of state); Kang, Naughton, Vigla
 unbounded streams" (ICDE 2003); Spark's StreamingSymmetricHashJoinExec.
 """
 
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -42,12 +43,16 @@ from spe_adapter.operators.windows import Duration, duration_us
 from spe_adapter.state.columns import Bools, hashes_of, keys_of
 from spe_adapter.state.layout import columns_of
 
+How = Literal["inner", "left", "right"]
+
 SIDE: Final = "side"
 SIDES: Final = ("left", "right")
 
 _TIME: Final = "time"
 _HASH: Final = "hash"
 """Of the key: waiting rows are found by it, without reading their keys. Pairs are compared by the keys themselves."""
+_PAIRS: Final = 1024
+"""Room for so many pairs at first."""
 _HASH_SEED: Final = 0
 """State outlives a table's seed. Keys made to collide cost time, no more."""
 
@@ -56,7 +61,8 @@ class WindowJoin(Operator):
     """Pairs of rows, one of each side, with |left.time − right.time| <= within.
 
     `left_time` and `right_time` name the event-time columns inside the two structs, the delays say how late rows of
-    each side may be. Raises InvalidConfig.
+    each side may be. With `how` left or right, rows of that side without a partner come with a null for it, when the
+    watermark says that there will be none. Raises InvalidConfig.
     """
 
     windows_never_change = True
@@ -69,10 +75,14 @@ class WindowJoin(Operator):
         right_time: str,
         left_delay: Duration = "0 seconds",
         right_delay: Duration = "0 seconds",
+        how: How = "inner",
     ) -> None:
         self._within_us = duration_us(within)
         if self._within_us < 0:
             raise InvalidConfig(f"a join within {within!r}; it must not be negative")
+        if how not in ("inner", *SIDES):
+            raise InvalidConfig(f"a join {how!r}; it is inner, left or right")
+        self._outer = None if how == "inner" else SIDES.index(how)
         self._times = (left_time, right_time)
         self._delays_ms = (duration_us(left_delay) // 1000, duration_us(right_delay) // 1000)
         self.event_time = f"left.{left_time}"
@@ -81,12 +91,13 @@ class WindowJoin(Operator):
     @property
     def description(self) -> str:
         """What is joined."""
-        return f"WindowJoin({self._within_us} µs, left.{self._times[0]}, right.{self._times[1]})"
+        how = "inner" if self._outer is None else SIDES[self._outer]
+        return f"WindowJoin({self._within_us} µs, left.{self._times[0]}, right.{self._times[1]}, {how})"
 
     def output(self, schema: pa.Schema) -> pa.Schema:
         """The two structs."""
         self._check(schema)
-        return pa.schema([schema.field(side) for side in SIDES])
+        return pa.schema([pa.field(side, schema.field(side).type) for side in SIDES])
 
     def state_schema(self, schema: pa.Schema) -> pa.Schema:
         """A row: its side, its time in µs, its key's hash, and the fields of both structs."""
@@ -150,37 +161,62 @@ class WindowJoin(Operator):
             struct = batch.column(side)
             for at, values in enumerate(struct.flatten()):
                 state.set_column(f"{side}.{struct.type.field(at).name}", values.take(pa.array(place)))
-        state.expire_at(ceiling_ms(us[place] + self._within_us))
+        # An outer row that becomes due asks whether it ever had a partner: partners wait for it.
+        waits = np.where(sides[place] == self._outer, 1, 1 if self._outer is None else 2) * self._within_us
+        state.expire_at(ceiling_ms(us[place] + waits))
         if state.keys.null_count:
-            state.close(state.keys.is_null().to_numpy(zero_copy_only=False))
+            state.close(state.keys.is_null().to_numpy(zero_copy_only=False) & (sides[place] != self._outer))
         return self._paired(rows, state, sides, us, hashes[rows.window])
 
     def _paired(self, rows: Rows, state: State, sides: Int64s, us: Int64s, hashes: Int64s) -> Emitted:
-        waiting = _waiting(state, rows, hashes)
+        waiting = _alike(state.all_open(), hashes)
+        numbers = waiting.numbers
+        old = np.flatnonzero(numbers < rows.sequence.min())
+        waiting = waiting.part(old[np.argsort(numbers[old])])
         # Waiting rows first, in their order of arrival, then the batch's: positions say who came before whom.
-        later, earlier = _pairs(
-            np.concatenate((waiting.get(_HASH).astype(np.int64), hashes)),
-            np.concatenate((waiting.get(SIDE).astype(np.int64), sides)),
-            np.concatenate((waiting.get(_TIME).astype(np.int64), us)),
-            waiting.size,
-            self._within_us,
-        )
+        all_sides = np.concatenate((waiting.get(SIDE).astype(np.int64), sides))
+        times = np.concatenate((waiting.get(_TIME).astype(np.int64), us))
+        keys = pa.concat_arrays([waiting.keys, state.keys.take(pa.array(rows.window))])
+        hashes = np.concatenate((waiting.get(_HASH).astype(np.int64), hashes))
+        later, earlier = _pairs(keys, hashes, all_sides, times, (waiting.size, self._within_us))
         if not len(later):
             return None
-        keys = pa.concat_arrays([waiting.keys, state.keys.take(pa.array(rows.window))])
-        same = pc.equal(keys.take(pa.array(later)), keys.take(pa.array(earlier)))
-        if same.null_count or not pc.all(same).as_py():
-            kept = same.fill_null(False).to_numpy(zero_copy_only=False)
-            later, earlier = later[kept], earlier[kept]
-        is_left = np.concatenate((waiting.get(SIDE), sides))[later] == 0
+        is_left = all_sides[later] == 0
         columns = [
             self._structs(waiting, rows.batch, side, np.where(is_left == (side == SIDES[0]), later, earlier))
             for side in SIDES
         ]
-        times = np.concatenate((waiting.get(_TIME), us))
         newest = np.maximum(times[later], times[earlier]) // MICROSECONDS
         batch = pa.RecordBatch.from_arrays(columns, schema=self.output(state.schema))
         return Results(batch, rows.window[later - waiting.size], newest)
+
+    def expire(self, state: State, watermark_ms: int) -> Emitted:
+        """The rows of an outer join's outer side that never had a partner."""
+        if self._outer is None:
+            return None
+        due = np.flatnonzero(state.get(SIDE) == self._outer)
+        if not len(due):
+            return None
+        alone = state.part(due)
+        partners = _alike(state.all_open(), alone.get(_HASH))
+        partners = partners.part(np.flatnonzero(partners.get(SIDE) != self._outer))
+        hashes, sides, times = (
+            np.concatenate((partners.get(name), alone.get(name))).astype(np.int64) for name in (_HASH, SIDE, _TIME)
+        )
+        keys = pa.concat_arrays([partners.keys, alone.keys])
+        found, _ = _pairs(keys, hashes, sides, times, (partners.size, self._within_us))
+        lonely = np.ones(len(due), np.bool_)
+        lonely[found - partners.size] = False
+        alone = state.part(due[lonely])
+        columns = []
+        for at, side in enumerate(SIDES):
+            kind = state.schema.field(side).type
+            fields = [kind.field(index) for index in range(kind.num_fields)]
+            parts = [alone.column(f"{side}.{field.name}") for field in fields]
+            mask = None if at == self._outer else pa.array(np.ones(alone.size, np.bool_))
+            columns.append(pa.StructArray.from_arrays(parts, fields=fields, mask=mask))
+        batch = pa.RecordBatch.from_arrays(columns, schema=self.output(state.schema))
+        return Results(batch, due[lonely], alone.get(_TIME).astype(np.int64) // MICROSECONDS)
 
     def _structs(self, waiting: State, batch: pa.RecordBatch, side: str, which: Int64s) -> pa.StructArray:
         """One side's structs at some positions among waiting rows and batch."""
@@ -207,33 +243,34 @@ class WindowJoin(Operator):
             time_index(pa.schema([kind.field(at) for at in range(kind.num_fields)]), column)
 
 
-def _waiting(state: State, rows: Rows, hashes: Int64s) -> State:
-    """The waiting rows, by arrival, whose keys are among the batch's, or have the hash of one that is."""
-    everyone = state.all_open()
+def _alike(windows: State, hashes: Int64s) -> State:
+    """The windows whose keys have one of these hashes."""
     slots = np.zeros(1 << (2 * len(hashes)).bit_length(), np.int64)
-    found = np.zeros(everyone.size, np.bool_)
-    mark_among(steady(everyone.get(_HASH), np.int64), steady(hashes, np.int64), slots, found)
-    some = everyone.part(np.flatnonzero(found))
-    numbers = some.numbers
-    old = np.flatnonzero(numbers < rows.sequence.min())
-    return some.part(old[np.argsort(numbers[old])])
+    found = np.zeros(windows.size, np.bool_)
+    mark_among(steady(windows.get(_HASH), np.int64), steady(hashes, np.int64), slots, found)
+    return windows.part(np.flatnonzero(found))
 
 
-def _pairs(groups: Int64s, sides: Int64s, times: Int64s, first: int, within_us: int) -> tuple[Int64s, Int64s]:
-    """Pairs (later, earlier) of positions: equal group, other side, times within reach, the later one from `first` on;
-    by the later one's position, then the earlier one's.
+def _pairs(
+    keys: pa.Array, hashes: Int64s, sides: Int64s, times: Int64s, reach: tuple[int, int]
+) -> tuple[Int64s, Int64s]:
+    """Pairs (later, earlier) of positions: equal keys, other side, times within `reach[1]` µs, the later one from
+    `reach[0]` on; by the later one's position, then the earlier one's.
     """
-    order = np.lexsort((times, sides, groups))
-    arrays = [steady(array, np.int64) for array in (groups, sides, times, order)]
-    later, earlier = np.empty(1024, np.int64), np.empty(1024, np.int64)
+    order = np.lexsort((times, sides, hashes))
+    arrays = [steady(array, np.int64) for array in (hashes, sides, times, order)]
+    later, earlier = np.empty(_PAIRS, np.int64), np.empty(_PAIRS, np.int64)
     while True:
-        count = find_pairs(*arrays, first, within_us, later, earlier)
+        count = find_pairs(*arrays, *reach, later, earlier)
         if count <= len(later):
             break
         later, earlier = np.empty(count, np.int64), np.empty(count, np.int64)
     later, earlier = later[:count], earlier[:count]
     by_arrival = np.lexsort((earlier, later))
-    return later[by_arrival], earlier[by_arrival]
+    later, earlier = later[by_arrival], earlier[by_arrival]
+    same = pc.equal(keys.take(pa.array(later)), keys.take(pa.array(earlier))).fill_null(False)
+    kept = same.to_numpy(zero_copy_only=False)
+    return (later, earlier) if kept.all() else (later[kept], earlier[kept])
 
 
 @compiled

@@ -28,15 +28,16 @@ from logstore.format.batch import patch_base
 from logstore.format.control import Begin, End, encode_control
 from spe_adapter.cec.control import Mark, Progress, encode_closes, encode_footprints, encode_mark
 from spe_adapter.cec.reconstruct import Eventual, Reconstruction
-from spe_adapter.codec.kernels import Int64s
 from spe_adapter.operators.base import Operator, next_watermark
 from spe_adapter.operators.keys import KeyCodec
 from spe_adapter.operators.output import Output, to_records
 from spe_adapter.operators.processor import Processor
 from spe_adapter.operators.replay import Replay, SkipPoints
+from spe_adapter.state.columns import Bools
 from spe_adapter.state.direct import Direct
 from spe_adapter.state.layout import NEVER
-from spe_adapter.state.store import Changes
+from spe_adapter.state.overlay import Overlay
+from spe_adapter.state.store import Changes, StateStore
 from spe_adapter.state.table import Table
 
 Row = Mapping[str, Any]
@@ -62,9 +63,10 @@ class _Epoch(NamedTuple):
 class OperatorHarness:
     """One state partition of an operator, fed by hand.
 
-    `schema` is the input's; rows may also come as record batches of it. With `checks`, windows are footprinted as in
-    continuous mode: when they open, and of the others those `checks` whose footprint is oldest; recovery then replays
-    input. Raises what the operator's Processor raises.
+    `schema` is the input's; rows may also come as record batches of it. As in a micro-batch query, each epoch works on
+    a copy-on-write view of the last committed state, and footprints what it changed. With `checks`, it is as in
+    continuous mode: state is changed in place, windows are footprinted when they open, and of the others those `checks`
+    whose footprint is oldest; recovery then replays input. Raises what the operator's Processor raises.
     """
 
     def __init__(
@@ -80,8 +82,10 @@ class OperatorHarness:
         self._emitted = 0
         self._watermark_ms = 0
         self._newest_ms: list[int | None] = [None] * len(operator.inputs())
-        self._store = Direct(Table.in_memory(operator.state_schema(schema)))
-        self._processor = Processor(operator, self._codec, schema, self._store)
+        self._late = 0
+        self._store: StateStore
+        self._table = Table.in_memory(operator.state_schema(schema))
+        self._begin(0, 0)
 
     @property
     def watermark_ms(self) -> int:
@@ -90,8 +94,8 @@ class OperatorHarness:
 
     @property
     def late(self) -> int:
-        """Rows dropped because they came too late, since the start or the last recovery."""
-        return self._processor.late
+        """Rows dropped because they came too late; a sliding window's once for each window."""
+        return self._late
 
     def send(self, rows: Sequence[Row] | pa.RecordBatch, *, cuts: Sequence[int] = ()) -> list[dict[str, Any]]:
         """One epoch; its results. `cuts` are positions at which its rows are cut into batches."""
@@ -161,12 +165,14 @@ class OperatorHarness:
 
     def _run(self, epoch: _Epoch) -> list[dict[str, Any]]:
         self._processor.epoch = len(self._epochs) + 1
+        late = self._processor.late
         try:
             outputs = self._feed(epoch, None)
         except CairnError:
             self._recover()
             raise
         self._epochs.append(epoch)
+        self._late += self._processor.late - late
         self._watermark_ms = epoch.watermark_ms
         self._newest_ms = [_newest(*pair) for pair in zip(self._newest_ms, self._processor.max_events_ms, strict=True)]
         self._outputs += outputs
@@ -183,12 +189,16 @@ class OperatorHarness:
 
     def _write(self, beat: int) -> None:
         changes = self._store.changes()
-        footprints, opened, ids = self._chosen(changes)
+        sequence, seen = self._processor.sequence, self._processor.seen
+        footprints, opened = self._chosen(changes)
         closed = [changes.closed] if self._checks is None else [changes.closed, changes.transient]
         closes = pa.Table.from_batches(closed).combine_chunks().to_batches()
         self._emitted += footprints.num_rows + sum(batch.num_rows for batch in closes)
-        table = self._store.table
-        table.set_mark(ids, beat, self._emitted, self._processor.seen)
+        if self._checks is None:
+            self._table.remove(
+                self._table.find(changes.closed.column("key"), changes.closed.column("number").to_numpy())
+            )
+        self._table.put(footprints, (beat, self._emitted, seen))
         batches = [*encode_footprints(_QUERY, beat, footprints, opened, 0)]
         for gone in closes:
             batches += encode_closes(_QUERY, beat, gone, 0)
@@ -199,19 +209,31 @@ class OperatorHarness:
         for batch in (first, *map(bytearray, batches), last):
             patch_base(batch, 0, len(self._log), 0)
             self._log.append(bytes(batch))
-
-    def _chosen(self, changes: Changes) -> tuple[pa.RecordBatch, np.typing.NDArray[np.bool_], Int64s]:
-        """The footprints to write, which of them are of new windows, and whose they are."""
         if self._checks is None:
-            return changes.footprints, changes.opened, changes.ids
-        table = self._store.table
-        new = changes.ids[changes.opened]
+            self._begin(sequence, seen)
+
+    def _begin(self, sequence: int, seen: int) -> None:
+        """A processor on the state there is."""
+        self._store = Overlay(self._table) if self._checks is None else Direct(self._table)
+        self._processor = Processor(
+            self._operator, self._codec, self._schema, self._store, sequence, seen, len(self._epochs)
+        )
+
+    def _chosen(self, changes: Changes) -> tuple[pa.RecordBatch, Bools]:
+        """The footprints to write, and which of them are of new windows."""
+        if self._checks is None:
+            return changes.footprints, changes.opened
+        table = self._table
+        new = table.find(
+            changes.footprints.column("key").filter(pa.array(changes.opened)),
+            changes.footprints.column("number").to_numpy()[changes.opened],
+        )
         checked = np.setdiff1d(table.oldest(self._checks + len(new)), new)[: self._checks]
         ids = np.concatenate((new, checked))
-        return table.take(ids), np.arange(len(ids)) < len(new), ids
+        return table.take(ids), np.arange(len(ids)) < len(new)
 
     def _mark(self, beat: int) -> Mark:
-        oldest = self._store.table.oldest_mark()
+        oldest = self._table.oldest_mark()
         return Mark(
             query=_QUERY,
             epoch=beat,
@@ -220,7 +242,7 @@ class OperatorHarness:
             partitions=1,
             layout=1,
             operator=self._operator.name,
-            open_windows=self._store.live,
+            open_windows=self._table.live,
             emitted=self._emitted,
             seen=self._processor.seen,
             sequence=self._processor.sequence,
@@ -244,10 +266,9 @@ class OperatorHarness:
     # ---- recovery
 
     def _recover(self) -> None:
-        table = Table.in_memory(self._operator.state_schema(self._schema))
-        self._store = Direct(table)
+        self._table = table = Table.in_memory(self._operator.state_schema(self._schema))
         if not self._log:
-            self._processor = Processor(self._operator, self._codec, self._schema, self._store)
+            self._begin(0, 0)
             return
         scan = Reconstruction(_QUERY)
         for batch in reversed(self._log):
@@ -261,9 +282,7 @@ class OperatorHarness:
                 rows = table.put(batch, (mark.epoch, mark.emitted, mark.seen))
                 skips.add(table.keys(rows), table.numbers(rows), mark.epoch)
         start = self._start(eventual)
-        self._processor = Processor(
-            self._operator, self._codec, self._schema, self._store, start.sequence, start.seen, start.epoch
-        )
+        self._begin(start.sequence, start.seen)
         for beat in range(start.epoch + 1, len(self._epochs) + 1):
             self._feed(self._epochs[beat - 1], skips.at(beat))
         self._store.changes()

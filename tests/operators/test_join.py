@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from logstore.errors import InvalidConfig
 from spe_adapter.errors import SchemaRefused
-from spe_adapter.operators.join import WindowJoin
+from spe_adapter.operators.join import How, WindowJoin, _pairs
 from spe_adapter.state.errors import StateSchemaRefused
 from spe_adapter.testing.harness import OperatorHarness, check_any_batches
 from tests.operators.model import US
@@ -58,6 +59,7 @@ def _width(kind: pa.DataType) -> pa.DataType:
     return pa.int64() if pa.types.is_timestamp(kind) else kind
 
 
+HOWS: tuple[How, ...] = ("inner", "left", "right")
 KEYS = st.sampled_from(["x", "y", "", None])
 TIMES = st.none() | st.integers(1, 120)
 ROWS = st.one_of(
@@ -70,7 +72,9 @@ EPOCHS = st.lists(st.lists(ROWS, max_size=10), min_size=1, max_size=7)
 class NaiveJoin:
     """Every row against every row of the other side that came before it."""
 
-    def __init__(self, within_s: float, delays_s: tuple[int, int]) -> None:
+    def __init__(self, within_s: float, delays_s: tuple[int, int], how: How = "inner") -> None:
+        self.outer = {"inner": None, "left": 0, "right": 1}[how]
+        self.lonely: list[Row] = []
         self.within, self.delays_ms = within_s * US, [delay * 1000 for delay in delays_s]
         self.before: list[Row] = []
         self.newest_ms: list[int | None] = [None, None]
@@ -94,17 +98,26 @@ class NaiveJoin:
             if time <= late_ms * 1000:
                 continue
             for other in self.before:
-                distance = abs(self.time(other) - time)
-                if (
-                    other["side"] != row["side"]
-                    and other["k"] == row["k"]
-                    and row["k"] is not None
-                    and distance <= self.within
-                ):
+                if self.meet(row, other):
                     one, two = (row, other) if row["side"] == 0 else (other, row)
                     results.append({"k": row["k"], "left": one["left"], "right": two["right"]})
             self.before.append(row)
-        return results
+            if row["side"] == self.outer:
+                self.lonely.append(row)
+        due = [row for row in self.lonely if self.time(row) + self.within <= self.watermark_ms * 1000]
+        self.lonely = [row for row in self.lonely if row not in due]
+        side = "right" if self.outer == 1 else "left"
+        alone: list[Row] = [
+            {"k": row["k"], "left": None, "right": None} | {side: row[side]}
+            for row in due
+            if not any(self.meet(row, other) for other in self.before)
+        ]
+        return results + sorted(alone, key=repr)
+
+    def meet(self, row: Row, other: Row) -> bool:
+        """Whether two rows are a pair."""
+        near = abs(self.time(other) - self.time(row)) <= self.within
+        return near and other["side"] != row["side"] and other["k"] == row["k"] and row["k"] is not None
 
     def time(self, row: Row) -> Any:
         """The row's own event time."""
@@ -120,12 +133,13 @@ def results_of(harness: OperatorHarness, start: int) -> list[Row]:
             parts = output.rows.column(side).flatten()
             names = [field.name for field in output.rows.schema.field(side).type]
             parts = [part.cast(pa.int64()) if pa.types.is_timestamp(part.type) else part for part in parts]
-            columns.append(pa.StructArray.from_arrays(parts, names=names))
+            missing = output.rows.column(side).is_null()
+            columns.append(pa.StructArray.from_arrays(parts, names=names, mask=missing))
         rows += pa.RecordBatch.from_arrays(columns, names=["k", "left", "right"]).to_pylist()
     return rows[start:]
 
 
-def join_of(within_s: float, delays_s: tuple[int, int] = (0, 0)) -> WindowJoin:
+def join_of(within_s: float, delays_s: tuple[int, int] = (0, 0), how: How = "inner") -> WindowJoin:
     """A join of the two inputs."""
     return WindowJoin(
         f"{round(within_s * 1000)} milliseconds",
@@ -133,6 +147,7 @@ def join_of(within_s: float, delays_s: tuple[int, int] = (0, 0)) -> WindowJoin:
         right_time="at",
         left_delay=f"{delays_s[0]} seconds",
         right_delay=f"{delays_s[1]} seconds",
+        how=how,
     )
 
 
@@ -146,19 +161,22 @@ def harness_of(join: WindowJoin, checks: int | None = None) -> OperatorHarness:
     st.sampled_from([0.0, 0.0005, 1.0, 10.0, 60.0]),
     st.tuples(st.integers(0, 30), st.integers(0, 30)),
     st.sampled_from([None, 0, 2]),
+    st.sampled_from(HOWS),
     st.data(),
 )
-@settings(max_examples=80)
+@settings(max_examples=120)
 def test_the_join_equals_a_double_loop(
-    epochs: list[list[Row]], within: float, delays: tuple[int, int], checks: int | None, data: st.DataObject
+    epochs: list[list[Row]], within: float, delays: tuple[int, int], checks: int | None, how: How, data: st.DataObject
 ) -> None:
     """The same pairs in the same order; what is forgotten is not missed; a crash is not noticed."""
-    naive = NaiveJoin(within, delays)
-    harness = harness_of(join_of(within, delays), checks)
-    for rows in [*epochs, []]:
+    naive = NaiveJoin(within, delays, how)
+    harness = harness_of(join_of(within, delays, how), checks)
+    for rows in [*epochs, [left("z", 200), right("z", 200)], [], [left("z", 500), right("z", 500)], []]:
         start = len(harness.results())
         harness.send(batch_of(rows), cuts=data.draw(st.lists(st.integers(0, len(rows)), max_size=3)))
-        assert results_of(harness, start) == naive.epoch(rows)
+        found = results_of(harness, start)
+        pairs = [row for row in found if row["left"] and row["right"]]
+        assert pairs + sorted((row for row in found if row not in pairs), key=repr) == naive.epoch(rows)
         if data.draw(st.booleans()):
             harness.crash_and_recover()
 
@@ -208,3 +226,11 @@ def test_what_cannot_be_joined_is_refused() -> None:
         OperatorHarness(join_of(1), key="k", schema=listed)
     with pytest.raises(InvalidConfig, match="must not be negative"):
         WindowJoin("-1 second", left_time="ts", right_time="at")
+
+
+def test_keys_of_one_hash_are_told_apart() -> None:
+    """Rows are found by the hash of their key, and paired by the key itself; null keys meet nobody."""
+    keys = pa.array([b"a", b"b", b"a", None, None], pa.binary())
+    hashes, times = np.full(5, 7, np.int64), np.zeros(5, np.int64)
+    later, earlier = _pairs(keys, hashes, np.array([0, 0, 1, 0, 1]), times, (0, 10))
+    assert list(zip(later.tolist(), earlier.tolist(), strict=True)) == [(2, 0)]
