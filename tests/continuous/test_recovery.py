@@ -11,6 +11,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spe_adapter.continuous.loop import Recovered
 from tests.continuous.fragments import OPERATORS, POLICIES
 from tests.continuous.stories import Story, tell
 from tests.continuous.world import Faults
@@ -63,6 +64,18 @@ def test_a_power_cut_anywhere_changes_nothing(story: Story, seed: int, survives:
     calls = tell(story).counts.disk_calls
     power = random.sample(range(1, 2 * calls), min(random.randint(1, 12), 2 * calls - 1))
     check(story, Faults(power=frozenset(power), survives=survives))
+
+
+@settings(max_examples=15)
+@given(seeds)
+def test_windows_that_never_change_need_no_replay(seed: int) -> None:
+    """A join recovers from its footprints alone, and upstream may trim all that was read."""
+    story = Story(seed, "join", "no checks", ("left", "right"), batches=15)
+    calls = tell(story).counts.port_calls
+    kills = Random(seed).sample(range(1, calls), min(8, calls - 1))
+    broken = tell(story, Faults(kill_before=frozenset(kills)))
+    assert not any(event.replayed_records for event in broken.counts.events if isinstance(event, Recovered))
+    check(story, Faults(kill_before=frozenset(kills)))
 
 
 @settings(max_examples=25)

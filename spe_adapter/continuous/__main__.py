@@ -1,0 +1,94 @@
+"""A runner as a program: `python -m spe_adapter.continuous MODULE:FRAGMENT --servers HOST:PORT --partition 0`.
+
+It writes a line of JSON to standard output for the recovery and, at most once in `--report-s` seconds, for committed
+beats. SIGTERM and SIGINT end it behind the open beat; SIGKILL ends it at once, and costs time only.
+
+Invariant: settings are read here, once, and handed down; nothing below knows arguments or signals.
+"""
+
+import argparse
+import importlib
+import json
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import FrameType
+
+from logstore.errors import CairnError
+from spe_adapter.cec.policy import UNLIMITED, Policy, Targets
+from spe_adapter.continuous.errors import FragmentRefused
+from spe_adapter.continuous.fragment import Fragment, Limits
+from spe_adapter.continuous.loop import Event, Progress
+from spe_adapter.continuous.runner import Options, Runner
+from spe_adapter.host import ThisHost
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run until stopped; the exit code: 0, or 1 with what was wrong on standard error."""
+    given = _parse(arguments)
+    policy: Callable[[], Policy] = partial(Targets, given.q, given.u)
+    limits = Limits(beat_ms=given.beat_ms)
+    try:
+        options = Options(given.servers, policy, limits)
+        runner = Runner(_load(given.fragment), given.partition, options, observe=_reporter(given.report_s))
+
+        def stop(_number: int, _frame: FrameType | None) -> None:
+            runner.stop()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, stop)
+        runner.run()
+    except CairnError as error:
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        return 1
+    return 0
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m spe_adapter.continuous", description=__doc__)
+    parser.add_argument("fragment", metavar="MODULE:FRAGMENT", help="where the Fragment is, in a module on the path")
+    parser.add_argument("--servers", required=True, help="HOST:PORT of the sidecar, or several with commas")
+    parser.add_argument("--partition", type=int, default=0, help="which partition this process works on")
+    parser.add_argument("--q", type=int, default=UNLIMITED, help="Q: records a recovery may have to scan")
+    parser.add_argument("--u", type=int, default=1_000_000, help="U: input records a recovery may have to replay")
+    parser.add_argument("--beat-ms", type=int, default=Limits().beat_ms, help="how often is committed")
+    parser.add_argument("--report-s", type=float, default=1.0, help="least time between two lines of progress")
+    return parser.parse_args(arguments)
+
+
+def _load(place: str) -> Fragment:
+    """The fragment that `module:name` names. Raises FragmentRefused."""
+    module, _, name = place.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise FragmentRefused(f"{place!r} names no fragment ({error}); write module:name") from error
+    if not isinstance(found, Fragment):
+        raise FragmentRefused(f"{place!r} is a {type(found).__name__}, not a Fragment")
+    return found
+
+
+def _reporter(period_s: float) -> Callable[[Event], None]:
+    """What writes events down, not too many of them."""
+    host = ThisHost()
+    next_s = 0.0
+
+    def report(event: Event) -> None:
+        nonlocal next_s
+        if isinstance(event, Progress):
+            now_s = host.network.monotonic_s()
+            if now_s < next_s:
+                return
+            next_s = now_s + period_s
+            fields = {"event": "beat", **event.figures._asdict(), "lag": event.lag}
+        else:
+            fields = {"event": "recovered", **event._asdict()}
+        sys.stdout.write(json.dumps(fields) + "\n")
+        sys.stdout.flush()
+
+    return report
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

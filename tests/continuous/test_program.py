@@ -1,0 +1,60 @@
+"""`python -m spe_adapter.continuous`: a fragment by its name, progress as lines, signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.continuous.processes import Work, create, described, expected, produce
+from tests.continuous.test_kills import consumed
+from tests.support.sidecar import ROOT, Sidecar
+
+ROWS = [(b"key-%d" % (number % 9), number) for number in range(700)]
+END_S = 30.0
+HERE = "tests.continuous.test_program"
+
+FRAGMENT = described(Work("", "program", 0))
+"""What the program is told to run."""
+
+
+def run(address: str, fragment: str = f"{HERE}:FRAGMENT") -> subprocess.Popen[str]:
+    """The program as a process."""
+    command = [sys.executable, "-m", "spe_adapter.continuous", fragment, "--servers", address, "--report-s", "0"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def test_the_program_runs_and_ends_when_told(tmp_path: Path) -> None:
+    """It says what it recovered and commits what there is; after SIGTERM it exits with 0."""
+    with Sidecar(tmp_path) as sidecar:
+        create(sidecar.address, "in")
+        produce(sidecar.address, "in", ROWS)
+        for life in range(2):
+            with run(sidecar.address) as process:
+                assert process.stdout is not None
+                recovered = json.loads(process.stdout.readline())
+                assert recovered["event"] == "recovered"
+                assert (recovered["beat"] > 0) == (life > 0)
+                records = len(ROWS) if life else 0
+                while records < len(ROWS):
+                    beat = json.loads(process.stdout.readline())
+                    assert beat["event"] == "beat"
+                    records = beat["records"]
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(END_S) == 0
+        assert consumed(sidecar.address, "out-program") == expected(ROWS)
+
+
+def test_a_fragment_that_is_none_is_refused(tmp_path: Path) -> None:
+    """The message says what was found under the name; the exit code is 1."""
+    for name, message in ((f"{HERE}:ROWS", "is a list"), ("no.such.module:x", "names no fragment"), ("x", "write")):
+        with run("127.0.0.1:1", name) as process:
+            assert process.wait(END_S) == 1
+            assert process.stderr is not None
+            assert message in process.stderr.read()
