@@ -8,14 +8,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from logstore.disk.shared_state import GONE_PREFIX, LOCK_NAME, Kept, Reclaimed, SharedState
 from logstore.testing.clock import ManualClock
+from spe_adapter.state.files import World
+from spe_adapter.state.query import QueryPlace
 from tests.support.sidecar import Sidecar
 
 IDLE_MS = 600_000
@@ -184,7 +186,28 @@ def test_an_interrupted_removal_is_finished(host: Host) -> None:
     assert list(host.root.iterdir()) == []
 
 
-def test_workers_that_come_and_go_while_it_sweeps(host: Host) -> None:
+@contextmanager
+def by_the_rule(root: Path, name: str) -> Iterator[Path]:
+    """A worker that follows the rule, step by step."""
+    lock, directory = enter(root, name)
+    try:
+        yield directory
+    finally:
+        os.close(lock)
+
+
+@contextmanager
+def by_the_adapter(root: Path, name: str) -> Iterator[Path]:
+    """A worker as Spark's are."""
+    place = QueryPlace(root, name, World(), PATIENCE_S)
+    with place.held():
+        yield place.path
+
+
+@pytest.mark.parametrize("entered", [by_the_rule, by_the_adapter])
+def test_workers_that_come_and_go_while_it_sweeps(
+    host: Host, entered: Callable[[Path, str], AbstractContextManager[Path]]
+) -> None:
     """Whoever holds the lock by the rule never loses the directory, whenever the sweeps come: a file that it writes is
     there until it lets go.
     """
@@ -196,14 +219,13 @@ def test_workers_that_come_and_go_while_it_sweeps(host: Host) -> None:
     def work(number: int) -> None:
         nonlocal rounds
         while not stop.is_set():
-            lock, directory = enter(host.root, "shared")
-            mine = directory / f"{number}"
-            mine.write_text("state")
-            if not mine.exists() or not mine.exists():
-                lost.append(f"worker {number}")
-            mine.unlink(missing_ok=True)
-            rounds += 1
-            os.close(lock)
+            with entered(host.root, "shared") as directory:
+                mine = directory / f"{number}"
+                mine.write_text("state")
+                if not mine.exists() or not mine.exists():
+                    lost.append(f"worker {number}")
+                mine.unlink(missing_ok=True)
+                rounds += 1
             stop.wait(0.001 * number)
 
     workers = [threading.Thread(target=work, args=(number,)) for number in (1, 2)]
