@@ -48,7 +48,7 @@ class Aggregate(Operator):
     def description(self) -> str:
         """What is aggregated, over which windows."""
         what = ", ".join(f"{name}={function!r}" for name, function in self._aggregations.items())
-        return f"Aggregate({self._window!r}, {what})"
+        return f"Aggregate({self._window.description}, {what})"
 
     def output(self, schema: pa.Schema) -> pa.Schema:
         """Window (of event-time windows) and aggregates."""

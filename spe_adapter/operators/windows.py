@@ -9,7 +9,7 @@ Source: Spark's TimeWindowing rule; CEC paper, section II (time-based and count-
 import re
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 import pyarrow as pa
@@ -79,6 +79,13 @@ class Sliding:
             raise InvalidConfig(f"a delay of {self.delay!r}; it must not be negative")
 
     @property
+    def description(self) -> str:
+        """What a window's number and end depend on; a query may change its delay at any time."""
+        return (
+            f"windows of {self.length_us} µs every {self.slide_us} µs from {duration_us(self.start)} µs by {self.time}"
+        )
+
+    @property
     def length_us(self) -> int:
         """From a window's start to its end."""
         return duration_us(self.length)
@@ -141,6 +148,11 @@ class Counting:
             )
 
     @property
+    def description(self) -> str:
+        """What its state depends on."""
+        return f"windows of {self.size} rows every {self.step}"
+
+    @property
     def step(self) -> int:
         """Rows from a window's start to the next one's."""
         return self.size if self.advance is None else self.advance
@@ -154,6 +166,8 @@ class Counting:
 @dataclass(frozen=True)
 class Running:
     """No windows: one state per key for ever, and after each batch the aggregates of the keys that it changed."""
+
+    description: ClassVar[str] = "no windows"
 
 
 Window = Sliding | Counting | Running

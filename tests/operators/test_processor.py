@@ -1,0 +1,264 @@
+"""The processor between batches and an operator: who is late, who is to blame, what a replay leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spe_adapter.errors import SchemaRefused
+from spe_adapter.operators import functions as agg
+from spe_adapter.operators.aggregates import Aggregate
+from spe_adapter.operators.base import Emitted, Operator, Results, Rows, State, next_watermark
+from spe_adapter.operators.errors import BadResults, OperatorFailed
+from spe_adapter.operators.join import WindowJoin
+from spe_adapter.operators.keys import KeyCodec
+from spe_adapter.operators.output import Output
+from spe_adapter.operators.processor import Processor
+from spe_adapter.operators.replay import SkipPoints
+from spe_adapter.operators.windows import Counting, Running, Sliding, Tumbling
+from spe_adapter.state.direct import Direct
+from spe_adapter.state.table import Table
+from spe_adapter.testing import OperatorHarness
+
+MOMENT = pa.timestamp("us", "UTC")
+SCHEMA = pa.schema([("k", pa.string()), ("x", pa.int64()), ("ts", MOMENT)])
+
+
+class Free(Operator):
+    """An operator made of functions."""
+
+    def __init__(self, process: Callable[[Rows, State], Emitted], **settings: Any) -> None:
+        self._process = process
+        self.state = {"n": pa.int64(), "note": pa.string()}
+        for name, value in settings.items():
+            setattr(self, name, value)
+
+    def output(self, schema: pa.Schema) -> pa.Schema:
+        """One number."""
+        return pa.schema([("y", pa.int64())])
+
+    def process(self, rows: Rows, state: State) -> Emitted:
+        """The function."""
+        return self._process(rows, state)
+
+
+def processor_of(operator: Operator, schema: pa.Schema = SCHEMA, key: str = "k") -> Processor:
+    """A processor on an empty table."""
+    store = Direct(Table.in_memory(operator.state_schema(schema)))
+    return Processor(operator, KeyCodec(schema, [key]), schema, store)
+
+
+def batch(*rows: tuple[str | None, int | None, int | None]) -> pa.RecordBatch:
+    """Rows of key, x and µs."""
+    keys, xs, times = zip(*rows, strict=True) if rows else ((), (), ())
+    columns = [pa.array(keys, pa.string()), pa.array(xs, pa.int64()), pa.array(times, pa.int64()).view(MOMENT)]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def rows_of(output: Output | None) -> list[dict[str, Any]]:
+    """Results as dictionaries."""
+    return [] if output is None else output.rows.to_pylist()
+
+
+def _ignoring(emitted: Emitted, rows: Rows, state: State) -> Emitted:
+    return emitted
+
+
+def test_a_window_is_late_and_due_at_the_very_microsecond() -> None:
+    """A window that ends at 10.0005 s is open at the watermark 10.000 s, due and late at 10.001 s."""
+    operator = Aggregate(Tumbling("10 seconds", "ts", start="500 microseconds"), n=agg.count())
+    processor = processor_of(operator)
+    processor.process(batch(("a", 1, 10_000_499)), late_ms=10_000)
+    assert processor.expire(10_000) is None
+    assert [row["n"] for row in rows_of(processor.expire(10_001))] == [1]
+    processor.process(batch(("a", 1, 10_000_499)), late_ms=10_001)
+    assert (processor.late, processor.expire(2**60)) == (1, None)
+
+
+def test_rows_without_windows_are_late_by_their_own_time() -> None:
+    """As Spark's stateful operators have it: not newer than the watermark is late; without a time never."""
+    seen: list[int] = []
+
+    def note(rows: Rows, state: State) -> None:
+        seen.extend(rows.batch.column("x").to_pylist())
+
+    processor = processor_of(Free(note, event_time="ts"))
+    processor.process(batch(("a", 1, 5_000_000), ("a", 2, 5_000_001), ("b", 3, None), ("c", 4, -7)), late_ms=5000)
+    assert seen == [2, 3]
+    assert processor.late == 2
+    assert processor.max_events_ms == [5000]
+
+
+def test_rows_and_records_are_counted() -> None:
+    """`sequence` numbers rows behind the steps in front, `seen` counts what came in; empty batches are nothing."""
+    numbers: list[int] = []
+    processor = processor_of(Free(lambda rows, state: numbers.extend(rows.sequence.tolist())))
+    processor.process(batch())
+    processor.process(batch(("a", 1, 1), ("b", 2, 2)))
+    processor.process(batch(("a", 3, 3)))
+    assert numbers == [0, 1, 2]
+    assert (processor.sequence, processor.seen) == (3, 3)
+
+
+def test_state_is_read_as_it_was_written_in_the_call() -> None:
+    """Fixed width and text, nulls, expiry; and nothing reaches the store of windows that the call closes."""
+
+    def write(rows: Rows, state: State) -> Emitted:
+        state.set("n", np.array([7, 0]), np.array([False, True]))
+        state.set_column("note", pa.array([None, "ü"]))
+        assert (state.get("n").tolist(), state.nulls("n").tolist()) == ([7, 0], [False, True])
+        assert state.column("n").to_pylist() == [7, None]
+        assert (state.column("note").to_pylist(), state.nulls("note").tolist()) == ([None, "ü"], [True, False])
+        state.expire_at(5)
+        state.expire_at(9, where=np.array([False, True]))
+        assert state.expires().tolist() == [5, 9]
+        assert (state.key_columns()[0].to_pylist(), state.keys.to_pylist()) == (["a", None], [b"a", None])
+        state.close(np.array([False, True]))
+        return Results(pa.RecordBatch.from_pydict({"y": [1]}), np.array([1]))
+
+    harness = OperatorHarness(Free(write), key="k", schema=SCHEMA)
+    assert harness.send(batch(("a", 1, 1), (None, 2, 2))) == [{"k": None, "y": 1}]
+    assert harness.state() == [{"k": "a", "expires_ms": 5, "n": 7, "note": None}]
+
+
+def test_a_window_can_be_given_more_time() -> None:
+    """Behind `expire` those windows stay that were given a later time; a time that has passed does not count."""
+
+    class Patient(Free):
+        def expire(self, state: State, watermark_ms: int) -> Emitted:
+            state.set("n", state.get("n") + 1)
+            state.expire_at(np.where(state.get("n") < 2, watermark_ms + 1, watermark_ms))
+            return pa.RecordBatch.from_pydict({"y": state.get("n")})
+
+    def start(rows: Rows, state: State) -> None:
+        state.set("n", np.zeros(state.size, np.int64))
+        state.expire_at(10)
+
+    harness = OperatorHarness(Patient(start), key="k", schema=SCHEMA)
+    harness.send(batch(("a", 1, 1)))
+    assert harness.advance_watermark(9) == []
+    assert harness.advance_watermark(10) == [{"k": "a", "y": 1}]
+    harness.crash_and_recover()
+    assert harness.advance_watermark(11) == [{"k": "a", "y": 2}]
+    assert harness.state() == []
+
+
+@pytest.mark.parametrize(
+    ("emitted", "message"),
+    [
+        (pa.RecordBatch.from_pydict({"y": [1, 2, 3]}), "3 results for 2 windows; give Results"),
+        (Results(pa.RecordBatch.from_pydict({"y": [1, 2]}), np.array([0])), "2 results with windows of 1"),
+    ],
+)
+def test_results_that_do_not_add_up_are_the_operators_fault(emitted: Emitted, message: str) -> None:
+    """With the operator's name."""
+    with pytest.raises(OperatorFailed, match=f"operator Free failed in epoch 0.*{message}"):
+        processor_of(Free(lambda rows, state: emitted)).process(batch(("a", 1, 1), ("b", 1, 1)))
+
+
+def test_results_of_other_columns_than_declared_are_refused() -> None:
+    """By name and type."""
+    for columns, message in (
+        ({"z": [1]}, "gave columns z; declared are y"),
+        ({"y": ["t"]}, "'y' as string; declared is int64"),
+    ):
+        given = pa.RecordBatch.from_pydict(columns)
+        processor = processor_of(Free(partial(_ignoring, given)))
+        with pytest.raises(BadResults, match=message):
+            processor.process(batch(("a", 1, 1)))
+
+
+def test_state_that_was_not_declared_or_does_not_fit_is_named() -> None:
+    """In the error of the operator that wrote it."""
+
+    def undeclared(rows: Rows, state: State) -> None:
+        state.set("m", np.zeros(state.size))
+
+    def short(rows: Rows, state: State) -> None:
+        state.set("n", np.zeros(0))
+
+    with pytest.raises(OperatorFailed, match="state 'm' was not declared; there is n, note"):
+        processor_of(Free(undeclared)).process(batch(("a", 1, 1)))
+    with pytest.raises(OperatorFailed, match="state 'n': 0 values for 1 windows"):
+        processor_of(Free(short)).process(batch(("a", 1, 1)))
+
+
+@given(st.integers(1, 40), st.sets(st.integers(0, 39), min_size=1, max_size=3))
+def test_the_key_that_fails_is_found(keys: int, bad: set[int]) -> None:
+    """Whichever it is among however many; the state there was is untouched."""
+
+    def process(rows: Rows, state: State) -> None:
+        state.set("n", state.get("n") + 1)
+        if set(rows.batch.column("x").to_pylist()) & bad:
+            raise ValueError("odd")
+
+    processor = processor_of(Free(process))
+    rows = batch(*((f"k{number}", number, 0) for number in range(keys)))
+    if not bad & set(range(keys)):
+        assert processor.process(rows) is None
+        return
+    guilty = {f"k{number}" for number in bad}
+    with pytest.raises(OperatorFailed) as failure:
+        processor.process(rows)
+    assert any(f"at key '{name}': ValueError: odd" in str(failure.value) for name in guilty)
+    assert processor._store.get("n", processor._store.all_rows()).tolist() == [0] * keys
+
+
+def test_keys_that_fail_only_together_are_said_to() -> None:
+    """No single key is accused."""
+
+    def process(rows: Rows, state: State) -> None:
+        if state.size > 2:
+            raise ValueError("a crowd")
+
+    with pytest.raises(OperatorFailed, match=r"ValueError: a crowd \(no key alone provokes it; the call had 4\)"):
+        processor_of(Free(process)).process(batch(*((name, 1, 1) for name in "abcd")))
+
+
+def test_a_replay_gives_each_window_the_rows_it_has_not_seen() -> None:
+    """Open windows by the beat of their footprint, closed ones by that of their close; and no results."""
+    skips = SkipPoints()
+    skips.add(pa.array([b"a", b"b", None], pa.binary()), np.zeros(3, np.int64), np.array([2, 1, 5]))
+    skips.add(pa.array([b"b"], pa.binary()), np.zeros(1, np.int64), 3)
+    processor = processor_of(Aggregate(Running(), n=agg.count()))
+    rows = batch(("a", 1, 1), ("b", 1, 1), ("c", 1, 1), (None, 1, 1), ("a", 2, 2))
+    for beat in (2, 3, 4):
+        assert processor.process(rows, replay=skips.at(beat)) is None
+    assert processor.suppressed == 4 + 2
+    assert {row["k"]: row["n"] for row in rows_of(processor.process(rows))} == {"a": 6, "b": 2, "c": 4, None: 1}
+    assert processor.sequence == 20
+
+
+def test_the_watermark_is_that_of_the_slowest_input() -> None:
+    """Each input's newest row minus its own delay; it never goes back, and waits for an input without rows."""
+    join = WindowJoin("1 second", left_time="a", right_time="b", left_delay="2 seconds", right_delay="5 seconds")
+    assert [(given.column, given.delay_ms) for given in join.inputs()] == [("left.a", 2000), ("right.b", 5000)]
+    assert next_watermark(join, 7, [10_000, None]) == 7
+    assert next_watermark(join, 7, [10_000, 11_000]) == 6000
+    assert next_watermark(join, 7000, [10_000, 11_000]) == 7000
+    assert next_watermark(Aggregate(Running(), n=agg.count()), 7, []) == 7
+
+
+def test_operators_describe_what_their_state_depends_on() -> None:
+    """Another window or another aggregate is another description; another delay is not."""
+    described = {
+        Aggregate(window, **{name: function}).description
+        for window in (Tumbling("1 minute", "ts"), Sliding("1 minute", "30 seconds", "ts"), Counting(3), Running())
+        for name, function in (("a", agg.min("x")), ("b", agg.min("x")), ("a", agg.max("x")), ("a", agg.first("x")))
+    }
+    assert len(described) == 16
+    longer = Aggregate(Tumbling("60 seconds", "ts", delay="1 hour"), a=agg.min("x"))
+    assert longer.description in described
+
+
+def test_a_key_column_that_is_missing_is_refused() -> None:
+    """Before any row."""
+    with pytest.raises(SchemaRefused, match="key column 'gone' is missing"):
+        processor_of(Aggregate(Running(), n=agg.count()), key="gone")
