@@ -251,6 +251,18 @@ class Benchmark:
         self.left_out.append(f"{what}: the run's time was up")
         return False
 
+    def warm_up(self, spark: SparkProcess, engine: str, name: str) -> None:
+        """A small query of an engine, from its first epoch to closed windows, so that measured ones meet classes and
+        compiled code that are in use.
+        """
+        query = self.query(f"warm-{name}", engine, WARM_UP_KEYS)
+        query.start(spark)
+        for epoch in (data.fill(WARM_UP_KEYS), data.update(WARM_UP_KEYS, 1), data.closing(WARM_UP_KEYS, 2, 0)):
+            query.reveal(epoch)
+            spark.ask("settle", query=query.query)
+        query.stop(spark)
+        query.remove()
+
     # ---- epochs
 
     def _measure_groups(self, name: str, groups: Sequence[Group]) -> None:
@@ -260,6 +272,9 @@ class Benchmark:
         spark = self.spark(name)
         try:
             spark.wait_ready()
+            for engine in NATIVE:
+                if any(engine in group.epochs for group in groups):
+                    self.warm_up(spark, engine, name)
             for number, group in enumerate(groups):
                 if self.in_time(f"{group.keys:,} keys, {', '.join(group.epochs)}", 5.0):
                     self._measure_group(spark, f"{name}-{number}", group)
@@ -387,7 +402,7 @@ class Recovery:
         try:
             ready = spark.wait_ready()
             if warm:
-                self._warm_up(spark, query.engine, number)
+                self._all.warm_up(spark, query.engine, f"{query.query}-{number}")
             asked = time.time()
             started = query.start(spark)
             ended, found, progress = wait_results(spark, query, count, stream)
@@ -402,16 +417,6 @@ class Recovery:
         self._all.rows.add(what="recovery", spark="warm" if warm else "cold", **labels, **figures)
         what = f"{self._keys:,} keys, {ENGINES[query.engine].title}, {self._queries[query]}"
         self._all.say(f"{what}, {'warm' if warm else 'cold'} recovery: {ended - asked:.2f} s after Spark's start")
-
-    def _warm_up(self, spark: SparkProcess, engine: str, number: int) -> None:
-        """A small query of the same engine, so that the measured one meets classes and code that are in use."""
-        small = self._all.query(f"warm-{number}-{self._keys}", engine, WARM_UP_KEYS)
-        small.start(spark)
-        for epoch in (data.fill(WARM_UP_KEYS), data.update(WARM_UP_KEYS, 1), data.closing(WARM_UP_KEYS, 2, 0)):
-            small.reveal(epoch)
-            spark.ask("settle", query=small.query)
-        small.stop(spark)
-        small.remove()
 
 
 # ---- what engines say

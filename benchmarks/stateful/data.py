@@ -123,10 +123,9 @@ def expected(epochs: Sequence[Epoch], first_window: int, last_window: int) -> Di
     """The digest of the results of these windows, from these rows."""
     keys = np.concatenate([epoch.keys for epoch in epochs])
     prices = np.concatenate([epoch.prices for epoch in epochs])
-    starts = np.concatenate([epoch.times_ms // WINDOW_MS * WINDOW_MS for epoch in epochs])
-    wanted = (starts >= FIRST_MS + first_window * WINDOW_MS) & (starts <= FIRST_MS + last_window * WINDOW_MS)
-    pairs = np.stack([keys[wanted], starts[wanted]], axis=1)
-    windows, index = np.unique(pairs, axis=0, return_inverse=True)
-    index = index.reshape(-1)
+    numbers = np.concatenate([(epoch.times_ms - FIRST_MS) // WINDOW_MS for epoch in epochs])
+    wanted = (numbers >= first_window) & (numbers <= last_window)
+    span = last_window - first_window + 1
+    windows, index = np.unique(keys[wanted] * span + numbers[wanted] - first_window, return_inverse=True)
     sums = np.bincount(index, weights=prices[wanted].astype(np.float64), minlength=len(windows))
-    return digest(windows[:, 0], sums / np.bincount(index, minlength=len(windows)))
+    return digest(windows // span, sums / np.bincount(index, minlength=len(windows)))
