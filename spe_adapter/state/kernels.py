@@ -5,8 +5,8 @@ Invariants:
   negative status, never a read outside. Loops over the index are bounded by its size.
 * Types are fixed (see `Keys.of`), so each function compiles once; the result is cached on disk. What numpy does well
   is not in here: loading compiled code costs every fresh worker.
-* A row becomes part of a table only when its reference is stored, which `insert_rows` leaves to its caller: until
-  then nobody who repairs the table after a crash takes it for whole.
+* A row becomes part of a table, and ceases to be, when its reference is stored, which loops leave to their callers:
+  what else is stored of it comes wholly before or after, whatever order the compiler gives the stores of a loop.
 """
 
 # The compiler tells numpy's scalars and Python's ints apart where that matters; mypy does where it does not.
@@ -300,41 +300,35 @@ def insert_rows(
 
 
 @compiled
-def remove_rows(rows: Int64s, index: Int64s, identities: Grid, row_hashes: Int64s, counters: Int64s) -> int:
-    """Take rows out of the table; those that are free already stay so. OK or DAMAGED."""
+def unlink_rows(rows: Int64s, index: Int64s, identities: Grid, row_hashes: Int64s) -> int:
+    """Take rows that are in use, and of which each is there once, out of the index; OK or DAMAGED. Making them free is
+    left to the caller.
+    """
     mask = np.int64(index.shape[0] - 1)
     for item in range(rows.shape[0]):
         row = rows[item]
-        ref = identities[row, REF]
-        if ref == REF_FREE:
+        if identities[row, REF] == REF_HIDDEN:
             continue
-        if ref != REF_HIDDEN:
-            if ref > 0:
-                counters[GARBAGE] += (ref & LENGTH_MASK) - 1
-            hole = row_hashes[row] & mask
-            steps = mask
-            while (index[hole] & ROW_MASK) - 1 != row:
-                if index[hole] == 0 or steps < 0:
-                    return DAMAGED
-                hole = (hole + 1) & mask
-                steps -= 1
-            # What was pushed behind the hole moves up into it, so that nobody who probes stops there too early.
-            slot = (hole + 1) & mask
-            while index[slot] != 0:
-                other = (index[slot] & ROW_MASK) - 1
-                if other >= row_hashes.shape[0] or steps < 0:
-                    return DAMAGED
-                home = row_hashes[other] & mask
-                if ((slot - home) & mask) >= ((slot - hole) & mask):
-                    index[hole] = index[slot]
-                    hole = slot
-                slot = (slot + 1) & mask
-                steps -= 1
-            index[hole] = 0
-        identities[row, REF] = REF_FREE
-        identities[row, NUMBER] = counters[FREE]
-        counters[FREE] = row + 1
-        counters[OCCUPIED] -= 1
+        hole = row_hashes[row] & mask
+        steps = mask
+        while (index[hole] & ROW_MASK) - 1 != row:
+            if index[hole] == 0 or steps < 0:
+                return DAMAGED
+            hole = (hole + 1) & mask
+            steps -= 1
+        # What was pushed behind the hole moves up into it, so that nobody who probes stops there too early.
+        slot = (hole + 1) & mask
+        while index[slot] != 0:
+            other = (index[slot] & ROW_MASK) - 1
+            if other >= row_hashes.shape[0] or steps < 0:
+                return DAMAGED
+            home = row_hashes[other] & mask
+            if ((slot - home) & mask) >= ((slot - hole) & mask):
+                index[hole] = index[slot]
+                hole = slot
+            slot = (slot + 1) & mask
+            steps -= 1
+        index[hole] = 0
     return OK
 
 

@@ -202,7 +202,9 @@ class Table:
         self._refs[new] = refs[missing]
 
     def hide(self, count: int) -> Int64s:
-        """So many new rows that no identity leads to: windows that someone else indexes."""
+        """So many new rows that no identity leads to, for windows that someone else indexes. What they hold is to be
+        copied into them (`copy_state`).
+        """
         self.reserve(count, 0)
         free: list[int] = []
         while self._counters[kernels.FREE] and len(free) < count:
@@ -213,7 +215,6 @@ class Table:
         rows = np.concatenate((np.array(free, np.int64), np.arange(self.used, self.used + fresh, dtype=np.int64)))
         self._counters[kernels.USED] += fresh
         self._counters[kernels.OCCUPIED] += count
-        self._blank(rows)
         self._refs[rows] = kernels.REF_HIDDEN
         return rows
 
@@ -228,17 +229,24 @@ class Table:
                 views["n_" + column.name][rows] = 1
 
     def remove(self, rows: Int64s) -> None:
-        """Forget windows; their rows become free."""
-        garbage = 0
+        """Forget windows, each named once; their rows become free. Those that are free already stay so."""
+        rows = rows[self._refs[rows] != kernels.REF_FREE]
+        if not len(rows):
+            return
+        garbage = _content_bytes(self._refs[rows])
         for column in self._layout.columns:
             if column.dtype is None:
                 refs = self._views[STATE_PREFIX + column.name]
-                garbage += int(np.maximum((refs[rows] & kernels.LENGTH_MASK) - 1, 0).sum())
+                garbage += _content_bytes(refs[rows])
                 refs[rows] = 0
         self._views["expires"][rows] = NEVER
         self._views["ordinal"][rows] = NEVER
+        _check(kernels.unlink_rows(_plain(rows), self._index, self._identities, self._hashes))
+        self._refs[rows] = kernels.REF_FREE
+        self._identities[rows, kernels.NUMBER] = np.append(rows[1:] + 1, self._counters[kernels.FREE])
+        self._counters[kernels.FREE] = rows[0] + 1
+        self._counters[kernels.OCCUPIED] -= len(rows)
         self._counters[kernels.GARBAGE] += garbage
-        _check(kernels.remove_rows(_plain(rows), self._index, self._identities, self._hashes, self._counters))
 
     def keys(self, rows: Int64s) -> pa.BinaryArray:
         """The key of each window."""
@@ -495,6 +503,10 @@ class Table:
 def _holds_window(refs: Int64s) -> Bools:
     """Which references in identities are of windows that can be found here."""
     return (refs != kernels.REF_FREE) & (refs != kernels.REF_HIDDEN)
+
+
+def _content_bytes(refs: Int64s) -> int:
+    return int(np.maximum((refs[refs > 0] & kernels.LENGTH_MASK) - 1, 0).sum())
 
 
 def _extent(refs: Int64s) -> tuple[int, int]:

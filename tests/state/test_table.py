@@ -243,7 +243,7 @@ def test_each_loop_is_compiled_once() -> None:
         "distinct_rows",
         "find_rows",
         "insert_rows",
-        "remove_rows",
+        "unlink_rows",
         "scatter_bytes",
         "move_bytes",
     ):

@@ -21,7 +21,7 @@ from spe_adapter.state.table import Table
 from spe_adapter.state.versions import Tag
 from tests.state.conftest import SCHEMA, Step, Windows, windows_of
 
-LOOPS = ("insert_rows", "remove_rows", "scatter_bytes")
+LOOPS = ("insert_rows", "unlink_rows", "scatter_bytes")
 CAPACITY = 64
 ARENA_BYTES = 4096
 
