@@ -34,14 +34,15 @@ def until(condition: Callable[[], bool], what: str, wait_s: float = WAIT_S) -> N
 class World:
     """See the module. The input has one partition, so that its order is that of the rows."""
 
-    def __init__(self, spark: SparkSession, address: str, name: str, directory: Path) -> None:
+    def __init__(self, spark: SparkSession, address: str, name: str, directory: Path, *, create: bool = True) -> None:
         self.spark = spark
         self.address = address
         self.source = f"{name}-in"
         self.topic = f"{name}-out"
         self.checkpoint = directory / "checkpoint"
         self.state = directory / "state"
-        create_topic(address, self.source)
+        if create:
+            create_topic(address, self.source)
 
     def feed(self, rows: Iterable[Row]) -> None:
         """Rows into the input topic."""
