@@ -146,7 +146,8 @@ def _reset(arguments: argparse.Namespace) -> None:
         options={"kafka.bootstrap.servers": arguments.servers},
     )  # fmt: skip
     print(
-        f"{arguments.query} goes on behind batch {done.batch} (epoch {done.epoch}; the reset is epoch {done.reset_epoch})"
+        f"{arguments.query} goes on behind batch {done.batch}, epoch {done.epoch} of the log; epoch "
+        f"{done.reset_epoch} says so"
     )
     if arguments.checkpoint is not None:
         print(f"removed from {arguments.checkpoint}: {', '.join(done.files) or 'nothing'}")

@@ -27,8 +27,10 @@ for query in (averages, alarms):
 """
 SETTINGS = """
 from pyspark.sql import SparkSession
-SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").config("spark.driver.memory", "512m").config(
-    "spark.sql.session.timeZone", "UTC").config("spark.driver.host", "127.0.0.1").getOrCreate().sparkContext.setLogLevel("OFF")
+
+session = SparkSession.builder.master("local[2]").config("spark.driver.memory", "512m")
+session.config("spark.ui.enabled", "false").config("spark.driver.host", "127.0.0.1")
+session.config("spark.sql.session.timeZone", "UTC").getOrCreate().sparkContext.setLogLevel("OFF")
 """
 
 pytestmark = pytest.mark.spark
