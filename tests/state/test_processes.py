@@ -178,6 +178,27 @@ def test_a_writer_that_does_not_let_go_holds_nobody_up(root: Path, victim: Victi
     assert check(root, 1) == ("current", [])
 
 
+def test_many_processes_at_once(root: Path) -> None:
+    """Processes that want different versions of one partition at the same time all get what they want."""
+    chance = random.Random(22)
+    victims = [Victim() for _ in range(3)]
+    try:
+        for _ in range(10):
+            for victim in victims:
+                publishes = chance.random() < 0.5
+                victim.start(
+                    root=str(root), windows=500, long=6, version=chance.randrange(4), limit_s=0.02, publish=publishes
+                )
+            for victim in victims:
+                said = victim.until("over")
+                assert "right" in said
+                assert "wrong" not in said
+        assert not list(root.glob("*/*/*.tmp"))
+    finally:
+        for victim in victims:
+            victim.close()
+
+
 FULL = """
 import ctypes, os, subprocess, sys
 from pathlib import Path
