@@ -111,7 +111,8 @@ OPERATORS: dict[str, Callable[[Random], Operator]] = {
     "running": lambda random: Aggregate(Running(), total=agg.sum("v"), rows=agg.count()),
     "sessions": lambda random: Sessions(),
     "join": lambda random: WindowJoin(
-        f"{random.randint(0, 30)} milliseconds", left_time="t", right_time="t", right_delay="20 milliseconds"
+        f"{random.randint(0, 30)} milliseconds", left_time="t", right_time="t", right_delay="20 milliseconds",
+        how=random.choice(("inner", "left", "right")),
     ),
 }  # fmt: skip
 

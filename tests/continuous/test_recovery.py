@@ -16,6 +16,9 @@ from tests.continuous.fragments import OPERATORS, POLICIES
 from tests.continuous.stories import Story, tell
 from tests.continuous.world import Faults
 
+EXAMPLES = settings.default.max_examples // 6
+"""A story takes about a tenth of a second, three of them make an example."""
+
 seeds = st.integers(0, 2**32 - 1)
 
 
@@ -46,7 +49,7 @@ def check(story: Story, faults: Faults) -> None:
     assert broken.recovered == whole.state
 
 
-@settings(max_examples=25)
+@settings(max_examples=EXAMPLES)
 @given(stories(), seeds)
 def test_a_runner_that_is_killed_goes_on_exactly(story: Story, seed: int) -> None:
     """kill −9 of the runner before or behind any call of its port, many times in one story."""
@@ -56,7 +59,7 @@ def test_a_runner_that_is_killed_goes_on_exactly(story: Story, seed: int) -> Non
     check(story, Faults(kill_before=frozenset(numbers[::2]), kill_behind=frozenset(numbers[1::2])))
 
 
-@settings(max_examples=25)
+@settings(max_examples=EXAMPLES)
 @given(stories(), seeds, st.booleans())
 def test_a_power_cut_anywhere_changes_nothing(story: Story, seed: int, survives: bool) -> None:
     """The store loses power at any of its disk calls, recoveries included; the runner dies with it, or waits for it."""
@@ -66,7 +69,7 @@ def test_a_power_cut_anywhere_changes_nothing(story: Story, seed: int, survives:
     check(story, Faults(power=frozenset(power), survives=survives))
 
 
-@settings(max_examples=15)
+@settings(max_examples=EXAMPLES // 2)
 @given(seeds)
 def test_windows_that_never_change_need_no_replay(seed: int) -> None:
     """A join recovers from its footprints alone, and upstream may trim all that was read."""
@@ -78,7 +81,7 @@ def test_windows_that_never_change_need_no_replay(seed: int) -> None:
     check(story, Faults(kill_before=frozenset(kills)))
 
 
-@settings(max_examples=25)
+@settings(max_examples=EXAMPLES)
 @given(stories(), seeds)
 def test_everything_at_once(story: Story, seed: int) -> None:
     """Runner and store die independently of each other, again and again."""
