@@ -174,6 +174,11 @@ class Opening:
             path.unlink(missing_ok=True)
         return size_bytes
 
+    def condemn(self, base: Base) -> None:
+        """Let nobody use this base again: it turned out to be damaged."""
+        if is_in_place(self._base_path, base.descriptor):
+            self._base_path.unlink(missing_ok=True)
+
     # ---- the base as it is
 
     def _usable(self, found: _Found) -> Base | None:

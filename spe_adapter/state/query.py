@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -27,6 +28,7 @@ BASE_NAME: Final = "base"
 DELTA_SUFFIX: Final = ".delta"
 PARTITION_PREFIX: Final = "p"
 _NAME_BYTES_MAX: Final = 200
+_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - what is made in it is for one user, and checked
 _TRIES: Final = 100
 _BLOCK_BYTES: Final = 512
 """The unit of st_blocks."""
@@ -34,8 +36,10 @@ _OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 def default_root() -> Path:
-    """Where shared state lies unless told otherwise: memory, one directory per user."""
-    return Path(f"/dev/shm/cairn-{os.getuid()}")  # noqa: S108 - made for one user, and checked
+    """Where shared state lies unless told otherwise: one directory per user, in memory or, where there is no shared
+    memory, among temporary files.
+    """
+    return (_MEMORY if os.access(_MEMORY, os.W_OK) else Path(gettempdir())) / f"cairn-{os.getuid()}"
 
 
 class Used(NamedTuple):

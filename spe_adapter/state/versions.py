@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from spe_adapter.codec.kernels import Bytes
 from spe_adapter.state.delta import Beat, Delta, Loaded, mark_of, needs_of
+from spe_adapter.state.errors import StateDamaged
 from spe_adapter.state.files import World, let_go
 from spe_adapter.state.layout import fingerprint_of
 from spe_adapter.state.opening import Base, Group, How, Loader, Opening, Quarters
@@ -80,12 +81,23 @@ class StateDirectory:
             base, how = opening.reach()
             try:
                 yield OpenState(opening, base, how, clock.monotonic_s() - started_s)
+            except Exception as error:
+                if _is_damage(error):
+                    opening.condemn(base)
+                raise
             finally:
                 let_go(base.descriptor)
 
     def remove(self) -> bool:
         """Remove everything of this query; False if somebody uses it."""
         return self._quarters.place.remove()
+
+
+def _is_damage(error: BaseException | None) -> bool:
+    """Whether damaged state is behind an error, however it was wrapped on its way."""
+    while error is not None and not isinstance(error, StateDamaged):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 class OpenState:

@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from spe_adapter.state.errors import StateSchemaChanged, StateTooLarge
+from spe_adapter.state import kernels
+from spe_adapter.state.errors import StateDamaged, StateSchemaChanged, StateTooLarge
 from spe_adapter.state.versions import OpenState, StateDirectory, Tag, usage
 from tests.state.conftest import OPERATOR, QUERY, SCHEMA, History, Log, Step, check_marks, note_of, windows_of
 
@@ -158,6 +159,28 @@ def test_a_damaged_base_is_not_used(root: Path) -> None:
             file.write(b"\xee" * 8)
         with opened(root, STEPS[1].tag, how="loaded"):
             pass
+
+
+def test_damage_that_is_met_late_is_not_met_twice(root: Path) -> None:
+    """Where reading windows finds a base damaged, the task fails, and the next one gets a new base."""
+    with opened(root, STEPS[1].tag):
+        pass
+    base = next(root.glob("*/*/base"))
+    with base.open("r+b") as file:
+        file.seek(64 * 1024 + kernels.COUNTERS * 8 + 8)
+        file.write(b"\x7f" * 8)
+    directory = StateDirectory(root, QUERY, LIMIT)
+    with (
+        pytest.raises(RuntimeError, match="an operator's own"),
+        directory.open(3, SCHEMA, OPERATOR, STEPS[1].tag, HISTORY.loader(STEPS[1].tag)) as state,
+    ):
+        assert state.how == "current"
+        try:
+            state.base.keys(state.base.live_rows())
+        except StateDamaged as error:
+            raise RuntimeError("an operator's own") from error
+    with opened(root, STEPS[1].tag, how="loaded"):
+        pass
 
 
 def test_foreign_state_is_not_used(root: Path) -> None:
