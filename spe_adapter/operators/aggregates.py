@@ -23,7 +23,17 @@ import pyarrow as pa
 from logstore.errors import InvalidConfig
 from spe_adapter.codec.kernels import Int64s
 from spe_adapter.operators import counting
-from spe_adapter.operators.base import Assignment, Emitted, Operator, Results, Rows, State, Times, time_index
+from spe_adapter.operators.base import (
+    Assignment,
+    Emitted,
+    Operator,
+    Overlapping,
+    Results,
+    Rows,
+    State,
+    Times,
+    time_index,
+)
 from spe_adapter.operators.cells import Cells, Slot, read, write
 from spe_adapter.operators.functions import Aggregation
 from spe_adapter.operators.windows import Counting, Sliding, Window, window_column, window_type
@@ -69,7 +79,7 @@ class Aggregate(Operator):
         needed = {one.column for one in self._aggregations.values()}
         return tuple(name for name in schema.names if name in needed)
 
-    def assign(self, batch: pa.RecordBatch, times: Times | None, sequence: Int64s) -> Assignment:
+    def assign(self, batch: pa.RecordBatch, times: Times | None, sequence: Int64s) -> Assignment | Overlapping:
         """By event time, or one window per key."""
         if isinstance(self._window, Sliding) and times is not None:
             return self._window.assign(times)

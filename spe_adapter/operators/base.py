@@ -33,7 +33,7 @@ Source: CEC paper, sections II.B and III (windows as independent parts of an ope
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -100,6 +100,17 @@ class Assignment(NamedTuple):
     numbers: Int64s
     rows: Int64s | None = None
     late_ms: Int64s | None = None
+
+
+class Overlapping(NamedTuple):
+    """Rows that are in several windows each. Those of one key and one number in `numbers` are in the same ones, so
+    these are looked up but once: `spread` gives, for some such numbers, how many windows each stands for, and the
+    windows of all, behind each other.
+    """
+
+    numbers: Int64s
+    rows: Int64s | None
+    spread: Callable[[Int64s], tuple[Int64s, Assignment]]
 
 
 class State:
@@ -324,7 +335,7 @@ class Operator(ABC):
         """Which of `inputs` each row belongs to; None: there is but one."""
         return None
 
-    def assign(self, batch: pa.RecordBatch, times: Times | None, sequence: Int64s) -> Assignment:
+    def assign(self, batch: pa.RecordBatch, times: Times | None, sequence: Int64s) -> Assignment | Overlapping:
         """The windows of the rows; here: one per key, number 0, late when not newer than the watermark."""
         numbers = np.zeros(batch.num_rows, np.int64)
         if times is None:

@@ -19,7 +19,17 @@ import pyarrow as pa
 
 from logstore.errors import CairnError
 from spe_adapter.codec.kernels import Int64s
-from spe_adapter.operators.base import MICROSECONDS, Emitted, Identities, Operator, Results, Rows, State, Times
+from spe_adapter.operators.base import (
+    MICROSECONDS,
+    Emitted,
+    Identities,
+    Operator,
+    Overlapping,
+    Results,
+    Rows,
+    State,
+    Times,
+)
 from spe_adapter.operators.blame import Trial, blamed
 from spe_adapter.operators.errors import BadResults, OperatorFailed
 from spe_adapter.operators.keys import KeyCodec
@@ -147,20 +157,44 @@ class Processor:
                 self.max_events_ms[index] = newest if before is None else max(before, newest)
 
     def _assign(self, batch: pa.RecordBatch, times: Times | None, sequence: Int64s, late_ms: int) -> _Assigned:
-        numbers, positions, late_from = self._guarded(lambda: self._operator.assign(batch, times, sequence))
-        if late_from is not None:
-            on_time = late_from > late_ms
-            if not on_time.all():
-                self.late += int(len(on_time) - on_time.sum())
-                positions = np.flatnonzero(on_time) if positions is None else positions[on_time]
-                numbers = numbers[on_time]
+        given = self._guarded(lambda: self._operator.assign(batch, times, sequence))
         keys = self._codec.encode(batch)
-        if positions is not None:
-            keys = keys.take(pa.array(positions))
-        found = distinct(keys, numbers, self._store.seed)
-        if len(found.first) == len(numbers):
-            return _Assigned(positions, found.index, keys, numbers)
-        return _Assigned(positions, found.index, keys.take(pa.array(found.first)), numbers[found.first])
+        if isinstance(given, Overlapping):
+            return self._spread(given, keys, late_ms)
+        numbers, positions, late_from = given
+        on_time = None if late_from is None else late_from > late_ms
+        if on_time is not None and not on_time.all():
+            self.late += int(len(on_time) - on_time.sum())
+            positions = np.flatnonzero(on_time) if positions is None else positions[on_time]
+            numbers = numbers[on_time]
+        return _Assigned(positions, *self._distinct(_taken(keys, positions), numbers))
+
+    def _spread(self, given: Overlapping, keys: pa.BinaryArray, late_ms: int) -> _Assigned:
+        """Rows in several windows each: groups of rows in the same windows first, then their windows."""
+        positions = np.arange(len(keys)) if given.rows is None else given.rows
+        group, group_keys, group_numbers = self._distinct(_taken(keys, given.rows), given.numbers)
+        counts, (numbers, _, late_from) = given.spread(group_numbers)
+        owner = np.repeat(np.arange(len(counts)), counts)
+        on_time = None if late_from is None else late_from > late_ms
+        if on_time is not None and not on_time.all():
+            before = counts[group].sum()
+            owner, numbers = owner[on_time], numbers[on_time]
+            counts = np.bincount(owner, minlength=len(counts))
+            self.late += int(before - counts[group].sum())
+        window, window_keys, numbers = self._distinct(group_keys.take(pa.array(owner)), numbers)
+        repeats = counts[group]
+        ends = np.cumsum(repeats)
+        # Of each row's windows the first, and how far behind it.
+        first = np.repeat((np.cumsum(counts) - counts)[group] - (ends - repeats), repeats)
+        places = first + np.arange(len(first))
+        return _Assigned(np.repeat(positions, repeats), window[places], window_keys, numbers)
+
+    def _distinct(self, keys: pa.BinaryArray, numbers: Int64s) -> tuple[Int64s, pa.BinaryArray, Int64s]:
+        """The identity of each row, and keys and numbers of the identities."""
+        index, first = distinct(keys, numbers, self._store.seed)
+        if len(first) == len(numbers):
+            return index, keys, numbers
+        return index, keys.take(pa.array(first)), numbers[first]
 
     def _rows(self, batch: pa.RecordBatch, assigned: _Assigned, times: Times | None, sequence: Int64s) -> Rows:
         taken = batch.select(self._needed)
@@ -243,6 +277,10 @@ def _normal(emitted: Emitted, windows: int) -> Results | None:
     if len(window) != rows.num_rows or (times_ms is not None and len(times_ms) != rows.num_rows):
         raise BadResults(f"{rows.num_rows} results with windows of {len(window)}")
     return emitted
+
+
+def _taken(keys: pa.BinaryArray, positions: Int64s | None) -> pa.BinaryArray:
+    return keys if positions is None else keys.take(pa.array(positions))
 
 
 def _unseen(assigned: _Assigned, replay: Replay) -> _Assigned:

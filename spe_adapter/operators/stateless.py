@@ -20,7 +20,7 @@ from pyarrow import acero
 from logstore.errors import InvalidConfig
 from spe_adapter.codec.kernels import Int64s
 from spe_adapter.errors import SchemaRefused
-from spe_adapter.operators.base import Assignment, Emitted, Input, Operator, Results, Rows, State, Times
+from spe_adapter.operators.base import Assignment, Emitted, Input, Operator, Overlapping, Results, Rows, State, Times
 
 _COMPUTED: Final = "computed"
 
@@ -175,7 +175,7 @@ class Chain(Operator):
         """The stateful operator's."""
         return self._inner.sources(batch)
 
-    def assign(self, batch: pa.RecordBatch, times: Times | None, sequence: Int64s) -> Assignment:
+    def assign(self, batch: pa.RecordBatch, times: Times | None, sequence: Int64s) -> Assignment | Overlapping:
         """The stateful operator's windows."""
         return self._inner.assign(batch, times, sequence)
 

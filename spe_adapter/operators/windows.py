@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from logstore.errors import InvalidConfig
 from spe_adapter.codec.kernels import Int64s
-from spe_adapter.operators.base import Assignment, Times, ceiling_ms
+from spe_adapter.operators.base import Assignment, Overlapping, Times, ceiling_ms
 
 Duration = str | timedelta
 """A length of time: "5 minutes", "1 hour 30 minutes", "250 milliseconds", or a timedelta."""
@@ -104,22 +104,27 @@ class Sliding:
         """When windows are due: their ends, rounded up to ms, so that none is due before it ends."""
         return ceiling_ms(numbers + self.length_us)
 
-    def assign(self, times: Times) -> Assignment:
+    @property
+    def overlaps(self) -> int:
+        """How many windows a row is in at most; at least, one less."""
+        return -(-self.length_us // self.slide_us)
+
+    def assign(self, times: Times) -> Assignment | Overlapping:
         """The windows of rows with these event times; a row's windows stand together, in its place."""
-        length, slide, start = self.length_us, self.slide_us, duration_us(self.start)
-        last = times.us - (times.us - start) % slide
-        overlaps = -(-length // slide)
-        if overlaps == 1:
-            rows = None if times.valid is None else np.flatnonzero(times.valid)
-            numbers = last if rows is None else last[rows]
-            return Assignment(numbers, rows, self.ends_ms(numbers))
-        starts = last[:, None] - slide * np.arange(overlaps - 1, -1, -1)
-        inside = times.us[:, None] < starts + length
-        if times.valid is not None:
-            inside &= times.valid[:, None]
-        rows = np.broadcast_to(np.arange(len(last))[:, None], starts.shape)[inside]
-        numbers = starts[inside]
-        return Assignment(numbers, rows, self.ends_ms(numbers))
+        rows = None if times.valid is None else np.flatnonzero(times.valid)
+        us = times.us if rows is None else times.us[rows]
+        last = us - (us - duration_us(self.start)) % self.slide_us
+        if self.overlaps == 1:
+            return Assignment(last, rows, self.ends_ms(last))
+        # Which windows a row is in follows from the last that started before it, and whether it is in the first.
+        in_first = us < last - self.slide_us * (self.overlaps - 1) + self.length_us
+        return Overlapping(2 * last + in_first, rows, self._spread)
+
+    def _spread(self, groups: Int64s) -> tuple[Int64s, Assignment]:
+        counts = self.overlaps - 1 + (groups & 1)
+        left = np.repeat(np.cumsum(counts), counts) - np.arange(int(counts.sum())) - 1
+        numbers = np.repeat(groups >> 1, counts) - self.slide_us * left
+        return counts, Assignment(numbers, None, self.ends_ms(numbers))
 
 
 def Tumbling(  # noqa: N802  a kind of window, spelled like the others

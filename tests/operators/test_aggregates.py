@@ -73,7 +73,7 @@ def test_event_time_windows_equal_the_model(
 
 
 @given(EPOCHS, st.integers(1, 5), st.integers(1, 5), CHECKS, st.data())
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_counting_windows_equal_the_model(
     epochs: list[list[Row]], size: int, advance: int, checks: int | None, data: st.DataObject
 ) -> None:
@@ -96,7 +96,7 @@ def test_running_aggregates_equal_the_model(epochs: list[list[Row]], checks: int
 
 
 @given(EPOCHS, st.sampled_from([Tumbling("1 minute", "ts"), Counting(3, 2), Counting(2), Running()]), st.integers())
-@settings(max_examples=12)
+@settings(max_examples=8)
 def test_results_do_not_depend_on_batches(epochs: list[list[Row]], window: Window, seed: int) -> None:
     """To the last bit of every sum."""
     batches: list[Any] = [batch_of(rows).to_pylist() for rows in epochs]

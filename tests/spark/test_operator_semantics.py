@@ -14,7 +14,7 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as sf
 
 from spe_adapter.operators.aggregates import Aggregate
-from spe_adapter.operators.base import times_in
+from spe_adapter.operators.base import Overlapping, times_in
 from spe_adapter.operators.jsontext import json_objects
 from spe_adapter.operators.windows import Running, Sliding
 from spe_adapter.testing.harness import OperatorHarness
@@ -94,9 +94,12 @@ def test_windows_start_where_sparks_do(spark: SparkSession, length: str, slide: 
     window = Sliding(length, slide, "ts", start=start)
     given = window.assign(times_in(column))
     rows = np.arange(len(moments)) if given.rows is None else given.rows
+    numbers = given.numbers
+    if isinstance(given, Overlapping):
+        counts, spread = given.spread(numbers)
+        rows, numbers = np.repeat(rows, counts), spread.numbers
     ours = {
-        (moments[row], int(number), int(number) + window.length_us)
-        for row, number in zip(rows, given.numbers, strict=True)
+        (moments[row], int(number), int(number) + window.length_us) for row, number in zip(rows, numbers, strict=True)
     }
     assert ours == theirs
 
