@@ -2,12 +2,16 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from spe_adapter.state.files import World
-from spe_adapter.state.versions import StateDirectory
-from tests.state.conftest import OPERATOR, QUERY, SCHEMA, History, check_marks, note_of, windows_of
+from spe_adapter.state.versions import StateDirectory, Tag
+from tests.state.conftest import OPERATOR, QUERY, SCHEMA, History, Step, Windows, check_marks, note_of, windows_of
 from tests.state.history import big_history
 
 LIMIT = 256 * 1024 * 1024
@@ -169,3 +173,90 @@ def test_another_version_after_a_crash_is_loaded(root: Path) -> None:
         with pytest.raises(Crash):
             scenario.check(1, step=lambda what: Countdown(0)(what) if what == "fill" else None)
         assert scenario.check(wanted, steps=False) == "loaded"
+
+
+class Try(NamedTuple):
+    """One attempt at an epoch: what it changes, and after how many steps its process dies (None: it does not)."""
+
+    set: Windows
+    closed: frozenset[tuple[bytes | None, int]]
+    dies_after: int | None
+
+
+class Epoch(NamedTuple):
+    """Attempts at an epoch, which of them wins (if it gets so far), and what happens to memory before the next."""
+
+    attempts: list[Try]
+    winner: int
+    forgets: str
+
+
+identities = st.tuples(st.sampled_from([None, b"", b"a", b"a longer key"]), st.integers(0, 2))
+values = st.tuples(st.none() | st.integers(0, 9), st.none() | st.text("xy", max_size=20))
+epochs = st.builds(
+    Epoch,
+    st.lists(
+        st.builds(
+            Try,
+            st.dictionaries(identities, values, max_size=6),
+            st.frozensets(identities),
+            st.none() | st.integers(0, 14),
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    st.integers(0, 2),
+    st.sampled_from(["nothing", "nothing", "nothing", "deltas", "base", "all"]),
+)
+
+
+class Course:
+    """A query's epochs, run one after the other."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.history = History([])
+        self.wanted: Tag | None = None
+
+    def run(self, number: int, epoch: Epoch) -> None:
+        """All attempts; the last one of those that lived wins if the winner did not live. None living: no epoch."""
+        lived: list[Step] = []
+        for attempt, tried in enumerate(epoch.attempts):
+            step = Step(Tag(number, str(attempt)), tried.set, tuple(tried.closed - tried.set.keys()))
+            try:
+                self._attempt(step, Countdown(tried.dies_after))
+            except Crash:
+                continue
+            lived.append(step)
+        if lived:
+            won = lived[min(epoch.winner, len(lived) - 1)]
+            self.history.steps.append(won)
+            self.wanted = won.tag
+        self._forget(epoch.forgets)
+
+    def _attempt(self, step: Step, world_step: Countdown) -> None:
+        directory = StateDirectory(self.root, QUERY, LIMIT, world=World(step=world_step), lock_limit_s=0.05)
+        loader = self.history.loader(self.wanted)
+        with directory.open(0, SCHEMA, OPERATOR, self.wanted, loader) as state:
+            assert windows_of(state.base) == self.history.at(self.wanted)
+            if self.wanted is not None:
+                check_marks(state.base, self.history, self.wanted)
+                assert state.note == note_of(self.wanted)
+            state.publish(step.tag, step.changes(), step.beat(), note_of(step.tag))
+
+    def _forget(self, what: str) -> None:
+        for path in self.root.glob("*/p0/*"):
+            if what == "all" or ((what == "base") == (path.name == "base") and what != "nothing"):
+                path.unlink()
+
+
+@given(course=st.lists(epochs, max_size=6))
+def test_any_course_of_epochs(course: list[Epoch]) -> None:
+    """Whatever attempts die where, whichever wins, and whatever memory forgets: every attempt starts from the winner's
+    state, and few files remain.
+    """
+    with TemporaryDirectory() as root:
+        run = Course(Path(root))
+        for number, epoch in enumerate(course):
+            run.run(number, epoch)
+            assert len(list(Path(root).glob("*/p0/*"))) <= 10
