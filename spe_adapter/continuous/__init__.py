@@ -14,9 +14,11 @@ from spe_adapter.continuous.joining import join_sources
 from spe_adapter.continuous.loop import Progress, Recovered
 from spe_adapter.continuous.runner import Options, Runner
 from spe_adapter.continuous.spark import SparkQuery, on_spark
+from spe_adapter.continuous.steps import FromJson
 
 __all__ = [
     "Fragment",
+    "FromJson",
     "Limits",
     "Options",
     "Progress",

@@ -22,7 +22,7 @@ from spe_adapter.continuous.runner import Options, Runner
 from spe_adapter.operators import functions as agg
 from spe_adapter.operators.aggregates import Aggregate
 from spe_adapter.operators.windows import Counting
-from tests.continuous.fragments import parse
+from tests.continuous.fragments import START_MS, parse
 
 HEARD_S: Final = 60.0
 """No runner is silent for longer unless it is lost."""
@@ -126,13 +126,18 @@ def create(servers: str, topic: str) -> None:
 def produce(
     servers: str, topic: str, rows: Sequence[tuple[bytes, int]], per_batch: int = 50, *, partition: int = 0
 ) -> None:
+    """Rows (key, number) into a partition."""
+    produce_values(servers, topic, [(key, b"%d" % value) for key, value in rows], per_batch, partition=partition)
+
+
+def produce_values(
+    servers: str, topic: str, rows: Sequence[tuple[bytes, bytes]], per_batch: int = 50, *, partition: int = 0
+) -> None:
     """Rows (key, value) into a partition."""
     with Client(parse_addresses(servers)) as client:
         for start in range(0, len(rows), per_batch):
             part = rows[start : start + per_batch]
-            records = [
-                Record(0, 1_700_000_000_000 + start + at, key, b"%d" % value) for at, (key, value) in enumerate(part)
-            ]
+            records = [Record(0, START_MS + start + at, key, value) for at, (key, value) in enumerate(part)]
             client.produce(TopicPartition(topic, partition), bytes(encode_batch(records)))
 
 

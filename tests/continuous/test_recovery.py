@@ -16,7 +16,7 @@ from tests.continuous.fragments import OPERATORS, POLICIES
 from tests.continuous.stories import Story, tell
 from tests.continuous.world import Faults
 
-EXAMPLES = settings.default.max_examples // 6
+EXAMPLES = settings().max_examples // 6
 """A story takes about a tenth of a second, three of them make an example."""
 
 seeds = st.integers(0, 2**32 - 1)

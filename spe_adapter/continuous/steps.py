@@ -1,0 +1,70 @@
+"""Steps between records and columns that many fragments need.
+
+Invariants: a step keeps the order of rows; what it does with a row depends on that row alone, whatever rows come with
+it, so that a replay repeats it.
+"""
+
+import io
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import json as arrow_json
+
+_WRAPPED: Final = "v"
+_LEAST_BLOCK_BYTES: Final = 1 << 16
+
+
+@dataclass(frozen=True)
+class FromJson:
+    """Records whose values are JSON objects, as columns: those of `schema`, behind the record columns in `keep`.
+
+    Members that `schema` does not name are left out, those that a value does not have are null; timestamps are ISO
+    8601. A value that is null, no JSON object or of other types gives nulls in all of `schema`, as Spark's `from_json`
+    does: one bad record must not stop a stream for ever. A `Filter` on a column that is always there drops such rows.
+    """
+
+    schema: pa.Schema
+    keep: tuple[str, ...] = ()
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The step."""
+        columns = [batch.column(name) for name in self.keep]
+        parsed = self._parsed(batch.column("value"))
+        return pa.RecordBatch.from_arrays([*columns, *parsed.flatten()], names=[*self.keep, *self.schema.names])
+
+    def _parsed(self, values: pa.Array) -> pa.StructArray:
+        """A struct for each value, halving what does not parse as a whole until the bad ones stand alone."""
+        kind = pa.struct(list(self.schema))
+        if not len(values):
+            return pa.array([], kind)
+        try:
+            found = _read(values, kind)
+        except pa.ArrowInvalid:
+            found = None
+        if found is not None and len(found) == len(values):
+            return found
+        if len(values) == 1:
+            return pa.nulls(1, kind)
+        half = len(values) // 2
+        return pa.concat_arrays([self._parsed(values.slice(0, half)), self._parsed(values.slice(half))])
+
+
+def _read(values: pa.Array, kind: pa.StructType) -> pa.StructArray:
+    """All values at once, each inside an object of its own, so that none can be taken for two, or two for one.
+
+    Raises ArrowInvalid.
+    """
+    texts = pc.fill_null(values.cast(pa.binary()), b"null")
+    lines = pc.binary_join_element_wise(b'{"%s":' % _WRAPPED.encode(), texts, b"}", b"")
+    text = pc.binary_join(pa.ListArray.from_arrays([0, len(lines)], lines), b"\n")[0].as_buffer()
+    table = arrow_json.read_json(
+        io.BytesIO(text),
+        parse_options=arrow_json.ParseOptions(
+            explicit_schema=pa.schema([pa.field(_WRAPPED, kind)]), unexpected_field_behavior="ignore"
+        ),
+        read_options=arrow_json.ReadOptions(use_threads=False, block_size=max(text.size + 1, _LEAST_BLOCK_BYTES)),
+    )
+    column = table.column(_WRAPPED)
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
