@@ -355,6 +355,10 @@ class Operator(ABC):
         """What happens to rows before they get keys and windows."""
         return batch
 
+    def changes(self, column: str) -> bool:
+        """Whether `prepare` may give a column other values: what rows are routed by must stay as it is."""
+        return False
+
     def conclude(self, results: Results) -> Results:
         """What happens to results behind `process` and `expire`."""
         return results

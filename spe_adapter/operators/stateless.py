@@ -38,6 +38,10 @@ class Step(ABC):
     def apply(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Int64s | None]:
         """The rows behind the step, and which of those before it they were (None: all, in order)."""
 
+    def changes(self, column: str) -> bool:
+        """Whether rows may have other values in this column behind the step than before it."""
+        return True
+
 
 class Filter(Step):
     """The rows for which a condition holds; null counts as no. The condition is an expression, or a function from a
@@ -51,6 +55,10 @@ class Filter(Step):
         """As before."""
         self._mask(_no_rows(schema))
         return schema
+
+    def changes(self, column: str) -> bool:
+        """Rows stay as they are, or go."""
+        return False
 
     def apply(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Int64s | None]:
         """Keep what matches."""
@@ -76,6 +84,11 @@ class Map(Step):
         self._function = function
         self._columns = columns
         self._keep = keep
+
+    def changes(self, column: str) -> bool:
+        """Whether the column is computed; what a function does cannot be known."""
+        given = self._columns.get(column, column if self._keep else None)
+        return self._function is not None or not isinstance(given, str) or given != column
 
     def schema(self, schema: pa.Schema) -> pa.Schema:
         """What comes out for no rows."""
@@ -137,6 +150,10 @@ class Chain(Operator):
         for step in self._before:
             batch, _ = step.apply(batch)
         return batch
+
+    def changes(self, column: str) -> bool:
+        """Whether a step in front does."""
+        return any(step.changes(column) for step in self._before)
 
     def conclude(self, results: Results) -> Results:
         """The steps behind."""

@@ -11,7 +11,7 @@ from spe_adapter.errors import SchemaRefused
 from spe_adapter.operators import functions as agg
 from spe_adapter.operators.aggregates import Aggregate
 from spe_adapter.operators.errors import OperatorFailed
-from spe_adapter.operators.stateless import Chain, Filter, Map, union
+from spe_adapter.operators.stateless import Chain, Filter, Map, Step, union
 from spe_adapter.operators.windows import Running, Tumbling
 from spe_adapter.testing.harness import OperatorHarness
 
@@ -55,6 +55,23 @@ def test_a_map_may_make_the_key() -> None:
     chain = Chain(Map(shop=pc.field("k"), x="x"), Aggregate(Running(), n=agg.count()))
     harness = OperatorHarness(chain, key="shop", schema=SCHEMA)
     assert harness.send(rows(("a", 1), ("a", 2))) == [{"shop": "a", "n": 2}]
+
+
+@pytest.mark.parametrize(
+    ("step", "changes"),
+    [
+        (Filter(pc.field("x") > 0), False),
+        (Map(x="k", keep=True), False),
+        (Map(k="k", x="x"), False),
+        (Map(k="x"), True),
+        (Map(x="x"), True),
+        (Map(k=pc.field("k")), True),
+        (Map(lambda batch: batch), True),
+    ],
+)
+def test_what_may_change_a_column_is_known(step: Step, changes: bool) -> None:
+    """Rows are routed by their key before the steps, so whoever routes must know which steps leave it alone."""
+    assert Chain(step, Aggregate(Running(), n=agg.count())).changes("k") == changes
 
 
 def test_event_time_reaches_the_operator_inside() -> None:
