@@ -58,8 +58,15 @@ def check(operator: Operator, schema: pa.Schema, key: Sequence[str]) -> str:
     Raises SchemaRefused or StateSchemaRefused.
     """
     KeyCodec(schema, key)
+    changed = [name for name in key if operator.changes(name)]
+    if changed:
+        raise SchemaRefused(
+            f"a step in front of the operator may change key column {changed[0]!r}; make it in the data frame, by "
+            "which rows are routed"
+        )
     prepared = operator.prepared(schema)
     codec = KeyCodec(prepared, key)
+    operator.times(pa.RecordBatch.from_pylist([], schema=prepared))
     output_schema(codec.fields, operator.output(schema))
     state = operator.state_schema(schema)
     keys = ", ".join(f"{field.name} {field.type}" for field in codec.fields)
