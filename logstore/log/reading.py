@@ -34,6 +34,8 @@ SEEK_READ_BYTES = 32 * 1024
 """A look-up reads about one index interval."""
 WINDOW_LIMIT_BYTES = 4 << 20
 """One read never holds more than this, however much a reader asks for."""
+WALK_LIMIT_BYTES = 16 << 20
+"""A reader who does not see control batches is answered at the latest when it has passed so much of them."""
 MAX_INFLATED_BYTES = 64 << 20
 """A gzip batch that opens to more is not opened."""
 _GZIP = 1
@@ -66,7 +68,7 @@ def read_chunk(
     """
     start = load_index(fs, cache, view).position_of(offset)
     buffers: list[Buffer] = []
-    size = run_bytes = 0
+    size = run_bytes = walked_bytes = 0
     run: _Found | None = None
     next_offset = offset
     try:
@@ -86,7 +88,8 @@ def read_chunk(
                 buffers[-1] = run.window[run.window_at : run.window_at + run_bytes]
                 size += len(found.buffer)
             next_offset = found.header.next_offset
-            if size >= max_bytes:
+            walked_bytes += len(found.buffer)
+            if size >= max_bytes or walked_bytes >= max(max_bytes, WALK_LIMIT_BYTES):
                 break
     except CorruptChunk:
         if not buffers:

@@ -26,6 +26,8 @@ from logstore.log.tail import StreamTail
 GAP_BYTES = 16 * 1024
 """Reading over so much other data costs less than a second read."""
 JOIN_BELOW_BYTES = 16 * 1024
+LOOK_BYTES = 16 << 20
+"""What one look at a chunk reads at most, other data between the control batches included."""
 MAX_LOOKS = 50_000
 """Control batches that one look at a chunk, or the tail, passes over at most: then others get their turn."""
 
@@ -82,14 +84,17 @@ def _choose(
 ) -> tuple[list[ControlPlace], int]:
     """What to read, newest first, and in front of which offset to go on."""
     places: list[ControlPlace] = []
-    size = 0
+    size = read_bytes = 0
     for looked, place in enumerate(index.controls_down(wanted.from_offset, wanted.before_offset, view)):
         if looked == MAX_LOOKS:
             return places, place.base_offset + 1
         if wanted.types and place.kind and place.kind not in wanted.types:
             continue
-        size += place.end - place.position
-        if size > max_bytes and (places or not at_least_one):
+        extent = place.end - place.position
+        gap = places[-1].position - place.end if places else 0
+        size += extent
+        read_bytes += extent + (gap if gap <= GAP_BYTES else 0)
+        if (size > max_bytes and (places or not at_least_one)) or (read_bytes > LOOK_BYTES and places):
             return places, place.base_offset + 1
         places.append(place)
     return places, max(wanted.from_offset, view.base_offset)

@@ -26,7 +26,8 @@ from logstore.format.control import (
     known_type,
 )
 from logstore.format.index import decode_blocks, encode_block
-from logstore.log.scanning import GAP_BYTES
+from logstore.log.reading import WINDOW_LIMIT_BYTES
+from logstore.log.scanning import GAP_BYTES, LOOK_BYTES, ScanRange, scan_chunk
 from tests.log.scan_set import (
     TOPIC,
     Place,
@@ -157,6 +158,35 @@ async def test_neighbours_are_one_read(tmp_path: Path) -> None:
         assert len(await scan(place, types=(END_TYPE,))) == 1
         reads, read_bytes = place.files.read_from_chunks()
         assert (reads, read_bytes < 300) == (1, True)
+
+
+async def test_one_look_reads_so_much_and_no_more(tmp_path: Path) -> None:
+    """Small control batches with other data between them: however many are asked for, a look at a chunk holds a bounded
+    piece of it in memory.
+    """
+    async with opened(tmp_path, segment_bytes=64 << 20) as place:
+        for epoch in range(40):
+            await place.group([control_batch(MARK_TYPE, 10), plain_batch(GAP_BYTES - 500)] * 50, epoch)
+        place.files.reads.clear()
+        before = place.stream.high_watermark
+        view = place.stream.chunk_below(before)
+        assert view is not None
+        wanted = ScanRange(0, before, ())
+        piece = scan_chunk(place.files, place.engine.store.indexes, view, wanted, 16 << 20, at_least_one=True)
+        assert 0 < piece.next_before < before
+        assert LOOK_BYTES * 0.9 < place.files.read_from_chunks()[1] <= LOOK_BYTES
+        assert max(read.length for read in place.files.reads) <= WINDOW_LIMIT_BYTES
+        assert await scan(place, max_bytes=16 << 20) == naive(place, place.stream.high_watermark, ())
+
+
+async def test_an_ordinary_reader_is_answered_amid_control_batches(tmp_path: Path) -> None:
+    """A reader who sees none of them does not wait until a whole chunk of them is passed."""
+    async with opened(tmp_path, segment_bytes=64 << 20) as place:
+        await place.group([control_batch(FOOTPRINTS_TYPE, 500_000) for _ in range(80)])
+        place.files.reads.clear()
+        result = await place.engine.read(place.stream, 0, 1 << 20)
+        assert 0 < result.next_offset < 50
+        assert place.files.read_from_chunks()[1] < 24 << 20
 
 
 async def test_a_reader_amid_control_batches_reads_them_once(tmp_path: Path) -> None:
