@@ -54,6 +54,12 @@ RESULTS = Path(__file__).parent / "results"
 RESULT_SECONDS = 60.0
 SHARED_MEMORY = Path("/dev/shm")
 WARM_UP_KEYS = 1_000
+UPDATE, AFTER_PAUSE = "update", "update after a pause"
+IDLE_SECONDS = 30.0
+"""Spark ends Python workers that had nothing to do for a minute. A query that waited so long for slow ones has an epoch
+more, which is told apart."""
+AFTER_PAUSE_EPOCHS = 1_000
+"""Added to the number of such an epoch: its rows are others than those of the epochs that all have."""
 NATIVE = (CAIRN, ROCKSDB_PLAIN, ROCKSDB_CHANGELOG)
 PYTHON = (TRANSFORM_ROW, TRANSFORM_PANDAS, APPLY_PANDAS)
 
@@ -144,6 +150,8 @@ class Running:
     seconds: float = 0.0
     """Spent on it so far."""
     last_seconds: float = 0.0
+    last_moment: float = 0.0
+    """When its last epoch had ended (Unix time)."""
     is_over: bool = False
 
     def __post_init__(self) -> None:
@@ -286,7 +294,7 @@ class Benchmark:
         for query in queries:
             self.guarded(query, query.start, spark)
         rounds = [("fill", data.fill(group.keys))]
-        rounds += [("update", data.update(group.keys, at)) for at in range(1, max(group.epochs.values()) + 1)]
+        rounds += [(UPDATE, data.update(group.keys, at)) for at in range(1, max(group.epochs.values()) + 1)]
         for number, (kind, epoch) in enumerate(rounds):
             at = number % len(queries)
             for query in [*queries[at:], *queries[:at]]:
@@ -320,10 +328,16 @@ class Benchmark:
         return not query.is_over
 
     def _measure_epoch(self, spark: SparkProcess, query: Running, kind: str, epoch: Epoch) -> None:
+        if time.time() - query.last_moment > IDLE_SECONDS and kind == UPDATE:
+            self._run_epoch(spark, query, AFTER_PAUSE, data.update(query.keys, len(query.epochs) + AFTER_PAUSE_EPOCHS))
+        self._run_epoch(spark, query, kind, epoch)
+
+    def _run_epoch(self, spark: SparkProcess, query: Running, kind: str, epoch: Epoch) -> None:
         os.sync()
         began = query.reveal(epoch)
         done = spark.ask("settle", query=query.query)["progress"]
-        query.last_seconds = time.time() - began
+        query.last_moment = time.time()
+        query.last_seconds = query.last_moment - began
         query.seconds += query.last_seconds
         first = done[0]
         figures = {**_spark_times(first), "wall_s": _end_of(first) - began, "rows": first["numInputRows"]}

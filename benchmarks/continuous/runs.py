@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from benchmarks.continuous.items import TUPLE_BYTES, to_items
 from benchmarks.harness.meter import cpu_seconds
-from logstore.client.blocking import Client, parse_addresses
+from logstore.client.blocking import Client, TopicPartition, parse_addresses
 from logstore.format.batch import parse_header
 from logstore.format.private import Part
 from spe_adapter.cec.policy import Policy
@@ -170,6 +170,11 @@ class Query:
         self._host = ThisHost()
         with Client(self._addresses) as client:
             client.partitions(self._fragment.topic, create=True)
+
+    def remove(self) -> None:
+        """Trim its output away: nobody reads it again, and there are many runs."""
+        with Client(self._addresses) as client:
+            client.delete_records(TopicPartition(self._fragment.topic, 0), -1)
 
     def _parts(self, policy: Policy, timeline: Timeline) -> tuple[_Port, Core, Loop]:
         run = self._host.new_token()

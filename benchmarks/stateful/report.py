@@ -62,6 +62,10 @@ NOTES = (
         "results; 'query' is the part of it after Spark's own start. 'memory lost': shared memory was emptied first. "
         "'Spark in use': the new Spark ran a small query of the same engine before, so loading classes is no part."
     ),
+    (
+        "'update after a pause': a query that had waited more than 30 s for slower ones. Spark ends Python workers "
+        "after a minute without work, so this epoch may start new ones; the next one, side by side with the others', counts."
+    ),
     "load_average_before and _after say how busy the machine was with other work.",
 )
 
