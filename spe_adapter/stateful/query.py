@@ -40,6 +40,10 @@ from spe_adapter.stateful.topics import prepare_topic
 
 _QUERY_PROPERTY: Final = "sql.streaming.queryId"
 _RUN_PROPERTY: Final = "spark.jobGroup.id"
+_TRACEBACK: Final = "Traceback (most recent call last):"
+_MESSAGE_CHARACTERS: Final = 1000
+_TRACE_CHARACTERS: Final = 800
+"""Together well below what overflows the stack of Spark's search in the message (about 10,000)."""
 _WORKER_ERROR: Final = re.compile(r"^(?:[\w]+\.)*(\w+): (.+)$", re.MULTILINE)
 
 
@@ -136,7 +140,7 @@ class Stateful:
         driver = started.driver(query.id, query.runId)
         closer = Closer(query, driver, started.execute_closing, delay_s=delay_s, at_end=at_end)
         closer.start()
-        return StatefulQuery(query, driver, closer, fixed)
+        return StatefulQuery(query, driver, closer, started)
 
 
 class _Starting:
@@ -144,12 +148,13 @@ class _Starting:
 
     def __init__(self, frame: DataFrame, fixed: Fixed, probe: Probe) -> None:
         self._spark = frame.sparkSession
-        self._fixed = fixed
+        self.fixed = fixed
         self._probe = probe
         self._task = Task(fixed, probe)
         self._lock = threading.Lock()
         self._driver: Driver | None = None
         self._run = ""
+        self.stopping = threading.Event()
         column = partition_column(fixed.schema, fixed.key, fixed.partitions)
         self.reports = frame.repartitionById(fixed.partitions, column).mapInArrow(self._task, REPORT_SCHEMA)
 
@@ -157,7 +162,7 @@ class _Starting:
         """The run's driver."""
         with self._lock:
             if self._driver is None:
-                self._driver = Driver(self._fixed, query, run, ThisHost(), self._probe)
+                self._driver = Driver(self.fixed, query, run, ThisHost(), self._probe)
                 self._run = run
             return self._driver
 
@@ -169,7 +174,7 @@ class _Starting:
 
     def execute_closing(self, plan: Plan) -> list[str]:
         """The tasks of an epoch without input; they end with the query's other jobs when it is stopped."""
-        partitions = self._fixed.partitions
+        partitions = self.fixed.partitions
         empty = self._spark.range(0, partitions, 1, partitions).mapInArrow(ClosingTask(self._task), REPORT_SCHEMA)
         self._spark.sparkContext.setLocalProperty(_RUN_PROPERTY, self._run)
         self._spark.sparkContext.setInterruptOnCancel(False)
@@ -181,32 +186,38 @@ class _Starting:
         try:
             texts = [row[0] for row in reports.collect()]
         except Exception as error:
-            said = _said_by_worker(str(error))
+            said = "stopped" if self.stopping.is_set() else said_by_worker(str(error))
             if said is None:
                 raise
-            # Spark's own text repeats the worker's traceback several times; what counts is its last line.
-            raise TasksFailed(f"query {plan.query}, epoch {plan.epoch}: {said}") from error
+            # Not chained: Spark's text repeats the worker's traceback several times, and Spark searches what comes out
+            # of here with an expression that overflows its stack on long texts, losing the error.
+            raise TasksFailed(f"query {plan.query}, epoch {plan.epoch}: {said}") from None
         finally:
             context.setLocalProperty(PLAN_PROPERTY, "")
         # A plan that Spark knows to be empty has no tasks at all.
         return texts or self.execute_closing(plan)
 
 
-def _said_by_worker(text: str) -> str | None:
-    """The error with which a Python worker's traceback ends."""
-    _, found, trace = text.partition("Traceback (most recent call last):")
-    lines = _WORKER_ERROR.findall(trace) if found else []
-    return f"{lines[-1][0]}: {lines[-1][1]}" if lines else None
+def said_by_worker(text: str) -> str | None:
+    """The error with which a Python worker's traceback ends, and the last of its frames; None if there is none."""
+    _, found, trace = text.partition(_TRACEBACK)
+    lines = list(_WORKER_ERROR.finditer(trace)) if found else []
+    if not lines:
+        return None
+    kind, message = lines[-1].groups()
+    frames = "\n".join(line for line in trace[: lines[-1].start()].splitlines() if line.startswith("  File"))
+    return f"{kind}: {message[:_MESSAGE_CHARACTERS]}\nraised at\n{frames[-_TRACE_CHARACTERS:]}"
 
 
 class StatefulQuery:
     """A stateful query that runs: Spark's StreamingQuery, and what is known of its state."""
 
-    def __init__(self, query: StreamingQuery, driver: Driver, closer: Closer, fixed: Fixed) -> None:
+    def __init__(self, query: StreamingQuery, driver: Driver, closer: Closer, started: _Starting) -> None:
         self._query = query
         self._driver = driver
         self._closer = closer
-        self._fixed = fixed
+        self._started = started
+        self._failed_before_stop: BaseException | None = None
 
     @property
     def id(self) -> str:
@@ -252,14 +263,18 @@ class StatefulQuery:
     @property
     def partitions(self) -> int:
         """How many state partitions it has."""
-        return self._fixed.partitions
+        return self._started.fixed.partitions
 
     def exception(self) -> BaseException | None:
-        """What it failed with."""
+        """What it failed with; what its batch failed with because it was stopped does not count."""
+        if self._started.stopping.is_set():
+            return self._failed_before_stop
         return self._closer.failure or self._query.exception()
 
     def awaitTermination(self, timeout: int | None = None) -> bool | None:  # noqa: N802 - Spark's name
         """Wait until the query has ended, what is due at its end closed; as Spark's, with what it failed with."""
+        if self._started.stopping.is_set():
+            return None if timeout is None else True
         ended = self._query.awaitTermination(timeout) if timeout is not None else self._query.awaitTermination()
         if ended is not False:
             over = self._closer.join(timeout)
@@ -277,9 +292,12 @@ class StatefulQuery:
         """Stop the query. Its state stays in this host's memory for a restart, until the sidecar finds it unused for
         long; `forget_state` removes it now (the log has it all). Other hosts' copies always wait for their sidecars.
         """
+        if not self._started.stopping.is_set():
+            self._failed_before_stop = self.exception()
+            self._started.stopping.set()
         self._closer.stop()
         self._query.stop()
         self._closer.join()
         if forget_state:
-            options = self._fixed.options
+            options = self._started.fixed.options
             StateDirectory(options.state_root, self.id, options.state_limit_bytes).remove()

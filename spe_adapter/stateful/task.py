@@ -13,6 +13,7 @@ Source: CEC paper, section II.B; docs/decisions/0010.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from traceback import extract_tb
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +25,7 @@ from spe_adapter.cec.extent import Counters
 from spe_adapter.codec.partitioner import partitions_of
 from spe_adapter.errors import NoTaskContext, SchemaRefused
 from spe_adapter.host import Host, ThisHost
+from spe_adapter.operators.errors import OperatorFailed
 from spe_adapter.operators.keys import KeyCodec
 from spe_adapter.operators.output import Output, to_records
 from spe_adapter.operators.processor import Processor
@@ -48,6 +50,11 @@ from spe_adapter.stateful.pieces import Pieces
 from spe_adapter.stateful.probe import Probe, Step
 from spe_adapter.stateful.routing import NULL_PARTITION, as_schema
 
+CALL_ROWS = 131_072
+CALL_BYTES = 32 * 1024 * 1024
+"""Spark sends batches of 10,000 rows. An operator is called with more at once, for it takes time by the call too, and
+tells of a key once a call; up to these bounds, for memory.
+"""
 _SEED_DIGITS = 15
 """Of a random token, in hexadecimal: nobody can know which keys collide."""
 
@@ -70,7 +77,11 @@ class Task:
         host, plan = ThisHost(), Plan.from_json(text)
         name = f"{context.taskAttemptId()}-{host.new_token()}"
         attempt = Attempt(plan.query, plan.run, plan.epoch, context.partitionId(), name)
-        report = _Run(self._fixed, plan, attempt, host, self._probe).report(batches)
+        try:
+            report = _Run(self._fixed, plan, attempt, host, self._probe).report(batches)
+        except OperatorFailed as error:
+            # Spark shows no causes, and the line in the user's code is what the user looks for.
+            raise OperatorFailed(f"{error}{_place_of(error.__cause__)}") from error
         yield pa.RecordBatch.from_arrays([pa.array([report.to_json()])], names=[REPORT_COLUMN])
 
 
@@ -209,11 +220,11 @@ class _Run:
         """All rows, then what the watermark closes."""
         while True:
             with self._timed("input"):
-                batch = next(batches, None)
-            if batch is None:
+                taken = list(_taken(batches))
+            if not taken:
                 break
             with self._timed("process"):
-                rows = as_schema(batch, self._fixed.schema)
+                rows = as_schema(_whole(taken), self._fixed.schema)
                 self._stage(processor.process(rows, late_ms=self._plan.late_ms), pieces)
         with self._timed("process"):
             self._stage(processor.expire(self._plan.watermark_ms), pieces)
@@ -274,3 +285,26 @@ class _Run:
 
     def _at(self, step: Step) -> None:
         self._probe(step, self._plan.epoch, self._partition)
+
+
+def _place_of(cause: BaseException | None) -> str:
+    """Where a user's operator raised, if that is known: the innermost frame that is not in a library."""
+    frames = [] if cause is None else extract_tb(cause.__traceback__)
+    own = [frame for frame in frames if "site-packages" not in frame.filename]
+    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+
+
+def _taken(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The batches of one call of the operator."""
+    rows = size_bytes = 0
+    for batch in batches:
+        yield batch
+        rows += batch.num_rows
+        size_bytes += batch.nbytes
+        if rows >= CALL_ROWS or size_bytes >= CALL_BYTES:
+            return
+
+
+def _whole(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """All of them as one."""
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

@@ -82,6 +82,7 @@ def test_an_operator_that_fails_is_named(world: World) -> None:
     with pytest.raises(Exception, match=r"OperatorFailed: operator Visits.* epoch 6.*bad") as failure:
         world.run(world.query(Failing()))
     assert "this key I cannot count" in str(failure.value)
+    assert "operators.py, line" in str(failure.value)
     world.run(world.query())
     model = Model()
     for rows in epochs:
