@@ -288,7 +288,8 @@ def _standing(ran: Ran) -> Row:
 def _recovered(recovery: Recovery) -> Row:
     """What a recovery read and replayed, and how long it took."""
     return {
-        **recovery._asdict(),
+        **{("load_cpu_s" if name == "cpu_s" else name): value for name, value in recovery._asdict().items()},
+        "tuples_per_cpu_s": recovery.tuples / recovery.cpu_s if recovery.cpu_s else 0.0,
         "replayed_bytes": recovery.replayed_bytes,
         "tuples_per_s": recovery.tuples / recovery.runner_load_s,
     }

@@ -176,7 +176,7 @@ def _print_baseline(rows: Rows, console: Console) -> None:
 def _print_recoveries(rows: Rows, console: Console) -> None:
     columns = (
         *("target", "paper: extent, load, replay", "extent", "checks", "M records/s", "tuples read", "load ms"),
-        *("M tuples/s", "replayed MB", "replay s"),
+        *("M tuples/s", "per CPU s", "replayed MB", "replay s"),
     )
     lines = []
     for target, value in _targets(rows):
@@ -185,7 +185,8 @@ def _print_recoveries(rows: Rows, console: Console) -> None:
         said = "–" if theirs is None else f"{theirs['extent']:,}, {theirs['load_s']} s, {theirs['replayed_mb']} MB"
         figures = (
             *(("extent", 1, 0), ("checks", 1, 0), ("records_per_s", 1e-6, 2), ("tuples", 1, 0)),
-            *(("runner_load_s", 1000, 0), ("tuples_per_s", 1e-6, 2), ("replayed_bytes", 1e-6, 1), ("replay_s", 1, 2)),
+            *(("runner_load_s", 1000, 0), ("tuples_per_s", 1e-6, 2)),
+            *(("tuples_per_cpu_s", 1e-6, 2), ("replayed_bytes", 1e-6, 1), ("replay_s", 1, 2)),
         )
         numbers = [_number(rows.median(name, **wanted), factor, digits) for name, factor, digits in figures]
         lines.append((_target_title(target, value), said, *numbers))

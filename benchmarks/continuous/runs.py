@@ -107,6 +107,8 @@ class Recovery(NamedTuple):
     scan_s: float
     reconstruct_s: float
     load_s: float
+    cpu_s: float
+    """Of this process, for the three of them."""
     runner_load_s: float
     """The runner's: fencing, scan, reconstruction and loading, as one."""
     replayed_records: int
@@ -220,6 +222,7 @@ class Query:
             last = port.fence()
             reconstruction, before = core.reconstruction(), -1
             scan_s = reconstruct_s = 0.0
+            before_s = time.process_time()
             done = False
             while not done:
                 moment = time.perf_counter()
@@ -235,6 +238,7 @@ class Query:
             moment = time.perf_counter()
             core.load(reconstruction.result, last)
             load_s = time.perf_counter() - moment
+            cpu_s = time.process_time() - before_s
         port, _, loop = self._parts(policy, timeline)
         with port:
             loop.recover()
@@ -247,6 +251,7 @@ class Query:
             scan_s,
             reconstruct_s,
             load_s,
+            cpu_s,
             recovered.load_ms / 1000,
             recovered.replayed_records,
             recovered.replay_ms / 1000,

@@ -64,7 +64,8 @@ NOTES = (
     ),
     (
         "'update after a pause': a query that had waited more than 30 s for slower ones. Spark ends Python workers "
-        "after a minute without work, so this epoch may start new ones; the next one, side by side with the others', counts."
+        "after a minute without work, so this epoch may start new ones; the one behind it, side by side with the "
+        "others', counts."
     ),
     "load_average_before and _after say how busy the machine was with other work.",
 )
