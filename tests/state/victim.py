@@ -14,7 +14,7 @@ from typing import Any
 
 from spe_adapter.state.files import World
 from spe_adapter.state.versions import StateDirectory, Tag
-from tests.state.conftest import OPERATOR, QUERY, SCHEMA, windows_of
+from tests.state.conftest import OPERATOR, QUERY, SCHEMA, History, windows_of
 from tests.state.history import big_history, long_history
 
 LIMIT = 1024 * 1024 * 1024
@@ -31,6 +31,11 @@ def wait() -> None:
         pass
 
 
+def history_of(order: dict[str, Any]) -> History:
+    """The history that an order speaks of."""
+    return long_history(order["windows"], order["long"]) if "long" in order else big_history(order["windows"])
+
+
 def work(order: dict[str, Any], say: Callable[[str], None] = say) -> None:
     """Open a version and say what was found in it; publish the next one if told to."""
     hold = order.get("hold")
@@ -40,7 +45,7 @@ def work(order: dict[str, Any], say: Callable[[str], None] = say) -> None:
         if what == hold:
             wait()
 
-    history = long_history(order["windows"], order["long"]) if "long" in order else big_history(order["windows"])
+    history = history_of(order)
     steps = history.steps
     version = order["version"]
     wanted: Tag | None = None if version < 0 else steps[version].tag
@@ -61,13 +66,15 @@ def main() -> None:
         work(warm_up | {"version": 1}, lambda what: None)
     input_lines = FileIO(0, closefd=False)  # unbuffered: children read it too
     for line in iter(input_lines.readline, b""):
+        order = json.loads(line)
+        history_of(order)  # made once, not in each child
         child = os.fork()
         if not child:
             try:
-                work(json.loads(line))
+                say(f"child {os.getpid()}")
+                work(order)
             finally:
                 os._exit(0)
-        say(f"child {child}")
         os.waitpid(child, 0)
         say("over")
 
