@@ -109,8 +109,8 @@ def _ordered(aggregation: Aggregation, kind: pa.DataType) -> pa.DataType:
     return _kept(kind)
 
 
-def _double_cells(cells: Cells) -> Fixed:
-    """Cells whose values are known to be of fixed width."""
+def _fixed(cells: Cells) -> Fixed:
+    """Cells that an aggregate declared to be of fixed width."""
     if not isinstance(cells, Fixed):
         raise SchemaRefused("state of varying width where numbers were expected")
     return cells
@@ -127,7 +127,7 @@ class Count(Aggregation):
 
     def fold(self, cells: list[Cells], batch: pa.RecordBatch, windows: Int64s) -> list[Cells]:
         """Count."""
-        before = _double_cells(cells[0]).values
+        before = _fixed(cells[0]).values
         if self.column is not None:
             values = batch.column(self.column)
             if values.null_count:
@@ -148,7 +148,7 @@ class Sum(Aggregation):
 
     def fold(self, cells: list[Cells], batch: pa.RecordBatch, windows: Int64s) -> list[Cells]:
         """Add up. Raises ArithmeticOverflow."""
-        sums, nulls = _double_cells(cells[0])
+        sums, nulls = _fixed(cells[0])
         column = batch.column(self.column)
         empty = np.array(nulls, np.bool_)
         if sums.dtype == np.int64:
@@ -181,7 +181,7 @@ class Avg(Aggregation):
 
     def fold(self, cells: list[Cells], batch: pa.RecordBatch, windows: Int64s) -> list[Cells]:
         """Add up and count."""
-        sums, counts = _double_cells(cells[0]).values, _double_cells(cells[1]).values
+        sums, counts = _fixed(cells[0]).values, _fixed(cells[1]).values
         values, nulls = column_values(batch.column(self.column), np.float64)
         kernels.sum_doubles(values, nulls, steady(windows, np.int64), sums, np.empty(len(sums), np.bool_))
         if len(nulls):
@@ -190,7 +190,7 @@ class Avg(Aggregation):
 
     def result(self, cells: list[Cells], kind: pa.DataType) -> pa.Array:
         """Sum by count."""
-        sums, counts = _double_cells(cells[0]).values, _double_cells(cells[1]).values
+        sums, counts = _fixed(cells[0]).values, _fixed(cells[1]).values
         return arrow_of(Fixed(sums / np.maximum(counts, 1), counts == 0), kind)
 
     def result_type(self, schema: pa.Schema) -> pa.DataType:
@@ -210,14 +210,14 @@ class Stddev(Aggregation):
 
     def fold(self, cells: list[Cells], batch: pa.RecordBatch, windows: Int64s) -> list[Cells]:
         """Welford's update, row by row."""
-        counts, means, squares = (_double_cells(part).values for part in cells)
+        counts, means, squares = (_fixed(part).values for part in cells)
         values, nulls = column_values(batch.column(self.column), np.float64)
         kernels.moments(values, nulls, steady(windows, np.int64), counts, means, squares)
         return [Fixed(counts, None), Fixed(means, None), Fixed(squares, None)]
 
     def result(self, cells: list[Cells], kind: pa.DataType) -> pa.Array:
         """Null for fewer than two rows, as in Spark."""
-        counts, _, squares = (_double_cells(part).values for part in cells)
+        counts, _, squares = (_fixed(part).values for part in cells)
         return arrow_of(Fixed(np.sqrt(squares / np.maximum(counts - 1, 1)), counts < 2), kind)
 
     def result_type(self, schema: pa.Schema) -> pa.DataType:
@@ -309,11 +309,7 @@ class Edge(Aggregation):
         chosen[windows[rows]] = rows
         takes = chosen >= 0
         if not self.last:
-            held = (
-                before.is_valid().to_numpy(zero_copy_only=False)
-                if self.ignore_nulls
-                else _double_cells(cells[1]).values
-            )
+            held = before.is_valid().to_numpy(zero_copy_only=False) if self.ignore_nulls else _fixed(cells[1]).values
             takes &= ~held
         source = np.where(takes, len(before) + chosen, np.arange(len(before)))
         value = pa.concat_arrays([before, column]).take(pa.array(source))

@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from logstore.errors import InvalidConfig
 from spe_adapter.errors import SchemaRefused
 from spe_adapter.operators import functions as agg
 from spe_adapter.operators.aggregates import Aggregate
+from spe_adapter.operators.base import Overlapping, Times
 from spe_adapter.operators.errors import OperatorFailed
 from spe_adapter.operators.windows import Counting, Running, Sliding, Tumbling, Window
 from spe_adapter.testing.harness import OperatorHarness, check_any_batches
@@ -102,6 +104,28 @@ def test_results_do_not_depend_on_batches(epochs: list[list[Row]], window: Windo
     batches: list[Any] = [batch_of(rows).to_pylist() for rows in epochs]
     results = not isinstance(window, Running)
     check_any_batches(lambda: harness_of(window), batches, random.Random(seed), results=results)
+
+
+@pytest.mark.parametrize("length", range(1, 8))
+@pytest.mark.parametrize("slide", range(1, 8))
+@pytest.mark.parametrize("start", [-2, 0, 1])
+def test_a_moment_is_in_the_windows_that_hold_it(length: int, slide: int, start: int) -> None:
+    """At every microsecond around 1970, for windows that divide evenly and others; and nowhere without a time."""
+    if slide > length or abs(start) >= slide:
+        return
+    window = Sliding(f"{length} microseconds", f"{slide} microseconds", "ts", start=f"{start} microseconds")
+    moments = np.arange(-20, 20)
+    given = window.assign(Times(moments, moments != 3))
+    rows = np.arange(len(moments)) if given.rows is None else given.rows
+    numbers = given.numbers
+    if isinstance(given, Overlapping):
+        counts, spread = given.spread(numbers)
+        rows, numbers = np.repeat(rows, counts), spread.numbers
+    found = list(zip(moments[rows].tolist(), numbers.tolist(), strict=True))
+    starts = [start + slide * number for number in range(-40, 40)]
+    assert found == [
+        (moment, one) for moment in range(-20, 20) if moment != 3 for one in starts if one <= moment < one + length
+    ]
 
 
 def test_a_full_window_leaves_nothing_behind() -> None:
