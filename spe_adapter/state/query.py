@@ -155,15 +155,28 @@ def usage(root: Path | None = None) -> list[Used]:
 
 def _files_of(directory: Path) -> Iterator[Used]:
     query = unquote(directory.name)
-    for path, size_bytes in _sizes_of(directory):
+    for name, size_bytes in _sizes_of(directory):
+        path = Path(name)
         digits = path.parent.name.removeprefix(PARTITION_PREFIX)
         yield Used(query, int(digits) if digits.isdigit() else -1, _version_of(path), size_bytes)
 
 
-def _sizes_of(directory: Path) -> Iterator[tuple[Path, int]]:
-    for path in directory.glob(f"{PARTITION_PREFIX}*/*"):
-        with suppress(FileNotFoundError):
-            yield path, path.stat().st_blocks * _BLOCK_BYTES
+def _sizes_of(directory: Path) -> Iterator[tuple[str, int]]:
+    """All files of a query, with the memory each takes; those that go meanwhile are left out."""
+    for partition in _entries(directory):
+        if not partition.name.startswith(PARTITION_PREFIX):
+            continue
+        for entry in _entries(partition):
+            with suppress(FileNotFoundError):
+                yield entry.path, entry.stat(follow_symlinks=False).st_blocks * _BLOCK_BYTES
+
+
+def _entries(directory: Path | os.DirEntry[str]) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(directory) as entries:
+            return list(entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def _version_of(path: Path) -> str:
