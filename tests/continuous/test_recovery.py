@@ -69,6 +69,16 @@ def test_a_power_cut_anywhere_changes_nothing(story: Story, seed: int, survives:
     check(story, Faults(power=frozenset(power), survives=survives))
 
 
+@settings(max_examples=EXAMPLES)
+@given(stories(), seeds)
+def test_disk_errors_end_runners_and_change_nothing(story: Story, seed: int) -> None:
+    """Writes and syncs fail: a beat that cannot be committed ends the runner, and the next one repeats it."""
+    random = Random(seed)
+    calls = tell(story).counts.disk_calls
+    failing = frozenset(random.choices(range(1, calls + 1), k=random.randint(1, 6)))
+    check(story, Faults(failing=failing))
+
+
 @settings(max_examples=EXAMPLES // 2)
 @given(seeds)
 def test_windows_that_never_change_need_no_replay(seed: int) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple, TypeVar
 
+from logstore.errors import StorageFailed
 from logstore.format.batch import iterate_batches
 from logstore.format.private import DecideReply, DecideRequest, StageRequest, TaskOutput
 from logstore.format.records import Record, decode_batch, encode_batch
@@ -29,7 +30,7 @@ from logstore.log.topics import TopicConfig
 from logstore.testing.clock import ManualClock
 from logstore.testing.controls import scan_all
 from logstore.testing.driver import Driver
-from logstore.testing.faults import Call
+from logstore.testing.faults import EIO, Call, Fault
 from logstore.testing.simdisk import SimDisk
 from spe_adapter.cec.policy import Policy
 from spe_adapter.continuous.core import Core, Place
@@ -56,7 +57,8 @@ class PowerCut(Exception):
 
 @dataclass
 class Faults:
-    """What goes wrong, and when: port calls before or behind which the runner dies, disk calls at which power is cut.
+    """What goes wrong, and when: port calls before or behind which the runner dies, disk calls at which power is cut,
+    and disk calls that fail with EIO.
 
     With `survives`, the runner goes on over a power cut, as if it were on another host.
     """
@@ -65,6 +67,7 @@ class Faults:
     kill_behind: frozenset[int] = frozenset()
     power: frozenset[int] = frozenset()
     survives: bool = False
+    failing: frozenset[int] = frozenset()
 
 
 @dataclass
@@ -75,6 +78,7 @@ class Counts:
     disk_calls: int = 0
     restarts: int = 0
     power_cuts: int = 0
+    failures: int = 0
     events: list[Event] = field(default_factory=list)
 
 
@@ -157,7 +161,13 @@ class World:
                 if self.counts.disk_calls in self.faults.power:
                     raise PowerCut(str(call))
 
+        def fault(call: Call) -> Fault | None:
+            fails = call.changes_disk and self.counts.disk_calls in self.faults.failing
+            self.counts.failures += fails
+            return EIO if fails else None
+
         disk.before_call = before
+        disk.fault_for = fault
 
     def cut_power(self) -> None:
         """What is left of the disk, and the next sidecar on it; power may fail while it starts."""
@@ -167,15 +177,27 @@ class World:
             self._hook(disk)
             self.life.disk = disk
             try:
-                self.life = Life(disk, self.clock, self.random)
+                self._start()
             except PowerCut:
                 continue
             return
 
     def restart_sidecar(self) -> None:
         """kill −9 of the sidecar: what it had written is still in the page cache."""
-        disk = self.life.disk.next_life()
-        self.life = Life(disk, self.clock, self.random)
+        try:
+            self._start()
+        except PowerCut:
+            self.cut_power()
+
+    def _start(self) -> None:
+        """The next sidecar on the disk; one that cannot open its files is started again."""
+        while True:
+            self.life.disk = self.life.disk.next_life()
+            try:
+                self.life = Life(self.life.disk, self.clock, self.random)
+            except OSError:
+                continue
+            return
 
     def consume(self, topic: str, partition: int = 0) -> list[tuple[bytes | None, bytes | None]]:
         """Keys and values that a consumer of the stream reads."""
@@ -410,6 +432,10 @@ def run_story(
         except PowerCut:
             world.counts.restarts += 1
             world.cut_power()
+        except StorageFailed:
+            # Somebody frees the disk and starts everything again.
+            world.counts.restarts += 1
+            world.restart_sidecar()
     world.faults = Faults()
     last = start_runner(world, plan, policy, limits, "the last", kind)
     last.loop.recover()
