@@ -30,6 +30,14 @@ class Front(NamedTuple):
     fresh: int
 
 
+class Oldest(NamedTuple):
+    """The mark of the oldest footprint of an open window."""
+
+    beat: int
+    ordinal: int
+    seen: int
+
+
 class Candidates:
     """See the module. `refresh` is called when all open windows have their marks, `front` at any time."""
 
@@ -51,6 +59,13 @@ class Candidates:
         self._drop_stale()
         fresh = self._table.live - len(self._rows) if self._is_whole else 0
         return Front(self._rows, self._ordinals, self._table.marks(self._rows)[2], fresh)
+
+    def oldest(self) -> Oldest | None:
+        """The oldest footprint, None without windows; behind `refresh`, before anything changes."""
+        if not len(self._rows):
+            return None
+        beats, ordinals, seens = self._table.marks(self._rows[:1])
+        return Oldest(int(beats[0]), int(ordinals[0]), int(seens[0]))
 
     def _drop_stale(self) -> None:
         fresh = self._table.marks(self._rows)[1] == self._ordinals

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from logstore.interfaces import Buffer
 from spe_adapter.cec.control import Mark, Progress, encode_closes, encode_footprints, encode_mark
-from spe_adapter.cec.policy import Policy, View
+from spe_adapter.cec.policy import NoChecks, Policy, View
 from spe_adapter.cec.reconstruct import Eventual, Reconstruction
 from spe_adapter.codec.kernels import Bytes, Int64s
 from spe_adapter.codec.partitioner import partitions_of
@@ -104,6 +104,7 @@ class Core:
         self._state_limit_bytes = state_limit_bytes
         self._operator = plan.fragment.operator
         self._name = plan.fragment.name_in(place.partition)
+        self._fingerprint = fingerprint(plan)
         self._adopt(0)
         self._skips = SkipPoints()
         self._last: Mark | None = None
@@ -207,7 +208,7 @@ class Core:
         """Hold records to what their producer should have done."""
         partition, partitions = self._place.partition, self._place.partitions
         rows = apply(self._plan.fragment.sources[run.source].steps, batch)
-        keys = self._plan.key_codec.encode(rows)
+        keys = self._plan.key_codec.encode(self._operator.prepare(rows))
         found = partitions_of(keys, len(keys), partitions, partition)
         wrong = np.flatnonzero(found != partition)
         if len(wrong):
@@ -229,26 +230,38 @@ class Core:
         """The open beat as a group, and a new beat, which starts at `positions`. `now_ms` is wall time."""
         self._beat += 1
         self._processor.epoch = self._beat + 1
-        controls: list[Buffer] = []
         self._emitted += sum(len(records.values) for records in self._results)
+        controls: list[Buffer] = []
+        oldest = None
         if self._plan.fragment.checkpoints:
-            controls = self._footprints(now_ms)
+            controls += self._footprints(now_ms)
+            self._candidates.refresh()
+            oldest = self._candidates.oldest()
         else:
             self.store.changes(_NOTHING)
-        self._candidates.refresh()
-        front = self._candidates.front()
-        oldest = self._oldest_beat(front.rows)
-        self._known.append(_Beat(self._beat, tuple(positions), oldest))
+        # Windows that never change are whole in their footprints: nothing is replayed for them.
+        replays = oldest is not None and not self._operator.windows_never_change
+        self._known.append(_Beat(self._beat, tuple(positions), oldest.beat if oldest and replays else self._beat))
         if self._plan.fragment.checkpoints:
-            controls.append(encode_mark(self._mark(oldest), now_ms))
+            controls.append(encode_mark(self._mark(), now_ms))
         made = pieces(self._plan.fragment.topic, self.partition, self._results, controls, now_ms)
         group = Group(self._beat, tuple(made), self._progress())
-        figures = self._figures(front.ordinals, front.seens)
+        figures = Figures(
+            beat=self._beat,
+            windows=self.store.live,
+            extent=self._emitted - oldest.ordinal if oldest else 0,
+            to_replay=self._seen - oldest.seen if oldest and replays else 0,
+            checks=self._checks,
+            records=self._seen,
+            emitted=self._emitted,
+            watermark_ms=self._watermark_ms,
+            state_bytes=self._table.size_bytes,
+        )
         self._results, self._runs = [], []
         self.beat_records = self.beat_bytes = 0
         return group, figures
 
-    def _footprints(self, now_ms: int) -> list[Buffer]:
+    def _footprints(self, now_ms: int) -> list[bytes]:
         """Footprints and closes of the beat as control batches; marks them in the table."""
         chosen = self._chosen()
         started_ms = self._monotonic_ms()
@@ -263,10 +276,12 @@ class Core:
             self._checks += len(chosen)
         for identities in gone:
             batches += encode_closes(self._name, self._beat, identities, now_ms)
-        return [*batches]
+        return batches
 
     def _chosen(self) -> Int64s:
         """The windows that the policy wants to have checked."""
+        if isinstance(self._policy, NoChecks):
+            return _NOTHING
         front = self._candidates.front()
         if not len(front.rows):
             return _NOTHING
@@ -275,32 +290,11 @@ class Core:
         view = View(self._emitted, self._seen, self.store.live, front.ordinals, seens, front.fresh, now_ms)
         return front.rows[: self._policy.checks(view)]
 
-    def _figures(self, ordinals: Int64s, seens: Int64s) -> Figures:
-        oldest = not len(ordinals)
-        never = self._operator.windows_never_change
-        return Figures(
-            beat=self._beat,
-            windows=self.store.live,
-            extent=0 if oldest else self._emitted - int(ordinals[0]),
-            to_replay=0 if oldest or never else self._seen - int(seens[0]),
-            checks=self._checks,
-            records=self._seen,
-            emitted=self._emitted,
-            watermark_ms=self._watermark_ms,
-            state_bytes=self._table.size_bytes,
-        )
-
     def _gone(self, changes: Changes) -> list[pa.RecordBatch]:
         """Windows whose end has to be written down."""
         if self._operator.windows_never_change:
             return [changes.closed]
         return [changes.closed, changes.transient]
-
-    def _oldest_beat(self, oldest: Int64s) -> int:
-        """The beat from which on a recovery replays, if it happened now."""
-        if self._operator.windows_never_change or not len(oldest):
-            return self._beat
-        return int(self._table.marks(oldest[:1])[0][0])
 
     def _progress(self) -> str:
         return Progress(
@@ -314,7 +308,7 @@ class Core:
             layout=0,
         ).to_json()
 
-    def _mark(self, oldest: int) -> Mark:
+    def _mark(self) -> Mark:
         partition = self._place.partition
         sources = self._plan.fragment.sources
         positions: dict[str, dict[int, int]] = {}
@@ -327,7 +321,7 @@ class Core:
             partition=partition,
             partitions=self._place.partitions,
             layout=0,
-            operator=fingerprint(self._plan),
+            operator=self._fingerprint,
             open_windows=self.store.live,
             emitted=self._emitted,
             seen=self._seen,
@@ -336,7 +330,7 @@ class Core:
             watermark_ms=self._watermark_ms,
             positions=positions,
             runs=tuple((run.source, partition, run.records) for run in self._runs),
-            oldest_beat=oldest,
+            oldest_beat=self._known[-1].oldest_beat,
             newest_ms=tuple(self._processor.max_events_ms),
         )
 
@@ -393,11 +387,10 @@ class Core:
                 f"query {name!r} has its state in {mark.partitions} partitions, the sources now have "
                 f"{place.partitions}: keys have moved. Start under another query name"
             )
-        now = fingerprint(self._plan)
-        if mark.operator != now:
+        if mark.operator != self._fingerprint:
             raise FragmentRefused(
-                f"query {name!r} has state of {mark.operator}; the operator is now {now}. Bring the operator back, or "
-                "start under another query name"
+                f"query {name!r} has state of {mark.operator}; the operator is now {self._fingerprint}. Bring the "
+                "operator back, or start under another query name"
             )
         return mark
 

@@ -97,6 +97,11 @@ class Fragment:
     def __post_init__(self) -> None:
         if not self.sources:
             raise FragmentRefused(f"query {self.query!r} has no source; give it one, or two for a join")
+        topics = [source.topic for source in self.sources]
+        if len(set(topics)) < len(topics):
+            raise FragmentRefused(
+                f"query {self.query!r} reads a topic twice ({', '.join(topics)}); give each source a topic of its own"
+            )
         if not self.key:
             raise FragmentRefused(f"query {self.query!r} has no key; name the columns its windows belong to")
 

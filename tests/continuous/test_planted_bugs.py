@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 
 from logstore.errors import CairnError
-from logstore.interfaces import Buffer
 from spe_adapter.cec.reconstruct import Eventual
 from spe_adapter.codec.kernels import Int64s
 from spe_adapter.continuous.core import Core, ReplayBeat
@@ -84,7 +83,7 @@ class TrimsTooMuch(Core):
 class MarksBeforeTheBeat(Core):
     """Says of footprints that they are of the beat before."""
 
-    def _footprints(self, now_ms: int) -> list[Buffer]:
+    def _footprints(self, now_ms: int) -> list[bytes]:
         self._beat -= 1
         made = super()._footprints(now_ms)
         self._beat += 1
