@@ -24,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,6 +54,8 @@ RESULTS = Path(__file__).parent / "results"
 RESULT_SECONDS = 60.0
 SHARED_MEMORY = Path("/dev/shm")
 WARM_UP_KEYS = 1_000
+SECONDS_PER_KEY = {TRANSFORM_ROW: 150e-6, APPLY_PANDAS: 400e-6, TRANSFORM_PANDAS: 550e-6}
+"""What a Python engine's epoch takes for each of its keys, about: none begins that would not end in time."""
 UPDATE, AFTER_PAUSE = "update", "update after a pause"
 IDLE_SECONDS = 30.0
 """Spark ends Python workers that had nothing to do for a minute. A query that waited so long for slow ones has an epoch
@@ -93,7 +95,7 @@ FULL = Plan(
     "full",
     (
         Group(1_000, dict.fromkeys(NATIVE, 8) | {TRANSFORM_ROW: 5, TRANSFORM_PANDAS: 4, APPLY_PANDAS: 4}),
-        Group(100_000, dict.fromkeys(NATIVE, 9)),
+        Group(100_000, dict.fromkeys(NATIVE, 9) | {TRANSFORM_ROW: 3}),
         Group(1_000_000, dict.fromkeys(NATIVE, 7)),
     ),
     recovery_keys=(100_000, 1_000_000),
@@ -101,7 +103,6 @@ FULL = Plan(
     cold_rounds=2,
     warm_rounds=1,
     last=(
-        Group(100_000, {CAIRN: 3, TRANSFORM_ROW: 3}),
         Group(100_000, {CAIRN: 1, APPLY_PANDAS: 1}),
         Group(100_000, {CAIRN: 1, TRANSFORM_PANDAS: 1}),
     ),
@@ -110,15 +111,15 @@ FULL = Plan(
 QUICK = Plan(
     "quick",
     (
-        Group(1_000, dict.fromkeys((*NATIVE, *PYTHON), 2)),
-        Group(100_000, dict.fromkeys(NATIVE, 4)),
+        Group(1_000, dict.fromkeys(NATIVE, 3) | dict.fromkeys(PYTHON, 1)),
+        Group(100_000, dict.fromkeys(NATIVE, 4) | {TRANSFORM_ROW: 1}),
     ),
     recovery_keys=(100_000,),
     recovery_updates=3,
     cold_rounds=1,
     warm_rounds=0,
-    last=(Group(100_000, {CAIRN: 1, TRANSFORM_ROW: 1}),),
-    limit_seconds=160.0,
+    last=(),
+    limit_seconds=165.0,
 )
 SMOKE = Plan(
     "smoke",
@@ -150,6 +151,7 @@ class Running:
     seconds: float = 0.0
     """Spent on it so far."""
     last_seconds: float = 0.0
+    """Of its last epoch; before the first, a guess at how long that will take."""
     last_moment: float = 0.0
     """When its last epoch had ended (Unix time)."""
     is_over: bool = False
@@ -246,6 +248,7 @@ class Benchmark:
         """A query that is not started yet."""
         query = f"{name}-{keys}-{engine}".replace("_", "-")
         self._queries.append(Running(engine, keys, self._directory / query, query, self._sidecar.bootstrap))
+        self._queries[-1].last_seconds = SECONDS_PER_KEY.get(engine, 0.0) * keys
         return self._queries[-1]
 
     def say(self, text: str) -> None:
@@ -384,6 +387,8 @@ class Recovery:
             for number in range(plan.cold_rounds + plan.warm_rounds):
                 queries, at = list(self._queries), number % len(self._queries)
                 for query in [*queries[at:], *queries[:at]]:
+                    if number and query.engine == ROCKSDB_PLAIN:
+                        continue  # once is enough: it is the changelog's recovery that is compared
                     if not query.is_over and self._all.in_time(f"recovery of {query.query}, round {number}", 10.0):
                         self._all.guarded(query, self._recover, query, number, number >= plan.cold_rounds)
         finally:
@@ -493,8 +498,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--smoke", action="store_true", help="only whether the benchmark works")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where results go (default: %(default)s)")
     parser.add_argument("--data", type=Path, help="where everything is kept meanwhile (default: a temporary directory)")
+    parser.add_argument("--limit", type=float, help="seconds, instead of the plan's: what would end later is left out")
     chosen = parser.parse_args(arguments)
     plan = SMOKE if chosen.smoke else QUICK if chosen.quick else FULL
+    if chosen.limit:
+        plan = replace(plan, limit_seconds=chosen.limit)
     console = Console(log_path=False, width=None if sys.stdout.isatty() else 130)
     with tempfile.TemporaryDirectory(dir=chosen.data, prefix="stateful-spark-") as name:
         directory = Path(name)
