@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.stateful.operators import DELAY_MS, Failing, Model, Row, rows_of
+from logstore.client.blocking import Client, parse_addresses
+from spe_adapter.stateful.fencing import take_over
+from tests.stateful.operators import DELAY_MS, Failing, Model, Row, Visits, rows_of
 from tests.stateful.world import World, by_key, until
 
 pytestmark = [pytest.mark.spark]
@@ -91,3 +93,27 @@ def test_an_operator_that_fails_is_named(world: World) -> None:
     model.epoch(bad)
     model.pause()
     assert by_key(world.told()) == by_key(model.told)
+
+
+def test_a_query_that_was_taken_over_cannot_commit(world: World) -> None:
+    """Once a newer run is known, the older one's next epoch fails and leaves nothing."""
+    world.feed([Row("k", 100_000, 1)])
+    query = world.start(world.query())
+    query.processAllAvailable()
+    with Client(parse_addresses(world.address)) as client:
+        assert take_over(client, query.id, "somebody else") == 1
+    world.feed([Row("k", 100_001, 1)])
+    with pytest.raises(Exception, match="FencedRun"):
+        query.awaitTermination(60)
+    query.stop()
+    assert world.told() == [("k", 1, 1, False)]
+
+
+def test_input_without_rows_still_leaves_a_mark(world: World) -> None:
+    """An epoch of which a step in front leaves nothing, even one that Spark knows to be empty, moves the query on."""
+    for batch, condition in enumerate(("amount > 100", "false")):
+        world.feed([Row("k", 100_000, 1)])
+        query = world.run(world.over(world.frame().where(condition), Visits()))
+        assert query.progress is not None
+        assert (query.progress.batch, query.progress.records, query.progress.windows) == (batch, 0, 0)
+    assert world.told() == []

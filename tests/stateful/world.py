@@ -59,9 +59,11 @@ class World:
         """A query over the input, with this world's server and state directory."""
         return self.over(self.frame(rows_per_batch), operator or Visits(), partitions=partitions)
 
-    def over(self, frame: DataFrame, operator: Operator, *, partitions: int | None = 2) -> Stateful:
+    def over(
+        self, frame: DataFrame, operator: Operator, *, partitions: int | None = 2, key: str | Sequence[str] = "key"
+    ) -> Stateful:
         """A query over a frame."""
-        made = stateful(frame, key="key", operator=operator, partitions=partitions)
+        made = stateful(frame, key=key, operator=operator, partitions=partitions)
         made.option("kafka.bootstrap.servers", self.address)
         made.option("kafka.delivery.timeout.ms", 30_000)
         return made.option("stateDirectory", self.state)
