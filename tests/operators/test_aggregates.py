@@ -23,6 +23,7 @@ from spe_adapter.testing.harness import OperatorHarness, check_any_batches
 from tests.operators.model import (
     FUNCTIONS,
     SCHEMA,
+    US,
     NaiveCounting,
     NaiveRunning,
     NaiveWindows,
@@ -126,6 +127,20 @@ def test_a_moment_is_in_the_windows_that_hold_it(length: int, slide: int, start:
     assert found == [
         (moment, one) for moment in range(-20, 20) if moment != 3 for one in starts if one <= moment < one + length
     ]
+
+
+def test_results_come_in_the_same_order_after_a_recovery() -> None:
+    """Wherever the windows lie in memory by then."""
+    calm, shaken = (harness_of(Tumbling("1 minute", "ts")) for _ in range(2))
+    chance = random.Random(2)
+    empty = dict.fromkeys(SCHEMA.names)
+    for _ in range(5):
+        rows = [empty | {"key": f"k{chance.randrange(50)}", "ts": chance.randrange(1, 60) * US} for _ in range(30)]
+        calm.send(batch_of(rows))
+        shaken.send(batch_of(rows))
+        shaken.crash_and_recover()
+    assert len(calm.advance_watermark(60_000)) > 40
+    assert shaken.advance_watermark(60_000) == calm.results()
 
 
 def test_a_full_window_leaves_nothing_behind() -> None:

@@ -202,6 +202,23 @@ def test_rows_wait_as_long_as_they_can_match() -> None:
     assert [row["left.ts"].second for row in harness.state() if row["side"] == 0] == [49, 50]
 
 
+@pytest.mark.parametrize("how", ["left", "right"])
+@pytest.mark.parametrize("earlier_s", [5, 10])
+def test_partners_wait_for_an_outer_rows_question(how: How, earlier_s: int) -> None:
+    """A partner that could match nothing new any more is still there when the outer row asks whether it had one."""
+    outer, inner = (left, right) if how == "left" else (right, left)
+    harness = harness_of(join_of(10, how=how))
+    harness.send(batch_of([inner("x", 100 - earlier_s), outer("x", 100), outer("y", 100)]))
+    for second in range(101, 130):
+        harness.advance_watermark(second * 1000)
+    rows = results_of(harness, 0)
+    assert [(row["k"], row["left"] is None, row["right"] is None) for row in rows] == [
+        ("x", False, False),
+        ("y", how == "right", how == "left"),
+    ]
+    assert harness.state() == []
+
+
 def test_a_waiting_row_is_one_footprint() -> None:
     """Rows never change, so nothing is replayed: recovery with and without checks reads the state alone."""
     assert WindowJoin.windows_never_change

@@ -226,7 +226,7 @@ def test_a_replay_gives_each_window_the_rows_it_has_not_seen() -> None:
     """Open windows by the beat of their footprint, closed ones by that of their close; and no results."""
     skips = SkipPoints()
     skips.add(pa.array([b"a", b"b", None], pa.binary()), np.zeros(3, np.int64), np.array([2, 1, 5]))
-    skips.add(pa.array([b"b"], pa.binary()), np.zeros(1, np.int64), 3)
+    skips.add(pa.array([b"b", b"a"], pa.binary()), np.zeros(2, np.int64), np.array([3, 1]))
     processor = processor_of(Aggregate(Running(), n=agg.count()))
     rows = batch(("a", 1, 1), ("b", 1, 1), ("c", 1, 1), (None, 1, 1), ("a", 2, 2))
     for beat in (2, 3, 4):
