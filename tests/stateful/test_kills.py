@@ -87,10 +87,10 @@ def test_a_sidecar_that_dies_at_every_step(spark: SparkSession, tmp_path: Path) 
         assert by_key(world.told()) == by_key(expected_of(epochs))
 
 
-def lives(directory: Path, sidecar: Sidecar, spark: SparkSession, faults: Sequence[Fault], epochs: int) -> None:
+def lives(directory: Path, sidecar: Sidecar, faults: Sequence[Fault], epochs: int) -> None:
     """Run a query through the faults, with a new driver after each death; check what it has told."""
     made = rows_of(epochs, ROWS, KEYS)
-    world = World(spark, sidecar.address, "visits", directory)
+    world = World(None, sidecar.address, "visits", directory)
     for rows in made:
         world.feed(rows)
     save(directory / "faults.json", faults)
@@ -119,13 +119,13 @@ def lives(directory: Path, sidecar: Sidecar, spark: SparkSession, faults: Sequen
 
 
 @pytest.mark.timeout(600)
-def test_a_driver_that_dies_between_decision_and_commit(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_driver_that_dies_between_decision_and_commit(tmp_path: Path) -> None:
     """The epoch is decided but Spark does not know: the next driver is handed the batch again, and drops it. One that
     died before the decision makes the epoch anew, from the state of the one before.
     """
     faults = [Fault("driver", "driver after decide", 2), Fault("driver", "task after delta", 5)]
     with Sidecar(tmp_path / "data") as sidecar:
-        lives(tmp_path, sidecar, spark, faults, 8)
+        lives(tmp_path, sidecar, faults, 8)
 
 
 def faults_of(seed: int, epochs: int, each: int) -> list[Fault]:
@@ -144,9 +144,9 @@ def faults_of(seed: int, epochs: int, each: int) -> list[Fault]:
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_hundred_epochs_of_kills(spark: SparkSession, tmp_path: Path, seed: int) -> None:
+def test_a_hundred_epochs_of_kills(tmp_path: Path, seed: int) -> None:
     """Worker, task, driver and sidecar, at random steps of 120 epochs."""
     faults = faults_of(seed, 120, 7)
     pid_file = tmp_path / "sidecar.pid"
     with Sidecar(tmp_path / "data") as sidecar, undying(sidecar, pid_file):
-        lives(tmp_path, sidecar, spark, faults, 120)
+        lives(tmp_path, sidecar, faults, 120)

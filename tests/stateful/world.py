@@ -34,8 +34,10 @@ def until(condition: Callable[[], bool], what: str, wait_s: float = WAIT_S) -> N
 class World:
     """See the module. The input has one partition, so that its order is that of the rows."""
 
-    def __init__(self, spark: SparkSession, address: str, name: str, directory: Path, *, create: bool = True) -> None:
-        self.spark = spark
+    def __init__(
+        self, spark: SparkSession | None, address: str, name: str, directory: Path, *, create: bool = True
+    ) -> None:
+        self._spark = spark
         self.address = address
         self.source = f"{name}-in"
         self.topic = f"{name}-out"
@@ -43,6 +45,12 @@ class World:
         self.state = directory / "state"
         if create:
             create_topic(address, self.source)
+
+    @property
+    def spark(self) -> SparkSession:
+        """The session; tests whose queries run in other processes have none."""
+        assert self._spark is not None
+        return self._spark
 
     def feed(self, rows: Iterable[Row]) -> None:
         """Rows into the input topic."""
