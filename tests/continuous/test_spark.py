@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -83,9 +84,13 @@ class Reader:
 
 def workers() -> list[psutil.Process]:
     """Spark's Python workers: what the daemon has forked."""
-    family = psutil.Process().children(recursive=True)
-    daemons = [one for one in family if one.is_running() and "pyspark.daemon" in " ".join(one.cmdline())]
-    return [one for one in daemons if any(one.ppid() == other.pid for other in daemons)]
+    parents: dict[psutil.Process, int] = {}
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # one that is gone is a zombie for a while
+            if "pyspark.daemon" in " ".join(process.cmdline()):
+                parents[process] = process.ppid()
+    daemons = {process.pid for process in parents}
+    return [process for process, parent in parents.items() if parent in daemons]
 
 
 def test_killed_workers_are_replaced_and_the_output_is_exact(sidecar: Sidecar, spark: SparkSession) -> None:
