@@ -82,6 +82,14 @@ class Failing(Visits):
         return super().process(rows, state)
 
 
+class Silent(Visits):
+    """Fails when it should tell the last word."""
+
+    def expire(self, state: State, watermark_ms: int) -> Emitted:
+        """Never."""
+        raise RuntimeError("no last word")
+
+
 @dataclass
 class Model:
     """What Visits must tell, epoch by epoch."""

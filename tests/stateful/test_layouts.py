@@ -5,12 +5,14 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pyarrow.compute as pc
 import pytest
 
 from logstore.client.blocking import Client, TopicPartition, parse_addresses
 from logstore.client.wire import LATEST
 from logstore.errors import InvalidConfig, InvalidPartitions
 from spe_adapter.errors import SchemaRefused
+from spe_adapter.operators.stateless import Chain, Filter, Map
 from spe_adapter.stateful import reset
 from spe_adapter.stateful.errors import ResetRefused
 from tests.spark.streams import create_topic
@@ -161,3 +163,23 @@ def test_trimming_keeps_what_is_needed(world: World, tmp_path: Path) -> None:
     found, wanted = by_key(world.told()), by_key(model.told)
     assert found
     assert all(wanted[key][-len(values) :] == values for key, values in found.items())
+
+
+def test_steps_in_front_of_an_operator(world: World) -> None:
+    """A filter in front, inside the operator, gives what a filter in the data frame would; one that makes the key is
+    refused.
+    """
+    epochs = rows_of(3, 40, 20)
+    model = Model()
+    for rows in epochs:
+        world.feed(rows)
+        model.epoch([row for row in rows if row.amount > 30])
+    model.pause()
+    dear = Filter(pc.field("amount") > 30)
+    with pytest.raises(SchemaRefused, match="may change key column 'key'"):
+        world.query(Chain(Map(key=pc.field("amount")), Visits())).start(topic=world.topic)
+    query = world.run(world.query(Chain(dear, Visits()), rows_per_batch=40))
+    assert query.progress is not None
+    told = world.told()
+    assert {key for key, *_ in told} == {key for key, *_ in model.told}
+    assert by_key(told) == by_key(model.told)

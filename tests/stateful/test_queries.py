@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from logstore.client.blocking import Client, parse_addresses
+from spe_adapter.stateful.errors import TasksFailed
 from spe_adapter.stateful.fencing import take_over
-from tests.stateful.operators import DELAY_MS, Failing, Model, Row, Visits, rows_of
+from tests.stateful.operators import DELAY_MS, Failing, Model, Row, Silent, Visits, rows_of
 from tests.stateful.world import World, by_key, until
 
 pytestmark = [pytest.mark.spark]
@@ -71,6 +72,18 @@ def test_a_pause_closes_what_is_due(world: World) -> None:
         assert ("early", 1, 7, False) in world.told()
     finally:
         query.stop()
+
+
+def test_a_failure_while_input_pauses_ends_the_query(world: World) -> None:
+    """What the closing thread fails with is what the query failed with."""
+    world.feed([Row("early", 100_000, 1), Row("late", 130_000, 2)])
+    query = world.start(world.query(Silent()).option("closingDelay", "50ms"))
+    with pytest.raises(TasksFailed, match=r"OperatorFailed: operator Silent.*epoch 1.*no last word"):
+        query.awaitTermination(60)
+    assert not query.isActive
+    assert isinstance(query.exception(), TasksFailed)
+    query.stop()
+    assert isinstance(query.exception(), TasksFailed)
 
 
 def test_an_operator_that_fails_is_named(world: World) -> None:
