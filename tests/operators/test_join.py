@@ -142,7 +142,7 @@ def results_of(harness: OperatorHarness, start: int) -> list[Row]:
 def join_of(within_s: float, delays_s: tuple[int, int] = (0, 0), how: How = "inner") -> WindowJoin:
     """A join of the two inputs."""
     return WindowJoin(
-        f"{round(within_s * 1000)} milliseconds",
+        f"{round(within_s * US)} microseconds",
         left_time="ts",
         right_time="at",
         left_delay=f"{delays_s[0]} seconds",
