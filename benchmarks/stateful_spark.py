@@ -338,12 +338,14 @@ class Benchmark:
     def _run_epoch(self, spark: SparkProcess, query: Running, kind: str, epoch: Epoch) -> None:
         os.sync()
         began = query.reveal(epoch)
-        done = spark.ask("settle", query=query.query)["progress"]
+        told = spark.ask("settle", query=query.query)
+        done = told["progress"]
         query.last_moment = time.time()
         query.last_seconds = query.last_moment - began
         query.seconds += query.last_seconds
         first = done[0]
         figures = {**_spark_times(first), "wall_s": _end_of(first) - began, "rows": first["numInputRows"]}
+        figures.update(_state_times(told["epochs"]))
         figures["checkpoint_bytes"] = query.checkpointed()
         labels = {"engine": query.engine, "keys": query.keys, "round": self._round}
         self.rows.add(what=kind, **labels, **figures)
@@ -424,12 +426,12 @@ class Recovery:
                 self._all.warm_up(spark, query.engine, f"{query.query}-{number}")
             asked = time.time()
             started = query.start(spark)
-            ended, found, progress = wait_results(spark, query, count, stream)
+            ended, found, told = wait_results(spark, query, count, stream)
         finally:
             spark.kill()
         query.expect(found, window, window)
-        first = progress[0]
-        figures = {"query_s": ended - asked, "query_start_s": started - asked, **_spark_times(first)}
+        figures = {"query_s": ended - asked, "query_start_s": started - asked}
+        figures.update(_spark_times(told["progress"][0]) | _state_times(told["epochs"]))
         if not warm:
             figures.update(total_s=ended - spark.began, spark_start_s=ready - spark.began)
         labels = {"engine": query.engine, "keys": self._keys, "memory": self._queries[query], "round": number}
@@ -458,25 +460,25 @@ def stream_of(query: Running) -> StreamMeter | None:
 
 def wait_results(
     spark: SparkProcess, query: Running, count: int, stream: StreamMeter | None
-) -> tuple[float, Digest, list[dict[str, Any]]]:
-    """Wait for `count` results: the moment (Unix time) of the last, their digest, and Spark's progress meanwhile.
+) -> tuple[float, Digest, dict[str, Any]]:
+    """Wait for `count` results: the moment (Unix time) of the last, their digest, and what the query told meanwhile.
     Raises WrongResult when there are not as many.
     """
     if stream is None:
-        progress = spark.ask("settle", query=query.query)["progress"]
-        told = [(each, Digest(**each["observedMetrics"][OBSERVED])) for each in progress]
-        told = [(each, what) for each, what in told if what.results]
-        if len(told) != 1 or told[0][1].results != count:
-            raise WrongResult(f"{query.query}: {[what for _, what in told]}, where {count} results at once are right")
-        return _end_of(told[0][0]), told[0][1], progress
+        told = spark.ask("settle", query=query.query)
+        seen = [(each, Digest(**each["observedMetrics"][OBSERVED])) for each in told["progress"]]
+        seen = [(each, what) for each, what in seen if what.results]
+        if len(seen) != 1 or seen[0][1].results != count:
+            raise WrongResult(f"{query.query}: {[what for _, what in seen]}, where {count} results at once are right")
+        return _end_of(seen[0][0]), seen[0][1], told
     # Nobody tells the query that there is no more to come: it finds out, as it would in production.
     ended = stream.wait_results(count, RESULT_SECONDS)
-    progress = spark.ask("settle", query=query.query)["progress"]
+    told = spark.ask("settle", query=query.query)
     found = stream.digest()
     stream.close()
     if ended is None:
         raise WrongResult(f"{query.query}: {found}, where {count} results are right, after {RESULT_SECONDS:.0f} s")
-    return ended, found, progress
+    return ended, found, told
 
 
 def _end_of(progress: dict[str, Any]) -> float:
@@ -489,6 +491,16 @@ def _spark_times(progress: dict[str, Any]) -> Row:
     """How long a batch took: what it did, and with planning and Spark's own logs."""
     took = progress["durationMs"]
     return {"addBatch_s": took["addBatch"] / 1000, "trigger_s": took["triggerExecution"] / 1000}
+
+
+def _state_times(epochs: Sequence[dict[str, Any]]) -> Row:
+    """What Cairn tells of its epoch with rows: where its state came from, what loading it took, each step of a task."""
+    with_rows = [epoch for epoch in epochs if epoch["records"] and not epoch["closing"]]
+    if not with_rows:
+        return {}
+    epoch = with_rows[0]
+    steps = {f"task_{name}_s": seconds for name, seconds in epoch["task_seconds"].items()}
+    return {"state_from": "+".join(sorted(epoch["how"])), "load_s": epoch["load_seconds"], **steps}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -12,7 +12,9 @@ import argparse
 import json
 import os
 import sys
+import threading
 import time
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from benchmarks.stateful import engines
 from benchmarks.stateful.engines import ENGINES, Place
-from spe_adapter.stateful import StatefulQuery
+from spe_adapter.stateful import EpochProgress, StatefulQuery
 
 Answer = dict[str, Any]
+WATCH_SECONDS = 0.02
 
 
 def session(directory: Path, heap: str) -> SparkSession:
@@ -49,6 +52,35 @@ def session(directory: Path, heap: str) -> SparkSession:
     return spark
 
 
+class Watch:
+    """Notes every epoch of Cairn's query: it tells only its last, and closes windows in epochs of its own."""
+
+    def __init__(self, query: StatefulQuery) -> None:
+        self._query = query
+        self._epochs: dict[int, EpochProgress] = {}
+        self._ended = threading.Event()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        while not self._ended.wait(WATCH_SECONDS):
+            self._look()
+
+    def _look(self) -> None:
+        progress = self._query.progress
+        if progress is not None:
+            self._epochs.setdefault(progress.epoch, replace(progress, how=dict(progress.how)))
+
+    def told(self) -> list[Answer]:
+        """Those that were not told yet."""
+        self._look()
+        epochs, self._epochs = self._epochs, {}
+        return [asdict(epochs[number]) for number in sorted(epochs)]
+
+    def end(self) -> None:
+        """Look no more."""
+        self._ended.set()
+
+
 class Driver:
     """The queries of one Spark."""
 
@@ -56,6 +88,7 @@ class Driver:
         self._spark = spark
         self._queries: dict[str, StreamingQuery | StatefulQuery] = {}
         self._seen: dict[str, int] = {}
+        self._watches: dict[str, Watch] = {}
 
     def answer(self, wanted: Answer) -> Answer:
         """Do one thing."""
@@ -65,6 +98,9 @@ class Driver:
             case "settle":
                 return self._settle(**wanted)
             case "stop":
+                watch = self._watches.pop(str(wanted["query"]), None)
+                if watch is not None:
+                    watch.end()
                 self._queries.pop(str(wanted["query"])).stop()
                 return {}
             case other:
@@ -72,9 +108,12 @@ class Driver:
 
     def _start(self, query: str, engine: str, source: str, checkpoint: str, address: str, memory: str) -> Answer:
         place = Place(Path(source), Path(checkpoint), address, query, memory)
-        self._queries[query] = engines.start(self._spark, ENGINES[engine], place)
+        running = engines.start(self._spark, ENGINES[engine], place)
+        self._queries[query] = running
         self._seen[query] = -1
-        return {"run": str(self._queries[query].runId), "at": time.time()}
+        if isinstance(running, StatefulQuery):
+            self._watches[query] = Watch(running)
+        return {"run": str(running.runId), "at": time.time()}
 
     def _settle(self, query: str) -> Answer:
         """Until the query has nothing left to do; answers what it did since the last time."""
@@ -84,7 +123,8 @@ class Driver:
         done = [each for each in progress if "addBatch" in each["durationMs"] and each["batchId"] > self._seen[query]]
         if done:
             self._seen[query] = done[-1]["batchId"]
-        return {"progress": done, "at": time.time()}
+        watch = self._watches.get(query)
+        return {"progress": done, "epochs": watch.told() if watch is not None else [], "at": time.time()}
 
 
 def main() -> int:

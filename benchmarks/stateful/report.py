@@ -130,7 +130,8 @@ def medians(rows: Rows) -> list[dict[str, Any]]:
     found = []
     for case in sorted(cases, key=str):
         wanted = dict(case)
-        figures = {name for row in rows.select(**wanted) for name in row} - {*wanted, "round"}
+        names = {name for row in rows.select(**wanted) for name, value in row.items() if isinstance(value, int | float)}
+        figures = names - {*wanted, "round"}
         found.append({**wanted, **{name: rows.median(name, **wanted) for name in sorted(figures)}})
     return found
 
@@ -171,13 +172,14 @@ def _print_recovery(rows: Rows, console: Console) -> None:
         "its start s",
         "query s",
         "first epoch s",
+        "state load s",
         "Spark in use: query s",
     )
     lines = []
     for keys in _keys(rows, "recovery"):
         for engine, memory in _recoveries(rows, keys):
             wanted = {"what": "recovery", "engine": engine, "keys": keys, "memory": memory}
-            figures = ("total_s", "spark_start_s", "query_s", "addBatch_s")
+            figures = ("total_s", "spark_start_s", "query_s", "addBatch_s", "load_s")
             numbers = [_number(rows.median(figure, **wanted, spark="cold"), 1, 2) for figure in figures]
             numbers.append(_number(rows.median("query_s", **wanted, spark="warm"), 1, 2))
             lines.append((f"{keys:,}", _recovery_title(engine, memory), *numbers))
