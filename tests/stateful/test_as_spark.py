@@ -66,7 +66,7 @@ def milliseconds(text: str) -> int:
     return int(datetime.fromisoformat(text).timestamp() * 1000)
 
 
-@pytest.mark.parametrize("slide", ["6 seconds", "2 seconds"])
+@pytest.mark.parametrize("slide", ["2 seconds", pytest.param("6 seconds", marks=pytest.mark.slow)])
 def test_windows_are_those_of_spark(world: World, tmp_path: Path, slide: str) -> None:
     """Both are fed the same rows in steps, with pauses and with bursts of batches; after each step both have told the
     same, rows that come too late by then included.

@@ -79,7 +79,7 @@ def test_a_failure_while_input_pauses_ends_the_query(world: World) -> None:
     world.feed([Row("early", 100_000, 1), Row("late", 130_000, 2)])
     query = world.start(world.query(Silent()).option("closingDelay", "50ms"))
     with pytest.raises(TasksFailed, match=r"OperatorFailed: operator Silent.*epoch 1.*no last word"):
-        query.awaitTermination(60)
+        query.awaitTermination(120)
     assert not query.isActive
     assert isinstance(query.exception(), TasksFailed)
     query.stop()
@@ -117,7 +117,7 @@ def test_a_query_that_was_taken_over_cannot_commit(world: World) -> None:
         assert take_over(client, query.id, "somebody else") == 1
     world.feed([Row("k", 100_001, 1)])
     with pytest.raises(Exception, match="FencedRun"):
-        query.awaitTermination(60)
+        query.awaitTermination(120)
     query.stop()
     assert world.told() == [("k", 1, 1, False)]
 
