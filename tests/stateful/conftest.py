@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,10 +33,3 @@ def world(request: pytest.FixtureRequest, spark: SparkSession, sidecar: Sidecar,
     """Topics, a checkpoint and a state directory that no other test uses."""
     name = "".join(letter if letter.isalnum() else "-" for letter in request.node.name)[:150]
     return World(spark, sidecar.address, name, tmp_path)
-
-
-@pytest.fixture(autouse=True)
-def no_leftovers(tmp_path: Path) -> Iterator[None]:
-    """State of tests goes to a directory of theirs, never to the user's."""
-    yield
-    assert not (Path("/dev/shm") / f"cairn-{os.getuid()}" / "test").exists()
