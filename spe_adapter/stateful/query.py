@@ -105,13 +105,18 @@ class Stateful:
         *,
         topic: str,
         checkpointLocation: str | None = None,  # noqa: N803 - Spark's name
+        processingTime: str | None = None,  # noqa: N803
+        availableNow: bool | None = None,  # noqa: N803
         **options: object,
     ) -> "StatefulQuery":
-        """Start the query; its results and its state go to `topic`, which is made if there is none.
+        """Start the query; its results and its state go to `topic`, which is made if there is none. Trigger and options
+        may be given here as well.
 
         Raises SchemaRefused, StateSchemaRefused, InvalidConfig, InvalidPartitions, and what the sidecar refuses.
         """
         self.options(**options)
+        if processingTime is not None or availableNow is not None:
+            self.trigger(processingTime=processingTime, availableNow=availableNow)
         parsed = parse_stateful(self._options, topic)
         if not self._frame.isStreaming:
             raise InvalidConfig("the data frame is not streaming; stateful queries run on spark.readStream")
