@@ -58,6 +58,7 @@ class Watch:
     def __init__(self, query: StatefulQuery) -> None:
         self._query = query
         self._epochs: dict[int, EpochProgress] = {}
+        self._told = -1
         self._ended = threading.Event()
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -67,13 +68,14 @@ class Watch:
 
     def _look(self) -> None:
         progress = self._query.progress
-        if progress is not None:
+        if progress is not None and progress.epoch > self._told:
             self._epochs.setdefault(progress.epoch, replace(progress, how=dict(progress.how)))
 
     def told(self) -> list[Answer]:
         """Those that were not told yet."""
         self._look()
         epochs, self._epochs = self._epochs, {}
+        self._told = max([self._told, *epochs])
         return [asdict(epochs[number]) for number in sorted(epochs)]
 
     def end(self) -> None:

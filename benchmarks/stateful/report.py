@@ -5,7 +5,7 @@ Invariant: everything is computed from the rows. A goal whose rows were not meas
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,14 @@ NOTES = (
     "load_average_before and _after say how busy the machine was with other work.",
 )
 
+WHY = {
+    "recovery": "After kill -9 a new Spark loads and compiles classes for most of the time, the same for both sides: "
+    "see 'Spark in use' for what is left without that, and load_s in the rows for the state itself.",
+    "epoch, 1": "An epoch has a floor that does not depend on state: source, shuffle, and the hand-over between Spark "
+    "and its Python workers; task_… in the rows tells Cairn's steps.",
+}
+"""What is said in the results about a goal that falls short, by the beginning of its name."""
+
 
 def publish(rows: Rows, about: Mapping[str, Any], directory: Path, console: Console) -> list[Goal]:
     """Print the tables, write JSON and plot, give back the goals."""
@@ -84,13 +92,19 @@ def publish(rows: Rows, about: Mapping[str, Any], directory: Path, console: Cons
     content = {
         **about,
         "goals": [goal._asdict() for goal in goals],
-        "notes": list(NOTES),
+        "notes": notes_on(goals),
         "medians": medians(rows),
         "rows": rows.all,
     }
     write_json(directory / f"{NAME}.json", content)
     draw(rows, str(about["mode"]), directory / f"{NAME}.png")
     return goals
+
+
+def notes_on(goals: Sequence[Goal]) -> list[str]:
+    """What to know when reading the figures, and why goals fall short that do."""
+    missed = [goal.name for goal in goals if not goal.holds]
+    return [*NOTES, *(f"{name} …: {why}" for name, why in WHY.items() if any(each.startswith(name) for each in missed))]
 
 
 # ---- goals
