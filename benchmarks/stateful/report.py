@@ -228,7 +228,7 @@ def draw(rows: Rows, mode: str, path: Path) -> None:
     _draw_bars(epochs, rows, "addBatch_s", "seconds (logarithmic)", "An epoch of 100,000 rows")
     _draw_bars(size, rows, "checkpoint_bytes", "bytes (logarithmic)", "Checkpointed by it")
     if epochs.get_legend_handles_labels()[0]:
-        epochs.legend(fontsize=7)
+        figure.legend(*epochs.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
     _draw_recovery(recovery, rows)
     figure.suptitle(f"Windowed average in Spark, local[2] ({mode} run; dots: single epochs)")
     figure.savefig(path, dpi=110)
@@ -249,7 +249,7 @@ def _draw_bars(axis: Axes, rows: Rows, figure: str, unit: str, title: str) -> No
             axis.bar([x], [middle], 0.12, color=COLOURS[engine], label=label)
             axis.plot([x] * len(values), values, ".", color="black", alpha=0.4, markersize=3)
     axis.set_yscale("log")
-    axis.set_xticks(range(len(keys)), [f"{number:,} keys" for number in keys])
+    axis.set_xticks(range(len(keys)), [f"{number:,} keys" for number in keys], fontsize=8)
     axis.set_ylabel(unit)
     axis.set_title(title)
 
@@ -267,5 +267,5 @@ def _draw_recovery(axis: Axes, rows: Rows) -> None:
             place += 1
     axis.set_yticks([at for at, _ in ticks], [text for _, text in ticks], fontsize=7)
     axis.invert_yaxis()
-    axis.set_xlabel("seconds from kill −9 to the first correct result")
-    axis.set_title("Recovery")
+    axis.set_xlabel("seconds (grey: Spark's own start)")
+    axis.set_title("From kill −9 to the first correct result", fontsize=10)
