@@ -1,42 +1,95 @@
 """Spark on top of the log store: the `cairn` data source, and stateful Python operators.
 
-The names below are what users need, each loaded when it is asked for: a Spark worker that only reads a stream loads no
-operators, and a test of an operator no Spark.
+Every public name can be had from here: `from spe_adapter import Aggregate, agg, stateful`. A name loads the room that
+it lives in when it is asked for, and no other: most of this package does without Spark.
+
+Invariant: `PUBLIC` is the list of public names; the stub beside this file says the same with types.
 """
 
-import importlib
+from collections.abc import Mapping
+from importlib import import_module
 from typing import Any, Final
 
-_WHERE: Final = {
-    "Aggregate": "spe_adapter.operators.aggregates",
-    "Chain": "spe_adapter.operators.stateless",
-    "Counting": "spe_adapter.operators.windows",
-    "Filter": "spe_adapter.operators.stateless",
-    "Map": "spe_adapter.operators.stateless",
-    "Operator": "spe_adapter.operators.base",
-    "OperatorHarness": "spe_adapter.testing",
-    "Results": "spe_adapter.operators.base",
-    "Rows": "spe_adapter.operators.base",
-    "Running": "spe_adapter.operators.windows",
-    "Sliding": "spe_adapter.operators.windows",
-    "State": "spe_adapter.operators.base",
-    "StatefulQuery": "spe_adapter.stateful",
-    "Tumbling": "spe_adapter.operators.windows",
-    "WindowJoin": "spe_adapter.operators.join",
-    "reset": "spe_adapter.stateful",
-    "stateful_join": "spe_adapter.stateful",
+PUBLIC: Final[Mapping[str, Mapping[str, str]]] = {
+    "Stateful queries in Spark": {
+        "stateful": "spe_adapter.microbatch.query",
+        "stateful_join": "spe_adapter.microbatch.joining",
+        "Stateful": "spe_adapter.microbatch.query",
+        "StatefulQuery": "spe_adapter.microbatch.query",
+        "EpochProgress": "spe_adapter.microbatch.progress",
+        "reset": "spe_adapter.microbatch.resetting",
+        "Reset": "spe_adapter.microbatch.resetting",
+    },
+    "Operators": {
+        "Aggregate": "spe_adapter.operators.aggregates",
+        "agg": "spe_adapter.operators.functions",
+        "Tumbling": "spe_adapter.operators.windows",
+        "Sliding": "spe_adapter.operators.windows",
+        "Counting": "spe_adapter.operators.windows",
+        "Running": "spe_adapter.operators.windows",
+        "WindowJoin": "spe_adapter.operators.join",
+        "Filter": "spe_adapter.operators.stateless",
+        "Map": "spe_adapter.operators.stateless",
+        "Chain": "spe_adapter.operators.stateless",
+        "union": "spe_adapter.operators.stateless",
+    },
+    "Operators of your own": {
+        "Operator": "spe_adapter.operators.base",
+        "Rows": "spe_adapter.operators.base",
+        "State": "spe_adapter.operators.base",
+        "Results": "spe_adapter.operators.base",
+        "OperatorHarness": "spe_adapter.testing.harness",
+        "check_any_batches": "spe_adapter.testing.harness",
+    },
+    "Without micro-batches": {
+        "Fragment": "spe_adapter.continuous.fragment",
+        "Source": "spe_adapter.continuous.fragment",
+        "Limits": "spe_adapter.continuous.fragment",
+        "FromJson": "spe_adapter.continuous.steps",
+        "join_sources": "spe_adapter.continuous.joining",
+        "Runner": "spe_adapter.continuous.runner",
+        "Options": "spe_adapter.continuous.runner",
+        "on_spark": "spe_adapter.continuous.spark",
+        "SparkQuery": "spe_adapter.continuous.spark",
+    },
+    "Policies: what a recovery may cost": {
+        "NoChecks": "spe_adapter.cec.policy",
+        "Targets": "spe_adapter.cec.policy",
+        "Budget": "spe_adapter.cec.policy",
+        "CostBenefit": "spe_adapter.cec.policy",
+        "Costs": "spe_adapter.cec.policy",
+    },
+    "Errors": {
+        "SchemaRefused": "spe_adapter.errors",
+        "OperatorFailed": "spe_adapter.operators.errors",
+        "StateTooLarge": "spe_adapter.state.errors",
+        "StateSchemaRefused": "spe_adapter.state.errors",
+        "StateTrimmed": "spe_adapter.errors",
+        "StateInconsistent": "spe_adapter.errors",
+        "OperatorChanged": "spe_adapter.microbatch.errors",
+        "BatchesMissing": "spe_adapter.microbatch.errors",
+        "TasksFailed": "spe_adapter.microbatch.errors",
+        "ResetRefused": "spe_adapter.microbatch.errors",
+        "FragmentRefused": "spe_adapter.continuous.errors",
+        "InputTrimmed": "spe_adapter.continuous.errors",
+    },
 }
-"""Names and the modules that have them."""
-_MODULES: Final = {"agg": "spe_adapter.operators.functions", "stateful": "spe_adapter.stateful"}
-"""Names that are modules; `stateful` can be called like the function of that name in it."""
+"""Public names by topic, each with the module that it lives in."""
 
-__all__ = sorted((*_WHERE, *_MODULES))  # noqa: PLE0605 - a list of what the tables above have
+_MODULE_OF: Final = {name: module for group in PUBLIC.values() for name, module in group.items()}
+_MODULES: Final = frozenset(("agg",))
+"""Names that are modules themselves."""
 
 
 def __getattr__(name: str) -> Any:
-    """One of the names above."""
-    if name in _MODULES:
-        return importlib.import_module(_MODULES[name])
-    if name in _WHERE:
-        return getattr(importlib.import_module(_WHERE[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """A public name, loaded now."""
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    room = import_module(module)
+    return room if name in _MODULES else getattr(room, name)
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(_MODULE_OF)

@@ -16,7 +16,7 @@ from logstore.format.control import END_TYPE, decode_control
 from spe_adapter.cec.control import STATE_PREFIX, End, Mark, Progress
 from spe_adapter.cec.reconstruct import Eventual, Reconstruction
 from spe_adapter.errors import StateTrimmed
-from spe_adapter.stateful.logscan import Scan
+from spe_adapter.microbatch.logscan import Scan
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ Invariant: results of equal rows are equal bytes, so that a replay can be compar
 
 from typing import Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from spe_adapter.codec.kernels import Int64s
@@ -56,3 +57,12 @@ def to_records(output: Output) -> tuple[pa.BinaryArray, pa.BinaryArray]:
     if output.raw:
         return output.keys, output.rows.column(VALUE).cast(pa.binary())
     return output.keys, json_objects(output.rows.schema.names, output.rows.columns, output.rows.num_rows)
+
+
+def record_times(output: Output, now_ms: int) -> Int64s:
+    """The records' timestamps in ms: the results' own, but never after now nor before 1970, which a log refuses. A
+    window may well end in the future if the data's clock is ahead.
+    """
+    if output.times_ms is None:
+        return np.full(len(output.keys), now_ms, np.int64)
+    return np.clip(output.times_ms, 0, now_ms)

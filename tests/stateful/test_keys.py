@@ -12,11 +12,11 @@ from pyspark.sql import functions as sf
 
 from spe_adapter.codec.partitioner import partitions_of
 from spe_adapter.errors import SchemaRefused
+from spe_adapter.microbatch import stateful_join
 from spe_adapter.operators import aggregates
 from spe_adapter.operators import functions as agg
 from spe_adapter.operators.join import WindowJoin
 from spe_adapter.operators.windows import Running
-from spe_adapter.stateful import stateful_join
 from tests.spark.streams import read_all
 from tests.stateful.operators import Row
 from tests.stateful.world import World

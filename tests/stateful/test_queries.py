@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from logstore.client.blocking import Client, parse_addresses
-from spe_adapter.stateful.errors import TasksFailed
-from spe_adapter.stateful.fencing import take_over
+from spe_adapter.microbatch.errors import TasksFailed
+from spe_adapter.microbatch.fencing import take_over
 from tests.stateful.operators import DELAY_MS, Failing, Model, Row, Silent, Visits, rows_of
 from tests.stateful.world import World, by_key, until
 

@@ -11,8 +11,8 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
+from spe_adapter.microbatch import Stateful, StatefulQuery, stateful
 from spe_adapter.operators.base import Operator
-from spe_adapter.stateful import Stateful, StatefulQuery, stateful
 from tests.spark.session import QUERY_S, read_stream
 from tests.spark.streams import create_topic, produce, read_all
 from tests.stateful.operators import Row, Visits

@@ -25,17 +25,9 @@ from spe_adapter.cec.extent import Counters
 from spe_adapter.codec.partitioner import partitions_of
 from spe_adapter.errors import NoTaskContext, SchemaRefused
 from spe_adapter.host import Host, ThisHost
-from spe_adapter.operators.errors import OperatorFailed
-from spe_adapter.operators.keys import KeyCodec
-from spe_adapter.operators.output import Output, to_records
-from spe_adapter.operators.processor import Processor
-from spe_adapter.staging import Attempt
-from spe_adapter.state.overlay import Overlay
-from spe_adapter.state.store import Changes
-from spe_adapter.state.versions import OpenState, StateDirectory, Tag
-from spe_adapter.stateful.beat import Beat, conclude, control_batches
-from spe_adapter.stateful.loading import LogLoader, moved_windows
-from spe_adapter.stateful.messages import (
+from spe_adapter.microbatch.beat import Beat, conclude, control_batches
+from spe_adapter.microbatch.loading import LogLoader, moved_windows
+from spe_adapter.microbatch.messages import (
     MOVED,
     PLAN_PROPERTY,
     REPORT_COLUMN,
@@ -46,9 +38,17 @@ from spe_adapter.stateful.messages import (
     Seconds,
     newest_of,
 )
-from spe_adapter.stateful.pieces import Pieces
-from spe_adapter.stateful.probe import Probe, Step
-from spe_adapter.stateful.routing import NULL_PARTITION, as_schema
+from spe_adapter.microbatch.pieces import Pieces
+from spe_adapter.microbatch.probe import Probe, Step
+from spe_adapter.microbatch.routing import NULL_PARTITION, as_schema
+from spe_adapter.operators.errors import OperatorFailed
+from spe_adapter.operators.keys import KeyCodec
+from spe_adapter.operators.output import Output, record_times, to_records
+from spe_adapter.operators.processor import Processor
+from spe_adapter.staging import Attempt
+from spe_adapter.state.overlay import Overlay
+from spe_adapter.state.store import Changes
+from spe_adapter.state.versions import OpenState, StateDirectory, Tag
 
 CALL_ROWS = 131_072
 CALL_BYTES = 32 * 1024 * 1024
@@ -233,11 +233,8 @@ class _Run:
         if output is None or not output.rows.num_rows:
             return
         keys, values = to_records(output)
-        times_ms = output.times_ms
-        if times_ms is None:
-            times_ms = np.full(len(keys), self._host.wall_ms(), np.int64)
         self._results += len(keys)
-        pieces.add_results(keys, values, times_ms)
+        pieces.add_results(keys, values, record_times(output, self._host.wall_ms()))
 
     def _check_keys(self, changes: Changes) -> None:
         keys = changes.footprints.column(0)

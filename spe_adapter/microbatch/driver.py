@@ -23,14 +23,14 @@ from logstore.format.private import AbortRequest, TaskOutput
 from spe_adapter.cec.control import Progress
 from spe_adapter.errors import StateInconsistent
 from spe_adapter.host import Host
+from spe_adapter.microbatch.errors import BatchesMissing, OperatorChanged
+from spe_adapter.microbatch.fencing import decide, take_over
+from spe_adapter.microbatch.logscan import find_head
+from spe_adapter.microbatch.messages import Fixed, Parent, Plan, Rebase, Report, log_epoch, newest_of
+from spe_adapter.microbatch.probe import Probe, Step
+from spe_adapter.microbatch.topics import trim
 from spe_adapter.operators.base import next_watermark
 from spe_adapter.sink import ABORT_LIMIT_S
-from spe_adapter.stateful.errors import BatchesMissing, OperatorChanged
-from spe_adapter.stateful.fencing import decide, take_over
-from spe_adapter.stateful.logscan import find_head
-from spe_adapter.stateful.messages import Fixed, Parent, Plan, Rebase, Report, log_epoch, newest_of
-from spe_adapter.stateful.probe import Probe, Step
-from spe_adapter.stateful.topics import trim
 
 Execute = Callable[[Plan], Sequence[str]]
 """Runs the tasks of an epoch; the reports of those that succeeded."""
@@ -149,7 +149,7 @@ class Driver:
             raise StaleEpoch(
                 f"query {self._query}: batch {batch} is older than the last committed one, {known}: its checkpoint was "
                 f"rewound. Bring back the newer checkpoint, or reset the state too: "
-                f"spe_adapter.stateful.reset(topic={self._fixed.options.topic!r}, query={self._query!r}, "
+                f"spe_adapter.reset(topic={self._fixed.options.topic!r}, query={self._query!r}, "
                 f"batch={batch - 1}, ...)"
             )
         if batch > known + 1:

@@ -16,7 +16,7 @@ from logstore.errors import InvalidConfig, InvalidPartitions, TopicExists
 from logstore.format.batch import parse_header
 from logstore.format.control import END_TYPE
 from spe_adapter.cec.control import End, decode
-from spe_adapter.stateful.logscan import Scan
+from spe_adapter.microbatch.logscan import Scan
 
 _KEEP_ALL: Final[Mapping[str, str]] = {"retention.ms": "-1", "retention.bytes": "-1"}
 

@@ -26,14 +26,14 @@ from logstore.format.control import END_TYPE
 from logstore.format.private import DescribeRequest, TaskOutput
 from spe_adapter.cec.control import End, Mark, Progress, decode, encode_mark
 from spe_adapter.host import Host, ThisHost
+from spe_adapter.microbatch.errors import ResetRefused
+from spe_adapter.microbatch.fencing import decide, take_over
+from spe_adapter.microbatch.loading import reconstruct
+from spe_adapter.microbatch.logscan import Scan
+from spe_adapter.microbatch.messages import log_epoch
+from spe_adapter.microbatch.options import StatefulOptions, parse_stateful
+from spe_adapter.microbatch.pieces import Pieces
 from spe_adapter.staging import Attempt
-from spe_adapter.stateful.errors import ResetRefused
-from spe_adapter.stateful.fencing import decide, take_over
-from spe_adapter.stateful.loading import reconstruct
-from spe_adapter.stateful.logscan import Scan
-from spe_adapter.stateful.messages import log_epoch
-from spe_adapter.stateful.options import StatefulOptions, parse_stateful
-from spe_adapter.stateful.pieces import Pieces
 
 _PER_BATCH: Final = re.compile(r"(\d+)(\.compact)?")
 _DIRECTORIES: Final = ("offsets", "commits")

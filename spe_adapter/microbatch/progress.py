@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from spe_adapter.stateful.driver import Committed
-from spe_adapter.stateful.messages import Seconds
+from spe_adapter.microbatch.driver import Committed
+from spe_adapter.microbatch.messages import Seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 
 from spe_adapter.errors import SchemaRefused
+from spe_adapter.microbatch.query import Stateful, stateful
 from spe_adapter.operators.join import SIDE, SIDES, WindowJoin
-from spe_adapter.stateful.query import Stateful, stateful
 
 
 def stateful_join(

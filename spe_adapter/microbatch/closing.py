@@ -15,7 +15,7 @@ from typing import Final
 
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spe_adapter.stateful.driver import Driver, Execute
+from spe_adapter.microbatch.driver import Driver, Execute
 
 _LEAST_POLL_S: Final = 0.02
 _POLLS_PER_DELAY: Final = 4

@@ -25,18 +25,18 @@ from pyspark.sql.streaming.query import StreamingQuery
 from logstore.client.blocking import Client
 from logstore.errors import InvalidConfig
 from spe_adapter.host import ThisHost
+from spe_adapter.microbatch.closing import Closer
+from spe_adapter.microbatch.driver import Driver
+from spe_adapter.microbatch.errors import TasksFailed
+from spe_adapter.microbatch.messages import PLAN_PROPERTY, REPORT_SCHEMA, Fixed, Plan
+from spe_adapter.microbatch.options import parse_stateful
+from spe_adapter.microbatch.probe import Probe, silent
+from spe_adapter.microbatch.progress import EpochProgress, progress_of
+from spe_adapter.microbatch.routing import arrow_schema, check, partition_column
+from spe_adapter.microbatch.task import ClosingTask, Task
+from spe_adapter.microbatch.topics import prepare_topic
 from spe_adapter.operators.base import Operator
 from spe_adapter.state.versions import StateDirectory
-from spe_adapter.stateful.closing import Closer
-from spe_adapter.stateful.driver import Driver
-from spe_adapter.stateful.errors import TasksFailed
-from spe_adapter.stateful.messages import PLAN_PROPERTY, REPORT_SCHEMA, Fixed, Plan
-from spe_adapter.stateful.options import parse_stateful
-from spe_adapter.stateful.probe import Probe, silent
-from spe_adapter.stateful.progress import EpochProgress, progress_of
-from spe_adapter.stateful.routing import arrow_schema, check, partition_column
-from spe_adapter.stateful.task import ClosingTask, Task
-from spe_adapter.stateful.topics import prepare_topic
 
 _QUERY_PROPERTY: Final = "sql.streaming.queryId"
 _RUN_PROPERTY: Final = "spark.jobGroup.id"

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from spe_adapter.microbatch.options import StatefulOptions
 from spe_adapter.operators.base import Operator
-from spe_adapter.stateful.options import StatefulOptions
 
 PLAN_PROPERTY: Final = "cairn.stateful.plan"
 """The local property with the plan of a job's epoch."""

@@ -1,0 +1,83 @@
+"""The public names with their types; see the module."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from spe_adapter.cec.policy import Budget, CostBenefit, Costs, NoChecks, Targets
+from spe_adapter.continuous.errors import FragmentRefused, InputTrimmed
+from spe_adapter.continuous.fragment import Fragment, Limits, Source
+from spe_adapter.continuous.joining import join_sources
+from spe_adapter.continuous.runner import Options, Runner
+from spe_adapter.continuous.spark import SparkQuery, on_spark
+from spe_adapter.continuous.steps import FromJson
+from spe_adapter.errors import SchemaRefused, StateInconsistent, StateTrimmed
+from spe_adapter.microbatch.errors import BatchesMissing, OperatorChanged, ResetRefused, TasksFailed
+from spe_adapter.microbatch.joining import stateful_join
+from spe_adapter.microbatch.progress import EpochProgress
+from spe_adapter.microbatch.query import Stateful, StatefulQuery, stateful
+from spe_adapter.microbatch.resetting import Reset, reset
+from spe_adapter.operators import functions as agg
+from spe_adapter.operators.aggregates import Aggregate
+from spe_adapter.operators.base import Operator, Results, Rows, State
+from spe_adapter.operators.errors import OperatorFailed
+from spe_adapter.operators.join import WindowJoin
+from spe_adapter.operators.stateless import Chain, Filter, Map, union
+from spe_adapter.operators.windows import Counting, Running, Sliding, Tumbling
+from spe_adapter.state.errors import StateSchemaRefused, StateTooLarge
+from spe_adapter.testing.harness import OperatorHarness, check_any_batches
+
+PUBLIC: Final[Mapping[str, Mapping[str, str]]]
+
+__all__ = [
+    "PUBLIC",
+    "Aggregate",
+    "BatchesMissing",
+    "Budget",
+    "Chain",
+    "CostBenefit",
+    "Costs",
+    "Counting",
+    "EpochProgress",
+    "Filter",
+    "Fragment",
+    "FragmentRefused",
+    "FromJson",
+    "InputTrimmed",
+    "Limits",
+    "Map",
+    "NoChecks",
+    "Operator",
+    "OperatorChanged",
+    "OperatorFailed",
+    "OperatorHarness",
+    "Options",
+    "Reset",
+    "ResetRefused",
+    "Results",
+    "Rows",
+    "Runner",
+    "Running",
+    "SchemaRefused",
+    "Sliding",
+    "Source",
+    "SparkQuery",
+    "State",
+    "StateInconsistent",
+    "StateSchemaRefused",
+    "StateTooLarge",
+    "StateTrimmed",
+    "Stateful",
+    "StatefulQuery",
+    "Targets",
+    "TasksFailed",
+    "Tumbling",
+    "WindowJoin",
+    "agg",
+    "check_any_batches",
+    "join_sources",
+    "on_spark",
+    "reset",
+    "stateful",
+    "stateful_join",
+    "union",
+]
