@@ -79,6 +79,20 @@ def test_what_is_not_there_is_an_error_that_names_it(work: Work, capsys: pytest.
     assert "nowhere" in capsys.readouterr().err
 
 
+def test_a_query_that_is_not_there_cannot_be_reset(work: Work, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit 1, one line that names the query; nothing is appended."""
+    before = _shown(work, capsys)
+    reset = ["state", "reset", "out-sums", "--servers", work.servers, "--query", "nobody", "--batch", "1"]
+    assert main(reset) == 1
+    assert "nobody" in capsys.readouterr().err
+    assert _shown(work, capsys) == before
+
+
+def _shown(work: Work, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    assert main(["state", "show", "out-sums", "--servers", work.servers, "--json"]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
 def test_memory_of_an_empty_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A host without state says so."""
     assert main(["state", "memory", "--directory", str(tmp_path)]) == 0
