@@ -39,13 +39,13 @@ CORE = (
     *("cec", "state", "operators"),
 )
 PARTS = (
-    Part("checks", (), 75, 90),
+    Part("checks", (), 30, 90),
     Part("static", ("static",), 5, 10),
-    Part("core", CORE, 2 * 60, 60 * 60),
-    Part("crash", ("crash", "continuous"), 4 * 60, 60 * 60),
-    Part("clients", ("clients",), 3 * 60, 30 * 60),
-    Part("spark", ("spark", "stateful"), 6 * 60, 30 * 60),
-    Part("rest", (), 220, 30 * 60),
+    Part("core", CORE, 165, 60 * 60),
+    Part("crash", ("crash", "continuous"), 255, 60 * 60),
+    Part("clients", ("clients",), 105, 30 * 60),
+    Part("spark", ("spark", "stateful"), 8 * 60, 30 * 60),
+    Part("rest", (), 150, 30 * 60),
 )
 
 CHECKS = (
