@@ -7,16 +7,14 @@ Invariants:
 Source: CEC paper, section II.B (eventual checkpoint, extent).
 """
 
-from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 
 from logstore.client.blocking import Client, TopicPartition
-from logstore.format.batch import parse_header
-from logstore.format.control import END_TYPE, decode_control
-from spe_adapter.cec.control import STATE_PREFIX, End, Mark, Progress
+from spe_adapter.cec.control import STATE_PREFIX, Mark, Progress
 from spe_adapter.cec.reconstruct import Eventual, Reconstruction
 from spe_adapter.errors import StateTrimmed
-from spe_adapter.microbatch.logscan import Scan
+from spe_adapter.microbatch.logscan import Scan, ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,26 +70,13 @@ def survey(client: Client, stream: TopicPartition, query: str, as_of: int | None
     return Survey(stream, query, reconstruction.result)
 
 
-def ends(client: Client, stream: TopicPartition) -> Iterator[tuple[int, End]]:
-    """The epoch markers of a stream with their offsets, newest first, whichever query they are of."""
-    with Scan(client, stream, types=(END_TYPE,)) as scan:
-        for piece in scan:
-            position = 0
-            while position < len(piece):
-                header = parse_header(piece, position)
-                control = decode_control(piece, position)
-                if isinstance(control, End):
-                    yield header.base_offset, control
-                position += header.size_bytes
-
-
 def queries(client: Client, stream: TopicPartition) -> dict[str, int]:
     """The queries whose state is in a stream, each with its newest epoch.
 
     An END without a query's progress in it (of a sink without state) does not count.
     """
     found: dict[str, int] = {}
-    for _, end in ends(client, stream):
+    for end in ends(client, stream):
         if end.query not in found and end.positions:
             found[end.query] = end.epoch
     return found
@@ -103,13 +88,14 @@ def epoch_of_batch(client: Client, stream: TopicPartition, query: str, batch: in
     Raises StateTrimmed if the stream does not hold it (any more).
     """
     undone_after: int | None = None
-    for _, end in ends(client, stream):
-        if end.query != query or not end.positions or (undone_after is not None and end.epoch > undone_after):
-            continue
-        progress = Progress.from_json(end.positions)
-        if progress.batch == batch:
-            return end.epoch
-        undone_after = progress.reset_to if progress.reset_to is not None else undone_after
+    with closing(ends(client, stream)) as found:
+        for end in found:
+            if end.query != query or not end.positions or (undone_after is not None and end.epoch > undone_after):
+                continue
+            progress = Progress.from_json(end.positions)
+            if progress.batch == batch:
+                return end.epoch
+            undone_after = progress.reset_to if progress.reset_to is not None else undone_after
     raise StateTrimmed(f"{stream} holds no batch {batch} of query {query}; `cairn state show` lists what is there")
 
 

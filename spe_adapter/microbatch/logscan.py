@@ -7,6 +7,7 @@ Invariants:
 Source: CEC paper, section II.B ("Constructing an EC").
 """
 
+from collections.abc import Generator
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
@@ -77,6 +78,18 @@ class Scan:
     def _ask(self, before_offset: int, max_bytes: int) -> Pending[ScanReply]:
         request = ScanRequest(self._stream.topic, self._stream.partition, before_offset, self._types, max_bytes)
         return self._client.start_scan(request)
+
+
+def ends(client: Client, stream: TopicPartition) -> Generator[End, None, None]:
+    """The epoch markers of a stream, newest first, whichever query they are of. Close it if you stop early."""
+    with Scan(client, stream, types=(END_TYPE,)) as scan:
+        for piece in scan:
+            position = 0
+            while position < len(piece):
+                control = decode(piece, position)
+                if isinstance(control, End):
+                    yield control
+                position += parse_header(piece, position).size_bytes
 
 
 class Head(NamedTuple):

@@ -14,22 +14,20 @@ Source: docs/decisions/0010; Spark's checkpoint layout (offsets, commits and sou
 """
 
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from logstore.client.blocking import Client, TopicPartition
-from logstore.format.batch import parse_header
-from logstore.format.control import END_TYPE
 from logstore.format.private import DescribeRequest, TaskOutput
-from spe_adapter.cec.control import End, Mark, Progress, decode, encode_mark
+from spe_adapter.cec.control import End, Mark, Progress, encode_mark
 from spe_adapter.host import Host, ThisHost
 from spe_adapter.microbatch.errors import ResetRefused
 from spe_adapter.microbatch.fencing import decide, take_over
 from spe_adapter.microbatch.loading import reconstruct
-from spe_adapter.microbatch.logscan import Scan
+from spe_adapter.microbatch.logscan import ends
 from spe_adapter.microbatch.messages import log_epoch
 from spe_adapter.microbatch.options import StatefulOptions, parse_stateful
 from spe_adapter.microbatch.pieces import Pieces
@@ -98,8 +96,10 @@ def _find(client: Client, topic: str, query: str, batch: int) -> tuple[End, End]
     """The query's newest END, and that of the batch, as nothing was undone since. Raises ResetRefused."""
     newest: End | None = None
     undone_after: int | None = None
-    with closing(_ends(client, TopicPartition(topic, 0), query)) as ends:
-        for end in ends:
+    with closing(ends(client, TopicPartition(topic, 0))) as found:
+        for end in found:
+            if end.query != query:
+                continue
             newest = newest or end
             if undone_after is not None and end.epoch > undone_after:
                 continue
@@ -115,17 +115,6 @@ def _find(client: Client, topic: str, query: str, batch: int) -> tuple[End, End]
     raise ResetRefused(
         f"query {query}: the log of topic {topic!r} does not hold batch {batch} (any more); choose a newer one"
     )
-
-
-def _ends(client: Client, stream: TopicPartition, query: str) -> Generator[End, None, None]:
-    with Scan(client, stream, types=(END_TYPE,)) as scan:
-        for piece in scan:
-            position = 0
-            while position < len(piece):
-                control = decode(piece, position)
-                if isinstance(control, End) and control.query == query:
-                    yield control
-                position += parse_header(piece, position).size_bytes
 
 
 def _whole_mark(client: Client, stream: TopicPartition, query: str, epoch: int) -> Mark:
