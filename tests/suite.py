@@ -16,7 +16,7 @@ from xml.etree import ElementTree as ET
 
 ROOT = Path(__file__).resolve().parents[1]
 
-ROOMS = ("logstore", "spe_adapter", "pyspark_cairn", "tests", "benchmarks")
+ROOMS = ("logstore", "scheduler", "spe_adapter", "pyspark_cairn", "tests", "benchmarks")
 PYTEST_NO_TESTS = 5  # pytest's exit code when it collected nothing
 LONG_TEST_S = 3600  # what one test may take in a long run
 RULE_CHARACTERS = 100

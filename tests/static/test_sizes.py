@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("logstore", "spe_adapter", "pyspark_cairn")
+PACKAGES = ("logstore", "scheduler", "spe_adapter", "pyspark_cairn")
 PROGRAMS = ("benchmarks", "compose")
 
 FUNCTION_LINES_MAX = 70  # a function fits on a screen

@@ -1,0 +1,91 @@
+"""Placement: which hosts a chunk's replicas may lie on, as a template with one set of rules per replica.
+
+SGuard, section 5 (constraint templates: same node, same rack, different rack). A rule speaks of a host that is already
+in the chain: 0 is the writer, 1 the first replica, and so on. Besides the rules, all hosts of a chain differ; only
+`same-host:0` puts a replica on the writer itself.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from functools import lru_cache
+from typing import NamedTuple
+
+from scheduler.errors import PlacementError
+
+MOST_REPLICAS = 16
+
+
+class Relation(StrEnum):
+    """How a replica's host lies to one already chosen."""
+
+    SAME_HOST = "same-host"
+    SAME_RACK = "same-rack"
+    OTHER_RACK = "other-rack"
+    OTHER_HOST = "other-host"
+
+
+class Rule(NamedTuple):
+    """A relation to position `of` of the chain."""
+
+    relation: Relation
+    of: int
+
+    def __str__(self) -> str:
+        return f"{self.relation}:{self.of}"
+
+
+Placement = tuple[tuple[Rule, ...], ...]
+"""For each replica, the rules that all must hold; none: anywhere (on a host of its own)."""
+
+
+@lru_cache
+def default_placement(replicas: int, racks: int = 2) -> Placement:
+    """The first replica in the writer's rack, the second in another, the third beside the second, more anywhere.
+
+    HDFS's own policy, but never on the writer (SGuard, section 6.2, footnote 6). With one rack there are no rules.
+    """
+    if not 1 <= replicas <= MOST_REPLICAS:
+        raise PlacementError(f"replicas={replicas}: must be from 1 to {MOST_REPLICAS}")
+    if racks < 2:
+        return ((),) * replicas
+    rules = ((Rule(Relation.SAME_RACK, 0),), (Rule(Relation.OTHER_RACK, 0),), (Rule(Relation.SAME_RACK, 2),))
+    return (*rules, *(((),) * MOST_REPLICAS))[:replicas]
+
+
+def parse_placement(texts: Sequence[str]) -> Placement:
+    """A placement from one text per replica, rules joined by `&`: `["same-rack:0", "other-rack:0 & other-rack:1"]`.
+
+    An empty text, or `anywhere`, is no rule. Raises PlacementError that names the text.
+    """
+    return check_placement(tuple(_parse(text) for text in texts))
+
+
+def check_placement(placement: Placement) -> Placement:
+    """The placement, if its rules speak of what is there by then. Raises PlacementError."""
+    if not 1 <= len(placement) <= MOST_REPLICAS:
+        raise PlacementError(f"a placement for {len(placement)} replicas: must be from 1 to {MOST_REPLICAS}")
+    for number, rules in enumerate(placement, 1):
+        for rule in rules:
+            if not 0 <= rule.of < number:
+                raise PlacementError(f"replica {number}, {rule}: can refer to positions 0 (the writer) to {number - 1}")
+            if rule.relation is Relation.SAME_HOST and (rule.of != 0 or number != 1):
+                raise PlacementError(f"replica {number}, {rule}: only the first replica may be on the writer itself")
+    return placement
+
+
+def placement_texts(placement: Placement) -> list[str]:
+    """The texts that `parse_placement` reads."""
+    return [" & ".join(map(str, rules)) or "anywhere" for rules in placement]
+
+
+def _parse(text: str) -> tuple[Rule, ...]:
+    if text.strip() in {"", "anywhere"}:
+        return ()
+    rules = []
+    for part in text.split("&"):
+        relation, colon, of = part.strip().partition(":")
+        if relation not in set(Relation) or not colon or not of.isdecimal() or len(of) > 2:
+            known = ", ".join(f"{name}:N" for name in Relation)
+            raise PlacementError(f"{part.strip()!r} is no rule: use {known}, joined by &, or anywhere")
+        rules.append(Rule(Relation(relation), int(of)))
+    return tuple(rules)
