@@ -37,6 +37,7 @@ CORE = (
     *("format", "log", "epochs", "disk", "engine"),
     *("kafka", "kafka_groups", "client", "codec", "testing", "logstore"),
     *("cec", "state", "operators"),
+    *("topology", "peace", "online", "simulation"),
 )
 PARTS = (
     Part("checks", (), 30, 90),
