@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_the_benchmark_leaves_its_table_figures_and_picture(tmp_path: Path) -> None:
     """A few thousand records each way: JSON with both goals, and a plot."""
     done = subprocess.run(
