@@ -1,0 +1,305 @@
+"""The simulator: chunks as flows through links, disks and clients, from event to event in virtual time.
+
+A chunk's pipeline is one flow. HDFS sends packets of 64 KB and lets 80 of them be under way: 5 MB of a chunk of 64 MB,
+so all links of a chain run at the speed of its slowest, and the flow has one rate. Rates are max-min fair over all
+resources. They change when a chunk starts or ends, and when a host's memory for written data is full.
+
+A disk gives n clients what table 8 says for n, in turns: each client's share of time is its rate by the total that the
+disk would give n such clients. Reads take what they need first. What is written goes into memory; the disk drains it
+with the time that is left; when memory is full, writers wait for the disk.
+
+Invariants:
+* The same scenario, policy and seed give the same run.
+* Bytes are conserved: what a resource carried is what the chunks over it moved (`Run.carried`).
+* Every job ends (acked or given up), or SimulationStuck says which did not.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from heapq import heappop, heappush
+from random import Random
+
+import numpy as np
+
+from scheduler.errors import SchedulerError
+from scheduler.simulation.cluster import Cluster
+from scheduler.simulation.fairness import Floats, Integers, max_min
+from scheduler.simulation.policies.base import Orders, Policy, PolicyMaker, Start, View
+from scheduler.simulation.run import ChunkRun, Moment, RequestRun, Run
+from scheduler.simulation.scenario import Job, Loss, Scenario
+
+WIDTH = 48
+"""Resources that one chain may use."""
+SLACK_BYTES = 1 << 20
+"""A memory counts as full from so little below its limit on, so that it does not go full and free by turns."""
+DONE_BYTES = 1e-3
+SAME_TIME_S = 1e-9
+
+Event = Job | Loss | tuple[Loss, tuple[Start, ...]] | None
+"""A submission, a loss, the notice of a loss with what it broke, or (None) a time to look at the cluster."""
+
+
+class SimulationStuck(SchedulerError):
+    """Nothing is under way and nothing will happen, but jobs are not finished."""
+
+
+class Flows:
+    """The chunks under way: what each uses, what is left of it, its rate. Slots are reused.
+
+    Invariant: `active` lists the slots in use in the order their chunks started.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        size = 64
+        self.uses: Integers = np.full((size, WIDTH), -1, np.int64)
+        self.writes = np.zeros((size, WIDTH), bool)
+        self.reads = np.zeros((size, WIDTH), bool)
+        self.caps: Floats = np.zeros(size)
+        self.left: Floats = np.zeros(size)
+        self.rates: Floats = np.zeros(size)
+        self.starts: dict[int, tuple[Start, float]] = {}
+        self.active: Integers = np.zeros(0, np.int64)
+        self.open: Integers = np.zeros(cluster.resources, np.int64)
+        self._free = list(range(size - 1, -1, -1))
+
+    def add(self, start: Start, now_s: float) -> None:
+        """A chunk begins."""
+        if not self._free:
+            self._grow()
+        slot = self._free.pop()
+        uses = self._cluster.uses(start.hosts, start.kind)
+        if len(uses) > WIDTH:
+            raise SchedulerError(f"chain {start.hosts}: uses {len(uses)} resources, at most {WIDTH} are provided for")
+        self.uses[slot] = -1
+        for place, use in enumerate(uses):
+            self.uses[slot, place] = use.resource
+            self.writes[slot, place] = use.disk_write
+            self.reads[slot, place] = use.disk_read
+            self.open[use.resource] += 1
+        physics = self._cluster.physics
+        client = physics.client_write if start.kind == "write" else physics.client_read
+        self.caps[slot] = np.inf if start.kind == "copy" else client.per_client(1)
+        self.left[slot] = self._cluster.topology.chunk_bytes
+        self.rates[slot] = 0.0
+        self.starts[slot] = (start, now_s)
+        self.active = np.array([*self.starts], np.int64)
+
+    def remove(self, slot: int) -> tuple[Start, float]:
+        """A chunk ends. Returns it and when it began."""
+        for resource in self.uses[slot]:
+            if resource >= 0:
+                self.open[resource] -= 1
+        self._free.append(slot)
+        gone = self.starts.pop(slot)
+        self.active = np.array([*self.starts], np.int64)
+        return gone
+
+    def _grow(self) -> None:
+        size = len(self.caps)
+        self.uses = np.vstack([self.uses, np.full((size, WIDTH), -1, np.int64)])
+        self.writes = np.vstack([self.writes, np.zeros((size, WIDTH), bool)])
+        self.reads = np.vstack([self.reads, np.zeros((size, WIDTH), bool)])
+        self.caps, self.left, self.rates = (np.append(old, np.zeros(size)) for old in (self.caps, self.left, self.rates))
+        self._free = list(range(2 * size - 1, size - 1, -1))
+
+
+class Disks:
+    """The hosts' disks and the memory in front of them. Invariant: 0 ≤ cached ≤ the limit."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        first = cluster.disk(0)
+        self.at = slice(first, first + cluster.hosts)
+        self.cached: Floats = np.zeros(cluster.hosts)
+        self._limit = cluster.physics.cache_bytes
+        self._slack = min(SLACK_BYTES, self._limit / 64)
+        self._filling: Floats = np.zeros(cluster.hosts)
+        self._write_total: Floats = np.ones(cluster.hosts)
+        self._read_total: Floats = np.ones(cluster.hosts)
+
+    @property
+    def full(self) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
+        """The hosts whose writers must wait for the disk."""
+        return self.cached >= self._limit - self._slack
+
+    def weigh(self, open_chunks: Integers) -> tuple[Floats, Floats]:
+        """The share of a disk's time that a byte per second written to it, or read from it, costs now."""
+        physics = self._cluster.physics
+        clients = np.minimum(open_chunks[self.at], len(physics.disk_write.totals) - 1)
+        self._write_total = physics.disk_write.totals[clients] * self._cluster.disk_factor
+        self._read_total = physics.disk_read.totals[clients] * self._cluster.disk_factor
+        return np.where(self.full, 1.0 / self._write_total, 0.0), 1.0 / self._read_total
+
+    def settle(self, inflow: Floats, reading: Floats) -> None:
+        """New rates: what is written to each host, and the share of its disk's time that is spent reading."""
+        self._filling = inflow - self._write_total * np.clip(1.0 - reading, 0.0, 1.0)
+
+    def full_in(self) -> float:
+        """Seconds until the next memory is full."""
+        rising = (self._filling > 1.0) & ~self.full
+        if not rising.any():
+            return np.inf
+        return float(((self._limit - self.cached[rising]) / self._filling[rising]).min())
+
+    def advance(self, seconds: float) -> None:
+        """Time goes by."""
+        self.cached = np.clip(self.cached + self._filling * seconds, 0.0, self._limit)
+
+
+class Engine:
+    """One run. Use `simulate`."""
+
+    def __init__(self, scenario: Scenario, policy: Policy) -> None:
+        self._cluster = scenario.cluster
+        self._policy = policy
+        self._flows = Flows(self._cluster)
+        self._disks = Disks(self._cluster)
+        self._now = 0.0
+        self._events: list[tuple[float, int, Event]] = []
+        self._waiting_events = 0
+        self._lost: set[int] = set()
+        self._jobs = {job.name: job for job in scenario.jobs}
+        self._to_ack = {job.name: job.chunks for job in scenario.jobs}
+        self._go: dict[str, float] = {}
+        self._ended: dict[str, float] = {}
+        self._gave_up: list[str] = []
+        self._chunks: list[ChunkRun] = []
+        self._carried: Floats = np.zeros(self._cluster.resources)
+        self._rates: Floats = np.zeros(self._cluster.resources)
+        self._trace: list[Moment] | None = [] if scenario.trace else None
+        for event in sorted((*scenario.jobs, *scenario.losses), key=lambda event: event.at_s):
+            self._push(event.at_s, event)
+        if policy.sample_s is not None:
+            self._push(policy.sample_s, None)
+
+    def run(self, name: str, seed: int) -> Run:
+        """Until every job has ended."""
+        while self._to_ack:
+            self._share_out()
+            self._advance(self._next_time())
+            self._finish_chunks()
+            while self._events and self._events[0][0] <= self._now + SAME_TIME_S:
+                self._happen(heappop(self._events)[2])
+        requests = [
+            RequestRun(job.name, job.host, job.kind, job.at_s, self._go[job.name], self._ended[job.name])
+            for job in self._jobs.values()
+            if job.name in self._ended
+        ]
+        trace = tuple(self._trace or ())
+        return Run(name, seed, tuple(requests), tuple(self._chunks), self._carried, trace, tuple(self._gave_up))
+
+    # ---- time
+
+    def _push(self, time_s: float, event: Event) -> None:
+        heappush(self._events, (time_s, len(self._jobs) + self._waiting_events, event))
+        self._waiting_events += 1
+
+    def _next_time(self) -> float:
+        active = self._flows.active
+        soonest = np.inf
+        if len(active):
+            rates = self._flows.rates[active]
+            with np.errstate(divide="ignore"):
+                soonest = float((self._flows.left[active] / rates).min())
+            soonest = min(soonest, self._disks.full_in())
+        at = self._now + soonest
+        if not len(active) and not any(event is not None for _, _, event in self._events):
+            raise SimulationStuck(f"at {self._now:.3f} s nothing is under way, but {sorted(self._to_ack)[:5]} wait")
+        return min(at, self._events[0][0]) if self._events else at
+
+    def _share_out(self) -> None:
+        """Max-min fair rates for what is under way now."""
+        cluster, flows, disks = self._cluster, self._flows, self._disks
+        physics, hosts = cluster.physics, cluster.hosts
+        write_cost, read_cost = (np.zeros(cluster.resources) for _ in range(2))
+        write_cost[disks.at], read_cost[disks.at] = disks.weigh(flows.open)
+        active = flows.active
+        uses = flows.uses[active]
+        costs = np.zeros_like(flows.writes, float)
+        costs[active] = np.where(flows.writes[active], write_cost[uses], 1.0)
+        costs[active] = np.where(flows.reads[active], read_cost[uses], costs[active])
+        capacity = cluster.capacity.copy()
+        capacity[disks.at] = 1.0
+        for curve, group in ((physics.client_write, 3), (physics.client_read, 4)):
+            at = slice(group * hosts, (group + 1) * hosts)
+            capacity[at] = curve.totals[np.minimum(flows.open[at], len(curve.totals) - 1)]
+        left = np.empty_like(capacity)
+        max_min(active, flows.uses, costs, flows.caps, capacity, flows.rates, left)
+        used = uses >= 0
+        rates = np.broadcast_to(flows.rates[active][:, None], uses.shape)
+        self._rates = np.bincount(uses[used], rates[used], cluster.resources)
+        reading = used & flows.reads[active]
+        read = np.bincount(uses[reading], rates[reading], cluster.resources)
+        disks.settle((self._rates - read)[disks.at], (read * read_cost)[disks.at])
+        if self._trace is not None:
+            self._trace.append(Moment(self._now, self._rates, disks.cached.copy()))
+
+    def _advance(self, to_s: float) -> None:
+        seconds = max(0.0, to_s - self._now)
+        active = self._flows.active
+        self._flows.left[active] -= self._flows.rates[active] * seconds
+        self._carried += self._rates * seconds
+        self._disks.advance(seconds)
+        self._now = to_s
+
+    # ---- what happens
+
+    def _finish_chunks(self) -> None:
+        flows = self._flows
+        near = np.maximum(flows.rates[flows.active] * SAME_TIME_S, DONE_BYTES)
+        for slot in flows.active[flows.left[flows.active] <= near]:
+            start, began = flows.remove(int(slot))
+            self._chunks.append(ChunkRun(start.request, start.chunk, start.hosts, start.kind, began, self._now))
+            self._acked(start.request)
+            self._obey(self._policy.done(start, self._now))
+
+    def _acked(self, request: str) -> None:
+        if request in self._to_ack:
+            self._to_ack[request] -= 1
+            if not self._to_ack[request]:
+                del self._to_ack[request]
+                self._ended[request] = self._now
+
+    def _happen(self, event: Event) -> None:
+        match event:
+            case None:
+                hosts = self._cluster.hosts
+                down = self._flows.open[: 2 * hosts].reshape(2, hosts).sum(axis=0)
+                self._policy.observe(View(self._now, self._rates, tuple(int(count) for count in down)))
+                self._push(self._now + (self._policy.sample_s or np.inf), None)
+            case Job():
+                self._obey(self._policy.submit(event, self._now))
+            case Loss():
+                self._lost.add(event.host)
+                hit = [slot for slot, (start, _) in self._flows.starts.items() if event.host in start.hosts]
+                self._push(self._now + event.notice_s, (event, tuple(self._break_off(hit))))
+            case (loss, broken):
+                self._obey(self._policy.host_lost(loss.host, broken, self._now))
+
+    def _break_off(self, slots: Iterable[int]) -> list[Start]:
+        broken = []
+        for slot in slots:
+            start, began = self._flows.remove(slot)
+            self._chunks.append(ChunkRun(start.request, start.chunk, start.hosts, start.kind, began, self._now, False))
+            broken.append(start)
+        return broken
+
+    def _obey(self, orders: Orders) -> None:
+        stops = Counter(orders.stop)
+        self._break_off([slot for slot, (start, _) in self._flows.starts.items() if start in stops])
+        for request in orders.gave_up:
+            if self._to_ack.pop(request, None) is not None:
+                self._gave_up.append(request)
+        for start in orders.start:
+            if self._lost.intersection(start.hosts):  # nobody knows yet: it breaks off at once, and is reported
+                self._push(self._now, (Loss(min(self._lost.intersection(start.hosts)), self._now), (start,)))
+                continue
+            self._go.setdefault(start.request, self._now)
+            self._flows.add(start, self._now)
+
+
+def simulate(scenario: Scenario, policy: PolicyMaker, seed: int) -> Run:
+    """Run a scenario under a policy. The seed is all the chance there is."""
+    random = Random(seed)  # noqa: S311  a simulation's chance, not a secret
+    return Engine(scenario, policy.make(scenario.cluster, random)).run(policy.name, seed)

@@ -1,0 +1,74 @@
+"""Max-min fair rates of flows over shared resources, by progressive filling.
+
+All flows' rates rise together; when a resource is full, the flows over it stop rising, and so does a flow at its own
+cap. What comes out is the one allocation in which no flow can be raised without lowering one that is no faster.
+
+Invariants:
+* A flow that passes a resource twice (a host's link up, as writer and as forwarder of the same chain) counts twice.
+* No resource carries more than its capacity, beyond rounding (a relative 1e-9).
+"""
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+
+TOLERANCE = 1e-9
+
+
+@njit(cache=True)
+def max_min(
+    flows: Integers, uses: Integers, costs: Floats, caps: Floats, capacity: Floats, rates: Floats, left: Floats
+) -> None:
+    """Set `rates[f]` for every f in `flows`, and `left[r]`, what remains of every resource.
+
+    `uses[f]`: the resources of flow f, filled up with -1. `costs[f, i]`: what one unit of rate takes of `uses[f, i]`
+    (0: nothing). `caps[f]`: f's own highest rate, may be infinite. A flow must have a finite cap or a cost somewhere.
+    """
+    resources = capacity.shape[0]
+    width = uses.shape[1]
+    load = np.zeros(resources)
+    rising = flows.copy()
+    count = flows.shape[0]
+    left[:] = capacity
+    for flow in flows:
+        for place in range(width):
+            if uses[flow, place] < 0:
+                break
+            load[uses[flow, place]] += costs[flow, place]
+    level = 0.0
+    while count:
+        step = np.inf
+        for resource in range(resources):
+            if load[resource] > 0.0 and left[resource] < step * load[resource]:
+                step = max(0.0, left[resource] / load[resource])
+        for place in range(count):
+            step = min(step, caps[rising[place]] - level)
+        level += step
+        for resource in range(resources):
+            left[resource] -= step * load[resource]
+        kept = 0
+        for number in range(count):
+            flow = rising[number]
+            stops = caps[flow] <= level * (1.0 + TOLERANCE)
+            for place in range(width):
+                resource = uses[flow, place]
+                if stops or resource < 0:
+                    break
+                if costs[flow, place] > 0.0 and left[resource] <= TOLERANCE * capacity[resource]:
+                    stops = True
+            if not stops:
+                rising[kept] = flow
+                kept += 1
+                continue
+            rates[flow] = level
+            for place in range(width):
+                resource = uses[flow, place]
+                if resource < 0:
+                    break
+                load[resource] -= costs[flow, place]
+                if load[resource] < TOLERANCE * costs[flow, place]:
+                    load[resource] = 0.0
+        count = kept

@@ -1,0 +1,11 @@
+"""Who decides where chunks go in a simulated cluster: HDFS's default, a network-aware greedy, Peace.
+
+Invariants: a policy sees what its real counterpart would see (submissions, acks, reports at intervals), nothing else;
+its randomness comes in as an argument.
+"""
+
+from scheduler.simulation.policies.base import Orders, Policy, PolicyMaker, Start, View
+from scheduler.simulation.policies.hdfs import Era, HdfsDefault, hdfs_default
+from scheduler.simulation.policies.sinbad import Sinbad, sinbad
+
+__all__ = ["Era", "HdfsDefault", "Orders", "Policy", "PolicyMaker", "Sinbad", "Start", "View", "hdfs_default", "sinbad"]

@@ -1,0 +1,130 @@
+"""HDFS's default placement, as the paper modified it: never on the writer's own disk (SGuard, section 6.2, footnote).
+
+The rules are those of Hadoop's ReplicationTargetChooser. Up to 0.16, which is the HDFS of the paper's time, the set is
+a first replica on the writer, a second in another rack, a third in the first one's rack. From 0.17 on (HADOOP-2559) the
+third lies beside the second. A writer that is excluded is replaced by a random host of its rack, as that code does, or,
+for comparison, of the cluster. The pipeline then visits the nearest first.
+
+Invariants:
+* The hosts of a chunk differ, and none is the writer's.
+* A host with more than twice the average load, as it last reported, is passed over while there are others: HDFS's
+  `dfs.replication.considerLoad`. Hosts report every 3 seconds, HDFS's heartbeat.
+"""
+
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from random import Random
+
+from scheduler.peace.plan import Kind
+from scheduler.simulation.cluster import Cluster
+from scheduler.simulation.policies.base import PolicyMaker, ThreadedWriters, View
+from scheduler.simulation.scenario import Job
+
+HEARTBEAT_S = 3.0
+LOAD_LIMIT = 2.0
+
+
+class Era(StrEnum):
+    """Which HDFS."""
+
+    BEFORE_0_17 = "0.16"
+    FROM_0_17 = "0.17"
+
+
+class HdfsDefault(ThreadedWriters):
+    """Random hosts by rack. `first_in_rack` False: a first replica anywhere in the cluster, not in the writer's rack."""
+
+    sample_s: float | None = HEARTBEAT_S
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        random: Random,
+        *,
+        threads: int,
+        era: Era = Era.BEFORE_0_17,
+        first_in_rack: bool = True,
+        consider_load: bool = True,
+    ) -> None:
+        super().__init__(cluster, threads)
+        self._random = random
+        self._era = era
+        self._first_in_rack = first_in_rack
+        self._consider_load = consider_load
+        self._load: Sequence[int] = [0] * cluster.hosts
+
+    def observe(self, view: View) -> None:
+        """The heartbeats: how many chunks every host has open."""
+        self._load = tuple(view.open_chunks)
+
+    def place(self, job: Job, chunk: int) -> tuple[int, ...]:
+        """Targets by the rules, in the order of the pipeline; for a read, any host that has the chunk."""
+        if job.kind is Kind.READ:
+            return (self._source(job, chunk), job.host)
+        if job.kind is Kind.COPY:
+            source = self._source(job, chunk)
+            return (source, self._pick(None, None, {*job.sources[chunk]}))
+        chosen: list[int] = []
+        for replica in range(job.replicas):
+            near, far = self._racks(job.host, chosen, replica)
+            chosen.append(self._pick(near, far, {job.host, *chosen}))
+        return (job.host, *self._pipeline(job.host, chosen))
+
+    def _racks(self, writer: int, chosen: Sequence[int], replica: int) -> tuple[int | None, int | None]:
+        """The rack that a replica shall be in, or the one it shall not be in."""
+        rack_of = self.cluster.topology.rack_of
+        if replica == 0:
+            return (rack_of[writer] if self._first_in_rack else None), None
+        if replica == 1:
+            return None, rack_of[chosen[0]]
+        if replica == 2:
+            if rack_of[chosen[0]] == rack_of[chosen[1]]:
+                return None, rack_of[chosen[0]]
+            return rack_of[chosen[0] if self._era is Era.BEFORE_0_17 else chosen[1]], None
+        return None, None
+
+    def _pick(self, near: int | None, far: int | None, excluded: set[int]) -> int:
+        """A random host by rack, one that is not too busy if there is any; if the rack has none left, any."""
+        hosts = [host for host in range(self.cluster.hosts) if host not in excluded and host not in self.lost]
+        rack_of = self.cluster.topology.rack_of
+        wanted = [host for host in hosts if (near is None or rack_of[host] == near) and rack_of[host] != far]
+        for candidates in (self._idle_enough(wanted), self._idle_enough(hosts), wanted, hosts):
+            if candidates:
+                return self._random.choice(candidates)
+        raise ValueError("fewer hosts than replicas: ask for fewer replicas")
+
+    def _idle_enough(self, hosts: Iterable[int]) -> list[int]:
+        limit = LOAD_LIMIT * sum(self._load) / self.cluster.hosts
+        return [host for host in hosts if not self._consider_load or self._load[host] <= limit]
+
+    def _pipeline(self, writer: int, chosen: Sequence[int]) -> list[int]:
+        """Nearest first, from host to host: the same rack before another; else in the order they were chosen."""
+        rack_of = self.cluster.topology.rack_of
+        left, order, at = list(chosen), [], writer
+        while left:
+            at = min(left, key=lambda host: rack_of[host] != rack_of[at])
+            left.remove(at)
+            order.append(at)
+        return order
+
+    def _source(self, job: Job, chunk: int) -> int:
+        """A host that has the chunk: one in the reader's rack if there is one, as HDFS sorts them."""
+        rack_of = self.cluster.topology.rack_of
+        alive = [host for host in job.sources[chunk] if host not in self.lost]
+        if not alive:
+            raise ValueError(f"chunk {chunk} of {job.name!r}: no source is left")
+        near = [host for host in alive if job.host >= 0 and rack_of[host] == rack_of[job.host]]
+        return self._random.choice(near or alive)
+
+
+def hdfs_default(
+    threads: int, *, era: Era = Era.BEFORE_0_17, first_in_rack: bool = True, consider_load: bool = True
+) -> PolicyMaker:
+    """HDFS's default placement with so many writing threads per client."""
+
+    def make(cluster: Cluster, random: Random) -> HdfsDefault:
+        return HdfsDefault(
+            cluster, random, threads=threads, era=era, first_in_rack=first_in_rack, consider_load=consider_load
+        )
+
+    return PolicyMaker("HDFS default", make)

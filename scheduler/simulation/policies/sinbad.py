@@ -1,0 +1,81 @@
+"""A network-aware greedy in the manner of Sinbad (Chowdhury et al., 2013): replicas go where the links are least used.
+
+It obeys the same placement as Peace (first replica in the writer's rack, second in another, third beside the second).
+Of the hosts allowed it takes the one whose way there has the lowest peak utilisation: measured once per second, plus
+what was placed there since. Like Sinbad it looks at links only and starts every chunk at once; it has no queue.
+
+Invariants: the hosts of a chunk differ, and none is the writer's.
+"""
+
+from random import Random
+
+import numpy as np
+
+from scheduler.peace.placement import Relation, default_placement
+from scheduler.peace.plan import Kind
+from scheduler.simulation.cluster import Cluster
+from scheduler.simulation.policies.base import PolicyMaker, ThreadedWriters, View
+from scheduler.simulation.scenario import Job
+
+SAMPLE_S = 1.0
+
+
+class Sinbad(ThreadedWriters):
+    """Least used links first, ties at random."""
+
+    sample_s: float | None = SAMPLE_S
+
+    def __init__(self, cluster: Cluster, random: Random, *, threads: int) -> None:
+        super().__init__(cluster, threads)
+        self._random = random
+        self._rates = np.zeros(cluster.resources)
+
+    def observe(self, view: View) -> None:
+        """New measurements replace all that was assumed since the last."""
+        self._rates = view.rates.copy()
+
+    def place(self, job: Job, chunk: int) -> tuple[int, ...]:
+        """A way through the least used links."""
+        if job.kind is Kind.READ:
+            hosts = [host for host in job.sources[chunk] if host not in self.lost]
+            return self._taken((self._least(hosts, job.host, towards=True), job.host), job.kind)
+        if job.kind is Kind.COPY:
+            source = self._random.choice([host for host in job.sources[chunk] if host not in self.lost])
+            others = set(range(self.cluster.hosts)) - set(job.sources[chunk]) - self.lost
+            return self._taken((source, self._least(sorted(others), source)), job.kind)
+        rack_of = self.cluster.topology.rack_of
+        chain = [job.host]
+        for rules in default_placement(job.replicas, len(self.cluster.topology.racks)):
+            free = [host for host in range(self.cluster.hosts) if host not in chain and host not in self.lost]
+            allowed = [
+                host
+                for host in free
+                if all((rack_of[host] == rack_of[chain[r.of]]) == (r.relation is Relation.SAME_RACK) for r in rules)
+            ]
+            chain.append(self._least(allowed or free, chain[-1]))
+        return self._taken(tuple(chain), job.kind)
+
+    def _least(self, hosts: list[int], near: int, *, towards: bool = False) -> int:
+        """The host with the least used way from `near` (or to it, `towards`)."""
+        if not hosts:
+            raise ValueError("no host is left for a replica: ask for fewer replicas")
+        peaks = [self._peak(host, near) if towards else self._peak(near, host) for host in hosts]
+        lowest = min(peaks) * (1 + 1e-9)
+        return self._random.choice([host for host, peak in zip(hosts, peaks, strict=True) if peak <= lowest])
+
+    def _peak(self, source: int, target: int) -> float:
+        """The highest utilisation of the links from one host to another, the sender's own left out."""
+        cluster = self.cluster
+        links = [*(cluster.link(link) for link in cluster.route(source, target)), cluster.down(target)]
+        return float(np.max(self._rates[links] / cluster.capacity[links]))
+
+    def _taken(self, chain: tuple[int, ...], kind: Kind) -> tuple[int, ...]:
+        """Count a chunk that is placed as traffic until the next measurement: its bytes over that time."""
+        for use in self.cluster.uses(chain, kind):
+            self._rates[use.resource] += self.cluster.topology.chunk_bytes / SAMPLE_S
+        return chain
+
+
+def sinbad(threads: int) -> PolicyMaker:
+    """The network-aware greedy with so many writing threads per client."""
+    return PolicyMaker("Sinbad-like", lambda cluster, random: Sinbad(cluster, random, threads=threads))
