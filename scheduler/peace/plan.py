@@ -16,8 +16,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from scheduler.errors import PlanInvalid
-from scheduler.peace.placement import Placement
+from scheduler.errors import PlacementError, PlanInvalid, RequestError
+from scheduler.peace.placement import Placement, Relation, check_placement
 from scheduler.topology import Topology, disk_capacity
 
 Counts = npt.NDArray[np.int32]
@@ -63,6 +63,36 @@ class Request:
             sources=self.sources[done:],
             numbers=tuple(self.number(chunk) for chunk in left),
         )
+
+
+def check_request(topology: Topology, request: Request) -> None:
+    """Raise RequestError, naming the field, for what the topology does not have or what contradicts itself."""
+    hosts, sources = range(len(topology.servers)), request.sources
+    if request.chunks < 0:
+        raise RequestError("chunks", f"{request.chunks} of {request.name!r}: must be 0 or more")
+    if request.writer not in hosts and (request.kind is not Kind.COPY or request.writer != -1):
+        raise RequestError("writer", f"{request.writer} of {request.name!r}: hosts are 0 to {hosts[-1]}")
+    if request.numbers and len(set(request.numbers)) != request.chunks:
+        raise RequestError("numbers", f"{request.name!r} needs {request.chunks} different ones, or none at all")
+    if request.kind is Kind.WRITE:
+        if sources:
+            raise RequestError("sources", f"{request.name!r} writes: what it writes comes from the writer")
+    elif len(sources) != request.chunks or not all(sources):
+        raise RequestError("sources", f"{request.name!r} needs one or more hosts for each of {request.chunks} chunks")
+    for host in (*(host for those in sources for host in those), *request.avoid):
+        if host not in hosts:
+            field = "avoid" if host in request.avoid else "sources"
+            raise RequestError(field, f"{host} of {request.name!r}: hosts are 0 to {hosts[-1]}")
+    wanted = {Kind.READ: (0, "none"), Kind.COPY: (1, "one entry")}.get(request.kind)
+    if wanted is not None and len(request.placement) != wanted[0]:
+        raise RequestError("placement", f"a {request.kind} needs {wanted[1]}, {request.name!r} has {request.placement}")
+    if request.placement or request.kind is Kind.WRITE:
+        if request.kind is Kind.COPY and any(rule.relation is Relation.SAME_HOST for rule in request.placement[0]):
+            raise RequestError("placement", f"a copy goes to another host, {request.name!r} says same-host")
+        try:
+            check_placement(request.placement)
+        except PlacementError as error:
+            raise RequestError("placement", f"of {request.name!r}: {error}") from error
 
 
 class Chain(NamedTuple):
