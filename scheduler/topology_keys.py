@@ -1,0 +1,218 @@
+"""The keys of a network's description: one table for the reader, its errors and the documentation.
+
+Invariants: a key's name is unique in its section; every section's keys are read by `scheduler.topology_file`; what a
+value may be is decided here, by kind, so that the same mistake gives the same message everywhere.
+"""
+
+import difflib
+from collections.abc import Callable, Collection, Mapping
+from enum import StrEnum
+from typing import Final, NamedTuple, TypeVar
+
+from scheduler.errors import TopologyError
+from scheduler.quantities import parse_duration, parse_rate, parse_size
+
+T = TypeVar("T")
+
+LARGEST_CAPACITY: Final = 1 << 20
+"""Chunks per timestep; planners keep what is left in 32 bits, and sums of it must fit too."""
+LARGEST_COUNT: Final = 100_000
+"""Servers that one entry may stand for."""
+LONGEST_NAME: Final = 255
+MOST_LISTED: Final = 12
+"""Names that a message lists."""
+
+
+class Kind(StrEnum):
+    """What a value is."""
+
+    TEXT = "text"
+    CAPACITY = "capacity"
+    NUMBER = "number"
+    SIZE = "size"
+    RATE = "rate"
+    DURATION = "duration"
+    FLAG = "flag"
+
+
+class Key(NamedTuple):
+    """One key: what it is and what it means (as docs/topology.md shows it)."""
+
+    name: str
+    kind: Kind
+    help: str
+
+
+TOP: Final = (
+    Key("name", Kind.TEXT, "what the network is called (default: the file's name)"),
+    Key("chunk", Kind.SIZE, "size of a chunk (default: 64 MiB)"),
+    Key("timestep", Kind.DURATION, "how long a timestep lasts (default: chunk ÷ the slowest `disk_rate`)"),
+)
+DEFAULTS: Final = (
+    Key("send", Kind.CAPACITY, "`send` of servers that do not give it"),
+    Key("receive", Kind.CAPACITY, "`receive` of servers that do not give it"),
+    Key("disk", Kind.CAPACITY, "`disk` of servers that do not give it"),
+    Key("link_rate", Kind.RATE, "`link_rate` of servers that do not give it"),
+    Key("disk_rate", Kind.RATE, "`disk_rate` of servers that do not give it"),
+    Key("up", Kind.CAPACITY, "`up` of switches that do not give it"),
+    Key("down", Kind.CAPACITY, "`down` of switches that do not give it"),
+    Key("up_rate", Kind.RATE, "`up_rate` of switches that do not give it"),
+    Key("down_rate", Kind.RATE, "`down_rate` of switches that do not give it"),
+)
+SWITCH: Final = (
+    Key("name", Kind.TEXT, "its name; a rack is a switch that servers hang on; with `count`, contains `{n}`"),
+    Key("count", Kind.NUMBER, "so many switches, alike but for their number (default: 1)"),
+    Key("first", Kind.NUMBER, "the number of the first of `count` (default: 1)"),
+    Key("parent", Kind.TEXT, "the switch above it; left out for the topmost, and where `[[link]]` tells"),
+    Key("capacity", Kind.CAPACITY, "chunks per timestep between it and its parent, each way"),
+    Key("rate", Kind.RATE, "physical rate between it and its parent, each way"),
+    Key("up", Kind.CAPACITY, "chunks per timestep to its parent (before `capacity`)"),
+    Key("down", Kind.CAPACITY, "chunks per timestep from its parent (before `capacity`)"),
+    Key("up_rate", Kind.RATE, "physical rate to its parent (before `rate`)"),
+    Key("down_rate", Kind.RATE, "physical rate from its parent (before `rate`)"),
+)
+LINK: Final = (
+    Key("from", Kind.TEXT, "the switch where it starts"),
+    Key("to", Kind.TEXT, "the switch where it ends"),
+    Key("capacity", Kind.CAPACITY, "chunks per timestep"),
+    Key("rate", Kind.RATE, "physical rate"),
+    Key("both_ways", Kind.FLAG, "`true`: a second link leads back, with the same values (default: `false`)"),
+    Key("cost", Kind.CAPACITY, "what passing it costs; planners take the cheapest way (default: 1)"),
+)
+SERVER: Final = (
+    Key("name", Kind.TEXT, "its name; `{n}` is its number in its rack (`{n:03}`: padded), `{rack}` the rack's name"),
+    Key("rack", Kind.TEXT, "the switch it hangs on; with `*` in it, every switch whose name fits has such servers"),
+    Key("count", Kind.NUMBER, "so many servers in a rack, alike but for their number (default: 1)"),
+    Key("first", Kind.NUMBER, "the number of the first of `count` (default: 1)"),
+    Key("send", Kind.CAPACITY, "chunks per timestep that it sends"),
+    Key("receive", Kind.CAPACITY, "chunks per timestep that it receives"),
+    Key("disk", Kind.CAPACITY, "chunks per timestep that its disk takes (default: what it receives)"),
+    Key(
+        "address",
+        Kind.TEXT,
+        "how others reach it: a host name or an IP address; `{m}` is the number of the rack among those that fit",
+    ),
+    Key("link_rate", Kind.RATE, "physical rate of its network link, each way"),
+    Key("disk_rate", Kind.RATE, "what one writer gets of its disk while as many write as `disk` allows"),
+)
+SECTIONS: Final[Mapping[str, tuple[Key, ...]]] = {
+    "top level": TOP,
+    "[defaults]": DEFAULTS,
+    "[[switch]]": SWITCH,
+    "[[link]]": LINK,
+    "[[server]]": SERVER,
+}
+TABLES: Final = ("defaults", "switch", "link", "server")
+"""The sections' own keys at the top level."""
+
+
+class Entry:
+    """One table of a description: its values by name, read and checked one at a time.
+
+    `where` names file and entry, and opens every message. Raises TopologyError.
+    """
+
+    def __init__(self, where: str, values: Mapping[str, object], keys: Collection[Key], also: Collection[str] = ()):
+        self.where = where
+        self.values = values
+        kinds = {key.name: key.kind for key in keys}
+        for name in values:
+            if name not in kinds and name not in also:
+                raise TopologyError(f"{where}: unknown key {name!r}; {suggestion(str(name), [*kinds, *also])}")
+        self._kinds = kinds
+
+    def fail(self, name: str, problem: str) -> TopologyError:
+        """The error for a value of this entry: where, key, value, what is wrong with it."""
+        return TopologyError(f"{self.where}: {name}={self.values.get(name)!r} {problem}")
+
+    def text(self, name: str) -> str | None:
+        """A name: not empty, without control characters or space around it, at most 255 characters."""
+        value = self.values.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, str):
+            raise self.fail(name, f"must be a text, not {_type_name(value)}")
+        if not value or value != value.strip() or not value.isprintable() or len(value) > LONGEST_NAME:
+            raise self.fail(name, f"must have 1 to {LONGEST_NAME} printable characters and no space around them")
+        return value
+
+    def required(self, name: str) -> str:
+        """A text that must be there."""
+        value = self.text(name)
+        if value is None:
+            raise TopologyError(f"{self.where}: {name} is missing")
+        return value
+
+    def number(self, name: str, *, most: int = LARGEST_CAPACITY) -> int | None:
+        """A whole number, from 0."""
+        value = self.values.get(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.fail(name, f"must be a whole number, 0 or more, not {_type_name(value)}")
+        if not 0 <= value <= most:
+            raise self.fail(name, f"must be a whole number from 0 to {most}")
+        return value
+
+    def flag(self, name: str) -> bool:
+        """True or false; false if it is not there."""
+        value = self.values.get(name, False)
+        if not isinstance(value, bool):
+            raise self.fail(name, f"must be true or false, not {_type_name(value)}")
+        return value
+
+    def size(self, name: str) -> int | None:
+        """Bytes."""
+        return self._quantity(name, parse_size)
+
+    def rate(self, name: str) -> float | None:
+        """Bytes per second."""
+        return self._quantity(name, parse_rate)
+
+    def duration(self, name: str) -> float | None:
+        """Seconds."""
+        return self._quantity(name, parse_duration)
+
+    def _quantity(self, name: str, parse: Callable[[object], T]) -> T | None:
+        value = self.values.get(name)
+        if value is None:
+            return None
+        try:
+            return parse(value)
+        except ValueError as error:
+            raise self.fail(name, str(error)) from None
+
+
+def suggestion(name: str, known: Collection[str]) -> str:
+    """What the author may have meant: the nearest known name, or a few of those there are."""
+    near = difflib.get_close_matches(name, known, n=1)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    if not known:
+        return "there is none"
+    names = sorted(known)
+    more = f" and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
+    return f"known: {', '.join(names[:MOST_LISTED])}{more}"
+
+
+def table(where: str, value: object) -> Mapping[str, object]:
+    """A value that must be a table. Raises TopologyError."""
+    if not isinstance(value, Mapping):
+        raise TopologyError(f"{where} must be a table of keys and values, not {_type_name(value)}")
+    return value
+
+
+def tables(where: str, value: object) -> list[Mapping[str, object]]:
+    """A value that must be a list of tables. Raises TopologyError."""
+    if not isinstance(value, list):
+        raise TopologyError(f"{where} must be a list of tables ([[…]] in TOML), not {_type_name(value)}")
+    return [table(f"{where} number {number}", one) for number, one in enumerate(value, 1)]
+
+
+def _type_name(value: object) -> str:
+    names = {bool: "a truth value", int: "a whole number", float: "a number with a fraction", str: "a text"}
+    if isinstance(value, Mapping):
+        return "a table"
+    if isinstance(value, list):
+        return "a list"
+    return names.get(type(value), f"a {type(value).__name__}")
