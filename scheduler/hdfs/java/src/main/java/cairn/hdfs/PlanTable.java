@@ -1,0 +1,92 @@
+package cairn.hdfs;
+
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Map;
+import java.util.TreeMap;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.atomic.AtomicLong;
+import java.util.function.LongSupplier;
+
+/**
+ * Chains for files that are about to be written: path to DataNodes, in pipeline order. The longest prefix of a path,
+ * by whole names, wins. Entries expire; the table never holds more than {@code capacity} of them.
+ */
+public final class PlanTable {
+    /** One chain, and when it ends (on the table's clock, in ms). */
+    public record Plan(String path, List<String> hosts, long expiresMs) {}
+
+    /** The table that the NameNode's plugin fills and its placement policy reads. */
+    public static final PlanTable SHARED = new PlanTable(100_000, () -> System.nanoTime() / 1_000_000);
+
+    /** HDFS shell commands write to a file of this name's ending and rename it when it is complete. */
+    private static final String COPYING = "._COPYING_";
+
+    private final int capacity;
+    private final LongSupplier clockMs;
+    private final Map<String, Plan> plans = new ConcurrentHashMap<>();
+    private final AtomicLong used = new AtomicLong();
+    private final AtomicLong refused = new AtomicLong();
+
+    public PlanTable(int capacity, LongSupplier clockMs) {
+        this.capacity = capacity;
+        this.clockMs = clockMs;
+    }
+
+    /** Keeps a chain for {@code ttlMs}; false if the table is full. */
+    public synchronized boolean put(String path, List<String> hosts, long ttlMs) {
+        if (!plans.containsKey(path) && plans.size() >= capacity) {
+            expire();
+            if (plans.size() >= capacity) {
+                return false;
+            }
+        }
+        plans.put(path, new Plan(path, List.copyOf(hosts), clockMs.getAsLong() + ttlMs));
+        return true;
+    }
+
+    /** Forgets one entry; false if it was not there. */
+    public synchronized boolean remove(String path) {
+        return plans.remove(path) != null;
+    }
+
+    /** The chain for a file: of the file itself, else of the nearest directory above it; null if there is none. */
+    public Plan find(String file) {
+        String path = file.endsWith(COPYING) ? file.substring(0, file.length() - COPYING.length()) : file;
+        long now = clockMs.getAsLong();
+        while (true) {
+            Plan plan = plans.get(path.isEmpty() ? "/" : path);
+            if (plan != null && plan.expiresMs() > now) {
+                return plan;
+            }
+            if (path.isEmpty()) {
+                return null;
+            }
+            path = path.substring(0, Math.max(0, path.lastIndexOf('/')));
+        }
+    }
+
+    /** All entries that are still valid, by path. */
+    public synchronized List<Plan> list() {
+        expire();
+        return new ArrayList<>(new TreeMap<>(plans).values());
+    }
+
+    private void expire() {
+        long now = clockMs.getAsLong();
+        plans.values().removeIf(plan -> plan.expiresMs() <= now);
+    }
+
+    /** Counts what the policy did with a chain. */
+    public void count(boolean wasUsed) {
+        (wasUsed ? used : refused).incrementAndGet();
+    }
+
+    public long used() {
+        return used.get();
+    }
+
+    public long refused() {
+        return refused.get();
+    }
+}

@@ -1,0 +1,75 @@
+"""What a cluster runs from: jars, archives of loaded classes that halve a JVM's start, and an empty name space.
+
+The archives are recorded once, by a NameNode and a DataNode that serve one file and end in order.
+
+Invariants:
+* A recorded directory is named after the class path's jars and the Java that wrote it; another Java makes its own.
+* A name space is formatted once and copied for every cluster: they share an id, and never a directory.
+"""
+
+import hashlib
+import shutil
+import subprocess
+from pathlib import Path
+
+from hdfs import InsecureClient
+
+from scheduler.hdfs.errors import HdfsError
+from scheduler.hdfs.jars import class_path, default_cache, publish, workplace
+from scheduler.hdfs.launch import Runtime, find_java
+from scheduler.hdfs.layout import (
+    NameNodePlace,
+    Node,
+    format_command,
+    loopback,
+    start_datanode,
+    start_namenode,
+    write_layout,
+)
+from scheduler.hdfs.probe import wait_state
+
+RECORD_S = 120.0
+
+
+def hadoop(cache: Path | None = None) -> Runtime:
+    """All that is needed to start daemons; makes what is missing. Raises HdfsUnavailable, HdfsError."""
+    cache = default_cache() if cache is None else cache
+    path = class_path(cache)
+    java = subprocess.run([find_java(), "-version"], capture_output=True, text=True, check=False).stderr
+    name = hashlib.sha256(f"{path}\0{java}".encode()).hexdigest()[:16]
+    archives = cache / f"hdfs-start-{name}"
+    if not archives.exists():
+        with workplace(cache) as work:
+            made = work / "start"
+            made.mkdir()
+            _record(Runtime(path, made, record=True), work)
+            publish(made, archives)
+    return Runtime(path, archives)
+
+
+def _record(runtime: Runtime, work: Path) -> None:
+    """Format a name space, keep a copy of it, then run a NameNode and a DataNode until a file is written."""
+    directory = work / "run"
+    directory.mkdir()
+    place = NameNodePlace.choose("127.0.0.1")
+    nodes = [Node(f"recorded{number}", loopback(number), "rack") for number in range(2)]
+    write_layout(directory, place, nodes, {"dfs.replication": "2"}, token="recording")  # noqa: S106 - lives for seconds
+    plain = runtime._replace(archives=None)
+    formatted = subprocess.run(format_command(plain, directory), capture_output=True, text=True, check=False, cwd="/")
+    if formatted.returncode != 0 or runtime.archives is None:
+        raise HdfsError(f"HDFS: no name space could be formatted: {formatted.stdout[-2000:]}{formatted.stderr[-2000:]}")
+    shutil.copytree(directory / "name", runtime.archives / "name")
+    daemons = [start_namenode(runtime, directory, place)]
+    try:
+        daemons += [start_datanode(which, directory, node) for which, node in zip((runtime, plain), nodes, strict=True)]
+        url = f"http://{place.address}:{place.http_port}"
+        wait_state(url, lambda seen: len(seen.live) == len(nodes), daemons, RECORD_S, "the first start")
+        client = InsecureClient(url, user="cairn", timeout=RECORD_S)
+        client.write("/recorded", data=b"recorded", overwrite=True)
+        with client.read("/recorded") as reader:
+            reader.read()
+        for daemon in reversed(daemons[:2]):  # the others leave no archive
+            daemon.finish(RECORD_S)
+    finally:
+        for daemon in daemons:
+            daemon.kill()
