@@ -10,6 +10,7 @@ from typing import cast
 USAGE_ERROR = 2
 COMMANDS = {
     "serve": ("logstore.sidecar", "run one sidecar: a durable queue that speaks the Kafka protocol"),
+    "hdfs": ("scheduler.hdfs.command", "run a real HDFS in racks on this machine, which follows Peace's chains"),
     "state": ("spe_adapter.state_command", "look at the state of streaming queries, or set it back"),
 }
 
@@ -36,7 +37,8 @@ def _load(command: str, module: str) -> ModuleType:
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        sys.exit(f"cairn {command} needs the package {error.name}: pip install 'cairn[spark]'")
+        extra = "hdfs" if module.startswith("scheduler.hdfs") else "spark"
+        sys.exit(f"cairn {command} needs the package {error.name}: pip install 'cairn[{extra}]'")
 
 
 def _leave_test_tools_out() -> None:
