@@ -11,7 +11,7 @@ DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"`([^`\n]+)`")
-ROOMS = ("logstore/", "spe_adapter/", "pyspark_cairn/", "tests/", "benchmarks/", "docs/", "compose/")
+ROOMS = ("logstore/", "scheduler/", "spe_adapter/", "pyspark_cairn/", "tests/", "benchmarks/", "docs/", "compose/")
 
 
 def name_of(document: Path) -> str:
