@@ -1,0 +1,147 @@
+"""`cairn topology`: look at a description of a network, draw it, and measure the capacities of a running cluster.
+
+Invariant: `check` and `draw` only read the description; `calibrate` writes the file it is told to, and nothing else.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from scheduler.drawing import draw
+from scheduler.errors import SchedulerError
+from scheduler.overview import Overview, RackOverview, overview
+from scheduler.quantities import duration_for_people, rate_for_people, size_text
+from scheduler.topology_file import Network, load_network, topology_mapping, topology_toml
+
+EXIT_FAILED: Final = 1
+MOST_LINES: Final = 40
+"""Racks and links that `check` lists; the rest is counted. `--all` lists everything."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command line of `cairn topology`."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    check = actions.add_parser("check", help="read a description and say what was understood")
+    _add_file(check)
+    check.add_argument("--all", action="store_true", help=f"list every rack and link, not the first {MOST_LINES}")
+    form = check.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="one JSON object")
+    form.add_argument("--toml", action="store_true", help="the description written out, every capacity spelled out")
+    picture = actions.add_parser("draw", help="draw it as an SVG picture")
+    _add_file(picture)
+    picture.add_argument("-o", "--output", type=Path, help="the picture's file (default: standard output)")
+
+
+def _add_file(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", type=Path, help="the description of the network: TOML, or JSON if it ends in .json")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Run it; returns the exit status."""
+    try:
+        run = {"check": _check, "draw": _draw}[arguments.action]
+        return run(arguments)
+    except (SchedulerError, OSError) as error:
+        print(f"cairn topology {arguments.action}: {error}", file=sys.stderr)
+        return EXIT_FAILED
+
+
+def _draw(arguments: argparse.Namespace) -> int:
+    network = load_network(arguments.file)
+    text = draw(network.topology, timestep_s=network.timestep_s)
+    if arguments.output is None:
+        print(text, end="")
+    else:
+        arguments.output.write_text(text, encoding="utf-8")
+        print(f"drawn: {arguments.output}")
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    network = load_network(arguments.file)
+    if arguments.toml:
+        print(topology_toml(network.topology, network.timestep_s), end="")
+    elif arguments.json:
+        seen = overview(network.topology)
+        print(json.dumps(topology_mapping(network.topology, network.timestep_s) | {"overview": seen.values()}))
+    else:
+        for line in _report(network, None if arguments.all else MOST_LINES):
+            print(line)
+    return 0
+
+
+def _report(network: Network, most: int | None) -> Iterator[str]:
+    topology, seen = network.topology, overview(network.topology)
+    yield (
+        f"{topology.name}: {len(topology.servers)} servers in {len(seen.racks)} racks, {len(topology.switches)} "
+        f"switches, {len(topology.links)} links between them"
+    )
+    lasts = "" if network.timestep_s is None else f", a timestep is {duration_for_people(network.timestep_s)}"
+    yield f"chunks of {size_text(topology.chunk_bytes)}{lasts}; capacities are chunks per timestep"
+    yield _shape(seen)
+    yield ""
+    head = ("rack", "servers", "send", "receive", "disk", "out", "in", "oversubscribed out", "in")
+    yield from _limited(_rows(head, [_rack_row(rack) for rack in seen.racks]), most, len(seen.racks), "racks")
+    if topology.links:
+        yield ""
+        rows = [
+            [
+                f"{link.source} → {link.target}",
+                str(link.capacity),
+                rate_for_people(link.bytes_s) if link.bytes_s else "–",
+            ]
+            for link in topology.links
+        ]
+        yield from _limited(_rows(("link", "capacity", "rate"), rows), most, len(rows), "links")
+    if network.derived:
+        many = len(network.derived)
+        yield f"\n{many} capacit{'y' if many == 1 else 'ies'} from rates (rate × timestep ÷ chunk, rounded down):"
+        yield from _limited((f"  {text}" for text in ["", *network.derived]), most, many, "capacities", head=False)
+    for warning in seen.warnings:
+        yield f"\nwarning: {warning}"
+
+
+def _shape(seen: Overview) -> str:
+    if seen.is_tree:
+        return f"a tree with {seen.levels} level{'' if seen.levels == 1 else 's'} of switches: every planner can plan on it"
+    return f"no tree ({seen.why_no_tree}): planners `paper` and `exact` can plan on it, `tree` and `repaired` cannot"
+
+
+def _rack_row(rack: RackOverview) -> list[str]:
+    out, back = (f"{ratio:.3g} : 1" if ratio else "–" for ratio in (rack.over_out, rack.over_in))
+    disk = "–" if rack.disk is None else str(rack.disk)
+    return [
+        rack.name,
+        str(rack.servers),
+        str(rack.send),
+        str(rack.receive),
+        disk,
+        str(rack.out),
+        str(rack.into),
+        out,
+        back,
+    ]
+
+
+def _rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    for row in (head, *rows):
+        cells = [
+            cell.ljust(width) if place == 0 else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  ".join(cells).rstrip()
+
+
+def _limited(lines: Iterator[str], most: int | None, many: int, what: str, *, head: bool = True) -> Iterator[str]:
+    """The first lines, and how many more there are; the head, or an empty first line, is not counted."""
+    for number, line in enumerate(lines):
+        if number == 0 and not head:
+            continue
+        if most is not None and number > most:
+            yield f"… and {many - most} more {what} (--all lists them)"
+            return
+        yield line
