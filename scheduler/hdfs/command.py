@@ -81,7 +81,7 @@ def _problem(arguments: argparse.Namespace) -> str | None:
     return f"--set {bad}: must be KEY=VALUE, such as dfs.replication=2" if bad else None
 
 
-def _interrupt(number: int, _frame: object) -> None:
+def _interrupt(_number: int, _frame: object) -> None:
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)  # cleaning up is not interrupted
     raise KeyboardInterrupt
