@@ -1,0 +1,222 @@
+"""CONTINUOUS mode: the next chunk starts as soon as its path is free; the head of the queue reserves, others backfill.
+
+What is proven, and why, is told in `scheduler.peace.online`.
+
+Invariants:
+* At most one reservation, for the head: the first unit of the queue that has a path in the network as it is.
+* While it stands, none of its tokens goes to anybody else, also not one that comes back later.
+* After `advance`, no chunk of the head can start; those behind it were tried as far as `most_tries` reached.
+"""
+
+from collections.abc import Hashable
+from random import Random
+
+from scheduler.peace.online.index import Family, Group, Index
+from scheduler.peace.online.jobs import Flight, Job, Unit
+from scheduler.peace.online.line import Line
+from scheduler.peace.online.records import Settings
+from scheduler.peace.online.stranded import TRIES, Launch, Stranded, find
+from scheduler.peace.online.tokens import Key, Tokens
+from scheduler.peace.plan import Chain, Planner, demands
+from scheduler.topology import Topology
+
+_TRIES_SOON = 2
+_TRIES_FAMILY = 2
+"""Two writers of a rack that find no path: a single one may lack just the host that it is itself."""
+
+
+class _Held:
+    """The head's reservation: the chain that it will use, or None while it waits for its own resource only."""
+
+    __slots__ = ("chain", "keys", "unit")
+
+    def __init__(self, unit: Unit, chain: Chain | None, keys: tuple[Key, ...]) -> None:
+        self.unit = unit
+        self.chain = chain
+        self.keys = keys
+
+
+class Continuous:
+    """The policy of continuous mode."""
+
+    step = 0
+
+    def __init__(self, topology: Topology, planner: Planner, settings: Settings, random: Random, line: Line) -> None:
+        self._planner = planner
+        self._most_tries = settings.most_tries
+        self._random = random
+        self._line = line
+        self._tokens = Tokens(topology)
+        self._index = Index(self._tokens)
+        self._held: _Held | None = None
+        self._stranded = Stranded(line)
+        self._hopeless: dict[Hashable, int] = {}
+        """How many of a family were stranded since a host came back: the next ones are given up sooner."""
+        self._in_flight = 0
+
+    # ---- what happened
+
+    def enter(self, unit: Unit) -> None:
+        """The unit has a chunk waiting (again)."""
+        self._index.add(unit)
+
+    def leave(self, job: Job) -> None:
+        """None of the job's units waits any more."""
+        self._index.remove(job.units)
+        if self._held is not None and self._held.unit.job is job:
+            self._drop()
+
+    def ended(self, flight: Flight, *, done: bool) -> None:
+        """A chunk is in flight no more."""
+        self._in_flight -= 1
+        self._tokens.give(flight.chain)
+
+    def resume(self, flight: Flight, *, done: bool) -> None:
+        """A chunk was in flight, or done, when the scheduler was restored."""
+        if not done:
+            self._in_flight += 1
+            self._tokens.force(flight.chain)
+
+    def started(self, flight: Flight) -> None:
+        """A chunk was launched."""
+        self._in_flight += 1
+
+    def lose(self, host: int) -> None:
+        """A host is lost; what is in flight there ends next."""
+        if self._held is not None:
+            self._drop()
+        self._tokens.lose(host)
+
+    def regain(self, host: int) -> None:
+        """A lost host is back."""
+        self._tokens.regain(host)
+        self._hopeless.clear()
+        self._stranded.again()
+
+    # ---- what may start
+
+    def advance(self, launch: Launch) -> None:
+        """Start everything that can start: the head, then those behind it with what the head leaves."""
+        if not self._in_flight:
+            self._stranded.some_again()
+        if self._serves_anew():
+            while (unit := self._head()) is not None:
+                chain = self._serve(unit)
+                if chain is not None:
+                    launch(unit, chain)
+                elif not unit.stranded:
+                    break
+        self._backfill(launch)
+
+    @property
+    def reservation(self) -> tuple[str, Chain | None] | None:
+        """Whose reservation stands, and for which chain."""
+        return None if self._held is None else (self._held.unit.job.name, self._held.chain)
+
+    def _head(self) -> Unit | None:
+        job = self._line.first
+        return None if job is None else job.next_unit()
+
+    def _serves_anew(self) -> bool:
+        """Whether something changed for the head: another head, a free token, or all that it was owed."""
+        held = self._held
+        return held is None or bool(self._tokens.freed) or not self._tokens.owed or held.unit is not self._head()
+
+    def _serve(self, unit: Unit) -> Chain | None:
+        """A chain for the head, or None: then its reservation stands (or the unit is stranded)."""
+        tokens, held = self._tokens, self._held
+        if held is not None and held.unit is not unit:
+            self._drop()
+            held = None
+        if held is not None:
+            if held.chain is not None and not tokens.owed:
+                self._held = None
+                return held.chain
+            tokens.let_go(held.keys, for_good=False)
+        if unit.own is not None and not tokens.free(unit.own):
+            if not tokens.whole.counts(unit.own[0])[unit.own[1]]:
+                self._held = None
+                self._strand(unit)
+                return None
+            keys = held.keys if held is not None else (unit.own,)
+            tokens.hold(keys)
+            self._held = held or _Held(unit, None, keys)
+            return None
+        chain = self._planner.chain(unit.request, 0, tokens.left, self._random)
+        if chain is not None:
+            if held is not None:  # what it leaves of its reservation is there for others
+                tokens.freed.update(key for key in held.keys if tokens.free(key))
+            self._held = None
+            return chain
+        if held is not None and held.chain is not None:
+            tokens.hold(held.keys)
+            return None
+        self._held = None
+        return self._reserve(unit)
+
+    def _reserve(self, unit: Unit) -> Chain | None:
+        """Reserve a chain of the network as it will be; return it if nothing of it is missing."""
+        chain = self._future_chain(unit)
+        if chain is None:
+            self._strand(unit)
+            return None
+        keys = tuple(demands(chain))
+        self._tokens.hold(keys)
+        if not self._tokens.owed:
+            return chain
+        self._held = _Held(unit, chain, keys)
+        return None
+
+    def _future_chain(self, unit: Unit) -> Chain | None:
+        """A chain in the network with free links, else with nothing in flight."""
+        tokens = self._tokens
+        hopeless = self._hopeless.get(self._index.family_key(unit), 0) >= _TRIES_FAMILY
+        for residual, tries in ((tokens.soon, _TRIES_SOON), (tokens.whole, 1 if hopeless else TRIES)):
+            chain = find(self._planner, unit.request, residual, self._random, tries)
+            if chain is not None:
+                residual.give(chain)
+                return chain
+        return None
+
+    def _drop(self) -> None:
+        """The reservation is void; its tokens are free for others."""
+        if self._held is not None:
+            self._tokens.let_go(self._held.keys)
+            self._held = None
+
+    def _strand(self, unit: Unit) -> None:
+        self._stranded.add(unit)
+        key = self._index.family_key(unit)
+        self._hopeless[key] = self._hopeless.get(key, 0) + 1
+
+    def _backfill(self, launch: Launch) -> None:
+        """Those behind the head, in order, with what it leaves; `most_tries` in vain are enough for one event."""
+        tokens, index = self._tokens, self._index
+        index.wake(tokens.freed)
+        tokens.freed.clear()
+        head = self._held.unit if self._held is not None else None
+        tries, vain = self._most_tries, dict[Family, list[Group]]()
+        while tries > 0 and (group := index.pop()) is not None:
+            unit, chain = group.first(), None
+            if unit is not None and unit is not head:
+                chain = self._planner.chain(unit.request, 0, tokens.left, self._random)
+                tries -= chain is None
+            if unit is not None and chain is not None:
+                launch(unit, chain)
+                index.ready(group)
+                continue
+            aside = vain.setdefault(group.family, [])
+            aside.append(group)
+            if unit is not None and len(aside) == _TRIES_FAMILY:
+                self._set_back(aside)
+                index.sleep(group.family, unit)
+        for family, aside in vain.items():
+            last = aside[-1].first() if aside else None
+            self._set_back(aside)
+            if last is not None and not family.awake:
+                index.sleep(family, last)
+
+    def _set_back(self, groups: list[Group]) -> None:
+        for group in groups:
+            self._index.put_back(group)
+        groups.clear()

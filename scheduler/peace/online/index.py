@@ -1,0 +1,272 @@
+"""Who waits for what: an event wakes those requests only that can profit from the tokens it freed.
+
+A *unit*'s chunks are interchangeable. A *group* holds the units that have the same writer, placement, hosts to avoid
+and sources: only its first is worth a try. A *family* holds the groups that a planner treats alike but for the writer (same
+rack, same placement): if two of its writers find no path, the others are taken to find none either, until tokens are
+freed. A group whose own resource (its writer's sending side, mostly) is used up is *parked* on it; a family that cannot
+leave its rack is parked on the rack's links, one whose sources are all busy on these.
+
+Invariants:
+* A unit with waiting chunks is in one group; a group is ready in its family, or parked, or set aside by the caller.
+* A family with a ready group has one valid place: in `awake`, in `asleep`, or parked.
+* Entries of heaps are dropped late: one counts only if it bears its owner's last stamp.
+"""
+
+from collections.abc import Hashable, Iterable
+from heapq import heappop, heappush
+from typing import Any
+
+from scheduler.peace.online.jobs import Rank, Unit
+from scheduler.peace.online.tokens import Key, Tokens
+from scheduler.peace.placement import Relation, Rule
+from scheduler.peace.plan import Kind, Resource
+
+_LEAVE = frozenset({Rule(Relation.OTHER_RACK, 0)})
+
+Order = tuple[Rank, int]
+"""The order in which units are served: the job's rank, then the unit's first chunk."""
+
+
+def order_of(unit: Unit) -> Order:
+    """The unit's place in the order of service."""
+    return unit.job.rank, unit.first
+
+
+class Group:
+    """Units with the same fate, the first in front."""
+
+    __slots__ = ("_units", "family", "key", "own", "ready", "stamp")
+
+    def __init__(self, key: Hashable, own: Key | None, family: "Family") -> None:
+        self.key = key
+        self.own = own
+        self.family = family
+        self.ready = False
+        self.stamp = 0
+        self._units: list[tuple[Order, int, Unit]] = []
+
+    def push(self, unit: Unit, number: int) -> None:
+        """Add a unit that has chunks waiting."""
+        unit.group = self
+        heappush(self._units, (order_of(unit), number, unit))
+
+    def first(self) -> Unit | None:
+        """The first unit that still waits."""
+        units = self._units
+        while units:
+            unit = units[0][2]
+            if unit.group is self and unit.waiting:
+                return unit
+            heappop(units)
+            if unit.group is self:
+                unit.group = None
+        return None
+
+
+class Family:
+    """Groups with the same fate but for the writer."""
+
+    __slots__ = ("groups", "key", "members", "order", "parked", "stamp", "where")
+
+    def __init__(self, key: Hashable) -> None:
+        self.key = key
+        self.groups: list[tuple[Order, int, int, Group]] = []  # a heap
+        self.members = 0
+        self.stamp = 0
+        self.where: list[Any] | None = None
+        """The heap that holds its valid entry, which stands at `order`."""
+        self.order: Order = ((0, 0), 0)
+        self.parked = False
+
+    @property
+    def awake(self) -> bool:
+        """Whether it has a place in a heap."""
+        return self.where is not None
+
+
+class Index:
+    """All that wait, by what they wait for."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens = tokens
+        self._groups: dict[Hashable, Group] = {}
+        self._families: dict[Hashable, Family] = {}
+        self._awake: list[tuple[Order, int, int, Family]] = []
+        self._asleep: list[tuple[Order, int, int, Family]] = []
+        self._parked_groups: dict[Key, list[Group]] = {}
+        self._parked_families: dict[Key, list[tuple[int, Family]]] = {}
+        self._number = 0
+
+    def add(self, unit: Unit) -> None:
+        """A unit has chunks waiting (again)."""
+        if unit.group is not None:
+            return
+        group = self._groups.get(unit.key)
+        if group is None:
+            key = self.family_key(unit)
+            family = self._families.get(key)
+            if family is None:
+                family = self._families[key] = Family(key)
+            family.members += 1
+            group = self._groups[unit.key] = Group(unit.key, unit.own, family)
+        front = group.first()
+        self._number += 1
+        group.push(unit, self._number)
+        if front is None or (group.ready and order_of(unit) < order_of(front)):
+            self.ready(group)
+
+    def remove(self, units: Iterable[Unit]) -> None:
+        """These units wait no more."""
+        for unit in units:
+            unit.group = None
+
+    def wake(self, freed: Iterable[Key]) -> None:
+        """Tokens of these resources are free: those that wait for them are worth a try, and those that wait for any."""
+        some = False
+        for key in freed:
+            some = True
+            for group in self._parked_groups.pop(key, ()):
+                self.ready(group)
+            for stamp, family in self._parked_families.pop(key, ()):
+                if family.stamp == stamp:
+                    family.parked = False
+                    self._rouse(family)
+        if some and not self._next_awake():
+            self._awake, self._asleep = self._asleep, self._awake
+
+    def ready(self, group: Group) -> None:
+        """The group is worth a try: its family is, too."""
+        first = group.first()
+        if first is None:
+            self._forget(group)
+            return
+        self._push(group, first)
+        self._rouse(group.family)
+
+    def put_back(self, group: Group) -> None:
+        """The contrary of `pop`: the group is ready, but nothing new is known that makes it worth a try."""
+        first = group.first()
+        if first is None:
+            self._forget(group)
+        else:
+            self._push(group, first)
+
+    def pop(self) -> Group | None:
+        """Take out the first group, in the order of service, that is worth a try; None: there is none.
+
+        The caller hands it to `ready`, or keeps it aside for a while and hands it to `put_back`.
+        """
+        while (family := self._next_awake()) is not None:
+            group = self._next_ready(family)
+            if group is None:
+                heappop(self._awake)
+                family.where = None
+                family.stamp += 1
+                continue
+            unit = group.first()
+            order = heappop(family.groups)[0]
+            if unit is None:
+                self._forget(group)
+            elif group.own is not None and not self._tokens.free(group.own):
+                group.ready = False
+                self._parked_groups.setdefault(group.own, []).append(group)
+            elif order_of(unit) != order:  # its first is not what it was
+                self._push(group, unit)
+            elif order != family.order:
+                self._push(group, unit)
+                self._enter(family, self._awake, order)
+            else:
+                group.ready = False
+                return group
+        return None
+
+    def sleep(self, family: Family, unit: Unit) -> None:
+        """`unit` and so its family found no path: until tokens are freed, or just those that it lacks."""
+        cut = self._cut(unit)
+        if not cut:
+            self._enter(family, self._asleep, order_of(unit))
+            return
+        family.where = None
+        family.parked = True
+        family.stamp += 1
+        for key in cut:
+            waiting = self._parked_families.setdefault(key, [])
+            if len(waiting) > 2 * len(self._families):  # mostly stale
+                waiting[:] = [(stamp, other) for stamp, other in waiting if other.stamp == stamp]
+            waiting.append((family.stamp, family))
+
+    def family_key(self, unit: Unit) -> Hashable:
+        """The family of a unit."""
+        request = unit.request
+        if request.kind is not Kind.WRITE:
+            return unit.key
+        return self._tokens.topology.rack_of[request.writer], request.placement, request.avoid
+
+    def _push(self, group: Group, first: Unit) -> None:
+        group.ready = True
+        group.stamp += 1
+        self._number += 1
+        heappush(group.family.groups, (order_of(first), self._number, group.stamp, group))
+
+    def _rouse(self, family: Family) -> None:
+        if family.parked or self._next_ready(family) is None:
+            return
+        order = family.groups[0][0]
+        if family.where is not self._awake or order < family.order:
+            self._enter(family, self._awake, order)
+
+    def _enter(self, family: Family, heap: list[tuple[Order, int, int, Family]], order: Order) -> None:
+        family.stamp += 1
+        family.where = heap
+        family.order = order
+        self._number += 1
+        heappush(heap, (order, self._number, family.stamp, family))
+
+    def _next_awake(self) -> Family | None:
+        awake = self._awake
+        while awake:
+            _, _, stamp, family = awake[0]
+            if family.stamp == stamp:
+                return family
+            heappop(awake)
+        return None
+
+    @staticmethod
+    def _next_ready(family: Family) -> Group | None:
+        groups = family.groups
+        while groups:
+            _, _, stamp, group = groups[0]
+            if group.ready and group.stamp == stamp:
+                return group
+            heappop(groups)
+        return None
+
+    def _forget(self, group: Group) -> None:
+        """A group without units goes; so does its family if it was the last."""
+        group.ready = False
+        if self._groups.get(group.key) is group:
+            del self._groups[group.key]
+            family = group.family
+            family.members -= 1
+            if not family.members:
+                family.stamp += 1
+                self._families.pop(family.key, None)
+
+    def _cut(self, unit: Unit) -> tuple[Key, ...]:
+        """Resources without tokens such that no chain is possible before one of them is freed; () if none is seen."""
+        request, tokens = unit.request, self._tokens
+        keys: list[Key] = []
+        if request.kind is Kind.WRITE:
+            if _LEAVE.isdisjoint(rule for each in request.placement for rule in each):
+                return ()
+            topology = tokens.topology
+            keys = [(Resource.LINK, hop.link) for hop in topology.hops[topology.rack_of[request.writer]]]
+            return () if any(map(tokens.free, keys)) else tuple(keys)
+        for source in unit.sources:
+            key: Key = (Resource.DISK, source)
+            if tokens.free(key):
+                key = (Resource.SEND, source)
+                if tokens.free(key) or source == request.writer:
+                    return ()
+            keys.append(key)
+        return tuple(keys)

@@ -1,0 +1,145 @@
+"""Submissions, checked: what a request may ask for, and the job it becomes. Errors name the field to change.
+
+Invariants:
+* A job that comes out has a path in the network with all its hosts and nothing in flight, or at least every field of
+  it is sound; nothing here keeps or takes capacity.
+"""
+
+from random import Random
+
+from scheduler.errors import PlacementError, RequestError
+from scheduler.peace.online.jobs import Job
+from scheduler.peace.online.records import RequestRecord, RequestState, Settings, Submission
+from scheduler.peace.online.stranded import TRIES, find
+from scheduler.peace.placement import (
+    MOST_REPLICAS,
+    Placement,
+    check_placement,
+    default_placement,
+    parse_placement,
+    placement_texts,
+)
+from scheduler.peace.plan import Kind, Planner, Residual
+from scheduler.topology import Topology
+
+MOST_NAME_CHARACTERS = 256
+NOBODY = -1
+"""The writer of a COPY."""
+
+
+def new_job(topology: Topology, settings: Settings, submission: Submission) -> Job:
+    """The job of a submission, without its place in the queue. Raises RequestError."""
+    if not submission.name or len(submission.name) > MOST_NAME_CHARACTERS:
+        raise RequestError("name", f"{submission.name!r} must have 1 to {MOST_NAME_CHARACTERS} characters")
+    try:
+        kind = Kind(submission.kind)
+    except ValueError:
+        raise RequestError("kind", f"{submission.kind!r} must be one of {', '.join(Kind)}") from None
+    chunks = check_chunks(settings, submission.chunks)
+    if not _whole(submission.priority) or not 0 <= submission.priority <= settings.most_priority:
+        raise RequestError(
+            "priority", f"{submission.priority!r} must be a whole number from 0 to {settings.most_priority}"
+        )
+    if kind is Kind.COPY:
+        if submission.writer is not None:
+            raise RequestError("writer", f"{submission.writer!r}: a copy has none; leave it out")
+        writer = NOBODY
+    else:
+        writer = host_number(topology, "writer", submission.writer)
+    job = Job(submission.name, kind, writer, _placement(topology, submission, kind), chunks)
+    job.sources = _sources(topology, submission, kind)
+    job.priority = submission.priority
+    return job
+
+
+def check_chunks(settings: Settings, chunks: object) -> int:
+    """A number of chunks. Raises RequestError."""
+    if not isinstance(chunks, int) or isinstance(chunks, bool) or not 1 <= chunks <= settings.most_chunks:
+        raise RequestError("chunks", f"{chunks!r} must be a whole number from 1 to {settings.most_chunks}")
+    return chunks
+
+
+def host_number(topology: Topology, field: str, host: object) -> int:
+    """A host's number. Raises RequestError that names `field`."""
+    number = topology.index.get(host) if isinstance(host, str) else None
+    if number is None:
+        raise RequestError(field, f"{host!r} is no host of this network; register it in the topology first")
+    return number
+
+
+def check_path(topology: Topology, planner: Planner, job: Job, random: Random) -> None:
+    """Some path must exist when all hosts are there and nothing is in flight, for all of its chunks. RequestError."""
+    whole = Residual.full(topology)
+    for unit in job.units:
+        chain = find(planner, unit.request, whole, random, TRIES)
+        if chain is None:
+            field = "sources" if job.kind is Kind.READ else "placement"
+            texts = " | ".join(placement_texts(job.placement)) or "its sources"
+            raise RequestError(field, f"no path for chunk {unit.first} in the whole network: {texts}; ask for less")
+        whole.give(chain)
+
+
+def job_of(topology: Topology, settings: Settings, record: RequestRecord) -> Job:
+    """The job of a stored request. A writer or source that the topology has no more is as good as lost."""
+    job = Job(
+        record.name,
+        Kind(record.kind),
+        NOBODY if record.writer is None else topology.index.get(record.writer, NOBODY),
+        parse_placement(record.placement) if record.placement else (),
+        record.chunks,
+    )
+    known = topology.index
+    job.sources = tuple(tuple(known[name] for name in names if name in known) for names in record.sources)
+    job.priority = record.priority
+    job.sequence = record.sequence
+    job.submitted_ms = record.submitted_ms
+    job.state = RequestState(record.state)
+    job.reason = record.reason
+    job.avoid = {known[name] for name in record.avoid if name in known}
+    job.rank = (job.submitted_ms - job.priority * settings.priority_ms, job.sequence)
+    return job
+
+
+def _placement(topology: Topology, submission: Submission, kind: Kind) -> Placement:
+    texts = submission.placement
+    try:
+        if texts is not None:
+            placement = parse_placement(texts) if texts else ()
+        elif kind is Kind.WRITE:
+            return default_placement(_replicas(submission.replicas), len(topology.racks))
+        else:
+            placement = ((),) if kind is Kind.COPY else ()
+        if kind is Kind.READ:
+            if placement:
+                raise RequestError("placement", f"{texts!r}: a read places nothing; leave it out")
+            return ()
+        if kind is Kind.COPY and len(placement) != 1:
+            raise RequestError("placement", f"{texts!r}: a copy makes one replica; give one text")
+        return check_placement(placement)
+    except PlacementError as error:
+        raise RequestError("placement", str(error)) from error
+
+
+def _replicas(replicas: object) -> int:
+    if not isinstance(replicas, int) or isinstance(replicas, bool) or not 1 <= replicas <= MOST_REPLICAS:
+        raise RequestError("replicas", f"{replicas!r} must be a whole number from 1 to {MOST_REPLICAS}")
+    return replicas
+
+
+def _sources(topology: Topology, submission: Submission, kind: Kind) -> tuple[tuple[int, ...], ...]:
+    if kind is Kind.WRITE:
+        if submission.sources:
+            raise RequestError("sources", "a write has none; leave them out")
+        return ()
+    if len(submission.sources) != submission.chunks:
+        raise RequestError(
+            "sources", f"given for {len(submission.sources)} chunks of {submission.chunks}: name the hosts of each"
+        )
+    for chunk, names in enumerate(submission.sources):
+        if not names or len(set(names)) != len(names) or len(names) > MOST_REPLICAS:
+            raise RequestError("sources", f"chunk {chunk}: {names!r} must be 1 to {MOST_REPLICAS} different hosts")
+    return tuple(tuple(host_number(topology, "sources", name) for name in names) for names in submission.sources)
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,165 @@
+"""Requests as the online scheduler keeps them: which chunks wait, which are in flight, which are done.
+
+Invariants:
+* Each chunk of a job is in exactly one place: waiting in one of its units, in flight, or done.
+* The chunks of a unit are interchangeable for a planner: same writer, same placement, same sources.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from heapq import heappop, heappush
+from typing import Any
+
+from scheduler.peace.online.records import RequestState
+from scheduler.peace.placement import Placement, Relation
+from scheduler.peace.plan import Chain, Kind, Request, Resource
+
+Rank = tuple[int, int]
+"""The order of the queue: milliseconds (of submission, less what priority is worth), then the order of submission."""
+
+
+class Flight:
+    """A chunk in flight: its chain, its attempt, since when, and the timestep it was started in."""
+
+    __slots__ = ("attempt", "chain", "chunk", "job", "since_ms", "step")
+
+    def __init__(self, job: "Job", chain: Chain, attempt: int, since_ms: int, step: int) -> None:
+        self.job = job
+        self.chunk = chain.chunk
+        self.chain = chain
+        self.attempt = attempt
+        self.since_ms = since_ms
+        self.step = step
+
+
+class Unit:
+    """Chunks of a job that are interchangeable for a planner; the lowest number goes first."""
+
+    __slots__ = ("_back", "_next", "_numbers", "first", "group", "job", "key", "own", "request", "sources", "stranded")
+
+    def __init__(self, job: "Job", numbers: Sequence[int], sources: tuple[int, ...], avoid: frozenset[int]) -> None:
+        self.job = job
+        self.first = numbers[0]
+        self.sources = sources
+        self._numbers = numbers
+        self._next = 0
+        self._back: list[int] = []  # a heap of chunks that came back
+        self.stranded = False
+        """Whether hosts that are lost leave it no path, even with nothing in flight."""
+        self.group: Any = None
+        """Where the continuous policy keeps it."""
+        self.request = Request(
+            job.name,
+            job.writer,
+            1,
+            job.placement,
+            job.kind,
+            (sources,) if job.kind is not Kind.WRITE else (),
+            (self.first,),
+            avoid,
+        )
+        self.own = _own(job, sources)
+        self.key = (job.kind, job.writer, job.placement, avoid, sources)
+
+    @property
+    def waiting(self) -> int:
+        """Chunks that wait."""
+        return len(self._numbers) - self._next + len(self._back)
+
+    def take(self) -> int:
+        """The number of the chunk to start next."""
+        if self._back and (self._next == len(self._numbers) or self._back[0] < self._numbers[self._next]):
+            return heappop(self._back)
+        self._next += 1
+        return self._numbers[self._next - 1]
+
+    def give(self, chunk: int) -> None:
+        """A chunk that was taken waits again."""
+        heappush(self._back, chunk)
+
+    def keep(self, job: "Job") -> None:
+        """Only the chunks that are neither done nor in flight wait."""
+        if job.done or job.flights:
+            self._numbers = tuple(n for n in self._numbers if n not in job.done and n not in job.flights)
+
+    def numbers(self) -> Iterator[int]:
+        """The chunks that wait, lowest first."""
+        fresh = self._numbers[self._next :]
+        return iter(sorted([*self._back, *fresh]) if self._back else fresh)
+
+
+class Job:
+    """A request with its chunks. `reason` says why it was given up."""
+
+    __slots__ = (
+        *("attempts", "avoid", "chunks", "done", "flights", "kind", "name", "placement", "priority", "rank"),
+        *("reason", "sequence", "sources", "state", "submitted_ms", "units", "waiting", "writer", "_unit_of"),
+    )
+
+    def __init__(self, name: str, kind: Kind, writer: int, placement: Placement, chunks: int) -> None:
+        self.name = name
+        self.kind = kind
+        self.writer = writer
+        self.placement = placement
+        self.chunks = chunks
+        self.sources: tuple[tuple[int, ...], ...] = ()
+        self.priority = self.sequence = self.submitted_ms = 0
+        self.rank: Rank = (0, 0)
+        self.state = RequestState.WAITING
+        self.reason = ""
+        self.avoid: set[int] = set()
+        self.attempts: dict[int, int] = {}
+        self.flights: dict[int, Flight] = {}
+        self.done: set[int] = set()
+        self.units: list[Unit] = []
+        self.waiting = 0
+        self._unit_of: dict[int, Unit] = {}
+
+    @property
+    def stranded(self) -> bool:
+        """Whether all that waits of it has no path while some hosts are lost."""
+        return self.waiting > 0 and all(unit.stranded for unit in self.units if unit.waiting)
+
+    def next_unit(self) -> Unit | None:
+        """The unit to serve next, if any can be served at all."""
+        return next((unit for unit in self.units if unit.waiting and not unit.stranded), None)
+
+    def unit_of(self, chunk: int) -> Unit:
+        """The unit of a chunk that is not done."""
+        return self.units[0] if self.kind is Kind.WRITE else self._unit_of[chunk]
+
+    def sort(self, lost: Collection[int]) -> int | None:
+        """Sort the chunks into units anew, by what is lost and avoided now. A chunk that no source is left for, if any.
+
+        Suspects stay sources of chunks that nobody else has.
+        """
+        avoid = frozenset(self.avoid)
+        if self.kind is Kind.WRITE:
+            self.units = [Unit(self, range(self.chunks), (), avoid)]
+            self.units[0].keep(self)
+            return None
+        by_source: dict[tuple[int, ...], list[int]] = {}
+        for chunk in range(self.chunks):
+            if chunk in self.done:
+                continue
+            left = tuple(source for source in self.sources[chunk] if source not in lost)
+            if not left:
+                return chunk
+            by_source.setdefault(tuple(source for source in left if source not in avoid) or left, []).append(chunk)
+        self.units = [
+            Unit(self, tuple(chunks), sources, avoid.difference(sources)) for sources, chunks in by_source.items()
+        ]
+        self._unit_of = {}
+        for unit, chunks in zip(self.units, by_source.values(), strict=True):
+            self._unit_of.update(dict.fromkeys(chunks, unit))
+            unit.keep(self)
+        return None
+
+
+def _own(job: Job, sources: tuple[int, ...]) -> tuple[Resource, int] | None:
+    """The one resource that every chain of such chunks needs a token of, if there is one."""
+    if job.kind is Kind.READ:
+        return None if job.writer in sources else (Resource.RECEIVE, job.writer)
+    if job.kind is Kind.COPY:
+        return (Resource.SEND, sources[0]) if len(sources) == 1 else None
+    local = any(rule.relation is Relation.SAME_HOST for rule in job.placement[0])
+    return (Resource.DISK if local and len(job.placement) == 1 else Resource.SEND, job.writer)

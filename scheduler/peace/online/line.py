@@ -1,0 +1,95 @@
+"""The queue's line: requests that wait for something, in order, with counts of what is ahead of each.
+
+Invariants:
+* Entries are sorted by rank; ranks are unique.
+* Each block's count is the sum of its entries' chunks; no block is empty or longer than BLOCK_ENTRIES.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+from scheduler.peace.online.jobs import Job, Rank
+
+BLOCK_ENTRIES = 512
+"""Entries of a block at most: an insertion moves at most this many, a count adds up at most this many."""
+
+
+class Line:
+    """A sorted list in blocks: adding, removing and counting cost the square root of its length, the first nothing."""
+
+    def __init__(self) -> None:
+        self._blocks: list[list[Rank]] = []
+        self._counts: list[int] = []
+        self._jobs: dict[Rank, tuple[Job, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __contains__(self, rank: Rank) -> bool:
+        return rank in self._jobs
+
+    def __iter__(self) -> Iterator[Job]:
+        for block in self._blocks:
+            for rank in block:
+                yield self._jobs[rank][0]
+
+    @property
+    def first(self) -> Job | None:
+        """The job at the head."""
+        return self._jobs[self._blocks[0][0]][0] if self._blocks else None
+
+    def put(self, job: Job, chunks: int) -> None:
+        """The job has this many chunks waiting now; none: it leaves the line."""
+        rank = job.rank
+        if rank in self._jobs:
+            where = self._block_of(rank)
+            self._counts[where] += chunks - self._jobs[rank][1]
+            if chunks:
+                self._jobs[rank] = (job, chunks)
+            else:
+                self._remove(where, rank)
+        elif chunks:
+            self._insert(rank, job, chunks)
+
+    def ahead(self, rank: Rank) -> tuple[int, int]:
+        """How many requests, and how many of their chunks, go before this rank."""
+        if not self._blocks:
+            return 0, 0
+        where = self._block_of(rank)
+        block = self._blocks[where]
+        place = bisect_left(block, rank)
+        requests = sum(map(len, self._blocks[:where])) + place
+        return requests, sum(self._counts[:where]) + sum(self._jobs[other][1] for other in block[:place])
+
+    def _block_of(self, rank: Rank) -> int:
+        low, high = 0, len(self._blocks) - 1
+        while low < high:
+            middle = (low + high) // 2
+            if self._blocks[middle][-1] < rank:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _insert(self, rank: Rank, job: Job, chunks: int) -> None:
+        self._jobs[rank] = (job, chunks)
+        if not self._blocks:
+            self._blocks.append([rank])
+            self._counts.append(chunks)
+            return
+        where = self._block_of(rank)
+        block = self._blocks[where]
+        insort(block, rank)
+        self._counts[where] += chunks
+        if len(block) > BLOCK_ENTRIES:
+            half = len(block) // 2
+            self._blocks[where : where + 1] = [block[:half], block[half:]]
+            behind = sum(self._jobs[other][1] for other in block[half:])
+            self._counts[where : where + 1] = [self._counts[where] - behind, behind]
+
+    def _remove(self, where: int, rank: Rank) -> None:
+        del self._jobs[rank]
+        block = self._blocks[where]
+        del block[bisect_left(block, rank)]
+        if not block:
+            del self._blocks[where], self._counts[where]

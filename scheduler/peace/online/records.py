@@ -1,0 +1,256 @@
+"""What goes into the online scheduler and what comes out: settings, submissions, outcomes, and the records to store.
+
+Invariants:
+* Hosts and links appear by name: what is stored outlives a change of the topology's numbers.
+* Records hold plain values: `dataclasses.asdict` of one is JSON, `RequestRecord.load` and `ChunkRecord.load` read it.
+* The newest RequestRecord of each name and ChunkRecord of each (name, chunk) are all that a restart needs.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from scheduler.errors import RequestError
+from scheduler.peace.plan import Kind
+
+
+class Mode(StrEnum):
+    """When the next chunks start."""
+
+    CONTINUOUS = "continuous"  # as soon as their path is free
+    TIMESTEPS = "timesteps"  # the paper: together, when enough of the last timestep's chunks are done
+
+
+class Stragglers(StrEnum):
+    """TIMESTEPS: what the next timestep's graph makes of chunks that the last one has not finished."""
+
+    IGNORED = "ignored"  # the paper: each timestep is planned on the full graph
+    COUNTED = "counted"  # what they use is taken from the graph
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How the scheduler behaves. Every count is a bound: beyond it a submission is refused or a request given up.
+
+    `priority_ms`: how much waiting one step of priority is worth, so that low priorities age past high ones.
+    `most_tries`: searches for a path that one event may spend in vain on requests behind the head.
+    `most_remembered`: ended requests that are still known by name, so that late reports are told apart from wrong ones.
+    """
+
+    mode: Mode = Mode.CONTINUOUS
+    finish_fraction: float = 0.8
+    stragglers: Stragglers = Stragglers.IGNORED
+    most_waiting: int = 10_000
+    most_chunks: int = 16_384
+    most_attempts: int = 10
+    most_priority: int = 9
+    priority_ms: int = 10_000
+    most_tries: int = 16
+    most_remembered: int = 10_000
+
+    def __post_init__(self) -> None:
+        if not 0 < self.finish_fraction <= 1:
+            raise RequestError("finish_fraction", f"{self.finish_fraction!r} must be more than 0 and at most 1")
+        for name in ("most_waiting", "most_chunks", "most_attempts", "most_tries"):
+            if getattr(self, name) < 1:
+                raise RequestError(name, f"{getattr(self, name)!r} must be at least 1")
+        for name in ("most_priority", "priority_ms", "most_remembered"):
+            if getattr(self, name) < 0:
+                raise RequestError(name, f"{getattr(self, name)!r} must not be negative")
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """(w, r, k) of Algorithm 1: host `writer` asks to write `chunks` chunks with `replicas` replicas each.
+
+    `placement`: one text per replica (`parse_placement`), None for the default of `replicas`. `priority`: 0 to
+    `Settings.most_priority`, higher goes first. READ: `writer` is the reader, `sources[i]` the hosts that have chunk i.
+    COPY: `writer` is None, `sources[i]` the hosts that still have chunk i, `placement` one text (None: anywhere).
+    """
+
+    name: str
+    writer: str | None
+    chunks: int
+    replicas: int = 3
+    placement: tuple[str, ...] | None = None
+    priority: int = 0
+    kind: Kind = Kind.WRITE
+    sources: tuple[tuple[str, ...], ...] = ()
+
+
+class Go(NamedTuple):
+    """Move chunk `chunk` now: `hosts[0]` sends it to `hosts[1]`, which forwards it to `hosts[2]`, and so on."""
+
+    request: str
+    chunk: int
+    attempt: int
+    hosts: tuple[str, ...]
+    kind: Kind
+
+
+class Place(NamedTuple):
+    """A place in the queue: requests and chunks that go first, and the proven bound on the wait.
+
+    `starts_within_chunks`: the request's next chunk starts after at most so many times the longest time that a chunk
+    takes (0: nothing of it waits). The bound and what may move it: `scheduler.peace.online`.
+    """
+
+    requests_ahead: int
+    chunks_ahead: int
+    starts_within_chunks: int
+
+
+class RequestState(StrEnum):
+    """The life of a request; the last three are ends."""
+
+    WAITING = "waiting"  # nothing of it was ever started
+    RUNNING = "running"
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will happen to the request."""
+        return self not in (RequestState.WAITING, RequestState.RUNNING)
+
+
+class ChunkState(StrEnum):
+    """A chunk's life. A chunk without a record is waiting and was never started."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """A request as it is stored. `sequence` and `submitted_ms` give its place; `avoid` are hosts that failed it."""
+
+    name: str
+    sequence: int
+    submitted_ms: int
+    writer: str | None
+    chunks: int
+    placement: tuple[str, ...]
+    priority: int
+    kind: str
+    sources: tuple[tuple[str, ...], ...]
+    state: str
+    reason: str
+    avoid: tuple[str, ...]
+
+    @classmethod
+    def load(cls, values: Mapping[str, Any]) -> "RequestRecord":
+        """The record from what `dataclasses.asdict` made of it, also when JSON turned its tuples into lists."""
+        return cls(**_plain(cls, values))
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRecord:
+    """A chunk as it is stored. `hosts` and `routes` (links, each as source and target switch) of its last chain.
+
+    `attempt` counts from 1; `since_ms`: when the state began; `step`: the timestep it was started in.
+    """
+
+    request: str
+    chunk: int
+    attempt: int
+    state: str
+    hosts: tuple[str, ...]
+    routes: tuple[tuple[tuple[str, str], ...], ...]
+    since_ms: int
+    step: int
+
+    @classmethod
+    def load(cls, values: Mapping[str, Any]) -> "ChunkRecord":
+        """The record from what `dataclasses.asdict` made of it, also when JSON turned its tuples into lists."""
+        return cls(**_plain(cls, values))
+
+
+class Outcome(NamedTuple):
+    """What an event leads to. Store `changed` first, in one transaction; then tell everyone concerned.
+
+    `revoked`: stop these; their chunks are planned again, or their request is given up. `finished`: requests with all
+    chunks done. `given_up`: requests cancelled or failed by this event. `ignored`: why the event changed nothing.
+    """
+
+    go: tuple[Go, ...] = ()
+    revoked: tuple[Go, ...] = ()
+    finished: tuple[str, ...] = ()
+    changed: tuple[RequestRecord | ChunkRecord, ...] = ()
+    given_up: tuple[str, ...] = ()
+    ignored: str | None = None
+
+
+class HostStatus(NamedTuple):
+    """A host, and how many chunks in flight pass through it."""
+
+    name: str
+    lost: bool
+    chunks_in_flight: int
+
+
+class RequestStatus(NamedTuple):
+    """A request: chunks done, in flight and waiting; `stranded`: hosts that are lost leave it no path at all."""
+
+    name: str
+    state: RequestState
+    kind: Kind
+    writer: str | None
+    priority: int
+    done: int
+    in_flight: int
+    waiting: int
+    submitted_ms: int
+    stranded: bool
+    reason: str
+
+
+class InFlight(NamedTuple):
+    """A chunk in flight, and since when."""
+
+    go: Go
+    since_ms: int
+
+
+class Use(NamedTuple):
+    """How much of a resource chunks in flight use: of a host (`name`), or of a link (`source>target`)."""
+
+    resource: str
+    name: str
+    used: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Everything at one moment. `requests` are those that have not ended, in the order of the queue.
+
+    `head` is the request that capacity is reserved for, `reserved` the hosts of the chain it waits for (empty while it
+    waits for its own writer only). `step`: the timestep, 0 in continuous mode.
+    """
+
+    mode: Mode
+    step: int
+    hosts: tuple[HostStatus, ...]
+    requests: tuple[RequestStatus, ...]
+    in_flight: tuple[InFlight, ...]
+    uses: tuple[Use, ...]
+    head: str | None
+    reserved: tuple[str, ...]
+
+
+def _plain(cls: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    names = [field.name for field in fields(cls)]
+    for name in names:
+        if name not in values:
+            raise RequestError(name, f"missing in a stored {cls.__name__}")
+    return {name: _tuples(values[name]) for name in names}
+
+
+def _tuples(value: Any) -> Any:
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return tuple(map(_tuples, value))
+    return value

@@ -1,0 +1,446 @@
+"""The online scheduler: events and times in, what to start, to stop and to store out.
+
+Invariants:
+* Every event returns the records of all that it changed, as they are after it; an event that is told again, or comes
+  too late, changes nothing.
+* A chunk has at most one attempt in flight; attempts count up and are never used twice.
+* Time never goes backwards here, whatever the caller's clock does.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from random import Random
+
+from scheduler.errors import RequestError
+from scheduler.peace.online import intake
+from scheduler.peace.online.continuous import Continuous
+from scheduler.peace.online.jobs import Flight, Job, Unit
+from scheduler.peace.online.line import Line
+from scheduler.peace.online.recording import chain_of, chunk_record, go_of, request_record
+from scheduler.peace.online.records import (
+    ChunkRecord,
+    ChunkState,
+    Go,
+    Mode,
+    Outcome,
+    Place,
+    RequestRecord,
+    RequestState,
+    Settings,
+    Status,
+    Submission,
+)
+from scheduler.peace.online.timesteps import Timesteps
+from scheduler.peace.online.views import Known, place_of, status_of
+from scheduler.peace.plan import Chain, Kind, Planner
+from scheduler.topology import Topology
+
+
+class _Event:
+    """What one event did so far."""
+
+    def __init__(self) -> None:
+        self.go: dict[Flight, None] = {}
+        self.revoked: list[Go] = []
+        self.finished: list[str] = []
+        self.given_up: list[str] = []
+        self.jobs: dict[Job, None] = {}
+        self.chunks: dict[tuple[Job, int], ChunkRecord] = {}
+
+
+class OnlineScheduler:
+    """Requests arrive, chunks end, hosts come and go; see `scheduler.peace.online` for what is promised."""
+
+    def __init__(self, topology: Topology, planner: Planner, settings: Settings, random: Random) -> None:
+        self._topology = topology
+        self._planner = planner
+        self._settings = settings
+        self._random = random
+        self._line = Line()
+        policy = Continuous if settings.mode is Mode.CONTINUOUS else Timesteps
+        self._policy: Continuous | Timesteps = policy(topology, planner, settings, random, self._line)
+        self._jobs: dict[str, Job] = {}
+        self._active = 0
+        self._ended: dict[str, None] = {}
+        self._lost: set[int] = set()
+        self._at_host: dict[int, set[Flight]] = {}
+        self._of_host: dict[int, set[Job]] = {}
+        self._sequence = 0
+        self._now_ms = 0
+        self._event = _Event()
+        self.restored = Outcome()
+        """What `restore` found: chunks that start or stop now, to be stored and told as after any event."""
+
+    # ---- events
+
+    def submit(self, submission: Submission, now_ms: int) -> Outcome:
+        """A new request; `place` tells where it stands if it must wait. Raises RequestError, and changes nothing."""
+        job = intake.new_job(self._topology, self._settings, submission)
+        if job.name in self._jobs:
+            raise RequestError("name", f"{job.name!r} is known already; choose another")
+        if job.writer in self._lost:
+            raise RequestError("writer", f"{submission.writer!r} is lost; it must come back first")
+        if self._active >= self._settings.most_waiting:
+            raise RequestError("requests", f"queue full: {self._active} requests are waiting or running; retry later")
+        gone = job.sort(self._lost)
+        if gone is not None:
+            raise RequestError("sources", f"chunk {gone}: all of {submission.sources[gone]!r} are lost")
+        intake.check_path(self._topology, self._planner, job, self._random)
+        self._begin(now_ms)
+        self._place_anew(job)
+        self._adopt(job)
+        self._event.jobs[job] = None
+        return self._finish()
+
+    def done(self, request: str, chunk: int, attempt: int, now_ms: int) -> Outcome:
+        """A chunk is on all its replicas. Told twice, or for an attempt that was revoked: ignored."""
+        job = self._job(request)
+        flight = self._flight(job, chunk, attempt)
+        if flight is None:
+            return Outcome(ignored=self._why(job, chunk, attempt))
+        self._begin(now_ms)
+        self._land(flight, done=True)
+        job.done.add(chunk)
+        self._note_chunk(flight, ChunkState.DONE)
+        if len(job.done) == job.chunks:
+            self._end(job, RequestState.FINISHED, "")
+        return self._finish()
+
+    def failed(self, request: str, chunk: int, attempt: int, suspects: Sequence[str], now_ms: int) -> Outcome:
+        """A chunk's attempt failed: it is planned again, around the suspects if there is a way around them."""
+        job = self._job(request)
+        hosts = {intake.host_number(self._topology, "suspects", name) for name in suspects}
+        flight = self._flight(job, chunk, attempt)
+        if flight is None:
+            return Outcome(ignored=self._why(job, chunk, attempt))
+        self._begin(now_ms)
+        self._land(flight, done=False)
+        suspected = hosts - job.avoid - ({job.writer} if job.kind is not Kind.COPY else set())
+        if suspected:
+            job.avoid |= suspected
+            self._event.jobs[job] = None
+        self._again(flight, f"attempt {attempt} of chunk {chunk} failed, at {', '.join(suspects) or 'no known host'}")
+        if suspected and not job.state.ended:
+            self._sort(job)
+        return self._finish()
+
+    def cancel(self, request: str, now_ms: int) -> Outcome:
+        """Give a request up; what is in flight of it is revoked. An ended request stays as it ended."""
+        job = self._job(request)
+        if job.state.ended:
+            return Outcome(ignored=f"request {request!r} is {job.state}")
+        self._begin(now_ms)
+        self._end(job, RequestState.CANCELLED, "cancelled on request")
+        return self._finish()
+
+    def resubmit(self, request: str, chunks: int, now_ms: int) -> Outcome:
+        """A waiting request has another number of chunks now. It keeps its place if they are no more than before."""
+        job = self._job(request)
+        if job.state is not RequestState.WAITING:
+            raise RequestError(
+                "request", f"{request!r} is {job.state}: only one that nothing was started of can change"
+            )
+        intake.check_chunks(self._settings, chunks)
+        if job.kind is not Kind.WRITE and chunks > job.chunks:
+            raise RequestError("chunks", f"{chunks}: sources are known for {job.chunks}; submit another request")
+        self._begin(now_ms)
+        if chunks != job.chunks:
+            self._leave(job)
+            if chunks > job.chunks:
+                self._place_anew(job)
+            job.chunks = chunks
+            job.sources = job.sources[:chunks]
+            job.sort(self._lost)
+            self._enter(job)
+            self._event.jobs[job] = None
+        return self._finish()
+
+    def host_lost(self, host: str, now_ms: int) -> Outcome:
+        """A host is gone: its requests end, chains through it are revoked and planned again without it."""
+        number = intake.host_number(self._topology, "host", host)
+        if number in self._lost:
+            return Outcome(ignored=f"host {host!r} is lost already")
+        self._begin(now_ms)
+        self._lose(number)
+        return self._finish()
+
+    def host_back(self, host: str, now_ms: int) -> Outcome:
+        """A lost host is back, and no suspect any more."""
+        number = intake.host_number(self._topology, "host", host)
+        if number not in self._lost:
+            return Outcome(ignored=f"host {host!r} is not lost")
+        self._begin(now_ms)
+        self._lost.discard(number)
+        self._policy.regain(number)
+        suspected = {job for job in self._jobs.values() if number in job.avoid and not job.state.ended}
+        for job in suspected:
+            job.avoid.discard(number)
+            self._event.jobs[job] = None
+        for job in self._in_order(suspected | self._of_host.get(number, set())):
+            self._sort(job)
+        return self._finish()
+
+    # ---- questions
+
+    def place(self, request: str) -> Place:
+        """The place of a request in the queue. Raises RequestError if it is not known."""
+        return place_of(self._known(), self._job(request))
+
+    def status(self) -> Status:
+        """Everything at this moment."""
+        return status_of(self._known())
+
+    def state(self, request: str) -> RequestState:
+        """The state of a request. Raises RequestError if it is not known (any more)."""
+        return self._job(request).state
+
+    @classmethod
+    def restore(
+        cls,
+        topology: Topology,
+        planner: Planner,
+        settings: Settings,
+        random: Random,
+        records: Iterable[RequestRecord | ChunkRecord],
+        lost_hosts: Collection[str],
+        now_ms: int,
+    ) -> "OnlineScheduler":
+        """The scheduler as it was when `records` (of each name and chunk the newest) were stored, and its promises.
+
+        Chunks in flight stay in flight, except through hosts that are lost now or unknown; see `restored` then. Records
+        of ended requests are wanted as long as late reports may come; in timesteps, of the newest timestep at least.
+        """
+        scheduler = cls(topology, planner, settings, random)
+        scheduler._restore(records, lost_hosts, now_ms)
+        return scheduler
+
+    # ---- one event
+
+    def _begin(self, now_ms: int) -> None:
+        self._now_ms = max(self._now_ms, now_ms)
+        self._event = _Event()
+
+    def _finish(self) -> Outcome:
+        """Start what can start, and collect what happened."""
+        self._policy.advance(self._launch)
+        event, self._event = self._event, _Event()
+        records: list[RequestRecord | ChunkRecord] = [request_record(self._topology, job) for job in event.jobs]
+        records += event.chunks.values()
+        go = tuple(go_of(self._topology, flight) for flight in event.go)
+        return Outcome(go, tuple(event.revoked), tuple(event.finished), tuple(records), tuple(event.given_up))
+
+    def _launch(self, unit: Unit, chain: Chain) -> None:
+        job = unit.job
+        chain = chain._replace(chunk=unit.take())
+        job.waiting -= 1
+        self._line.put(job, 0 if job.stranded else job.waiting)
+        attempt = job.attempts[chain.chunk] = job.attempts.get(chain.chunk, 0) + 1
+        flight = Flight(job, chain, attempt, self._now_ms, self._policy.step)
+        self._fly(flight)
+        self._policy.started(flight)
+        if job.state is RequestState.WAITING:
+            job.state = RequestState.RUNNING
+            self._event.jobs[job] = None
+        self._event.go[flight] = None
+        self._note_chunk(flight, ChunkState.RUNNING)
+
+    def _fly(self, flight: Flight) -> None:
+        flight.job.flights[flight.chunk] = flight
+        for host in set(flight.chain.hosts):
+            self._at_host.setdefault(host, set()).add(flight)
+
+    def _land(self, flight: Flight, *, done: bool) -> None:
+        """A chunk is in flight no more; where it waits again is for the caller."""
+        del flight.job.flights[flight.chunk]
+        for host in set(flight.chain.hosts):
+            self._at_host[host].discard(flight)
+        self._policy.ended(flight, done=done)
+
+    def _revoke(self, flight: Flight) -> None:
+        self._land(flight, done=False)
+        self._event.revoked.append(go_of(self._topology, flight))
+
+    def _again(self, flight: Flight, why: str) -> None:
+        """A chunk whose attempt came to nothing waits again, or its request has failed."""
+        job = flight.job
+        self._note_chunk(flight, ChunkState.WAITING)
+        if flight.attempt >= self._settings.most_attempts:
+            self._end(job, RequestState.FAILED, f"{why}; that was the last of {flight.attempt} attempts")
+            return
+        unit = job.unit_of(flight.chunk)
+        unit.give(flight.chunk)
+        job.waiting += 1
+        self._line.put(job, 0 if job.stranded else job.waiting)
+        self._policy.enter(unit)
+
+    def _end(self, job: Job, state: RequestState, reason: str) -> None:
+        """A request has ended, one way or another."""
+        self._leave(job)
+        for flight in list(job.flights.values()):
+            self._revoke(flight)
+        self._event.jobs[job] = None
+        job.state, job.reason = state, reason
+        (self._event.finished if state is RequestState.FINISHED else self._event.given_up).append(job.name)
+        for host in self._hosts_of(job):
+            self._of_host[host].discard(job)
+        self._active -= 1
+        self._remember(job)
+
+    def _remember(self, job: Job) -> None:
+        self._ended[job.name] = None
+        while len(self._ended) > self._settings.most_remembered:
+            oldest = next(iter(self._ended))
+            del self._ended[oldest], self._jobs[oldest]
+
+    # ---- jobs and the line
+
+    def _place_anew(self, job: Job) -> None:
+        self._sequence += 1
+        job.sequence, job.submitted_ms = self._sequence, self._now_ms
+        job.rank = (self._now_ms - job.priority * self._settings.priority_ms, self._sequence)
+
+    def _adopt(self, job: Job) -> None:
+        """The job is one of ours from now on."""
+        self._jobs[job.name] = job
+        self._active += 1
+        for host in self._hosts_of(job):
+            self._of_host.setdefault(host, set()).add(job)
+        self._enter(job)
+
+    def _enter(self, job: Job) -> None:
+        """What waits of the job's units takes its place in the line."""
+        job.waiting = sum(unit.waiting for unit in job.units)
+        self._line.put(job, job.waiting)
+        for unit in job.units:
+            if unit.waiting:
+                self._policy.enter(unit)
+
+    def _leave(self, job: Job) -> None:
+        self._policy.leave(job)
+        self._line.put(job, 0)
+        job.waiting = 0
+
+    def _sort(self, job: Job) -> None:
+        """Sort a job's chunks into units anew: what is lost or avoided changed."""
+        self._leave(job)
+        gone = job.sort(self._lost)
+        if gone is None:
+            self._enter(job)
+        else:
+            self._end(job, RequestState.FAILED, f"chunk {gone} has no source left: all its hosts are lost")
+
+    @staticmethod
+    def _hosts_of(job: Job) -> set[int]:
+        """Hosts that the job cannot do without, or takes chunks from."""
+        return {host for sources in job.sources for host in sources} | ({job.writer} - {intake.NOBODY})
+
+    @staticmethod
+    def _in_order(jobs: Iterable[Job]) -> list[Job]:
+        return sorted(jobs, key=lambda job: job.rank)
+
+    def _lose(self, number: int) -> None:
+        host = self._topology.servers[number].name
+        self._lost.add(number)
+        self._policy.lose(number)
+        concerned = self._in_order(self._of_host.get(number, ()))
+        for job in concerned:
+            if job.writer == number:
+                self._end(job, RequestState.CANCELLED, f"its host {host!r} is lost")
+        flights = sorted(self._at_host.get(number, ()), key=lambda flight: (flight.job.rank, flight.chunk))
+        for flight in flights:
+            if flight.job.flights.get(flight.chunk) is flight:
+                self._revoke(flight)
+                self._again(flight, f"host {host!r} was lost during attempt {flight.attempt} of chunk {flight.chunk}")
+        for job in concerned:
+            if not job.state.ended and job.writer != number:
+                self._sort(job)
+
+    # ---- what was asked about
+
+    def _job(self, request: str) -> Job:
+        job = self._jobs.get(request)
+        if job is None:
+            raise RequestError("request", f"{request!r} is not known (any more)")
+        return job
+
+    @staticmethod
+    def _flight(job: Job, chunk: int, attempt: int) -> Flight | None:
+        flight = job.flights.get(chunk)
+        return flight if flight is not None and flight.attempt == attempt else None
+
+    @staticmethod
+    def _why(job: Job, chunk: int, attempt: int) -> str:
+        """Why a report about an attempt that is not in flight changes nothing. RequestError if it never was."""
+        last = job.attempts.get(chunk, 0)
+        if not 0 <= chunk < job.chunks:
+            raise RequestError("chunk", f"{chunk!r}: request {job.name!r} has chunks 0 to {job.chunks - 1}")
+        if not 1 <= attempt <= last:
+            raise RequestError("attempt", f"{attempt!r}: chunk {chunk} of {job.name!r} was started {last} times")
+        if chunk in job.done:
+            return f"chunk {chunk} of {job.name!r} is done"
+        if job.state.ended:
+            return f"request {job.name!r} is {job.state}"
+        return f"attempt {attempt} of chunk {chunk} of {job.name!r} was revoked; the last is {last}"
+
+    def _note_chunk(self, flight: Flight, state: ChunkState) -> None:
+        record = chunk_record(self._topology, flight, state, self._now_ms)
+        self._event.chunks[flight.job, flight.chunk] = record
+
+    def _known(self) -> Known:
+        return Known(self._topology, self._settings, self._policy, self._line, self._jobs, self._lost)
+
+    # ---- from the records
+
+    def _restore(self, records: Iterable[RequestRecord | ChunkRecord], lost: Collection[str], now_ms: int) -> None:
+        requests: dict[str, RequestRecord] = {}
+        chunks: dict[tuple[str, int], ChunkRecord] = {}
+        for record in records:
+            if isinstance(record, RequestRecord):
+                requests[record.name] = record
+            else:
+                chunks[record.request, record.chunk] = record
+        self._begin(max([now_ms, *(record.submitted_ms for record in requests.values())]))
+        jobs = {name: intake.job_of(self._topology, self._settings, record) for name, record in requests.items()}
+        for chunk in sorted(chunks.values(), key=lambda record: (record.step, record.since_ms)):
+            if chunk.request in jobs:
+                self._resume(jobs[chunk.request], chunk)
+        for job in sorted(jobs.values(), key=lambda job: job.sequence):
+            self._sequence = max(self._sequence, job.sequence)
+            if job.state.ended:
+                self._jobs[job.name] = job
+                self._remember(job)
+            else:
+                self._readopt(job)
+        for host in lost:
+            number = intake.host_number(self._topology, "lost_hosts", host)
+            if number not in self._lost:
+                self._lose(number)
+        self.restored = self._finish()
+
+    def _resume(self, job: Job, record: ChunkRecord) -> None:
+        """A stored chunk takes its state again; one whose chain the topology does not have any more waits again."""
+        job.attempts[record.chunk] = record.attempt
+        state = ChunkState(record.state)
+        if state is ChunkState.DONE:
+            job.done.add(record.chunk)
+        if state is ChunkState.WAITING or (job.state.ended and state is not ChunkState.DONE):
+            return
+        chain = chain_of(self._topology, record, job.kind)
+        if chain is not None:
+            flight = Flight(job, chain, record.attempt, record.since_ms, record.step)
+            if state is ChunkState.RUNNING:
+                self._fly(flight)
+            self._policy.resume(flight, done=state is ChunkState.DONE)
+        elif state is ChunkState.RUNNING:
+            self._event.revoked.append(Go(job.name, record.chunk, record.attempt, record.hosts, job.kind))
+            self._event.chunks[job, record.chunk] = replace(
+                record, state=ChunkState.WAITING.value, since_ms=self._now_ms
+            )
+
+    def _readopt(self, job: Job) -> None:
+        gone = job.sort(())
+        self._adopt(job)
+        if job.kind is not Kind.COPY and job.writer == intake.NOBODY:
+            self._end(job, RequestState.CANCELLED, "its host is not in the network any more")
+        elif gone is not None:
+            self._end(job, RequestState.FAILED, f"chunk {gone} has no source left: none is in the network any more")

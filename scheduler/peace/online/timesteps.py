@@ -1,0 +1,207 @@
+"""TIMESTEPS mode: the paper's (SGuard, end of section 5, section 6.2). A plan for all that wait, then the next.
+
+A timestep begins with a plan over the whole queue, on the full graph (`Stragglers.IGNORED`, as the paper plans each
+timestep) or on what the last timestep's unfinished chunks leave of it (`Stragglers.COUNTED`). A request that arrives
+later joins the running timestep as far as the residual graph still has a path for it: Algorithm 1 takes and returns the
+residual graph "for the current timestep". So do chunks that failed or lost a host. The next timestep begins as soon as
+`finish_fraction` of the timestep's chunks are done, or none of it is in flight.
+
+The plain plan of a whole queue may pass over its first request by bad luck (a random dead end), by choice (`exact`
+serves whom it likes) or because stragglers are in its way. Then its first chunk is planned first, alone; if that fails
+because of stragglers, the timestep does not begin until more of them are done.
+
+Invariants:
+* In a timestep that has begun, the first request of the queue got a chunk, unless no path for it exists at all.
+* The chains of one timestep that were not revoked fit into the graph that it was planned on.
+"""
+
+from itertools import islice
+from random import Random
+
+from scheduler.errors import PlanInvalid
+from scheduler.peace.online.jobs import Flight, Job, Unit
+from scheduler.peace.online.line import Line
+from scheduler.peace.online.records import Settings, Stragglers
+from scheduler.peace.online.stranded import TRIES, Launch, Stranded, find
+from scheduler.peace.plan import Chain, Kind, Planner, Request, Residual, demands
+from scheduler.topology import Topology, disk_capacity
+
+_ROUNDING = 1e-9
+
+
+class Timesteps:
+    """The policy of timesteps."""
+
+    def __init__(self, topology: Topology, planner: Planner, settings: Settings, random: Random, line: Line) -> None:
+        self.step = 0
+        self._planner = planner
+        self._settings = settings
+        self._random = random
+        self._line = line
+        self._whole = Residual.full(topology)
+        """The graph without lost hosts."""
+        self._left: Residual | None = None
+        """What the running timestep leaves of the graph; None: to be counted anew."""
+        self._open: set[Flight] = set()
+        """The timestep's chunks in flight."""
+        self._done: list[Flight] = []
+        """The timestep's chunks that are done."""
+        self._older: set[Flight] = set()
+        """Stragglers: in flight since an earlier timestep."""
+        self._joining: dict[Job, None] = {}
+        self._stranded = Stranded(line)
+
+    # ---- what happened
+
+    def enter(self, unit: Unit) -> None:
+        """The unit has a chunk waiting (again): it may join the running timestep."""
+        self._joining[unit.job] = None
+
+    def leave(self, job: Job) -> None:
+        """None of the job's units waits any more."""
+        self._joining.pop(job, None)
+
+    def ended(self, flight: Flight, *, done: bool) -> None:
+        """A chunk is in flight no more. One that is not done gives its timestep's capacity back."""
+        self._older.discard(flight)
+        if flight in self._open:
+            self._open.discard(flight)
+            if done:
+                self._done.append(flight)
+            else:
+                self._left = None
+
+    def started(self, flight: Flight) -> None:
+        """A chunk was launched in the running timestep."""
+        self._open.add(flight)
+
+    def resume(self, flight: Flight, *, done: bool) -> None:
+        """A chunk was in flight, or done, when the scheduler was restored; the newest timestep is the running one."""
+        if flight.step > self.step:
+            self._older |= self._open
+            self.step, self._open, self._done = flight.step, set(), []
+        self._left = None
+        if flight.step < self.step:
+            if not done:
+                self._older.add(flight)
+        elif done:
+            self._done.append(flight)
+        else:
+            self._open.add(flight)
+
+    def lose(self, host: int) -> None:
+        """A host is lost; what is in flight there ends next."""
+        self._whole.without(host)
+        self._left = None
+
+    def regain(self, host: int) -> None:
+        """A lost host is back."""
+        server = self._whole.topology.servers[host]
+        self._whole.send[host], self._whole.receive[host] = server.send, server.receive
+        self._whole.disk[host] = disk_capacity(server)
+        self._left = None
+        self._stranded.again()
+
+    # ---- what may start
+
+    def advance(self, launch: Launch) -> None:
+        """Let the new ones join, or begin the next timestep if this one is over."""
+        if not self._open and not self._older:
+            self._stranded.some_again()
+        if not self._over():
+            for job in sorted(self._joining, key=lambda job: job.rank):
+                self._join(job, launch)
+        self._joining.clear()
+        while self._over() and self._begin(launch):
+            pass
+
+    @property
+    def reservation(self) -> tuple[str, Chain | None] | None:
+        """Timesteps reserve nothing."""
+        return None
+
+    def _over(self) -> bool:
+        scheduled = len(self._done) + len(self._open)
+        return not self._open or len(self._done) >= self._settings.finish_fraction * scheduled - _ROUNDING
+
+    def _join(self, job: Job, launch: Launch) -> None:
+        """Plan what of the job fits into the rest of the running timestep."""
+        if not job.waiting:
+            return
+        if self._left is None:
+            self._left = self._graph([*self._open, *self._done, *self._counted()])
+        plan = self._planner.plan([self._ask(job)], self._left, self._random)
+        for chain in plan.chains:
+            launch(job.unit_of(chain.chunk), chain)
+
+    def _begin(self, launch: Launch) -> bool:
+        """Begin the next timestep; False: it cannot begin yet, or nothing waits."""
+        first = self._line.first
+        unit = None if first is None else first.next_unit()
+        if first is None or unit is None:
+            return False
+        jobs = {job.name: job for job in self._line}
+        stragglers = self._counted() | (self._open if self._settings.stragglers is Stragglers.COUNTED else set())
+        left = self._graph(list(stragglers))
+        chains = self._plan(list(jobs.values()), left)
+        if not any(chain.request == first.name for chain in chains):
+            left = self._graph(list(stragglers))
+            chain = find(self._planner, unit.request, left, self._random, TRIES)
+            if chain is None:
+                if stragglers and find(self._planner, unit.request, self._whole.copy(), self._random, TRIES):
+                    return False
+                self._stranded.add(unit)
+                return True
+            chains = [chain, *self._plan(list(jobs.values()), left, but=chain.chunk)]
+        self.step += 1
+        self._left = left
+        self._older |= self._open
+        self._open, self._done = set(), []
+        for chain in chains:
+            launch(jobs[chain.request].unit_of(chain.chunk), chain)
+        return True
+
+    def _plan(self, jobs: list[Job], left: Residual, but: int | None = None) -> list[Chain]:
+        """The plan for all that wait; of the first job without the chunk `but`."""
+        requests = [self._ask(jobs[0], but), *map(self._ask, jobs[1:])]
+        return list(self._planner.plan([each for each in requests if each.chunks], left, self._random).chains)
+
+    def _ask(self, job: Job, but: int | None = None) -> Request:
+        """The job's chunks that wait, as many as its own host could move at once, as one request."""
+        most = self._most(job)
+        numbers, sources = list[int](), list[tuple[int, ...]]()
+        avoid = frozenset(job.avoid)
+        for unit in job.units:
+            chosen = list(islice((n for n in unit.numbers() if n != but), most - len(numbers)))
+            numbers += chosen
+            if job.kind is not Kind.WRITE:
+                sources += [unit.sources] * len(chosen)
+                avoid = avoid.difference(unit.sources)
+        return Request(
+            job.name, job.writer, len(numbers), job.placement, job.kind, tuple(sources), tuple(numbers), avoid
+        )
+
+    def _most(self, job: Job) -> int:
+        """No more of the job's chunks can start in one timestep."""
+        own = job.units[0].own if len(job.units) == 1 else None
+        return job.waiting if own is None else int(self._whole.counts(own[0])[own[1]])
+
+    def _counted(self) -> set[Flight]:
+        return set(self._older) if self._settings.stragglers is Stragglers.COUNTED else set()
+
+    def _graph(self, flights: list[Flight]) -> Residual:
+        """The graph without what these chunks use."""
+        left = self._whole.copy()
+        for flight in flights:
+            try:
+                left.take(flight.chain)
+            except PlanInvalid:  # restored on a smaller network
+                _take_rest(left, flight.chain)
+        return left
+
+
+def _take_rest(left: Residual, chain: Chain) -> None:
+    """Take of a chain what is there."""
+    for resource, number in demands(chain):
+        counts = left.counts(resource)
+        counts[number] = max(0, counts[number] - 1)

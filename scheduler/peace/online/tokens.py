@@ -1,0 +1,105 @@
+"""Tokens: how many chunks may use each resource at a time, how many do, and which are promised to the head.
+
+Invariants:
+* For every resource of a host that is not lost: left − debt = capacity − used − held, where `held` are the tokens of
+  the reservation. `left` is never negative; what the reservation could not take yet is in `owed`.
+* A token that comes back pays debts first, then what is owed to the reservation; only then may others have it.
+* A lost host has no tokens at all.
+"""
+
+from collections.abc import Iterable
+
+from scheduler.peace.plan import Chain, Residual, Resource, demands
+from scheduler.topology import Topology, disk_capacity
+
+Key = tuple[Resource, int]
+
+
+class Tokens:
+    """The tokens of one network. `left` is what anybody may take, `whole` the network with nothing in flight."""
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+        self.left = Residual.full(topology)
+        self.whole = Residual.full(topology)
+        self.soon = Residual(topology, self.left.send, self.left.receive, self.left.disk, self.whole.link)
+        """The hosts as they are and all links free: where a reservation looks first, for its hosts need no wait."""
+        self.owed: dict[Key, int] = {}
+        self.freed: set[Key] = set()
+        self._debt: dict[Key, int] = {}
+        self._lost: set[int] = set()
+
+    def free(self, key: Key) -> bool:
+        """Whether anybody may take a token of this resource."""
+        return bool(self.left.counts(key[0])[key[1]] > 0)
+
+    def give(self, chain: Chain) -> None:
+        """A chain that was taken ended; what really becomes free is noted in `freed`."""
+        for key in demands(chain):
+            self._give(key)
+
+    def force(self, chain: Chain) -> None:
+        """A chain that is in flight already (after a restart, perhaps on a smaller network): debts where it must be."""
+        for key in demands(chain):
+            if key[1] in self._lost and key[0] is not Resource.LINK:
+                continue
+            counts = self.left.counts(key[0])
+            if counts[key[1]] > 0:
+                counts[key[1]] -= 1
+            else:
+                self._debt[key] = self._debt.get(key, 0) + 1
+
+    def hold(self, keys: Iterable[Key]) -> None:
+        """Reserve a token of each: one that is there, or the next to come back."""
+        for key in keys:
+            counts = self.left.counts(key[0])
+            if counts[key[1]] > 0:
+                counts[key[1]] -= 1
+            else:
+                self.owed[key] = self.owed.get(key, 0) + 1
+
+    def let_go(self, keys: Iterable[Key], *, for_good: bool = True) -> None:
+        """The contrary of `hold`. `for_good`: the tokens are free for others now, and noted in `freed`."""
+        for key in keys:
+            if not self._pay(self.owed, key):
+                if key[1] in self._lost and key[0] is not Resource.LINK:
+                    continue
+                self.left.counts(key[0])[key[1]] += 1
+                if for_good:
+                    self.freed.add(key)
+
+    def lose(self, host: int) -> None:
+        """A host is gone, with its tokens. The reservation must not use it, and what is in flight there must end."""
+        self._lost.add(host)
+        self.left.without(host)
+        self.whole.without(host)
+        for resource in (Resource.SEND, Resource.RECEIVE, Resource.DISK):
+            self._debt.pop((resource, host), None)
+
+    def regain(self, host: int) -> None:
+        """A lost host is back, with nothing in flight."""
+        self._lost.discard(host)
+        server = self.topology.servers[host]
+        for residual in (self.left, self.whole):
+            residual.send[host], residual.receive[host] = server.send, server.receive
+            residual.disk[host] = disk_capacity(server)
+        self.freed.update((resource, host) for resource in (Resource.SEND, Resource.RECEIVE, Resource.DISK))
+
+    def _give(self, key: Key) -> None:
+        if key[1] in self._lost and key[0] is not Resource.LINK:
+            return
+        if self._pay(self._debt, key) or self._pay(self.owed, key):
+            return
+        self.left.counts(key[0])[key[1]] += 1
+        self.freed.add(key)
+
+    @staticmethod
+    def _pay(debts: dict[Key, int], key: Key) -> bool:
+        count = debts.get(key)
+        if not count:
+            return False
+        if count == 1:
+            del debts[key]
+        else:
+            debts[key] = count - 1
+        return True

@@ -1,0 +1,106 @@
+"""What the scheduler shows of itself: a request's place in the queue, and everything at one moment.
+
+Invariants:
+* Nothing here changes anything.
+* `used` counts chunks in flight, not reservations.
+"""
+
+from collections import Counter
+from typing import NamedTuple
+
+from scheduler.peace.online.continuous import Continuous
+from scheduler.peace.online.jobs import Flight, Job
+from scheduler.peace.online.line import Line
+from scheduler.peace.online.recording import go_of
+from scheduler.peace.online.records import (
+    HostStatus,
+    InFlight,
+    Mode,
+    Place,
+    RequestStatus,
+    Settings,
+    Status,
+    Use,
+)
+from scheduler.peace.online.timesteps import Timesteps
+from scheduler.peace.plan import Resource, demands
+from scheduler.topology import Topology
+
+ROUNDS_PER_CHUNK = {Mode.CONTINUOUS: 2, Mode.TIMESTEPS: 1}
+"""The bound, in longest chunk times (timesteps) per chunk ahead; proven in `scheduler.peace.online`."""
+
+
+class Known(NamedTuple):
+    """What the views show: all that the scheduler holds."""
+
+    topology: Topology
+    settings: Settings
+    policy: Continuous | Timesteps
+    line: Line
+    jobs: dict[str, Job]
+    lost: set[int]
+
+
+def place_of(known: Known, job: Job) -> Place:
+    """The place of a request in the queue."""
+    if not job.waiting:
+        return Place(0, 0, 0)
+    requests, chunks = known.line.ahead(job.rank)
+    return Place(requests, chunks, ROUNDS_PER_CHUNK[known.settings.mode] * (chunks + 1))
+
+
+def status_of(known: Known) -> Status:
+    """Everything at this moment."""
+    topology = known.topology
+    active = sorted((job for job in known.jobs.values() if not job.state.ended), key=lambda job: job.rank)
+    flights = [flight for job in active for flight in job.flights.values()]
+    at_host = Counter(host for flight in flights for host in set(flight.chain.hosts))
+    reservation = known.policy.reservation
+    chain = reservation[1] if reservation is not None else None
+    return Status(
+        mode=known.settings.mode,
+        step=known.policy.step,
+        hosts=tuple(
+            HostStatus(server.name, number in known.lost, at_host[number])
+            for number, server in enumerate(topology.servers)
+        ),
+        requests=tuple(_request_status(topology, job) for job in active),
+        in_flight=tuple(InFlight(go_of(topology, flight), flight.since_ms) for flight in flights),
+        uses=_uses(topology, flights),
+        head=reservation[0] if reservation is not None else None,
+        reserved=tuple(topology.servers[host].name for host in chain.hosts) if chain is not None else (),
+    )
+
+
+def _request_status(topology: Topology, job: Job) -> RequestStatus:
+    return RequestStatus(
+        name=job.name,
+        state=job.state,
+        kind=job.kind,
+        writer=topology.servers[job.writer].name if job.writer >= 0 else None,
+        priority=job.priority,
+        done=len(job.done),
+        in_flight=len(job.flights),
+        waiting=job.waiting,
+        submitted_ms=job.submitted_ms,
+        stranded=job.stranded,
+        reason=job.reason,
+    )
+
+
+def _uses(topology: Topology, flights: list[Flight]) -> tuple[Use, ...]:
+    used = Counter(demand for flight in flights for demand in demands(flight.chain))
+    uses = []
+    for number, server in enumerate(topology.servers):
+        for resource, total in (
+            (Resource.SEND, server.send),
+            (Resource.RECEIVE, server.receive),
+            (Resource.DISK, server.disk),
+        ):
+            if total is not None:
+                uses.append(Use(resource.value, server.name, used[resource, number], total))
+    for number, link in enumerate(topology.links):
+        uses.append(
+            Use(Resource.LINK.value, f"{link.source}>{link.target}", used[Resource.LINK, number], link.capacity)
+        )
+    return tuple(uses)
