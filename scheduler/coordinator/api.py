@@ -1,0 +1,310 @@
+"""The interface as tables: every route, what it takes, what it answers and which errors it may give.
+
+Invariants: this is the one source of truth; requests are checked by it, the OpenAPI document is written from it, and
+tests hold every answer against it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from scheduler.coordinator.api_types import Field, Flag, ListOf, MapOf, Maybe, Number, Record, Text, Type, Whole
+from scheduler.coordinator.http.messages import JSON
+
+LONGEST_WAIT_S = 60.0
+DEFAULT_WAIT_S = 30.0
+MOST_CHUNKS = 16_384
+"""Chunks of one request: a tebibyte in chunks of 64 MiB."""
+MOST_REPLICAS = 16
+MOST_SOURCES = 64
+MOST_SUSPECTS = 16
+MOST_PRIORITY = 9
+HTML = "text/html; charset=utf-8"
+PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+
+NAME = Text(200)
+KIND = Text(choices=("write", "read", "copy"))
+STATE = Text(choices=("waiting", "running", "finished", "cancelled", "failed"))
+EVENT = Text(choices=("go", "revoked", "finished", "cancelled", "failed"))
+EMPTY = Record("Empty")
+
+
+# ---- values in answers
+
+PLACE = Record(
+    "Place",
+    {
+        "requests_ahead": Field(Whole(), "requests that come first"),
+        "chunks_ahead": Field(Whole(), "their chunks that have not started yet"),
+        "starts_within_chunks": Field(Whole(), "the proven bound: it starts before so many chunks more are done"),
+    },
+)
+EVENT_RECORD = Record(
+    "Event",
+    {
+        "number": Field(Whole(1), "1 for the request's first event, 2 for the next"),
+        "event": Field(EVENT, "go: write this chunk now; revoked: stop it; the others end the request"),
+        "chunk": Field(Maybe(Whole()), "which chunk, from 0; null where the whole request is meant"),
+        "attempt": Field(Maybe(Whole()), "say it in done and failed"),
+        "hosts": Field(ListOf(NAME), "the chain: who sends (the writer, or a source) first, then every replica"),
+        "addresses": Field(ListOf(Maybe(Text(300))), "of the same hosts, where they are known"),
+    },
+)
+REQUEST_VIEW = Record(
+    "Request",
+    {
+        "request": Field(NAME, "its name"),
+        "state": Field(STATE, "where it stands"),
+        "kind": Field(KIND, "what it moves"),
+        "writer": Field(Maybe(NAME), "the host that writes or reads"),
+        "chunks": Field(Whole(), "chunks in all"),
+        "done": Field(Whole(), "chunks done"),
+        "place": Field(Maybe(PLACE), "its place in the queue while chunks of it wait"),
+        "go": Field(ListOf(EVENT_RECORD), "the chunks that are to be written right now"),
+        "last_event": Field(Whole(), "number of its newest event; ask for what comes after it"),
+        "why": Field(Maybe(Text(500, 0)), "why it failed or was cancelled, if anything was said"),
+    },
+)
+EVENTS = Record(
+    "Events",
+    {
+        "request": Field(NAME, "the request"),
+        "state": Field(STATE, "where it stands"),
+        "events": Field(ListOf(EVENT_RECORD), "what is new, in order; empty when nothing came in time"),
+    },
+)
+REPORTED = Record(
+    "Reported",
+    {
+        "request": Field(NAME, "the request"),
+        "chunk": Field(Whole(), "the chunk"),
+        "counted": Field(Flag(), "false: known already, or an attempt that was revoked or given up"),
+        "state": Field(STATE, "where the request stands"),
+    },
+)
+HOST_VIEW = Record(
+    "Host",
+    {
+        "host": Field(NAME, "its name in the topology"),
+        "address": Field(Maybe(Text(300)), "where others reach it"),
+        "registered": Field(Flag(), "whether it says that it lives, and is missed when it does not"),
+        "lost": Field(Flag(), "nothing is planned on it until it registers"),
+        "deadline_ms": Field(Maybe(Whole()), "it must say that it lives within so many milliseconds"),
+    },
+)
+IN_FLIGHT = Record(
+    "ChunkInFlight",
+    {
+        "request": Field(NAME, "the request"),
+        "chunk": Field(Whole(), "the chunk"),
+        "attempt": Field(Whole(), "the attempt"),
+        "kind": Field(KIND, "what it moves"),
+        "hosts": Field(ListOf(NAME), "the chain"),
+        "for_ms": Field(Whole(), "how long it has been under way"),
+    },
+)
+CAPACITY = Record(
+    "Capacity",
+    {
+        "resource": Field(Text(choices=("send", "receive", "disk", "link")), "what is used"),
+        "name": Field(Text(500), "of which host, or which link"),
+        "used": Field(Whole(), "chunks that use it now"),
+        "total": Field(Whole(), "chunks that may use it at a time"),
+    },
+)
+QUEUED = Record(
+    "QueuedRequest",
+    {
+        "request": Field(NAME, "its name"),
+        "state": Field(STATE, "where it stands"),
+        "writer": Field(Maybe(NAME), "the host that writes or reads"),
+        "chunks": Field(Whole(), "chunks in all"),
+        "done": Field(Whole(), "chunks done"),
+        "in_flight": Field(Whole(), "chunks under way"),
+    },
+)
+STATUS = Record(
+    "Status",
+    {
+        "topology": Field(Text(200, 0), "the network's name"),
+        "planner": Field(Text(), "who plans"),
+        "mode": Field(Text(), "continuous, or in timesteps"),
+        "uptime_ms": Field(Whole(), "since this process started"),
+        "store": Field(Text(500), "ok, or why nothing can be stored"),
+        "requests": Field(MapOf(Whole()), "how many are in each state"),
+        "hosts": Field(ListOf(HOST_VIEW), "hosts that are registered or lost"),
+        "queue": Field(ListOf(QUEUED), "requests that are not over, the next first"),
+        "in_flight": Field(ListOf(IN_FLIGHT), "chunks under way, the oldest first"),
+        "capacities": Field(ListOf(CAPACITY), "everything of which something is used"),
+    },
+)
+SERVER = Record(
+    "Server",
+    {
+        "name": Field(NAME, "its name"),
+        "rack": Field(Text(), "the switch it hangs on"),
+        "send": Field(Whole(), "chunks it sends at a time"),
+        "receive": Field(Whole(), "chunks it receives at a time"),
+        "disk": Field(Maybe(Whole()), "chunks its disk takes at a time; null: what it receives"),
+        "address": Field(Maybe(Text(300)), "where others reach it"),
+    },
+)
+LINK = Record(
+    "Link",
+    {
+        "source": Field(Text(), "from this switch"),
+        "target": Field(Text(), "to this one"),
+        "capacity": Field(Whole(), "chunks at a time"),
+        "cost": Field(Whole(), "its length, for the shortest path"),
+    },
+)
+TOPOLOGY = Record(
+    "Topology",
+    {
+        "name": Field(Text(200, 0), "the network's name"),
+        "chunk_bytes": Field(Whole(), "size of a chunk"),
+        "switches": Field(ListOf(Text()), "all switches"),
+        "servers": Field(ListOf(SERVER), "all hosts"),
+        "links": Field(ListOf(LINK), "every direction of every connection between switches"),
+    },
+)
+HEALTH = Record("Health", {"status": Field(Text(choices=("ok", "failing")), "failing: nothing can be stored")})
+ERROR = Record(
+    "Error",
+    {
+        "error": Field(Text(2000), "what is wrong and what to do"),
+        "field": Field(Maybe(Text(300)), "the field to change, where there is one", None),
+    },
+)
+
+# ---- values in requests
+
+REGISTER = Record(
+    "RegisterHost",
+    {
+        "name": Field(NAME, "a host of the topology"),
+        "address": Field(Maybe(Text(300)), "where others reach it; writers are told", None),
+    },
+)
+SUBMIT = Record(
+    "SubmitRequest",
+    {
+        "name": Field(Maybe(NAME), "your name for it, so that it can be sent twice; none: one is made up", None),
+        "writer": Field(Maybe(NAME), "the host that writes, or reads; none for a copy", None),
+        "chunks": Field(Whole(1, MOST_CHUNKS), "how many chunks"),
+        "replicas": Field(Whole(1, MOST_REPLICAS), "how many replicas of each", 3),
+        "placement": Field(
+            Maybe(ListOf(Text(200, 0), MOST_REPLICAS)),
+            "rules for each replica, such as same-rack:0 or other-rack:1; none: the default for that many replicas",
+            None,
+        ),
+        "priority": Field(Whole(0, MOST_PRIORITY), "higher comes first; waiting raises it", 0),
+        "kind": Field(KIND, "write; read: recovery; copy: re-replication", "write"),
+        "sources": Field(
+            ListOf(ListOf(NAME, MOST_SOURCES), MOST_CHUNKS), "for read and copy: the hosts that have each chunk", ()
+        ),
+    },
+)
+RESUBMIT = Record("ResubmitRequest", {"chunks": Field(Whole(1, MOST_CHUNKS), "the new number of chunks")})
+DONE = Record("ChunkDone", {"attempt": Field(Whole(), "the attempt that the go named")})
+FAILED = Record(
+    "ChunkFailed",
+    {
+        "attempt": Field(Whole(), "the attempt that the go named"),
+        "suspects": Field(ListOf(NAME, MOST_SUSPECTS), "hosts to avoid when it is planned again", ()),
+    },
+)
+
+# ---- routes
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a route answers when all is well; `type` None: text of `content_type`."""
+
+    says: str
+    type: Type | None
+    content_type: str = JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One method on one path. `waits`: may take long; `free`: needs no token."""
+
+    method: str
+    path: str
+    operation: str
+    says: str
+    answers: Mapping[int, Answer]
+    parameters: Mapping[str, Field] = field(default_factory=dict)
+    query: Record = EMPTY
+    body: Record | None = None
+    errors: tuple[int, ...] = ()
+    waits: bool = False
+    free: bool = False
+
+    def statuses(self) -> frozenset[int]:
+        """Every status that it may answer with."""
+        common = set(COMMON_ERRORS) - ({401} if self.free else set())
+        if self.body is not None:
+            common |= {411, 415}
+        return frozenset({*self.answers, *self.errors, *common})
+
+
+ERRORS: Mapping[int, str] = {
+    400: "a field is missing, unknown or not what it may be; `field` names it",
+    401: "a bearer token is missing or wrong",
+    404: "there is no such request, chunk or host",
+    405: "the path has no such method",
+    408: "the request did not come whole in time",
+    409: "it cannot be done as things stand",
+    411: "a body is needed",
+    413: "the body is too large",
+    415: "the body must be application/json",
+    431: "the headers are too large",
+    500: "a fault of the coordinator's; its log has more",
+    503: "not now: the queue is full, nothing can be stored, or the coordinator stops; try again",
+}
+COMMON_ERRORS = (400, 401, 408, 413, 431, 500, 503)
+_BY_NAME = {"name": Field(NAME, "the request's name")}
+_BY_CHUNK = {**_BY_NAME, "chunk": Field(Whole(0, MOST_CHUNKS), "the chunk's number, from 0")}
+_BY_HOST = {"name": Field(NAME, "the host's name")}
+_EVENTS_AFTER = Record(
+    "EventsAfter",
+    {
+        "after": Field(Whole(), "number of the last event you have; 0: none", 0),
+        "wait_s": Field(Number(0, LONGEST_WAIT_S), "how long to wait for a new one", DEFAULT_WAIT_S),
+    },
+)
+_VIEW = Answer("the request as it stands", REQUEST_VIEW)
+
+ROUTES: tuple[Route, ...] = (
+    Route("POST", "/v1/hosts", "registerHost", "A host says that it is there, or back; it must go on saying so.",
+          {200: Answer("registered", HOST_VIEW)}, body=REGISTER, errors=(404,)),
+    Route("PUT", "/v1/hosts/{name}/alive", "hostAlive", "A registered host still lives.",
+          {200: Answer("noted", HOST_VIEW)}, _BY_HOST, errors=(404, 409)),
+    Route("DELETE", "/v1/hosts/{name}", "deregisterHost", "A host leaves: nothing is planned on it any more.",
+          {200: Answer("gone", HOST_VIEW)}, _BY_HOST, errors=(404,)),
+    Route("POST", "/v1/requests", "submitRequest", "Ask to move chunks. The same request again is no second one.",
+          {201: Answer("accepted", REQUEST_VIEW), 200: Answer("it was there already, and is the same", REQUEST_VIEW)},
+          body=SUBMIT, errors=(404, 409)),
+    Route("GET", "/v1/requests/{name}", "getRequest", "A request as it stands.", {200: _VIEW}, _BY_NAME, errors=(404,)),
+    Route("PUT", "/v1/requests/{name}", "resubmitRequest", "Change the number of chunks that are still to come.",
+          {200: _VIEW}, _BY_NAME, body=RESUBMIT, errors=(404, 409)),
+    Route("DELETE", "/v1/requests/{name}", "cancelRequest", "Give it up; what is under way is revoked.",
+          {200: _VIEW}, _BY_NAME, errors=(404,)),
+    Route("GET", "/v1/requests/{name}/go", "waitForGo", "Wait for the request's next events.",
+          {200: Answer("what is new", EVENTS)}, _BY_NAME, _EVENTS_AFTER, errors=(404,), waits=True),
+    Route("POST", "/v1/requests/{name}/chunks/{chunk}/done", "chunkDone", "A chunk is on all its replicas.",
+          {200: Answer("noted", REPORTED)}, _BY_CHUNK, body=DONE, errors=(404, 409)),
+    Route("POST", "/v1/requests/{name}/chunks/{chunk}/failed", "chunkFailed", "A chunk could not be moved as planned.",
+          {200: Answer("noted", REPORTED)}, _BY_CHUNK, body=FAILED, errors=(404, 409)),
+    Route("GET", "/v1/status", "getStatus", "What goes on: hosts, queue, chunks under way, capacities.",
+          {200: Answer("the state now", STATUS)}),
+    Route("GET", "/v1/topology", "getTopology", "The network that is planned on.", {200: Answer("it", TOPOLOGY)}),
+    Route("GET", "/metrics", "getMetrics", "Counters and gauges for Prometheus.",
+          {200: Answer("in Prometheus' text format", None, PROMETHEUS)}),
+    Route("GET", "/openapi.json", "getOpenApi", "This document.", {200: Answer("OpenAPI 3.1", MapOf(Text()))}),
+    Route("GET", "/health", "getHealth", "Whether the coordinator can do its work.",
+          {200: Answer("it can", HEALTH), 503: Answer("it cannot", HEALTH)}, free=True),
+    Route("GET", "/", "getPage", "The status as a page with a picture.", {200: Answer("a page", None, HTML)}),
+)  # fmt: skip

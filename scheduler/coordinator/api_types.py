@@ -1,0 +1,253 @@
+"""The types of the interface's values: one description checks requests and writes the OpenAPI document.
+
+Invariants: `check` returns a value of the described type or raises ApiError that names the field and what is allowed;
+`schema` is JSON Schema (2020-12) for the same set of values. Nothing here knows what the values are for.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any, NamedTuple, Protocol
+
+from scheduler.coordinator.errors import ApiError
+
+BAD_REQUEST = 400
+REQUIRED = object()
+"""The default of a field that has none."""
+_SHOWN_CHARACTERS = 60
+LARGEST_WHOLE = (1 << 53) - 1
+"""The largest whole number that every JSON reader keeps exactly."""
+
+
+class Type(Protocol):
+    """A set of JSON values."""
+
+    def check(self, value: object, where: str) -> Any:
+        """The value, normalised. Raises ApiError that names `where`."""
+        ...
+
+    def schema(self) -> dict[str, Any]:
+        """The same set as JSON Schema."""
+        ...
+
+
+def refuse(where: str, value: object, allowed: str) -> ApiError:
+    """The error for a value that is not allowed."""
+    return ApiError(BAD_REQUEST, f"{where}={shown(value)}: {allowed}", where)
+
+
+def shown(value: object) -> str:
+    """A value in a message: short, whatever a client sent."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text without control characters; `choices` are all it may be."""
+
+    most: int = 200
+    least: int = 1
+    choices: tuple[str, ...] = ()
+
+    def check(self, value: object, where: str) -> str:
+        """See Type."""
+        if not isinstance(value, str):
+            raise refuse(where, value, "must be a text")
+        if self.choices and value not in self.choices:
+            raise refuse(where, value, f"must be one of {', '.join(self.choices)}{nearest(value, self.choices)}")
+        if not self.choices and not self.least <= len(value) <= self.most:
+            raise refuse(where, value, f"must have from {self.least} to {self.most} characters")
+        if not value.isprintable():
+            raise refuse(where, value, "must have printable characters only")
+        return value
+
+    def schema(self) -> dict[str, Any]:
+        """See Type."""
+        if self.choices:
+            return {"type": "string", "enum": list(self.choices)}
+        return {"type": "string", "minLength": self.least, "maxLength": self.most}
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A whole number from `least` to `most`."""
+
+    least: int = 0
+    most: int = LARGEST_WHOLE
+
+    def check(self, value: object, where: str) -> int:
+        """See Type."""
+        if not isinstance(value, int) or isinstance(value, bool) or not self.least <= value <= self.most:
+            raise refuse(where, value, f"must be a whole number from {self.least} to {self.most}")
+        return value
+
+    def schema(self) -> dict[str, Any]:
+        """See Type."""
+        return {"type": "integer", "minimum": self.least, "maximum": self.most}
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number from `least` to `most`."""
+
+    least: float = 0.0
+    most: float = 1e18
+
+    def check(self, value: object, where: str) -> float:
+        """See Type."""
+        if not isinstance(value, int | float) or isinstance(value, bool) or not self.least <= value <= self.most:
+            raise refuse(where, value, f"must be a number from {self.least:g} to {self.most:g}")
+        return float(value)
+
+    def schema(self) -> dict[str, Any]:
+        """See Type."""
+        return {"type": "number", "minimum": self.least, "maximum": self.most}
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """True or false."""
+
+    def check(self, value: object, where: str) -> bool:
+        """See Type."""
+        if not isinstance(value, bool):
+            raise refuse(where, value, "must be true or false")
+        return value
+
+    def schema(self) -> dict[str, Any]:
+        """See Type."""
+        return {"type": "boolean"}
+
+
+@dataclass(frozen=True, slots=True)
+class Maybe:
+    """A value or null."""
+
+    of: Type
+
+    def check(self, value: object, where: str) -> Any:
+        """See Type."""
+        return None if value is None else self.of.check(value, where)
+
+    def schema(self) -> dict[str, Any]:
+        """See Type."""
+        return {"anyOf": [self.of.schema(), {"type": "null"}]}
+
+
+@dataclass(frozen=True, slots=True)
+class ListOf:
+    """A list of up to `most` values."""
+
+    of: Type
+    most: int = 1_000_000
+
+    def check(self, value: object, where: str) -> tuple[Any, ...]:
+        """See Type."""
+        if not isinstance(value, list):
+            raise refuse(where, value, "must be a list")
+        if len(value) > self.most:
+            raise ApiError(BAD_REQUEST, f"{where}: {len(value)} entries; at most {self.most} are taken", where)
+        return tuple(self.of.check(entry, f"{where}[{number}]") for number, entry in enumerate(value))
+
+    def schema(self) -> dict[str, Any]:
+        """See Type."""
+        return {"type": "array", "items": self.of.schema(), "maxItems": self.most}
+
+
+@dataclass(frozen=True, slots=True)
+class MapOf:
+    """An object with any names and values of one type. Only in answers."""
+
+    of: Type
+
+    def check(self, value: object, where: str) -> dict[str, Any]:
+        """See Type."""
+        if not isinstance(value, dict):
+            raise refuse(where, value, "must be an object")
+        return {name: self.of.check(entry, f"{where}.{name}") for name, entry in value.items()}
+
+    def schema(self) -> dict[str, Any]:
+        """See Type."""
+        return {"type": "object", "additionalProperties": self.of.schema()}
+
+
+class Field(NamedTuple):
+    """A named part of an object. Without a default it must be given."""
+
+    type: Type
+    says: str
+    default: object = REQUIRED
+
+    def schema(self) -> dict[str, Any]:
+        """Its JSON Schema with what it says."""
+        found = {**self.type.schema(), "description": self.says}
+        if self.default is not REQUIRED:
+            default = self.default
+            found["default"] = list(default) if isinstance(default, tuple) else default
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """An object with known fields and no others; `name` is what the OpenAPI document calls it."""
+
+    name: str
+    fields: Mapping[str, Field] = field(default_factory=dict)
+
+    def check(self, value: object, where: str) -> dict[str, Any]:
+        """See Type. Fields that are not given get their defaults."""
+        if not isinstance(value, dict):
+            raise refuse(where or "body", value, "must be an object")
+        prefix = f"{where}." if where else ""
+        for given in value:
+            if given not in self.fields:
+                raise ApiError(
+                    BAD_REQUEST,
+                    f"{prefix}{shown(given)[1:-1]}: unknown field{nearest(given, self.fields)}; "
+                    f"known are {', '.join(self.fields) or 'none'}",
+                    f"{prefix}{given}"[:200],
+                )
+        checked: dict[str, Any] = {}
+        for known, part in self.fields.items():
+            if known in value:
+                checked[known] = part.type.check(value[known], f"{prefix}{known}")
+            elif part.default is REQUIRED:
+                raise ApiError(BAD_REQUEST, f"{prefix}{known}: is missing; {part.says}", f"{prefix}{known}")
+            else:
+                checked[known] = part.default
+        return checked
+
+    def schema(self) -> dict[str, Any]:
+        """A reference: the schema itself stands once in the document."""
+        return {"$ref": f"#/components/schemas/{self.name}"}
+
+    def definition(self) -> dict[str, Any]:
+        """The schema itself."""
+        return {
+            "type": "object",
+            "properties": {name: part.schema() for name, part in self.fields.items()},
+            "required": [name for name, part in self.fields.items() if part.default is REQUIRED],
+            "additionalProperties": False,
+        }
+
+
+def nearest(given: str, known: Sequence[str] | Mapping[str, object]) -> str:
+    """A hint, if the text is close to one that is known."""
+    found = get_close_matches(given[:200], list(known), n=1)
+    return f" (did you mean {found[0]!r}?)" if found else ""
+
+
+def records_in(kind: Type) -> list[Record]:
+    """All records that a type is made of, itself included."""
+    found: list[Record] = []
+    waiting: list[Any] = [kind]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, Record):
+            if one not in found:
+                found.append(one)
+                waiting += [part.type for part in one.fields.values()]
+        elif isinstance(one, ListOf | MapOf | Maybe):
+            waiting.append(one.of)
+    return found

@@ -1,0 +1,170 @@
+"""`cairn coordinate`: run one coordinator.
+
+Invariants: at SIGTERM or SIGINT the listener closes, who waits is answered, what was recorded is stored, and the exit
+status is 0. What prevents a start is one clear line and status 2.
+"""
+
+import argparse
+import gc
+import resource
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from random import Random, SystemRandom
+
+import trio
+
+from scheduler.coordinator.errors import StartError
+from scheduler.coordinator.http.messages import HttpSettings
+from scheduler.coordinator.metadata.interface import Metadata
+from scheduler.coordinator.report import Reporter
+from scheduler.coordinator.running import (
+    DEFAULT_LISTEN,
+    PLANNERS,
+    Running,
+    Security,
+    ServeSettings,
+    make_planner,
+    opened,
+    parse_listen,
+    read_token,
+    serve,
+    tls_context,
+)
+from scheduler.coordinator.service import CoordinatorSettings, World
+from scheduler.coordinator.system_clock import SystemClock
+from scheduler.errors import SchedulerError
+from scheduler.peace.online import Mode, Settings
+from scheduler.topology_file import load_topology
+
+START_FAILED = 2
+DESCRIPTORS_BESIDE_CONNECTIONS = 64
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Give `cairn coordinate` its flags."""
+    defaults, http, scheduling = CoordinatorSettings(), HttpSettings(), Settings()
+    parser.add_argument("--topology", type=Path, required=True, metavar="FILE", help="the network, TOML or JSON")
+    parser.add_argument("--data-dir", type=Path, required=True, metavar="DIR", help="where it keeps its state")
+    parser.add_argument(
+        "--listen", default=str(DEFAULT_LISTEN), metavar="HOST:PORT", help="where it serves (default %(default)s)"
+    )
+    parser.add_argument(
+        "--planner", choices=sorted(PLANNERS), help="who plans (default: tree where the network is one, else paper)"
+    )
+    parser.add_argument(
+        "--mode", choices=[str(mode) for mode in Mode], default=str(scheduling.mode), help="default %(default)s"
+    )
+    parser.add_argument(
+        "--finish-fraction", type=float, default=scheduling.finish_fraction, metavar="F",
+        help="the next timestep begins when this part of the chunks is done (default %(default)s)",
+    )  # fmt: skip
+    for name, default, says in (
+        ("--host-deadline-ms", defaults.host_deadline_ms, "a registered host that says nothing for so long is lost"),
+        ("--remember-ms", defaults.remember_ms, "how long requests that are over can be asked for"),
+        ("--most-remembered", defaults.most_remembered, "how many of them, at most"),
+        ("--max-connections", http.max_connections, "clients at a time"),
+        ("--max-connections-per-address", http.max_connections_per_address, "from one address other than loopback"),
+    ):
+        parser.add_argument(name, type=_count, default=default, metavar="N", help=f"{says} (default {default})")
+    parser.add_argument("--seed", type=int, help="of the plan's random choices (default: a new one, which is logged)")
+    parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate chain, PEM")
+    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its key, PEM")
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help="a text that clients must know")
+    parser.add_argument(
+        "--insecure", action="store_true", help="allow other addresses than loopback without TLS and a token"
+    )
+
+
+def _count(text: str) -> int:
+    number = int(text) if text.isascii() and text.isdecimal() and len(text) < 16 else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number, 1 or more")
+    return number
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """`cairn coordinate`; returns the exit status."""
+    try:
+        settings = parse(arguments)
+        seed = SystemRandom().getrandbits(64) if arguments.seed is None else arguments.seed
+        clock = SystemClock()
+        topology = load_topology(arguments.topology)
+        planner = make_planner(arguments.planner, topology)
+        world = World(topology, planner, clock, Random(seed), Reporter(clock.wall_ms))  # noqa: S311
+        _raise_descriptors(settings.http.max_connections)
+        with opened(arguments.data_dir) as metadata:
+            world.report("starting", {"planner": planner.name, "hosts": len(topology.servers), "seed": seed})
+            trio.run(_run, world, metadata, settings, arguments.data_dir)
+    except* (SchedulerError, OSError) as failures:
+        for failure in _leaves(failures):
+            print(f"cairn: {_sentence(failure)}", file=sys.stderr)
+        return_status = START_FAILED
+    else:
+        return_status = 0
+    return return_status
+
+
+def parse(arguments: argparse.Namespace) -> ServeSettings:
+    """Settings from flags. Raises StartError, RequestError."""
+    if (arguments.tls_cert is None) != (arguments.tls_key is None):
+        raise StartError("--tls-cert and --tls-key go together")
+    security = Security(
+        None if arguments.token_file is None else read_token(arguments.token_file),
+        None if arguments.tls_cert is None else tls_context(arguments.tls_cert, arguments.tls_key),
+        arguments.insecure,
+    )
+    listen = parse_listen(arguments.listen)
+    security.check(listen)
+    return ServeSettings(
+        listen,
+        CoordinatorSettings(
+            Settings(mode=Mode(arguments.mode), finish_fraction=arguments.finish_fraction),
+            host_deadline_ms=arguments.host_deadline_ms,
+            remember_ms=arguments.remember_ms,
+            most_remembered=arguments.most_remembered,
+        ),
+        HttpSettings(
+            max_connections=arguments.max_connections,
+            max_connections_per_address=arguments.max_connections_per_address,
+        ),
+        security,
+    )
+
+
+async def _run(world: World, metadata: Metadata, settings: ServeSettings, data_dir: Path) -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with trio.open_nursery() as nursery:
+            running: Running = await nursery.start(serve, world, metadata, settings)
+            gc.collect()
+            gc.freeze()  # what lives now lives for ever: collections need not look at it again
+            print(f"cairn ready coordinator={running.address} data-dir={data_dir}", flush=True)
+            async for number in signals:
+                world.report("stopping", {"signal": signal.Signals(number).name})
+                await running.drain()
+                break
+    world.report("stopped", {})
+
+
+def _raise_descriptors(connections: int) -> None:
+    """As many open files as connections need, where the system allows it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + DESCRIPTORS_BESIDE_CONNECTIONS
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(ValueError, OSError):
+            limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    found: list[BaseException] = []
+    for error in group.exceptions:
+        found.extend(_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
+    return found
+
+
+def _sentence(failure: BaseException) -> str:
+    if isinstance(failure, OSError) and failure.filename is not None:
+        return f"{failure.filename}: {failure.strerror}"
+    return str(failure)

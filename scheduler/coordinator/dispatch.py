@@ -1,0 +1,236 @@
+"""From an HTTP request to the route that it means, its values checked; and from a route's answer back to HTTP.
+
+Invariants:
+* Whatever a client sends, it gets an answer: 4xx where it is to blame, with `field` where one can be named.
+* A fault of ours costs one answer (500) and one line in the log, never the service.
+* Tokens are compared in constant time, before anything else of a request is looked at.
+"""
+
+import hmac
+import json
+import traceback
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, unquote_to_bytes, urlsplit
+
+from scheduler.coordinator.api import ROUTES, Route
+from scheduler.coordinator.api_types import BAD_REQUEST, Number, Record, Type, Whole, nearest, refuse
+from scheduler.coordinator.errors import ApiError, StoreError
+from scheduler.coordinator.http.messages import JSON, HttpRequest, HttpResponse, error_response, json_response
+from scheduler.coordinator.http.server import Report
+from scheduler.errors import RequestError, SchedulerError
+
+UNAUTHORIZED = 401
+NOT_FOUND = 404
+METHOD_NOT_ALLOWED = 405
+LENGTH_REQUIRED = 411
+UNSUPPORTED_MEDIA_TYPE = 415
+INTERNAL_ERROR = 500
+UNAVAILABLE = 503
+RETRY_AFTER_S = 1
+MOST_QUERY_FIELDS = 16
+MOST_NUMBER_CHARACTERS = 20
+_METHODS = tuple(dict.fromkeys(route.method for route in ROUTES))
+
+
+class Call(NamedTuple):
+    """A request as a handler gets it: everything checked."""
+
+    parameters: Mapping[str, Any]
+    query: Mapping[str, Any]
+    body: Mapping[str, Any]
+    client: str
+
+
+class Reply(NamedTuple):
+    """A handler's answer: a value for JSON, or a text."""
+
+    status: int
+    value: object
+
+
+Operation = Callable[[Call], Awaitable[Reply]]
+
+
+class Dispatch:
+    """Answers HTTP requests by the operations of a service. `token` None: nobody needs one."""
+
+    def __init__(self, operations: Mapping[str, Operation], report: Report, token: str | None = None) -> None:
+        missing = {route.operation for route in ROUTES} - set(operations)
+        if missing:
+            raise LookupError(f"no handler for {', '.join(sorted(missing))}")
+        self._operations = operations
+        self._report = report
+        self._token = None if token is None else token.encode()
+        self.answered: Counter[tuple[str, int]] = Counter()
+        """How many answers each operation gave, by status; `none` where no route was meant."""
+
+    def may_wait(self, request: HttpRequest) -> bool:
+        """Whether the request may take long."""
+        return request.method == "GET" and "/go" in request.target
+
+    async def __call__(self, request: HttpRequest) -> HttpResponse:
+        """Answer."""
+        operation = "none"
+        try:
+            segments, query = _split(request.target)
+            route, parameters = self._route(request, segments)
+            operation = route.operation
+            if not route.free:
+                self._check_token(request)
+            call = Call(
+                {name: _from_text(part.type, parameters[name], name) for name, part in route.parameters.items()},
+                _query(route, query),
+                _body(route, request),
+                request.client,
+            )
+            response = _response(route, await self._operations[operation](call))
+        except Exception as error:  # noqa: BLE001  a fault of ours must not cost the other clients their service
+            response = self._error(operation, error)
+        self.answered[operation, response.status] += 1
+        return response
+
+    def _route(self, request: HttpRequest, segments: list[str]) -> tuple[Route, dict[str, str]]:
+        method = "GET" if request.method == "HEAD" else request.method
+        allowed: list[str] = []
+        for route in ROUTES:
+            parameters = _match(route.path, segments)
+            if parameters is not None:
+                if route.method == method:
+                    return route, parameters
+                allowed.append(route.method)
+        self._check_token(request)  # strangers do not learn which paths there are
+        if allowed:
+            error = ApiError(METHOD_NOT_ALLOWED, f"{method[:20]} is not possible here; {', '.join(allowed)} is")
+            error.add_note(", ".join([*allowed, "HEAD"] if "GET" in allowed else allowed))
+            raise error
+        path = "/" + "/".join(segments)
+        raise ApiError(
+            NOT_FOUND, f"no such path{nearest(path, [one.path for one in ROUTES])}; /openapi.json lists them all"
+        )
+
+    def _check_token(self, request: HttpRequest) -> None:
+        if self._token is None:
+            return
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self._token):
+            raise ApiError(UNAUTHORIZED, "this coordinator wants its token: Authorization: Bearer TOKEN")
+
+    def _error(self, operation: str, error: Exception) -> HttpResponse:
+        match error:
+            case ApiError():
+                headers = {}
+                if error.status == METHOD_NOT_ALLOWED:
+                    headers["Allow"] = error.__notes__[0]
+                if error.status == UNAUTHORIZED:
+                    headers["WWW-Authenticate"] = "Bearer"
+                if error.status == UNAVAILABLE:
+                    headers["Retry-After"] = str(error.retry_after_s or RETRY_AFTER_S)
+                return error_response(error.status, error.message, field_name=error.field, headers=headers)
+            case RequestError():
+                return error_response(BAD_REQUEST, str(error), field_name=error.field)
+            case StoreError():
+                return error_response(UNAVAILABLE, str(error), headers={"Retry-After": str(RETRY_AFTER_S)})
+            case SchedulerError():
+                return error_response(BAD_REQUEST, str(error))
+        trace = "".join(traceback.format_exception(error))
+        self._report("request crashed", {"operation": operation, "trace": trace})
+        return error_response(INTERNAL_ERROR, "a fault of the coordinator's; its log says more")
+
+
+def _split(target: str) -> tuple[list[str], str]:
+    """Path segments, decoded, and the query."""
+    try:
+        parts = urlsplit(target)
+        if not parts.path.startswith("/"):
+            raise ApiError(BAD_REQUEST, "the target must be a path, such as /v1/status")
+        decoded = [unquote_to_bytes(segment).decode("utf-8") for segment in parts.path[1:].split("/")]
+    except ValueError as error:
+        raise ApiError(BAD_REQUEST, "the path is not percent-encoded UTF-8") from error
+    return decoded, parts.query
+
+
+def _match(path: str, segments: list[str]) -> dict[str, str] | None:
+    pattern = path[1:].split("/")
+    if len(pattern) != len(segments):
+        return None
+    found: dict[str, str] = {}
+    for wanted, given in zip(pattern, segments, strict=True):
+        if wanted.startswith("{"):
+            found[wanted[1:-1]] = given
+        elif wanted != given:
+            return None
+    return found
+
+
+def _from_text(kind: Type, text: str, where: str) -> Any:
+    """A value of a path or a query."""
+    if isinstance(kind, Whole):
+        if not (text.isascii() and text.isdecimal() and len(text) <= MOST_NUMBER_CHARACTERS):
+            raise refuse(where, text, "must be a whole number")
+        return kind.check(int(text), where)
+    if isinstance(kind, Number):
+        try:
+            return kind.check(float(text[:MOST_NUMBER_CHARACTERS]), where)
+        except ValueError as error:
+            raise refuse(where, text, "must be a number") from error
+    return kind.check(text, where)
+
+
+def _query(route: Route, query: str) -> dict[str, Any]:
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=MOST_QUERY_FIELDS)
+    except ValueError as error:
+        raise ApiError(
+            BAD_REQUEST, f"the query cannot be read: at most {MOST_QUERY_FIELDS} fields, in UTF-8"
+        ) from error
+    values: dict[str, object] = {}
+    for name, text in pairs:
+        part = route.query.fields.get(name)
+        if name in values:
+            raise ApiError(BAD_REQUEST, f"{name}: appears twice in the query", name)
+        values[name] = text if part is None else _from_text(part.type, text, name)
+    return route.query.check(values, "")
+
+
+def _body(route: Route, request: HttpRequest) -> dict[str, Any]:
+    if route.body is None:
+        # An empty object does no harm: some clients cannot send nothing.
+        return _parsed(Record("nothing"), request.body) if request.body.strip() else {}
+    if not request.body:
+        raise ApiError(LENGTH_REQUIRED, f"a body in JSON is needed, with {', '.join(route.body.fields)}")
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
+        # Also what keeps a page in somebody's browser from posting here.
+        raise ApiError(UNSUPPORTED_MEDIA_TYPE, f"Content-Type must be {JSON}")
+    return _parsed(route.body, request.body)
+
+
+def _parsed(record: Record, body: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(body.decode("utf-8"), object_pairs_hook=_object, parse_constant=_no_constant)
+    except ApiError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise ApiError(BAD_REQUEST, f"the body is not JSON: {str(error)[:200]}") from error
+    return record.check(value, "")
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ApiError(BAD_REQUEST, f"{name[:200]}: appears twice", name[:200])
+        found[name] = value
+    return found
+
+
+def _no_constant(text: str) -> object:
+    raise ApiError(BAD_REQUEST, f"the body is not JSON: {text} is no number there")
+
+
+def _response(route: Route, reply: Reply) -> HttpResponse:
+    answer = route.answers[reply.status]
+    if answer.type is None:
+        return HttpResponse(reply.status, str(reply.value).encode(), answer.content_type)
+    return json_response(reply.status, reply.value)

@@ -1,0 +1,32 @@
+"""The coordinator's own errors.
+
+Invariants: `ApiError` is the caller's fault or says when to try again, and becomes an answer; `StartError` is what
+prevents a start, as one clear line; `StoreError` is the disk's fault.
+"""
+
+from scheduler.errors import SchedulerError
+
+
+class ApiError(SchedulerError):
+    """An answer that is not what was asked for: an HTTP status, a message, and the field to change if there is one."""
+
+    def __init__(
+        self, status: int, message: str, field: str | None = None, *, retry_after_s: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.field = field
+        self.retry_after_s = retry_after_s
+
+
+class StartError(SchedulerError):
+    """The coordinator cannot start as it was told to; the message says what to change."""
+
+
+class StoreError(SchedulerError):
+    """What must be kept could not be stored. Nothing of it was told to anyone."""
+
+
+class StoreDamaged(StartError):
+    """What was stored cannot be read back; a coordinator does not guess at it."""

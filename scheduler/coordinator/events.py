@@ -1,0 +1,90 @@
+"""What a request's writer is told, in order: numbered events that can be asked for again.
+
+Invariants:
+* Numbers start at 1 and have no gaps; an event never changes.
+* Only what is durable is shown; a writer that repeats a question after a lost answer misses nothing.
+* After a request's end (finished, cancelled, failed) nothing follows.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import trio
+
+from scheduler.coordinator.metadata.interface import Put
+
+MOST_IN_ANSWER = 1000
+"""Events in one answer; the rest comes with the next question."""
+ENDS = frozenset(("finished", "cancelled", "failed"))
+Event = dict[str, Any]
+"""As in the interface: number, event, chunk, attempt, hosts; addresses are added when it is told."""
+
+
+@dataclass(slots=True)
+class EventLog:
+    """One request's events."""
+
+    prefix: str
+    """Of their keys in the metadata."""
+    events: list[Event] = field(default_factory=list)
+    durable: int = 0
+    _news: trio.Event = field(default_factory=trio.Event)
+
+    def add(self, event: str, chunk: int | None, attempt: int | None, hosts: Sequence[str]) -> Put:
+        """Append an event that is not told yet; returns what must be stored first."""
+        number = len(self.events) + 1
+        value = {"number": number, "event": event, "chunk": chunk, "attempt": attempt, "hosts": list(hosts)}
+        self.events.append(value)
+        return Put(f"{self.prefix}{number:08d}", json.dumps(value, ensure_ascii=False))
+
+    def restore(self, values: Sequence[Event]) -> None:
+        """Take back what was stored, in order of keys."""
+        self.events = list(values)
+        self.durable = len(self.events)
+
+    def publish(self, number: int) -> None:
+        """Events up to this number are durable: tell those who wait."""
+        self.durable = max(self.durable, number)
+        self.wake()
+
+    def wake(self) -> None:
+        """Let those who wait look again."""
+        self._news.set()
+        self._news = trio.Event()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the last event, durable or not, ends the request."""
+        return bool(self.events) and self.events[-1]["event"] in ENDS
+
+    @property
+    def told_state(self) -> str:
+        """The request's state as far as it may be told."""
+        told = self.events[: self.durable]
+        if told and told[-1]["event"] in ENDS:
+            return str(told[-1]["event"])
+        return "running" if told else "waiting"
+
+    def after(self, number: int) -> list[Event]:
+        """The next durable events behind this number."""
+        return self.events[number : min(self.durable, number + MOST_IN_ANSWER)]
+
+    async def news(self, number: int) -> None:
+        """Wait until there may be something behind this number."""
+        if self.durable <= number and self.told_state not in ENDS:
+            await self._news.wait()
+
+    def current(self) -> list[Event]:
+        """The durable gos that are the newest word on their chunk."""
+        newest: dict[int, Event] = {}
+        for event in self.events[: self.durable]:
+            if event["chunk"] is not None:
+                newest[event["chunk"]] = event
+        return [event for event in newest.values() if event["event"] == "go"]
+
+
+def told(event: Event, addresses: Mapping[str, str | None]) -> dict[str, Any]:
+    """An event as it goes to a writer, with the hosts' addresses as they are known now."""
+    return {**event, "addresses": [addresses.get(host) for host in event["hosts"]]}

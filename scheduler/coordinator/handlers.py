@@ -1,0 +1,212 @@
+"""One handler for every route: from checked values to the service, from its state to the answer.
+
+Invariants: handlers decide nothing; what they answer is what the tables of `api` describe.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from scheduler.coordinator import metrics, page
+from scheduler.coordinator.dispatch import Call, Operation, Reply
+from scheduler.coordinator.events import told
+from scheduler.coordinator.hosts import HostRecord
+from scheduler.coordinator.ledger import Tracked
+from scheduler.coordinator.openapi import document
+from scheduler.coordinator.service import Coordinator
+from scheduler.peace.online.records import RequestState, Submission
+from scheduler.peace.plan import Kind
+from scheduler.topology import Topology
+
+OK = 200
+CREATED = 201
+UNAVAILABLE = 503
+MOST_LISTED = 1000
+"""Requests, chunks and capacities listed in a status; the counts cover all."""
+
+
+class Handlers:
+    """The operations of the interface, on one coordinator. `traffic` adds the server's own numbers to the metrics."""
+
+    def __init__(self, coordinator: Coordinator, traffic: metrics.Traffic) -> None:
+        self._coordinator = coordinator
+        self._traffic = traffic
+        self._document = document()
+        self._topology = topology_view(coordinator.world.topology)
+
+    def operations(self) -> Mapping[str, Operation]:
+        """Handlers by the operations' names."""
+        return {
+            "registerHost": self._register,
+            "hostAlive": self._alive,
+            "deregisterHost": self._deregister,
+            "submitRequest": self._submit,
+            "getRequest": self._get,
+            "resubmitRequest": self._resubmit,
+            "cancelRequest": self._cancel,
+            "waitForGo": self._wait,
+            "chunkDone": self._done,
+            "chunkFailed": self._failed,
+            "getStatus": self._status,
+            "getTopology": self._get_topology,
+            "getMetrics": self._metrics,
+            "getOpenApi": self._get_document,
+            "getHealth": self._health,
+            "getPage": self._page,
+        }
+
+    # ---- hosts
+
+    async def _register(self, call: Call) -> Reply:
+        return Reply(OK, self._host(await self._coordinator.register(call.body["name"], call.body["address"])))
+
+    async def _alive(self, call: Call) -> Reply:
+        return Reply(OK, self._host(self._coordinator.alive(call.parameters["name"])))
+
+    async def _deregister(self, call: Call) -> Reply:
+        return Reply(OK, self._host(await self._coordinator.deregister(call.parameters["name"])))
+
+    def _host(self, record: HostRecord) -> dict[str, Any]:
+        hosts = self._coordinator.hosts
+        return {
+            "host": record.name,
+            "address": hosts.addresses().get(record.name),
+            "registered": record.registered,
+            "lost": record.lost,
+            "deadline_ms": hosts.left_ms(record.name, self._coordinator.now_ms()),
+        }
+
+    # ---- requests
+
+    async def _submit(self, call: Call) -> Reply:
+        body = {**call.body, "kind": Kind(call.body["kind"])}
+        tracked, new = await self._coordinator.submit(body.pop("name"), lambda name: Submission(name=name, **body))
+        return Reply(CREATED if new else OK, self._view(tracked))
+
+    async def _get(self, call: Call) -> Reply:
+        return Reply(OK, self._view(await self._coordinator.request(call.parameters["name"])))
+
+    async def _resubmit(self, call: Call) -> Reply:
+        return Reply(OK, self._view(await self._coordinator.resubmit(call.parameters["name"], call.body["chunks"])))
+
+    async def _cancel(self, call: Call) -> Reply:
+        return Reply(OK, self._view(await self._coordinator.cancel(call.parameters["name"])))
+
+    async def _wait(self, call: Call) -> Reply:
+        name, after = call.parameters["name"], call.query["after"]
+        tracked, events = await self._coordinator.wait(name, after, call.query["wait_s"])
+        addresses = self._coordinator.hosts.addresses() if events else {}
+        shown = [told(event, addresses) for event in events]
+        return Reply(OK, {"request": name, "state": tracked.log.told_state, "events": shown})
+
+    async def _done(self, call: Call) -> Reply:
+        name, chunk = call.parameters["name"], call.parameters["chunk"]
+        counted = await self._coordinator.done(name, chunk, call.body["attempt"])
+        return self._reported(name, chunk, counted=counted)
+
+    async def _failed(self, call: Call) -> Reply:
+        name, chunk = call.parameters["name"], call.parameters["chunk"]
+        suspects = tuple(call.body["suspects"])
+        counted = await self._coordinator.failed(name, chunk, call.body["attempt"], suspects)
+        return self._reported(name, chunk, counted=counted)
+
+    def _reported(self, name: str, chunk: int, *, counted: bool) -> Reply:
+        tracked = self._coordinator.ledger.requests.get(name)
+        state = RequestState.FINISHED if tracked is None else tracked.state
+        return Reply(OK, {"request": name, "chunk": chunk, "counted": counted, "state": state})
+
+    def _view(self, tracked: Tracked) -> dict[str, Any]:
+        record, log = tracked.record, tracked.log
+        if record is None:
+            raise LookupError("a request without a record")
+        place = self._coordinator.place(record.name) if record.name in self._coordinator.ledger.requests else None
+        addresses = self._coordinator.hosts.addresses()
+        return {
+            "request": record.name,
+            "state": record.state,
+            "kind": record.kind,
+            "writer": record.writer,
+            "chunks": record.chunks,
+            "done": len(tracked.done),
+            "place": None if place is None else place._asdict(),
+            "go": [] if log.ended else [told(event, addresses) for event in self._under_way(tracked)],
+            "last_event": log.durable,
+            "why": record.reason[:500] or None,
+        }
+
+    def _under_way(self, tracked: Tracked) -> list[dict[str, Any]]:
+        return [event for event in tracked.log.current() if event["chunk"] not in tracked.done]
+
+    # ---- what goes on
+
+    async def _status(self, call: Call) -> Reply:
+        return Reply(OK, self.status())
+
+    def status(self) -> dict[str, Any]:
+        """The state as a value for JSON."""
+        coordinator = self._coordinator
+        status = coordinator.status()
+        now_ms = coordinator.now_ms()
+        flights = sorted(status.in_flight, key=lambda flight: flight.since_ms)
+        return {
+            "topology": coordinator.world.topology.name,
+            "planner": coordinator.world.planner.name,
+            "mode": status.mode,
+            "uptime_ms": coordinator.uptime_ms(),
+            "store": coordinator.journal.failing or "ok",
+            "requests": dict(Counter(str(tracked.state) for tracked in coordinator.ledger.requests.values())),
+            "hosts": [self._host(record) for record in coordinator.hosts.known()],
+            "queue": [
+                {
+                    "request": one.name, "state": one.state, "writer": one.writer, "done": one.done,
+                    "chunks": one.done + one.in_flight + one.waiting, "in_flight": one.in_flight,
+                }
+                for one in status.requests[:MOST_LISTED]
+            ],
+            "in_flight": [
+                {
+                    "request": go.request, "chunk": go.chunk, "attempt": go.attempt, "kind": go.kind,
+                    "hosts": list(go.hosts), "for_ms": max(0, now_ms - since_ms),
+                }
+                for go, since_ms in flights[:MOST_LISTED]
+            ],
+            "capacities": [use._asdict() for use in status.uses if use.used][:MOST_LISTED],
+        }  # fmt: skip
+
+    async def _get_topology(self, call: Call) -> Reply:
+        return Reply(OK, self._topology)
+
+    async def _get_document(self, call: Call) -> Reply:
+        return Reply(OK, self._document)
+
+    async def _health(self, call: Call) -> Reply:
+        failing = self._coordinator.journal.failing is not None
+        return Reply(UNAVAILABLE, {"status": "failing"}) if failing else Reply(OK, {"status": "ok"})
+
+    async def _metrics(self, call: Call) -> Reply:
+        return Reply(OK, metrics.text(self._coordinator, self._traffic))
+
+    async def _page(self, call: Call) -> Reply:
+        coordinator = self._coordinator
+        picture = page.Picture(coordinator.ledger.spans(), coordinator.now_ms())
+        return Reply(OK, page.html(self.status(), picture))
+
+
+def topology_view(topology: Topology) -> dict[str, Any]:
+    """The network as a value for JSON."""
+    return {
+        "name": topology.name,
+        "chunk_bytes": topology.chunk_bytes,
+        "switches": list(topology.switches),
+        "servers": [
+            {
+                "name": one.name, "rack": one.rack, "send": one.send, "receive": one.receive, "disk": one.disk,
+                "address": one.address,
+            }
+            for one in topology.servers
+        ],
+        "links": [
+            {"source": one.source, "target": one.target, "capacity": one.capacity, "cost": one.cost}
+            for one in topology.links
+        ],
+    }  # fmt: skip

@@ -1,0 +1,102 @@
+"""Which hosts are there: registered, with an address and a deadline to say so again; or lost until they register.
+
+A host that never registered is taken to be there: the topology says so, and it may run nothing of ours.
+
+Invariants: sans-I/O, times come in; a registered host has a deadline, a lost one has none; only hosts of the topology.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from scheduler.coordinator.api_types import nearest, shown
+from scheduler.coordinator.errors import ApiError
+
+NOT_FOUND = 404
+CONFLICT = 409
+
+
+@dataclass(frozen=True, slots=True)
+class HostRecord:
+    """What is stored of a host."""
+
+    name: str
+    address: str | None = None
+    registered: bool = False
+    lost: bool = False
+
+
+class Hosts:
+    """The hosts of one topology."""
+
+    def __init__(self, addresses: Mapping[str, str | None], deadline_ms: int) -> None:
+        self.deadline_ms = deadline_ms
+        self._given = dict(addresses)
+        self._records: dict[str, HostRecord] = {}
+        self._deadlines: dict[str, int] = {}
+
+    def restore(self, records: Collection[HostRecord], now_ms: int) -> None:
+        """Take back what was stored: every registered host gets a whole deadline. Strangers are dropped."""
+        for record in records:
+            if record.name in self._given:
+                self._records[record.name] = record
+                if record.registered:
+                    self._deadlines[record.name] = now_ms + self.deadline_ms
+
+    def register(self, name: str, address: str | None, now_ms: int) -> HostRecord:
+        """A host is there, or back. Raises ApiError if the topology has no such host."""
+        self.check(name, "name")
+        record = HostRecord(name, address, registered=True)
+        self._records[name] = record
+        self._deadlines[name] = now_ms + self.deadline_ms
+        return record
+
+    def alive(self, name: str, now_ms: int) -> HostRecord:
+        """A registered host lives. Raises ApiError if it is not registered (any more)."""
+        self.check(name, "name")
+        record = self._records.get(name)
+        if record is None or not record.registered:
+            state = "was lost" if record is not None and record.lost else "is not registered"
+            raise ApiError(CONFLICT, f"host {name!r} {state}: register it (POST /v1/hosts)", "name")
+        self._deadlines[name] = now_ms + self.deadline_ms
+        return record
+
+    def lose(self, name: str) -> HostRecord:
+        """A host is gone: it missed its deadline, or left. Raises ApiError if the topology has no such host."""
+        self.check(name, "name")
+        self._deadlines.pop(name, None)
+        record = replace(self.record(name), registered=False, lost=True)
+        self._records[name] = record
+        return record
+
+    def missed(self, now_ms: int) -> list[str]:
+        """Hosts whose deadline is over."""
+        return [name for name, deadline_ms in self._deadlines.items() if deadline_ms < now_ms]
+
+    def grant(self, more_ms: int) -> None:
+        """Move all deadlines: the coordinator itself was away and heard nobody."""
+        self._deadlines = {name: deadline_ms + more_ms for name, deadline_ms in self._deadlines.items()}
+
+    def check(self, name: str, field: str) -> None:
+        """Raises ApiError if the topology has no such host."""
+        if name not in self._given:
+            raise ApiError(
+                NOT_FOUND, f"{field}={shown(name)}: no such host in the topology{nearest(name, self._given)}", field
+            )
+
+    def record(self, name: str) -> HostRecord:
+        """What is known of a host of the topology."""
+        return self._records.get(name) or HostRecord(name)
+
+    def known(self) -> list[HostRecord]:
+        """Hosts that ever registered or were lost, by name."""
+        return [self._records[name] for name in sorted(self._records)]
+
+    def addresses(self) -> Mapping[str, str | None]:
+        """Where hosts are reached: as they registered, else as the topology says."""
+        given = {name: record.address for name, record in self._records.items() if record.address is not None}
+        return {**self._given, **given}
+
+    def left_ms(self, name: str, now_ms: int) -> int | None:
+        """How long until a host is missed."""
+        deadline_ms = self._deadlines.get(name)
+        return None if deadline_ms is None else max(0, deadline_ms - now_ms)

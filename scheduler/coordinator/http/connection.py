@@ -1,0 +1,219 @@
+"""One client's connection: bytes to requests, answers to bytes, with a deadline for everything.
+
+Invariants:
+* h11 judges what is HTTP; what is not gets one 4xx and the connection ends.
+* Headers and bodies are bounded before they are kept; a body that says it is too large is refused unread.
+* Requests of one connection are answered one after the other; the next is not read before the last is answered.
+* A client that stops sending or taking loses its connection, and nothing else.
+"""
+
+from typing import Protocol
+
+import h11
+import trio
+
+from scheduler.coordinator.http.messages import (
+    Handler,
+    HttpRequest,
+    HttpResponse,
+    HttpSettings,
+    MayWait,
+    error_response,
+)
+
+RECEIVE_BYTES = 16 * 1024
+PAYLOAD_TOO_LARGE = 413
+TOO_SLOW = 408
+BAD_REQUEST = 400
+CONTINUE = 100
+LINGER_S = 0.5
+"""How long a refused client's further bytes are read and thrown away, so that it sees the answer and not a reset."""
+LINGER_BYTES = 4 << 20
+
+
+class Stream(Protocol):
+    """What a connection needs of a trio stream, with TLS or without."""
+
+    async def send_all(self, data: bytes) -> None:
+        """Send everything."""
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        """Receive something; empty at the end."""
+
+    async def aclose(self) -> None:
+        """Close."""
+
+
+class Refused(Exception):
+    """The request cannot be taken: `status` and why; the connection ends after the answer."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Connection:
+    """Serves one client until it leaves, breaks a rule, or the server drains."""
+
+    def __init__(
+        self, stream: Stream, client: str, settings: HttpSettings, handler: Handler, may_wait: MayWait
+    ) -> None:
+        self._stream = stream
+        self._client = client
+        self._settings = settings
+        self._handler = handler
+        self._may_wait = may_wait
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=settings.max_header_bytes)
+        self._between = trio.CancelScope()
+        self._stopping = False
+        self._gone = False
+
+    def stop(self) -> None:
+        """Answer what is being worked on, then close; close at once if nothing is."""
+        self._stopping = True
+        self._between.cancel()
+
+    async def run(self) -> None:
+        """Serve. Ends without an error whatever the client does."""
+        try:
+            while await self._one():
+                pass
+        except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
+            pass
+        except h11.LocalProtocolError:
+            pass  # the client left in the middle of its own answer
+
+    async def _one(self) -> bool:
+        """One request and its answer; returns whether there may be another."""
+        try:
+            request = await self._request()
+        except Refused as refused:
+            await self._refuse(refused.status, str(refused))
+            return False
+        except h11.RemoteProtocolError as error:
+            await self._refuse(error.error_status_hint, f"this is not HTTP as we speak it: {error}")
+            return False
+        if request is None:
+            return False
+        response = await self._handle(request)
+        if response is None:
+            return False
+        await self._answer(response, head=request.method == "HEAD")
+        if self._stopping or self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
+            return False
+        self._http.start_next_cycle()
+        return True
+
+    # ---- in
+
+    async def _request(self) -> HttpRequest | None:
+        """The next request; None when there is none to come."""
+        event = await self._first_event()
+        if not isinstance(event, h11.Request):
+            return None
+        headers = {name.decode("ascii"): value.decode("latin-1") for name, value in event.headers}
+        body = await self._body(headers)
+        method, target = event.method.decode("ascii"), event.target.decode("ascii")
+        return HttpRequest(method, target, headers, body, self._client)
+
+    async def _first_event(self) -> object:
+        """Wait for a request's first byte as long as idling is allowed, then for its headers a short time."""
+        event: object = self._http.next_event()
+        if event is h11.NEED_DATA and self._http.trailing_data[0] == b"":
+            self._between = trio.CancelScope()
+            if self._stopping:
+                return None
+            with self._between, trio.move_on_after(self._settings.idle_s):
+                await self._receive()
+            event = self._http.next_event()
+            if event is h11.NEED_DATA and self._http.trailing_data[0] == b"":
+                return None
+        with trio.move_on_after(self._settings.header_s):
+            while event is h11.NEED_DATA:
+                await self._receive()
+                event = self._http.next_event()
+            return event
+        raise Refused(TOO_SLOW, f"the headers took longer than {self._settings.header_s} s")
+
+    async def _body(self, headers: dict[str, str]) -> bytes:
+        limit = self._settings.max_body_bytes
+        length = headers.get("content-length", "0")
+        if len(length) > len(str(limit)) or int(length) > limit:
+            raise Refused(PAYLOAD_TOO_LARGE, f"a body of {length} bytes; at most {limit} are taken")
+        if self._http.they_are_waiting_for_100_continue:
+            await self._send(self._http.send(h11.InformationalResponse(status_code=CONTINUE, headers=[])))
+        body = bytearray()
+        with trio.move_on_after(self._settings.body_s):
+            while True:
+                event: object = self._http.next_event()
+                if event is h11.NEED_DATA:
+                    await self._receive()
+                elif isinstance(event, h11.Data):
+                    body += event.data
+                    if len(body) > limit:
+                        raise Refused(PAYLOAD_TOO_LARGE, f"the body goes on beyond {limit} bytes")
+                elif isinstance(event, h11.EndOfMessage):
+                    return bytes(body)
+                else:
+                    raise Refused(BAD_REQUEST, "the connection ended inside the body")
+        raise Refused(TOO_SLOW, f"the body took longer than {self._settings.body_s} s")
+
+    async def _receive(self) -> None:
+        data = await self._stream.receive_some(RECEIVE_BYTES)
+        self._gone = self._gone or not data
+        self._http.receive_data(bytes(data))
+
+    # ---- work
+
+    async def _handle(self, request: HttpRequest) -> HttpResponse | None:
+        """The answer; None if the client left while it was waited for."""
+        if not self._may_wait(request) or self._gone:
+            return await self._handler(request)
+        response: HttpResponse | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch, nursery.cancel_scope)
+            response = await self._handler(request)
+            nursery.cancel_scope.cancel()
+        return response
+
+    async def _watch(self, work: trio.CancelScope) -> None:
+        """Stop the work when the client leaves. Reads once at most: what came early is the next request's."""
+        try:
+            await self._receive()
+        except trio.BrokenResourceError:
+            self._gone = True
+        if self._gone:
+            work.cancel()
+
+    # ---- out
+
+    async def _answer(self, response: HttpResponse, *, head: bool = False) -> None:
+        headers = [("Content-Type", response.content_type), ("Content-Length", str(len(response.body)))]
+        headers += [("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff"), *response.headers.items()]
+        if self._stopping:
+            headers.append(("Connection", "close"))
+        data = self._http.send(h11.Response(status_code=response.status, headers=headers)) or b""
+        if response.body and not head:
+            data += self._http.send(h11.Data(data=response.body)) or b""
+        data += self._http.send(h11.EndOfMessage()) or b""
+        await self._send(data)
+
+    async def _refuse(self, status: int, message: str) -> None:
+        """Answer what cannot be a request, if the client still listens, and throw away what follows for a moment."""
+        if self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE) or self._gone:
+            return
+        response = error_response(status, message)
+        self._stopping = True
+        await self._answer(response)
+        taken = 0
+        with trio.move_on_after(LINGER_S):
+            while taken < LINGER_BYTES:
+                data = await self._stream.receive_some(RECEIVE_BYTES)
+                if not data:
+                    return
+                taken += len(data)
+
+    async def _send(self, data: bytes | None) -> None:
+        if data:
+            with trio.fail_after(self._settings.send_s):
+                await self._stream.send_all(data)

@@ -1,0 +1,75 @@
+"""Requests and responses of HTTP as values, and the limits that a server keeps.
+
+Invariants: a request that reaches a handler is complete and within the limits; every limit has a reason.
+"""
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import NamedTuple
+
+JSON = "application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSettings:
+    """Limits of a server. All times in seconds."""
+
+    max_header_bytes: int = 16 * 1024
+    """Request line and headers; ours need a few hundred bytes."""
+    max_body_bytes: int = 1 << 20
+    """A request for 10,000 chunks with their sources stays below it."""
+    max_connections: int = 4096
+    """1,000 writers with a long poll and a report each, and room for people."""
+    max_connections_per_address: int = 512
+    """From one address other than loopback, so that one host cannot shut the others out."""
+    header_s: float = 10.0
+    """From a request's first byte (or the connection's start) to the end of its headers; also for a TLS handshake."""
+    body_s: float = 30.0
+    """For a request's body."""
+    send_s: float = 30.0
+    """For a client to take an answer."""
+    idle_s: float = 120.0
+    """Between requests; longer than the longest long poll, so that a waiting writer's second connection stays."""
+
+
+class HttpRequest(NamedTuple):
+    """A request with its whole body. `target` is as sent: path and query, percent-encoded. Header names lower case."""
+
+    method: str
+    target: str
+    headers: Mapping[str, str]
+    body: bytes
+    client: str
+
+
+@dataclass(frozen=True, slots=True)
+class HttpResponse:
+    """An answer."""
+
+    status: int
+    body: bytes = b""
+    content_type: str = JSON
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+Handler = Callable[[HttpRequest], Awaitable[HttpResponse]]
+MayWait = Callable[[HttpRequest], bool]
+"""Whether a request may take long, so that the server watches for a client that goes away meanwhile."""
+
+
+def json_response(status: int, value: object, headers: Mapping[str, str] | None = None) -> HttpResponse:
+    """An answer in JSON."""
+    body = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    return HttpResponse(status, body + b"\n", JSON, headers or {})
+
+
+def error_response(
+    status: int, message: str, *, field_name: str | None = None, headers: Mapping[str, str] | None = None
+) -> HttpResponse:
+    """An error in JSON: {"error", "field"?}."""
+    value = {"error": message or HTTPStatus(status).phrase}
+    if field_name is not None:
+        value["field"] = field_name
+    return json_response(status, value, headers)

@@ -1,0 +1,196 @@
+"""Listening: connections up to a limit, a task for each, and a graceful end.
+
+Invariants: connections are bounded, over all and per address (loopback excepted); one that is too many is told so and
+closed at once. A listener that cannot be opened is an OSError before anything is served. Nothing that a client sends
+ends the server.
+"""
+
+import socket
+import ssl
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from ipaddress import ip_address
+from typing import NamedTuple
+
+import trio
+
+from scheduler.coordinator.http.connection import Connection, Stream
+from scheduler.coordinator.http.messages import Handler, HttpSettings, MayWait
+
+BACKLOG = 2048
+"""A thousand writers may connect at the same moment."""
+ACCEPT_AGAIN_S = 0.1
+"""How long to wait after a client could not be accepted, as when the process has no descriptor left."""
+TOO_MANY = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: 33\r\n"
+    b"Retry-After: 1\r\nConnection: close\r\n\r\n"
+    b'{"error":"too many connections"}\n'
+)
+
+Report = Callable[[str, Mapping[str, object]], None]
+
+
+class Address(NamedTuple):
+    """Where a server listens; port 0 is any free one."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class HttpServer:
+    """Serves HTTP on one address. `may_wait` names the requests that may take long."""
+
+    def __init__(
+        self,
+        settings: HttpSettings,
+        handler: Handler,
+        report: Report,
+        *,
+        may_wait: MayWait = lambda _: False,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._settings = settings
+        self._handler = handler
+        self._report = report
+        self._may_wait = may_wait
+        self._tls = tls
+        self._clients: Counter[str] = Counter()
+        self._connections: dict[Connection, None] = {}
+        self._accepting = trio.CancelScope()
+        self._ended = trio.Event()
+        self._refused = 0
+
+    @property
+    def connections(self) -> int:
+        """How many clients are connected."""
+        return self._clients.total()
+
+    @property
+    def refused(self) -> int:
+        """How many clients were too many so far."""
+        return self._refused
+
+    async def serve(
+        self, address: Address, *, task_status: trio.TaskStatus[Address] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Listen until cancelled or drained; reports the address with its real port once it is open. Raises OSError."""
+        sock = await _open(address)
+        try:
+            async with trio.open_nursery() as clients:
+                with self._accepting:
+                    task_status.started(address._replace(port=sock.getsockname()[1]))
+                    await self._accept(sock, clients)
+                sock.close()
+        finally:
+            sock.close()
+            self._ended.set()
+
+    async def drain(self, patience_s: float) -> None:
+        """Accept nobody more; wait until what is being worked on is answered, `patience_s` seconds at most."""
+        self._accepting.cancel()
+        for connection in self._connections:
+            connection.stop()
+        with trio.move_on_after(patience_s):
+            await self._ended.wait()
+
+    async def _accept(self, sock: trio.socket.SocketType, clients: trio.Nursery) -> None:
+        while True:
+            try:
+                client, address = await sock.accept()
+            except OSError as error:
+                # Out of descriptors, or a client that is gone already: neither ends a listener.
+                self._report("cannot accept", {"error": str(error)})
+                await trio.sleep(ACCEPT_AGAIN_S)
+                continue
+            self._admit(client, str(address[0]), clients)
+
+    def _admit(self, client: trio.socket.SocketType, host: str, clients: trio.Nursery) -> None:
+        limits = self._settings
+        if self._clients.total() >= limits.max_connections or (
+            not is_loopback(host) and self._clients[host] >= limits.max_connections_per_address
+        ):
+            self._refused += 1
+            self._report("connection refused", {"client": host, "why": "too many connections"})
+            _refuse(client, speaks_tls=self._tls is not None)
+            return
+        self._clients[host] += 1
+        clients.start_soon(self._serve_client, client, host)
+
+    async def _serve_client(self, client: trio.socket.SocketType, host: str) -> None:
+        try:
+            with suppress(OSError):
+                client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            stream = await self._stream(client)
+            if stream is None:
+                return
+            connection = Connection(stream, host, self._settings, self._handler, self._may_wait)
+            self._connections[connection] = None
+            if self._accepting.cancel_called:
+                connection.stop()
+            try:
+                await connection.run()
+            finally:
+                del self._connections[connection]
+                with trio.move_on_after(1) as scope:
+                    scope.shield = True
+                    with suppress(trio.BrokenResourceError):
+                        await stream.aclose()
+        finally:
+            client.close()
+            self._clients[host] -= 1
+            if not self._clients[host]:
+                del self._clients[host]
+
+    async def _stream(self, client: trio.socket.SocketType) -> Stream | None:
+        """The client's bytes, behind TLS if there is any; None if it does not manage the handshake in time."""
+        plain = trio.SocketStream(client)
+        if self._tls is None:
+            return plain
+        secured = trio.SSLStream(plain, self._tls, server_side=True, https_compatible=True)
+        with trio.move_on_after(self._settings.header_s), suppress(trio.BrokenResourceError, ssl.SSLError):
+            await secured.do_handshake()
+            return secured
+        return None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host, by name or address, is this machine and no other."""
+    if host == "localhost":
+        return True
+    try:
+        address = ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)
+
+
+def _refuse(client: trio.socket.SocketType, *, speaks_tls: bool) -> None:
+    """Tell a client that it is one too many, without waiting for it."""
+    if not speaks_tls:
+        with suppress(OSError), socket.socket(fileno=client.detach()) as sock:
+            sock.setblocking(False)
+            sock.send(TOO_MANY)
+            sock.shutdown(socket.SHUT_WR)
+    client.close()
+
+
+async def _open(address: Address) -> trio.socket.SocketType:
+    try:
+        found = await trio.socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise OSError(f"cannot listen on {address}: {error.strerror or error}") from error
+    family, kind, protocol, _, place = found[0]
+    sock = trio.socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        await sock.bind(place)
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise OSError(f"cannot listen on {address}: {error.strerror or error}") from error
+    return sock

@@ -1,0 +1,132 @@
+"""Group commit: what changed together is stored together, off the event loop, and nobody is told before it is durable.
+
+Invariants:
+* One transaction is in flight; what is recorded meanwhile goes into the next.
+* What is to be told waits in `then` until the changes recorded with it are durable.
+* A transaction that failed is tried again, whole, before anything newer; while it fails, nothing new is taken in.
+"""
+
+from collections.abc import Callable, Sequence
+
+import trio
+
+from scheduler.coordinator.errors import StoreError
+from scheduler.coordinator.http.server import Report
+from scheduler.coordinator.metadata.interface import Change, Metadata, Put
+
+RETRY_S = 1.0
+"""How long a failed transaction rests, unless somebody asks for it earlier."""
+PAUSE_S = 0.05
+"""How long it rests at least."""
+
+
+class _Round:
+    """One transaction, for those who wait for it."""
+
+    __slots__ = ("ended", "error")
+
+    def __init__(self) -> None:
+        self.ended = trio.Event()
+        self.error: str | None = None
+
+
+class Journal:
+    """Stores changes in batches. `run` must run for anything to become durable."""
+
+    def __init__(self, metadata: Metadata, report: Report) -> None:
+        self._metadata = metadata
+        self._report = report
+        self._thread = trio.CapacityLimiter(1)
+        self._pending: dict[str, Change] = {}
+        self._then: list[Callable[[], None]] = []
+        self._next = _Round()
+        self._flying: _Round | None = None
+        self._work = trio.Event()
+        self._nudge = trio.Event()
+        self.failing: str | None = None
+        """Why nothing can be stored just now."""
+        self.commits = 0
+        self.changes = 0
+        self.failures = 0
+
+    def record(self, changes: Sequence[Change], then: Callable[[], None] | None = None) -> None:
+        """These are to be stored together; `then` is called, on the event loop, once they are."""
+        if not changes and then is None:
+            return
+        _merge(self._pending, changes)
+        if then is not None:
+            self._then.append(then)
+        self._work.set()
+
+    async def durable(self) -> None:
+        """Wait until everything recorded so far is durable. Raises StoreError if the attempt that has it fails."""
+        round_ = self._next if self._pending or self._then else self._flying
+        if round_ is not None:
+            await round_.ended.wait()
+            if round_.error is not None:
+                raise StoreError(round_.error)
+
+    async def ready(self) -> None:
+        """Return at once if the store works; else have it tried now. Raises StoreError if it still fails."""
+        if self.failing is not None:
+            self._nudge.set()
+            await self.durable()
+            if self.failing is not None:
+                raise StoreError(self.failing)
+
+    async def run(self) -> None:
+        """Store what is recorded, until cancelled. What is being stored then is finished first."""
+        while True:
+            await self._work.wait()
+            self._work = trio.Event()
+            batch, then, round_ = self._pending, self._then, self._next
+            self._pending, self._then, self._next, self._flying = {}, [], _Round(), round_
+            try:
+                await trio.to_thread.run_sync(self._metadata.apply, list(batch.values()), limiter=self._thread)
+            except StoreError as error:
+                self._keep(batch, then, str(error))
+            else:
+                self.commits += 1
+                self.changes += len(batch)
+                if self.failing is not None:
+                    self.failing = None
+                    self._report("store works again", {})
+                for tell in then:
+                    tell()
+            self._flying = None
+            round_.error = self.failing
+            round_.ended.set()
+            if self.failing is not None:
+                await self._rest()
+
+    def _keep(self, batch: dict[str, Change], then: list[Callable[[], None]], why: str) -> None:
+        """Put a batch that failed before what was recorded meanwhile."""
+        newer = list(self._pending.values())
+        self._pending = batch
+        _merge(self._pending, newer)
+        self._then = then + self._then
+        self.failures += 1
+        if self.failing is None:
+            self._report("store fails", {"why": why})
+        self.failing = why
+        self._work.set()
+
+    async def _rest(self) -> None:
+        await trio.sleep(PAUSE_S)
+        with trio.move_on_after(RETRY_S):
+            await self._nudge.wait()
+        self._nudge = trio.Event()
+
+
+def _merge(pending: dict[str, Change], changes: Sequence[Change]) -> None:
+    """Add changes behind those that are pending; of several for a key, the last counts."""
+    for change in changes:
+        if isinstance(change, Put):
+            pending.pop(change.key, None)
+            pending[change.key] = change
+        else:
+            for key in [key for key in pending if key.startswith(change.prefix)]:
+                del pending[key]
+            # A prefix is no key of its own: keys never end in a slash.
+            pending.pop(f"{change.prefix} all", None)
+            pending[f"{change.prefix} all"] = change

@@ -1,0 +1,204 @@
+"""What the coordinator knows of its requests, beside the plan: what was asked, the newest records, the events; and how
+all of it is laid out in the metadata.
+
+Keys: `requests/NAME/asked`, `requests/NAME/record`, `requests/NAME/chunks/N`, `requests/NAME/events/N`, `hosts/NAME`;
+names are percent-encoded.
+
+Invariants: sans-I/O. What `restore` makes of stored entries is what was there when the last of them was stored.
+"""
+
+import json
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
+
+from scheduler.coordinator.errors import StoreDamaged
+from scheduler.coordinator.events import EventLog
+from scheduler.coordinator.hosts import HostRecord
+from scheduler.coordinator.metadata.interface import Change, Put, Remove
+from scheduler.errors import SchedulerError
+from scheduler.peace.online.records import ChunkRecord, ChunkState, Outcome, RequestRecord, RequestState, Submission
+
+REQUESTS = "requests/"
+HOSTS = "hosts/"
+MOST_HISTORY = 400
+"""Chunks that are over and still in the picture."""
+
+
+class Span(NamedTuple):
+    """A chunk's way through the network, from when to when (None: still under way)."""
+
+    chunk: ChunkRecord
+    until_ms: int | None
+
+
+@dataclass(slots=True)
+class Tracked:
+    """A request: `asked` is the submission as JSON, to tell the same from another of that name."""
+
+    asked: str
+    log: EventLog
+    record: RequestRecord | None = None
+    done: set[int] = field(default_factory=set)
+    ended_ms: int | None = None
+
+    @property
+    def state(self) -> RequestState:
+        """Where it stands, stored or not."""
+        return RequestState.WAITING if self.record is None else RequestState(self.record.state)
+
+
+class Ledger:
+    """All requests that are not forgotten."""
+
+    def __init__(self) -> None:
+        self.requests: dict[str, Tracked] = {}
+        self.running: dict[tuple[str, int], ChunkRecord] = {}
+        self.history: deque[Span] = deque(maxlen=MOST_HISTORY)
+        self._ended: dict[str, None] = {}
+
+    @property
+    def live(self) -> int:
+        """How many requests are not over."""
+        return len(self.requests) - len(self._ended)
+
+    def open(self, submission: Submission) -> tuple[Tracked, Change]:
+        """A new request; what must be stored with its first records."""
+        tracked = Tracked(asked_text(submission), EventLog(f"{_prefix(submission.name)}events/"))
+        self.requests[submission.name] = tracked
+        return tracked, Put(f"{_prefix(submission.name)}asked", tracked.asked)
+
+    def take(self, outcome: Outcome, now_ms: int) -> list[Change]:
+        """Note what an event of the scheduler led to; returns what must be stored before anyone is told."""
+        changes: list[Change] = []
+        ended: list[RequestRecord] = []
+        for record in outcome.changed:
+            if isinstance(record, RequestRecord):
+                self._take_request(record, now_ms)
+                changes.append(Put(f"{_prefix(record.name)}record", _json(asdict(record))))
+                if RequestState(record.state).ended:
+                    ended.append(record)
+            else:
+                self._take_chunk(record)
+                changes.append(Put(f"{_prefix(record.request)}chunks/{record.chunk}", _json(asdict(record))))
+        for kind, gos in (("revoked", outcome.revoked), ("go", outcome.go)):
+            for go in gos:
+                changes.append(self.requests[go.request].log.add(kind, go.chunk, go.attempt, go.hosts))  # noqa: PERF401
+        for record in ended:
+            log = self.requests[record.name].log
+            if not log.ended:
+                changes.append(log.add(record.state, None, None, ()))
+        return changes
+
+    def _take_request(self, record: RequestRecord, now_ms: int) -> None:
+        tracked = self.requests[record.name]
+        tracked.record = record
+        if RequestState(record.state).ended and tracked.ended_ms is None:
+            tracked.ended_ms = now_ms
+            self._ended[record.name] = None
+
+    def _take_chunk(self, record: ChunkRecord) -> None:
+        key = (record.request, record.chunk)
+        if record.state == ChunkState.RUNNING:
+            self.running[key] = record
+            return
+        before = self.running.pop(key, None)
+        if record.state == ChunkState.DONE:
+            self.requests[record.request].done.add(record.chunk)
+            if before is not None:
+                self.history.append(Span(before, record.since_ms))
+
+    def spans(self) -> list[Span]:
+        """Chunks under way, and those that were lately."""
+        return [*self.history, *(Span(record, None) for record in self.running.values())]
+
+    def forget(self, before_ms: int, most: int) -> list[Change]:
+        """Drop requests that ended before this time, or are more than `most`; returns what must be stored."""
+        changes: list[Change] = []
+        for name in list(self._ended):
+            ended_ms = self.requests[name].ended_ms or 0
+            if len(self._ended) <= most and ended_ms >= before_ms:
+                break
+            del self.requests[name], self._ended[name]
+            changes.append(Remove(_prefix(name)))
+        return changes
+
+    # ---- what was stored
+
+    def restore(self, entries: Mapping[str, str], now_ms: int) -> tuple[list[RequestRecord | ChunkRecord], int]:
+        """Take back all requests; returns their records, and the latest time in them. Raises StoreDamaged."""
+        records: list[RequestRecord | ChunkRecord] = []
+        events: dict[str, list[dict[str, Any]]] = {}
+        latest_ms = 0
+        for name, part, key in _requests(entries):
+            tracked = self.requests.setdefault(name, Tracked("", EventLog(f"{_prefix(name)}events/")))
+            kind, text = part.partition("/")[0], entries[key]
+            try:
+                if kind == "asked":
+                    tracked.asked = text
+                elif kind == "record":
+                    tracked.record = RequestRecord.load(json.loads(text))
+                    records.append(tracked.record)
+                    latest_ms = max(latest_ms, tracked.record.submitted_ms)
+                elif kind == "chunks":
+                    chunk = ChunkRecord.load(json.loads(text))
+                    records.append(chunk)
+                    latest_ms = max(latest_ms, chunk.since_ms)
+                elif kind == "events":
+                    events.setdefault(name, []).append(json.loads(text))
+            except (ValueError, TypeError, SchedulerError) as error:
+                raise damaged(key, error) from error
+        for record in records:
+            if isinstance(record, ChunkRecord):
+                self._take_chunk(record)
+        for name, tracked in self.requests.items():
+            if tracked.record is None or not tracked.asked:
+                raise StoreDamaged(f"stored request {name!r} is not whole: restore the metadata from a copy")
+            tracked.log.restore(events.get(name, []))
+            self._take_request(tracked.record, now_ms)
+        return records, latest_ms
+
+
+def restore_hosts(entries: Mapping[str, str]) -> list[HostRecord]:
+    """The stored hosts. Raises StoreDamaged."""
+    found: list[HostRecord] = []
+    for key, text in entries.items():
+        if key.startswith(HOSTS):
+            try:
+                found.append(HostRecord(**json.loads(text)))
+            except (ValueError, TypeError) as error:
+                raise damaged(key, error) from error
+    return found
+
+
+def host_change(record: HostRecord) -> Change:
+    """What must be stored of a host."""
+    return Put(f"{HOSTS}{quote(record.name, safe='')}", _json(asdict(record)))
+
+
+def asked_text(submission: Submission) -> str:
+    """A submission as JSON, always the same for the same."""
+    return json.dumps(asdict(submission), sort_keys=True)
+
+
+def damaged(key: str, error: Exception) -> StoreDamaged:
+    """The error for an entry that cannot be read."""
+    return StoreDamaged(f"stored entry {key!r} cannot be read ({error}): it is damaged, or a newer Cairn wrote it")
+
+
+def _prefix(name: str) -> str:
+    return f"{REQUESTS}{quote(name, safe='')}/"
+
+
+def _requests(entries: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Request's name, part and key of every entry of a request, in order."""
+    for key in sorted(entries):
+        if key.startswith(REQUESTS):
+            name, _, part = key.removeprefix(REQUESTS).partition("/")
+            yield unquote(name), part, key
+
+
+def _json(values: Mapping[str, Any]) -> str:
+    return json.dumps(values, ensure_ascii=False, separators=(",", ":"))

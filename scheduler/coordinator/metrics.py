@@ -1,0 +1,98 @@
+"""Counters and gauges in Prometheus' text format.
+
+Invariants: names start with `cairn_coordinator_`; label values are bounded in number: states, kinds, operations.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, Protocol
+
+from scheduler.coordinator.service import Coordinator
+
+PREFIX = "cairn_coordinator_"
+Sample = tuple[Mapping[str, object], float]
+
+
+class Traffic(Protocol):
+    """The server's own numbers."""
+
+    def answered(self) -> Mapping[tuple[str, int], int]:
+        """Answers by operation and status."""
+        ...
+
+    def connections(self) -> tuple[int, int]:
+        """Clients connected now, and clients refused so far."""
+        ...
+
+
+class Metric(NamedTuple):
+    """One metric with its samples."""
+
+    name: str
+    kind: str
+    says: str
+    samples: list[Sample]
+
+
+def text(coordinator: Coordinator, traffic: Traffic) -> str:
+    """All metrics."""
+    lines: list[str] = []
+    for metric in _metrics(coordinator, traffic):
+        lines.append(f"# HELP {PREFIX}{metric.name} {metric.says}")
+        lines.append(f"# TYPE {PREFIX}{metric.name} {metric.kind}")
+        lines += [f"{PREFIX}{metric.name}{_labels(labels)} {value:g}" for labels, value in metric.samples]
+    return "\n".join(lines) + "\n"
+
+
+def _metrics(coordinator: Coordinator, traffic: Traffic) -> Iterable[Metric]:
+    status, journal = coordinator.status(), coordinator.journal
+    states = Counter(str(tracked.state) for tracked in coordinator.ledger.requests.values())
+    hosts = coordinator.hosts.known()
+    used: Counter[str] = Counter()
+    total: Counter[str] = Counter()
+    for use in status.uses:
+        used[use.resource] += use.used
+        total[use.resource] += use.total
+    yield _gauge("up", "1: running", 1)
+    yield _gauge("uptime_seconds", "since this process started", coordinator.uptime_ms() / 1000)
+    yield Metric("requests", "gauge", "requests by state", [({"state": name}, states[name]) for name in sorted(states)])
+    yield _gauge("chunks_in_flight", "chunks under way", len(status.in_flight))
+    yield _gauge("chunks_waiting", "chunks that wait for their go", sum(one.waiting for one in status.requests))
+    yield Metric(
+        "hosts", "gauge", "hosts that registered or were lost",
+        [({"state": "registered"}, sum(host.registered for host in hosts)),
+         ({"state": "lost"}, sum(host.lost for host in hosts))],
+    )  # fmt: skip
+    yield Metric("capacity_used", "gauge", "chunks that use it now", [({"resource": n}, used[n]) for n in sorted(used)])
+    yield Metric("capacity_total", "gauge", "chunks at a time", [({"resource": n}, total[n]) for n in sorted(total)])
+    yield Metric("events_total", "counter", "events told", [({"event": n}, v) for n, v in coordinator.counts.items()])
+    yield _counter("commits_total", "transactions stored", journal.commits)
+    yield _counter("changes_total", "changes stored in them", journal.changes)
+    yield _counter("commit_failures_total", "transactions that could not be stored", journal.failures)
+    yield _gauge("store_failing", "1: nothing can be stored", int(journal.failing is not None))
+    answers = sorted(traffic.answered().items())
+    yield Metric(
+        "answers_total", "counter", "answers by operation and status",
+        [({"operation": operation, "status": code}, value) for (operation, code), value in answers],
+    )  # fmt: skip
+    connected, refused = traffic.connections()
+    yield _gauge("connections", "clients connected", connected)
+    yield _counter("connections_refused_total", "clients that were too many", refused)
+
+
+def _gauge(name: str, says: str, value: float) -> Metric:
+    return Metric(name, "gauge", says, [({}, value)])
+
+
+def _counter(name: str, says: str, value: float) -> Metric:
+    return Metric(name, "counter", says, [({}, value)])
+
+
+def _labels(labels: Mapping[str, object]) -> str:
+    if not labels:
+        return ""
+    return "{" + ",".join(f'{name}="{_escaped(str(value))}"' for name, value in labels.items()) + "}"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,153 @@
+"""One page for people: what goes on, with a picture of who moves what over which link, and when.
+
+Invariants: one document, nothing loaded from elsewhere, no scripts; every text that came from outside is escaped; the
+picture is bounded, whatever the network's size.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from itertools import pairwise
+from typing import Any, NamedTuple
+from zlib import crc32
+
+from scheduler.coordinator.ledger import Span
+
+SPAN_MS = 60_000
+"""What the picture covers, up to now."""
+MOST_ROWS = 60
+MOST_TABLE_ROWS = 100
+LABEL_PX, WIDTH_PX, ROW_PX, AXIS_PX = 190, 1000, 16, 22
+TICKS = 6
+STYLE = """body{font:14px/1.45 system-ui,sans-serif;margin:2em auto;max-width:1240px;padding:0 1em;color:#1b1f24}
+h1{font-size:1.4em}h2{font-size:1.1em;margin-top:1.6em}table{border-collapse:collapse}
+td,th{text-align:left;padding:2px 14px 2px 0;border-bottom:1px solid #e4e7eb}th{font-weight:600}
+svg{max-width:100%;height:auto}svg text{font:11px system-ui,sans-serif;fill:#1b1f24}.bad{color:#b42318;font-weight:600}
+.bar{display:inline-block;height:9px;background:#3b6ea8}.room{display:inline-block;width:120px;background:#e4e7eb}"""
+
+
+class Picture(NamedTuple):
+    """Chunks under way and lately, and the time now."""
+
+    spans: Sequence[Span]
+    now_ms: int
+
+
+class _Bar(NamedTuple):
+    row: str
+    start_ms: int
+    end_ms: int
+    says: str
+    colour: str
+
+
+def html(status: Mapping[str, Any], picture: Picture) -> str:
+    """The page."""
+    store = status["store"]
+    trouble = "" if store == "ok" else f'<p class="bad">Nothing can be stored: {escape(str(store))}</p>'
+    counts = ", ".join(f"{number} {escape(state)}" for state, number in sorted(status["requests"].items())) or "none"
+    lost = [host["host"] for host in status["hosts"] if host["lost"]]
+    lines = [
+        "<!DOCTYPE html>",
+        '<html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="5">',
+        f"<title>Cairn coordinator</title><style>{STYLE}</style></head><body>",
+        f"<h1>Coordinator of {escape(str(status['topology'])) or 'a network'}</h1>{trouble}",
+        (
+            f"<p>planner {escape(status['planner'])}, {escape(status['mode'])}; up {status['uptime_ms'] // 1000} s; "
+            f"requests: {counts}; hosts lost: {escape(', '.join(lost)) or 'none'}</p>"
+        ),
+        f"<h2>The last {SPAN_MS // 1000} seconds, by host and link</h2>",
+        svg(picture),
+        "<h2>Queue</h2>",
+        _table(("request", "state", "writer", "chunks", "done", "in_flight"), status["queue"]),
+        "<h2>Capacities in use</h2>",
+        _capacities(status["capacities"]),
+        (
+            '<p><a href="/v1/status">status</a> · <a href="/v1/topology">topology</a> · <a href="/metrics">metrics</a>'
+            ' · <a href="/openapi.json">interface</a></p></body></html>'
+        ),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def svg(picture: Picture) -> str:
+    """Who moves what over which link, when: a row for each sending host and each link, a bar for each chunk."""
+    start_ms = picture.now_ms - SPAN_MS
+    bars = [bar for bar in _bars(picture) if bar.end_ms > start_ms]
+    if not bars:
+        return "<p>Nothing was under way.</p>"
+    rows = sorted({bar.row for bar in bars}, key=lambda row: ("→" in row, row))
+    shown = {row: number for number, row in enumerate(rows[:MOST_ROWS])}
+    height = AXIS_PX + ROW_PX * len(shown)
+    lines = [
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LABEL_PX + WIDTH_PX} {height}" role="img" '
+            'aria-label="chunks under way by host and link over the last minute">'
+        )
+    ]
+    for tick in range(TICKS + 1):
+        x = LABEL_PX + WIDTH_PX * tick / TICKS
+        seconds = round((tick - TICKS) * SPAN_MS / TICKS / 1000)
+        lines.append(f'<line x1="{x:.0f}" y1="16" x2="{x:.0f}" y2="{height}" stroke="#d0d5dd"/>')
+        anchor = "end" if tick == TICKS else "middle"
+        lines.append(f'<text x="{x:.0f}" y="11" text-anchor="{anchor}">{seconds or "now"}{" s" * bool(seconds)}</text>')
+    for row, number in shown.items():
+        y = AXIS_PX + ROW_PX * number + 11
+        lines.append(f'<text x="{LABEL_PX - 8}" y="{y}" text-anchor="end">{escape(_short(row))}</text>')
+    for bar in bars:
+        if bar.row in shown:
+            left = LABEL_PX + WIDTH_PX * max(0, bar.start_ms - start_ms) / SPAN_MS
+            right = LABEL_PX + WIDTH_PX * (bar.end_ms - start_ms) / SPAN_MS
+            y = AXIS_PX + ROW_PX * shown[bar.row] + 2
+            lines.append(
+                f'<rect x="{left:.1f}" y="{y}" width="{max(right - left, 1):.1f}" height="{ROW_PX - 5}" '
+                f'fill="{bar.colour}" fill-opacity="0.6"><title>{escape(bar.says)}</title></rect>'
+            )
+    lines.append("</svg>")
+    if len(rows) > len(shown):
+        lines.append(f"<p>{len(rows) - len(shown)} more hosts and links are not shown.</p>")
+    return "\n".join(lines)
+
+
+def _bars(picture: Picture) -> Iterator[_Bar]:
+    for span in picture.spans:
+        chunk = span.chunk
+        end_ms = picture.now_ms if span.until_ms is None else span.until_ms
+        says = f"{chunk.request}, chunk {chunk.chunk}: {' → '.join(chunk.hosts)}"
+        colour = f"hsl({crc32(chunk.request.encode()) % 360},55%,48%)"
+        for source, target in pairwise(chunk.hosts):
+            if source != target:
+                yield _Bar(source, chunk.since_ms, end_ms, says, colour)
+        for route in chunk.routes:
+            for link in route:
+                yield _Bar(" → ".join(link), chunk.since_ms, end_ms, says, colour)
+
+
+def _table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
+    if not rows:
+        return "<p>Empty.</p>"
+    head = "".join(f"<th>{escape(name.replace('_', ' '))}</th>" for name in columns)
+    lines = [f"<table><tr>{head}</tr>"]
+    for row in rows[:MOST_TABLE_ROWS]:
+        cells = "".join(f"<td>{escape(str('' if row[name] is None else row[name]))}</td>" for name in columns)
+        lines.append(f"<tr>{cells}</tr>")
+    lines.append("</table>")
+    if len(rows) > MOST_TABLE_ROWS:
+        lines.append(f"<p>and {len(rows) - MOST_TABLE_ROWS} more</p>")
+    return "\n".join(lines)
+
+
+def _capacities(uses: Sequence[Mapping[str, Any]]) -> str:
+    if not uses:
+        return "<p>Nothing is in use.</p>"
+    lines = ["<table><tr><th>what</th><th>of</th><th>used</th><th></th></tr>"]
+    for use in sorted(uses, key=lambda one: one["used"] / max(1, one["total"]), reverse=True)[:MOST_TABLE_ROWS]:
+        share = 100 * min(1, use["used"] / max(1, use["total"]))
+        lines.append(
+            f"<tr><td>{escape(use['resource'])}</td><td>{escape(use['name'])}</td><td>{use['used']} of {use['total']}"
+            f'</td><td><span class="room"><span class="bar" style="width:{share:.0f}%"></span></span></td></tr>'
+        )
+    return "\n".join([*lines, "</table>"])
+
+
+def _short(row: str) -> str:
+    return row if len(row) <= 30 else f"{row[:14]}…{row[-14:]}"

@@ -1,0 +1,202 @@
+"""A coordinator put together: metadata, service, interface and server, from opening to draining.
+
+Invariants: nothing is served before what was stored is restored; one process has a data directory; at the end what was
+recorded is stored, and writers who wait are answered.
+"""
+
+import fcntl
+import os
+import ssl
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+
+import trio
+
+from scheduler.coordinator.dispatch import Dispatch
+from scheduler.coordinator.errors import StartError, StoreError
+from scheduler.coordinator.handlers import Handlers
+from scheduler.coordinator.http.messages import HttpSettings
+from scheduler.coordinator.http.server import Address, HttpServer, is_loopback
+from scheduler.coordinator.journal import Journal
+from scheduler.coordinator.metadata.interface import Metadata
+from scheduler.coordinator.metadata.sqlite import SqliteMetadata
+from scheduler.coordinator.service import Coordinator, CoordinatorSettings, World
+from scheduler.peace.plan import Planner
+from scheduler.topology import Topology
+
+DATABASE = "coordinator.db"
+LOCK_FILE = "lock"
+DIRECTORY_MODE = 0o700
+FILE_MODE = 0o600
+DRAIN_S = 5.0
+"""How long a stop waits for answers that are being worked on."""
+DEFAULT_LISTEN = Address("127.0.0.1", 9880)
+PLANNERS: Mapping[str, tuple[str, str]] = {
+    "tree": ("scheduler.peace.tree", "TreePlanner"),
+    "paper": ("scheduler.peace.paper", "PaperPlanner"),
+    "repaired": ("scheduler.peace.repaired", "RepairedPlanner"),
+}
+"""Planners that serve; each loads its room, and only that."""
+LEAST_TOKEN_CHARACTERS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """Who may talk to a coordinator. `insecure`: anyone on any address, said in so many words."""
+
+    token: str | None = None
+    tls: ssl.SSLContext | None = None
+    insecure: bool = False
+
+    def check(self, listen: Address) -> None:
+        """Raises StartError if strangers could reach this address."""
+        if not is_loopback(listen.host) and not self.insecure and (self.token is None or self.tls is None):
+            raise StartError(
+                f"{listen} can be reached from other machines: give --tls-cert, --tls-key and --token-file, "
+                "listen on 127.0.0.1, or say --insecure if the network is yours alone"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ServeSettings:
+    """Where and how to serve."""
+
+    listen: Address = DEFAULT_LISTEN
+    coordinator: CoordinatorSettings = field(default_factory=CoordinatorSettings)
+    http: HttpSettings = field(default_factory=HttpSettings)
+    security: Security = field(default_factory=Security)
+
+
+class Running:
+    """A coordinator that serves on `address`."""
+
+    def __init__(self, server: HttpServer, coordinator: Coordinator, dispatch: Dispatch) -> None:
+        self.address = Address("", 0)
+        self.coordinator = coordinator
+        self.server = server
+        self._dispatch = dispatch
+
+    async def drain(self, patience_s: float = DRAIN_S) -> None:
+        """Take no more questions, answer those that wait, and store what is recorded."""
+        self.coordinator.stop()
+        await self.server.drain(patience_s)
+        with trio.move_on_after(patience_s), suppress(StoreError):
+            await self.coordinator.journal.durable()
+
+    def answered(self) -> Mapping[tuple[str, int], int]:
+        """See metrics.Traffic."""
+        return self._dispatch.answered
+
+    def connections(self) -> tuple[int, int]:
+        """See metrics.Traffic."""
+        return self.server.connections, self.server.refused
+
+
+class _Traffic:
+    """The server's numbers, for metrics that are made before there is a server."""
+
+    def __init__(self) -> None:
+        self.of: Running | None = None
+
+    def answered(self) -> Mapping[tuple[str, int], int]:
+        """See metrics.Traffic."""
+        return {} if self.of is None else self.of.answered()
+
+    def connections(self) -> tuple[int, int]:
+        """See metrics.Traffic."""
+        return (0, 0) if self.of is None else self.of.connections()
+
+
+async def serve(
+    world: World,
+    metadata: Metadata,
+    settings: ServeSettings,
+    *,
+    task_status: trio.TaskStatus[Running] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve until drained or cancelled; reports what runs once it listens. Raises StartError, StoreError, OSError."""
+    settings.security.check(settings.listen)
+    journal = Journal(metadata, world.report)
+    coordinator = Coordinator(world, settings.coordinator, journal)
+    coordinator.restore(metadata.load())
+    traffic = _Traffic()
+    dispatch = Dispatch(Handlers(coordinator, traffic).operations(), world.report, settings.security.token)
+    server = HttpServer(settings.http, dispatch, world.report, may_wait=dispatch.may_wait, tls=settings.security.tls)
+    running = traffic.of = Running(server, coordinator, dispatch)
+    async with trio.open_nursery() as background:
+        background.start_soon(journal.run)
+        background.start_soon(coordinator.run)
+        async with trio.open_nursery() as front:
+            running.address = await front.start(server.serve, settings.listen)
+            task_status.started(running)
+        with trio.move_on_after(DRAIN_S), suppress(StoreError):
+            await journal.durable()
+        background.cancel_scope.cancel()
+
+
+def make_planner(name: str | None, topology: Topology) -> Planner:
+    """A planner by its name; none: `tree` where the network is one, else `paper`. Raises StartError, TopologyError."""
+    chosen = name or ("paper" if topology.tree is None else "tree")
+    if chosen not in PLANNERS:
+        raise StartError(f"planner {chosen!r}: must be one of {', '.join(PLANNERS)}")
+    module, kind = PLANNERS[chosen]
+    planner: Planner = getattr(import_module(module), kind)(topology)
+    return planner
+
+
+@contextmanager
+def opened(data_dir: Path) -> Iterator[SqliteMetadata]:
+    """The metadata of a data directory, made if it is missing, held for one process. Raises StartError, OSError."""
+    data_dir.mkdir(parents=True, exist_ok=True, mode=DIRECTORY_MODE)
+    descriptor = os.open(data_dir / LOCK_FILE, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, FILE_MODE)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+            raise StartError(
+                f"{data_dir} is in use by another coordinator (process {owner}); stop it or choose another --data-dir"
+            ) from error
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        metadata = SqliteMetadata(data_dir / DATABASE)
+        try:
+            yield metadata
+        finally:
+            metadata.close()
+    finally:
+        os.close(descriptor)
+
+
+def read_token(path: Path) -> str:
+    """A token from its file. Raises StartError."""
+    try:
+        token = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartError(f"--token-file {path}: {getattr(error, 'strerror', None) or 'must be ASCII'}") from error
+    if len(token) < LEAST_TOKEN_CHARACTERS or not token.isprintable() or " " in token:
+        raise StartError(f"--token-file {path}: a token has at least {LEAST_TOKEN_CHARACTERS} characters and no blanks")
+    return token
+
+
+def tls_context(certificate: Path, key: Path) -> ssl.SSLContext:
+    """A server's TLS. Raises StartError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        raise StartError(f"--tls-cert {certificate}, --tls-key {key}: {error.strerror or error}") from error
+    return context
+
+
+def parse_listen(text: str) -> Address:
+    """Host and port of HOST:PORT or [IPV6]:PORT. Raises StartError."""
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        raise StartError(f"{text!r} is not HOST:PORT, such as {DEFAULT_LISTEN} or [::1]:{DEFAULT_LISTEN.port}")
+    return Address(host, int(port))
