@@ -1,0 +1,35 @@
+"""A real coordinator for the hosts: in a thread of this process, served on the control network.
+
+Invariant: no other machine reaches it; the control network is a bridge without a way out.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+
+from benchmarks.cluster.network import CONTROL_ADDRESS
+from scheduler.coordinator.http.server import Address
+from scheduler.coordinator.running import Security, ServeSettings, make_planner, opened
+from scheduler.coordinator.service import CoordinatorSettings, World
+from scheduler.coordinator.system_clock import SystemClock
+from scheduler.coordinator.testing import in_thread, silent
+from scheduler.peace.online import Mode, Settings
+from scheduler.topology import Topology
+
+
+@contextmanager
+def coordinating(topology: Topology, mode: Mode, seed: int, address: str = CONTROL_ADDRESS) -> Iterator[str]:
+    """Serve meanwhile; gives the URL. Its state is durable, in a temporary directory."""
+    chosen = CoordinatorSettings(scheduler=Settings(mode=mode))
+    served = ServeSettings(Address(address, 0), chosen, security=Security(insecure=True))
+    world = World(topology, make_planner(None, topology), SystemClock(), Random(seed), silent)
+    with (
+        tempfile.TemporaryDirectory(prefix="coordinator-") as directory,
+        opened(Path(directory)) as metadata,
+        in_thread(world, metadata, served) as url,
+    ):
+        yield url

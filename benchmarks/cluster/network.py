@@ -1,0 +1,239 @@
+"""Racks of hosts in network namespaces, every link shaped by `tc tbf`, and a control network beside them.
+
+A host is a namespace with two interfaces. `data0` leads to its rack's bridge; both ends of that wire are shaped, so the
+host's link has its rate each way. The racks' bridges are joined by one wire, shaped at both ends too. `ctl0` leads to a
+bridge in the machine's own namespace and is not shaped: the coordinator and the NameNode are reached over it at
+CONTROL_ADDRESS, and see the host under its one address, that of its data link.
+
+Invariants:
+* All names begin with a prefix of our own, and whatever bears it is removed at the start and at the end.
+* One network at a time: a second start is refused while a first one lives, and clears up after one that died.
+* Addresses are from 198.18.0.0/15, which RFC 2544 sets apart for benchmarks.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, NamedTuple
+
+PREFIX = "cpr"
+SWITCH = f"{PREFIX}-switch"
+"""The namespace of the racks' bridges: no firewall of the machine sees their frames."""
+CONTROL = f"{PREFIX}ctl"
+CONTROL_ADDRESS = "198.19.0.1"
+BURST_BYTES = 128 << 10
+"""A frame with segmentation offload has up to 64 KiB; what does not fit into the burst is cut up at a price."""
+QUEUE_BYTES = 1 << 20
+"""A switch port's buffer: 84 ms at 12.5 MB/s, more than the windows of the chunk server's connections through it."""
+MOST_HOSTS_IN_RACK = 250
+COMMAND_SECONDS = 60.0
+
+
+class NetworkUnavailable(RuntimeError):
+    """This machine or user cannot have the network; the message says what is missing."""
+
+
+class Host(NamedTuple):
+    """One host: its `name` as in the topology, its namespace, and its one address."""
+
+    name: str
+    rack: int
+    namespace: str
+    address: str
+
+    @property
+    def wrapper(self) -> tuple[str, ...]:
+        """What in front of a command makes it run on this host."""
+        return ("ip", "netns", "exec", self.namespace)
+
+
+def hosts_in(sizes: Sequence[int]) -> tuple[Host, ...]:
+    """The hosts of racks of these sizes, named `r1h1`, `r1h2`, … as in scheduler.topology.racks."""
+    for size in sizes:
+        if not 1 <= size <= MOST_HOSTS_IN_RACK:
+            raise ValueError(f"a rack of {size} hosts: must be from 1 to {MOST_HOSTS_IN_RACK}")
+    return tuple(
+        Host(f"r{rack}h{host}", rack, f"{PREFIX}-r{rack}h{host}", f"198.18.{rack}.{host}")
+        for rack, size in enumerate(sizes, 1)
+        for host in range(1, size + 1)
+    )
+
+
+def why_not() -> str | None:
+    """Why this machine or user cannot have the network; None if nothing is known against it."""
+    if os.geteuid() != 0:
+        return "network namespaces need root: run as root (sudo)"
+    for tool in ("ip", "tc"):
+        if shutil.which(tool) is None:
+            return f"no command {tool!r}: install iproute2"
+    return None
+
+
+class Network:
+    """A context manager: the network is there inside, and gone behind it. Raises NetworkUnavailable."""
+
+    def __init__(self, sizes: Sequence[int], link_bytes_s: float, between_bytes_s: float | None = None) -> None:
+        """`sizes[i]` hosts in rack i; raw rates of a host's link and of the wire between racks, bytes/s each way."""
+        self.hosts = hosts_in(sizes)
+        self.racks = len(sizes)
+        self.link_bytes_s = link_bytes_s
+        self.between_bytes_s = between_bytes_s or link_bytes_s
+        self._lock: IO[str] | None = None
+
+    def __enter__(self) -> Network:
+        problem = why_not()
+        if problem:
+            raise NetworkUnavailable(problem)
+        self._lock = _lock()
+        try:
+            remove_all()
+            self._build()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        remove_all()
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    # ---- building
+
+    def _build(self) -> None:
+        names = [SWITCH, *(host.namespace for host in self.hosts)]
+        _batch("ip", None, [f"netns add {name}" for name in names])
+        _batch("ip", None, [f"link add {CONTROL} type bridge forward_delay 0"])
+        _quiet_ipv6(CONTROL)
+        _batch("ip", None, self._wires())
+        _batch("ip", SWITCH, self._switch())
+        _batch("tc", SWITCH, self._switch_shapes())
+        for host in self.hosts:
+            _batch("ip", host.namespace, self._host(host))
+            _batch("tc", host.namespace, [_shape("data0", self.link_bytes_s)])
+        self._control()
+
+    def _wires(self) -> list[str]:
+        """Both wires of every host, and those between a rack's bridge and the first's."""
+        lines = []
+        for number, host in enumerate(self.hosts):
+            lines.append(f"link add data0 netns {host.namespace} type veth peer name {host.name} netns {SWITCH}")
+            lines.append(f"link add ctl0 netns {host.namespace} type veth peer name {PREFIX}c{number}")
+        joined = range(2, self.racks + 1)
+        lines += [f"link add up{rack} netns {SWITCH} type veth peer name down{rack} netns {SWITCH}" for rack in joined]
+        return lines
+
+    def _switch(self) -> list[str]:
+        lines = [f"link add rack{rack} type bridge forward_delay 0" for rack in range(1, self.racks + 1)]
+        lines += [f"link set {host.name} addrgenmode none master rack{host.rack} up" for host in self.hosts]
+        for rack in range(2, self.racks + 1):
+            lines.append(f"link set up{rack} addrgenmode none master rack{rack} up")
+            lines.append(f"link set down{rack} addrgenmode none master rack1 up")
+        lines += [f"link set rack{rack} addrgenmode none up" for rack in range(1, self.racks + 1)]
+        return lines
+
+    def _switch_shapes(self) -> list[str]:
+        """The way down to each host, and both ways between racks: `up2` leaves rack 2's bridge, `down2` rack 1's."""
+        lines = [_shape(host.name, self.link_bytes_s) for host in self.hosts]
+        for rack in range(2, self.racks + 1):
+            lines += [_shape(f"up{rack}", self.between_bytes_s), _shape(f"down{rack}", self.between_bytes_s)]
+        return lines
+
+    def _host(self, host: Host) -> list[str]:
+        return [
+            "link set lo up",
+            "link set data0 addrgenmode none up",
+            "link set ctl0 addrgenmode none up",
+            f"address add {host.address}/16 dev data0",
+            f"route add {CONTROL_ADDRESS}/32 dev ctl0 src {host.address}",
+        ]
+
+    def _control(self) -> None:
+        lines = [f"address add {CONTROL_ADDRESS}/32 dev {CONTROL}", f"link set {CONTROL} up"]
+        lines += [
+            f"link set {PREFIX}c{number} addrgenmode none master {CONTROL} up" for number in range(len(self.hosts))
+        ]
+        lines += [f"route add 198.18.0.0/16 dev {CONTROL} src {CONTROL_ADDRESS}"]
+        _batch("ip", None, lines)
+
+
+def drops(network: Network) -> int:
+    """Frames that the shaped queues have dropped so far, all together."""
+    total = 0
+    for namespace in (SWITCH, *(host.namespace for host in network.hosts)):
+        found = json.loads(_run("tc", "-n", namespace, "-s", "-j", "qdisc", "show"))
+        total += sum(int(entry.get("drops", 0)) for entry in found if entry.get("kind") == "tbf")
+    return total
+
+
+def remove_all() -> None:
+    """Remove every namespace and interface with our prefix, and end what still runs in those namespaces."""
+    for name in namespaces():
+        for pid in _run("ip", "netns", "pids", name, check=False).split():
+            try:
+                os.kill(int(pid), signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        _run("ip", "netns", "delete", name, check=False)
+    for name in interfaces():
+        _run("ip", "link", "delete", name, check=False)
+
+
+def namespaces() -> list[str]:
+    """Our namespaces that exist."""
+    lines = _run("ip", "netns", "list").splitlines()
+    return [name for name in (line.split()[0] for line in lines if line.strip()) if name.startswith(f"{PREFIX}-")]
+
+
+def interfaces() -> list[str]:
+    """Our interfaces that exist in the machine's own namespace."""
+    found = json.loads(_run("ip", "-j", "link", "show"))
+    ours = [str(entry["ifname"]) for entry in found]
+    return [name for name in ours if name == CONTROL or (name.startswith(f"{PREFIX}c") and name[4:].isdecimal())]
+
+
+def _lock() -> IO[str]:
+    path = Path(tempfile.gettempdir()) / f"{PREFIX}-network.lock"
+    file = path.open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise NetworkUnavailable(f"another run has the network (it holds {path}): wait for its end") from None
+    return file
+
+
+def _shape(device: str, bytes_s: float) -> str:
+    return f"qdisc add dev {device} root tbf rate {round(bytes_s * 8)}bit burst {BURST_BYTES} limit {QUEUE_BYTES}"
+
+
+def _quiet_ipv6(device: str) -> None:
+    """No router solicitations on the control bridge."""
+    setting = Path(f"/proc/sys/net/ipv6/conf/{device}/disable_ipv6")
+    if setting.exists():
+        setting.write_text("1")
+
+
+def _batch(tool: str, namespace: str | None, lines: Sequence[str]) -> None:
+    """Many lines of `ip` or `tc` in one process."""
+    where = ["-n", namespace] if namespace else []
+    _run(tool, *where, "-batch", "-", text="\n".join(lines) + "\n")
+
+
+def _run(*command: str, text: str = "", check: bool = True) -> str:
+    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
+    if check and done.returncode != 0:
+        raise NetworkUnavailable(f"{' '.join(command)}: {done.stderr.strip() or done.stdout.strip()}\n{text}".rstrip())
+    return done.stdout

@@ -1,0 +1,103 @@
+"""The paper's experiment at one tenth: its cluster, its checkpoints, and how this machine stands in for both.
+
+A tenth of the bytes at a tenth of the rates takes the paper's seconds. Links are shaped; disks and clients are paced by
+the paper's table 8 (scheduler.simulation.measured), or not at all.
+
+Invariant: the simulator and the real cluster are given the same numbers from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from random import Random
+
+from scheduler.simulation.cluster import Cluster
+from scheduler.simulation.measured import (
+    GIGABIT_BYTES_S,
+    HOST_CAPACITY,
+    PAPER,
+    RACKS,
+    Curve,
+    Physics,
+    curve,
+    link_capacity,
+    paper_cluster,
+)
+from scheduler.simulation.scenario import Job, checkpoints, spread_writers
+from scheduler.topology import CHUNK_BYTES, Link, Topology
+
+SCALE = 0.1
+BYTES_PER_CHECKSUM = 512
+"""HDFS takes block sizes that are multiples of this."""
+MOST_USERS = 64
+UNPACED = curve((1,), (1e6,), total=True)
+"""A thousand GB/s: faster than anything here."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How much is written, and on what. `paced`: disks and clients as slow as the paper's, at `scale`."""
+
+    writers: int = 16
+    chunks: int = 8
+    replicas: int = 3
+    racks: tuple[int, ...] = RACKS
+    scale: float = SCALE
+    paced: bool = True
+    chunk_bytes: int = int(CHUNK_BYTES * SCALE) // BYTES_PER_CHECKSUM * BYTES_PER_CHECKSUM
+
+    @property
+    def link_bytes_s(self) -> float:
+        """A link's raw rate each way."""
+        return GIGABIT_BYTES_S * self.scale
+
+    @property
+    def physics(self) -> Physics:
+        """Table 8 at this scale; a host's memory holds as much of a chunk as the paper's hosts did."""
+        if not self.paced:
+            return replace(
+                PAPER, disk_write=UNPACED, disk_read=UNPACED, client_write=UNPACED, client_read=UNPACED, cache_bytes=0.0
+            )
+        return Physics(
+            disk_write=_scaled(PAPER.disk_write, self.scale),
+            disk_read=_scaled(PAPER.disk_read, self.scale),
+            client_write=_scaled(PAPER.client_write, self.scale),
+            client_read=_scaled(PAPER.client_read, self.scale),
+            link_bytes_s=PAPER.link_bytes_s * self.scale,
+            cache_bytes=PAPER.cache_bytes / CHUNK_BYTES * self.chunk_bytes,
+        )
+
+    @property
+    def link_capacity(self) -> int:
+        """Between the racks, in chunks: as derived for the paper's cluster; with unpaced disks as of a host's link."""
+        return link_capacity(PAPER) if self.paced else HOST_CAPACITY
+
+    def cluster(self, hosts_bytes_s: Sequence[float] | None = None, between_bytes_s: float | None = None) -> Cluster:
+        """The cluster for planners and the simulator; rates as measured, or as they should be."""
+        base = paper_cluster(self.link_capacity, physics=replace(PAPER, link_bytes_s=self.physics.link_bytes_s))
+        rates = hosts_bytes_s or [self.physics.link_bytes_s] * len(base.servers)
+        servers = [replace(server, link_bytes_s=rate) for server, rate in zip(base.servers, rates, strict=True)]
+        links = [Link(link.source, link.target, link.capacity, link.cost, between_bytes_s) for link in base.links]
+        topology = Topology(
+            servers,
+            links if between_bytes_s else base.links,
+            switches=base.switches,
+            name="the paper's cluster at one tenth",
+            chunk_bytes=self.chunk_bytes,
+        )
+        return Cluster(topology, self.physics)
+
+    def jobs(self, cluster: Cluster, seed: int) -> tuple[Job, ...]:
+        """Everybody's checkpoint, all at once; the seed says who writes."""
+        return checkpoints(
+            cluster, spread_writers(cluster, self.writers, Random(seed)), self.chunks, replicas=self.replicas
+        )
+
+    def totals(self, curve: Curve) -> list[float]:
+        """A table of total rates for the chunk server, by number of users; empty when unpaced."""
+        return [float(rate) for rate in curve.totals[:MOST_USERS]] if self.paced else []
+
+
+def _scaled(curve: Curve, scale: float) -> Curve:
+    return Curve(tuple((users, rate * scale) for users, rate in curve.points))
