@@ -1,0 +1,106 @@
+"""One chunk into a file over WebHDFS, with the `hdfs` package, and what its failures mean for a plan.
+
+WebHDFS creates a file in two steps: the NameNode answers with the address of a DataNode, which takes the bytes and is
+the first of the pipeline. With a plan in the NameNode's table that is the chain's first replica.
+
+Invariants:
+* A file that `put` returned for is complete: HDFS acknowledged every byte, on one replica at least, and repairs the rest.
+* Every failure is one of three: HDFS is away for now (wait), a DataNode failed (suspect it), HDFS refused (neither).
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import requests
+from hdfs import InsecureClient
+from hdfs.util import HdfsError as WebHdfsError
+
+from scheduler.hdfs.errors import HdfsError
+
+PIECE_BYTES = 1 << 20
+"""What goes into one call of the socket: larger pieces copy less, smaller ones notice sooner that they shall stop."""
+SMALLEST_BLOCK_BYTES = 1 << 20
+"""HDFS's default lower limit (`dfs.namenode.fs-limits.min-block-size`)."""
+CHECKSUM_BYTES = 512
+_AWAY = {"SafeModeException", "RetriableException", "StandbyException", "ServerNotLeaderException"}
+_SEE_OTHER = 300
+
+
+class HdfsAway(HdfsError):
+    """The NameNode does not answer, starts, or is in safe mode: worth waiting for."""
+
+
+class DataNodeFailed(HdfsError):
+    """The DataNode at `address` broke off."""
+
+    def __init__(self, address: str, message: str) -> None:
+        super().__init__(f"DataNode {address}: {message}")
+        self.address = address
+
+
+class Timeouts(NamedTuple):
+    """How long a connection may take to open, and how long the other side may be silent."""
+
+    connect_s: float = 5.0
+    read_s: float = 60.0
+
+
+class ChunkClient(InsecureClient):  # type: ignore[misc,unused-ignore]
+    """The `hdfs` package's client, that also excludes DataNodes and remembers to which one it was led."""
+
+    def __init__(self, url: str, user: str, timeouts: Timeouts, exclude: Sequence[str] = ()) -> None:
+        super().__init__(url, user=user, timeout=tuple(timeouts))
+        self._exclude = ",".join(exclude)
+        self.led_to: str | None = None
+
+    def _request(self, method: str, url: str, **options: Any) -> Any:
+        parameters = options.get("params")
+        if parameters and parameters.get("op") == "CREATE" and self._exclude:
+            options["params"] = {**parameters, "excludedatanodes": self._exclude}
+        answer = super()._request(method, url, **options)
+        if _SEE_OTHER <= answer.status_code < _SEE_OTHER + 100 and "location" in answer.headers:
+            self.led_to = urlsplit(answer.headers["location"]).hostname
+        return answer
+
+    def close(self) -> None:
+        """Close its connections."""
+        self._session.close()
+
+
+def block_bytes(size_bytes: int) -> int:
+    """A block size that holds `size_bytes` in one block."""
+    return max(SMALLEST_BLOCK_BYTES, -(-size_bytes // CHECKSUM_BYTES) * CHECKSUM_BYTES)
+
+
+def put(client: ChunkClient, path: str, pieces: Iterator[bytes], size_bytes: int, replicas: int) -> None:
+    """Write a file, in place of one that may be there. Raises HdfsAway, DataNodeFailed, HdfsError."""
+    client.led_to = None
+    try:
+        client.write(path, data=pieces, overwrite=True, replication=replicas, blocksize=block_bytes(size_bytes))
+    except WebHdfsError as error:
+        raise meaning(error) from error
+    except requests.RequestException as error:
+        if client.led_to is None:
+            raise HdfsAway(f"the NameNode at {client.url} does not answer: {error}") from error
+        raise DataNodeFailed(client.led_to, str(error)) from error
+
+
+def meaning(error: WebHdfsError) -> HdfsError:
+    """What an error that HDFS answered with means for who asked."""
+    kind = error.exception or ""
+    if kind in _AWAY or any(name in error.message for name in _AWAY):
+        return HdfsAway(f"{kind}: {error.message}")
+    return HdfsError(f"HDFS refused: {kind}: {error.message}")
+
+
+def get(client: ChunkClient, path: str) -> Iterator[bytes]:
+    """A file's bytes, in pieces. Raises HdfsAway, DataNodeFailed, HdfsError."""
+    client.led_to = None
+    try:
+        with client.read(path, chunk_size=PIECE_BYTES) as pieces:
+            yield from pieces
+    except WebHdfsError as error:
+        raise meaning(error) from error
+    except requests.RequestException as error:
+        raise DataNodeFailed(str(client.led_to), str(error)) from error

@@ -1,0 +1,205 @@
+"""Checkpoints into HDFS as Peace plans them: one file per chunk, each through the chain that the coordinator chose.
+
+For each chunk: go → push its chain into the NameNode's plan table → write it with the `hdfs` package → done, or failed
+with the DataNode that is suspected. HDFS being away (restart, safe mode) is waited for, with the chain pushed again.
+
+Invariants:
+* A chunk is reported done only after HDFS acknowledged all of its bytes.
+* Of one chunk, one attempt at a time writes: a revoked one is stopped before the next begins, so that none can replace
+  what a later one wrote.
+* Waits and attempts are bounded: here by `patience_s`, in the coordinator by the number of attempts.
+"""
+
+import threading
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from scheduler.client import CoordinatorClient, CoordinatorError, Go
+from scheduler.hdfs.errors import ChunkLost, HdfsError, PlanTableError
+from scheduler.hdfs.plan_table import PlanTable
+from scheduler.hdfs.webhdfs import PIECE_BYTES, ChunkClient, DataNodeFailed, HdfsAway, Timeouts, get, put
+
+FIRST_WAIT_S = 0.1
+LONGEST_WAIT_S = 2.0
+SUSPECTED_S = 30.0
+"""How long a DataNode that broke off is not to be HDFS's own choice; by then the NameNode knows it is dead, or it is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriterSettings:
+    """`patience_s`: how long HDFS may be away; `at_once`: chunks of one checkpoint that are written side by side."""
+
+    user: str = "cairn"
+    patience_s: float = 120.0
+    at_once: int = 8
+    timeouts: Timeouts = field(default=Timeouts())
+
+
+class Written(NamedTuple):
+    """A chunk that HDFS acknowledged. `hosts`: the chain that was planned, first replica first.
+
+    `led_to`: the address of the DataNode that took it from the writer; `crc32`: of its bytes.
+    """
+
+    chunk: int
+    path: str
+    hosts: tuple[str, ...]
+    attempt: int
+    led_to: str
+    size_bytes: int
+    crc32: int
+    seconds: float
+
+
+class Revoked(HdfsError):
+    """The coordinator planned the chunk anew while it was written."""
+
+
+def chunk_path(checkpoint: str, chunk: int) -> str:
+    """The file of a checkpoint's chunk: /checkpoint/ID/chunk-000."""
+    return f"{checkpoint}/chunk-{chunk:03d}"
+
+
+class CheckpointWriter:
+    """Writes checkpoints. Safe for several threads; each `write` is one request to the coordinator."""
+
+    def __init__(
+        self,
+        coordinator: CoordinatorClient,
+        table: PlanTable,
+        webhdfs_url: str,
+        settings: WriterSettings | None = None,
+    ) -> None:
+        self._coordinator = coordinator
+        self._table = table
+        self._url = webhdfs_url
+        self._settings = settings or WriterSettings()
+        self._suspected: dict[str, float] = {}
+
+    def write(
+        self,
+        writer: str,
+        checkpoint: str,
+        chunks: Sequence[bytes],
+        replicas: int = 3,
+        placement: Sequence[str] | None = None,
+    ) -> list[Written]:
+        """Write all chunks below the path `checkpoint` on behalf of host `writer`; blocks until all are acknowledged.
+
+        A chunk is read from the sequence once per attempt. Raises ChunkLost if the request was given up,
+        CoordinatorError for what the coordinator refuses.
+        """
+        request = self._coordinator.submit(writer, len(chunks), replicas, placement=placement)
+        latest: dict[int, Future[Written | None]] = {}
+        with ThreadPoolExecutor(self._settings.at_once, thread_name_prefix="chunk") as pool:
+            try:
+                for go in request.goes():
+                    before = latest.get(go.chunk)
+                    latest[go.chunk] = pool.submit(self._attempt, go, before, checkpoint, chunks)
+            except CoordinatorError as error:
+                raise ChunkLost(f"{checkpoint}: {error}; {_reasons(latest)}") from error
+        written = {chunk: future.result() for chunk, future in latest.items() if future.exception() is None}
+        missing = [chunk for chunk in range(len(chunks)) if written.get(chunk) is None]
+        if missing:
+            raise ChunkLost(f"{checkpoint}: the request ended without chunks {missing}; {_reasons(latest)}")
+        return [one for _, one in sorted(written.items()) if one is not None]
+
+    def read(self, written: Written) -> bytes:
+        """A chunk's bytes. Raises ChunkLost if they are not those that were written."""
+        client = self._client()
+        try:
+            data = b"".join(get(client, written.path))
+        finally:
+            client.close()
+        if len(data) != written.size_bytes or zlib.crc32(data) != written.crc32:
+            raise ChunkLost(
+                f"{written.path}: {len(data)} bytes with CRC {zlib.crc32(data):08x}, "
+                f"but {written.size_bytes} with {written.crc32:08x} were written"
+            )
+        return data
+
+    # ---- one chunk
+
+    def _attempt(
+        self, go: Go, before: "Future[Written | None] | None", checkpoint: str, chunks: Sequence[bytes]
+    ) -> Written | None:
+        if before is not None:
+            before.exception()  # wait until an earlier attempt has stopped
+        path = chunk_path(checkpoint, go.chunk)
+        addresses = [address or name for name, address in zip(go.hosts, go.addresses, strict=True)]
+        try:
+            written = self._write(go, path, addresses[1:], chunks[go.chunk])
+        except Revoked:
+            return None
+        except DataNodeFailed as error:
+            suspects = [
+                name for name, address in zip(go.hosts[1:], addresses[1:], strict=True) if address == error.address
+            ]
+            self._suspected[error.address] = time.monotonic() + SUSPECTED_S
+            go.failed(suspects)
+            raise
+        except Exception:
+            go.failed()
+            raise
+        go.done()
+        return written
+
+    def _write(self, go: Go, path: str, chain: Sequence[str], data: bytes) -> Written:
+        """Write one file, waiting while HDFS is away. Raises Revoked, DataNodeFailed, HdfsAway, HdfsError."""
+        started = time.monotonic()
+        wait_s = FIRST_WAIT_S
+        while True:
+            client = self._client(self._excluded(chain))
+            try:
+                self._table.push(path, chain)
+                put(client, path, _pieces(go, data), len(data), len(chain))
+                break
+            except (HdfsAway, PlanTableError) as error:
+                if time.monotonic() - started > self._settings.patience_s:
+                    raise HdfsAway(f"{path}: HDFS was away for {self._settings.patience_s:.0f} s: {error}") from error
+            finally:
+                client.close()
+            _wait(go, wait_s)
+            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+        seconds = time.monotonic() - started
+        with suppress(PlanTableError):
+            self._table.forget(path)  # it would expire by itself
+        led_to = client.led_to or ""
+        return Written(go.chunk, path, tuple(go.hosts[1:]), go.attempt, led_to, len(data), zlib.crc32(data), seconds)
+
+    def _excluded(self, chain: Sequence[str]) -> list[str]:
+        """DataNodes that failed lately and that no plan names: HDFS's own choice, should it be needed, avoids them."""
+        now = time.monotonic()
+        return [address for address, until in self._suspected.items() if until > now and address not in chain]
+
+    def _client(self, exclude: Sequence[str] = ()) -> ChunkClient:
+        return ChunkClient(self._url, self._settings.user, self._settings.timeouts, exclude)
+
+
+def _pieces(go: Go, data: bytes) -> Iterator[bytes]:
+    """The chunk in pieces, until it is revoked."""
+    view = memoryview(data)
+    for start in range(0, len(view), PIECE_BYTES):
+        _stop_if_revoked(go)
+        yield bytes(view[start : start + PIECE_BYTES])
+
+
+def _stop_if_revoked(go: Go) -> None:
+    if go.revoked:
+        raise Revoked(f"chunk {go.chunk} of {go.request} was planned anew")
+
+
+def _wait(go: Go, seconds: float) -> None:
+    _stop_if_revoked(go)
+    threading.Event().wait(seconds)
+    _stop_if_revoked(go)
+
+
+def _reasons(latest: "dict[int, Future[Written | None]]") -> str:
+    errors = {chunk: future.exception() for chunk, future in latest.items() if future.done()}
+    return "; ".join(f"chunk {chunk}: {error}" for chunk, error in sorted(errors.items()) if error) or "no errors here"
