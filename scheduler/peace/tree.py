@@ -1,0 +1,330 @@
+"""Planner `tree`: Algorithm 1 of SGuard (section 5) on rack trees, without a search, thousands of times faster.
+
+The plans have the same distribution as those of `paper`, whose module text says which path is picked. On a tree there
+is one way between two switches, so a randomized shortest path is: the nearest racks with a free host, then at each
+switch on the way there a uniform pick among the next hops. `scheduler.peace.tree_kernels` keeps the distances up to
+date while capacity is used up.
+
+**What is kept between calls.** A copy of the last `Residual`'s numbers, with the counts and distances that follow from
+them. The copy is compared with the arrays at the beginning of each call and corrected where somebody took, gave back or
+set anything since (three numbers per host, in wide registers: 10,000 hosts take a few microseconds, less than the call
+costs in Python). So what is kept
+is only ever a faster way to the same answer: a plan depends on requests, residual capacity and the seed alone.
+
+Invariants:
+* One 64-bit seed is drawn from `random` per call; the kernels' generator makes all picks from it.
+* A planner is used by one thread at a time.
+* `plan` and `chain` take from the `Residual`'s own arrays, exactly what the chains they return use.
+"""
+
+import gc
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain as joined
+from itertools import pairwise, repeat
+from random import Random
+from typing import NamedTuple
+
+import numpy as np
+
+from scheduler.errors import TopologyError
+from scheduler.peace import tree_kernels as kernels
+from scheduler.peace.placement import Placement, Relation, check_placement
+from scheduler.peace.plan import Chain, Counts, Kind, Plan, Request, Residual, check_request
+from scheduler.peace.tree_kernels import Numbers, Rows
+from scheduler.topology import Topology, Tree
+
+KINDS = {Kind.WRITE: kernels.WRITE, Kind.READ: kernels.READ, Kind.COPY: kernels.COPY}
+FIELDS = 8
+"""Numbers per request for the kernel: see `tree_kernels.plan_all`."""
+RULES = 3
+"""Numbers per replica: see `tree_kernels.write`."""
+MOST_PLACEMENTS = 256
+"""Placements remembered in the kernel's form; a cluster has a handful."""
+ROWS_AT_A_TIME = 1 << 16
+"""Chains that one call of the kernel can return; there may be more calls."""
+
+Routes = tuple[tuple[int, ...], ...]
+
+
+class Asked(NamedTuple):
+    """Requests in the kernel's form."""
+
+    fields: Numbers
+    rules: Counts
+    sources: Counts
+    sources_at: Numbers
+    avoid: Counts
+    width: int  # hosts of the longest chain
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Python's garbage collector waits meanwhile: a plan is thousands of new tuples without cycles to look through."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+class TreePlanner:
+    """Algorithm 1 on a tree of racks of any depth. Raises TopologyError if the network is none."""
+
+    name = "tree"
+
+    def __init__(self, topology: Topology) -> None:
+        if topology.tree is None:
+            raise TopologyError(
+                f"network {topology.name!r} is no tree: switches must be connected by one link each way and without "
+                "rings; use the planner `paper`"
+            )
+        self.topology = topology
+        self.tree, self.pool = _tables(topology, topology.tree)
+        self._ways = Ways(topology.tree)
+        self._compiled: dict[int, tuple[Placement, Counts]] = {}
+
+    def plan(self, requests: Sequence[Request], residual: Residual, random: Random) -> Plan:
+        """Plan as much as fits into `residual`, first come first served, and take it from there."""
+        with collector_paused():
+            planned = np.zeros(len(requests), np.int64)
+            rows = self.run(self.asked(requests), residual, random, planned)
+            return self.decoded(requests, planned, rows)
+
+    def chain(self, request: Request, chunk: int, residual: Residual, random: Random) -> Chain | None:
+        """One chunk's chain if there is one, taken from `residual`; else None and nothing is taken."""
+        rows = self.run(self.asked_one(request, chunk), residual, random, np.zeros(1, np.int64))
+        if not len(rows):
+            return None
+        hosts = tuple(rows[0].tolist())
+        return Chain(request.name, request.number(chunk), hosts, self.routes(hosts), request.kind)
+
+    # ---- what `repaired` shares
+
+    def asked(self, requests: Sequence[Request]) -> Asked:
+        """Requests in the kernel's form. Raises RequestError for what the kernel must not see."""
+        fields = np.zeros((len(requests), FIELDS), np.int64)
+        fields[:, 0] = [KINDS[request.kind] for request in requests]
+        fields[:, 1] = [request.writer for request in requests]
+        fields[:, 2] = [request.chunks for request in requests]
+        known: dict[int, int] = {}
+        placements: list[Placement] = []
+        which = []
+        for request in requests:
+            place = known.get(id(request.placement))
+            if place is None:
+                place = known[id(request.placement)] = len(placements)
+                placements.append(request.placement)
+            which.append(place)
+        fields[:, 3] = which
+        fields[:, 4] = np.array([len(placement) for placement in placements], np.int64)[which] if which else 0
+        most = max((len(placement) for placement in placements), default=1)
+        rules = np.zeros((max(len(placements), 1), max(most, 1), RULES), np.int32)
+        for place, placement in enumerate(placements):
+            rules[place, : len(placement)] = self.compiled(placement)
+        avoid: list[int] = []
+        sources: list[tuple[int, ...]] = []
+        for place, request in enumerate(requests):
+            if request.avoid:
+                fields[place, 5] = len(avoid)
+                avoid += sorted(request.avoid)
+                fields[place, 6] = len(avoid)
+            if request.sources:
+                fields[place, 7] = len(sources)
+                sources += request.sources
+        asked = Asked(fields, rules, *_flat(sources), np.array(avoid, np.int32), 1 + max(most, 1))
+        if not self._plain(asked):
+            for request in requests:
+                check_request(self.topology, request)
+        return asked
+
+    def _plain(self, asked: Asked) -> bool:
+        """Whether these are writes that need no closer look: one look at all is cheaper than one at each."""
+        kind, writer, chunks, _, replicas = asked.fields[:, :5].T
+        return not len(asked.fields) or bool(
+            not asked.sources.size
+            and not asked.avoid.size
+            and kind.max() == kernels.WRITE
+            and writer.min() >= 0
+            and writer.max() < len(self.topology.servers)
+            and chunks.min() >= 0
+            and replicas.min() > 0
+        )
+
+    def asked_one(self, request: Request, chunk: int) -> Asked:
+        """One chunk of one request in the kernel's form. Raises RequestError as `asked`."""
+        check_request(self.topology, request)
+        replicas = len(request.placement)
+        rules = self.compiled(request.placement)[np.newaxis]
+        fields = np.array([[KINDS[request.kind], request.writer, 1, 0, replicas, 0, len(request.avoid), 0]], np.int64)
+        sources, sources_at = _flat(request.sources[chunk : chunk + 1]) if request.sources else _NO_SOURCES
+        avoid = np.array(sorted(request.avoid), np.int32) if request.avoid else _NO_HOSTS
+        return Asked(fields, rules, sources, sources_at, avoid, 1 + max(replicas, 1))
+
+    def run(self, asked: Asked, residual: Residual, random: Random, planned: Numbers) -> Rows:
+        """Plan what fits, and take it: `planned[q]` rows of hosts for request q, in the requests' order."""
+        self.tree[kernels.SEED, 0] = random.getrandbits(64) - (1 << 63)
+        parts, first = [], 0
+        while first < len(asked.fields):
+            left = int((asked.fields[:, 2] - planned).sum())
+            rows = np.empty((min(left, ROWS_AT_A_TIME), asked.width), np.int32)
+            first, used = kernels.plan_all(
+                *(self.tree, self.pool, asked.fields, asked.rules, asked.sources, asked.sources_at, asked.avoid),
+                *(first, planned, rows, residual.send, residual.receive, residual.disk, residual.link),
+            )
+            parts.append(rows[:used])
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate(parts) if parts else np.empty((0, asked.width), np.int32)
+
+    def decoded(self, requests: Sequence[Request], planned: Numbers, rows: Rows) -> Plan:
+        """The plan that the kernel's rows stand for: `planned[q]` rows of request q, in the requests' order."""
+        names: list[str] = []
+        kinds: list[Kind] = []
+        lengths: list[int] = []
+        numbers: list[int] = []
+        waiting: list[Request] = []
+        for request, done in zip(requests, planned.tolist(), strict=True):
+            if done:
+                names += [request.name] * done
+                kinds += [request.kind] * done
+                lengths += [2 if request.kind is Kind.READ else 1 + len(request.placement)] * done
+                numbers += request.numbers[:done] if request.numbers else range(done)
+            if done < request.chunks:
+                waiting.append(_rest(request, done) if done else request)
+        if len(set(lengths)) == 1:
+            rows = rows[:, : lengths[0]]
+            hosts = list(zip(*rows.T.tolist(), strict=True))
+            routes = self._ways.of_all(self.pool[kernels.RACK, rows])
+        else:
+            hosts = [tuple(row[:length]) for row, length in zip(rows.tolist(), lengths, strict=True)]
+            routes = [self.routes(row) for row in hosts]
+        chains = map(Chain._make, zip(names, numbers, hosts, routes, kinds, strict=True))
+        return Plan(tuple(chains), tuple(waiting))
+
+    def routes(self, hosts: Sequence[int]) -> Routes:
+        """The links from each host of a chain to the next."""
+        racks = self.topology.rack_of
+        return tuple(self._ways.one(racks[source], racks[target]) for source, target in pairwise(hosts))
+
+    def compiled(self, placement: Placement) -> Counts:
+        """A placement in the kernel's form: one row per replica."""
+        known = self._compiled.get(id(placement))
+        if known is not None and known[0] is placement:
+            return known[1]
+        if len(self._compiled) >= MOST_PLACEMENTS:
+            self._compiled.clear()
+        if placement:
+            check_placement(placement)
+        rules = np.array([_rules(placement, replica) for replica in range(len(placement))], np.int32)
+        rules = rules.reshape(len(placement), RULES)
+        self._compiled[id(placement)] = placement, rules  # kept with it, so that its id stays its own
+        return rules
+
+
+class Ways:
+    """The links from one switch to another, put together from tuples that are built once per switch and ancestor."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._up: list[list[tuple[int, ...]]] = [[] for _ in tree.parent]  # [switch][depth of the ancestor]
+        self._down: list[list[tuple[int, ...]]] = [[] for _ in tree.parent]
+        self._above = np.full((1 + max(tree.depth), len(tree.parent)), -1, np.int64)  # [depth, switch]: the ancestor
+        for switch in tree.order:
+            parent, depth = tree.parent[switch], tree.depth[switch]
+            if parent >= 0:
+                self._up[switch] = [(tree.up[switch], *rest) for rest in self._up[parent]]
+                self._down[switch] = [(*rest, tree.down[switch]) for rest in self._down[parent]]
+                self._above[:, switch] = self._above[:, parent]
+            self._up[switch].append(())
+            self._down[switch].append(())
+            self._above[depth, switch] = switch
+        self._parent, self._depth = tree.parent, tree.depth
+
+    def one(self, source: int, target: int) -> tuple[int, ...]:
+        """From one switch to another."""
+        a, b = source, target
+        while a != b:
+            if self._depth[a] >= self._depth[b]:
+                a = self._parent[a]
+            else:
+                b = self._parent[b]
+        return self._up[source][self._depth[a]] + self._down[target][self._depth[a]]
+
+    def of_all(self, racks: Numbers) -> list[Routes]:
+        """For each row of racks, the links between neighbours in it."""
+        columns: list[Iterable[tuple[int, ...]]] = []
+        for place in range(racks.shape[1] - 1):
+            source, target = racks[:, place], racks[:, place + 1]
+            if (source == target).all():
+                columns.append(repeat((), len(racks)))
+                continue
+            above = self._above[:, source]
+            meet = ((above == self._above[:, target]) & (above >= 0)).sum(axis=0) - 1  # the lowest that both are below
+            ends = zip(source.tolist(), target.tolist(), meet.tolist(), strict=True)
+            columns.append([self._up[a][depth] + self._down[b][depth] for a, b, depth in ends])
+        return list(zip(*columns, strict=True))
+
+
+_NO_HOSTS: Counts = np.empty(0, np.int32)
+_NO_SOURCES: tuple[Counts, Numbers] = np.empty(0, np.int32), np.zeros(2, np.int64)
+
+
+def _flat(sources: Sequence[tuple[int, ...]]) -> tuple[Counts, Numbers]:
+    """Lists of hosts as one array, and where each begins and ends."""
+    if not sources:
+        return _NO_SOURCES
+    each = [tuple(dict.fromkeys(hosts)) for hosts in sources]
+    return np.array(list(joined(*each)), np.int32), np.cumsum([0, *map(len, each)]).astype(np.int64)
+
+
+def _rest(request: Request, done: int) -> Request:
+    """`Request.rest`, without the cost of `dataclasses.replace`: a timestep has thousands of these."""
+    return Request(
+        request.name,
+        request.writer,
+        request.chunks - done,
+        request.placement,
+        request.kind,
+        request.sources[done:],
+        request.numbers[done:] or tuple(range(done, request.chunks)),
+        request.avoid,
+    )
+
+
+def _rules(placement: Placement, replica: int) -> tuple[int, int, int]:
+    """The kernel's numbers for one replica: see `tree_kernels.write`."""
+    masks = {Relation.SAME_RACK: 0, Relation.OTHER_RACK: 0, Relation.SAME_HOST: 0, Relation.OTHER_HOST: 0}
+    for rule in placement[replica]:
+        masks[rule.relation] |= 1 << rule.of
+    writer = kernels.ANYWHERE
+    if masks[Relation.SAME_HOST]:  # the first replica's only, and all its rules speak of the writer
+        never = masks[Relation.OTHER_RACK] or masks[Relation.OTHER_HOST]
+        writer = kernels.NOWHERE if never else kernels.ON_WRITER
+    return masks[Relation.SAME_RACK], masks[Relation.OTHER_RACK], writer
+
+
+def _tables(topology: Topology, tree: Tree) -> tuple[Numbers, Counts]:
+    """The kernel's tables; nothing is free yet: its first look at a residual corrects that."""
+    table = np.zeros((kernels.TREE_ROWS, len(tree.parent)), np.int64)
+    pool = np.zeros((kernels.POOL_ROWS, len(topology.servers)), np.int32)
+    kids: list[list[int]] = [[] for _ in tree.parent]
+    for switch in tree.order:
+        if tree.parent[switch] >= 0:
+            kids[tree.parent[switch]].append(switch)
+    costs = [link.cost for link in topology.links]
+    table[kernels.PARENT], table[kernels.DEPTH] = tree.parent, tree.depth
+    for links, cost, which in ((kernels.UP, kernels.UP_COST, tree.up), (kernels.DOWN, kernels.DOWN_COST, tree.down)):
+        table[links], table[cost] = which, [costs[link] if link >= 0 else 0 for link in which]
+    for begin, end, lists in (
+        (kernels.KIDS_FROM, kernels.KIDS_TO, kids),
+        (kernels.MEMBERS_FROM, kernels.MEMBERS_TO, topology.members),
+    ):
+        ends = np.cumsum([len(part) for part in lists])
+        table[begin], table[end] = ends - [len(part) for part in lists], ends
+    table[kernels.KIDS, : len(tree.parent) - 1] = list(joined(*kids))
+    table[kernels.VALUE] = table[kernels.BEST] = kernels.FAR
+    pool[kernels.RACK], pool[kernels.MEMBERS] = topology.rack_of, list(joined(*topology.members))
+    return table, pool
