@@ -37,6 +37,7 @@ GRID_WIDTH: Final = 560  # of a rack's hosts, at most
 LONGEST_TEXT: Final = 34  # characters of a name that is not shortened
 LINE_LEAST, LINE_MOST = 1.6, 9.0
 FOOT: Final = 64
+BOLD: Final = 1.13  # how much wider bold text is
 
 
 def draw(topology: Topology, *, timestep_s: float | None = None) -> str:
@@ -70,7 +71,7 @@ class _Shape:
 
     @classmethod
     def of(cls, box: Box) -> "_Shape":
-        title = _text_width(_short(box.title), HEAD) + 2 * PADDING
+        title = _text_width(_short(box.title), HEAD) * BOLD + 2 * PADDING
         if not box.servers:
             return cls(box, max(title, 90), 40)
         summary = max(_text_width(line, SMALL) for line in _summary(box)) + 2 * PADDING
@@ -323,7 +324,7 @@ def _draw_neighbours(canvas: "_Canvas", one: Connection, shapes: Sequence[_Shape
     label = _label(one, forward="↓", backward="↑", both="⇅")
     middle = (above.y + above.height + below.y) / 2 + 4 - 8 * (len(label.lines) - 1)
     for number, (text, colour) in enumerate(label.lines):
-        canvas.text(x + reach + 9, middle + 16 * number, text, size=SMALL, colour=colour, halo=True)
+        canvas.label(x + reach + 9, middle + 16 * number, text, colour, "start")
 
 
 def _draw_bracket(canvas: "_Canvas", one: Connection, shapes: Sequence[_Shape], most: float, lane: int) -> None:
@@ -347,7 +348,7 @@ def _draw_bracket(canvas: "_Canvas", one: Connection, shapes: Sequence[_Shape], 
 def _draw_label(canvas: "_Canvas", label: _Label, x: float, y: float, reach: float, anchor: str) -> None:
     places = [y - reach - 5, y + reach + 13]
     for (text, colour), at in zip(label.lines, places, strict=False):
-        canvas.text(x, at, text, size=SMALL, colour=colour, anchor=anchor, halo=True)
+        canvas.label(x, at, text, colour, anchor)
 
 
 # ---- boxes
@@ -424,8 +425,8 @@ def _document(
     title = _short(topology.name, 70)
     width = max(
         width,
-        *(_text_width(text, 13) + 2 * MARGIN for text in (about, numbers)),
-        _text_width(title, TITLE) * 1.1 + 2 * MARGIN,
+        *(_text_width(text, 13) + 2 * MARGIN for text in (about, numbers, _notes(scene))),
+        _text_width(title, TITLE) * BOLD + 2 * MARGIN,
     )
     yield (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
@@ -440,6 +441,7 @@ def _document(
     yield from head.above
     yield from canvas.below
     yield from canvas.above
+    yield from canvas.labels
     yield from _legend(scene, height)
     yield "</svg>"
 
@@ -451,30 +453,34 @@ def _legend(scene: Picture, height: float) -> Iterator[str]:
     asymmetric = any(one.there != one.back for one in scene.connections)
     entries = [(BOTH, "a link, the same both ways; the wider, the more it carries")] if scene.connections else []
     if asymmetric:
-        entries = [(BOTH, "the same both ways"), (THERE, "away from the left, or down"), (BACK, "back")]
+        entries = [(BOTH, "the same both ways"), (THERE, "to the right, or down"), (BACK, "to the left, or up")]
     for colour, text in entries:
         canvas.line(f"M{x:.1f} {y:.1f}h26", 5, colour, False)
         canvas.text(x + 33, y + 4, text, size=SMALL, colour=PALE)
         x += 33 + _text_width(text, SMALL) + 22
-    cells = any(box.cells for box in scene.boxes)
+    canvas.text(MARGIN, y + 22, _notes(scene), size=SMALL, colour=PALE)
+    yield from canvas.above
+
+
+def _notes(scene: Picture) -> str:
+    """What the picture's signs mean, as far as they occur."""
     notes = []
     if any(box.cells and len({_numbers(server) for server in box.servers}) > 1 for box in scene.boxes):
-        notes.append("↑ sends  ↓ receives")
-    if not cells:
-        notes.append("a small square is a host" if any(len(box.names) == 1 for box in scene.boxes) else "")
+        notes.append("↑ sends, ↓ receives")
+    if any(box.servers and not box.cells and len(box.names) == 1 for box in scene.boxes):
+        notes.append("a small square is a host")
     if any(len(box.names) > 1 for box in scene.boxes):
-        notes.append("a stack stands for several racks; a–b: from the least to the most")
-    if any(notes):
-        canvas.text(MARGIN, y + 22, " · ".join(filter(None, notes)), size=SMALL, colour=PALE)
-    yield from canvas.above
+        notes.append("a stack stands for several racks; a–b: the least and the most")
+    return " · ".join(notes)
 
 
 @dataclass(slots=True)
 class _Canvas:
-    """Lines of SVG: what lies below, and what lies above it."""
+    """Lines of SVG: what lies below, what lies above it, and labels on top of all."""
 
     below: list[str] = field(default_factory=list)
     above: list[str] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
 
     def under(self, element: str) -> None:
         """An element that everything else covers."""
@@ -503,15 +509,22 @@ class _Canvas:
 
     def text(
         self, x: float, y: float, text: str, *, size: float, colour: str = INK, bold: bool = False,
-        anchor: str = "start", halo: bool = False,
+        anchor: str = "start",
     ) -> None:  # fmt: skip
-        """A line of text; with a halo it is readable on top of lines."""
+        """A line of text."""
         style = ' font-weight="bold"' if bold else ""
-        style += f' text-anchor="{anchor}"' if anchor != "start" else ""
-        style += f' paint-order="stroke" stroke="{PAPER}" stroke-width="3"' if halo else ""
-        self.above.append(
-            f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{colour}"{style}>{_clean(text)}</text>'
-        )
+        self.above.append(_text(x, y, text, size, colour, anchor, style))
+
+    def label(self, x: float, y: float, text: str, colour: str, anchor: str) -> None:
+        """A line of text beside a link; its halo keeps it readable on top of other links."""
+        halo = f' paint-order="stroke" stroke="{PAPER}" stroke-width="3"'
+        self.labels.append(_text(x, y, text, SMALL, colour, anchor, halo))
+
+
+def _text(x: float, y: float, text: str, size: float, colour: str, anchor: str, style: str) -> str:
+    if anchor != "start":
+        style += f' text-anchor="{anchor}"'
+    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{colour}"{style}>{_clean(text)}</text>'
 
 
 def _many(count: int, word: str, plural: str = "s") -> str:

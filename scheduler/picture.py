@@ -4,6 +4,7 @@ Invariants: every server is in exactly one box; boxes stand in the switches' ord
 as dots, very many as a number; many like racks below the same switches as one stack, whose values are ranges.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -64,9 +65,10 @@ class Box:
         if not self.servers:
             return ""
         many = len(self.servers)
-        hosts = f"{many} host{'' if many == 1 else 's'}"
+        hosts = f"{many:,} host{'' if many == 1 else 's'}"
         if len(self.names) > 1:
-            hosts = f"{len(self.names)} racks, {hosts}"
+            sizes = Span.over(Counter(server.rack for server in self.servers).values())
+            hosts = f"{len(self.names):,} racks of {sizes.whole() if sizes else 0} hosts"
         return " · ".join([hosts, *self.traits()])
 
     def traits(self) -> list[str]:
@@ -202,7 +204,7 @@ def _columns(
     none: tuple[int | None, ...] = (None,) * len(boxes)
     racks = [number for number, box in enumerate(boxes) if box.servers]
     if nx.is_tree(graph):
-        if len(racks) == len(boxes) and max((degree for _, degree in graph.degree), default=0) <= 2:
+        if len(racks) == len(boxes) and max(degree for _, degree in graph.degree) <= 2:
             end = next(box for box in graph if graph.degree(box) <= 1)
             return (tuple(nx.dfs_preorder_nodes(graph, end)),), none  # racks in a row
         root = min(nx.center(graph), key=lambda box: (bool(boxes[box].servers), box))
@@ -213,6 +215,8 @@ def _columns(
         order = list(nx.dfs_preorder_nodes(graph, root))
         columns = [[box for box in order if depth[box] == level] for level in range(max(depth.values()) + 1)]
         return tuple(map(tuple, columns)), tuple(parent)
+    if len(racks) == len(boxes):
+        return (tuple(nx.dfs_preorder_nodes(graph)),), none  # for a ring: its order
     level = nx.multi_source_dijkstra_path_length(graph, set(racks), weight=None)
     most = max(level.values())
     rows = [[box for box in graph if level.get(box, most) == most - column] for column in range(most + 1)]

@@ -17,6 +17,8 @@ _BITS: Final = {
 }
 _RATES: Final = {f"{unit}/s": factor for unit, factor in _SIZES.items()} | _BITS
 _TIMES: Final = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
+_USUAL_GBIT: Final = (1, 2, 2.5, 4, 5, 8, 10, 20, 25, 40, 50, 80, 100, 200, 400, 800)
+_USUAL_MBIT: Final = (1, 10, 100)
 _QUANTITY: Final = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-zµ/]*)\s*")
 
 
@@ -60,10 +62,9 @@ def duration_text(seconds: float) -> str:
 
 
 def rate_for_people(bytes_s: float) -> str:
-    """A rate with three digits or so: whole powers of ten of bits as `1 Gbit/s`, all else in bytes."""
-    for unit in ("Tbit/s", "Gbit/s", "Mbit/s"):
-        bits = bytes_s / _RATES[unit]
-        if bits in (1, 2.5, 10, 20, 25, 40, 50, 100, 200, 400, 800):
+    """A rate with three digits: in bits where it is one that networks have (`1 Gbit/s`), else in bytes."""
+    for unit, usual in (("Gbit/s", _USUAL_GBIT), ("Mbit/s", _USUAL_MBIT)):
+        if (bits := bytes_s / _RATES[unit]) in usual:
             return f"{bits:g} {unit}"
     for unit in ("TB/s", "GB/s", "MB/s", "kB/s"):
         if bytes_s >= _RATES[unit]:

@@ -87,14 +87,7 @@ def _report(network: Network, most: int | None) -> Iterator[str]:
     yield from _limited(_rows(head, [_rack_row(rack) for rack in seen.racks]), most, len(seen.racks), "racks")
     if topology.links:
         yield ""
-        rows = [
-            [
-                f"{link.source} → {link.target}",
-                str(link.capacity),
-                rate_for_people(link.bytes_s) if link.bytes_s else "–",
-            ]
-            for link in topology.links
-        ]
+        rows = [[f"{link.source} → {link.target}", str(link.capacity), _rate(link.bytes_s)] for link in topology.links]
         yield from _limited(_rows(("link", "capacity", "rate"), rows), most, len(rows), "links")
     if network.derived:
         many = len(network.derived)
@@ -106,24 +99,20 @@ def _report(network: Network, most: int | None) -> Iterator[str]:
 
 def _shape(seen: Overview) -> str:
     if seen.is_tree:
-        return f"a tree with {seen.levels} level{'' if seen.levels == 1 else 's'} of switches: every planner can plan on it"
+        levels = f"{seen.levels} level{'' if seen.levels == 1 else 's'}"
+        return f"a tree with {levels} of switches: every planner can plan on it"
     return f"no tree ({seen.why_no_tree}): planners `paper` and `exact` can plan on it, `tree` and `repaired` cannot"
 
 
 def _rack_row(rack: RackOverview) -> list[str]:
-    out, back = (f"{ratio:.3g} : 1" if ratio else "–" for ratio in (rack.over_out, rack.over_in))
-    disk = "–" if rack.disk is None else str(rack.disk)
-    return [
-        rack.name,
-        str(rack.servers),
-        str(rack.send),
-        str(rack.receive),
-        disk,
-        str(rack.out),
-        str(rack.into),
-        out,
-        back,
-    ]
+    ratios = [f"{ratio:.3g} : 1" if ratio else "–" for ratio in (rack.over_out, rack.over_in)]
+    disk = "–" if rack.disk is None else rack.disk
+    sums = (rack.servers, rack.send, rack.receive, disk, rack.out, rack.into)
+    return [rack.name, *map(str, sums), *ratios]
+
+
+def _rate(bytes_s: float | None) -> str:
+    return "–" if bytes_s is None else rate_for_people(bytes_s)
 
 
 def _rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

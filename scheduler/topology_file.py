@@ -55,7 +55,7 @@ class Network:
     """A description that was read: the topology, how long a timestep is, and which capacities came from rates.
 
     `timestep_s` is None where neither a timestep nor a disk's rate is given: then all capacities were. `derived` has
-    one text for each capacity that follows from a rate.
+    one text for each capacity of an entry that follows from a rate.
     """
 
     topology: Topology
@@ -115,7 +115,7 @@ def parse_network(mapping: Mapping[str, object], where: str = "topology", *, nam
         )
     except TopologyError as error:
         raise TopologyError(f"{where}: {error}") from None
-    return Network(topology, pace.timestep_s, tuple(pace.derived))
+    return Network(topology, pace.timestep_s, tuple(dict.fromkeys(pace.derived)))
 
 
 # ---- reading
