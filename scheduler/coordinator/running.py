@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
+from random import Random
 
 import trio
 
@@ -24,7 +25,7 @@ from scheduler.coordinator.journal import Journal
 from scheduler.coordinator.metadata.interface import Metadata
 from scheduler.coordinator.metadata.sqlite import SqliteMetadata
 from scheduler.coordinator.service import Coordinator, CoordinatorSettings, World
-from scheduler.peace.plan import Planner
+from scheduler.peace.plan import Planner, Request, Residual
 from scheduler.topology import Topology
 
 DATABASE = "coordinator.db"
@@ -144,6 +145,10 @@ def make_planner(name: str | None, topology: Topology) -> Planner:
         raise StartError(f"planner {chosen!r}: must be one of {', '.join(PLANNERS)}")
     module, kind = PLANNERS[chosen]
     planner: Planner = getattr(import_module(module), kind)(topology)
+    # Compiled code is loaded now, or made where nothing keeps it: not while the first writer waits.
+    request = Request("warm", 0, 1, ((),))
+    planner.plan([request], Residual.full(topology), Random(0))  # noqa: S311
+    planner.chain(request, 0, Residual.full(topology), Random(0))  # noqa: S311
     return planner
 
 

@@ -1,0 +1,123 @@
+"""What the coordinator's tests share: networks in files, a naive HTTP client, and a checker of JSON Schema."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Mapping, Sequence
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from scheduler.topology import Topology, racks
+from scheduler.topology_file import topology_toml
+
+PATIENCE_S = 20.0
+
+
+def topology_file(directory: Path, sizes: Sequence[int] = (4, 4), *, uplink: int = 4) -> tuple[Path, Topology]:
+    """A network of racks, and the file that describes it."""
+    topology = racks(sizes, uplink)
+    path = directory / "topology.toml"
+    path.write_text(topology_toml(topology), encoding="utf-8")
+    return path, topology
+
+
+class Answer(NamedTuple):
+    """An answer as it came."""
+
+    status: int
+    headers: Mapping[str, str]
+    text: str
+
+    def json(self) -> Any:
+        """Its value."""
+        return json.loads(self.text)
+
+
+def ask(
+    url: str, method: str, path: str, value: object = None, *, body: bytes | None = None, **headers: str
+) -> Answer:
+    """One request on a connection of its own, with Python's own client."""
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    connection = HTTPConnection(host, int(port), timeout=PATIENCE_S)
+    sent = {name.replace("_", "-"): text for name, text in headers.items()}
+    if value is not None:
+        body = json.dumps(value).encode()
+    if body is not None:
+        sent.setdefault("Content-Type", "application/json")
+    try:
+        connection.request(method, path, body, sent)
+        answer = connection.getresponse()
+        return Answer(answer.status, dict(answer.getheaders()), answer.read().decode())
+    finally:
+        connection.close()
+
+
+def raw(url: str, *pieces: bytes, end: bool = True) -> bytes:
+    """Send bytes, and everything that comes back until the connection ends."""
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as sock:
+        for piece in pieces:
+            sock.sendall(piece)
+        if end:
+            sock.shutdown(socket.SHUT_WR)
+        received = b""
+        while True:
+            try:
+                more = sock.recv(65536)
+            except ConnectionResetError:
+                return received
+            if not more:
+                return received
+            received += more
+
+
+def conforms(value: object, schema: Mapping[str, Any], document: Mapping[str, Any], where: str = "$") -> list[str]:
+    """Where a value breaks a JSON Schema; a checker of the few keywords that our document uses, and of no others."""
+    if "$ref" in schema:
+        name = schema["$ref"].removeprefix("#/components/schemas/")
+        return conforms(value, document["components"]["schemas"][name], document, where)
+    if "anyOf" in schema:
+        tries = [conforms(value, one, document, where) for one in schema["anyOf"]]
+        return [] if any(not one for one in tries) else tries[0]
+    known = {
+        *("type", "properties", "required", "additionalProperties", "items", "maxItems", "enum", "description"),
+        *("minimum", "maximum", "minLength", "maxLength", "default"),
+    }
+    assert set(schema) <= known, f"{where}: the checker does not know {set(schema) - known}"
+    kinds: dict[str, Any] = {
+        "object": dict, "array": list, "string": str, "integer": int, "number": (int, float), "boolean": bool,
+        "null": type(None),
+    }  # fmt: skip
+    kind = schema["type"]
+    if not isinstance(value, kinds[kind]) or (kind in ("integer", "number") and isinstance(value, bool)):
+        return [f"{where}: {value!r} is no {kind}"]
+    if isinstance(value, dict):
+        return _object(value, schema, document, where)
+    if isinstance(value, list):
+        broken = [] if len(value) <= schema.get("maxItems", len(value)) else [f"{where}: too many"]
+        return broken + [
+            one for n, part in enumerate(value) for one in conforms(part, schema["items"], document, f"{where}[{n}]")
+        ]
+    broken = [] if value in schema.get("enum", [value]) else [f"{where}: {value!r} is not in {schema['enum']}"]
+    if isinstance(value, str):
+        fits = schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", len(value))
+        return broken if fits else [*broken, f"{where}: length of {value!r}"]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if not schema.get("minimum", value) <= value <= schema.get("maximum", value):
+            broken.append(f"{where}: {value} is out of range")
+    return broken
+
+
+def _object(value: dict[str, Any], schema: Mapping[str, Any], document: Mapping[str, Any], where: str) -> list[str]:
+    properties = schema.get("properties", {})
+    broken = [f"{where}: {name} is missing" for name in schema.get("required", []) if name not in value]
+    for name, part in value.items():
+        if name in properties:
+            broken += conforms(part, properties[name], document, f"{where}.{name}")
+        elif schema.get("additionalProperties", True) is False:
+            broken.append(f"{where}: {name} is not known")
+        elif isinstance(schema.get("additionalProperties"), dict):
+            broken += conforms(part, schema["additionalProperties"], document, f"{where}.{name}")
+    return broken
