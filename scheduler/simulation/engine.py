@@ -100,19 +100,23 @@ class Flows:
         self.uses = np.vstack([self.uses, np.full((size, WIDTH), -1, np.int64)])
         self.writes = np.vstack([self.writes, np.zeros((size, WIDTH), bool)])
         self.reads = np.vstack([self.reads, np.zeros((size, WIDTH), bool)])
-        self.caps, self.left, self.rates = (np.append(old, np.zeros(size)) for old in (self.caps, self.left, self.rates))
+        self.caps, self.left, self.rates = (
+            np.append(old, np.zeros(size)) for old in (self.caps, self.left, self.rates)
+        )
         self._free = list(range(2 * size - 1, size - 1, -1))
 
 
 class Disks:
     """The hosts' disks and the memory in front of them. Invariant: 0 ≤ cached ≤ the limit."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, *, full: bool) -> None:
         self._cluster = cluster
         first = cluster.disk(0)
         self.at = slice(first, first + cluster.hosts)
         self.cached: Floats = np.zeros(cluster.hosts)
         self._limit = cluster.physics.cache_bytes
+        if full:
+            self.cached += self._limit
         self._slack = min(SLACK_BYTES, self._limit / 64)
         self._filling: Floats = np.zeros(cluster.hosts)
         self._write_total: Floats = np.ones(cluster.hosts)
@@ -154,7 +158,7 @@ class Engine:
         self._cluster = scenario.cluster
         self._policy = policy
         self._flows = Flows(self._cluster)
-        self._disks = Disks(self._cluster)
+        self._disks = Disks(self._cluster, full=scenario.memory_full)
         self._now = 0.0
         self._events: list[tuple[float, int, Event]] = []
         self._waiting_events = 0
@@ -168,8 +172,10 @@ class Engine:
         self._carried: Floats = np.zeros(self._cluster.resources)
         self._rates: Floats = np.zeros(self._cluster.resources)
         self._trace: list[Moment] | None = [] if scenario.trace else None
-        for event in sorted((*scenario.jobs, *scenario.losses), key=lambda event: event.at_s):
-            self._push(event.at_s, event)
+        for job in scenario.jobs:
+            self._push(job.at_s, job)
+        for loss in scenario.losses:
+            self._push(loss.at_s, loss)
         if policy.sample_s is not None:
             self._push(policy.sample_s, None)
 
@@ -228,7 +234,7 @@ class Engine:
         max_min(active, flows.uses, costs, flows.caps, capacity, flows.rates, left)
         used = uses >= 0
         rates = np.broadcast_to(flows.rates[active][:, None], uses.shape)
-        self._rates = np.bincount(uses[used], rates[used], cluster.resources)
+        self._rates = np.bincount(uses[used], rates[used], cluster.resources).astype(np.float64)
         reading = used & flows.reads[active]
         read = np.bincount(uses[reading], rates[reading], cluster.resources)
         disks.settle((self._rates - read)[disks.at], (read * read_cost)[disks.at])

@@ -110,7 +110,7 @@ def bounds(cluster: Cluster, writers: list[int], chunks: int, replicas: int = 3)
     total = len(writers) * chunks * replicas * size
     best = float(physics.disk_write.totals.max()) * float(cluster.disk_factor.sum())
     racks = cluster.topology.racks
-    out = {rack: 0.0 for rack in racks}
+    out = dict.fromkeys(racks, 0.0)
     if replicas > 1 and len(racks) > 1:
         for writer in writers:
             out[cluster.topology.rack_of[writer]] += chunks * size

@@ -39,11 +39,15 @@ class Loss:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A cluster, jobs, and hosts that fail. `trace`: keep every change of rates, for pictures."""
+    """A cluster, jobs, and hosts that fail.
+
+    `memory_full`: every host's memory for written data is full from the start. `trace`: keep every change of rates.
+    """
 
     cluster: Cluster
     jobs: tuple[Job, ...]
     losses: tuple[Loss, ...] = ()
+    memory_full: bool = False
     trace: bool = False
 
     def __post_init__(self) -> None:

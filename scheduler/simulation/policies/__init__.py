@@ -6,6 +6,20 @@ its randomness comes in as an argument.
 
 from scheduler.simulation.policies.base import Orders, Policy, PolicyMaker, Start, View
 from scheduler.simulation.policies.hdfs import Era, HdfsDefault, hdfs_default
+from scheduler.simulation.policies.peace import Peace, peace
 from scheduler.simulation.policies.sinbad import Sinbad, sinbad
 
-__all__ = ["Era", "HdfsDefault", "Orders", "Policy", "PolicyMaker", "Sinbad", "Start", "View", "hdfs_default", "sinbad"]
+__all__ = [
+    "Era",
+    "HdfsDefault",
+    "Orders",
+    "Peace",
+    "Policy",
+    "PolicyMaker",
+    "Sinbad",
+    "Start",
+    "View",
+    "hdfs_default",
+    "peace",
+    "sinbad",
+]

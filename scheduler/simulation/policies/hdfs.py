@@ -17,7 +17,7 @@ from random import Random
 
 from scheduler.peace.plan import Kind
 from scheduler.simulation.cluster import Cluster
-from scheduler.simulation.policies.base import PolicyMaker, ThreadedWriters, View
+from scheduler.simulation.policies.base import PolicyMaker, ThreadedClients, View
 from scheduler.simulation.scenario import Job
 
 HEARTBEAT_S = 3.0
@@ -31,8 +31,8 @@ class Era(StrEnum):
     FROM_0_17 = "0.17"
 
 
-class HdfsDefault(ThreadedWriters):
-    """Random hosts by rack. `first_in_rack` False: a first replica anywhere in the cluster, not in the writer's rack."""
+class HdfsDefault(ThreadedClients):
+    """Random hosts by rack. `first_in_rack` False: the first replica anywhere, not in the writer's rack."""
 
     sample_s: float | None = HEARTBEAT_S
 

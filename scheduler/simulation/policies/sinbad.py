@@ -14,13 +14,13 @@ import numpy as np
 from scheduler.peace.placement import Relation, default_placement
 from scheduler.peace.plan import Kind
 from scheduler.simulation.cluster import Cluster
-from scheduler.simulation.policies.base import PolicyMaker, ThreadedWriters, View
+from scheduler.simulation.policies.base import PolicyMaker, ThreadedClients, View
 from scheduler.simulation.scenario import Job
 
 SAMPLE_S = 1.0
 
 
-class Sinbad(ThreadedWriters):
+class Sinbad(ThreadedClients):
     """Least used links first, ties at random."""
 
     sample_s: float | None = SAMPLE_S

@@ -1,0 +1,70 @@
+"""Peace in a simulated cluster: the online scheduler itself, told of submissions, acks and lost hosts.
+
+Invariants: what the simulator does is what the scheduler said, no more and no less; the capacities it plans with are
+those of the cluster's topology. Messages take no time.
+"""
+
+from collections.abc import Callable, Sequence
+from random import Random
+
+from scheduler.peace.online import Go, OnlineScheduler, Outcome, Settings, Submission
+from scheduler.peace.plan import Kind, Planner
+from scheduler.simulation.cluster import Cluster
+from scheduler.simulation.policies.base import Orders, PolicyMaker, Start, View
+from scheduler.simulation.scenario import Job
+from scheduler.topology import Topology
+
+
+class Peace:
+    """The online scheduler as a policy."""
+
+    sample_s: float | None = None
+
+    def __init__(self, cluster: Cluster, scheduler: OnlineScheduler) -> None:
+        self._names = [server.name for server in cluster.topology.servers]
+        self._index = cluster.topology.index
+        self._scheduler = scheduler
+
+    def submit(self, job: Job, now_s: float) -> Orders:
+        """A request (w, r, k), or a recovery's reads and copies."""
+        submission = Submission(
+            name=job.name,
+            writer=None if job.kind is Kind.COPY else self._names[job.host],
+            chunks=job.chunks,
+            replicas=job.replicas,
+            kind=job.kind,
+            sources=tuple(tuple(self._names[host] for host in sources) for sources in job.sources),
+        )
+        return self._orders(self._scheduler.submit(submission, _ms(now_s)))
+
+    def done(self, start: Start, now_s: float) -> Orders:
+        """An ack, reported to the coordinator."""
+        return self._orders(self._scheduler.done(start.request, start.chunk, start.attempt, _ms(now_s)))
+
+    def host_lost(self, host: int, broken: Sequence[Start], now_s: float) -> Orders:
+        """The host's keep-alives stopped."""
+        return self._orders(self._scheduler.host_lost(self._names[host], _ms(now_s)))
+
+    def observe(self, view: View) -> None:
+        """Peace measures nothing: it plans with capacities."""
+
+    def _orders(self, outcome: Outcome) -> Orders:
+        starts, stops = (tuple(map(self._start, goes)) for goes in (outcome.go, outcome.revoked))
+        return Orders(starts, stops, outcome.given_up)
+
+    def _start(self, go: Go) -> Start:
+        return Start(go.request, go.chunk, tuple(self._index[host] for host in go.hosts), go.kind, go.attempt)
+
+
+def peace(name: str, planner: Callable[[Topology], Planner], settings: Settings) -> PolicyMaker:
+    """Peace with a planner and settings, under a name for tables."""
+
+    def make(cluster: Cluster, random: Random) -> Peace:
+        topology = cluster.topology
+        return Peace(cluster, OnlineScheduler(topology, planner(topology), settings, random))
+
+    return PolicyMaker(name, make)
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)
