@@ -10,7 +10,7 @@ Invariants: sans-I/O. What `restore` makes of stored entries is what was there w
 import json
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -77,12 +77,12 @@ class Ledger:
         for record in outcome.changed:
             if isinstance(record, RequestRecord):
                 self._take_request(record, now_ms)
-                changes.append(Put(f"{_prefix(record.name)}record", _json(asdict(record))))
+                changes.append(Put(f"{_prefix(record.name)}record", _json(record)))
                 if RequestState(record.state).ended:
                     ended.append(record)
             else:
                 self._take_chunk(record)
-                changes.append(Put(f"{_prefix(record.request)}chunks/{record.chunk}", _json(asdict(record))))
+                changes.append(Put(f"{_prefix(record.request)}chunks/{record.chunk}", _json(record)))
         for kind, gos in (("revoked", outcome.revoked), ("go", outcome.go)):
             for go in gos:
                 changes.append(self.requests[go.request].log.add(kind, go.chunk, go.attempt, go.hosts))  # noqa: PERF401
@@ -175,7 +175,7 @@ def restore_hosts(entries: Mapping[str, str]) -> list[HostRecord]:
 
 def host_change(record: HostRecord) -> Change:
     """What must be stored of a host."""
-    return Put(f"{HOSTS}{quote(record.name, safe='')}", _json(asdict(record)))
+    return Put(f"{HOSTS}{quote(record.name, safe='')}", _json(record))
 
 
 def asked_text(submission: Submission) -> str:
@@ -200,5 +200,10 @@ def _requests(entries: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
             yield unquote(name), part, key
 
 
-def _json(values: Mapping[str, Any]) -> str:
+_NAMES = {kind: tuple(part.name for part in fields(kind)) for kind in (RequestRecord, ChunkRecord, HostRecord)}
+
+
+def _json(record: RequestRecord | ChunkRecord | HostRecord) -> str:
+    """A record as JSON; like `asdict`, without the copy of everything in it."""
+    values = {name: getattr(record, name) for name in _NAMES[type(record)]}
     return json.dumps(values, ensure_ascii=False, separators=(",", ":"))

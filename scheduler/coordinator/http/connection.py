@@ -7,6 +7,7 @@ Invariants:
 * A client that stops sending or taking loses its connection, and nothing else.
 """
 
+import math
 from typing import Protocol
 
 import h11
@@ -64,24 +65,38 @@ class Connection:
         self._handler = handler
         self._may_wait = may_wait
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=settings.max_header_bytes)
-        self._between = trio.CancelScope()
+        # One scope for all deadlines of the connection: its deadline moves with what is being done.
+        self._scope = trio.CancelScope()
+        self._doing = "idle"
         self._stopping = False
         self._gone = False
 
     def stop(self) -> None:
         """Answer what is being worked on, then close; close at once if nothing is."""
         self._stopping = True
-        self._between.cancel()
+        if self._doing == "idle":
+            self._scope.cancel()
 
     async def run(self) -> None:
         """Serve. Ends without an error whatever the client does."""
         try:
-            while await self._one():
-                pass
-        except (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
+            with self._scope:
+                while not self._stopping and await self._one():
+                    pass
+            if self._scope.cancelled_caught and self._doing in ("headers", "body"):
+                limit_s = self._settings.header_s if self._doing == "headers" else self._settings.body_s
+                message = f"the {self._doing} took longer than {limit_s:g} s"
+                with trio.move_on_after(self._settings.send_s):
+                    await self._refuse(TOO_SLOW, message)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
         except h11.LocalProtocolError:
             pass  # the client left in the middle of its own answer
+
+    def _do(self, what: str, limit_s: float) -> None:
+        """From now on this is done, and may take so long."""
+        self._doing = what
+        self._scope.deadline = trio.current_time() + limit_s
 
     async def _one(self) -> bool:
         """One request and its answer; returns whether there may be another."""
@@ -95,6 +110,7 @@ class Connection:
             return False
         if request is None:
             return False
+        self._do("work", math.inf)
         response = await self._handle(request)
         if response is None:
             return False
@@ -108,7 +124,16 @@ class Connection:
 
     async def _request(self) -> HttpRequest | None:
         """The next request; None when there is none to come."""
-        event = await self._first_event()
+        event: object = self._http.next_event()
+        if event is h11.NEED_DATA and self._http.trailing_data[0] == b"":
+            self._do("idle", self._settings.idle_s)
+            await self._receive()
+            event = self._http.next_event()
+        if event is h11.NEED_DATA:
+            self._do("headers", self._settings.header_s)
+            while event is h11.NEED_DATA:
+                await self._receive()
+                event = self._http.next_event()
         if not isinstance(event, h11.Request):
             return None
         headers = {name.decode("ascii"): value.decode("latin-1") for name, value in event.headers}
@@ -116,47 +141,29 @@ class Connection:
         method, target = event.method.decode("ascii"), event.target.decode("ascii")
         return HttpRequest(method, target, headers, body, self._client)
 
-    async def _first_event(self) -> object:
-        """Wait for a request's first byte as long as idling is allowed, then for its headers a short time."""
-        event: object = self._http.next_event()
-        if event is h11.NEED_DATA and self._http.trailing_data[0] == b"":
-            self._between = trio.CancelScope()
-            if self._stopping:
-                return None
-            with self._between, trio.move_on_after(self._settings.idle_s):
-                await self._receive()
-            event = self._http.next_event()
-            if event is h11.NEED_DATA and self._http.trailing_data[0] == b"":
-                return None
-        with trio.move_on_after(self._settings.header_s):
-            while event is h11.NEED_DATA:
-                await self._receive()
-                event = self._http.next_event()
-            return event
-        raise Refused(TOO_SLOW, f"the headers took longer than {self._settings.header_s} s")
-
     async def _body(self, headers: dict[str, str]) -> bytes:
         limit = self._settings.max_body_bytes
         length = headers.get("content-length", "0")
         if len(length) > len(str(limit)) or int(length) > limit:
-            raise Refused(PAYLOAD_TOO_LARGE, f"a body of {length} bytes; at most {limit} are taken")
+            raise Refused(PAYLOAD_TOO_LARGE, f"a body of {length[:20]} bytes; at most {limit} are taken")
+        self._do("body", self._settings.body_s)
         if self._http.they_are_waiting_for_100_continue:
-            await self._send(self._http.send(h11.InformationalResponse(status_code=CONTINUE, headers=[])))
+            await self._stream.send_all(
+                self._http.send(h11.InformationalResponse(status_code=CONTINUE, headers=[])) or b""
+            )
         body = bytearray()
-        with trio.move_on_after(self._settings.body_s):
-            while True:
-                event: object = self._http.next_event()
-                if event is h11.NEED_DATA:
-                    await self._receive()
-                elif isinstance(event, h11.Data):
-                    body += event.data
-                    if len(body) > limit:
-                        raise Refused(PAYLOAD_TOO_LARGE, f"the body goes on beyond {limit} bytes")
-                elif isinstance(event, h11.EndOfMessage):
-                    return bytes(body)
-                else:
-                    raise Refused(BAD_REQUEST, "the connection ended inside the body")
-        raise Refused(TOO_SLOW, f"the body took longer than {self._settings.body_s} s")
+        while True:
+            event: object = self._http.next_event()
+            if event is h11.NEED_DATA:
+                await self._receive()
+            elif isinstance(event, h11.Data):
+                body += event.data
+                if len(body) > limit:
+                    raise Refused(PAYLOAD_TOO_LARGE, f"the body goes on beyond {limit} bytes")
+            elif isinstance(event, h11.EndOfMessage):
+                return bytes(body)
+            else:
+                raise Refused(BAD_REQUEST, "the connection ended inside the body")
 
     async def _receive(self) -> None:
         data = await self._stream.receive_some(RECEIVE_BYTES)
@@ -196,24 +203,19 @@ class Connection:
         if response.body and not head:
             data += self._http.send(h11.Data(data=response.body)) or b""
         data += self._http.send(h11.EndOfMessage()) or b""
-        await self._send(data)
+        self._do("answer", self._settings.send_s)
+        await self._stream.send_all(data)
 
     async def _refuse(self, status: int, message: str) -> None:
         """Answer what cannot be a request, if the client still listens, and throw away what follows for a moment."""
         if self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE) or self._gone:
             return
-        response = error_response(status, message)
         self._stopping = True
-        await self._answer(response)
+        await self._answer(error_response(status, message))
+        self._do("linger", LINGER_S)
         taken = 0
-        with trio.move_on_after(LINGER_S):
-            while taken < LINGER_BYTES:
-                data = await self._stream.receive_some(RECEIVE_BYTES)
-                if not data:
-                    return
-                taken += len(data)
-
-    async def _send(self, data: bytes | None) -> None:
-        if data:
-            with trio.fail_after(self._settings.send_s):
-                await self._stream.send_all(data)
+        while taken < LINGER_BYTES:
+            data = await self._stream.receive_some(RECEIVE_BYTES)
+            if not data:
+                return
+            taken += len(data)
