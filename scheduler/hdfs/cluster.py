@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -28,15 +28,16 @@ from scheduler.hdfs.layout import (
     Node,
     loopback,
     loopback_nodes,
+    network,
     start_datanode,
     start_namenode,
     write_layout,
 )
-from scheduler.hdfs.logs import Receipt, allocations, receipts, travelled
+from scheduler.hdfs.logs import Allocation, Receipt, allocations, receipts, travelled
 from scheduler.hdfs.probe import State, state, wait_state
 from scheduler.hdfs.runtime import hadoop
 
-__all__ = ["ClusterOptions", "HdfsCluster", "Node", "loopback_nodes"]
+__all__ = ["ClusterOptions", "HdfsCluster", "Node", "loopback_nodes", "network"]
 
 READY_S = 120.0
 ADMIN_S = 60.0
@@ -117,20 +118,29 @@ class HdfsCluster:
         """The process of a DataNode, or of `namenode`."""
         return self._daemons[name].pid
 
-    def placements(self, path: str) -> list[list[str]]:
-        """For each block of a file that the NameNode allocated, oldest first: the DataNodes in pipeline order."""
-        log = (self.directory / "namenode.log").read_text(errors="replace")
-        return [[self._name(where) for where in block.replicas] for block in allocations(log) if block.path == path]
+    def placements(self) -> dict[str, list[list[str]]]:
+        """For each file, for each block that the NameNode's log says it allocated: the DataNodes in pipeline order."""
+        found: dict[str, list[list[str]]] = {}
+        for block in self._allocations():
+            found.setdefault(block.path, []).append([self._name(where) for where in block.replicas])
+        return found
 
-    def travels(self, path: str) -> list[list[str]]:
-        """For each block of a file, oldest first: the DataNodes that say they received it, in the order it went."""
-        log = (self.directory / "namenode.log").read_text(errors="replace")
-        arrivals = self._receipts()
-        return [
-            [self._name(f"{where}:") for where in travelled(block.block, arrivals)]
-            for block in allocations(log)
-            if block.path == path
-        ]
+    def travels(self) -> dict[str, list[list[str]]]:
+        """The same from the DataNodes' logs: who says that it received the block, in the order it went.
+
+        An empty list where the logs contradict each other: a block that was repaired, or copied anew.
+        """
+        arrivals: dict[str, list[Receipt]] = {}
+        for arrival in self._receipts():
+            arrivals.setdefault(arrival.block, []).append(arrival)
+        found: dict[str, list[list[str]]] = {}
+        for block in self._allocations():
+            way = travelled(block.block, arrivals.get(block.block, ()))
+            found.setdefault(block.path, []).append([self._name(f"{where}:") for where in way])
+        return found
+
+    def _allocations(self) -> Iterator[Allocation]:
+        return allocations((self.directory / "namenode.log").read_text(errors="replace"))
 
     def _receipts(self) -> list[Receipt]:
         logs = (self.directory / f"datanode-{node.name}.log" for node in self.nodes)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from scheduler.hdfs.launch import DATANODE, NAMENODE, Daemon, Runtime, java_command, launch, write_common
+from scheduler.topology import Server, Topology, both_ways
 
 POLICY = "org.apache.hadoop.hdfs.server.blockmanagement.PlannedPlacementPolicy"
 PLAN_PLUGIN = "cairn.hdfs.PlanServer"
@@ -96,6 +97,14 @@ def loopback_nodes(count: int, racks: int) -> list[Node]:
         rack = "rack" + pattern[1 : pattern.index("h")]
         nodes.append(Node(pattern.format(seen[pattern]), loopback(10 + number), rack))
     return nodes
+
+
+def network(nodes: Sequence[Node], uplink: int) -> Topology:
+    """The network that Peace plans these DataNodes on: racks below one switch, each connected with `uplink` chunks."""
+    racks = list(dict.fromkeys(node.rack for node in nodes))
+    links = [link for rack in racks for link in both_ways(rack, "core", uplink)]
+    servers = [Server(node.name, node.rack, address=node.address) for node in nodes]
+    return Topology(servers, links, switches=["core", *racks], name=f"{len(nodes)} DataNodes")
 
 
 def loopback(last: int) -> str:

@@ -4,7 +4,7 @@ WebHDFS creates a file in two steps: the NameNode answers with the address of a 
 the first of the pipeline. With a plan in the NameNode's table that is the chain's first replica.
 
 Invariants:
-* A file that `put` returned for is complete: HDFS acknowledged every byte, on one replica at least, and repairs the rest.
+* A file that `put` returned for is complete: HDFS acknowledged every byte, on at least one replica, and adds the rest.
 * Every failure is one of three: HDFS is away for now (wait), a DataNode failed (suspect it), HDFS refused (neither).
 """
 

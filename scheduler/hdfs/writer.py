@@ -27,7 +27,7 @@ from scheduler.hdfs.webhdfs import PIECE_BYTES, ChunkClient, DataNodeFailed, Hdf
 FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 2.0
 SUSPECTED_S = 30.0
-"""How long a DataNode that broke off is not to be HDFS's own choice; by then the NameNode knows it is dead, or it is not."""
+"""How long a DataNode that broke off is not to be HDFS's own choice; by then the NameNode knows whether it is dead."""
 
 
 @dataclass(frozen=True, slots=True)

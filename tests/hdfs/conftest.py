@@ -1,0 +1,28 @@
+"""One small HDFS for all tests of this folder; skipped, with the reason, where Java or Maven is missing."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from scheduler.hdfs.cluster import HdfsCluster, loopback_nodes
+from scheduler.hdfs.errors import HdfsUnavailable
+from scheduler.hdfs.launch import Runtime
+from scheduler.hdfs.runtime import hadoop
+
+DATANODES = 6
+
+
+@pytest.fixture(scope="session")
+def runtime() -> Runtime:
+    """Jars and all that is prepared once."""
+    try:
+        return hadoop()
+    except HdfsUnavailable as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.fixture(scope="session")
+def hdfs(runtime: Runtime, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HdfsCluster]:
+    """Six DataNodes in two racks. A test that breaks something of it mends it."""
+    with HdfsCluster(tmp_path_factory.mktemp("hdfs"), loopback_nodes(DATANODES, racks=2), runtime=runtime) as cluster:
+        yield cluster

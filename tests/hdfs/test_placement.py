@@ -1,0 +1,69 @@
+"""Chunks lie where Peace planned them: proven for every one from the NameNode's and the DataNodes' own logs."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import pytest
+from hdfs import InsecureClient
+
+from scheduler.client import CoordinatorClient
+from scheduler.coordinator.testing import running
+from scheduler.hdfs.cluster import HdfsCluster, network
+from scheduler.hdfs.plan_table import PlanTable
+from scheduler.hdfs.writer import CheckpointWriter
+from tests.hdfs.writers import chunks_of, not_as_planned, table_of, write_all
+
+CHUNK_BYTES = 200_000
+UPLINK = 4
+SEED = 5
+
+
+@pytest.mark.timeout(60)
+def test_every_chunk_of_many_writers_goes_the_way_that_was_planned(hdfs: HdfsCluster) -> None:
+    """16 writers, 3 chunks each: first replica and pipeline order as planned, in every log; every byte reads back."""
+    checkpoints = [chunks_of(SEED, writer, 3, CHUNK_BYTES) for writer in range(16)]
+    with table_of(hdfs) as table, running(network(hdfs.nodes, UPLINK), seed=SEED) as url:
+        before = table.plans()
+        written = list(chain.from_iterable(write_all(hdfs, url, checkpoints)))
+        after = table.plans()
+        assert len(written) == 16 * 3
+        assert not_as_planned(hdfs, written) == []
+        assert after.used - before.used == 2 * len(written)  # the redirect, and the block
+        assert (after.refused, after.chains) == (before.refused, {})
+        with CoordinatorClient(url) as client:
+            reader = CheckpointWriter(client, table, hdfs.webhdfs_url)
+            data = [reader.read(one) for one in written]
+    assert data == list(chain.from_iterable(checkpoints))
+
+
+def place(hdfs: HdfsCluster, table: PlanTable, path: str, planned: list[str]) -> list[str]:
+    """Where a small file lands whose plan is this."""
+    table.push(path, planned)
+    InsecureClient(hdfs.webhdfs_url, user="test").write(path, data=b"small", overwrite=True, replication=3)
+    table.forget(path)
+    return hdfs.placements()[path][-1]
+
+
+def test_a_plan_that_cannot_be_followed_leaves_the_choice_to_hdfs(hdfs: HdfsCluster) -> None:
+    """Unknown names, a node twice, fewer nodes than replicas: the file is written, elsewhere, and it is counted."""
+    names = [node.name for node in hdfs.nodes]
+    with table_of(hdfs) as table:
+        assert place(hdfs, table, "/fall-back/good", [names[4], names[0], names[5]]) == [names[4], names[0], names[5]]
+        for number, bad in enumerate(([names[0], "nobody", names[1]], [names[0]] * 3, names[:2])):
+            refused = table.plans().refused
+            landed = place(hdfs, table, f"/fall-back/{number}", bad)
+            assert len(set(landed)) == 3
+            assert set(landed) <= set(names)
+            assert table.plans().refused > refused
+
+
+def test_a_plan_may_use_one_rack_and_hdfs_leaves_it_there(hdfs: HdfsCluster) -> None:
+    """Three replicas in one rack are against HDFS's own rule; it neither refuses nor moves them."""
+    first_rack = [node.name for node in hdfs.nodes if node.rack == hdfs.nodes[0].rack][:3]
+    with table_of(hdfs) as table:
+        assert place(hdfs, table, "/one-rack", first_rack) == first_rack
+    state = hdfs.state()
+    assert state is not None
+    assert state.under_replicated == 0
+    assert hdfs.travels()["/one-rack"] == [first_rack]

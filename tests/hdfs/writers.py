@@ -1,0 +1,57 @@
+"""Many writers of checkpoints into one HDFS, and what its logs must say about every chunk of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+
+from scheduler.client import CoordinatorClient
+from scheduler.hdfs.cluster import HdfsCluster
+from scheduler.hdfs.plan_table import PlanTable
+from scheduler.hdfs.writer import CheckpointWriter, WriterSettings, Written
+
+PATIENCE_S = 60.0
+
+
+def chunks_of(seed: int, writer: int, chunks: int, size_bytes: int) -> list[bytes]:
+    """A checkpoint's chunks, of slightly different sizes, none a multiple of anything."""
+    random = Random(seed * 1000 + writer)
+    return [random.randbytes(size_bytes + random.randrange(1000)) for _ in range(chunks)]
+
+
+def table_of(hdfs: HdfsCluster) -> PlanTable:
+    """A client of a cluster's plan table."""
+    return PlanTable(hdfs.plan_url, hdfs.plan_token, hdfs.addresses)
+
+
+def write_all(
+    hdfs: HdfsCluster,
+    coordinator_url: str,
+    checkpoints: Sequence[Sequence[bytes]],
+    after_chunk: Callable[[], None] = lambda: None,
+) -> list[list[Written]]:
+    """One thread, client and plan table per writer; all start together. Gives what each says was acknowledged."""
+
+    def one(number: int) -> list[Written]:
+        host = hdfs.nodes[number % len(hdfs.nodes)].name
+        with CoordinatorClient(coordinator_url) as client, table_of(hdfs) as table:
+            writer = CheckpointWriter(client, table, hdfs.webhdfs_url, WriterSettings(patience_s=PATIENCE_S))
+            written = writer.write(host, f"/checkpoint/{number}", checkpoints[number])
+        after_chunk()
+        return written
+
+    with ThreadPoolExecutor(len(checkpoints)) as pool:
+        return list(pool.map(one, range(len(checkpoints))))
+
+
+def not_as_planned(hdfs: HdfsCluster, written: Sequence[Written]) -> list[str]:
+    """Every chunk whose way in the NameNode's or the DataNodes' logs differs from its plan, in words."""
+    placed, travelled = hdfs.placements(), hdfs.travels()
+    wrong = []
+    for one in written:
+        planned = [list(one.hosts)]
+        seen = (placed.get(one.path), travelled.get(one.path), one.led_to)
+        if seen != (planned, planned, hdfs.addresses[one.hosts[0]]):
+            wrong.append(f"{one.path}: planned {planned[0]}, NameNode {seen[0]}, DataNodes {seen[1]}, led to {seen[2]}")
+    return wrong
