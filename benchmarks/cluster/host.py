@@ -34,12 +34,12 @@ class HostProcess:
     """One host's state: its server, its data to write, its probe."""
 
     def __init__(self, name: str, address: str, directory: Path) -> None:
-        self._name = name
-        self._address = address
+        self.name = name
+        self.address = address
         self._directory = directory
         self._server: ChunkServer | None = None
         self._client = Pace(None, 0, time.monotonic, time.sleep)
-        self._data = memoryview(b"")
+        self.data = memoryview(b"")
         self._hops: dict[str, Hop] = {}
         self._probe: socket.socket | None = None
         self.commands: dict[str, Callable[..., Any]] = {
@@ -50,7 +50,7 @@ class HostProcess:
             "clear": self.clear,
             "listen": self.listen,
             "receive": self.receive,
-            "send": self.send,
+            "flood": self.flood,
             "usage": self.usage,
         }
 
@@ -58,8 +58,8 @@ class HostProcess:
         """Start the chunk server. `disk[n]`, `client[n]`: bytes/s of n writers in all; empty: unpaced."""
         paced = Pace(_total(disk), ahead_bytes, time.monotonic, time.sleep)
         self._client = Pace(_total(client), BLOCK_BYTES, time.monotonic, time.sleep)
-        self._data = memoryview(Random(seed).randbytes(chunk_bytes))
-        self._server = ChunkServer(self._name, self._directory, paced, (self._address, 0), log=_log)
+        self.data = memoryview(Random(seed).randbytes(chunk_bytes))
+        self._server = ChunkServer(self.name, self._directory, paced, (self.address, 0), log=_log)
         return self._server.hop
 
     def know(self, hops: Sequence[Sequence[Any]]) -> None:
@@ -70,7 +70,7 @@ class HostProcess:
         """Begin to write one chunk through `hosts`, writer first; an event tells its end."""
 
         def write() -> None:
-            sent = write_one(Chunk(request, chunk, attempt), tuple(hosts), self._hops, self._send)
+            sent = write_one(Chunk(request, chunk, attempt), tuple(hosts), self.send_chunk)
             say({"event": [request, sent]})
 
         threading.Thread(target=write, name=f"{request} {chunk}", daemon=True).start()
@@ -80,9 +80,13 @@ class HostProcess:
         with CoordinatorClient(url) as coordinator:
             _sleep_until(at_s)
             submitted = time.monotonic()
-            write = coordinator.submit(name=request, writer=self._name, chunks=chunks, replicas=replicas)
-            sent = write_planned(request, write.goes(), self._hops, self._send)
+            write = coordinator.submit(name=request, writer=self.name, chunks=chunks, replicas=replicas)
+            sent = write_planned(request, write.goes(), self.send_chunk)
         return {"submitted_s": submitted, "sent": sent}
+
+    def send_chunk(self, chunk: Chunk, hosts: Sequence[str]) -> None:
+        """Send a chunk through `hosts`, this one first. Raises ChunkFailed."""
+        send_chunk(chunk, self.data, [self._hops[name] for name in hosts[1:]], self._client)
 
     def files(self) -> dict[str, int]:
         """The chunks here, and their lengths."""
@@ -97,7 +101,7 @@ class HostProcess:
         """Open the probe's port."""
         self._probe = socket.socket()
         self._probe.settimeout(PROBE_SECONDS)
-        self._probe.bind((self._address, 0))
+        self._probe.bind((self.address, 0))
         self._probe.listen(1)
         return int(self._probe.getsockname()[1])
 
@@ -120,11 +124,11 @@ class HostProcess:
                 count += got
         return count / (now - begin)
 
-    def send(self, address: str, port: int) -> None:
+    def flood(self, address: str, port: int) -> None:
         """Begin to send to a receiving probe, until it has enough."""
         sock = socket.create_connection((address, port), timeout=PROBE_SECONDS)
 
-        def flood() -> None:
+        def pour() -> None:
             block = bytes(BLOCK_BYTES)
             until = time.monotonic() + PROBE_SECONDS
             with sock:
@@ -134,14 +138,11 @@ class HostProcess:
                 except OSError:
                     return  # it has enough
 
-        threading.Thread(target=flood, name="probe", daemon=True).start()
+        threading.Thread(target=pour, name="probe", daemon=True).start()
 
     def usage(self) -> float:
         """CPU seconds of this process so far."""
         return sum(os.times()[:2])
-
-    def _send(self, chunk: Chunk, chain: Sequence[Hop]) -> object:
-        return send_chunk(chunk, self._data, chain, self._client)
 
 
 def _total(rates: Sequence[float]) -> TotalRate | None:
@@ -169,10 +170,8 @@ def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Obey until standard input ends."""
-    name, address, directory = arguments
-    process = HostProcess(name, address, Path(directory))
+def obey(process: HostProcess) -> None:
+    """Do what standard input says until it ends."""
     for line in sys.stdin:
         command = json.loads(line)
         do = command.pop("do")
@@ -182,8 +181,14 @@ def main(arguments: Sequence[str]) -> None:
             else:
                 say({"result": process.commands[do](**command)})
         except Exception as error:  # noqa: BLE001 - who asked must know
-            say({"error": f"{name}: {do}: {type(error).__name__}: {error}"})
+            say({"error": f"{process.name}: {do}: {type(error).__name__}: {error}"})
     os._exit(0)  # threads under way are not waited for
+
+
+def main(arguments: Sequence[str]) -> None:
+    """The process of a chain's host."""
+    name, address, directory = arguments
+    obey(HostProcess(name, address, Path(directory)))
 
 
 if __name__ == "__main__":

@@ -35,16 +35,17 @@ class HostFailed(RuntimeError):
 class Hosts:
     """A process on each host; a context manager that ends them."""
 
-    def __init__(self, hosts: Sequence[Host], directory: Path) -> None:
-        """Each keeps its files in a directory of its own below `directory`."""
+    def __init__(self, hosts: Sequence[Host], directory: Path, module: str = "benchmarks.cluster.host") -> None:
+        """Each runs `module` and keeps its files in a directory of its own below `directory`."""
         self.hosts = tuple(hosts)
         self._directory = directory
+        self._module = module
         self._processes: dict[str, _Process] = {}
 
     def __enter__(self) -> Hosts:
         try:
             for host in self.hosts:
-                self._processes[host.name] = _Process(host, self._directory)
+                self._processes[host.name] = _Process(host, self._directory, self._module)
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -110,12 +111,12 @@ def sent_from(fields: Sequence[Any]) -> Sent:
 
 
 class _Process:
-    def __init__(self, host: Host, directory: Path) -> None:
+    def __init__(self, host: Host, directory: Path, module: str) -> None:
         self._name = host.name
         own = directory / host.name
         own.mkdir(parents=True, exist_ok=True)
         self._log = directory / f"{host.name}.log"
-        command = [*host.wrapper, sys.executable, "-m", "benchmarks.cluster.host", host.name, host.address, str(own)]
+        command = [*host.wrapper, sys.executable, "-m", module, host.name, host.address, str(own)]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command,

@@ -50,5 +50,5 @@ def _probe(hosts: Hosts, pairs: Sequence[tuple[Host, Host]], seconds: float) -> 
     """Bytes/s received by each pair's second host, all pairs at once."""
     ports = hosts.ask_each({receiver.name: {} for _, receiver in pairs}, "listen")
     targets = {sender.name: {"address": to.address, "port": ports[to.name]} for sender, to in pairs}
-    hosts.ask_each(targets, "send")
+    hosts.ask_each(targets, "flood")
     return hosts.ask_each({receiver.name: {"seconds": seconds} for _, receiver in pairs}, "receive")

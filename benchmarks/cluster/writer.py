@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from benchmarks.cluster.chunks import Chunk, ChunkFailed, Hop
+from benchmarks.cluster.chunks import Chunk, ChunkFailed
 from scheduler.client import Go
 
-Send = Callable[[Chunk, Sequence[Hop]], object]
-"""Sends a chunk down a chain and returns when all have it. Raises ChunkFailed."""
+Send = Callable[[Chunk, Sequence[str]], object]
+"""Sends a chunk through a chain of hosts, writer first, and returns when all have it. Raises ChunkFailed."""
 
 
 class Sent(NamedTuple):
@@ -31,14 +31,14 @@ class Sent(NamedTuple):
     error: str | None = None
 
 
-def write_planned(request: str, goes: Iterable[Go], hops: Mapping[str, Hop], send: Send) -> list[Sent]:
+def write_planned(request: str, goes: Iterable[Go], send: Send) -> list[Sent]:
     """Write each chunk when and where the coordinator says, and report what became of it."""
     sent: list[Sent] = []
     errors: list[BaseException] = []
 
     def one(go: Go) -> None:
         try:
-            result = write_one(Chunk(request, go.chunk, go.attempt), tuple(go.hosts), hops, send, go)
+            result = write_one(Chunk(request, go.chunk, go.attempt), tuple(go.hosts), send, go)
         except Exception as error:  # noqa: BLE001 - raised again where the thread is waited for
             errors.append(error)
             return
@@ -64,11 +64,11 @@ def _until(goes: Iterable[Go], errors: Sequence[BaseException]) -> Iterator[Go]:
         yield go
 
 
-def write_one(chunk: Chunk, hosts: tuple[str, ...], hops: Mapping[str, Hop], send: Send, go: Go | None = None) -> Sent:
+def write_one(chunk: Chunk, hosts: tuple[str, ...], send: Send, go: Go | None = None) -> Sent:
     """Write a chunk through `hosts` (writer first), and tell `go`, if there is one, what became of it."""
     begin = time.monotonic()
     try:
-        send(chunk, [hops[name] for name in hosts[1:]])
+        send(chunk, hosts)
     except ChunkFailed as failed:
         if go is not None:
             go.failed(suspects=failed.suspects)

@@ -1,0 +1,109 @@
+"""The experiment with a real HDFS: a DataNode on every host, the NameNode on the control network, links as shaped.
+
+Invariants:
+* Where a chunk lies is read from the NameNode's own log; under Peace it must be the plan, in the plan's order.
+* HDFS's default is that of this version, except that a writer's own DataNode is excluded. Disks are not paced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+
+from hdfs import InsecureClient
+
+from benchmarks.cluster.chunks import Chunk
+from benchmarks.cluster.experiment import Experiment
+from benchmarks.cluster.hdfs_host import USER, chunk_path
+from benchmarks.cluster.hosts import HostFailed, Hosts
+from benchmarks.cluster.links import Rates, measure
+from benchmarks.cluster.network import CONTROL_ADDRESS, Network
+from benchmarks.cluster.setting import Setting
+from scheduler.hdfs.cluster import ClusterOptions, HdfsCluster, Node
+from scheduler.hdfs.logs import allocations
+from scheduler.simulation.cluster import Cluster
+from scheduler.simulation.policies import PolicyMaker
+from scheduler.simulation.policies.base import ThreadedClients
+from scheduler.simulation.run import ChunkRun
+from scheduler.simulation.scenario import Job
+
+READY_SECONDS = 240.0
+"""18 JVMs start on two cores."""
+MODULE = "benchmarks.cluster.hdfs_host"
+
+
+class HdfsChooses(ThreadedClients):
+    """Clients with threads; the NameNode places."""
+
+    def place(self, job: Job, chunk: int) -> tuple[int, ...]:
+        """The writer alone: the rest is not known here."""
+        return (job.host,)
+
+
+def hdfs_chooses(threads: int) -> PolicyMaker:
+    """HDFS's own placement, with so many writing threads per client."""
+
+    def make(cluster: Cluster, _: Random) -> HdfsChooses:
+        return HdfsChooses(cluster, threads)
+
+    return PolicyMaker("HDFS default", make)
+
+
+class RealHdfs(Experiment):
+    """A DataNode on every host. Use `opened`."""
+
+    def __init__(self, setting: Setting, network: Network, hosts: Hosts, rates: Rates, hdfs: HdfsCluster) -> None:
+        super().__init__(setting, network, hosts, rates)
+        self.hdfs = hdfs
+        self._folder = ""
+        self._prepared = 0
+        self._client = InsecureClient(hdfs.webhdfs_url, user=USER)
+
+    def prepare(self) -> None:
+        """Delete the folder of the run before; the next has its own."""
+        if self._folder:
+            self._client.delete(f"/{self._folder}", recursive=True)
+        self._prepared += 1
+        self._folder = f"run-{self._prepared}"
+        self.hosts.ask_all("begin", run=self._folder)
+
+    def check(self, chunks: Sequence[ChunkRun]) -> list[ChunkRun]:
+        """See Experiment: replicas as the NameNode allocated them, and as planned where there was a plan."""
+        log = (self.hdfs.directory / "namenode.log").read_text(errors="replace")
+        number = {address: self.cluster.topology.index[name] for name, address in self.hdfs.addresses.items()}
+        placed: dict[str, tuple[int, ...]] = {}
+        for block in allocations(log):  # the last attempt's are the last
+            file = block.path.rpartition(".")[0]
+            placed[file] = tuple(number[replica.rpartition(":")[0]] for replica in block.replicas)
+        found = []
+        for chunk in chunks:
+            if chunk.acked:
+                file = chunk_path(self._folder, Chunk(chunk.request, chunk.chunk)).rpartition(".")[0]
+                replicas = placed.get(file, ())
+                if len(chunk.hosts) > 1 and chunk.hosts[1:] != replicas:
+                    raise HostFailed(f"{file}: planned {chunk.hosts[1:]}, but the NameNode allocated {replicas}")
+                chunk = chunk._replace(hosts=(chunk.hosts[0], *replicas))
+            found.append(chunk)
+        return found
+
+
+@contextmanager
+def opened(setting: Setting, network: Network, directory: Path) -> Iterator[RealHdfs]:
+    """A real HDFS on all hosts of a network that is up, and its links measured."""
+    nodes = [Node(host.name, host.address, f"rack{host.rack}", host.wrapper) for host in network.hosts]
+    options = ClusterOptions(namenode_address=CONTROL_ADDRESS, ready_s=READY_SECONDS)
+    with Hosts(network.hosts, directory, MODULE) as hosts:
+        rates = measure(hosts)
+        with HdfsCluster(directory, nodes, options) as hdfs:
+            hosts.ask_all(
+                "use",
+                url=hdfs.webhdfs_url,
+                plan_url=hdfs.plan_url,
+                plan_token=hdfs.plan_token,
+                addresses=hdfs.addresses,
+                replicas=setting.replicas,
+                chunk_bytes=setting.chunk_bytes,
+            )
+            yield RealHdfs(setting, network, hosts, rates, hdfs)
