@@ -1,0 +1,1 @@
+"""The experiments of benchmarks/peace.py in the simulated cluster, their tables and pictures."""

@@ -1,0 +1,91 @@
+"""What is compared: each scheduler with the capacities it plans with, on hosts and links of the same speed.
+
+Invariants:
+* Every setup has the same physical cluster; only capacities, which are numbers for the planner, differ.
+* Capacities follow from table 8 and the links' rates. None was chosen by its result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from scheduler.peace.online import Mode, Settings
+from scheduler.peace.paper import PaperPlanner
+from scheduler.peace.tree import TreePlanner
+from scheduler.simulation.cluster import Cluster
+from scheduler.simulation.measured import (
+    HOST_CAPACITY,
+    PAPER,
+    PAPER_LINK_CAPACITY,
+    WRITER_THREADS,
+    Physics,
+    link_capacity,
+    paper_cluster,
+)
+from scheduler.simulation.policies import PolicyMaker, hdfs_default, peace, sinbad
+from scheduler.topology import Topology
+
+HDFS = "HDFS default"
+SINBAD = "Sinbad-like"
+PAPERS_PEACE = "Peace, as in the paper"
+CAREFUL_PEACE = "Cairn's Peace, the paper's hosts"
+PEACE = "Cairn's Peace"
+NAMES = (HDFS, SINBAD, PAPERS_PEACE, CAREFUL_PEACE, PEACE)
+
+ABOUT = {
+    HDFS: "default placement of 0.16, never on the writer's disk; all writers at once",
+    SINBAD: "the least used links among the allowed; all writers at once",
+    PAPERS_PEACE: "timesteps that end at 80 %, planner `paper`; send 2, receive 2, link between racks 2",
+    CAREFUL_PEACE: "continuous, planner `tree`; send 2, receive 2 as in the paper, link between racks 5",
+    PEACE: "continuous, planner `tree`; receive 2 (what a disk serves well), all links 5 (their rate ÷ a chain's)",
+}
+
+
+class Setup(NamedTuple):
+    """A scheduler, and the network as it knows it."""
+
+    name: str
+    policy: PolicyMaker
+    network: Callable[[Physics], Topology]
+
+    def cluster(self, physics: Physics = PAPER) -> Cluster:
+        """A new cluster of the given speed."""
+        return Cluster(self.network(physics), physics)
+
+
+def continuous(name: str = PEACE) -> PolicyMaker:
+    """Cairn's Peace: continuous mode, tree form."""
+    return peace(name, TreePlanner, Settings())
+
+
+def timesteps(name: str = PAPERS_PEACE) -> PolicyMaker:
+    """Peace as in the paper: Algorithm 1, timesteps that end when 80 % of their chunks are done."""
+    return peace(name, PaperPlanner, Settings(mode=Mode.TIMESTEPS, finish_fraction=0.8))
+
+
+def papers_network(physics: Physics) -> Topology:
+    """Capacity 2 everywhere: what the paper says of hosts, and, as the same gigabit link, between the racks."""
+    return paper_cluster(PAPER_LINK_CAPACITY, physics=physics)
+
+
+def careful_network(physics: Physics) -> Topology:
+    """The paper's capacities of hosts; the link between racks as many chunks as fill it."""
+    return paper_cluster(physics=physics)
+
+
+def full_network(physics: Physics) -> Topology:
+    """What a disk serves well to receive (the paper), and on every link as many chunks as fill it."""
+    return paper_cluster(send=link_capacity(physics), receive=HOST_CAPACITY, physics=physics)
+
+
+SETUPS = {
+    setup.name: setup
+    for setup in (
+        Setup(HDFS, hdfs_default(WRITER_THREADS), full_network),
+        Setup(SINBAD, sinbad(WRITER_THREADS), full_network),
+        Setup(PAPERS_PEACE, timesteps(), papers_network),
+        Setup(CAREFUL_PEACE, continuous(CAREFUL_PEACE), careful_network),
+        Setup(PEACE, continuous(), full_network),
+    )
+}
