@@ -75,14 +75,14 @@ _27, _30, _31, _32 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(32)
 
 
 @compiled
-def draw(tree: Numbers, count: int) -> int:
+def draw(tree: Numbers, count: int) -> np.int64:
     """A number below `count`, which is less than 2³² (splitmix64; its upper half scaled)."""
     word = np.uint64(tree[SEED, 0]) + _STEP
     tree[SEED, 0] = np.int64(word)
     word = (word ^ (word >> _30)) * _MIX_A
     word = (word ^ (word >> _27)) * _MIX_B
     word ^= word >> _31
-    return int(((word >> _32) * np.uint64(count)) >> _32)
+    return np.int64(((word >> _32) * np.uint64(count)) >> _32)
 
 
 # ---- what is free, and how far away

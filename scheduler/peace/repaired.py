@@ -1,0 +1,188 @@
+"""Planner `repaired`: the tree planner's plan, then improved where picking at random has lost chunks.
+
+Greedy picks use up what others need: a replica on a host that cannot pass it on, a slot for sending in a rack where
+nobody is left to receive. That costs about a tenth of the chunks where each host has one slot, and nothing where links
+between racks are what is short. Three steps, each only if the one before left something to gain:
+
+1. The plan of `tree`, first come first served.
+2. For writes with the default placement of two or three replicas: the most chunks that an aggregate model allows, rack
+   by rack and host by host (`scheduler.peace.repaired_kernels` has the model), and chains with these numbers.
+3. What still waits is tried again, and exchanged for chains that may find another way, for a bounded number of rounds.
+
+The best of these plans is returned. Source: beyond SGuard, whose algorithm 1 is step 1 and is not optimal (section 5).
+
+Invariants:
+* Never fewer chunks than the greedy plan that the same seed gives. Every chain keeps all promises of a plan.
+* Reads, copies and requests with another placement keep the chains of step 1; exchanges concern writes only.
+* Among requests of one rack the earlier are served first in step 2; nothing else is promised about who waits.
+* Work is bounded: step 2 takes linear time in hosts and chunks (times a logarithm for the number alone), step 3 at most
+  ROUNDS exchanges.
+"""
+
+from collections.abc import Sequence
+from random import Random
+from typing import NamedTuple
+
+import numpy as np
+
+from scheduler.peace import repaired_kernels as kernels
+from scheduler.peace.plan import Chain, Counts, Plan, Request, Residual
+from scheduler.peace.tree import Asked, TreePlanner, collector_paused
+from scheduler.peace.tree_kernels import WRITE, Numbers, Rows
+from scheduler.topology import Topology
+
+ROUNDS = 4000
+"""Exchanges tried per timestep: 2 to 4 ms."""
+LOOKS = 2_000_000
+"""What ROUNDS times the number of requests is kept below: picking a request that waits may mean to look at them all."""
+IMPROVABLE = {
+    2: ((1, 0, 0), (0, 1, 0)),
+    3: ((1, 0, 0), (0, 1, 0), (4, 0, 0)),
+}
+"""The default placements that the aggregate model covers, in the kernels' form, by their number of replicas."""
+LISTS = 11
+"""Rows of scratch for `repaired_kernels.rebuild`."""
+MOST_WANTED = 1 << 30
+"""Chunks of one writer beyond this are not counted."""
+
+
+class Attempt(NamedTuple):
+    """A plan in the kernels' form, and what it leaves. Row i belongs to request `owner[i]`; rows may be longer."""
+
+    residual: Residual
+    planned: Numbers
+    rows: Rows
+    owner: Numbers
+
+    @property
+    def chunks(self) -> int:
+        """Its chunks."""
+        return int(self.planned.sum())
+
+
+class RepairedPlanner:
+    """Greedy, then improved. Raises TopologyError if the network is no tree of racks."""
+
+    name = "repaired"
+
+    def __init__(self, topology: Topology) -> None:
+        self._tree = TreePlanner(topology)
+        switches, hosts = len(topology.switches), len(topology.servers)
+        self._sums = np.zeros((kernels.SUM_ROWS, switches), np.int64)
+        self._parts = np.zeros((kernels.PART_ROWS, hosts), np.int32)
+        self._heads = np.zeros((2, switches), np.int32)
+        self._hosts = np.arange(hosts, dtype=np.int32)
+
+    def chain(self, request: Request, chunk: int, residual: Residual, random: Random) -> Chain | None:
+        """One chunk's chain if there is one, taken from `residual`; as the tree planner's."""
+        return self._tree.chain(request, chunk, residual, random)
+
+    def plan(self, requests: Sequence[Request], residual: Residual, random: Random) -> Plan:
+        """Plan as many chunks as can be found to fit into `residual`, and take them from there."""
+        with collector_paused():
+            before = residual.copy()
+            asked, planned = self._tree.asked(requests), np.zeros(len(requests), np.int64)
+            rows = self._tree.run(asked, residual, random, planned)
+            best = Attempt(residual, planned, rows, np.repeat(np.arange(len(requests)), planned))
+            if best.chunks < asked.fields[:, 2].sum():
+                best = self._improved(asked, before, best, random)
+                for ours, found in zip(_arrays(residual), _arrays(best.residual), strict=True):
+                    ours[:] = found
+            order = np.argsort(best.owner, kind="stable")
+            return self._tree.decoded(requests, best.planned, best.rows[order])
+
+    def _improved(self, asked: Asked, before: Residual, greedy: Attempt, random: Random) -> Attempt:
+        """Steps 2 and 3."""
+        best, wanted = greedy, asked.fields[:, 2]
+        enough = int(wanted.sum())
+        for replicas in IMPROVABLE:
+            chosen = _chosen(asked, replicas)
+            if not len(chosen):
+                continue
+            fixed = self._without(before, best, chosen, replicas)
+            most = self._bound(asked, fixed, chosen, replicas)
+            if fixed.chunks + most > best.chunks:
+                found = self._rebuilt(asked, fixed, chosen, most, replicas, random)
+                best = found if found.chunks > best.chunks else best
+            if len(chosen) == len(asked.fields):
+                enough = min(enough, most)
+        if best.chunks < enough:
+            return self._exchanged(asked, best, enough)
+        return best
+
+    def _without(self, before: Residual, best: Attempt, chosen: Numbers, replicas: int) -> Attempt:
+        """The plan without the chains of the chosen requests."""
+        given = np.isin(best.owner, chosen) if len(chosen) < len(best.planned) else np.ones(len(best.owner), np.bool_)
+        if given.all():
+            residual = before.copy()
+        else:
+            residual = best.residual.copy()
+            rows = np.ascontiguousarray(best.rows[given, : replicas + 1])
+            kernels.give_back(self._tree.tree, self._tree.pool, rows, *_arrays(residual))
+        planned = best.planned.copy()
+        planned[chosen] = 0
+        return Attempt(residual, planned, best.rows[~given], best.owner[~given])
+
+    def _bound(self, asked: Asked, fixed: Attempt, chosen: Numbers, replicas: int) -> int:
+        """The most chunks of the chosen requests beside what is fixed."""
+        writers, wanted = asked.fields[chosen, 1], asked.fields[chosen, 2]
+        counts = np.bincount(writers, np.minimum(wanted, MOST_WANTED), self._parts.shape[1])
+        self._parts[kernels.WANT] = np.minimum(counts, MOST_WANTED)
+        tables = self._tree.tree, self._tree.pool, self._parts, self._sums
+        return int(kernels.bound(*tables, replicas, *_arrays(fixed.residual)))
+
+    def _rebuilt(
+        self, asked: Asked, fixed: Attempt, chosen: Numbers, most: int, replicas: int, random: Random
+    ) -> Attempt:
+        """Chains for the numbers that `_bound` found; then greedy once more for all that waits."""
+        tree, pool = self._tree.tree, self._tree.pool
+        writes = np.ascontiguousarray(asked.fields[chosen, 1:3])
+        lists, rows = np.empty((LISTS, 2 * most + 4), np.int32), np.empty((most, replicas + 1), np.int32)
+        tables = tree, pool, self._parts, self._sums
+        scratch = lists, self._heads, self._hosts, np.zeros(3, np.int64)
+        used = kernels.rebuild(*tables, writes, replicas, *scratch, rows)
+        kernels.write_all(tree, pool, *_arrays(fixed.residual))
+        owner = np.zeros(used, np.int64)
+        heads = np.empty((2, max(used, pool.shape[1])), np.int32)
+        kernels.assign(asked.fields, chosen, rows, used, heads[0], heads[1], owner)
+        planned = fixed.planned + np.bincount(owner, minlength=len(fixed.planned))
+        parts, owners = [fixed.rows, _padded(rows[:used], asked.width)], [fixed.owner, owner]
+        if used < most or len(chosen) < len(planned):
+            known = planned.copy()
+            parts.append(self._tree.run(asked, fixed.residual, random, planned))
+            owners.append(np.repeat(np.arange(len(planned)), planned - known))
+        return Attempt(fixed.residual, planned, np.concatenate(parts), np.concatenate(owners))
+
+    def _exchanged(self, asked: Asked, best: Attempt, enough: int) -> Attempt:
+        """Step 3, in place."""
+        used, room = best.chunks, min(enough, best.chunks + ROUNDS)
+        rows, owner = np.full((room, asked.width), -1, np.int32), np.zeros(room, np.int64)
+        rows[:used], owner[:used] = best.rows, best.owner
+        rounds = min(ROUNDS, LOOKS // len(asked.fields))
+        used = kernels.exchange(
+            *(self._tree.tree, self._tree.pool, asked.fields, asked.rules, asked.avoid, best.planned, rows, owner),
+            *(used, rounds, room, np.empty(asked.width, np.int32), *_arrays(best.residual)),
+        )
+        return Attempt(best.residual, best.planned, rows[:used], owner[:used])
+
+
+def _arrays(residual: Residual) -> tuple[Counts, Counts, Counts, Counts]:
+    return residual.send, residual.receive, residual.disk, residual.link
+
+
+def _chosen(asked: Asked, replicas: int) -> Numbers:
+    """The requests that the aggregate model covers, with this number of replicas."""
+    fields = asked.fields
+    rules = np.array(IMPROVABLE[replicas], np.int32)
+    fitting = [which for which in range(len(asked.rules)) if (asked.rules[which, :replicas] == rules).all()]
+    plain = (fields[:, 0] == WRITE) & (fields[:, 4] == replicas) & (fields[:, 5] == fields[:, 6])
+    return np.flatnonzero(plain & np.isin(fields[:, 3], fitting))
+
+
+def _padded(rows: Rows, width: int) -> Rows:
+    """Rows of another width, -1 behind the last host."""
+    if rows.shape[1] == width:
+        return rows
+    wide = np.full((len(rows), width), -1, np.int32)
+    wide[:, : rows.shape[1]] = rows
+    return wide
