@@ -15,7 +15,7 @@ from scheduler.peace.online.index import Family, Group, Index
 from scheduler.peace.online.jobs import Flight, Job, Unit
 from scheduler.peace.online.line import Line
 from scheduler.peace.online.records import Settings
-from scheduler.peace.online.stranded import TRIES, Launch, Stranded, find
+from scheduler.peace.online.stranded import TRIES, Launch, Stranded, search, ways
 from scheduler.peace.online.tokens import Key, Tokens
 from scheduler.peace.plan import Chain, Planner, demands
 from scheduler.topology import Topology
@@ -70,6 +70,9 @@ class Continuous:
         """A chunk is in flight no more."""
         self._in_flight -= 1
         self._tokens.give(flight.chain)
+
+    def resume_at(self, step: int) -> None:
+        """The scheduler is being restored: there are no timesteps."""
 
     def resume(self, flight: Flight, *, done: bool) -> None:
         """A chunk was in flight, or done, when the scheduler was restored."""
@@ -171,11 +174,12 @@ class Continuous:
         """A chain in the network with free links, else with nothing in flight."""
         tokens = self._tokens
         hopeless = self._hopeless.get(self._index.family_key(unit), 0) >= _TRIES_FAMILY
-        for residual, tries in ((tokens.soon, _TRIES_SOON), (tokens.whole, 1 if hopeless else TRIES)):
-            chain = find(self._planner, unit.request, residual, self._random, tries)
-            if chain is not None:
-                residual.give(chain)
-                return chain
+        for request in ways(unit.request):  # rather wait for others than go through a host that failed
+            for residual, tries in ((tokens.soon, _TRIES_SOON), (tokens.whole, 1 if hopeless else TRIES)):
+                chain = search(self._planner, request, residual, self._random, tries)
+                if chain is not None:
+                    residual.give(chain)
+                    return chain
         return None
 
     def _drop(self) -> None:

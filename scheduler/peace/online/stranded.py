@@ -53,10 +53,22 @@ class Stranded:
 
 def find(planner: Planner, request: Request, residual: Residual, random: Random, tries: int) -> Chain | None:
     """A chain for the first chunk, taken from `residual`; through hosts to be avoided if there is no other."""
-    requests = [request, replace(request, avoid=frozenset())] if request.avoid else [request]
-    for each in requests:
-        for _ in range(tries):
-            chain = planner.chain(each, 0, residual, random)
-            if chain is not None:
-                return chain
+    for way in ways(request):
+        chain = search(planner, way, residual, random, tries)
+        if chain is not None:
+            return chain
+    return None
+
+
+def ways(request: Request) -> list[Request]:
+    """The request as it is, and then without hosts to be avoided."""
+    return [request, replace(request, avoid=frozenset())] if request.avoid else [request]
+
+
+def search(planner: Planner, request: Request, residual: Residual, random: Random, tries: int) -> Chain | None:
+    """A chain for the first chunk, taken from `residual`."""
+    for _ in range(tries):
+        chain = planner.chain(request, 0, residual, random)
+        if chain is not None:
+            return chain
     return None
