@@ -7,7 +7,8 @@ Invariants:
 * A chunk is reported done only after HDFS acknowledged all of its bytes.
 * Of one chunk, one attempt at a time writes: a revoked one is stopped before the next begins, so that none can replace
   what a later one wrote.
-* Waits and attempts are bounded: here by `patience_s`, in the coordinator by the number of attempts.
+* Waits and attempts are bounded: here by `patience_s`, in the coordinator by the number of attempts. Each attempt waits
+  longer, so that together they outlast the time until HDFS itself avoids a lost DataNode.
 """
 
 import threading
@@ -133,6 +134,8 @@ class CheckpointWriter:
         path = chunk_path(checkpoint, go.chunk)
         addresses = [address or name for name, address in zip(go.hosts, go.addresses, strict=True)]
         try:
+            if go.attempt > 1:
+                _wait(go, min(FIRST_WAIT_S * 2 ** (go.attempt - 1), LONGEST_WAIT_S))
             written = self._write(go, path, addresses[1:], chunks[go.chunk])
         except Revoked:
             return None

@@ -25,7 +25,7 @@ def test_every_chunk_of_many_writers_goes_the_way_that_was_planned(hdfs: HdfsClu
     checkpoints = [chunks_of(SEED, writer, 3, CHUNK_BYTES) for writer in range(16)]
     with table_of(hdfs) as table, running(network(hdfs.nodes, UPLINK), seed=SEED) as url:
         before = table.plans()
-        written = list(chain.from_iterable(write_all(hdfs, url, checkpoints)))
+        written = list(chain.from_iterable(write_all(hdfs, url, checkpoints, list(hdfs.addresses), "/checkpoint")))
         after = table.plans()
         assert len(written) == 16 * 3
         assert not_as_planned(hdfs, written) == []

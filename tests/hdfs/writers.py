@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
@@ -29,17 +29,15 @@ def write_all(
     hdfs: HdfsCluster,
     coordinator_url: str,
     checkpoints: Sequence[Sequence[bytes]],
-    after_chunk: Callable[[], None] = lambda: None,
+    hosts: Sequence[str],
+    directory: str,
 ) -> list[list[Written]]:
-    """One thread, client and plan table per writer; all start together. Gives what each says was acknowledged."""
+    """One thread, client and plan table per writer, on `hosts` in turn; gives what each says was acknowledged."""
 
     def one(number: int) -> list[Written]:
-        host = hdfs.nodes[number % len(hdfs.nodes)].name
         with CoordinatorClient(coordinator_url) as client, table_of(hdfs) as table:
             writer = CheckpointWriter(client, table, hdfs.webhdfs_url, WriterSettings(patience_s=PATIENCE_S))
-            written = writer.write(host, f"/checkpoint/{number}", checkpoints[number])
-        after_chunk()
-        return written
+            return writer.write(hosts[number % len(hosts)], f"{directory}/{number}", checkpoints[number])
 
     with ThreadPoolExecutor(len(checkpoints)) as pool:
         return list(pool.map(one, range(len(checkpoints))))

@@ -1,0 +1,92 @@
+"""DataNodes die, the NameNode restarts, safe mode comes and goes, while checkpoints are written through plans.
+
+The promise: no chunk that was acknowledged is lost, and the plan goes on around what is broken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+from threading import Thread
+
+import pytest
+
+from scheduler.client import CoordinatorClient
+from scheduler.coordinator.testing import running
+from scheduler.hdfs.cluster import HdfsCluster, network
+from scheduler.hdfs.writer import CheckpointWriter, Written
+from tests.hdfs.writers import chunks_of, not_as_planned, table_of, write_all
+
+SEED = 7
+UPLINK = 4
+WRITERS = 8
+CHUNKS = 3
+CHUNK_BYTES = 300_000
+
+
+def write_during(
+    hdfs: HdfsCluster, url: str, seed: int, fault: Callable[[], None], without: str | None = None
+) -> list[Written]:
+    """Writers at work while `fault` happens in another thread; every acknowledged chunk is read back and compared."""
+    hosts = [name for name in hdfs.addresses if name != without]
+    checkpoints = [chunks_of(seed, writer, CHUNKS, CHUNK_BYTES) for writer in range(WRITERS)]
+    failures: list[BaseException] = []
+
+    def happen() -> None:
+        try:
+            fault()
+        except BaseException as error:  # noqa: BLE001 - shown by the test
+            failures.append(error)
+
+    trouble = Thread(target=happen)
+    trouble.start()
+    written = list(chain.from_iterable(write_all(hdfs, url, checkpoints, hosts, f"/checkpoint-{seed}")))
+    trouble.join()
+    assert failures == []
+    assert len(written) == WRITERS * CHUNKS
+    with CoordinatorClient(url) as client, table_of(hdfs) as table:
+        reader = CheckpointWriter(client, table, hdfs.webhdfs_url)
+        assert [reader.read(one) for one in written] == list(chain.from_iterable(checkpoints))
+    return written
+
+
+@pytest.mark.timeout(90)
+def test_a_datanode_dies_in_mid_run_and_the_plan_goes_on_around_it(hdfs: HdfsCluster) -> None:
+    """Its chunks are planned again on others; afterwards no chain names it; everything acknowledged is there."""
+    victim = hdfs.nodes[1].name
+    with running(network(hdfs.nodes, UPLINK), seed=SEED) as url, CoordinatorClient(url) as client:
+        try:
+            write_during(hdfs, url, SEED, lambda: hdfs.kill(victim), without=victim)
+            client.deregister(victim)
+            after = write_during(hdfs, url, SEED + 1, lambda: None, without=victim)
+            assert not [one for one in after if victim in one.hosts]
+            assert not_as_planned(hdfs, after) == []
+        finally:
+            hdfs.start_node(victim)
+
+
+@pytest.mark.timeout(90)
+def test_the_namenode_is_killed_and_restarted_in_mid_run(hdfs: HdfsCluster) -> None:
+    """Writers wait for it and push their chains again into its empty table; nothing acknowledged is lost."""
+    with running(network(hdfs.nodes, UPLINK), seed=SEED) as url, table_of(hdfs) as table:
+        table.push("/before", ["r1h1"])
+        run = table.run
+        write_during(hdfs, url, SEED + 2, hdfs.restart_namenode)
+        assert table.plans().chains == {}
+        assert table.run != run
+        after = write_during(hdfs, url, SEED + 3, lambda: None)
+        assert not_as_planned(hdfs, after) == []
+
+
+@pytest.mark.timeout(90)
+def test_safe_mode_is_waited_for(hdfs: HdfsCluster) -> None:
+    """While the NameNode takes no writes they wait; afterwards they go where they were planned."""
+
+    def fault() -> None:
+        hdfs.admin("-safemode", "enter")
+        hdfs.wait(lambda seen: seen.safe_mode, "safe mode")
+        hdfs.admin("-safemode", "leave")
+
+    with running(network(hdfs.nodes, UPLINK), seed=SEED) as url:
+        fault_free = write_during(hdfs, url, SEED + 4, fault)
+        assert not_as_planned(hdfs, fault_free) == []
