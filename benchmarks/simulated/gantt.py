@@ -37,9 +37,8 @@ def draw(cluster: Cluster, runs: Sequence[Run], path: Path) -> None:
             _panel(axes, cluster, run, end)
         panels[-1].set_xlabel("seconds")
         figure.suptitle(
-            "Who writes when: every chunk on the disks and links between racks that it passes. "
-            "A colour is a checkpoint;\nthe square beside a host's name is the colour of the checkpoint that it writes; black lines: how full a "
-            "link is.",
+            "Who writes when: every chunk on the disks and links between racks that it passes. A colour is one\n"
+            "checkpoint, the square beside a host's name that of its own; black lines: how full a link is.",
             fontsize=10,
         )
         figure.savefig(path, dpi=120)

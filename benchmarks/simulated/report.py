@@ -43,8 +43,8 @@ NOTES = (
     ),
     (
         "What the simulator takes from the paper: rates of disks and clients by the number of clients (table 8, a "
-        "power law between the measured numbers, constant totals beyond 16), gigabit links (111.4 MB/s of chunk data after "
-        "Ethernet, IP, TCP and HDFS's checksums), 17 hosts in racks of 8 and 9, one link between them."
+        "power law between the measured numbers, constant totals beyond 16), gigabit links (111.4 MB/s of chunk data "
+        "after Ethernet, IP, TCP and HDFS's checksums), 17 hosts in racks of 8 and 9, one link between them."
     ),
     (
         "What it assumes: a host's memory takes one chunk (64 MB) before writers wait for the disk, and is full when a "
