@@ -75,9 +75,20 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("epochs", "staged-age-ms", _DAY_MS, 1000, _LARGEST, "when staged output that nobody commits is dropped"),
     Setting("state", "state-directory", STATE_DIRECTORY, 0, 0, "where streaming queries keep state; empty: not tidied"),
     Setting("state", "state-idle-ms", 600_000, 1000, _LARGEST, "when state that nobody uses is removed from there"),
+    Setting("coordinator", "coordinate", "", 0, 0, "file with the network to plan writes in; empty: no coordinator"),
+    Setting("coordinator", "coordinator", "127.0.0.1:9880", 0, 0, "where that coordinator listens (HTTP)"),
     Setting("process", "log-format", "logfmt", 0, 0, "logfmt or json", ("logfmt", "json")),
 )
 _LISTEN_KEYS = ("kafka.listeners", "kafka.advertise", "data-dir", "insecure")
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorConfig:
+    """The coordinator inside a sidecar; none if `topology`, the file with its network, is empty."""
+
+    topology: str
+    listen: str
+    insecure: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +106,7 @@ class SidecarConfig:
     state_directory: str
     state_idle_ms: int
     log_as_json: bool
+    coordinator: CoordinatorConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -138,15 +150,22 @@ def parse(arguments: argparse.Namespace) -> SidecarConfig:
     insecure = content.get("insecure", False)
     if not isinstance(insecure, bool):
         raise ConfigError(f"insecure={insecure!r}: must be true or false")
+    is_insecure = insecure or bool(arguments.insecure)
     listeners = parse_listeners(
         arguments.kafka or _texts("kafka.listeners", kafka.get("listeners")) or [DEFAULT_KAFKA],
         arguments.advertise or _texts("kafka.advertise", kafka.get("advertise")) or [],
-        insecure=insecure or bool(arguments.insecure),
+        insecure=is_insecure,
     )
-    return _build(Path(str(data_dir)), listeners, values)
+    coordinator = CoordinatorConfig(str(values["coordinate"]), str(values["coordinator"]), is_insecure)
+    return _build(Path(str(data_dir)), listeners, values, coordinator)
 
 
-def _build(data_dir: Path, listeners: tuple[Listener, ...], values: Mapping[str, Any]) -> SidecarConfig:
+def _build(
+    data_dir: Path,
+    listeners: tuple[Listener, ...],
+    values: Mapping[str, Any],
+    coordinator: CoordinatorConfig,
+) -> SidecarConfig:
     topic_defaults = TopicConfig(
         retention_ms=values["retention_ms"],
         retention_bytes=values["retention_bytes"],
@@ -187,6 +206,7 @@ def _build(data_dir: Path, listeners: tuple[Listener, ...], values: Mapping[str,
         state_directory=values["state_directory"].replace("{uid}", str(os.getuid())),
         state_idle_ms=values["state_idle_ms"],
         log_as_json=values["log_format"] == "json",
+        coordinator=coordinator,
     )
 
 

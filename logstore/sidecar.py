@@ -10,6 +10,9 @@ import gc
 import signal
 import sys
 import uuid
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 import trio
 
@@ -19,7 +22,7 @@ from logstore.disk.clock import SystemClock
 from logstore.disk.files import OsFiles, locked_directory
 from logstore.disk.shared_state import Reclaimed, SharedState
 from logstore.engine import open_engine
-from logstore.errors import CairnError
+from logstore.errors import CairnError, ConfigError
 from logstore.kafka import epochs as epoch_front
 from logstore.kafka.configs import ConfigHandlers
 from logstore.kafka.dispatch import Api, Front, Handlers, compose
@@ -45,6 +48,9 @@ DRAIN_S = 5.0
 answered.
 """
 START_FAILED = 2
+COORDINATOR_ROOM = "scheduler.coordinator.embedded"
+"""Loaded only where a coordinator is wanted: it needs more than a sidecar does."""
+COORDINATOR_DIRECTORY = "coordinator"
 STATE_SWEEP_S = 60.0
 """How often at least the queries' shared state is looked at."""
 
@@ -100,18 +106,57 @@ async def _serve(settings: SidecarConfig) -> None:
             if settings.state_directory:
                 state = SharedState(settings.state_directory, settings.state_idle_ms, clock)
                 nursery.start_soon(_tidy_state, state, settings.state_idle_ms / 1000, reporter)
+            coordinator = await _start_coordinator(settings, reporter, nursery)
             # What lives now lives for ever: collections need not look at it again.
             gc.collect()
             gc.freeze()
             addresses = " ".join(f"kafka={listener.host}:{listener.port}" for listener in listeners)
+            if coordinator is not None:
+                addresses += f" coordinator={coordinator.address}"
             print(f"cairn ready {addresses} data-dir={settings.data_dir}", flush=True)  # noqa: T201
             async for number in signals:
                 reporter("stopping", {"signal": signal.Signals(number).name})
-                await server.drain(DRAIN_S)
+                async with trio.open_nursery() as drains:
+                    drains.start_soon(server.drain, DRAIN_S)
+                    if coordinator is not None:
+                        drains.start_soon(coordinator.drain, DRAIN_S)
                 nursery.cancel_scope.cancel()
                 break
     files.close()
     reporter("stopped", {})
+
+
+async def _start_coordinator(settings: SidecarConfig, reporter: Reporter, nursery: trio.Nursery) -> Any:
+    """The coordinator, once it serves, if one is wanted: its `address`, and `drain`. Raises ConfigError."""
+    wanted = settings.coordinator
+    if not wanted.topology:
+        return None
+    room = _coordinator_room()
+    directory = settings.data_dir / COORDINATOR_DIRECTORY
+
+    async def run(*, task_status: trio.TaskStatus[Any]) -> None:
+        try:
+            await room.start(
+                Path(wanted.topology),
+                wanted.listen,
+                directory,
+                reporter,
+                insecure=wanted.insecure,
+                task_status=task_status,
+            )
+        except* room.Refused as refusals:
+            raise ConfigError("; ".join(str(refusal) for refusal in _leaves(refusals))) from refusals
+
+    return await nursery.start(run)
+
+
+def _coordinator_room() -> Any:
+    try:
+        return import_module(COORDINATOR_ROOM)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"--coordinate needs the package {error.name}: pip install 'cairn[scheduler]', or leave it out"
+        ) from error
 
 
 async def _tidy_state(state: SharedState, idle_s: float, reporter: Reporter) -> None:

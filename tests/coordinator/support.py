@@ -35,9 +35,7 @@ class Answer(NamedTuple):
         return json.loads(self.text)
 
 
-def ask(
-    url: str, method: str, path: str, value: object = None, *, body: bytes | None = None, **headers: str
-) -> Answer:
+def ask(url: str, method: str, path: str, value: object = None, *, body: bytes | None = None, **headers: str) -> Answer:
     """One request on a connection of its own, with Python's own client."""
     host, _, port = url.removeprefix("http://").rpartition(":")
     connection = HTTPConnection(host, int(port), timeout=PATIENCE_S)

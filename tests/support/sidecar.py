@@ -24,6 +24,7 @@ class Sidecar:
         self.data_dir = data_dir
         self.flags: Sequence[str] = flags
         self.port = port
+        self.ready_line = ""
         self._process: subprocess.Popen[str] | None = None
         self._stderr = tempfile.NamedTemporaryFile(mode="w+", prefix="cairn-stderr-", suffix=".log")  # noqa: SIM115
 
@@ -81,6 +82,7 @@ class Sidecar:
         if not line.startswith("cairn ready"):
             self.kill()
             raise RuntimeError(f"the sidecar did not start: {line!r}\n{self.log()}")
+        self.ready_line = line
         self.port = int(line.split("kafka=")[1].split()[0].rsplit(":", 1)[1])
 
     def kill(self) -> None:

@@ -1,0 +1,40 @@
+"""A coordinator inside another program's event loop: a sidecar's, on a single host.
+
+The sidecar loads this room only when it is told to; it knows of it what `start`, `Refused` and the result's `address`
+and `drain` say.
+
+Invariant: without TLS and a token, so on loopback unless `insecure`.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from random import Random, SystemRandom
+
+import trio
+
+from scheduler.coordinator.running import Running, Security, ServeSettings, make_planner, opened, parse_listen, serve
+from scheduler.coordinator.service import World
+from scheduler.coordinator.system_clock import SystemClock
+from scheduler.errors import SchedulerError
+from scheduler.topology_file import load_topology
+
+Refused = SchedulerError
+"""What `start` raises besides OSError: one clear line says what to change."""
+
+
+async def start(
+    topology: Path,
+    listen: str,
+    data_dir: Path,
+    report: Callable[[str, Mapping[str, object]], None],
+    *,
+    insecure: bool = False,
+    task_status: trio.TaskStatus[Running] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve until drained or cancelled; reports what runs. Raises Refused, OSError."""
+    settings = ServeSettings(parse_listen(listen), security=Security(insecure=insecure))
+    network = await trio.to_thread.run_sync(load_topology, topology)
+    planner = await trio.to_thread.run_sync(make_planner, None, network)
+    world = World(network, planner, SystemClock(), Random(SystemRandom().getrandbits(64)), report)  # noqa: S311
+    with opened(data_dir) as metadata:
+        await serve(world, metadata, settings, task_status=task_status)

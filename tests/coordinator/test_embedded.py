@@ -1,0 +1,70 @@
+"""A coordinator inside `cairn serve`: there when it is asked for; otherwise nothing of it is loaded."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from scheduler.client import CoordinatorClient
+from tests.coordinator.support import topology_file
+from tests.support.sidecar import ROOT, Sidecar
+
+PATIENCE_S = 30
+
+
+def test_one_host_runs_both(tmp_path: Path) -> None:
+    """The ready line names the coordinator; its state is in the sidecar's directory, and outlives a kill -9."""
+    path, _ = topology_file(tmp_path)
+    with Sidecar(tmp_path / "data", "--coordinate", str(path), "--coordinator", "127.0.0.1:0") as sidecar:
+        with CoordinatorClient(coordinator_of(sidecar)) as client:
+            write = client.submit("r1h1", chunks=1, name="one")
+            sidecar.kill()
+        sidecar.start()
+        with CoordinatorClient(coordinator_of(sidecar)) as client:
+            assert client.request("one")["state"] == "running"
+            again = client.submit("r1h1", chunks=1, name="one")
+            assert [go.done() for go in again.goes()] == [True]
+            assert write.name == again.name
+        assert sidecar.terminate() == 0
+    assert (tmp_path / "data/coordinator/coordinator.db").exists()
+
+
+def coordinator_of(sidecar: Sidecar) -> str:
+    """Where the sidecar's ready line says that its coordinator listens."""
+    return "http://" + sidecar.ready_line.split("coordinator=")[1].split()[0]
+
+
+def test_a_bad_network_is_one_line(tmp_path: Path) -> None:
+    """What is wrong with the file or the address prevents the start, says so, and leaves no traceback."""
+    path, _ = topology_file(tmp_path)
+    bad = tmp_path / "bad.toml"
+    bad.write_text('[[server]]\nname = "a"\nrack = 7\n', encoding="utf-8")
+    for flags, said in (
+        (["--coordinate", str(bad)], "bad.toml"),
+        (["--coordinate", str(path), "--coordinator", "0.0.0.0:0"], "--insecure"),
+        (["--coordinate", str(path), "--coordinator", "nowhere"], "HOST:PORT"),
+        (["--coordinate", str(tmp_path / "none.toml")], "none.toml"),
+    ):
+        command = [sys.executable, "-m", "logstore.cli", "serve", "--data-dir", str(tmp_path / "refused")]
+        ended = subprocess.run(
+            [*command, "--kafka", "127.0.0.1:0", *flags],
+            capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT, check=False,
+        )  # fmt: skip
+        assert ended.returncode == 2, ended.stderr
+        assert "Traceback" not in ended.stderr
+        (line,) = [line for line in ended.stderr.splitlines() if line.startswith("cairn: ")]
+        assert said in line, line
+
+
+def test_a_sidecar_alone_loads_nothing_of_it() -> None:
+    """Without `--coordinate` no module of the scheduler, and none that only it needs, is loaded."""
+    code = (
+        "import sys, json; sys.modules['hypothesis'] = None; import logstore.cli, logstore.sidecar; "
+        "print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT, check=True
+    ).stdout
+    assert not {"scheduler", "numpy", "networkx", "numba", "h11", "sqlite3"} & set(json.loads(said))
