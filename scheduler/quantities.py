@@ -49,9 +49,11 @@ def size_text(size_bytes: int) -> str:
 
 def rate_text(bytes_s: float) -> str:
     """A rate, exactly: reading it gives the same number."""
-    for unit in ("Gbit/s", "GB/s", "MB/s", "kB/s"):
-        text = f"{bytes_s / _RATES[unit]:.12g}"
-        if "e" not in text and float(text) >= 1 and parse_rate(f"{text} {unit}") == bytes_s and len(text) <= 6:
+    if bytes_s / _RATES["Gbit/s"] in _USUAL_GBIT:
+        return rate_for_people(bytes_s)
+    for unit in ("GB/s", "MB/s", "kB/s"):
+        text = f"{bytes_s / _RATES[unit]:.6g}"
+        if "e" not in text and float(text) >= 1 and parse_rate(f"{text} {unit}") == bytes_s:
             return f"{text} {unit}"
     return f"{bytes_s!r} B/s"
 

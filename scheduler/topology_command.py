@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from scheduler.calibration.command import add_agent_arguments, add_calibrate_arguments, run_agent, run_calibration
 from scheduler.drawing import draw
 from scheduler.errors import SchedulerError
 from scheduler.overview import Overview, RackOverview, overview
@@ -33,6 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     picture = actions.add_parser("draw", help="draw it as an SVG picture")
     _add_file(picture)
     picture.add_argument("-o", "--output", type=Path, help="the picture's file (default: standard output)")
+    add_agent_arguments(actions.add_parser("agent", help="let this host take part in a calibration"))
+    add_calibrate_arguments(actions.add_parser("calibrate", help="measure a running cluster's links and disks"))
 
 
 def _add_file(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +45,7 @@ def _add_file(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> int:
     """Run it; returns the exit status."""
     try:
-        run = {"check": _check, "draw": _draw}[arguments.action]
+        run = {"check": _check, "draw": _draw, "agent": run_agent, "calibrate": run_calibration}[arguments.action]
         return run(arguments)
     except (SchedulerError, OSError) as error:
         print(f"cairn topology {arguments.action}: {error}", file=sys.stderr)

@@ -6,8 +6,9 @@
     rate = "1 Gbit/s"       count = 8
 
 Where a rate is given and no capacity, the capacity follows: `rate × timestep ÷ chunk`, rounded down, at least 1. A
-timestep is the time that one chunk takes to its replicas (SGuard, section 5); they are written in a pipeline, at the
-pace of the slowest disk: `chunk ÷ disk_rate`, if it is not given. docs/topology.md has all keys.
+timestep is the time that one chunk takes to its replicas (SGuard, section 5). They are written in a pipeline, at the
+pace of the slowest disk or link of a server: if it is not given, it is chunk ÷ the slowest `disk_rate` or `link_rate`.
+docs/topology.md has all keys.
 
 Invariants:
 * An error is a TopologyError that names the file, the entry and the value.
@@ -54,7 +55,7 @@ _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 class Network:
     """A description that was read: the topology, how long a timestep is, and which capacities came from rates.
 
-    `timestep_s` is None where neither a timestep nor a disk's rate is given: then all capacities were. `derived` has
+    `timestep_s` is None where neither a timestep nor a server's rate is given: then all capacities were. `derived` has
     one text for each capacity of an entry that follows from a rate.
     """
 
@@ -144,7 +145,8 @@ def _timestep(top: Entry, chunk_bytes: int, entries: Iterable[Entry]) -> float |
     given = top.duration("timestep")
     if given is not None:
         return given
-    rates = [rate for entry in entries if (rate := entry.rate("disk_rate")) is not None]
+    names = ("disk_rate", "link_rate")
+    rates = [rate for entry in entries for name in names if (rate := entry.rate(name)) is not None]
     return chunk_bytes / min(rates) if rates else None
 
 
@@ -161,7 +163,7 @@ class _Pace:
         if self.timestep_s is None:
             raise TopologyError(
                 f"{entry.where}: {name} is left out, and {rate_name} alone does not tell it: give {name}, or say how "
-                "long a timestep is: timestep, or a disk_rate"
+                "long a timestep is: timestep, or the servers' disk_rate"
             )
         # The small term keeps 2 × r × (chunk ÷ r) ÷ chunk at 2, whatever the rounding.
         capacity = max(1, int(bytes_s * self.timestep_s / self.chunk_bytes + 1e-9))

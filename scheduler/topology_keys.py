@@ -46,7 +46,9 @@ class Key(NamedTuple):
 TOP: Final = (
     Key("name", Kind.TEXT, "what the network is called (default: the file's name)"),
     Key("chunk", Kind.SIZE, "size of a chunk (default: 64 MiB)"),
-    Key("timestep", Kind.DURATION, "how long a timestep lasts (default: chunk ÷ the slowest `disk_rate`)"),
+    Key(
+        "timestep", Kind.DURATION, "how long a timestep lasts (default: chunk ÷ the slowest `disk_rate` or `link_rate`)"
+    ),
 )
 DEFAULTS: Final = (
     Key("send", Kind.CAPACITY, "`send` of servers that do not give it"),

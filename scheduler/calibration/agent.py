@@ -1,0 +1,343 @@
+"""The agent of a host: it sends to other agents, takes what they send, and writes to its disk, as it is told.
+
+Invariants:
+* Nothing is done before the request's proof was checked (in constant time). Without a token only loopback may listen.
+* Bounded: connections, seconds, streams, writers, bytes on disk; it sends to agents only that know the same token.
+* Files have no name: they are gone when closed, also after kill −9. A calibrator that goes away stops its work.
+* One connection's trouble never harms another.
+"""
+
+import hmac
+import json
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO, Final, TypeVar
+
+import trio
+
+from scheduler.calibration.tasks import first_of, together
+from scheduler.calibration.wire import (
+    VERSION,
+    Address,
+    CalibrationError,
+    Lines,
+    abandon,
+    answer,
+    keep_queue_short,
+    parse_address,
+    proof,
+    start,
+)
+
+T = TypeVar("T")
+
+BLOCK_BYTES: Final = 1 << 20
+GRACE_S: Final = 15.0
+"""How much longer than asked for a job may take: connecting, draining, syncing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an agent agrees to, at most."""
+
+    connections: int = 64
+    seconds: float = 60.0
+    streams: int = 16
+    writers: int = 16
+    disk_bytes: int = 4 << 30
+    """Bytes of all its test files at a time."""
+    handshake_s: float = 10.0
+    disk_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How an agent runs. `directory`: on the disk that shall be measured; `token` empty: nobody needs one."""
+
+    directory: Path
+    token: bytes = b""
+    limits: Limits = Limits()
+
+
+class Agent:
+    """One host's agent."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._connections = 0
+        self._disk_bytes = 0
+        self._block = os.urandom(BLOCK_BYTES)  # no disk compresses it
+        self._threads = trio.CapacityLimiter(settings.limits.writers * 2)
+
+    async def serve(
+        self, address: Address, *, task_status: trio.TaskStatus[Address] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Listen until cancelled; reports the address with the real port. Raises OSError."""
+        listeners = await trio.open_tcp_listeners(address.port, host=address.host)
+        name = listeners[0].socket.getsockname()
+        async with trio.open_nursery() as nursery:
+            await nursery.start(partial(trio.serve_listeners, self._connection, listeners))
+            task_status.started(Address(name[0], name[1]))
+
+    async def _connection(self, stream: trio.SocketStream) -> None:
+        self._connections += 1
+        try:
+            with suppress(OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError):
+                async with stream:
+                    await self._converse(Lines(stream, "the caller"))
+        finally:
+            self._connections -= 1
+
+    async def _converse(self, lines: Lines) -> None:
+        """One request and its answer."""
+        limits = self.settings.limits
+        request: Mapping[str, object] = {}
+        try:
+            with trio.fail_after(limits.handshake_s):
+                if self._connections > limits.connections:
+                    raise CalibrationError(f"busy: {limits.connections} connections already")
+                nonce = secrets.token_hex(16)
+                await lines.write({"cairn-agent": VERSION, "nonce": nonce})
+                request = self._checked(await lines.read(), nonce)
+            jobs: dict[object, Callable[[Lines, _Asked], Awaitable[Mapping[str, object]]]] = {
+                "hello": self._hello,
+                "take": self._take,
+                "send": self._send,
+                "write": self._write,
+            }
+            job = jobs.get(request.get("do"))
+            if job is None:
+                raise CalibrationError(f"do={request.get('do')!r}: known are {', '.join(map(str, jobs))}")
+            done = await job(lines, _Asked(request))
+        except CalibrationError as error:
+            await lines.write({"error": str(error)})
+        except trio.TooSlowError:
+            await lines.write({"error": f"{request.get('do') if request else 'the request'} took too long"})
+        except OSError as error:
+            await lines.write({"error": f"{type(error).__name__}: {error}"})
+        else:
+            await lines.write({"ok": done})
+            await _drain(lines.stream)
+
+    def _checked(self, line: Mapping[str, object], nonce: str) -> Mapping[str, object]:
+        text, given = line.get("request"), line.get("proof")
+        if not isinstance(text, str) or not isinstance(given, str):
+            raise CalibrationError("a request and its proof are expected")
+        expected = proof(self.settings.token, nonce, text)
+        if not hmac.compare_digest(given.encode(), expected.encode()):
+            raise CalibrationError("wrong token: calibrator and agents need the same --token-file")
+        try:
+            request = json.loads(text)
+        except (ValueError, RecursionError):
+            raise CalibrationError("the request is no JSON") from None
+        if not isinstance(request, dict):
+            raise CalibrationError("the request is no JSON object")
+        return request
+
+    # ---- jobs
+
+    async def _hello(self, lines: Lines, asked: "_Asked") -> Mapping[str, object]:
+        """Is it there, and has its disk room?"""
+        return {"free_bytes": shutil.disk_usage(self.settings.directory).free}
+
+    async def _take(self, lines: Lines, asked: "_Asked") -> Mapping[str, object]:
+        """Count what comes in: `seconds` from the first byte on, without `warm_up_s`; or `bytes`, onto disk."""
+        limits = self.settings.limits
+        if asked.has("bytes"):
+            size = asked.number("bytes", 1, limits.disk_bytes)
+            await lines.write({"ok": {}})
+            return {"bytes_s": size / await self._store(lines, size)}
+        seconds = asked.number("seconds", 0.01, limits.seconds)
+        warm_up_s = asked.number("warm_up_s", 0, seconds * 0.9)
+        await lines.write({"ok": {}})
+        with trio.fail_after(seconds + GRACE_S):
+            return {"bytes_s": await _count(lines.stream, seconds, warm_up_s)}
+
+    async def _store(self, lines: Lines, size: float) -> float:
+        """Write so many bytes that come in, sync them; the seconds from the first byte to the end of the sync."""
+        with self._room(int(size)), tempfile.TemporaryFile(dir=self.settings.directory) as file:
+            with trio.fail_after(self.settings.limits.disk_s):
+                began, taken = None, lines.rest()
+                while taken < size:
+                    data = await lines.stream.receive_some(BLOCK_BYTES)
+                    if not data:
+                        raise CalibrationError(f"the sender stopped after {taken} of {size:.0f} bytes")
+                    began = trio.current_time() if began is None else began
+                    taken += len(data)
+                    await trio.to_thread.run_sync(file.write, data, limiter=self._threads)
+                await trio.to_thread.run_sync(_sync, file, limiter=self._threads)
+                return trio.current_time() - (trio.current_time() if began is None else began)
+
+    async def _send(self, lines: Lines, asked: "_Asked") -> Mapping[str, object]:
+        """Send to other agents at once, `streams` connections to each; the rates that each of them counted."""
+        limits = self.settings.limits
+        targets = [parse_address(target) for target in asked.texts("to", limits.streams)]
+        streams = int(asked.number("streams", 1, limits.streams)) if asked.has("streams") else 1
+        if len(targets) * streams > limits.streams:
+            raise CalibrationError(
+                f"{len(targets)} targets with {streams} streams each: at most {limits.streams} in all"
+            )
+        if asked.has("bytes"):
+            order: dict[str, object] = {"do": "take", "bytes": asked.number("bytes", 1, limits.disk_bytes)}
+            limit_s = limits.disk_s
+        else:
+            seconds = asked.number("seconds", 0.01, limits.seconds)
+            order = {"do": "take", "seconds": seconds, "warm_up_s": asked.number("warm_up_s", 0, seconds * 0.9)}
+            limit_s = seconds + GRACE_S
+        feeds = [partial(self._feed, target, order) for target in targets for _ in range(streams)]
+        with trio.fail_after(limit_s):
+            rates = await _while_connected(lines.stream, partial(together, feeds))
+        return {"bytes_s": [sum(rates[n : n + streams]) for n in range(0, len(rates), streams)]}
+
+    async def _feed(self, target: Address, order: Mapping[str, object]) -> float:
+        """Send one agent what it takes, until it says how fast that was."""
+        lines = await start(target, self.settings.token, order)
+        async with lines.stream:
+            await answer(lines)
+            keep_queue_short(lines.stream)
+
+            async def pump() -> dict[str, object]:
+                with suppress(trio.BrokenResourceError):
+                    while True:
+                        await lines.stream.send_all(self._block)
+                return await trio.sleep_forever()  # the answer says why
+
+            counted = await first_of(partial(answer, lines), pump)
+            abandon(lines.stream)
+        rate = counted.get("bytes_s")
+        if not isinstance(rate, int | float):
+            raise CalibrationError(f"{target}: no rate in {counted}")
+        return float(rate)
+
+    async def _write(self, lines: Lines, asked: "_Asked") -> Mapping[str, object]:
+        """So many writers write a file of `bytes` each at once, and sync it; each one's rate."""
+        limits = self.settings.limits
+        writers = int(asked.number("writers", 1, limits.writers))
+        size = int(asked.number("bytes", 1, limits.disk_bytes))
+        job = partial(_write_file, self.settings.directory, self._block, size)
+        jobs = [partial(trio.to_thread.run_sync, job, limiter=self._threads) for _ in range(writers)]
+        with self._room(size * writers), trio.fail_after(limits.disk_s):
+            seconds = await _while_connected(lines.stream, partial(together, jobs))
+        return {"bytes_s": [size / one for one in seconds]}
+
+    def _room(self, size: int) -> "_Room":
+        return _Room(self, size)
+
+    def reserve(self, size: int) -> None:
+        """Take room on the disk for test files. Raises CalibrationError."""
+        limit = self.settings.limits.disk_bytes
+        if self._disk_bytes + size > limit:
+            raise CalibrationError(
+                f"{size} bytes on disk: beside {self._disk_bytes} in use, at most {limit} are allowed"
+            )
+        free = shutil.disk_usage(self.settings.directory).free
+        if size > free * 0.8:
+            raise CalibrationError(f"{size} bytes on disk: only {free} are free in {self.settings.directory}")
+        self._disk_bytes += size
+
+    def release(self, size: int) -> None:
+        """Give room back."""
+        self._disk_bytes -= size
+
+
+class _Room:
+    """Room on the disk while a block runs."""
+
+    def __init__(self, agent: Agent, size: int) -> None:
+        self._agent, self._size = agent, size
+
+    def __enter__(self) -> None:
+        self._agent.reserve(self._size)
+
+    def __exit__(self, *_: object) -> None:
+        self._agent.release(self._size)
+
+
+class _Asked:
+    """A request's values, checked. Raises CalibrationError."""
+
+    def __init__(self, values: Mapping[str, object]) -> None:
+        self._values = values
+
+    def has(self, name: str) -> bool:
+        """Whether it says so."""
+        return name in self._values
+
+    def number(self, name: str, least: float, most: float) -> float:
+        """A number in a range."""
+        value = self._values.get(name)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
+            raise CalibrationError(f"{name}={value!r}: must be a number from {least:g} to {most:g}")
+        return value
+
+    def texts(self, name: str, most: int) -> list[str]:
+        """A list of texts."""
+        value = self._values.get(name)
+        if not isinstance(value, list) or not 1 <= len(value) <= most or not all(isinstance(x, str) for x in value):
+            raise CalibrationError(f"{name}={value!r}: must be a list of 1 to {most} texts")
+        return value
+
+
+async def _count(stream: trio.SocketStream, seconds: float, warm_up_s: float) -> float:
+    """Bytes per second between the warm-up and the end. A shaped link lets a burst through first: that is left out."""
+    data = await stream.receive_some(BLOCK_BYTES)
+    began = trio.current_time()
+    first_at, last_at, counted = began, began, 0
+    if warm_up_s == 0:
+        counted = len(data)
+    while data and last_at < began + seconds:
+        with trio.move_on_at(began + seconds) as scope:
+            data = await stream.receive_some(BLOCK_BYTES)
+        now = trio.current_time()
+        if scope.cancelled_caught or not data:
+            last_at = now
+            break
+        if now < began + warm_up_s:
+            first_at = now
+        else:
+            counted += len(data)
+        last_at = now
+    return counted / max(last_at - first_at, 1e-9)
+
+
+async def _drain(stream: trio.SocketStream) -> None:
+    """Let the other side close first: closing with unread bytes would take the answer away from it."""
+    with trio.move_on_after(GRACE_S):
+        while await stream.receive_some(BLOCK_BYTES):
+            pass
+
+
+async def _while_connected(stream: trio.SocketStream, job: Callable[[], Awaitable[T]]) -> T:
+    """Run a job; if the calibrator goes away, so does the job."""
+
+    async def watch() -> T:
+        while await stream.receive_some(1024):
+            pass
+        raise CalibrationError("the calibrator went away")
+
+    return await first_of(job, watch)
+
+
+def _sync(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _write_file(directory: Path, block: bytes, size: int) -> float:
+    """Write a file without a name, sync it; the seconds that took. Runs in a thread of trio's; stops when cancelled."""
+    with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
+        began = time.perf_counter()
+        left = size
+        while left > 0:
+            trio.from_thread.check_cancelled()
+            left -= file.write(memoryview(block)[: min(left, len(block))])
+        os.fsync(file.fileno())
+        return max(time.perf_counter() - began, 1e-9)

@@ -1,0 +1,207 @@
+"""The calibrator: tells agents what to measure, one thing after another, and collects what they measured.
+
+Invariants: two measurements never share a link or a disk, unless that is what is measured; what is measured is decided
+by the topology and the seed alone; a cancelled calibration leaves nothing running on the agents.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+from typing import Final, NamedTuple
+
+from scheduler.calibration.rules import SATURATED, HostRates, LinkRate, Measured, fill, pairs, sample, sides, spread
+from scheduler.calibration.tasks import together
+from scheduler.calibration.wire import Address, CalibrationError, ask
+from scheduler.quantities import rate_for_people
+from scheduler.topology import Link, Server, Topology
+
+HELLO_S: Final = 15.0
+GRACE_S: Final = 30.0
+DISK_S: Final = 600.0
+HELLOS_AT_ONCE: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How thoroughly to measure.
+
+    `sample`: hosts of a rack; `partners`: how many others each of them sends to and receives from; `concurrency`:
+    how many writers at a time are tried; `file_bytes`: what each of them writes; `streams`: connections of a pair, for
+    one may not fill a link; `most_pairs`: pairs of hosts that fill a link between switches together.
+    """
+
+    seconds: float = 2.0
+    warm_up_s: float = 0.5
+    sample: int = 4
+    partners: int = 2
+    streams: int = 2
+    concurrency: tuple[int, ...] = (1, 2, 4, 8)
+    file_bytes: int = 64 << 20
+    most_pairs: int = 16
+
+
+class Step(NamedTuple):
+    """One measurement is done: the how manieth of how many, and what it gave."""
+
+    done: int
+    total: int
+    text: str
+
+
+class Calibrator:
+    """Measures one network. `addresses`: of each server's agent, by the server's name; `report` hears of every step."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        addresses: Mapping[str, Address],
+        token: bytes,
+        settings: Settings,
+        random: Random,
+        report: Callable[[Step], None],
+    ) -> None:
+        self.topology = topology
+        self.settings = settings
+        self._addresses = addresses
+        self._token = token
+        self._report = report
+        self._sampled = sample(topology, settings.sample, random)
+        self._pairs = pairs(self._sampled, settings.partners)
+        self._sides = {number: sides for number, link in enumerate(topology.links) if (sides := self._ends(link))}
+        self._done = 0
+        each = len(settings.concurrency)
+        self._total = len(self._pairs) + len(self._sampled) * each + len(self._sides)
+        self._total += sum(len(self._writes_of(server)) for server in self._sampled)
+
+    async def measure(self) -> Measured:
+        """Everything. Raises CalibrationError that names the agent."""
+        await self._greet()
+        send, receive = await self._host_links()
+        hosts: dict[str, HostRates] = {}
+        for server in self._sampled:
+            disk = {count: await self._disk(server, count) for count in self.settings.concurrency}
+            writes = {count: await self._writes(server, count) for count in self._writes_of(server)}
+            hosts[server.name] = HostRates(send.get(server.name), receive.get(server.name), disk, writes)
+        typical = fill(self.topology, Measured(hosts))
+        links = {number: await self._link(number, typical) for number in self._sides}
+        return Measured(hosts, links)
+
+    # ---- what to measure
+
+    def _ends(self, link: Link) -> tuple[list[Server], list[Server]] | None:
+        """Who could send over a link to whom; at most so many as may take part."""
+        found = sides(self.topology, link)
+        if found is None:
+            return None
+        senders, receivers = (spread(side)[: self.settings.most_pairs] for side in found)
+        return senders, receivers
+
+    def _others(self, server: Server) -> list[Server]:
+        """To whom a server's parallel writes go: sampled servers, those of its rack first."""
+        others = [other for other in self._sampled if other is not server]
+        return sorted(others, key=lambda other: other.rack != server.rack)
+
+    def _writes_of(self, server: Server) -> list[int]:
+        """How many parallel writes of a server can be tried: each goes to a host of its own."""
+        counts = [count for count in self.settings.concurrency if count <= len(self._sampled) - 1]
+        return counts if len(counts) > 1 else []
+
+    # ---- measuring
+
+    async def _greet(self) -> None:
+        """Every agent that will be needed answers, and its disk has room; else an error that names all that do not."""
+        needed = {server.name for server in self._sampled}
+        needed.update(server.name for ends in self._sides.values() for side in ends for server in side)
+        names = [server.name for server in self.topology.servers if server.name in needed]
+        missing = [name for name in names if name not in self._addresses]
+        if missing:
+            raise CalibrationError(
+                f"server {missing[0]!r} has no address: give it in the file, or --agent NAME=HOST:PORT"
+            )
+        problems: list[str] = []
+
+        async def greet(name: str) -> None:
+            try:
+                await self._ask(name, {"do": "hello"}, HELLO_S)
+            except CalibrationError as error:
+                problems.append(str(error))
+
+        for start in range(0, len(names), HELLOS_AT_ONCE):
+            await together([partial(greet, name) for name in names[start : start + HELLOS_AT_ONCE]])
+        if problems:
+            others = f" (and {len(problems) - 1} more agents)" if len(problems) > 1 else ""
+            raise CalibrationError(f"{problems[0]}{others}")
+
+    async def _host_links(self) -> tuple[dict[str, float], dict[str, float]]:
+        """What each sampled server sends and receives at best, by name."""
+        send: dict[str, float] = {}
+        receive: dict[str, float] = {}
+        for source, target in self._pairs:
+            (bytes_s,) = await self._send(source, [target], self._timed())
+            send[source.name] = max(bytes_s, send.get(source.name, 0))
+            receive[target.name] = max(bytes_s, receive.get(target.name, 0))
+            self._step(f"{source.name} → {target.name}: {rate_for_people(bytes_s)}")
+        return send, receive
+
+    async def _disk(self, server: Server, count: int) -> float:
+        """What each of so many writers gets of a server's disk, on average."""
+        order = {"do": "write", "writers": count, "bytes": self.settings.file_bytes}
+        rates = _rates(server.name, await self._ask(server.name, order, DISK_S), count)
+        each = sum(rates) / count
+        self._step(f"{server.name}, disk, {count} at a time: {rate_for_people(each)} each")
+        return each
+
+    async def _writes(self, server: Server, count: int) -> float:
+        """What each of so many parallel writes of a server to other servers' disks gets, on average."""
+        rates = await self._send(server, self._others(server)[:count], {"bytes": self.settings.file_bytes})
+        each = sum(rates) / count
+        self._step(f"{server.name}, {count} writes at a time: {rate_for_people(each)} each")
+        return each
+
+    async def _link(self, number: int, typical: Mapping[str, HostRates]) -> LinkRate:
+        """What a link between switches carries: more and more pairs of hosts send over it until it is full."""
+        senders, receivers = self._sides[number]
+        most = min(len(senders), len(receivers))
+        count = min(2, most)
+        while True:
+            chosen = list(zip(senders[:count], receivers[:count], strict=True))
+            rates = await together([partial(self._send, one, [other], self._timed()) for one, other in chosen])
+            bytes_s = sum(rate for (rate,) in rates)
+            alone = sum(min(typical[a.name].send or 0, typical[b.name].receive or 0) for a, b in chosen)
+            full = bytes_s < SATURATED * alone
+            if full or count == most:
+                link = self.topology.links[number]
+                least = "" if full else "at least "
+                self._step(f"{link.source} → {link.target}: {least}{rate_for_people(bytes_s)} ({count} pairs)")
+                return LinkRate(bytes_s, full, count)
+            count = min(2 * count, most)
+
+    def _timed(self) -> dict[str, object]:
+        return {
+            "seconds": self.settings.seconds, "warm_up_s": self.settings.warm_up_s, "streams": self.settings.streams
+        }  # fmt: skip
+
+    async def _send(self, source: Server, targets: Sequence[Server], how: Mapping[str, object]) -> list[float]:
+        """One server sends to others; what each of them counted."""
+        to = [str(self._addresses[target.name]) for target in targets]
+        limit_s = DISK_S if "bytes" in how else self.settings.seconds + GRACE_S
+        done = await self._ask(source.name, {"do": "send", "to": to, **how}, limit_s)
+        return _rates(source.name, done, len(targets))
+
+    async def _ask(self, name: str, request: Mapping[str, object], limit_s: float) -> dict[str, object]:
+        try:
+            return await ask(self._addresses[name], self._token, request, limit_s)
+        except CalibrationError as error:
+            raise CalibrationError(f"agent of {name!r}: {error}") from None
+
+    def _step(self, text: str) -> None:
+        self._done += 1
+        self._report(Step(self._done, self._total, text))
+
+
+def _rates(name: str, done: Mapping[str, object], count: int) -> list[float]:
+    rates = done.get("bytes_s")
+    if not isinstance(rates, list) or len(rates) != count or not all(isinstance(rate, int | float) for rate in rates):
+        raise CalibrationError(f"agent of {name!r}: no {count} rates in {done}")
+    return [float(rate) for rate in rates]

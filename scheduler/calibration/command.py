@@ -1,0 +1,269 @@
+"""`cairn topology agent` and `cairn topology calibrate`.
+
+Invariants: an agent listens on an address that others can reach only with a token, or if told `--insecure`; the file of
+measured capacities is written whole or not at all, at the end; Ctrl-C stops everything and writes nothing.
+"""
+
+import argparse
+import os
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from ipaddress import ip_address
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import trio
+
+from scheduler.calibration import agent as agents
+from scheduler.calibration.calibrator import Calibrator, Settings, Step
+from scheduler.calibration.rules import DEFAULT_SHARE, Calibrated, calibrate
+from scheduler.calibration.tasks import first_of
+from scheduler.calibration.wire import DEFAULT_PORT, Address, CalibrationError, parse_address
+from scheduler.quantities import duration_for_people, parse_duration, parse_size, rate_for_people, size_text
+from scheduler.topology import Topology
+from scheduler.topology_file import load_network, topology_toml
+
+try:
+    from rich.console import Console
+    from rich.progress import Progress
+except ImportError:  # plain lines will do
+    Progress = None  # type: ignore[assignment,misc]
+
+INTERRUPTED: Final = 130
+MOST_TOKEN_BYTES: Final = 4096
+Report = Callable[[Step], None]
+
+
+def add_agent_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command line of `cairn topology agent`."""
+    parser.add_argument(
+        "--listen", default=f"127.0.0.1:{DEFAULT_PORT}", metavar="HOST:PORT",
+        help="where the calibrator and other agents reach it (default: %(default)s; port 0: any)",
+    )  # fmt: skip
+    parser.add_argument("--directory", type=Path, required=True, help="on the disk that shall hold chunks")
+    parser.add_argument("--token-file", type=Path, help="a file with the secret that calibrator and agents share")
+    parser.add_argument("--insecure", action="store_true", help="let everyone in who reaches the address")
+    parser.add_argument(
+        "--most-disk", default=size_text(agents.Limits().disk_bytes), metavar="SIZE",
+        help="test files take no more at a time (default: %(default)s)",
+    )  # fmt: skip
+
+
+def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command line of `cairn topology calibrate`."""
+    default = Settings()
+    parser.add_argument("file", type=Path, help="the description of the network; capacities in it may be rough")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="where the measured description goes (TOML)")
+    parser.add_argument(
+        "--agent", action="append", default=[], metavar="NAME=HOST:PORT",
+        help="where a server's agent listens (default: the server's address in the file, and --port)",
+    )  # fmt: skip
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="the agents' port (default: %(default)s)")
+    parser.add_argument("--token-file", type=Path, help="the agents' secret")
+    parser.add_argument(
+        "--seconds", type=_duration, default=default.seconds, help="per measurement of links (default: %(default)g)"
+    )
+    parser.add_argument(
+        "--sample", type=_positive, default=default.sample, metavar="N",
+        help="hosts of each rack that are measured; the others get their median (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--file-size", type=_size, default=default.file_bytes, metavar="SIZE",
+        help=f"what each writer writes (default: {size_text(default.file_bytes)})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--share", type=_share, default=DEFAULT_SHARE,
+        help="of what one alone gets, each of several at a time must still get (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--seed", type=int, default=0, help="decides which hosts are sampled (default: %(default)s)")
+
+
+def run_agent(arguments: argparse.Namespace) -> int:
+    """Run an agent until it is interrupted. Raises CalibrationError, OSError."""
+    address, token = parse_address(arguments.listen), _token(arguments.token_file)
+    if not token and not arguments.insecure and not _is_loopback(address.host):
+        raise CalibrationError(
+            f"--listen {address}: others can reach this address; give --token-file, or --insecure to let everyone in"
+        )
+    if not arguments.directory.is_dir():
+        raise CalibrationError(f"--directory {arguments.directory}: no directory")
+    try:
+        limits = agents.Limits(disk_bytes=parse_size(arguments.most_disk))
+    except ValueError as error:
+        raise CalibrationError(f"--most-disk {arguments.most_disk}: {error}") from None
+    settings = agents.Settings(arguments.directory, token, limits)
+    return trio.run(first_of, partial(_serve, settings, address), _interrupted)
+
+
+async def _serve(settings: agents.Settings, address: Address) -> int:
+    async with trio.open_nursery() as nursery:
+        bound = await nursery.start(agents.Agent(settings).serve, address)
+        print(f"agent ready on {bound}, test files in {settings.directory}", flush=True)
+    return 0
+
+
+def run_calibration(arguments: argparse.Namespace) -> int:
+    """Measure, print and write. Raises SchedulerError, OSError."""
+    network = load_network(arguments.file)
+    addresses = _addresses(network.topology, arguments.agent, arguments.port)
+    settings = Settings(
+        seconds=arguments.seconds,
+        warm_up_s=min(0.5, arguments.seconds / 3),
+        sample=arguments.sample,
+        file_bytes=arguments.file_size,
+    )
+
+    async def measure(report: Report) -> Calibrated:
+        random = Random(arguments.seed)  # noqa: S311  which hosts are sampled is no secret
+        calibrator = Calibrator(network.topology, addresses, _token(arguments.token_file), settings, random, report)
+        return calibrate(network.topology, await calibrator.measure(), arguments.share)
+
+    with _progress() as report:
+        result = trio.run(first_of, partial(measure, report), _stopped)
+    if result is None:
+        print("interrupted: nothing was written", file=sys.stderr)
+        return INTERRUPTED
+    comment = f"Measured by cairn topology calibrate from {arguments.file.name}, {arguments.sample} hosts per rack."
+    _write(arguments.output, topology_toml(result.topology, result.timestep_s or network.timestep_s, comment=comment))
+    for line in _lines(network.topology, result):
+        print(line)
+    print(f"written: {arguments.output}")
+    return 0
+
+
+def _lines(before: Topology, result: Calibrated) -> list[str]:
+    """What was measured, and what changed."""
+    lines = []
+    if result.timestep_s is not None:
+        lines.append(f"a timestep is {duration_for_people(result.timestep_s)}")
+    for old, new in zip(before.servers, result.topology.servers, strict=True):
+        was = f"was {old.send}, {old.receive}, {'–' if old.disk is None else old.disk}"
+        rates = [rate for rate in (new.link_bytes_s, new.disk_bytes_s) if rate is not None]
+        measured = ", ".join(map(rate_for_people, rates))
+        disk = "–" if new.disk is None else new.disk
+        lines.append(f"{new.name}: send {new.send}, receive {new.receive}, disk {disk} ({was}; {measured})")
+    for link, made in zip(before.links, result.topology.links, strict=True):
+        rate = "" if made.bytes_s is None else f"; {rate_for_people(made.bytes_s)}"
+        lines.append(f"{made.source} → {made.target}: {made.capacity} (was {link.capacity}{rate})")
+    return [*lines, *(f"note: {note}" for note in result.notes)]
+
+
+# ---- the edge
+
+
+async def _interrupted() -> int:
+    await _wait_signal()
+    return INTERRUPTED
+
+
+async def _stopped() -> Calibrated | None:
+    await _wait_signal()
+    return None
+
+
+async def _wait_signal() -> None:
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            return
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether an address, or all that a name stands for, can be reached from this host only."""
+    try:
+        found = {info[4][0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except OSError as error:
+        raise CalibrationError(f"--listen {host}: {error}") from None
+    return all(ip_address(str(one).partition("%")[0]).is_loopback for one in found)
+
+
+def _token(path: Path | None) -> bytes:
+    """The secret in a file, without space around it; none: empty. Raises CalibrationError, OSError."""
+    if path is None:
+        return b""
+    with path.open("rb") as file:
+        token = file.read(MOST_TOKEN_BYTES + 1).strip()
+    if not token or len(token) > MOST_TOKEN_BYTES:
+        raise CalibrationError(f"--token-file {path}: must have 1 to {MOST_TOKEN_BYTES} bytes")
+    return token
+
+
+def _addresses(topology: Topology, given: list[str], port: int) -> dict[str, Address]:
+    """Where each server's agent listens: what was given, else the server's own address and the common port."""
+    addresses = {
+        server.name: Address(parse_address(server.address).host, port)
+        for server in topology.servers
+        if server.address is not None
+    }
+    for text in given:
+        name, equals, address = text.partition("=")
+        if not equals or name not in topology.index:
+            raise CalibrationError(f"--agent {text}: use NAME=HOST:PORT with the name of a server in the file")
+        addresses[name] = parse_address(address, port)
+    return addresses
+
+
+def _write(path: Path, text: str) -> None:
+    """A file that is there whole or not at all."""
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
+    ) as file:
+        try:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+            Path(file.name).chmod(0o644)
+            Path(file.name).replace(path)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def _progress() -> Iterator[Report]:
+    """A bar on a terminal, where rich is installed; else a line per step on standard error."""
+    if Progress is None or not sys.stderr.isatty():
+        yield lambda step: print(f"[{step.done}/{step.total}] {step.text}", file=sys.stderr, flush=True)
+        return
+    with Progress(console=Console(stderr=True)) as progress:
+        task = progress.add_task("measuring", total=None)
+
+        def report(step: Step) -> None:
+            progress.update(task, completed=step.done, total=step.total, description=step.text)
+
+        yield report
+
+
+def _duration(text: str) -> float:
+    try:
+        return parse_duration(float(text) if text.replace(".", "", 1).isdecimal() else text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} {error}") from None
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} {error}") from None
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 10_000:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number from 1 to 10000")
+    return int(text)
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number above 0, up to 1")
+    return share

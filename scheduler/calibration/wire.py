@@ -1,0 +1,155 @@
+"""What calibrator and agents say to each other: one request per connection, lines of JSON, then plain bytes.
+
+    agent    {"cairn-agent": 1, "nonce": "…"}
+    client   {"request": "…", "proof": "…"}          the request is a text: {"do": "hello"}
+    agent    {"ok": {…}}  or  {"error": "…"}
+
+The proof is HMAC-SHA256 of nonce and request under the token: the token itself never crosses the network, and a proof
+fits one request on one connection.
+
+Invariants: no line is longer than MOST_LINE_BYTES; what does not fit the protocol is a CalibrationError; nothing here
+waits without the caller's time limit.
+"""
+
+import hashlib
+import hmac
+import json
+import socket
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+import trio
+
+from scheduler.errors import SchedulerError
+
+VERSION: Final = 1
+MOST_LINE_BYTES: Final = 8192
+DEFAULT_PORT: Final = 9881
+CONNECT_S: Final = 10.0
+
+
+class CalibrationError(SchedulerError):
+    """An agent that does not answer as it should, or refuses; the message names it."""
+
+
+class Address(NamedTuple):
+    """Where an agent listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(text: str, default_port: int = DEFAULT_PORT) -> Address:
+    """`HOST`, `HOST:PORT` or `[IPv6]:PORT`. Raises CalibrationError."""
+    host, colon, port = text.rpartition(":")
+    if text.endswith("]") or not colon or (":" in host and not host.startswith("[")):
+        host, port = text, str(default_port)
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdecimal() or len(port) > 5 or int(port) > 65_535:
+        raise CalibrationError(f"{text!r} is no address: use HOST:PORT")
+    return Address(host, int(port))
+
+
+class Lines:
+    """A connection read and written in lines of JSON; bytes behind a line are kept for `rest`."""
+
+    def __init__(self, stream: trio.SocketStream, who: str) -> None:
+        self.stream = stream
+        self.who = who
+        self._buffer = bytearray()
+
+    async def read(self) -> dict[str, object]:
+        """The next line. Raises CalibrationError."""
+        while (end := self._buffer.find(b"\n")) < 0:
+            if len(self._buffer) > MOST_LINE_BYTES:
+                raise CalibrationError(f"{self.who}: a line longer than {MOST_LINE_BYTES} bytes")
+            data = await self.stream.receive_some(MOST_LINE_BYTES)
+            if not data:
+                raise CalibrationError(f"{self.who}: the connection was closed")
+            self._buffer += data
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            raise CalibrationError(f"{self.who}: a line that is no JSON: is this an agent?") from None
+        if not isinstance(value, dict):
+            raise CalibrationError(f"{self.who}: a line that is no JSON object: is this an agent?")
+        return value
+
+    async def write(self, value: Mapping[str, object]) -> None:
+        """Send one line."""
+        await self.stream.send_all(json.dumps(value).encode() + b"\n")
+
+    def rest(self) -> int:
+        """How many bytes came behind the last line; they are forgotten."""
+        many = len(self._buffer)
+        self._buffer.clear()
+        return many
+
+
+def proof(token: bytes, nonce: str, request: str) -> str:
+    """What shows that a request comes from someone who has the token."""
+    return hmac.new(token, f"{nonce}\n{request}".encode(), hashlib.sha256).hexdigest()
+
+
+async def ask(address: Address, token: bytes, request: Mapping[str, object], limit_s: float) -> dict[str, object]:
+    """One request to an agent and its answer, within a time limit. Raises CalibrationError that names the agent."""
+    try:
+        with trio.fail_after(limit_s):
+            lines = await start(address, token, request)
+            async with lines.stream:
+                return await answer(lines)
+    except trio.TooSlowError:
+        raise CalibrationError(f"{address}: no answer within {limit_s:g} s") from None
+    except (OSError, trio.BrokenResourceError) as error:
+        raise CalibrationError(f"{address}: the connection broke: {error}") from None
+
+
+async def start(address: Address, token: bytes, request: Mapping[str, object]) -> Lines:
+    """Connect and send a request; the answer is still to come. Raises CalibrationError."""
+    try:
+        with trio.fail_after(CONNECT_S):
+            stream = await trio.open_tcp_stream(address.host, address.port)
+    except trio.TooSlowError:
+        raise CalibrationError(f"{address}: no agent answered within {CONNECT_S:g} s") from None
+    except OSError as error:
+        raise CalibrationError(f"{address}: no agent there ({error}); start: cairn topology agent") from None
+    try:
+        lines = Lines(stream, str(address))
+        hello = await lines.read()
+        nonce = hello.get("nonce")
+        if hello.get("cairn-agent") != VERSION or not isinstance(nonce, str):
+            refused = hello.get("error", f"it says {hello}")
+            raise CalibrationError(f"{address}: no agent of version {VERSION}: {refused}")
+        text = json.dumps(request)
+        await lines.write({"request": text, "proof": proof(token, nonce, text)})
+    except BaseException:
+        await trio.aclose_forcefully(stream)
+        raise
+    return lines
+
+
+async def answer(lines: Lines) -> dict[str, object]:
+    """The answer to a request. Raises CalibrationError, with the agent's own words if it refused."""
+    line = await lines.read()
+    if "error" in line:
+        raise CalibrationError(f"{lines.who}: {line['error']}")
+    done = line.get("ok")
+    if not isinstance(done, dict):
+        raise CalibrationError(f"{lines.who}: neither ok nor error: {line}")
+    return done
+
+
+def abandon(stream: trio.SocketStream) -> None:
+    """What is still queued shall not be sent when the connection closes: it would disturb the next measurement."""
+    # struct linger {on, 0 seconds}
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, (1).to_bytes(4, "little") + bytes(4))
+
+
+def keep_queue_short(stream: trio.SocketStream) -> None:
+    """Little unsent data waits in the kernel, so that what the receiver counts is what was sent just now."""
+    stream.setsockopt(socket.IPPROTO_TCP, getattr(socket, "TCP_NOTSENT_LOWAT", 25), 128 << 10)
