@@ -11,9 +11,10 @@ import signal
 import sys
 from pathlib import Path
 
-from scheduler.hdfs.cluster import ClusterOptions, HdfsCluster, loopback_nodes
+from scheduler.hdfs.cluster import ClusterOptions, HdfsCluster, loopback_nodes, network
 from scheduler.hdfs.errors import HdfsError
 from scheduler.hdfs.runtime import hadoop
+from scheduler.topology_file import topology_toml
 
 MOST_DATANODES = 200
 MB_PER_DATANODE = 140
@@ -25,6 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--racks", type=int, default=2, metavar="N", help="racks to spread them over (default: 2)")
     parser.add_argument("--listen", metavar="ADDRESS", help="the NameNode's address (default: a loopback address)")
     parser.add_argument("--directory", type=Path, help="where data and logs lie meanwhile (default: temporary files)")
+    parser.add_argument("--topology", type=Path, metavar="FILE", help="write the network for `cairn coordinate` there")
+    parser.add_argument("--uplink", type=int, default=4, help="chunks that a rack's connection carries (default: 4)")
     parser.add_argument("--cache", type=Path, help="where Hadoop's jars are kept (default: ~/.cache/cairn)")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of hdfs-site.xml; may be repeated"
@@ -46,6 +49,9 @@ def main(arguments: argparse.Namespace) -> int:
     try:
         print("cairn hdfs: preparing (the first time, Maven fetches 68 MB)", file=sys.stderr, flush=True)
         with HdfsCluster(arguments.directory, nodes, options, hadoop(arguments.cache)) as hdfs:
+            if arguments.topology is not None:
+                comment = "The DataNodes of a `cairn hdfs`."
+                arguments.topology.write_text(topology_toml(network(nodes, arguments.uplink), comment=comment))
             _say_ready(hdfs, as_json=arguments.json)
             while True:
                 signal.pause()
@@ -77,6 +83,8 @@ def _problem(arguments: argparse.Namespace) -> str | None:
         return f"--datanodes {arguments.datanodes}: must be from 1 to {MOST_DATANODES} ({MB_PER_DATANODE} MB each)"
     if not 1 <= arguments.racks <= arguments.datanodes:
         return f"--racks {arguments.racks}: must be from 1 to the number of DataNodes, {arguments.datanodes}"
+    if arguments.uplink < 1:
+        return f"--uplink {arguments.uplink}: must be 1 or more"
     bad = next((entry for entry in arguments.set if "=" not in entry), None)
     return f"--set {bad}: must be KEY=VALUE, such as dfs.replication=2" if bad else None
 
