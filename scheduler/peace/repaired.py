@@ -28,7 +28,7 @@ import numpy as np
 from scheduler.peace import repaired_kernels as kernels
 from scheduler.peace.plan import Chain, Counts, Plan, Request, Residual
 from scheduler.peace.tree import Asked, TreePlanner, collector_paused
-from scheduler.peace.tree_kernels import WRITE, Numbers, Rows
+from scheduler.peace.tree_kernels import DOWN_COST, UP_COST, WRITE, Numbers, Rows
 from scheduler.topology import Topology
 
 ROUNDS = 4000
@@ -40,6 +40,7 @@ IMPROVABLE = {
     3: ((1, 0, 0), (0, 1, 0), (4, 0, 0)),
 }
 """The default placements that the aggregate model covers, in the kernels' form, by their number of replicas."""
+COSTS = slice(UP_COST, DOWN_COST + 1)
 LISTS = 11
 """Rows of scratch for `repaired_kernels.rebuild`."""
 MOST_WANTED = 1 << 30
@@ -154,15 +155,20 @@ class RepairedPlanner:
         return Attempt(fixed.residual, planned, np.concatenate(parts), np.concatenate(owners))
 
     def _exchanged(self, asked: Asked, best: Attempt, enough: int) -> Attempt:
-        """Step 3, in place."""
+        """Step 3, in place; first among nearest hosts, then wherever there is room: a detour may let more through."""
         used, room = best.chunks, min(enough, best.chunks + ROUNDS)
         rows, owner = np.full((room, asked.width), -1, np.int32), np.zeros(room, np.int64)
         rows[:used], owner[:used] = best.rows, best.owner
-        rounds = min(ROUNDS, LOOKS // len(asked.fields))
-        used = kernels.exchange(
-            *(self._tree.tree, self._tree.pool, asked.fields, asked.rules, asked.avoid, best.planned, rows, owner),
-            *(used, rounds, room, np.empty(asked.width, np.int32), *_arrays(best.residual)),
-        )
+        tree = self._tree.tree
+        costs = tree[COSTS].copy()
+        for cost in (costs, np.zeros_like(costs)):
+            tree[COSTS] = cost
+            used = kernels.exchange(
+                *(tree, self._tree.pool, asked.fields, asked.rules, asked.avoid, best.planned, rows, owner, used),
+                *(min(ROUNDS, LOOKS // len(asked.fields)) // 2, room),
+                *(np.empty(asked.width, np.int32), *_arrays(best.residual)),
+            )
+        tree[COSTS] = costs
         return Attempt(best.residual, best.planned, rows[:used], owner[:used])
 
 
@@ -174,7 +180,7 @@ def _chosen(asked: Asked, replicas: int) -> Numbers:
     """The requests that the aggregate model covers, with this number of replicas."""
     fields = asked.fields
     rules = np.array(IMPROVABLE[replicas], np.int32)
-    fitting = [which for which in range(len(asked.rules)) if (asked.rules[which, :replicas] == rules).all()]
+    fitting = [which for which, known in enumerate(asked.rules) if np.array_equal(known[:replicas], rules)]
     plain = (fields[:, 0] == WRITE) & (fields[:, 4] == replicas) & (fields[:, 5] == fields[:, 6])
     return np.flatnonzero(plain & np.isin(fields[:, 3], fitting))
 

@@ -469,6 +469,13 @@ def give_back(
 
 
 @compiled
+def keep(row: Counts, copy: Counts) -> None:
+    """Copy a row (a slice's assignment would allocate)."""
+    for place in range(len(row)):
+        copy[place] = row[place]
+
+
+@compiled
 def pick_waiting(tree: Numbers, asked: Numbers, planned: Numbers) -> int:
     """A write with chunks that wait, or -1."""
     start = draw(tree, len(asked))
@@ -518,10 +525,10 @@ def exchange(
             continue
         loser = owner[victim]
         length = asked[loser, 4] + 1
-        spare[:] = rows[victim]
+        keep(rows[victim], spare)
         take(tree, pool, spare[:length], -1)
         if not attempt(tree, pool, asked[q], rules, avoid, rows[victim]):
-            rows[victim] = spare
+            keep(spare, rows[victim])
             take(tree, pool, spare[:length], 1)
             continue
         owner[victim] = q
