@@ -25,6 +25,10 @@ class Chains(Experiment):
         """Delete all chunks."""
         self.hosts.ask_all("clear")
 
+    def begin_at(self, at_s: float) -> None:
+        """Memories are full, as after a run before."""
+        self.hosts.ask_all("fill", at_s=at_s)
+
     def check(self, chunks: Sequence[ChunkRun]) -> list[ChunkRun]:
         """See Experiment: every acknowledged chunk must lie whole on every host of its chain. Raises HostFailed."""
         held = {name: list(files.values()) for name, files in self.hosts.ask_all("files").items()}

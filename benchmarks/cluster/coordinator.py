@@ -22,11 +22,13 @@ from scheduler.topology import Topology
 
 
 @contextmanager
-def coordinating(topology: Topology, mode: Mode, seed: int, address: str = CONTROL_ADDRESS) -> Iterator[str]:
+def coordinating(
+    topology: Topology, mode: Mode, seed: int, planner: str | None = None, address: str = CONTROL_ADDRESS
+) -> Iterator[str]:
     """Serve meanwhile; gives the URL. Its state is durable, in a temporary directory."""
     chosen = CoordinatorSettings(scheduler=Settings(mode=mode))
     served = ServeSettings(Address(address, 0), chosen, security=Security(insecure=True))
-    world = World(topology, make_planner(None, topology), SystemClock(), Random(seed), silent)
+    world = World(topology, make_planner(planner, topology), SystemClock(), Random(seed), silent)
     with (
         tempfile.TemporaryDirectory(prefix="coordinator-") as directory,
         opened(Path(directory)) as metadata,

@@ -66,6 +66,9 @@ class Experiment:
         """Delete what the run before left."""
         raise NotImplementedError
 
+    def begin_at(self, at_s: float) -> None:
+        """The run will begin at this moment."""
+
     def check(self, chunks: Sequence[ChunkRun]) -> list[ChunkRun]:
         """Whether everything lies where it was acknowledged; the chunks, with their true hosts. Raises HostFailed."""
         raise NotImplementedError
@@ -83,7 +86,7 @@ class Experiment:
         jobs = self._prepare(seed, name)
         hosts = self.names
         with self._watched() as load:
-            at_s = time.monotonic() + START_DELAY_S
+            at_s = self._soon()
             own = {
                 hosts[job.host]: {
                     "request": job.name,
@@ -112,9 +115,15 @@ class Experiment:
         jobs = self.setting.jobs(self.cluster, seed)
         return tuple(replace(job, name=f"{policy} {self._runs}: {job.name}") for job in jobs)
 
+    def _soon(self) -> float:
+        """The moment at which all begin."""
+        at_s = time.monotonic() + START_DELAY_S
+        self.begin_at(at_s)
+        return at_s
+
     def _drive(self, policy: Policy, jobs: Sequence[Job]) -> tuple[dict[str, list[Sent]], dict[str, float]]:
         """Let the policy decide until all is written."""
-        names, begin = self.names, time.monotonic()
+        names, begin = self.names, self._soon()
         open_chunks = [0] * len(names)
         under_way: dict[tuple[str, int], Start] = {}
 
@@ -126,6 +135,7 @@ class Experiment:
                 chain = [names[host] for host in start.hosts]
                 self.hosts.start(chain[0], start.request, start.chunk, start.attempt, chain)
 
+        time.sleep(max(0.0, begin - time.monotonic()))
         sent: dict[str, list[Sent]] = {job.name: [] for job in jobs}
         submitted: dict[str, float] = {}
         for job in jobs:

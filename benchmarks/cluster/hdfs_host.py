@@ -8,6 +8,7 @@ Invariant: a chunk is one file in one block, /RUN/REQUEST/NUMBER.ATTEMPT.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -70,8 +71,8 @@ class HdfsHost(HostProcess):
 
 
 def chunk_path(run: str, chunk: Chunk) -> str:
-    """A chunk's file."""
-    return f"/{run}/{chunk.request.replace(' ', '-')}/{chunk.number}.{chunk.attempt}"
+    """A chunk's file; HDFS takes no colons, among others."""
+    return f"/{run}/{re.sub('[^A-Za-z0-9]+', '-', chunk.request)}/{chunk.number}.{chunk.attempt}"
 
 
 def _pieces(data: memoryview) -> Iterator[bytes]:

@@ -38,7 +38,7 @@ class HostProcess:
         self.address = address
         self._directory = directory
         self._server: ChunkServer | None = None
-        self._client = Pace(None, 0, time.monotonic, time.sleep)
+        self._disk = self._client = Pace(None, 0, time.monotonic, time.sleep)
         self.data = memoryview(b"")
         self._hops: dict[str, Hop] = {}
         self._probe: socket.socket | None = None
@@ -48,6 +48,7 @@ class HostProcess:
             "write_planned": self.write_planned,
             "files": self.files,
             "clear": self.clear,
+            "fill": self.fill,
             "listen": self.listen,
             "receive": self.receive,
             "flood": self.flood,
@@ -56,10 +57,10 @@ class HostProcess:
 
     def serve(self, disk: list[float], client: list[float], ahead_bytes: float, chunk_bytes: int, seed: int) -> Hop:
         """Start the chunk server. `disk[n]`, `client[n]`: bytes/s of n writers in all; empty: unpaced."""
-        paced = Pace(_total(disk), ahead_bytes, time.monotonic, time.sleep)
+        self._disk = Pace(_total(disk), ahead_bytes, time.monotonic, time.sleep)
         self._client = Pace(_total(client), BLOCK_BYTES, time.monotonic, time.sleep)
         self.data = memoryview(Random(seed).randbytes(chunk_bytes))
-        self._server = ChunkServer(self.name, self._directory, paced, (self.address, 0), log=_log)
+        self._server = ChunkServer(self.name, self._directory, self._disk, (self.address, 0), log=_log)
         return self._server.hop
 
     def know(self, hops: Sequence[Sequence[Any]]) -> None:
@@ -96,6 +97,10 @@ class HostProcess:
         """Delete all chunks."""
         for path in self._directory.iterdir():
             path.unlink()
+
+    def fill(self, at_s: float) -> None:
+        """The memory for written data is full at `at_s`, as after a run before."""
+        self._disk.fill(at_s)
 
     def listen(self) -> int:
         """Open the probe's port."""

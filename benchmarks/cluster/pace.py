@@ -44,6 +44,12 @@ class Pace:
         finally:
             self._change(-1)
 
+    def fill(self, at_s: float) -> None:
+        """Memory is full at the moment `at_s`, which may be to come: no use begins before it."""
+        with self._lock:
+            self._held_bytes = self._ahead_bytes
+            self._at = at_s
+
     def wait(self, size_bytes: int) -> None:
         """Let `size_bytes` pass, and wait until not more than `ahead_bytes` are ahead of the rate."""
         if self._total is None:
@@ -66,6 +72,6 @@ class Pace:
             return 0.0
         now = self._clock()
         rate = self._total(self._users)
-        self._held_bytes = max(0.0, self._held_bytes - (now - self._at) * rate)
+        self._held_bytes = max(0.0, self._held_bytes - max(0.0, now - self._at) * rate)
         self._at = now
         return rate

@@ -17,6 +17,7 @@ from scheduler.simulation.measured import (
     GIGABIT_BYTES_S,
     HOST_CAPACITY,
     PAPER,
+    PAPER_LINK_CAPACITY,
     RACKS,
     Curve,
     Physics,
@@ -69,13 +70,17 @@ class Setting:
         )
 
     @property
-    def link_capacity(self) -> int:
-        """Between the racks, in chunks: as derived for the paper's cluster; with unpaced disks as of a host's link."""
+    def capacity(self) -> int:
+        """Chunks that fill a link, by the rate of one chain: as in the simulated setup; half a link each if unpaced."""
         return link_capacity(PAPER) if self.paced else HOST_CAPACITY
 
     def cluster(self, hosts_bytes_s: Sequence[float] | None = None, between_bytes_s: float | None = None) -> Cluster:
-        """The cluster for planners and the simulator; rates as measured, or as they should be."""
-        base = paper_cluster(self.link_capacity, physics=replace(PAPER, link_bytes_s=self.physics.link_bytes_s))
+        """The cluster for planners and the simulator; rates as measured, or as they should be.
+
+        Capacities: `capacity` on all links, and the two that a disk serves well to receive.
+        """
+        physics = replace(PAPER, link_bytes_s=self.physics.link_bytes_s)
+        base = paper_cluster(self.capacity, send=self.capacity, receive=HOST_CAPACITY, physics=physics)
         rates = hosts_bytes_s or [self.physics.link_bytes_s] * len(base.servers)
         servers = [replace(server, link_bytes_s=rate) for server, rate in zip(base.servers, rates, strict=True)]
         links = [Link(link.source, link.target, link.capacity, link.cost, between_bytes_s) for link in base.links]
@@ -87,6 +92,20 @@ class Setting:
             chunk_bytes=self.chunk_bytes,
         )
         return Cluster(topology, self.physics)
+
+    def papers_cluster(self, cluster: Cluster) -> Cluster:
+        """The same with the capacities that the paper planned with: two everywhere."""
+        base = cluster.topology
+        return Cluster(
+            Topology(
+                [replace(server, send=HOST_CAPACITY, receive=HOST_CAPACITY) for server in base.servers],
+                [replace(link, capacity=PAPER_LINK_CAPACITY) for link in base.links],
+                switches=base.switches,
+                name=base.name,
+                chunk_bytes=base.chunk_bytes,
+            ),
+            cluster.physics,
+        )
 
     def jobs(self, cluster: Cluster, seed: int) -> tuple[Job, ...]:
         """Everybody's checkpoint, all at once; the seed says who writes."""
