@@ -42,7 +42,7 @@ MOST_WRITERS, LARGEST_MB = 16, 512
 CHUNK_MB = 64
 
 SENSITIVITY: dict[str, tuple[int, Physics]] = {
-    **{f"{threads} writing threads": (threads, PAPER) for threads in (1, 2, 4, 8)},
+    **{f"writing threads: {threads}": (threads, PAPER) for threads in (1, 2, 4, 8)},
     **{f"memory of {size} MB": (WRITER_THREADS, replace(PAPER, cache_bytes=size * MB)) for size in (0, 34, 90, 256)},
     "links 5 % slower": (WRITER_THREADS, replace(PAPER, link_bytes_s=PAPER.link_bytes_s * 0.95)),
     "disks as if unfair": (

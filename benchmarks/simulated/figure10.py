@@ -82,7 +82,7 @@ def _times(axes: Axes, rows: Rows, what: str, writers: list[int], size_mb: int) 
             )
         if what == "io_s":
             label = "the paper: under 20 s"
-            axes.annotate(label, (MOST_WRITERS, 20.0), (4, 12), textcoords="offset points", ha="right", fontsize=8)
+            axes.annotate(label, (MOST_WRITERS, 20.0), (-12, -14), textcoords="offset points", ha="right", fontsize=8)
     axes.set_xticks(writers)
 
 

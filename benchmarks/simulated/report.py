@@ -68,7 +68,8 @@ NOTES = (
         "Cairn's Peace: the capacity of every link is its rate ÷ the rate of a chain (22.5 MB/s, a disk with two "
         "writers), rounded up: 5. For hosts to send the paper set 2, which it calls conservative: table 8's client "
         "fills its link with four threads. With the paper's own 2 it is shown as a setup of its own, which does not "
-        "reach the goals: most of its chunks then cannot start for want of somebody to forward them."
+        "reach the goals: a chain needs three senders, 17 hosts then have 34, and those that are left are seldom where "
+        "the next chain needs them, so the link idles (the table of capacities)."
     ),
     (
         "Lower bounds: disks at the best total of table 8 for any number of writers; the links between the racks with "
@@ -228,13 +229,13 @@ def _print_sensitivity(rows: Rows, console: Console) -> None:
     names = dict.fromkeys(row["setup"] for row in rows.select(what="sensitivity"))
     lines: list[list[str]] = []
     for change in sorted(changes, key=lambda text: [*SENSITIVITY, text].index(text)):
-        line = [change, ""]
+        line = [change]
         for name in names:
             pair = [mean(rows, figure, what="sensitivity", change=change, setup=name) for figure in ("io_s", "comp_s")]
             line.append(" / ".join(f"{value:.1f}" for value in pair if value is not None))
         lines.append(line)
     title = "If it were otherwise: IO / COMP in seconds, 16 × 512 MB (the paper: HDFS 45 / 55, Peace < 20 / 75)"
-    print_rows(console, title, ("with", "", *names), lines)
+    print_rows(console, title, ("with", *names), lines)
 
 
 def _print_capacities(rows: Rows, console: Console) -> None:

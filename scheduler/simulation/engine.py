@@ -298,10 +298,10 @@ class Engine:
             if self._to_ack.pop(request, None) is not None:
                 self._gave_up.append(request)
         for start in orders.start:
+            self._go.setdefault(start.request, self._now)
             if self._lost.intersection(start.hosts):  # nobody knows yet: it breaks off at once, and is reported
                 self._push(self._now, (Loss(min(self._lost.intersection(start.hosts)), self._now), (start,)))
                 continue
-            self._go.setdefault(start.request, self._now)
             self._flows.add(start, self._now)
 
 
