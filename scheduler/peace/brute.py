@@ -14,7 +14,7 @@ from scheduler.peace.placement import Relation
 from scheduler.peace.plan import Kind, Request, Residual, Resource, check_request
 from scheduler.topology import Topology
 
-MOST_OPTIONS = 20_000
+MOST_OPTIONS = 5_000
 """Ways to write one chunk that are looked at; more, and the network is not tiny."""
 MOST_STATES = 1_000_000
 
@@ -126,14 +126,15 @@ def _hosts(topology: Topology, request: Request, chunk: int) -> Iterator[tuple[i
         return
     if request.kind is Kind.COPY:
         sources = set(request.sources[chunk])
-        chains = [(a, b) for a in sources - request.avoid for b in everyone if b not in sources | request.avoid]
+        targets = [host for host in everyone if host not in sources | request.avoid]
+        chains: Iterator[tuple[int, ...]] = product(sorted(sources - request.avoid), targets)
     else:
         local = any(rule.relation is Relation.SAME_HOST for rule in request.placement[0])
         others = [host for host in everyone if host != request.writer and host not in request.avoid]
         start = (request.writer, request.writer) if local else (request.writer,)
         if local and request.writer in request.avoid:
             return
-        chains = [(*start, *rest) for rest in permutations(others, len(request.placement) + 1 - len(start))]
+        chains = ((*start, *rest) for rest in permutations(others, len(request.placement) + 1 - len(start)))
     yield from (hosts for hosts in chains if _obeys(topology, request, hosts))
 
 

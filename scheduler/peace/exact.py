@@ -8,7 +8,8 @@ Invariants:
 * The plan keeps every promise of a plan. It ignores costs: it may take a detour if more chunks fit so.
 * It never plans fewer chunks than planner `paper` would with the same random numbers, even if time runs out.
 * Among plans with the most chunks, one with more chunks for earlier requests is preferred, as far as time allows:
-  a second program with the number of chunks fixed, which may be left at its best solution so far.
+  a second program with the number of chunks fixed, which is left at its best solution when its time is up, and left
+  out where it would take long (more than MOST_COLUMNS_FOR_TIES columns, about 2,500 hosts).
 """
 
 from collections.abc import Collection, Sequence
@@ -26,6 +27,7 @@ from scheduler.topology import Topology
 TIME_LIMIT_S = 60.0
 TIES_S = 1.0
 """How long to look for a plan as good that favours earlier requests."""
+MOST_COLUMNS_FOR_TIES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +44,14 @@ class ExactPlan(Plan):
 
 
 class ExactPlanner:
-    """The most chunks in one timestep. `time_limit_s`: how long HiGHS may look for them."""
+    """The most chunks in one timestep: HiGHS may take `time_limit_s`, and `ties_s` more for a fairer plan (0: none)."""
 
     name = "exact"
 
-    def __init__(self, topology: Topology, time_limit_s: float = TIME_LIMIT_S) -> None:
+    def __init__(self, topology: Topology, time_limit_s: float = TIME_LIMIT_S, ties_s: float = TIES_S) -> None:
         self._topology = topology
         self._time_limit_s = time_limit_s
+        self._ties_s = ties_s
         self._paper = PaperPlanner(topology)
 
     def chain(self, request: Request, chunk: int, residual: Residual, random: Random) -> Chain | None:
@@ -99,11 +102,12 @@ class ExactPlanner:
             return None, False, asked
         bound = min(int(most.bound + SLACK), asked)
         chunks = sum(most.values[column] for terms in taken for column, _ in terms)
-        if chunks == asked or len(requests) == 1:
+        large = program.columns > MOST_COLUMNS_FOR_TIES
+        if chunks == asked or len(requests) == 1 or large or not self._ties_s:
             return most, chunks == bound, bound
         program.row([term for terms in taken for term in terms], chunks, FREE)
         try:
-            fair = program.maximize(min(TIES_S, self._time_limit_s), early)
+            fair = program.maximize(self._ties_s, early, most.values)
         except SchedulerError:
             fair = most
         return fair, chunks == bound, bound

@@ -11,7 +11,7 @@ from scheduler.peace.plan import Residual
 from scheduler.peace.program import Program, Term
 from scheduler.topology import Topology
 
-MOST_COLUMNS = 100_000
+MOST_COLUMNS = 50_000
 """Columns of a program for a network that is no tree, or for another placement: more, and it takes hours."""
 
 

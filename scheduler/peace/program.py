@@ -35,7 +35,6 @@ class Program:
 
     def __init__(self) -> None:
         self._most: list[float] = []
-        self._worth: list[float] = []
         self._starts: list[int] = [0]
         self._index: list[int] = []
         self._value: list[int] = []
@@ -47,10 +46,9 @@ class Program:
         """How many columns there are."""
         return len(self._most)
 
-    def column(self, most: float = FREE, worth: float = 0.0) -> int:
-        """A new column from 0 to `most`; `worth` is its coefficient in the objective."""
+    def column(self, most: float = FREE) -> int:
+        """A new column from 0 to `most`."""
         self._most.append(most)
-        self._worth.append(worth)
         return len(self._most) - 1
 
     def row(self, terms: Iterable[Term], lower: float, upper: float) -> None:
@@ -72,10 +70,11 @@ class Program:
         """Σ left = Σ right."""
         self.row((*left, *((column, -coefficient) for column, coefficient in right)), 0, 0)
 
-    def maximize(self, time_limit_s: float, worth: Sequence[float] | None = None) -> Solution:
-        """The best values found within the time; `worth` replaces the columns' own. Raises SchedulerError if none is.
+    def maximize(self, time_limit_s: float, worth: Sequence[float], start: Sequence[int] = ()) -> Solution:
+        """The best values for Σ worth · column found within the time, from a solution `start` if there is one.
 
-        Where all columns may be 0 there always is a solution, so none means that HiGHS was stopped before it began.
+        Raises SchedulerError if there are none. Where all columns may be 0 there always is a solution, so none means
+        that HiGHS was stopped before it began.
         """
         if not self._most:
             return Solution([], 0.0, True, 0.0)
@@ -83,7 +82,11 @@ class Program:
         highs.silent()
         for option, value in (("time_limit", max(time_limit_s, 0.01)), ("threads", 1), ("mip_rel_gap", 0.0)):
             highs.setOptionValue(option, value)
-        highs.passModel(self._model(worth if worth is not None else self._worth))
+        highs.passModel(self._model(worth))
+        if start:
+            known = highspy.HighsSolution()
+            known.col_value = list(map(float, start))
+            highs.setSolution(known)
         highs.run()
         info, values = highs.getInfo(), list(highs.getSolution().col_value)
         if info.primal_solution_status != 2:  # kSolutionStatusFeasible

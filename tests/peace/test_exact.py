@@ -1,22 +1,26 @@
 """Planner `exact` against exhaustive search: as many chunks, in plans that keep every promise."""
 
+from collections import Counter
 from random import Random
 
-from hypothesis import assume, given
+import pytest
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from scheduler.errors import RequestError
+from scheduler.errors import PlanInvalid, RequestError
 from scheduler.peace.brute import most_chunks
+from scheduler.peace.decompose import deal
 from scheduler.peace.exact import ExactPlanner
-from scheduler.peace.placement import default_placement
+from scheduler.peace.paper import PaperPlanner
+from scheduler.peace.placement import Placement, default_placement, parse_placement
 from scheduler.peace.plan import Kind, Request, Residual
 from scheduler.peace.verify import verify
-from scheduler.topology import Topology
+from scheduler.topology import Link, Server, Topology, both_ways, racks
 from tests.peace.strategies import deep_trees, graphs, rack_trees, requests_for, residuals
 
 
-def check_against_brute_force(topology: Topology, requests: list[Request], residual: Residual) -> int:
-    """Plan, verify, compare the number of chunks with the exhaustive search; the number."""
+def check_against_brute_force(topology: Topology, requests: list[Request], residual: Residual) -> None:
+    """Plan, verify, and compare the number of chunks with the exhaustive search's."""
     before = residual.copy()
     try:
         most = most_chunks(topology, requests, residual)
@@ -31,27 +35,30 @@ def check_against_brute_force(topology: Topology, requests: list[Request], resid
         before.take(chain)
     assert residual.link.tolist() == before.link.tolist()
     assert residual.disk.tolist() == before.disk.tolist()
-    return most
 
 
-@given(data=st.data(), replicas=st.integers(1, 3))
-def test_default_placement_on_racks(data: st.DataObject, replicas: int) -> None:
+@st.composite
+def default_writes(draw: st.DrawFn, topology: Topology) -> list[Request]:
+    """Writes with the default placement for one number of replicas."""
+    placement: Placement = default_placement(draw(st.integers(1, 3)))
+    requests = draw(requests_for(topology, placement=st.just(placement), kinds=(Kind.WRITE,), most_chunks=2))
+    return [Request(request.name, request.writer, request.chunks, placement) for request in requests]
+
+
+@given(data=st.data())
+def test_default_placement_on_racks(data: st.DataObject) -> None:
     """The compact program on trees of racks: as good as exhaustive search."""
     topology = data.draw(rack_trees(most_hosts=3))
-    placement = st.just(default_placement(replicas))
-    requests = data.draw(requests_for(topology, placement=placement, kinds=(Kind.WRITE,), most_chunks=2))
-    requests = [Request(request.name, request.writer, request.chunks, request.placement) for request in requests]
-    check_against_brute_force(topology, requests, data.draw(residuals(topology)))
+    residual = Residual.full(topology)
+    residual.link += 1
+    check_against_brute_force(topology, data.draw(default_writes(topology)), residual)
 
 
-@given(data=st.data(), replicas=st.integers(1, 3))
-def test_default_placement_on_any_network(data: st.DataObject, replicas: int) -> None:
+@given(data=st.data())
+def test_default_placement_on_any_network(data: st.DataObject) -> None:
     """The compact program on deep trees and on networks with several paths: as good as exhaustive search."""
     topology = data.draw(st.one_of(deep_trees(), graphs()))
-    placement = st.just(default_placement(replicas))
-    requests = data.draw(requests_for(topology, placement=placement, kinds=(Kind.WRITE,), most_chunks=2))
-    requests = [Request(request.name, request.writer, request.chunks, request.placement) for request in requests]
-    check_against_brute_force(topology, requests, data.draw(residuals(topology)))
+    check_against_brute_force(topology, data.draw(default_writes(topology)), data.draw(residuals(topology)))
 
 
 @given(data=st.data())
@@ -60,3 +67,136 @@ def test_any_requests_on_any_network(data: st.DataObject) -> None:
     topology = data.draw(st.one_of(rack_trees(most_hosts=3), deep_trees(most_switches=4), graphs(most_switches=4)))
     requests = data.draw(requests_for(topology, most_requests=3, most_chunks=2))
     check_against_brute_force(topology, requests, data.draw(residuals(topology)))
+
+
+@given(replicas=st.integers(1, 3), hosts=st.integers(2, 5), chunks=st.integers(1, 3))
+@settings(max_examples=settings().max_examples // 4)
+def test_a_single_rack_without_rules(replicas: int, hosts: int, chunks: int) -> None:
+    """All in one rack, anywhere: the near part is the whole chain."""
+    topology = racks([hosts], 1)
+    requests = [Request(f"q{host}", host, chunks, default_placement(replicas, 1)) for host in range(hosts)]
+    check_against_brute_force(topology, requests, Residual.full(topology))
+
+
+def mesh() -> Topology:
+    """Four racks in a ring: two ways from each to each."""
+    names = ["a", "b", "c", "d"]
+    servers = [Server(f"{name}{host}", name) for name in names for host in range(4)]
+    links = [link for n in range(4) for link in both_ways(names[n], names[(n + 1) % 4], 2)]
+    return Topology(servers, links, switches=names)
+
+
+def aggregated() -> Topology:
+    """Six racks in pairs below three switches below one, the upper links narrow."""
+    servers, links, names = list[Server](), list[Link](), ["core"]
+    for above in ("x", "y", "z"):
+        names.append(above)
+        links += both_ways(above, "core", 2)
+        for number in range(2):
+            rack = f"{above}{number}"
+            names.append(rack)
+            links += both_ways(rack, above, 3)
+            servers += [Server(f"{rack}h{host}", rack) for host in range(3)]
+    return Topology(servers, links, switches=names)
+
+
+@pytest.mark.parametrize("topology", [racks([8, 9], 9), racks([1] * 8, 1), mesh(), aggregated()], ids=lambda t: t.name)
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_never_worse_than_the_paper(topology: Topology, replicas: int) -> None:
+    """On networks too large for exhaustive search: a valid plan, proven, with no fewer chunks than the greedy one."""
+    requests = [Request(f"q{host}", host, 4, default_placement(replicas)) for host in range(len(topology.servers))]
+    plan = ExactPlanner(topology, ties_s=0.1).plan(requests, Residual.full(topology), Random(0))
+    verify(topology, requests, plan, Residual.full(topology))
+    assert plan.proven
+    for seed in range(5):
+        greedy = PaperPlanner(topology).plan(requests, Residual.full(topology), Random(seed))
+        assert len(greedy.chains) <= plan.chunks
+
+
+def test_the_papers_cluster() -> None:
+    """17 hosts in racks of 8 and 9, send and receive 2, a link of 9 each way: 10 chunks a timestep at most.
+
+    8 + 9 hosts receive 34 replicas, 3 a chunk, so 11 at the very most; the smaller rack's 16 allow A + 2B ≤ 16 and, by
+    what it sends, 2A + B ≤ 16 (A, B: chunks written and taken there), so A + B ≤ 10 — and each chunk is in both racks.
+    """
+    topology = racks([8, 9], 9)
+    requests = [Request(f"q{host}", host, 8, default_placement(3)) for host in range(16)]
+    plan = ExactPlanner(topology).plan(requests, Residual.full(topology), Random(0))
+    assert (plan.chunks, plan.bound, plan.proven) == (10, 10, True)
+
+
+def test_earlier_requests_are_preferred() -> None:
+    """Where not all fit and as many fit either way, the first requests get their chunks."""
+    topology = racks([4, 4], 2)
+    requests = [Request(f"q{number}", number % 4, 1, default_placement(2)) for number in range(8)]
+    plan = ExactPlanner(topology).plan(requests, Residual.full(topology), Random(0))
+    assert [chain.request for chain in plan.chains] == ["q0", "q1"]
+    assert [rest.name for rest in plan.waiting] == [f"q{number}" for number in range(2, 8)]
+
+
+def test_without_time_the_plan_is_the_papers() -> None:
+    """With no time to solve anything the plan is greedy, not empty, and does not claim to be proven."""
+    topology = aggregated()
+    requests = [Request(f"q{host}", host, 4, default_placement(3)) for host in range(18)]
+    plan = ExactPlanner(topology, time_limit_s=0.0).plan(requests, Residual.full(topology), Random(5))
+    verify(topology, requests, plan, Residual.full(topology))
+    greedy = PaperPlanner(topology).plan(requests, Residual.full(topology), Random(5))
+    assert plan.chunks >= len(greedy.chains)
+    assert plan.bound >= plan.chunks
+    assert plan.proven == (plan.bound == plan.chunks)
+
+
+def test_what_is_too_large_is_refused() -> None:
+    """Five replicas anywhere on many racks: an error that says what would be possible instead."""
+    topology = racks([2] * 20, 2)
+    residual = Residual.full(topology)
+    with pytest.raises(RequestError, match="placement: the exact optimum would take a program of") as refused:
+        ExactPlanner(topology).plan([Request("q", 0, 1, parse_placement([""] * 5))], residual, Random(0))
+    assert refused.value.field == "placement"
+    with pytest.raises(RequestError, match="tiny networks"):
+        most_chunks(topology, [Request("q", 0, 1, parse_placement([""] * 5))])
+
+
+def test_chain_and_nothing_to_plan() -> None:
+    """One chunk is chosen as planner `paper` chooses it; no requests, or none with chunks, are an empty proven plan."""
+    topology = racks([2, 2], 1)
+    request = Request("q", 0, 1, default_placement(3))
+    chosen = ExactPlanner(topology).chain(request, 0, Residual.full(topology), Random(4))
+    assert chosen == PaperPlanner(topology).chain(request, 0, Residual.full(topology), Random(4))
+    for nothing in ([], [Request("q", 0, 0, default_placement(3))]):
+        plan = ExactPlanner(topology).plan(nothing, Residual.full(topology), Random(0))
+        assert (plan.chains, plan.waiting, plan.proven, plan.bound) == ((), (), True, 0)
+
+
+def test_requests_wait_with_their_own_sources() -> None:
+    """Of a read whose second chunk cannot be read now, the second waits, with its number and its sources."""
+    topology = racks([2, 2], 1)
+    residual = Residual.full(topology)
+    residual.disk[1] = 0
+    request = Request("q", 0, 3, (), Kind.READ, ((2,), (1,), (3,)), (4, 5, 6))
+    residual.link += 1
+    plan = ExactPlanner(topology).plan([request], residual, Random(0))
+    assert sorted(chain.chunk for chain in plan.chains) == [4, 6]
+    assert [(rest.numbers, rest.sources) for rest in plan.waiting] == [((5,), ((1,),))]
+
+
+# ---- dealing out
+
+
+@given(data=st.data(), places=st.integers(1, 4), tuples=st.integers(0, 6))
+def test_what_was_counted_is_dealt_out(data: st.DataObject, places: int, tuples: int) -> None:
+    """Any counts that come from tuples without repetition can be dealt out into such tuples again."""
+    original = [data.draw(st.permutations(range(6)))[:places] for _ in range(tuples)]
+    counts = [Counter(row[place] for row in original) for place in range(places)]
+    dealt = deal(counts)
+    assert [Counter(row[place] for row in dealt) for place in range(places)] == counts
+    assert all(len(set(row)) == places for row in dealt)
+
+
+@pytest.mark.parametrize(
+    "counts", [[{"a": 1}, {"a": 1}], [{"a": 2}, {"b": 1}], [{"a": 1, "b": 1}, {"a": 2}]], ids=["same", "sums", "often"]
+)
+def test_what_cannot_be_dealt_out(counts: list[dict[str, int]]) -> None:
+    """Counts that no tuples have are refused."""
+    with pytest.raises(PlanInvalid):
+        deal(counts)
