@@ -174,7 +174,7 @@ class Continuous:
         """A chain in the network with free links, else with nothing in flight."""
         tokens = self._tokens
         hopeless = self._hopeless.get(self._index.family_key(unit), 0) >= _TRIES_FAMILY
-        for request in ways(unit.request):  # rather wait for others than go through a host that failed
+        for request in ways(unit):  # rather wait for others than go through a host that failed
             for residual, tries in ((tokens.soon, _TRIES_SOON), (tokens.whole, 1 if hopeless else TRIES)):
                 chain = search(self._planner, request, residual, self._random, tries)
                 if chain is not None:

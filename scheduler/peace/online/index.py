@@ -1,10 +1,10 @@
 """Who waits for what: an event wakes those requests only that can profit from the tokens it freed.
 
 A *unit*'s chunks are interchangeable. A *group* holds the units that have the same writer, placement, hosts to avoid
-and sources: only its first is worth a try. A *family* holds the groups that a planner treats alike but for the writer (same
-rack, same placement): if two of its writers find no path, the others are taken to find none either, until tokens are
-freed. A group whose own resource (its writer's sending side, mostly) is used up is *parked* on it; a family that cannot
-leave its rack is parked on the rack's links, one whose sources are all busy on these.
+and sources: only its first is worth a try. A *family* holds the groups that a planner treats alike but for the writer
+(same rack, same placement): if two of its writers find no path, the others are taken to find none either, until tokens
+are freed. A group whose own resource (its writer's sending side, mostly) is used up is *parked* on it; a family that
+cannot leave its rack is parked on the rack's links, one whose sources are all busy on these.
 
 Invariants:
 * A unit with waiting chunks is in one group; a group is ready in its family, or parked, or set aside by the caller.

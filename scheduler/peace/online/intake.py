@@ -71,7 +71,7 @@ def check_path(topology: Topology, planner: Planner, job: Job, random: Random) -
     """Some path must exist when all hosts are there and nothing is in flight, for all of its chunks. RequestError."""
     whole = Residual.full(topology)
     for unit in job.units:
-        chain = find(planner, unit.request, whole, random, TRIES)
+        chain = find(planner, unit, whole, random, TRIES)
         if chain is None:
             field = "sources" if job.kind is Kind.READ else "placement"
             texts = " | ".join(placement_texts(job.placement)) or "its sources"

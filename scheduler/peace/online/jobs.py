@@ -34,12 +34,14 @@ class Flight:
 class Unit:
     """Chunks of a job that are interchangeable for a planner; the lowest number goes first."""
 
-    __slots__ = ("_back", "_next", "_numbers", "first", "group", "job", "key", "own", "request", "sources", "stranded")
+    __slots__ = (
+        *("_back", "_next", "_numbers", "first", "group", "job", "key", "last_resort", "own", "request", "sources"),
+        "stranded",
+    )
 
-    def __init__(self, job: "Job", numbers: Sequence[int], sources: tuple[int, ...], avoid: frozenset[int]) -> None:
+    def __init__(self, job: "Job", numbers: Sequence[int], left: tuple[int, ...], avoid: frozenset[int]) -> None:
         self.job = job
         self.first = numbers[0]
-        self.sources = sources
         self._numbers = numbers
         self._next = 0
         self._back: list[int] = []  # a heap of chunks that came back
@@ -47,18 +49,19 @@ class Unit:
         """Whether hosts that are lost leave it no path, even with nothing in flight."""
         self.group: Any = None
         """Where the continuous policy keeps it."""
-        self.request = Request(
-            job.name,
-            job.writer,
-            1,
-            job.placement,
-            job.kind,
-            (sources,) if job.kind is not Kind.WRITE else (),
-            (self.first,),
-            avoid,
-        )
-        self.own = _own(job, sources)
-        self.key = (job.kind, job.writer, job.placement, avoid, sources)
+        self.sources = tuple(source for source in left if source not in avoid) or left
+        """Hosts to take the chunks from: those left, but suspects only where there are no others."""
+        self.request = self._ask(self.sources, avoid.difference(self.sources))
+        """What a planner is asked for, one chunk at a time."""
+        self.last_resort = self._ask(left, frozenset()) if avoid else self.request
+        """The same through suspects."""
+        self.own = _own(job, left)
+        self.key = (job.kind, job.writer, job.placement, avoid, left)
+
+    def _ask(self, sources: tuple[int, ...], avoid: frozenset[int]) -> Request:
+        job = self.job
+        each = (sources,) if job.kind is not Kind.WRITE else ()
+        return Request(job.name, job.writer, 1, job.placement, job.kind, each, (self.first,), avoid)
 
     @property
     def waiting(self) -> int:
@@ -144,10 +147,8 @@ class Job:
             left = tuple(source for source in self.sources[chunk] if source not in lost)
             if not left:
                 return chunk
-            by_source.setdefault(tuple(source for source in left if source not in avoid) or left, []).append(chunk)
-        self.units = [
-            Unit(self, tuple(chunks), sources, avoid.difference(sources)) for sources, chunks in by_source.items()
-        ]
+            by_source.setdefault(left, []).append(chunk)
+        self.units = [Unit(self, tuple(chunks), left, avoid) for left, chunks in by_source.items()]
         self._unit_of = {}
         for unit, chunks in zip(self.units, by_source.values(), strict=True):
             self._unit_of.update(dict.fromkeys(chunks, unit))

@@ -401,7 +401,8 @@ class OnlineScheduler:
                 chunks[record.request, record.chunk] = record
         self._begin(max([now_ms, *(record.submitted_ms for record in requests.values())]))
         jobs = {name: intake.job_of(self._topology, self._settings, record) for name, record in requests.items()}
-        for chunk in sorted(chunks.values(), key=lambda record: (record.step, record.since_ms)):
+        self._policy.resume_at(max((chunk.step for chunk in chunks.values()), default=0))
+        for chunk in sorted(chunks.values(), key=lambda record: (record.request, record.chunk)):
             if chunk.request in jobs:
                 self._resume(jobs[chunk.request], chunk)
         for job in sorted(jobs.values(), key=lambda job: job.sequence):

@@ -6,7 +6,6 @@ Invariants:
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from random import Random
 
 from scheduler.peace.online.jobs import Unit
@@ -51,22 +50,22 @@ class Stranded:
                 self._line.put(unit.job, unit.job.waiting)
 
 
-def find(planner: Planner, request: Request, residual: Residual, random: Random, tries: int) -> Chain | None:
-    """A chain for the first chunk, taken from `residual`; through hosts to be avoided if there is no other."""
-    for way in ways(request):
+def find(planner: Planner, unit: Unit, residual: Residual, random: Random, tries: int) -> Chain | None:
+    """A chain for the unit's next chunk, taken from `residual`; through suspects if there is no other."""
+    for way in ways(unit):
         chain = search(planner, way, residual, random, tries)
         if chain is not None:
             return chain
     return None
 
 
-def ways(request: Request) -> list[Request]:
-    """The request as it is, and then without hosts to be avoided."""
-    return [request, replace(request, avoid=frozenset())] if request.avoid else [request]
+def ways(unit: Unit) -> tuple[Request, ...]:
+    """What to ask a planner for: around suspects, and only then through them."""
+    return (unit.request,) if unit.last_resort is unit.request else (unit.request, unit.last_resort)
 
 
 def search(planner: Planner, request: Request, residual: Residual, random: Random, tries: int) -> Chain | None:
-    """A chain for the first chunk, taken from `residual`."""
+    """A chain for the request's first chunk, taken from `residual`."""
     for _ in range(tries):
         chain = planner.chain(request, 0, residual, random)
         if chain is not None:

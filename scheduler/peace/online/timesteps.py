@@ -75,11 +75,12 @@ class Timesteps:
         """A chunk was launched in the running timestep."""
         self._open.add(flight)
 
+    def resume_at(self, step: int) -> None:
+        """The scheduler is being restored, in this timestep."""
+        self.step = step
+
     def resume(self, flight: Flight, *, done: bool) -> None:
-        """A chunk was in flight, or done, when the scheduler was restored; the newest timestep is the running one."""
-        if flight.step > self.step:
-            self._older |= self._open
-            self.step, self._open, self._done = flight.step, set(), []
+        """A chunk was in flight, or done, when the scheduler was restored."""
         self._left = None
         if flight.step < self.step:
             if not done:
@@ -146,9 +147,9 @@ class Timesteps:
         chains = self._plan(list(jobs.values()), left)
         if not any(chain.request == first.name for chain in chains):
             left = self._graph(list(stragglers))
-            chain = find(self._planner, unit.request, left, self._random, TRIES)
+            chain = find(self._planner, unit, left, self._random, TRIES)
             if chain is None:
-                if stragglers and find(self._planner, unit.request, self._whole.copy(), self._random, TRIES):
+                if stragglers and find(self._planner, unit, self._whole.copy(), self._random, TRIES):
                     return False
                 self._stranded.add(unit)
                 return True
