@@ -6,10 +6,11 @@ timestep. A physical connection costs 1, a passage inside a switch nothing.
 
 Invariants:
 * Servers, switches and directed links are numbered in the order given; the numbers never change.
-* Every server reaches every other; names are unique; capacities are not negative. Else TopologyError.
+* Every server reaches every other; names are unique; capacities are not negative, rates positive. Else TopologyError.
 * A rack is a switch that servers hang on.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -71,11 +72,15 @@ class Hop(NamedTuple):
 
 
 UNLIMITED = 1 << 30
-"""The capacity of a disk that nobody limits."""
+"""The capacity of a disk that nobody limits, and the largest there is: planners count in 32 bits."""
 
 
 class Topology:
-    """Servers, switches and links, checked and numbered. Raises TopologyError."""
+    """Servers, switches and links, checked and numbered. Raises TopologyError that names the entry.
+
+    `switches` left out: the racks that servers name. `index` and `switch_index` give the numbers of names, `rack_of`
+    each server's switch.
+    """
 
     def __init__(
         self,
@@ -90,8 +95,7 @@ class Topology:
         self.chunk_bytes = chunk_bytes
         self.servers = tuple(servers)
         self.links = tuple(links)
-        named = [*switches, *(server.rack for server in servers)] if not switches else list(switches)
-        self.switches = tuple(dict.fromkeys(named))
+        self.switches = tuple(dict.fromkeys(switches or [server.rack for server in servers]))
         self.index = {server.name: number for number, server in enumerate(self.servers)}
         self.switch_index = {switch: number for number, switch in enumerate(self.switches)}
         self._check(switches)
@@ -124,28 +128,29 @@ class Topology:
 
     @cached_property
     def tree(self) -> Tree | None:
-        """The switches as a tree, if they are one: between two of them at most one connection, and no rings.
+        """The switches as a tree, if they are one: all connected, each connection both ways, and no rings.
 
         The root is the first switch without servers, else the first switch: a plan is the same for every root.
         """
-        pairs: dict[tuple[int, int], int] = {}
-        for number, link in enumerate(self.links):
-            pair = (self.switch_index[link.source], self.switch_index[link.target])
-            if pair in pairs:
-                return None
-            pairs[pair] = number
+        pairs = {
+            (self.switch_index[link.source], self.switch_index[link.target]): number
+            for number, link in enumerate(self.links)
+        }
         if any((target, source) not in pairs for source, target in pairs):
             return None
         if len(pairs) != 2 * (len(self.switches) - 1):
             return None
         root = next((n for n in range(len(self.switches)) if not self.members[n]), 0)
         parent, depth = [-1] * len(self.switches), [0] * len(self.switches)
-        order = [root]
+        order, reached = [root], {root}
         for switch in order:  # grows while it is walked
             for hop in self.hops[switch]:
-                if hop.target != parent[switch]:
+                if hop.target not in reached:
                     parent[hop.target], depth[hop.target] = switch, depth[switch] + 1
                     order.append(hop.target)
+                    reached.add(hop.target)
+        if len(order) != len(self.switches):
+            return None  # as many connections as a tree has, but some form a ring, and a switch stands apart
         up = tuple(-1 if parent[n] < 0 else pairs[n, parent[n]] for n in range(len(self.switches)))
         down = tuple(-1 if parent[n] < 0 else pairs[parent[n], n] for n in range(len(self.switches)))
         return Tree(tuple(parent), up, down, tuple(depth), tuple(order))
@@ -153,8 +158,11 @@ class Topology:
     def graph(self) -> "nx.DiGraph[tuple[str, str]]":
         """The directed graph of figure 5, edges with `cost` and `capacity`.
 
-        Vertices are pairs of a kind (`snd`, `up`, `dn`, `rcv`, `disk` of a server, `sw` of a switch) and a name. A
-        server's disk has a vertex of its own behind `rcv`, and `snd` leads there too, for a replica on the same host.
+        Vertices are pairs of a kind (`snd`, `up`, `dn`, `rcv`, `disk` of a server, `sw` of a switch) and a name. As in
+        the paper, a wire costs 1 (`snd` to `up`, `dn` to `rcv`, switch to switch) and a passage inside a switch 0
+        (`up` to `sw`, `sw` to `dn`). What a wire carries is the capacity of its edge, so passages need none. Beyond the
+        paper, a disk is a vertex behind `rcv`; a replica on the writer's own host passes no edge and takes the disk's
+        capacity alone.
         """
         graph: nx.DiGraph[tuple[str, str]] = nx.DiGraph()
         for server in self.servers:
@@ -177,11 +185,15 @@ class Topology:
         for kind, names in (("server", [server.name for server in self.servers]), ("switch", list(switches))):
             for name in _duplicates(names):
                 raise TopologyError(f"{kind} {name!r} appears twice: names must be unique")
+        if self.chunk_bytes < 1:
+            raise TopologyError(f"chunk_bytes={self.chunk_bytes!r}: must be 1 or more")
         for server in self.servers:
             if server.rack not in self.switch_index:
                 raise TopologyError(f"server {server.name!r}: unknown rack {server.rack!r}; add a switch of that name")
             for field in ("send", "receive", "disk"):
                 _check_capacity(f"server {server.name!r}", field, getattr(server, field))
+            for field in ("link_bytes_s", "disk_bytes_s"):
+                _check_rate(f"server {server.name!r}", field, getattr(server, field))
         seen: set[tuple[str, str]] = set()
         for link in self.links:
             where = f"link {link.source!r} to {link.target!r}"
@@ -195,6 +207,7 @@ class Topology:
             seen.add((link.source, link.target))
             _check_capacity(where, "capacity", link.capacity)
             _check_capacity(where, "cost", link.cost)
+            _check_rate(where, "bytes_s", link.bytes_s)
 
     def _check_reach(self) -> None:
         first = self.rack_of[0]
@@ -242,8 +255,13 @@ def racks(sizes: Sequence[int], uplink: int, *, send: int = DEFAULT_CAPACITY, re
 def _check_capacity(where: str, field: str, value: object) -> None:
     if value is None and field == "disk":
         return
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise TopologyError(f"{where}: {field}={value!r} must be a whole number, 0 or more")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= UNLIMITED:
+        raise TopologyError(f"{where}: {field}={value!r} must be a whole number, 0 or more (up to {UNLIMITED})")
+
+
+def _check_rate(where: str, field: str, value: float | None) -> None:
+    if value is not None and not 0 < value < math.inf:
+        raise TopologyError(f"{where}: {field}={value!r} must be above 0, in bytes per second")
 
 
 def _duplicates(names: Sequence[str]) -> Iterator[str]:

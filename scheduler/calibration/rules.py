@@ -8,7 +8,7 @@ least a share of what one alone gets (0.6 by default). Its data nodes write 30.0
 The rule for rates: a link carries `rate × timestep ÷ chunk` chunks, rounded down, at least 1; measuring errors of 5 %
 are granted. A timestep is the time one chunk takes to a server: over its link, onto a disk that serves as many writers
 as its capacity allows, whichever is slower, in the median over the servers. A server receives no more than its disk
-takes (section 6.2 puts the disk's limit there), and sends no more than its parallel writes bear, if those were measured.
+takes (section 6.2 puts the limit of the disk there), and sends no more than its parallel writes bear, if measured.
 
 Invariants: what was not measured keeps its value; every capacity that comes from a measurement is at least 1.
 """
