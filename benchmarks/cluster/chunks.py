@@ -227,6 +227,7 @@ class ChunkServer:
         self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
         self._listener = socket.socket()
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         _small_buffers(self._listener)  # inherited by what it accepts
@@ -236,6 +237,12 @@ class ChunkServer:
         self.hop = Hop(name, own, port)
         self._thread = threading.Thread(target=self._accept, name=f"{name} accepts", daemon=True)
         self._thread.start()
+
+    def wait_idle(self, timeout_s: float) -> None:
+        """Until no connection is served any more. Raises TimeoutError."""
+        with self._lock:
+            if not self._idle.wait_for(lambda: not self._open, timeout_s):
+                raise TimeoutError(f"{self.name}: still {len(self._open)} connections after {timeout_s:g} s")
 
     def close(self) -> None:
         """Stop at once: connections are cut, chunks under way are lost."""
@@ -276,6 +283,7 @@ class ChunkServer:
         finally:
             with self._lock:
                 self._open.discard(sock)
+                self._idle.notify_all()
             self._free.release()
 
     def _receive(self, connection: Connection) -> Answer:
@@ -371,7 +379,7 @@ def _header(connection: Connection) -> Header:
     if not isinstance(size, int) or not 0 <= size <= MOST_CHUNK_BYTES:
         raise ValueError(f"a chunk of {size!r} bytes")
     name = Chunk(str(chunk[0]), int(chunk[1]), int(chunk[2]))
-    if name.file.startswith(".") or "\0" in name.file:
+    if not name.request or name.file.startswith(".") or "\0" in name.file:
         raise ValueError(f"request {name.request!r}")
     return Header(name, size, tuple(Hop(str(hop[0]), str(hop[1]), int(hop[2])) for hop in rest))
 

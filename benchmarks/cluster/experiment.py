@@ -66,6 +66,10 @@ class Experiment:
         """Delete what the run before left."""
         raise NotImplementedError
 
+    def own_cpu_s(self) -> float:
+        """CPU seconds of the cluster's processes so far."""
+        return sum(map(float, self.hosts.ask_all("usage").values()))
+
     def begin_at(self, at_s: float) -> None:
         """The run will begin at this moment."""
 
@@ -163,13 +167,13 @@ class Experiment:
     @contextmanager
     def _watched(self) -> Iterator[list[Load]]:
         """How busy the machine is meanwhile; the list has one entry afterwards."""
-        own, dropped = sum(self.hosts.ask_all("usage").values()), drops(self._network)
+        own, dropped = self.own_cpu_s(), drops(self._network)
         before, begin = psutil.cpu_times(), time.monotonic()
         found: list[Load] = []
         yield found
         after, seconds = psutil.cpu_times(), time.monotonic() - begin
         spent = sum(getattr(after, field) - getattr(before, field) for field in BUSY_FIELDS)
-        own = sum(self.hosts.ask_all("usage").values()) - own
+        own = self.own_cpu_s() - own
         found.append(Load(spent / seconds, own / seconds, drops(self._network) - dropped))
 
     def _run(

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
+import psutil
 from hdfs import InsecureClient
 
 from benchmarks.cluster.chunks import Chunk
@@ -68,6 +69,12 @@ class RealHdfs(Experiment):
         self._prepared += 1
         self._folder = f"run-{self._prepared}"
         self.hosts.ask_all("begin", run=self._folder)
+
+    def own_cpu_s(self) -> float:
+        """See Experiment; with all JVMs."""
+        names = ["namenode", *(node.name for node in self.hdfs.nodes)]
+        spent = [psutil.Process(self.hdfs.pid(name)).cpu_times() for name in names]
+        return super().own_cpu_s() + sum(times.user + times.system for times in spent)
 
     def check(self, chunks: Sequence[ChunkRun]) -> list[ChunkRun]:
         """See Experiment: replicas as the NameNode allocated them, and as planned where there was a plan."""

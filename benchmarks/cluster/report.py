@@ -220,6 +220,7 @@ def _progress(axes: Axes, timelines: Sequence[Timeline]) -> None:
         share = np.arange(1, len(timeline.acks_s) + 1) / len(timeline.acks_s)
         style = "-" if timeline.source == REAL else "--"
         axes.plot(sorted(timeline.acks_s), share, style, color=COLOURS[timeline.policy], lw=0.9, alpha=0.8, label=label)
+    axes.set_xlim(left=0)
     axes.set_xlabel("seconds since the submission")
     axes.set_ylabel("share of all chunks acknowledged")
     axes.set_title("chunks over time: reality (solid) and simulator (dashed), every run")

@@ -1,0 +1,123 @@
+"""What benchmarks/peace_real.py makes of its figures, and that one tenth is one tenth."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks import peace_real
+from benchmarks.cluster import report
+from benchmarks.cluster.network import hosts_in
+from benchmarks.cluster.report import CHAINS, DEFAULT, HDFS_PART, PEACE, REAL, SIMULATED, Timeline
+from benchmarks.cluster.setting import Setting
+from benchmarks.harness.report import Rows
+from scheduler.simulation.cluster import Cluster
+from scheduler.simulation.engine import simulate
+from scheduler.simulation.measured import MB, PAPER, paper_cluster
+from scheduler.simulation.policies import hdfs_default
+from scheduler.simulation.scenario import Scenario
+from scheduler.topology import CHUNK_BYTES
+
+ABOUT = {"mode": "full", "links": {CHAINS: {"slowest_below": 0.01}}}
+
+
+def measured() -> Rows:
+    """Three rounds; machine and writers make each slower than the one before, on both sides."""
+    rows = Rows()
+    for number, slow in enumerate((1.0, 1.5, 3.0), 1):
+        for policy, io_s, comp_s in ((DEFAULT, 40.0, 50.0), (PEACE, 10.0, 35.0)):
+            figures = {"response_s": 20.0 * slow, "busy_cpus": 0.5, "cpus": 2}
+            wanted = {"part": CHAINS, "policy": policy, "round": number}
+            rows.add(source=REAL, **wanted, io_s=io_s * slow, comp_s=comp_s * slow, **figures)
+            rows.add(source=SIMULATED, **wanted, io_s=io_s * 1.2, comp_s=comp_s * 1.5, response_s=30.0)
+    return rows
+
+
+def test_goals_follow_from_rows() -> None:
+    """Ratios are medians of each round's own, the simulator is held against the medians, and all is judged."""
+    goals = {goal.name: goal for goal in report.find_goals(measured(), ABOUT)}
+    assert goals["chains: IO, Peace ÷ default"].value == pytest.approx(0.25)
+    assert goals["chains: COMP, Peace ÷ default"].value == pytest.approx(0.7)
+    off = goals[f"{DEFAULT}, IO: simulator off by"]
+    assert off.value == pytest.approx(0.2)
+    assert not off.holds
+    assert goals[f"{PEACE}, COMP: simulator off by"].value == pytest.approx(0.0)
+    assert goals["chains: CPUs in use, busiest run"].value == pytest.approx(0.25)
+    assert goals["chains: slowest link below its rate by"].holds
+
+
+def test_nothing_measured_no_goals() -> None:
+    """What was not measured is no goal, in either part."""
+    assert report.find_goals(Rows(), {"mode": "quick"}) == []
+    assert report.shown_apart(Rows()) == []
+
+
+def test_hdfs_is_shown_apart() -> None:
+    """The real HDFS is no goal but stands beside them, with the share of chunks that lay as planned."""
+    rows = Rows()
+    for policy, io_s in ((DEFAULT, 40.0), (PEACE, 10.0)):
+        rows.add(
+            part=HDFS_PART, source=REAL, policy=policy, round=1, io_s=io_s, response_s=1.0, comp_s=40.0, as_planned=1.0
+        )
+    assert report.find_goals(rows, {"mode": "full"}) == []
+    apart = report.shown_apart(rows)
+    assert [goal.value for goal in apart] == pytest.approx([0.25, 1.0, 1.0])
+    assert [goal.holds for goal in apart] == [True, False, True]
+
+
+def test_partial_results_are_published(tmp_path: Path) -> None:
+    """JSON and plot come out of whatever was measured so far."""
+    timeline = Timeline(CHAINS, REAL, DEFAULT, 1, [3.0, 1.0, 2.0], [(0.0, 3.0)])
+    report.publish(measured(), [timeline], ABOUT, tmp_path, None)
+    results = json.loads((tmp_path / "peace_real.json").read_text())
+    assert {"goals", "shown_apart", "notes", "paper", "medians", "rows", "timelines"} <= results.keys()
+    assert {(entry["policy"], entry["source"], entry["runs"]) for entry in results["medians"]} == {
+        (policy, source, 3) for policy in (DEFAULT, PEACE) for source in (REAL, SIMULATED)
+    }
+    assert (tmp_path / "peace_real.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_tenth_takes_the_same_time() -> None:
+    """A tenth of the bytes at a tenth of the rates takes the simulator as long as the paper's own cluster."""
+    setting = Setting(writers=6, chunks=2)
+    small = setting.cluster()
+    base = paper_cluster(setting.capacity, send=setting.capacity)
+    large = Cluster(base, PAPER)
+    policy = hdfs_default(1)
+    times = [
+        simulate(Scenario(cluster, setting.jobs(cluster, 4), memory_full=True), policy, 4).comp_s()
+        for cluster in (small, large)
+    ]
+    assert times[0] == pytest.approx(times[1], rel=0.01)
+    assert setting.chunk_bytes * 10 == pytest.approx(CHUNK_BYTES, rel=1e-4)
+    assert setting.chunk_bytes % 512 == 0
+    assert setting.totals(setting.physics.disk_write)[1] == pytest.approx(3.0 * MB)
+
+
+def test_capacities_follow_from_rates() -> None:
+    """Paced disks: five chains fill a link, two a disk; unpaced: two share a link. As in the paper: two everywhere."""
+    paced, unpaced = Setting(), replace(Setting(), paced=False)
+    assert [(cluster.topology.servers[0].send, cluster.topology.servers[0].receive, cluster.topology.links[0].capacity)
+            for cluster in (paced.cluster(), unpaced.cluster(), paced.papers_cluster(paced.cluster()))] == [
+        (5, 2, 5), (2, 2, 2), (2, 2, 2)
+    ]  # fmt: skip
+    assert unpaced.totals(unpaced.physics.disk_write) == []
+
+
+def test_hosts_are_the_topologys() -> None:
+    """Namespaces and planners call the hosts the same, and every host has an address of its own."""
+    setting = Setting()
+    hosts = hosts_in(setting.racks)
+    assert [host.name for host in hosts] == [server.name for server in setting.cluster().topology.servers]
+    assert len({host.address for host in hosts}) == len({host.namespace for host in hosts}) == 17
+    with pytest.raises(ValueError, match="a rack of 0 hosts"):
+        hosts_in([8, 0])
+
+
+@pytest.mark.parametrize("option", [["--parts", "chains,disks"], ["--runs", "0"], ["--runs", "many"]])
+def test_bad_options_are_named(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """An option that makes no sense ends the program with a message that quotes it."""
+    with pytest.raises(SystemExit):
+        peace_real.main(option)
+    assert repr(option[1].rpartition(",")[2]) in capsys.readouterr().err
