@@ -8,6 +8,7 @@ Invariants:
 """
 
 import math
+from http import HTTPStatus
 from typing import Protocol
 
 import h11
@@ -27,9 +28,14 @@ PAYLOAD_TOO_LARGE = 413
 TOO_SLOW = 408
 BAD_REQUEST = 400
 CONTINUE = 100
+NO_SUCH_VERSION = 505
+VERSIONS = (b"1.0", b"1.1")
 LINGER_S = 0.5
 """How long a refused client's further bytes are read and thrown away, so that it sees the answer and not a reset."""
 LINGER_BYTES = 4 << 20
+
+
+REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 
 class Stream(Protocol):
@@ -136,6 +142,8 @@ class Connection:
                 event = self._http.next_event()
         if not isinstance(event, h11.Request):
             return None
+        if event.http_version not in VERSIONS:
+            raise Refused(NO_SUCH_VERSION, "HTTP/1.1 is spoken here")
         headers = {name.decode("ascii"): value.decode("latin-1") for name, value in event.headers}
         body = await self._body(headers)
         method, target = event.method.decode("ascii"), event.target.decode("ascii")
@@ -199,7 +207,12 @@ class Connection:
         headers += [("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff"), *response.headers.items()]
         if self._stopping:
             headers.append(("Connection", "close"))
-        data = self._http.send(h11.Response(status_code=response.status, headers=headers)) or b""
+        data = (
+            self._http.send(
+                h11.Response(status_code=response.status, headers=headers, reason=REASONS.get(response.status, b""))
+            )
+            or b""
+        )
         if response.body and not head:
             data += self._http.send(h11.Data(data=response.body)) or b""
         data += self._http.send(h11.EndOfMessage()) or b""
@@ -212,10 +225,11 @@ class Connection:
             return
         self._stopping = True
         await self._answer(error_response(status, message))
-        self._do("linger", LINGER_S)
+        self._do("linger", 2 * LINGER_S)
         taken = 0
-        while taken < LINGER_BYTES:
-            data = await self._stream.receive_some(RECEIVE_BYTES)
-            if not data:
-                return
-            taken += len(data)
+        with trio.move_on_after(LINGER_S):
+            while taken < LINGER_BYTES:
+                data = await self._stream.receive_some(RECEIVE_BYTES)
+                if not data:
+                    return
+                taken += len(data)
