@@ -90,7 +90,7 @@ class RepairedPlanner:
                 for ours, found in zip(_arrays(residual), _arrays(best.residual), strict=True):
                     ours[:] = found
             order = np.argsort(best.owner, kind="stable")
-            return self._tree.decoded(requests, best.planned, best.rows[order])
+            return self._tree.decoded(requests, asked, best.planned, best.rows[order])
 
     def _improved(self, asked: Asked, before: Residual, greedy: Attempt, random: Random) -> Attempt:
         """Steps 2 and 3."""
