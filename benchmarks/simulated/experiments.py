@@ -115,7 +115,7 @@ class Experiments:
 
     def capacities(self) -> None:
         """Peace with other capacities of the link between racks and of the hosts' links; 16 × 512 MB."""
-        for policy in (setups.timesteps(), setups.continuous()):
+        for policy in (setups.timesteps(), setups.repaired(), setups.continuous()):
             for link, send in CAPACITIES:
                 network = _network(link, send)
                 for seed in self._seeds:

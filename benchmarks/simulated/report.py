@@ -242,7 +242,7 @@ def _print_capacities(rows: Rows, console: Console) -> None:
     lines = []
     for link, send in CAPACITIES:
         line = [f"{link}", f"{send}"]
-        for name in (PAPERS_PEACE, PEACE):
+        for name in (PAPERS_PEACE, setups.REPAIRED_PEACE, PEACE):
             wanted = {"what": "capacities", "setup": name, "link": link, "send": send}
             values = [mean(rows, figure, **wanted) for figure in (*MEASURES, "link_used")]
             if all(value is not None for value in values):
@@ -250,7 +250,7 @@ def _print_capacities(rows: Rows, console: Console) -> None:
                 line.append(f"{io:.1f} / {response:.1f} / {comp:.1f}, {used:.0%}")
         lines.append(line)
     title = "Capacities: IO / from submission / COMP in seconds, share of the link between racks used; 16 × 512 MB"
-    columns = ("link between racks", "a host sends", "timesteps", "continuous")
+    columns = ("link between racks", "a host sends", "timesteps", "timesteps, `repaired`", "continuous")
     print_rows(console, title, columns, [line for line in lines if len(line) == len(columns)])
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from scheduler.peace.online import Mode, Settings
 from scheduler.peace.paper import PaperPlanner
+from scheduler.peace.repaired import RepairedPlanner
 from scheduler.peace.tree import TreePlanner
 from scheduler.simulation.cluster import Cluster
 from scheduler.simulation.measured import (
@@ -31,6 +32,8 @@ SINBAD = "Sinbad-like"
 PAPERS_PEACE = "Peace, as in the paper"
 CAREFUL_PEACE = "Cairn's Peace, the paper's hosts"
 PEACE = "Cairn's Peace"
+REPAIRED_PEACE = "Peace, timesteps of `repaired`"
+"""Shown with all capacities only."""
 NAMES = (HDFS, SINBAD, PAPERS_PEACE, CAREFUL_PEACE, PEACE)
 
 ABOUT = {
@@ -62,6 +65,11 @@ def continuous(name: str = PEACE) -> PolicyMaker:
 def timesteps(name: str = PAPERS_PEACE) -> PolicyMaker:
     """Peace as in the paper: Algorithm 1, timesteps that end when 80 % of their chunks are done."""
     return peace(name, PaperPlanner, Settings(mode=Mode.TIMESTEPS, finish_fraction=0.8))
+
+
+def repaired(name: str = REPAIRED_PEACE) -> PolicyMaker:
+    """Timesteps with as many chunks in each as a greedy plan, improved, can hold."""
+    return peace(name, RepairedPlanner, Settings(mode=Mode.TIMESTEPS, finish_fraction=0.8))
 
 
 def papers_network(physics: Physics) -> Topology:

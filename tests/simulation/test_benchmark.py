@@ -3,10 +3,13 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from benchmarks import peace
 from benchmarks.simulated.setups import NAMES
 
 
+@pytest.mark.slow
 def test_smoke_run(tmp_path: Path) -> None:
     """A tiny run leaves JSON with goals that hold, the paper's numbers, all setups, seeds and two pictures."""
     peace.main(["--smoke", "--results", str(tmp_path)])

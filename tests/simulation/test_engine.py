@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.errors import RequestError
-from scheduler.peace.online import Settings
+from scheduler.peace.online import Mode, Settings
 from scheduler.peace.plan import Kind
+from scheduler.peace.repaired import RepairedPlanner
 from scheduler.peace.tree import TreePlanner
 from scheduler.simulation.cluster import Cluster
 from scheduler.simulation.engine import SimulationStuck, simulate
@@ -255,6 +256,16 @@ def test_recoveries_and_copies_run_beside_checkpoints(name: str) -> None:
     assert all(by_name["read", n][0] in reads.sources[n] and by_name["read", n][-1] == 0 for n in range(3))
     assert all(by_name["copy", n][0] in copies.sources[n] for n in range(2))
     assert all(by_name["copy", n][-1] not in copies.sources[n] for n in range(2))
+
+
+@pytest.mark.parametrize("seed", [4, 7])
+def test_timesteps_of_a_planner_that_passes_the_head_over(seed: int) -> None:
+    """`repaired` may leave the head out for the sake of more chunks; it gets a chain all the same, and none too many."""
+    policy = peace("repaired", RepairedPlanner, Settings(mode=Mode.TIMESTEPS))
+    cluster = Cluster(paper_cluster(5, send=2))
+    jobs = checkpoints(cluster, spread_writers(cluster, 16, Random(seed)), 8)
+    run = simulate(Scenario(cluster, jobs, memory_full=True), policy, seed)
+    assert len(run.chunks) == 16 * 8
 
 
 @settings(max_examples=10)

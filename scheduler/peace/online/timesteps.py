@@ -153,7 +153,7 @@ class Timesteps:
                     return False
                 self._stranded.add(unit)
                 return True
-            chains = [chain, *self._plan(list(jobs.values()), left, but=chain.chunk)]
+            chains = [chain, *self._plan(list(jobs.values()), left, but=next(unit.numbers()))]
         self.step += 1
         self._left = left
         self._older |= self._open
