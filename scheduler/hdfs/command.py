@@ -13,6 +13,7 @@ from pathlib import Path
 
 from scheduler.hdfs.cluster import ClusterOptions, HdfsCluster, loopback_nodes, network
 from scheduler.hdfs.errors import HdfsError
+from scheduler.hdfs.jars import default_cache, policy_jar
 from scheduler.hdfs.runtime import hadoop
 from scheduler.topology_file import topology_toml
 
@@ -32,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of hdfs-site.xml; may be repeated"
     )
+    parser.add_argument("--jar", action="store_true", help="only build the placement policy and print where its jar is")
     parser.add_argument("--json", action="store_true", help="print what is ready as one JSON object")
 
 
@@ -41,6 +43,8 @@ def main(arguments: argparse.Namespace) -> int:
     if problem:
         print(f"cairn hdfs: {problem}", file=sys.stderr)
         return 2
+    if arguments.jar:
+        return _print_jar(arguments.cache or default_cache())
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
     settings = dict(entry.split("=", 1) for entry in arguments.set)
@@ -60,6 +64,15 @@ def main(arguments: argparse.Namespace) -> int:
     except HdfsError as error:
         print(f"cairn hdfs: {error}", file=sys.stderr)
         return 1
+
+
+def _print_jar(cache: Path) -> int:
+    try:
+        print(policy_jar(cache))
+    except HdfsError as error:
+        print(f"cairn hdfs: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def _say_ready(hdfs: HdfsCluster, *, as_json: bool) -> None:
