@@ -260,7 +260,7 @@ def test_recoveries_and_copies_run_beside_checkpoints(name: str) -> None:
 
 @pytest.mark.parametrize("seed", [4, 7])
 def test_timesteps_of_a_planner_that_passes_the_head_over(seed: int) -> None:
-    """`repaired` may leave the head out for the sake of more chunks; it gets a chain all the same, and none too many."""
+    """`repaired` may leave the head out for the sake of more chunks; it still gets one chain, and none too many."""
     policy = peace("repaired", RepairedPlanner, Settings(mode=Mode.TIMESTEPS))
     cluster = Cluster(paper_cluster(5, send=2))
     jobs = checkpoints(cluster, spread_writers(cluster, 16, Random(seed)), 8)
