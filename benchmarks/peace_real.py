@@ -33,7 +33,7 @@ from benchmarks.cluster import chains, real_hdfs, report
 from benchmarks.cluster.coordinator import coordinating
 from benchmarks.cluster.experiment import Experiment, Load
 from benchmarks.cluster.links import Rates
-from benchmarks.cluster.network import Network, NetworkUnavailable
+from benchmarks.cluster.network import Network, NetworkUnavailable, why_not
 from benchmarks.cluster.report import (
     CHAINS,
     DEFAULT,
@@ -47,6 +47,7 @@ from benchmarks.cluster.report import (
 from benchmarks.cluster.setting import Setting
 from benchmarks.harness.report import Rows, machine, versions
 from benchmarks.simulated import setups
+from scheduler.hdfs.errors import HdfsUnavailable
 from scheduler.peace.online import Mode
 from scheduler.simulation.cluster import Cluster
 from scheduler.simulation.engine import simulate
@@ -114,18 +115,24 @@ class Benchmark:
     def run(self, parts: Sequence[str]) -> None:
         """All parts, each on a network of its own."""
         for part in parts:
-            setting = replace(Setting(chunks=self.plan.chunks[part]), paced=part == CHAINS)
-            self.about["settings"][part] = {**asdict(setting), "capacity": setting.capacity}
-            directory = self._data / part
-            directory.mkdir()
-            with Network(setting.racks, setting.link_bytes_s) as network:
-                if part == CHAINS:
-                    with chains.opened(setting, network, directory) as cluster:
-                        self._rounds(part, cluster, self._default(part))
-                else:
-                    with real_hdfs.opened(setting, network, directory) as cluster:
-                        self.about["hdfs_start_s"] = round(cluster.hdfs.start_seconds, 1)
-                        self._rounds(part, cluster, real_hdfs.hdfs_chooses(WRITER_THREADS))
+            try:
+                self._part(part)
+            except HdfsUnavailable as error:
+                self.about["left_out"].append(f"{part}: {error}")
+
+    def _part(self, part: str) -> None:
+        setting = replace(Setting(chunks=self.plan.chunks[part]), paced=part == CHAINS)
+        self.about["settings"][part] = {**asdict(setting), "capacity": setting.capacity}
+        directory = self._data / part
+        directory.mkdir()
+        with Network(setting.racks, setting.link_bytes_s) as network:
+            if part == CHAINS:
+                with chains.opened(setting, network, directory) as cluster:
+                    self._rounds(part, cluster, self._default(part))
+            else:
+                with real_hdfs.opened(setting, network, directory) as cluster:
+                    self.about["hdfs_start_s"] = round(cluster.hdfs.start_seconds, 1)
+                    self._rounds(part, cluster, real_hdfs.hdfs_chooses(WRITER_THREADS))
 
     def _rounds(self, part: str, cluster: Experiment, default: PolicyMaker) -> None:
         """Default and Peace by turns; in the part with chains once also Peace as in the paper."""
@@ -254,6 +261,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--results", type=Path, default=RESULTS, help="where results go (default: %(default)s)")
     parser.add_argument("--data", type=Path, help="where the hosts' files are meanwhile (default: a temporary one)")
     chosen = parser.parse_args(arguments)
+    problem = why_not()
+    if problem is not None:
+        sys.exit(f"peace_real: {problem}")
     plan = QUICK if chosen.quick else FULL
     if chosen.runs is not None:
         plan = replace(plan, runs=dict.fromkeys(plan.runs, chosen.runs), limit_seconds=float("inf"))

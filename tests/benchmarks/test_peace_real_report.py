@@ -121,3 +121,11 @@ def test_bad_options_are_named(option: list[str], capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit):
         peace_real.main(option)
     assert repr(option[1].rpartition(",")[2]) in capsys.readouterr().err
+
+
+def test_machine_that_cannot_is_told_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without root, or without `ip` and `tc`, the program says so at once and leaves nothing."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SystemExit, match=r"need root|no command 'ip': install iproute2"):
+        peace_real.main(["--results", str(tmp_path), "--data", str(tmp_path)])
+    assert list(tmp_path.iterdir()) == []
