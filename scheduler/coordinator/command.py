@@ -62,6 +62,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     for name, default, says in (
         ("--host-deadline-ms", defaults.host_deadline_ms, "a registered host that says nothing for so long is lost"),
+        (
+            "--writer-deadline-ms",
+            defaults.writer_deadline_ms,
+            "a request whose writer says nothing for so long is cancelled",
+        ),
         ("--remember-ms", defaults.remember_ms, "how long requests that are over can be asked for"),
         ("--most-remembered", defaults.most_remembered, "how many of them, at most"),
         ("--max-connections", http.max_connections, "clients at a time"),
@@ -122,6 +127,7 @@ def parse(arguments: argparse.Namespace) -> ServeSettings:
         CoordinatorSettings(
             Settings(mode=Mode(arguments.mode), finish_fraction=arguments.finish_fraction),
             host_deadline_ms=arguments.host_deadline_ms,
+            writer_deadline_ms=arguments.writer_deadline_ms,
             remember_ms=arguments.remember_ms,
             most_remembered=arguments.most_remembered,
         ),

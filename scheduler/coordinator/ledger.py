@@ -43,6 +43,8 @@ class Tracked:
     record: RequestRecord | None = None
     done: set[int] = field(default_factory=set)
     ended_ms: int | None = None
+    heard_ms: int = 0
+    """When its writer last asked or reported."""
 
     @property
     def state(self) -> RequestState:
@@ -113,6 +115,12 @@ class Ledger:
     def spans(self) -> list[Span]:
         """Chunks under way, and those that were lately."""
         return [*self.history, *(Span(record, None) for record in self.running.values())]
+
+    def silent(self, before_ms: int) -> list[str]:
+        """Requests that are not over and that nobody asked after since."""
+        return [
+            name for name, tracked in self.requests.items() if tracked.ended_ms is None and tracked.heard_ms < before_ms
+        ]
 
     def forget(self, before_ms: int, most: int) -> list[Change]:
         """Drop requests that ended before this time, or are more than `most`; returns what must be stored."""

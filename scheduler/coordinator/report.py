@@ -11,7 +11,9 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TextIO
 
-WARNINGS = frozenset(("cannot accept", "connection refused", "host lost", "request crashed", "store fails"))
+WARNINGS = frozenset(
+    ("cannot accept", "connection refused", "host lost", "request crashed", "store fails", "writer silent")
+)
 """Events an operator should look at."""
 
 

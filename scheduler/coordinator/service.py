@@ -52,6 +52,8 @@ class CoordinatorSettings:
     scheduler: Settings = field(default_factory=Settings)
     host_deadline_ms: int = 10_000
     """A registered host that says nothing for so long is lost."""
+    writer_deadline_ms: int = 600_000
+    """A request whose writer neither asks nor reports for so long is cancelled: it would hold capacity for ever."""
     remember_ms: int = 600_000
     """How long a request that is over can be asked for."""
     most_remembered: int = 10_000
@@ -110,6 +112,7 @@ class Coordinator:
                 "until nothing is under way"
             ) from error
         for tracked in self.ledger.requests.values():
+            tracked.heard_ms = self.now_ms()
             tracked.ended_ms = self.now_ms() if tracked.ended_ms is not None else None
         self._commit(self._scheduler.restored)
 
@@ -134,10 +137,15 @@ class Coordinator:
             if late_ms > self.settings.host_deadline_ms // 4:
                 # We were stopped, or the machine was busy: what the hosts said meanwhile was not heard.
                 self.hosts.grant(late_ms)
+                for tracked in self.ledger.requests.values():
+                    tracked.heard_ms += late_ms
             if self.journal.failing is None:
                 for host in self.hosts.missed(now_ms):
                     self._lose(host, "missed its deadline")
                 settings = self.settings
+                for name in self.ledger.silent(now_ms - settings.writer_deadline_ms):
+                    self.world.report("writer silent", {"request": name})
+                    self._commit(self._scheduler.cancel(name, now_ms))
                 self.journal.record(self.ledger.forget(now_ms - settings.remember_ms, settings.most_remembered))
 
     def stop(self) -> None:
@@ -198,6 +206,7 @@ class Coordinator:
             raise ApiError(CONFLICT, f"writer={shown(wanted.writer)}: this host is lost; register it first", "writer")
         outcome = self._scheduler.submit(wanted, self.now_ms())
         tracked, change = self.ledger.open(wanted)
+        tracked.heard_ms = self.now_ms()
         self.world.report("submitted", {"request": wanted.name, "writer": wanted.writer, "chunks": wanted.chunks})
         self._commit(outcome, [change])
         try:
@@ -313,4 +322,5 @@ class Coordinator:
         tracked = self.ledger.requests.get(name)
         if tracked is None:
             raise ApiError(NOT_FOUND, f"name={shown(name)}: no such request; it may be over and forgotten", "name")
+        tracked.heard_ms = self.now_ms()
         return tracked

@@ -8,6 +8,7 @@ Invariants:
 * A file that is damaged, of another program, or of a newer version is refused at the start, and left as it is.
 """
 
+import os
 import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
@@ -33,6 +34,8 @@ class SqliteMetadata:
         self._path = path
         self._connection: sqlite3.Connection | None = None
         try:
+            if not path.exists():
+                _create(path)
             self._connection = self._open()
             self._check()
         except sqlite3.Error as error:
@@ -94,13 +97,8 @@ class SqliteMetadata:
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        if not tables and not application:
-            connection.execute("BEGIN IMMEDIATE")
-            connection.execute("CREATE TABLE entries (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID")
-            connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
-            connection.execute(f"PRAGMA user_version={VERSION}")
-            connection.execute("COMMIT")
-            return
+        if not tables:
+            raise _damaged(self._path, "it is empty")
         if application != APPLICATION_ID:
             raise StoreDamaged(f"{self._path} is a database of another program: choose another --data-dir")
         if version != VERSION:
@@ -109,6 +107,28 @@ class SqliteMetadata:
             (verdict,) = found.fetchone()
         if verdict != "ok":
             raise _damaged(self._path, verdict)
+
+
+def _create(path: Path) -> None:
+    """A new file under its name only when it is whole: what has the name and is empty was cut."""
+    log = Path(f"{path}-wal")
+    if log.exists():
+        raise _damaged(path, f"it is missing, and {log.name} is there")
+    new = Path(f"{path}.new")
+    new.unlink(missing_ok=True)
+    with closing(sqlite3.connect(new, isolation_level=None)) as connection:
+        connection.execute("PRAGMA synchronous=FULL")
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("CREATE TABLE entries (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID")
+        connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version={VERSION}")
+        connection.execute("COMMIT")
+    new.rename(path)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
 def _change(connection: sqlite3.Connection, changes: Sequence[Change]) -> None:
