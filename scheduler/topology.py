@@ -211,14 +211,18 @@ class Topology:
 
     def _check_reach(self) -> None:
         first = self.rack_of[0]
-        for direction, graph in (("from", self._switch_graph()), ("to", self._switch_graph().reverse())):
-            reached = nx.descendants(graph, first) | {first}
+        graph = self._switch_graph()
+        ways = {
+            "{host} cannot be reached from {first}": graph,
+            "{first} cannot be reached from {host}": graph.reverse(),
+        }
+        for way, one in ways.items():
+            reached = nx.descendants(one, first) | {first}
             for server in self.servers:
                 if self.switch_index[server.rack] not in reached:
-                    raise TopologyError(
-                        f"server {server.name!r} cannot be reached {direction} {self.servers[0].name!r}: "
-                        f"no links connect {server.rack!r} and {self.servers[0].rack!r} that way"
-                    )
+                    problem = way.format(host=f"server {server.name!r}", first=f"server {self.servers[0].name!r}")
+                    racks = f"{server.rack!r} and {self.servers[0].rack!r}"
+                    raise TopologyError(f"{problem}: no links connect {racks} that way")
 
     def _switch_graph(self) -> "nx.DiGraph[int]":
         graph: nx.DiGraph[int] = nx.DiGraph()
