@@ -108,12 +108,10 @@ def _check_distinct(topology: Topology, request: Request, chunk: int, chain: Cha
     if request.kind is Kind.READ:
         return  # a reader may have the chunk itself
     local = any(rule.relation is Relation.SAME_HOST for rule in request.placement[0]) if request.placement else False
-    counted = hosts[1:] if local else hosts
+    counted = hosts[1:] if local and hosts[0] == hosts[1] else hosts
     for host, times in Counter(counted).items():
         if times > 1:
             _broken(topology, Promise.DISTINCT_HOSTS, chain, f"{_host(topology, host)} is in it {times} times")
-    if local and hosts[0] in hosts[2:]:
-        _broken(topology, Promise.DISTINCT_HOSTS, chain, f"{_host(topology, hosts[0])} is in it again")
 
 
 def _check_placement(topology: Topology, request: Request, chain: Chain) -> None:

@@ -235,6 +235,36 @@ def test_a_reader_with_the_chunk_reads_its_own_disk() -> None:
     assert {chain.hosts[0] for chain in chains if chain} == {2, 3}
 
 
+def test_the_nearest_source_is_read() -> None:
+    """Of hosts that have the chunk the one with the cheapest path is taken, whatever the random numbers."""
+    topology = racks([2, 2], 1)
+    planner = PaperPlanner(topology)
+    for seed in range(20):
+        read = Request("q", 0, 1, (), Kind.READ, ((1, 2, 3),))
+        chain = planner.chain(read, 0, Residual.full(topology), Random(seed))
+        assert chain == Chain("q", 0, (1, 0), ((),), Kind.READ)
+        copy = Request("q", -1, 1, parse_placement(["other-rack:0"]), Kind.COPY, ((0, 3),), avoid=frozenset({2}))
+        chain = planner.chain(copy, 0, Residual.full(topology), Random(seed))
+        assert chain is not None
+        assert chain.hosts == (3, 1)  # not from host 0: all hosts of the other rack have it or are to be avoided
+
+
+def test_rules_that_contradict_each_other() -> None:
+    """In two racks at once, in a rack and not in it, on the writer and on another host: nothing is planned."""
+    topology = racks([3, 3], 3)
+    for texts in (
+        ["other-rack:0", "same-rack:0 & same-rack:1"],
+        ["same-rack:0 & other-rack:0"],
+        ["same-host:0 & other-host:0"],
+        ["same-host:0 & other-rack:0"],
+    ):
+        residual = Residual.full(topology)
+        request = Request("q", 0, 1, parse_placement(texts))
+        assert PaperPlanner(topology).chain(request, 0, residual, Random(0)) is None
+        assert same(residual, Residual.full(topology))
+        assert chances_of_chain(topology, request, 0, residual) == {None: 1}
+
+
 @pytest.mark.parametrize(
     ("request_", "field"),
     [

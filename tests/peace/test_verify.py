@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scheduler.errors import PlanInvalid, RequestError
 from scheduler.peace.paper import PaperPlanner
 from scheduler.peace.placement import Relation, Rule, parse_placement
-from scheduler.peace.plan import Chain, Kind, Plan, Request, Residual, demands
+from scheduler.peace.plan import Chain, Kind, Plan, Request, Residual, Resource, demands
 from scheduler.peace.verify import Promise, verify
 from scheduler.topology import Topology, racks
 from tests.peace.strategies import deep_trees, graphs, rack_trees, requests_for, seeds
@@ -255,6 +255,25 @@ def test_a_broken_promise_is_found(promise: Promise, data: st.DataObject) -> Non
             " → ".join(repr(case.topology.servers[host].name) for host in chain.hosts) in message
             for chain in case.chains
         )
+
+
+@pytest.mark.parametrize("resource", Resource)
+@pytest.mark.parametrize("kind", Kind)
+def test_every_resource_is_counted(kind: Kind, resource: Resource) -> None:
+    """Two chains over the same hosts and links pass with two units of everything, and not with one of something."""
+    topology = racks([2, 2], 2)
+    placement = ((),) if kind is not Kind.READ else ()
+    sources = ((0,), (0,)) if kind is not Kind.WRITE else ()
+    writer = {Kind.WRITE: 0, Kind.READ: 2, Kind.COPY: -1}[kind]
+    request = Request("q", writer, 2, placement, kind, sources)
+    plan = Plan(tuple(Chain("q", chunk, (0, 2), ((0, 3),), kind) for chunk in range(2)))
+    before = Residual.full(topology)
+    verify(topology, [request], plan, before)
+    for number in {unit for used, unit in demands(plan.chains[0]) if used is resource}:
+        less = before.copy()
+        less.counts(resource)[number] = 1
+        with pytest.raises(PlanInvalid, match=r"^capacity: chain 'r1h1' → 'r2h1', chunk 1 of 'q': .* 2 used, 1 left"):
+            verify(topology, [request], plan, less)
 
 
 def test_hosts_that_are_not_there() -> None:
