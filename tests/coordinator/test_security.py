@@ -1,0 +1,193 @@
+"""Who may talk to it: loopback, or TLS and a token, or everybody if that is said in so many words."""
+
+from __future__ import annotations
+
+import shutil
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+import trio
+
+from scheduler.client import CoordinatorClient, CoordinatorError, Unauthorized, Unavailable
+from scheduler.client.core import Ask
+from scheduler.client.trio_client import TrioCoordinatorClient
+from scheduler.coordinator.errors import StartError
+from scheduler.coordinator.http.server import Address
+from scheduler.coordinator.running import (
+    Security,
+    ServeSettings,
+    make_planner,
+    opened,
+    parse_listen,
+    read_token,
+    tls_context,
+)
+from scheduler.coordinator.service import World
+from scheduler.coordinator.system_clock import SystemClock
+from scheduler.coordinator.testing import in_thread, silent
+from scheduler.topology import racks
+from tests.coordinator.support import ask, topology_file
+from tests.support.sidecar import ROOT
+
+TOKEN = "a-secret-of-twenty-four"
+PATIENCE_S = 30
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A certificate of one's own for 127.0.0.1, and its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    directory = tmp_path_factory.mktemp("tls")
+    cert, key = directory / "cert.pem", directory / "key.pem"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-days",
+        "2",
+    ]
+    command += ["-subj", "/CN=coordinator", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command += ["-addext", "keyUsage=digitalSignature,keyCertSign"]
+    subprocess.run([*command, "-keyout", str(key), "-out", str(cert)], check=True, capture_output=True)
+    return cert, key
+
+
+@pytest.fixture
+def secured(tmp_path: Path, certificate: tuple[Path, Path]) -> Iterator[str]:
+    """A coordinator behind TLS that wants a token."""
+    topology = racks([4, 4], 4)
+    settings = ServeSettings(Address("127.0.0.1", 0), security=Security(TOKEN, tls_context(*certificate)))
+    world = World(topology, make_planner("paper", topology), SystemClock(), Random(0), silent)
+    with opened(tmp_path) as metadata, in_thread(world, metadata, settings) as url:
+        yield url
+
+
+def test_tls_and_a_token(secured: str, certificate: tuple[Path, Path]) -> None:
+    """With both, everything works; without the token nothing but /health, not even whether a path exists."""
+    with CoordinatorClient(secured, token=TOKEN, ca_file=certificate[0]) as client:
+        assert [go.done() for go in client.submit("r1h1", chunks=2).goes()] == [True, True]
+    for wrong in (None, "", TOKEN[:-1], TOKEN + "x", "ä"):
+        with CoordinatorClient(secured, token=wrong, ca_file=certificate[0]) as client:
+            for path in ("/v1/status", "/v1/nothing", "/", "/metrics", "/openapi.json"):
+                with pytest.raises(Unauthorized, match="Bearer"):
+                    client.ask(Ask("GET", path))
+            assert client.ask(Ask("GET", "/health")) == {"status": "ok"}
+
+
+async def test_the_trio_client_speaks_tls(secured: str, certificate: tuple[Path, Path]) -> None:
+    """The same over trio; a server that cannot prove who it is gets no token."""
+    async with TrioCoordinatorClient(secured, token=TOKEN, ca_file=certificate[0]) as client:
+        assert (await client.status())["planner"] == "paper"
+    async with TrioCoordinatorClient(secured, token=TOKEN, patience_s=0) as client:
+        with pytest.raises(Unavailable):
+            await client.status()
+
+
+def test_a_stranger_is_not_trusted(secured: str) -> None:
+    """A certificate that nobody vouched for is refused by the blocking client too."""
+    with CoordinatorClient(secured, token=TOKEN, patience_s=0) as client, pytest.raises(Unavailable, match="certif"):
+        client.status()
+
+
+async def test_plain_bytes_on_a_tls_port_do_no_harm(secured: str, certificate: tuple[Path, Path]) -> None:
+    """Who does not speak TLS is closed; the next who does is served."""
+    host, _, port = secured.removeprefix("https://").rpartition(":")
+    stream = await trio.open_tcp_stream(host, int(port))
+    await stream.send_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    async with stream:
+        try:
+            while await stream.receive_some():
+                pass
+        except trio.BrokenResourceError:
+            pass
+    async with TrioCoordinatorClient(secured, token=TOKEN, ca_file=certificate[0]) as client:
+        assert await client.status()
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", "10.1.2.3:9880", "somewhere:9880"])
+def test_other_machines_are_kept_out_by_default(listen: str) -> None:
+    """Beyond loopback: TLS and a token, or `insecure`; one of them alone is not enough."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    for security in (Security(), Security(token=TOKEN), Security(tls=context)):
+        with pytest.raises(StartError, match="--insecure"):
+            security.check(parse_listen(listen))
+    for security in (Security(insecure=True), Security(TOKEN, context)):
+        security.check(parse_listen(listen))
+    for local in ("127.0.0.1:0", "[::1]:0", "localhost:0"):
+        Security().check(parse_listen(local))
+
+
+def refused(tmp_path: Path, *flags: str) -> str:
+    """Run `cairn coordinate` with flags that it must refuse; its one line."""
+    path, _ = topology_file(tmp_path)
+    command = [sys.executable, "-m", "logstore.cli", "coordinate", "--data-dir", str(tmp_path / "data")]
+    command += [] if "--topology" in flags else ["--topology", str(path)]
+    ended = subprocess.run(
+        [*command, "--listen", "127.0.0.1:0", *flags],
+        capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 2, ended.stderr
+    assert ended.stdout == ""
+    assert "Traceback" not in ended.stderr
+    return ended.stderr.splitlines()[-1]
+
+
+def test_the_command_refuses_to_be_open(tmp_path: Path) -> None:
+    """What prevents a start is one clear line and status 2, and nothing is made on disk."""
+    assert "--insecure" in refused(tmp_path, "--listen", "0.0.0.0:0")
+    assert "go together" in refused(tmp_path, "--tls-cert", "x")
+    assert "x.toml" in refused(tmp_path, "--topology", "x.toml")
+    assert not (tmp_path / "data").exists()
+
+
+def test_tokens_are_checked(tmp_path: Path) -> None:
+    """A token file that is missing, short or no text is named."""
+    path = tmp_path / "token"
+    with pytest.raises(StartError, match="token: No such file"):
+        read_token(path)
+    for bad in (b"", b"short", b"two words that are long enough", b"\xff" * 30):
+        path.write_bytes(bad)
+        with pytest.raises(StartError, match=str(path)):
+            read_token(path)
+    path.write_text(TOKEN + "\n")
+    assert read_token(path) == TOKEN
+    with pytest.raises(StartError, match="--tls-key"):
+        tls_context(path, path)
+
+
+@pytest.mark.parametrize("text", ["", "9880", "host", "host:", "host:99999", "host:x", ":1"])
+def test_addresses_are_checked(text: str) -> None:
+    """What is not HOST:PORT is named."""
+    with pytest.raises(StartError, match="HOST:PORT"):
+        parse_listen(text)
+
+
+def test_clients_check_addresses() -> None:
+    """The same for a client's URL."""
+    for text in ("", "ftp://x", "http://", "http://x:y", "http://x/path", "x:1"):
+        with pytest.raises(CoordinatorError, match="http://HOST:PORT"):
+            CoordinatorClient(text)
+    assert CoordinatorClient("http://[::1]:1")._at.authority == "[::1]:1"
+
+
+def test_a_page_in_a_browser_cannot_post(tmp_path: Path) -> None:
+    """What a foreign page may send without asking (a plain form or text) changes nothing."""
+    topology = racks([4, 4], 4)
+    world = World(topology, make_planner("paper", topology), SystemClock(), Random(0), silent)
+    with opened(tmp_path) as metadata, in_thread(world, metadata, ServeSettings(Address("127.0.0.1", 0))) as url:
+        for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
+            body = b'{"writer":"r1h1","chunks":1}'
+            assert ask(url, "POST", "/v1/requests", body=body, Content_Type=kind).status == 415
+        assert ask(url, "OPTIONS", "/v1/requests").status == 405
+        assert ask(url, "GET", "/v1/status").json()["requests"] == {}

@@ -1,0 +1,115 @@
+"""What people and Prometheus see: the page with its picture, the metrics, the log; all of it escaped and bounded."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from scheduler.client import CoordinatorClient
+from scheduler.coordinator import page
+from scheduler.coordinator.ledger import Span
+from scheduler.coordinator.report import Reporter
+from scheduler.coordinator.testing import CoordinatorProcess, running
+from scheduler.peace.online import ChunkRecord
+from scheduler.topology import racks
+from tests.coordinator.support import ask, topology_file
+
+NASTY = "<script>alert(\"1\")</script>&'x'"
+
+
+@pytest.fixture
+def busy() -> Iterator[str]:
+    """A coordinator with chunks under way, one done, one waiting, and a host that is lost."""
+    with running(racks([4, 4], 4), planner="paper") as url, CoordinatorClient(url) as client:
+        next(client.submit("r1h1", chunks=1).goes()).done()
+        client.submit("r1h1", chunks=3, name=NASTY)
+        client.deregister("r2h4")
+        yield url
+
+
+def test_the_page_shows_who_writes_on_which_link(busy: str) -> None:
+    """Hosts that send, the links between the racks, the queue and the capacities; one bar for each way."""
+    answer = ask(busy, "GET", "/")
+    assert answer.headers["Content-Type"].startswith("text/html")
+    picture = ET.fromstring(answer.text[answer.text.index("<svg") : answer.text.index("</svg>") + 6])
+    labels = {text.text for text in picture.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"r1h1", "rack1 → core", "core → rack2", "now", "-60 s"} <= labels
+    bars = list(picture.iter("{http://www.w3.org/2000/svg}rect"))
+    # Three chunks (one is done), each over three hosts and two links.
+    assert len(bars) == 3 * 5
+    assert "hosts lost: r2h4" in answer.text
+    assert "2 of 2" in answer.text
+
+
+def test_the_page_escapes_what_came_from_outside(busy: str) -> None:
+    """A request's name is a stranger's text: it appears, and is never markup."""
+    text = ask(busy, "GET", "/").text
+    assert "<script" not in text
+    assert "&lt;script&gt;" in text
+    ET.fromstring(re.sub(r"<!DOCTYPE html>|<meta [^>]*>", "", text))
+
+
+def test_the_picture_is_bounded() -> None:
+    """However many hosts and links: a bounded number of rows, and it says how many are left out."""
+    spans = [
+        Span(ChunkRecord(f"r{n}", 0, 1, "running", (f"h{n}", f"g{n}"), (((f"s{n}", "core"),),), 1000, 0), None)
+        for n in range(500)
+    ]
+    drawn = page.svg(page.Picture(spans, 2000))
+    assert drawn.count("<text") == page.MOST_ROWS + page.TICKS + 1
+    assert "940 more" in drawn
+    assert "Nothing" in page.svg(page.Picture([Span(spans[0].chunk, 1500)], 10_000_000))
+
+
+def test_metrics_are_prometheus_text(busy: str) -> None:
+    """Every line is a comment or a sample; types are declared once; the numbers are those of the status."""
+    answer = ask(busy, "GET", "/metrics")
+    assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    samples: dict[str, float] = {}
+    for line in answer.text.splitlines():
+        if not line.startswith("# "):
+            found = re.fullmatch(r'([a-z_]+(?:\{(?:[a-z]+="[^"\n]*",?)+\})?) (\S+)', line)
+            assert found is not None, line
+            samples[found[1]] = float(found[2])
+    prefix = "cairn_coordinator_"
+    assert samples[prefix + 'requests{state="finished"}'] == 1
+    assert samples[prefix + "chunks_in_flight"] == 2
+    assert samples[prefix + "chunks_waiting"] == 1
+    assert samples[prefix + 'hosts{state="lost"}'] == 1
+    assert samples[prefix + 'events_total{event="go"}'] >= 3
+    assert samples[prefix + 'answers_total{operation="submitRequest",status="201"}'] == 2
+    assert samples[prefix + 'capacity_total{resource="send"}'] == 16  # the lost one too: it may come back
+    names = re.findall(r"^# TYPE (\S+)", answer.text, flags=re.MULTILINE)
+    assert len(names) == len(set(names))
+
+
+def test_the_log_is_one_line_for_each_event(tmp_path: Path) -> None:
+    """logfmt on standard error: who was told what, and quoting that cannot be broken out of."""
+    path, _ = topology_file(tmp_path)
+    with CoordinatorProcess(path, tmp_path / "data", "--planner", "paper", "--seed", "7") as process:
+        with CoordinatorClient(process.url) as client:
+            for go in client.submit("r1h1", chunks=1, name='a "b" level=error').goes():
+                go.done()
+        assert process.terminate() == 0
+        lines = process.log().splitlines()
+    fields = [dict(re.findall(r'(\w+)=("(?:[^"\\]|\\.)*"|\S+)', line)) for line in lines]
+    assert [one["event"] for one in fields] == ["starting", "submitted", "go", "finished", "stopping", "stopped"]
+    assert fields[0]["seed"] == "7"
+    assert json.loads(fields[2]["request"]) == 'a "b" level=error'
+    assert all(one["level"] == "info" for one in fields)
+
+
+def test_a_log_that_cannot_be_written_is_lost() -> None:
+    """A closed standard error ends nothing."""
+    target = io.StringIO()
+    reporter = Reporter(lambda: 0, target)
+    reporter("go", {"a": "b\nc"})
+    assert target.getvalue() == 'time=1970-01-01T00:00:00.000+00:00 level=info event=go a="b\\nc"\n'
+    target.close()
+    reporter("go", {})
