@@ -113,7 +113,8 @@ class Agent:
                 "send": self._send,
                 "write": self._write,
             }
-            job = jobs.get(request.get("do"))
+            do = request.get("do")
+            job = jobs.get(do) if isinstance(do, str) else None
             if job is None:
                 raise CalibrationError(f"do={request.get('do')!r}: known are {', '.join(map(str, jobs))}")
             done = await job(lines, _Asked(request))
@@ -132,7 +133,7 @@ class Agent:
         if not isinstance(text, str) or not isinstance(given, str):
             raise CalibrationError("a request and its proof are expected")
         expected = proof(self.settings.token, nonce, text)
-        if not hmac.compare_digest(given.encode(), expected.encode()):
+        if not hmac.compare_digest(given.encode("utf-8", "surrogatepass"), expected.encode()):
             raise CalibrationError("wrong token: calibrator and agents need the same --token-file")
         try:
             request = json.loads(text)

@@ -93,7 +93,8 @@ class Lines:
 
 def proof(token: bytes, nonce: str, request: str) -> str:
     """What shows that a request comes from someone who has the token."""
-    return hmac.new(token, f"{nonce}\n{request}".encode(), hashlib.sha256).hexdigest()
+    # A text from JSON may hold what UTF-8 cannot.
+    return hmac.new(token, f"{nonce}\n{request}".encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
 
 
 async def ask(address: Address, token: bytes, request: Mapping[str, object], limit_s: float) -> dict[str, object]:
@@ -116,7 +117,7 @@ async def start(address: Address, token: bytes, request: Mapping[str, object]) -
             stream = await trio.open_tcp_stream(address.host, address.port)
     except trio.TooSlowError:
         raise CalibrationError(f"{address}: no agent answered within {CONNECT_S:g} s") from None
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a name that cannot be one of a host
         raise CalibrationError(f"{address}: no agent there ({error}); start: cairn topology agent") from None
     try:
         lines = Lines(stream, str(address))

@@ -9,7 +9,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from scheduler.drawing import draw
 from scheduler.overview import overview
@@ -49,6 +49,7 @@ def check(svg: str) -> None:
         assert apart, (one, other)
 
 
+@settings(max_examples=60)
 @given(networks())
 def test_any_network(topology: Topology) -> None:
     """Trees, rings, odd names: well-formed XML, the same twice, every server in one box, no two boxes overlap."""

@@ -1,0 +1,296 @@
+"""Agents: who may ask, what they measure, what they refuse, and that they leave nothing behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from random import Random
+
+import pytest
+import trio
+
+from scheduler.calibration.agent import Agent, Limits, Settings
+from scheduler.calibration.calibrator import Calibrator, Step
+from scheduler.calibration.calibrator import Settings as Thoroughness
+from scheduler.calibration.rules import calibrate
+from scheduler.calibration.tasks import first_of, together
+from scheduler.calibration.wire import MOST_LINE_BYTES, Address, CalibrationError, ask, parse_address, proof
+from scheduler.topology import racks
+
+LOCAL = Address("127.0.0.1", 0)
+TOKEN = b"secret"
+LIMIT_S = 30.0
+SMALL = Limits(connections=4, seconds=1, streams=4, writers=4, disk_bytes=1 << 20, handshake_s=0.5, disk_s=20)
+
+
+@asynccontextmanager
+async def running(directory: Path, *, token: bytes = TOKEN, limits: Limits = SMALL) -> AsyncIterator[Address]:
+    """An agent on a port of loopback."""
+    async with trio.open_nursery() as nursery:
+        yield await nursery.start(Agent(Settings(directory, token, limits)).serve, LOCAL)
+        nursery.cancel_scope.cancel()
+
+
+def files_in(directory: Path) -> list[Path]:
+    """What lies there."""
+    return list(directory.iterdir())
+
+
+async def send(address: Address, *targets: Address, **how: object) -> list[float]:
+    """Let an agent send to others."""
+    request = {"do": "send", "to": [str(target) for target in targets], **how}
+    rates = (await ask(address, TOKEN, request, LIMIT_S))["bytes_s"]
+    assert isinstance(rates, list)
+    return rates
+
+
+async def problem_of(address: Address, request: dict[str, object]) -> str | None:
+    """What the agent has against a request."""
+    try:
+        await ask(address, TOKEN, request, LIMIT_S)
+    except CalibrationError as error:
+        return str(error)
+    return None
+
+
+# ---- what they measure
+
+
+async def test_links(tmp_path: Path) -> None:
+    """One agent sends to two others at once, with two streams each; each says how fast it came."""
+    async with running(tmp_path) as one, running(tmp_path) as two, running(tmp_path) as three:
+        rates = await send(one, two, three, seconds=0.2, warm_up_s=0.05, streams=2)
+    assert len(rates) == 2
+    assert all(rate > 1e6 for rate in rates)
+
+
+async def test_writes_through_to_disks(tmp_path: Path) -> None:
+    """What comes in is written and synced, and the file is gone; the room for it is free again."""
+    async with running(tmp_path) as one, running(tmp_path) as two:
+        for _ in range(3):  # more in all than there is room for at a time
+            (rate,) = await send(one, two, bytes=1 << 19)
+            assert rate > 0
+        assert files_in(tmp_path) == []
+
+
+async def test_disks(tmp_path: Path) -> None:
+    """So many writers, so many rates, no file left."""
+    async with running(tmp_path) as agent:
+        done = await ask(agent, TOKEN, {"do": "write", "writers": 3, "bytes": 100_000}, LIMIT_S)
+        assert isinstance(done["bytes_s"], list)
+        assert len(done["bytes_s"]) == 3
+        assert min(done["bytes_s"]) > 0
+        assert files_in(tmp_path) == []
+
+
+async def test_a_whole_calibration(tmp_path: Path) -> None:
+    """Three agents, all steps, and every capacity comes from a rate."""
+    topology = racks([2, 1], 1)
+    steps: list[Step] = []
+    limits = Limits(disk_bytes=1 << 24)
+    async with (
+        running(tmp_path, limits=limits) as a,
+        running(tmp_path, limits=limits) as b,
+        running(tmp_path, limits=limits) as c,
+    ):
+        addresses = dict(zip(topology.index, (a, b, c), strict=True))
+        how = Thoroughness(seconds=0.1, warm_up_s=0.02, concurrency=(1, 2), file_bytes=50_000)
+        measured = await Calibrator(topology, addresses, TOKEN, how, Random(1), steps.append).measure()
+    assert [step.done for step in steps] == list(range(1, len(steps) + 1))
+    assert {step.total for step in steps} == {len(steps)}
+    assert set(measured.hosts) == set(topology.index)
+    assert set(measured.links) == set(range(len(topology.links)))
+    result = calibrate(topology, measured)
+    assert all(server.link_bytes_s and server.disk_bytes_s and server.disk for server in result.topology.servers)
+    assert all(link.bytes_s and link.capacity >= 1 for link in result.topology.links)
+    assert files_in(tmp_path) == []
+
+
+# ---- who may ask
+
+
+async def test_the_wrong_token(tmp_path: Path) -> None:
+    """Nothing is done, and the message says what is needed; an agent with another token is not sent to either."""
+    async with running(tmp_path) as agent, running(tmp_path, token=b"other") as stranger:
+        for token in (b"", b"Secret", b"other"):
+            with pytest.raises(CalibrationError, match=f"{agent}: wrong token.*--token-file"):
+                await ask(agent, token, {"do": "hello"}, LIMIT_S)
+        with pytest.raises(CalibrationError, match=f"{stranger}: wrong token"):
+            await send(agent, stranger, seconds=0.1, warm_up_s=0)
+
+
+async def test_a_proof_fits_one_request(tmp_path: Path) -> None:
+    """Heard on the network, it opens nothing: neither for another request nor on another connection."""
+    request = json.dumps({"do": "hello"})
+
+    async def try_with(nonce: str | None, text: str) -> str:
+        async with await trio.open_tcp_stream(*agent) as stream:
+            own = json.loads(await stream.receive_some(1000))["nonce"]
+            line = {"request": text, "proof": proof(TOKEN, nonce or own, request)}
+            await stream.send_all(json.dumps(line).encode() + b"\n")
+            nonces.append(own)
+            return (await stream.receive_some(1000)).decode()
+
+    nonces: list[str] = []
+    async with running(tmp_path) as agent:
+        assert "free_bytes" in await try_with(None, request)
+        assert "wrong token" in await try_with(nonces[0], request)
+        assert "wrong token" in await try_with(None, json.dumps({"do": "write", "writers": 1, "bytes": 1}))
+
+
+# ---- what they refuse
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        ({"do": "dance"}, "do='dance': known are hello, take, send, write"),
+        ({}, "do=None"),
+        ({"do": ["send"]}, "do="),
+        ({"do": "write", "writers": 5, "bytes": 1}, "writers=5: must be a number from 1 to 4"),
+        ({"do": "write", "writers": 1, "bytes": 1 << 30}, "bytes=1073741824"),
+        ({"do": "write", "writers": 4, "bytes": 1 << 20}, "4194304 bytes on disk"),
+        ({"do": "write", "writers": True, "bytes": "x"}, "writers=True"),
+        ({"do": "take", "seconds": 100}, "seconds=100: must be a number from 0.01 to 1"),
+        ({"do": "take", "seconds": 1, "warm_up_s": 1}, "warm_up_s=1"),
+        ({"do": "send", "to": [], "seconds": 1}, "to=[]"),
+        ({"do": "send", "to": ["127.0.0.1:1"] * 5, "seconds": 1}, "to="),
+        ({"do": "send", "to": ["127.0.0.1:1"] * 3, "streams": 2, "seconds": 1, "warm_up_s": 0}, "at most 4 in all"),
+        ({"do": "send", "to": ["127.0.0.1:99999"], "seconds": 1}, "'127.0.0.1:99999' is no address"),
+        ({"do": "send", "to": ["\ud800:1"], "seconds": 0.1, "warm_up_s": 0}, "no agent there"),
+        ({"do": "send", "to": ["a" * 300 + ":1"], "seconds": 0.1, "warm_up_s": 0}, "no agent there"),
+        ({"do": "send", "to": ["a\0b:1"], "seconds": 0.1, "warm_up_s": 0}, "no agent there"),
+        ({"do": "send", "to": ["127.0.0.1:1"], "seconds": 0.1, "warm_up_s": 0}, "127.0.0.1:1: no agent there"),
+    ],
+)
+async def test_bad_requests(tmp_path: Path, request_: dict[str, object], message: str) -> None:
+    """The error names the value; the agent lives on, and all its room with it."""
+    async with running(tmp_path) as agent:
+        with pytest.raises(CalibrationError) as caught:
+            await ask(agent, TOKEN, request_, LIMIT_S)
+        assert message in str(caught.value)
+        await ask(agent, TOKEN, {"do": "write", "writers": 4, "bytes": 1 << 18}, LIMIT_S)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"{}\n", b'{"request": 1, "proof": 2}\n', b"\xff\n", b"[" * 5000 + b"\n",
+     b'{"request": "\\ud800", "proof": "\\ud800"}\n',
+     b"x" * (4 * MOST_LINE_BYTES)],
+)  # fmt: skip
+async def test_strangers(tmp_path: Path, data: bytes) -> None:
+    """Whatever they send: an error or a closed connection, in bounded memory, and others are served."""
+    async with running(tmp_path) as agent:
+        async with await trio.open_tcp_stream(*agent) as stream:
+            await stream.send_all(data)
+            with trio.fail_after(LIMIT_S):
+                said = b""
+                try:
+                    while part := await stream.receive_some(1000):
+                        said += part
+                        if b"error" in said:
+                            break
+                except trio.BrokenResourceError:
+                    pass
+        assert b"nonce" in said
+        await ask(agent, TOKEN, {"do": "hello"}, LIMIT_S)
+
+
+async def test_silent_and_many_connections(tmp_path: Path) -> None:
+    """Silence has an end; more than so many connections are told so at once."""
+    async with running(tmp_path) as agent:
+        silent = [await trio.open_tcp_stream(*agent) for _ in range(SMALL.connections)]
+        for stream in silent:
+            assert b"nonce" in await stream.receive_some(1000)
+        with pytest.raises(CalibrationError, match="busy: 4 connections"):
+            await ask(agent, TOKEN, {"do": "hello"}, LIMIT_S)
+        with trio.fail_after(LIMIT_S):
+            for stream in silent:
+                assert b"took too long" in await stream.receive_some(1000)
+                await stream.aclose()
+            while (problem := await problem_of(agent, {"do": "hello"})) is not None:
+                assert "busy" in problem
+
+
+async def test_a_calibrator_that_goes_away_stops_its_work(tmp_path: Path) -> None:
+    """Cancelled in the middle of a long job, the agent is free again at once: room, connections, files."""
+    limits = Limits(connections=4, seconds=60, disk_bytes=1 << 20)
+    async with running(tmp_path, limits=limits) as one, running(tmp_path, limits=limits) as two:
+        with trio.move_on_after(0.3):
+            await send(one, two, seconds=60, warm_up_s=0)
+        with trio.move_on_after(0.2):
+            await ask(one, TOKEN, {"do": "take", "bytes": 1 << 20}, LIMIT_S)
+        with trio.fail_after(LIMIT_S):
+            while (problem := await problem_of(one, {"do": "write", "writers": 1, "bytes": 1 << 20})) is not None:
+                assert "in use" in problem
+
+
+async def test_no_agent_and_no_answer(tmp_path: Path) -> None:
+    """Nobody there, somebody else there, somebody silent: each has its message, with the address."""
+    with pytest.raises(CalibrationError, match=r"no agent there .* start: cairn topology agent"):
+        await ask(Address("127.0.0.1", 1), TOKEN, {"do": "hello"}, LIMIT_S)
+
+    async def other(stream: trio.SocketStream) -> None:
+        await stream.send_all(b"SSH-2.0-OpenSSH_9.2\r\n")
+
+    async def silent(stream: trio.SocketStream) -> None:
+        await trio.sleep_forever()
+
+    async with trio.open_nursery() as nursery:
+        for handler, message in ((other, "is this an agent?"), (silent, "no answer within 0.2 s")):
+            listeners = await nursery.start(partial(trio.serve_tcp, handler, 0, host="127.0.0.1"))
+            address = Address(*listeners[0].socket.getsockname())
+            with pytest.raises(CalibrationError, match=f"{address}: .*{message}".replace("?", r"\?")):
+                await ask(address, TOKEN, {"do": "hello"}, 0.2)
+        nursery.cancel_scope.cancel()
+
+
+async def test_all_silent_agents_are_counted(tmp_path: Path) -> None:
+    """The calibrator asks all before it measures, and says how many do not answer; an address may be missing."""
+    topology = racks([2, 2], 1)
+    nobody = Address("127.0.0.1", 1)
+    calibrator = Calibrator(topology, dict.fromkeys(topology.index, nobody), b"", Thoroughness(), Random(1), print)
+    with pytest.raises(CalibrationError, match=r"agent of 'r\dh\d': .*no agent there.*and 3 more agents"):
+        await calibrator.measure()
+    with pytest.raises(CalibrationError, match="server 'r1h1' has no address"):
+        await Calibrator(topology, {}, b"", Thoroughness(), Random(1), print).measure()
+
+
+# ---- addresses and tasks
+
+
+def test_addresses() -> None:
+    """Names, IPv4 and IPv6, with and without a port."""
+    found = [parse_address(text, 5) for text in ("h", "h:6", "10.0.0.1:7", "[::1]:8", "[::1]", "::1")]
+    assert found == [("h", 5), ("h", 6), ("10.0.0.1", 7), ("::1", 8), ("::1", 5), ("::1", 5)]
+    assert str(Address("::1", 8)) == "[::1]:8"
+    for bad in ("", ":5", "h:x", "h:70000", "[]:4"):
+        with pytest.raises(CalibrationError, match="is no address"):
+            parse_address(bad)
+
+
+async def test_errors_come_out_as_they_are() -> None:
+    """Not in groups; and no job outlives the others."""
+    ended = []
+
+    async def forever() -> int:
+        try:
+            return await trio.sleep_forever()
+        finally:
+            ended.append(1)
+
+    async def fail() -> int:
+        raise CalibrationError("no")
+
+    async def value(number: int) -> int:
+        return number
+
+    assert await together([partial(value, 1), partial(value, 2)]) == [1, 2]
+    for run in (partial(together, [forever, fail]), partial(first_of, forever, fail)):
+        with pytest.raises(CalibrationError, match="no"):
+            await run()
+    assert await first_of(forever, partial(value, 3)) == 3
+    assert ended == [1, 1, 1]
