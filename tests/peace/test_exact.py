@@ -46,6 +46,7 @@ def default_writes(draw: st.DrawFn, topology: Topology) -> list[Request]:
 
 
 @given(data=st.data())
+@settings(max_examples=settings().max_examples // 2)
 def test_default_placement_on_racks(data: st.DataObject) -> None:
     """The compact program on trees of racks: as good as exhaustive search."""
     topology = data.draw(rack_trees(most_hosts=3))
@@ -55,6 +56,7 @@ def test_default_placement_on_racks(data: st.DataObject) -> None:
 
 
 @given(data=st.data())
+@settings(max_examples=settings().max_examples // 2)
 def test_default_placement_on_any_network(data: st.DataObject) -> None:
     """The compact program on deep trees and on networks with several paths: as good as exhaustive search."""
     topology = data.draw(st.one_of(deep_trees(), graphs()))
@@ -62,6 +64,7 @@ def test_default_placement_on_any_network(data: st.DataObject) -> None:
 
 
 @given(data=st.data())
+@settings(max_examples=settings().max_examples // 2)
 def test_any_requests_on_any_network(data: st.DataObject) -> None:
     """The program of patterns: any placement, reads, copies, hosts to avoid; as good as exhaustive search."""
     topology = data.draw(st.one_of(rack_trees(most_hosts=3), deep_trees(most_switches=4), graphs(most_switches=4)))
@@ -136,8 +139,8 @@ def test_earlier_requests_are_preferred() -> None:
 
 def test_without_time_the_plan_is_no_worse_than_the_papers() -> None:
     """With no time to solve anything the plan is greedy, not empty, and claims no more than is known."""
-    topology = racks([20] * 15, 20)
-    requests = [Request(f"q{host}", host, 2, default_placement(3)) for host in range(300)]
+    topology = racks([40] * 25, 40)
+    requests = [Request(f"q{host}", host, 2, default_placement(3)) for host in range(1000)]
     plan = ExactPlanner(topology, time_limit_s=0.0).plan(requests, Residual.full(topology), Random(5))
     verify(topology, requests, plan, Residual.full(topology))
     greedy = PaperPlanner(topology).plan(requests, Residual.full(topology), Random(5))

@@ -42,7 +42,7 @@ def test_every_plan_keeps_every_promise(data: st.DataObject, seed: int) -> None:
 
 
 @given(data=st.data(), seed=seeds)
-@settings(max_examples=settings().max_examples // 3)
+@settings(max_examples=settings().max_examples // 4)
 def test_chains_are_chosen_as_the_algorithm_says(data: st.DataObject, seed: int) -> None:
     """Against the literal reading on networkx: the same chains are possible, and each comes as often as it should.
 

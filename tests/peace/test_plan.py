@@ -3,7 +3,7 @@
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.errors import PlanInvalid
@@ -51,6 +51,7 @@ def test_what_a_chain_takes(chain: Chain, units: list[str]) -> None:
 
 
 @given(data=st.data(), seed=seeds)
+@settings(max_examples=settings().max_examples // 3)
 def test_nothing_is_taken_that_is_not_there(data: st.DataObject, seed: int) -> None:
     """With one unit missing a chain is refused, with the resource named, and the residual is as it was."""
     topology = data.draw(st.one_of(rack_trees(), deep_trees(), graphs()))
@@ -89,6 +90,7 @@ def test_a_lost_host() -> None:
 
 
 @given(data=st.data(), done=st.integers(0, 3))
+@settings(max_examples=settings().max_examples // 2)
 def test_the_rest_of_a_request(data: st.DataObject, done: int) -> None:
     """What is left keeps its numbers and its sources, also when it is cut again."""
     request = data.draw(requests_for(small(), most_requests=1))[0]
