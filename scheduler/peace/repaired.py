@@ -9,7 +9,10 @@ between racks are what is short. Three steps, each only if the one before left s
    by rack and host by host (`scheduler.peace.repaired_kernels` has the model), and chains with these numbers.
 3. What still waits is tried again, and exchanged for chains that may find another way, for a bounded number of rounds.
 
-The best of these plans is returned. Source: beyond SGuard, whose algorithm 1 is step 1 and is not optimal (section 5).
+The best of these plans is returned. Where all requests are of step 2's kind and more is wanted than fits, step 2 comes
+first: if it has as many chunks as the model's bound, no plan has more, and the greedy one is not even made.
+
+Source: beyond SGuard, whose algorithm 1 is step 1 and is not optimal (section 5).
 
 Invariants:
 * Never fewer chunks than the greedy plan that the same seed gives. Every chain keeps all promises of a plan.
@@ -81,21 +84,35 @@ class RepairedPlanner:
     def plan(self, requests: Sequence[Request], residual: Residual, random: Random) -> Plan:
         """Plan as many chunks as can be found to fit into `residual`, and take them from there."""
         with collector_paused():
-            before = residual.copy()
-            asked, planned = self._tree.asked(requests), np.zeros(len(requests), np.int64)
-            rows = self._tree.run(asked, residual, random, planned)
-            best = Attempt(residual, planned, rows, np.repeat(np.arange(len(requests)), planned))
-            if best.chunks < asked.fields[:, 2].sum():
-                best = self._improved(asked, before, best, random)
-                for ours, found in zip(_arrays(residual), _arrays(best.residual), strict=True):
-                    ours[:] = found
+            asked, seed = self._tree.asked(requests), random.getrandbits(64)
+            best = self._surely_best(asked, residual, seed) or self._from_greedy(asked, residual.copy(), seed)
+            for ours, found in zip(_arrays(residual), _arrays(best.residual), strict=True):
+                ours[:] = found
             order = np.argsort(best.owner, kind="stable")
             return self._tree.decoded(requests, asked, best.planned, best.rows[order])
 
-    def _improved(self, asked: Asked, before: Residual, greedy: Attempt, random: Random) -> Attempt:
-        """Steps 2 and 3."""
-        best, wanted = greedy, asked.fields[:, 2]
-        enough = int(wanted.sum())
+    def _surely_best(self, asked: Asked, before: Residual, seed: int) -> Attempt | None:
+        """Step 2 alone, if it covers all requests, not all chunks fit, and it has as many as the model's bound."""
+        count = len(asked.fields)
+        for replicas in IMPROVABLE:
+            chosen = _chosen(asked, replicas)
+            if 0 < len(chosen) == count:
+                rows, planned = np.empty((0, asked.width), np.int32), np.zeros(count, np.int64)
+                nothing = Attempt(before.copy(), planned, rows, np.empty(0, np.int64))
+                most = self._bound(asked, nothing, chosen, replicas)
+                if most < asked.fields[:, 2].sum():
+                    found = self._rebuilt(asked, nothing, chosen, most, replicas, seed)
+                    return found if found.chunks == most else None
+        return None
+
+    def _from_greedy(self, asked: Asked, residual: Residual, seed: int) -> Attempt:
+        """All steps."""
+        before, planned = residual.copy(), np.zeros(len(asked.fields), np.int64)
+        rows = self._tree.run(asked, residual, seed, planned)
+        best = Attempt(residual, planned, rows, np.repeat(np.arange(len(planned)), planned))
+        enough = int(asked.fields[:, 2].sum())
+        if best.chunks == enough:
+            return best
         for replicas in IMPROVABLE:
             chosen = _chosen(asked, replicas)
             if not len(chosen):
@@ -103,7 +120,7 @@ class RepairedPlanner:
             fixed = self._without(before, best, chosen, replicas)
             most = self._bound(asked, fixed, chosen, replicas)
             if fixed.chunks + most > best.chunks:
-                found = self._rebuilt(asked, fixed, chosen, most, replicas, random)
+                found = self._rebuilt(asked, fixed, chosen, most, replicas, seed)
                 best = found if found.chunks > best.chunks else best
             if len(chosen) == len(asked.fields):
                 enough = min(enough, most)
@@ -132,11 +149,10 @@ class RepairedPlanner:
         tables = self._tree.tree, self._tree.pool, self._parts, self._sums
         return int(kernels.bound(*tables, replicas, *_arrays(fixed.residual)))
 
-    def _rebuilt(
-        self, asked: Asked, fixed: Attempt, chosen: Numbers, most: int, replicas: int, random: Random
-    ) -> Attempt:
+    def _rebuilt(self, asked: Asked, fixed: Attempt, chosen: Numbers, most: int, replicas: int, seed: int) -> Attempt:
         """Chains for the numbers that `_bound` found; then greedy once more for all that waits."""
         tree, pool = self._tree.tree, self._tree.pool
+        self._tree.seed(seed)
         writes = np.ascontiguousarray(asked.fields[chosen, 1:3])
         lists, rows = np.empty((LISTS, 2 * most + 4), np.int32), np.empty((most, replicas + 1), np.int32)
         tables = tree, pool, self._parts, self._sums
@@ -150,7 +166,7 @@ class RepairedPlanner:
         parts, owners = [fixed.rows, _padded(rows[:used], asked.width)], [fixed.owner, owner]
         if used < most or len(chosen) < len(planned):
             known = planned.copy()
-            parts.append(self._tree.run(asked, fixed.residual, random, planned))
+            parts.append(self._tree.run(asked, fixed.residual, seed, planned))
             owners.append(np.repeat(np.arange(len(planned)), planned - known))
         return Attempt(fixed.residual, planned, np.concatenate(parts), np.concatenate(owners))
 

@@ -49,6 +49,9 @@ ROWS_AT_A_TIME = 1 << 16
 FEW = 256
 """Chunks of a request up to which the numbers of those that wait are kept for the next request."""
 
+MOST_ROUTES = 1 << 17
+"""Pairs of racks whose routes are kept: some 20 MB."""
+
 Routes = tuple[tuple[int, ...], ...]
 
 
@@ -97,11 +100,11 @@ class TreePlanner:
         with collector_paused():
             planned = np.zeros(len(requests), np.int64)
             asked = self.asked(requests)
-            return self.decoded(requests, asked, planned, self.run(asked, residual, random, planned))
+            return self.decoded(requests, asked, planned, self.run(asked, residual, random.getrandbits(64), planned))
 
     def chain(self, request: Request, chunk: int, residual: Residual, random: Random) -> Chain | None:
         """One chunk's chain if there is one, taken from `residual`; else None and nothing is taken."""
-        rows = self.run(self.asked_one(request, chunk), residual, random, np.zeros(1, np.int64))
+        rows = self.run(self.asked_one(request, chunk), residual, random.getrandbits(64), np.zeros(1, np.int64))
         if not len(rows):
             return None
         hosts = tuple(rows[0].tolist())
@@ -117,7 +120,9 @@ class TreePlanner:
             table[:, 0] = [KINDS[kind] for kind in kinds]
         table[:, 1] = [request.writer for request in requests]
         table[:, 2] = [request.chunks for request in requests]
-        placements = list({id(request.placement): request.placement for request in requests}.values())
+        placements = [requests[0].placement] if requests else []
+        if not all(request.placement is placements[0] for request in requests):
+            placements = list({id(request.placement): request.placement for request in requests}.values())
         lengths = [len(placement) for placement in placements]
         if len(placements) > 1:
             place_of = {id(placement): place for place, placement in enumerate(placements)}
@@ -130,12 +135,11 @@ class TreePlanner:
             rules[place, : len(placement)] = self.compiled(placement)
         avoid: list[int] = []
         sources: list[tuple[int, ...]] = []
-        for place, request in enumerate(requests):
-            if request.avoid:
+        if any([request.avoid or request.sources for request in requests]):
+            for place, request in enumerate(requests):
                 table[place, 5] = len(avoid)
                 avoid += sorted(request.avoid)
                 table[place, 6] = len(avoid)
-            if request.sources:
                 table[place, 7] = len(sources)
                 sources += request.sources
         asked = Asked(table, rules, *_flat(sources), np.array(avoid, np.int32), 1 + most)
@@ -167,9 +171,13 @@ class TreePlanner:
         avoid = np.array(sorted(request.avoid), np.int32) if request.avoid else _NO_HOSTS
         return Asked(table, rules, sources, sources_at, avoid, 1 + max(replicas, 1))
 
-    def run(self, asked: Asked, residual: Residual, random: Random, planned: Numbers) -> Rows:
+    def seed(self, seed: int) -> None:
+        """What the kernels' random numbers begin with (64 bits)."""
+        self.tree[kernels.SEED, 0] = seed - (1 << 63)
+
+    def run(self, asked: Asked, residual: Residual, seed: int, planned: Numbers) -> Rows:
         """Plan what fits, and take it: `planned[q]` rows of hosts for request q, in the requests' order."""
-        self.tree[kernels.SEED, 0] = random.getrandbits(64) - (1 << 63)
+        self.seed(seed)
         parts, first = [], 0
         while first < len(asked.fields):
             left = int((asked.fields[:, 2] - planned).sum())
@@ -198,7 +206,7 @@ class TreePlanner:
         else:
             hosts = [tuple(row[:length]) for row, length in zip(rows.tolist(), lengths.tolist(), strict=True)]
             routes = [self.routes(row) for row in hosts]
-        if any(request.numbers for request in requests):
+        if any([request.numbers for request in requests]):
             places = [requests[q].number(place) for q, place in zip(owners, places, strict=True)]
         each = repeat(Kind.WRITE, len(owners)) if not kinds.any() else (requests[q].kind for q in owners)
         chains = map(Chain._make, zip(map(names.__getitem__, owners), places, hosts, routes, each, strict=True))
@@ -243,6 +251,7 @@ class Ways:
             self._down[switch].append(())
             self._above[depth, switch] = switch
         self._parent, self._depth = tree.parent, tree.depth
+        self._known: dict[tuple[int, int], dict[int, Routes]] = {}
 
     def one(self, source: int, target: int) -> tuple[int, ...]:
         """From one switch to another."""
@@ -256,17 +265,35 @@ class Ways:
 
     def of_all(self, racks: Numbers) -> list[Routes]:
         """For each row of racks, the links between neighbours in it."""
+        hops = range(racks.shape[1] - 1)
+        moving = [hop for hop in hops if (racks[:, hop] != racks[:, hop + 1]).any()]
+        if len(moving) == 1:  # as a rule one replica is sent to another rack: the same few routes again and again
+            return self._of_one(racks[:, moving[0]], racks[:, moving[0] + 1], moving[0], len(hops) - 1 - moving[0])
         columns: list[Iterable[tuple[int, ...]]] = []
-        for place in range(racks.shape[1] - 1):
-            source, target = racks[:, place], racks[:, place + 1]
-            if (source == target).all():
+        for hop in hops:
+            if hop not in moving:
                 columns.append(repeat((), len(racks)))
                 continue
+            source, target = racks[:, hop], racks[:, hop + 1]
             above = self._above[:, source]
             meet = ((above == self._above[:, target]) & (above >= 0)).sum(axis=0) - 1  # the lowest that both are below
             ends = zip(source.tolist(), target.tolist(), meet.tolist(), strict=True)
             columns.append([self._up[a][depth] + self._down[b][depth] for a, b, depth in ends])
         return list(zip(*columns, strict=True))
+
+    def _of_one(self, source: Numbers, target: Numbers, before: int, behind: int) -> list[Routes]:
+        """The same where only one hop leaves a rack, with so many hops before and behind it."""
+        known = self._known.setdefault((before, behind), {})
+        if len(known) > MOST_ROUTES:
+            known.clear()
+        switches = len(self._up)
+        pairs = (source.astype(np.int64) * switches + target).tolist()
+        routes = list(map(known.get, pairs))
+        for place, pair in enumerate(pairs):
+            if routes[place] is None:
+                way = self.one(*divmod(pair, switches))
+                routes[place] = known[pair] = ((),) * before + (way,) + ((),) * behind
+        return routes  # type: ignore[return-value]  # none is None any more
 
 
 _NO_HOSTS: Counts = np.empty(0, np.int32)

@@ -1,0 +1,239 @@
+"""From rows to goals, tables, JSON and a plot.
+
+Invariant: figures come from rows; a gap is only given against an optimum that is proven.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from benchmarks.harness.report import Goal, Rows, at_least, at_most, print_goals, print_rows, write_json
+from benchmarks.scale.cases import LOADS
+
+NAME = "peace_scale"
+MOST_MS = 20.0
+MOST_GAP = 0.01
+LARGE = 10_000
+FAST = ("tree", "repaired")
+PLANNERS = ("paper", *FAST, "exact")
+COLOURS = {"paper": "tab:gray", "tree": "tab:blue", "repaired": "tab:green", "exact": "tab:red"}
+NOTES = (
+    "A timestep is one call of `plan`: from request objects to chain objects, Python and compiled parts together.",
+    "Warm kernels; the garbage collector is run before each call, and what existed before the cases is exempt from it.",
+    "A gap is 1 - chunks / chunks of a proven optimum (HiGHS, or exhaustive search on tiny networks).",
+    "One chain: a call of `chain` on a network in half use; the call compares its copy of all capacities first.",
+    "Memory: resident growth in a process of its own, for the load `two slots`.",
+)
+
+
+def publish(rows: Rows, about: Mapping[str, Any], directory: Path, console: Console) -> list[Goal]:
+    """Print the tables, write JSON and plot, give back the goals."""
+    goals = find_goals(rows)
+    _print_cases(rows, console)
+    _print_rest(rows, console)
+    print_goals(console, goals)
+    for what in about.get("left_out", ()):
+        console.print(f"left out: {what}")
+    content = {
+        **about,
+        "goals": [goal._asdict() for goal in goals],
+        "notes": list(NOTES),
+        "loads": {name: load.title for name, load in LOADS.items()},
+        "summary": summary(rows),
+        "tiny networks, chunks missing": {name: _missing(rows, name) for name in FAST},
+        "rows": rows.all,
+    }
+    write_json(directory / f"{NAME}.json", content)
+    draw(rows, str(about["mode"]), directory / f"{NAME}.png")
+    return goals
+
+
+def cases(rows: Rows) -> list[tuple[int, int, str]]:
+    """(levels, hosts, load), in the order measured."""
+    return list(
+        dict.fromkeys(
+            (row["levels"], row["hosts"], row["load"])
+            for row in rows.all
+            if row.get("planner") == "tree" and "levels" in row
+        )
+    )
+
+
+def find_goals(rows: Rows) -> list[Goal]:
+    """What the planners shall reach."""
+    goals = []
+    for planner in FAST:
+        for levels in (2, 3):
+            medians = [
+                value
+                for at, hosts, load in cases(rows)
+                if hosts == LARGE
+                and at == levels
+                and (value := rows.median("ms", planner=planner, hosts=hosts, load=load, levels=at)) is not None
+            ]
+            if medians:
+                name = f"{planner}: timestep of {LARGE:,} hosts, {levels} levels of switches, median, slowest load"
+                goals.append(at_most(name, max(medians), "ms", MOST_MS))
+    gaps = [gap for at in cases(rows) if (gap := worst_gap(rows, "repaired", *at)) is not None]
+    if gaps:
+        goals.append(at_most("repaired: gap from the optimum, worst case and round", max(gaps), "", MOST_GAP))
+        goals.append(at_least("cases with a proven optimum", len(gaps), "", 1))
+    for planner in FAST[1:]:
+        most = sum(row["most"] for row in rows.select(load="tiny", planner=planner))
+        if most:
+            lost = sum(lost * count for lost, count in _missing(rows, planner).items())
+            goals.append(at_most(f"{planner}: gap on tiny networks, all together", lost / most, "", MOST_GAP))
+    return goals
+
+
+def best_known(rows: Rows, levels: int, hosts: int, load: str) -> int | None:
+    """The chunks of a proven optimum."""
+    found = rows.select(planner="exact", hosts=hosts, load=load, levels=levels, proven=True)
+    return int(found[0]["chunks"]) if found else None
+
+
+def worst_gap(rows: Rows, planner: str, levels: int, hosts: int, load: str) -> float | None:
+    """Over all rounds; None where no optimum is known."""
+    most = best_known(rows, levels, hosts, load)
+    found = rows.select(planner=planner, hosts=hosts, load=load, levels=levels)
+    return 1 - min(row["chunks"] for row in found) / most if most and found else None
+
+
+def summary(rows: Rows) -> list[dict[str, Any]]:
+    """One line per case and planner."""
+    lines = []
+    for levels, hosts, load in cases(rows):
+        for planner in PLANNERS:
+            wanted = {"planner": planner, "hosts": hosts, "load": load, "levels": levels}
+            found = rows.select(**wanted)
+            if not found:
+                continue
+            gap = worst_gap(rows, planner, levels, hosts, load)
+            lines.append(
+                {
+                    **wanted,
+                    "rounds": len(found),
+                    "median_ms": rows.median("ms", **wanted),
+                    "best_ms": min(row["ms"] for row in found),
+                    "median_cpu_ms": rows.median("cpu_ms", **wanted),
+                    "median_us_per_chunk": rows.median("us_per_chunk", **wanted),
+                    "median_chunks": rows.median("chunks", **wanted),
+                    "worst_gap": None if gap is None else round(gap, 5),
+                }
+            )
+    return lines
+
+
+def _missing(rows: Rows, planner: str) -> dict[int, int]:
+    """On tiny networks: chunks fewer than there could be, and how often."""
+    return dict(
+        sorted(Counter(row["most"] - row["chunks"] for row in rows.select(load="tiny", planner=planner)).items())
+    )
+
+
+def _print_cases(rows: Rows, console: Console) -> None:
+    lines = []
+    for line in summary(rows):
+        gap = line["worst_gap"]
+        lines.append(
+            (
+                f"{line['hosts']:,} hosts, {line['levels']} levels, {line['load']}",
+                line["planner"],
+                f"{line['median_ms']:,.2f}",
+                f"{line['best_ms']:,.2f}",
+                f"{line['median_us_per_chunk']:,.1f}",
+                f"{line['median_chunks']:,.0f}",
+                "–" if gap is None else f"{gap * 100:.2f} %",
+            )
+        )
+    columns = ("case", "planner", "median ms", "best ms", "µs per chunk", "chunks", "worst gap")
+    print_rows(console, "One timestep", columns, lines)
+
+
+def _print_rest(rows: Rows, console: Console) -> None:
+    chains = [row for row in rows.all if str(row.get("planner", "")).endswith("one chain")]
+    lines = [
+        (f"{row['hosts']:,} hosts, {row['levels']} levels", row["load"], f"{row['us']:.1f}", f"{row['p99_us']:.1f}")
+        for row in chains
+    ]
+    print_rows(console, "One chain of `tree`", ("network", "load", "median µs", "p99 µs"), lines)
+    weighed = [
+        (
+            f"{row['hosts']:,} hosts",
+            row["planner"] + (", compiled from nothing" if row["load"] == "compiled" else ""),
+            f"{row['first_plan_s']:.2f}",
+            f"{row['network_and_requests_mb']:.1f}",
+            f"{row['planner_and_plan_mb']:.1f}",
+        )
+        for row in rows.all
+        if row["load"] in {"weighed", "compiled"}
+    ]
+    columns = ("a process of its own", "planner", "s to load and plan", "MB of network", "MB of planner and plan")
+    print_rows(console, "Memory", columns, weighed)
+    for planner in FAST:
+        console.print(f"tiny networks, {planner}: chunks missing and how often: {_missing(rows, planner)}")
+
+
+def draw(rows: Rows, mode: str, path: Path) -> None:
+    """Time and gap by hosts, one column per load; single chains and memory below."""
+    mpl.use("Agg")
+    figure = Figure(figsize=(15, 10), layout="constrained")
+    axes = figure.subplots(3, len(LOADS))
+    for column, (load, about) in enumerate(LOADS.items()):
+        _draw(axes[0][column], rows, load, "median_ms", "ms per timestep")
+        axes[0][column].axhline(MOST_MS, color="black", linestyle="--", linewidth=0.8)
+        axes[0][column].set_title(f"{load}: {about.title}", fontsize=7)
+        _draw(axes[1][column], rows, load, "median_us_per_chunk", "µs per chunk")
+        _draw_gap(axes[2][column], rows, load)
+    axes[0][0].legend(fontsize=7)
+    figure.suptitle(
+        f"Planners of 17 to 10,000 hosts ({mode} run; lines: two levels of switches, crosses: three; dashed: the goal)"
+    )
+    figure.savefig(path, dpi=100)
+
+
+def _draw(axis: Axes, rows: Rows, load: str, figure: str, title: str) -> None:
+    lines = [line for line in summary(rows) if line["load"] == load and line["median_chunks"]]
+    for planner in PLANNERS:
+        for levels, style in ((2, "o-"), (3, "x")):
+            points = [
+                (line["hosts"], line[figure])
+                for line in lines
+                if line["planner"] == planner and line["levels"] == levels
+            ]
+            label = planner if levels == 2 else None
+            axis.plot(
+                *zip(*points, strict=True) if points else ([], []),
+                style,
+                color=COLOURS[planner],
+                label=label,
+                markersize=4,
+            )
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_xlabel("hosts")
+    axis.set_ylabel(title)
+
+
+def _draw_gap(axis: Axes, rows: Rows, load: str) -> None:
+    lines = [line for line in summary(rows) if line["load"] == load and line["worst_gap"] is not None]
+    for planner in PLANNERS[:-1]:
+        for levels, style in ((2, "o-"), (3, "x")):
+            points = [
+                (line["hosts"], line["worst_gap"] * 100)
+                for line in lines
+                if line["planner"] == planner and line["levels"] == levels
+            ]
+            axis.plot(*zip(*points, strict=True) if points else ([], []), style, color=COLOURS[planner], markersize=4)
+    axis.axhline(MOST_GAP * 100, color="black", linestyle="--", linewidth=0.8)
+    axis.set_xscale("log")
+    axis.set_xlabel("hosts")
+    axis.set_ylabel("% fewer chunks than the optimum, worst round")
