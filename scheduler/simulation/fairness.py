@@ -71,4 +71,8 @@ def max_min(
                 load[resource] -= costs[flow, place]
                 if load[resource] < TOLERANCE * costs[flow, place]:
                     load[resource] = 0.0
+        if kept == count:  # nothing was full, against all arithmetic: end rather than go round for ever
+            for number in range(count):
+                rates[rising[number]] = level
+            return
         count = kept

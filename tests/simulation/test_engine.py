@@ -123,6 +123,13 @@ def test_memory_takes_what_the_disk_cannot_until_it_is_full() -> None:
     assert ends(run)["a", 0] == pytest.approx(0.85, rel=0.03)
 
 
+def test_a_reader_keeps_the_disk_from_draining_the_memory() -> None:
+    """30 MB of memory fill in 0.3 s while the reader has the disk; the other 34 MB go at 13⅓ MB/s: 2.85 s."""
+    jobs = [Job("w", 0, 1), Job("r", 2, 1, kind=Kind.READ, sources=((1,),))]
+    run = run_fixed(replace(EVEN, cache_bytes=30.0 * MB), {"w": [(0, 1)], "r": [(1, 2)]}, jobs=jobs)
+    assert ends(run)["w", 0] == pytest.approx(2.85, rel=0.03)
+
+
 def test_memory_that_was_filled_drains_while_nobody_writes() -> None:
     """The same again after a pause is as fast as the first time, and at once it is not."""
     physics = replace(EVEN, cache_bytes=30.0 * MB)
