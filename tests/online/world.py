@@ -133,7 +133,7 @@ class World:
         stored = [(type(record), json.loads(json.dumps(asdict(record)))) for record in self.records.values()]
         Random(self.seed + self.events).shuffle(stored)
         records = [kind.load(values) for kind, values in stored]
-        assert {record for record in records} == set(self.records.values())
+        assert set(records) == set(self.records.values())
         self.scheduler = OnlineScheduler.restore(
             self.topology,
             self.planner(self.topology),

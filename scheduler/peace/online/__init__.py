@@ -1,5 +1,49 @@
 """The online scheduler of Peace (SGuard, end of section 5, section 6.2): requests arrive at any time, chunks start when
-it is their turn and their path is free. Sans-I/O.
+it is their turn and their path is free. Sans-I/O: times and randomness come in, outcomes go out; store what changed,
+then tell.
+
+**The queue.** Requests stand in the order of their rank: the time of submission, less `priority_ms` for each step of
+priority; equal ranks in the order of submission. A rank never changes (unless a request is re-submitted larger), so
+ageing is built in: a request of priority p can be overtaken by one of priority q > p only if that arrives less than
+(q − p) · `priority_ms` after it. The chunks of a request are served together, lowest first, before those of the next:
+a checkpoint's chunks stay close together. Writes, recovery reads and copies stand in one queue and share one plan.
+
+**CONTINUOUS.** Capacities are tokens in flight. The *head* is the first request with a chunk waiting. If its next chunk
+has no free path, it reserves:
+
+1. While its own resource (every chain of it needs one: its sending side for a write) is used up, by its own chunks
+   mostly, it is owed the next token of that. Nothing else is held back: a writer at its full rate costs others nothing.
+2. Then it reserves a concrete chain, on hosts that are free now if links are all it lacks, else in the network with
+   nothing in flight. Of every resource of that chain it holds the tokens that are free and is owed the next that come
+   back. Others start only with what is left beyond this (backfill, in order of rank). When nothing is owed any more, or
+   some other path is free earlier, it starts.
+
+*Bound.* Let a round be a span of time at whose end all chunks have ended that were in flight at its beginning; if a
+chunk takes at most T from go to its end, a round takes at most T. **A request with C chunks ahead of it starts its next
+chunk within 2 (C + 1) rounds, so within 2 (C + 1) T**, as long as nothing new comes ahead of it.
+Proof. Only the head needs looking at: it gets one chunk started within two rounds, and then C is one less, or it was
+the request's own. In step 1 all tokens of the own resource are in use by chunks in flight (left = 0, nothing held), and
+nobody can take one that comes back, since it pays what is owed first. So when the first of these chunks ends, at the
+latest with the round, step 1 is over. In step 2 let x be a resource of the chain that needs d(x) tokens, of which h(x)
+were held at once, so d(x) − h(x) ≤ capacity(x) − h(x) are owed. Since the chain fits into the network with nothing in
+flight, the missing ones are all in use by chunks in flight at this moment. Tokens of x that come back pay what is
+owed before anybody else can have them, and held ones are given to nobody. So when all chunks that were in flight at
+this moment have ended, at the latest with the second round, nothing is owed and the head starts. ∎
+The bound counts chunk times, not completions: while one slow chunk holds the head up, others may complete any number of
+chunks elsewhere, and holding them back would help nobody. Of the completions in the head's way there are at most as
+many as chunks were in flight when it reserved: 2 (C + 1) · F, if never more than F are in flight.
+*What moves it.* "Ahead" counts what comes ahead later: chunks that fail or lose a host are ahead again (attempts are
+bounded), requests of higher priority (bounded by their age, above), a larger re-submission goes to the end itself. A
+lost host that is part of the reserved chain, and a restart, begin the head's two rounds anew. A request that has no
+path while hosts are lost is *stranded*: it lets the next be the head, keeps its rank, and the bound counts from the
+moment its hosts are back.
+
+*Work.* An event looks at those requests only that wait for a resource that it freed: `index`. It searches in vain at
+most `most_tries` times (for a family of like requests at most twice) and goes on at the next event.
+
+**TIMESTEPS.** As the paper: `timesteps` tells how. *Bound:* **a request with C chunks ahead of it starts its next chunk
+within C + 1 timesteps**: a timestep begins only if the first request of the queue gets a chunk in it. What moves it is
+the same.
 """
 
 from scheduler.peace.online.records import (

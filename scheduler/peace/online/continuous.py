@@ -22,7 +22,10 @@ from scheduler.topology import Topology
 
 _TRIES_SOON = 2
 _TRIES_FAMILY = 2
-"""Two writers of a rack that find no path: a single one may lack just the host that it is itself."""
+_TRIES_FAMILY_SMALL = 8
+_RACK_SMALL = 16
+"""So many writers of a rack find no path: the others will not, either. In a small rack more are worth a try, since each
+writer lacks just the host that it is itself."""
 
 
 class _Held:
@@ -145,7 +148,7 @@ class Continuous:
             tokens.hold(keys)
             self._held = held or _Held(unit, None, keys)
             return None
-        chain = self._planner.chain(unit.request, 0, tokens.left, self._random)
+        chain = tokens.chain(self._planner, unit.request, self._random)
         if chain is not None:
             if held is not None:  # what it leaves of its reservation is there for others
                 tokens.freed.update(key for key in held.keys if tokens.free(key))
@@ -203,7 +206,7 @@ class Continuous:
         while tries > 0 and (group := index.pop()) is not None:
             unit, chain = group.first(), None
             if unit is not None and unit is not head:
-                chain = self._planner.chain(unit.request, 0, tokens.left, self._random)
+                chain = tokens.chain(self._planner, unit.request, self._random)
                 tries -= chain is None
             if unit is not None and chain is not None:
                 launch(unit, chain)
@@ -211,7 +214,7 @@ class Continuous:
                 continue
             aside = vain.setdefault(group.family, [])
             aside.append(group)
-            if unit is not None and len(aside) == _TRIES_FAMILY:
+            if unit is not None and len(aside) == self._tries_of(unit):
                 self._set_back(aside)
                 index.sleep(group.family, unit)
         for family, aside in vain.items():
@@ -219,6 +222,12 @@ class Continuous:
             self._set_back(aside)
             if last is not None and not family.awake:
                 index.sleep(family, last)
+
+    def _tries_of(self, unit: Unit) -> int:
+        """How many of the unit's family are worth a try at one event."""
+        topology, writer = self._tokens.topology, unit.request.writer
+        small = writer < 0 or len(topology.members[topology.rack_of[writer]]) <= _RACK_SMALL
+        return _TRIES_FAMILY_SMALL if small else _TRIES_FAMILY
 
     def _set_back(self, groups: list[Group]) -> None:
         for group in groups:

@@ -12,7 +12,7 @@ Invariants:
 * Entries of heaps are dropped late: one counts only if it bears its owner's last stamp.
 """
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable
 from heapq import heappop, heappush
 from typing import Any
 
@@ -120,19 +120,17 @@ class Index:
         for unit in units:
             unit.group = None
 
-    def wake(self, freed: Iterable[Key]) -> None:
+    def wake(self, freed: Collection[Key]) -> None:
         """Tokens of these resources are free: those that wait for them are worth a try, and those that wait for any."""
-        some = False
+        if freed and not self._next_awake():  # else some have not had their turn since they were woken
+            self._awake, self._asleep = self._asleep, self._awake
         for key in freed:
-            some = True
             for group in self._parked_groups.pop(key, ()):
                 self.ready(group)
             for stamp, family in self._parked_families.pop(key, ()):
                 if family.stamp == stamp:
                     family.parked = False
                     self._rouse(family)
-        if some and not self._next_awake():
-            self._awake, self._asleep = self._asleep, self._awake
 
     def ready(self, group: Group) -> None:
         """The group is worth a try: its family is, too."""

@@ -23,6 +23,8 @@ from scheduler.peace.plan import Kind, Planner, Residual
 from scheduler.topology import Topology
 
 MOST_NAME_CHARACTERS = 256
+MOST_PATHS_KNOWN = 10_000
+"""Writers and placements whose path need not be looked for again."""
 NOBODY = -1
 """The writer of a COPY."""
 
@@ -67,16 +69,31 @@ def host_number(topology: Topology, field: str, host: object) -> int:
     return number
 
 
-def check_path(topology: Topology, planner: Planner, job: Job, random: Random) -> None:
-    """Some path must exist when all hosts are there and nothing is in flight, for all of its chunks. RequestError."""
-    whole = Residual.full(topology)
-    for unit in job.units:
-        chain = find(planner, unit, whole, random, TRIES)
-        if chain is None:
-            field = "sources" if job.kind is Kind.READ else "placement"
-            texts = " | ".join(placement_texts(job.placement)) or "its sources"
-            raise RequestError(field, f"no path for chunk {unit.first} in the whole network: {texts}; ask for less")
-        whole.give(chain)
+class PathCheck:
+    """Whether there is any path for a job when all hosts are there and nothing is in flight."""
+
+    def __init__(self, topology: Topology, planner: Planner, random: Random) -> None:
+        self._planner = planner
+        self._random = random
+        self._whole = Residual.full(topology)
+        self._known: dict[tuple[int, Placement], None] = {}
+
+    def check(self, job: Job) -> None:
+        """There is one for each chunk of a job that was sorted. Else RequestError."""
+        known = (job.writer, job.placement)
+        if job.kind is Kind.WRITE and known in self._known:
+            return
+        for unit in job.units:
+            chain = find(self._planner, unit, self._whole, self._random, TRIES)
+            if chain is None:
+                field = "sources" if job.kind is Kind.READ else "placement"
+                texts = " | ".join(placement_texts(job.placement)) or "its sources"
+                raise RequestError(field, f"no path for chunk {unit.first} in the whole network: {texts}; ask for less")
+            self._whole.give(chain)
+        if job.kind is Kind.WRITE:
+            self._known[known] = None
+            if len(self._known) > MOST_PATHS_KNOWN:
+                del self._known[next(iter(self._known))]
 
 
 def job_of(topology: Topology, settings: Settings, record: RequestRecord) -> Job:

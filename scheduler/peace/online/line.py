@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from scheduler.peace.online.jobs import Job, Rank
 
-BLOCK_ENTRIES = 512
+BLOCK_ENTRIES = 128
 """Entries of a block at most: an insertion moves at most this many, a count adds up at most this many."""
 
 

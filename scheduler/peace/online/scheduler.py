@@ -53,12 +53,11 @@ class OnlineScheduler:
 
     def __init__(self, topology: Topology, planner: Planner, settings: Settings, random: Random) -> None:
         self._topology = topology
-        self._planner = planner
         self._settings = settings
-        self._random = random
         self._line = Line()
         policy = Continuous if settings.mode is Mode.CONTINUOUS else Timesteps
         self._policy: Continuous | Timesteps = policy(topology, planner, settings, random, self._line)
+        self._paths = intake.PathCheck(topology, planner, random)
         self._jobs: dict[str, Job] = {}
         self._active = 0
         self._ended: dict[str, None] = {}
@@ -85,7 +84,7 @@ class OnlineScheduler:
         gone = job.sort(self._lost)
         if gone is not None:
             raise RequestError("sources", f"chunk {gone}: all of {submission.sources[gone]!r} are lost")
-        intake.check_path(self._topology, self._planner, job, self._random)
+        self._paths.check(job)
         self._begin(now_ms)
         self._place_anew(job)
         self._adopt(job)

@@ -8,9 +8,16 @@ Invariants:
 """
 
 from collections.abc import Iterable
+from itertools import pairwise
+from random import Random
 
-from scheduler.peace.plan import Chain, Residual, Resource, demands
+import numpy as np
+
+from scheduler.peace.plan import Chain, Planner, Request, Residual, Resource, demands
 from scheduler.topology import Topology, disk_capacity
+
+_TRIES_FORWARDING = 2
+"""Searches among hosts that can forward: a rack with a single one of them is a dead end, too."""
 
 Key = tuple[Resource, int]
 
@@ -24,10 +31,29 @@ class Tokens:
         self.whole = Residual.full(topology)
         self.soon = Residual(topology, self.left.send, self.left.receive, self.left.disk, self.whole.link)
         """The hosts as they are and all links free: where a reservation looks first, for its hosts need no wait."""
+        self._forwarding = Residual(topology, self.left.send, self.left.receive.copy(), self.left.disk, self.left.link)
+        """The same as `left`, but hosts that cannot send receive nothing."""
         self.owed: dict[Key, int] = {}
         self.freed: set[Key] = set()
         self._debt: dict[Key, int] = {}
         self._lost: set[int] = set()
+
+    def chain(self, planner: Planner, request: Request, random: Random) -> Chain | None:
+        """A chain from what is left, and its tokens.
+
+        Algorithm 1 looks one replica ahead, so where many hosts are sending it runs into dead ends: a host that may
+        receive but not forward. These are hidden from it first; only then may the last replica lie on one of them.
+        """
+        if len(request.placement) > 1:
+            left, narrow = self.left, self._forwarding
+            np.multiply(left.receive, left.send > 0, out=narrow.receive)
+            for _ in range(_TRIES_FORWARDING):
+                chain = planner.chain(request, 0, narrow, random)
+                if chain is not None:
+                    for source, target in pairwise(chain.hosts):
+                        left.receive[target] -= source != target
+                    return chain
+        return planner.chain(request, 0, self.left, random)
 
     def free(self, key: Key) -> bool:
         """Whether anybody may take a token of this resource."""
