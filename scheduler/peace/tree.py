@@ -24,6 +24,7 @@ from dataclasses import fields
 from functools import lru_cache
 from itertools import chain as joined
 from itertools import pairwise, repeat
+from operator import attrgetter
 from random import Random
 from typing import NamedTuple
 
@@ -135,7 +136,7 @@ class TreePlanner:
             rules[place, : len(placement)] = self.compiled(placement)
         avoid: list[int] = []
         sources: list[tuple[int, ...]] = []
-        if any([request.avoid or request.sources for request in requests]):
+        if any(map(attrgetter("avoid"), requests)) or any(map(attrgetter("sources"), requests)):
             for place, request in enumerate(requests):
                 table[place, 5] = len(avoid)
                 avoid += sorted(request.avoid)
@@ -206,7 +207,7 @@ class TreePlanner:
         else:
             hosts = [tuple(row[:length]) for row, length in zip(rows.tolist(), lengths.tolist(), strict=True)]
             routes = [self.routes(row) for row in hosts]
-        if any([request.numbers for request in requests]):
+        if any(map(attrgetter("numbers"), requests)):
             places = [requests[q].number(place) for q, place in zip(owners, places, strict=True)]
         each = repeat(Kind.WRITE, len(owners)) if not kinds.any() else (requests[q].kind for q in owners)
         chains = map(Chain._make, zip(map(names.__getitem__, owners), places, hosts, routes, each, strict=True))
