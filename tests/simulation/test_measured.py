@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from statistics import fmean
 
+import numpy as np
 import pytest
 
 from benchmarks.simulated.experiments import run_once
@@ -19,6 +20,8 @@ from scheduler.simulation.measured import (
     TABLE_8_CLIENT_WRITE,
     TABLE_8_NODE_READ,
     TABLE_8_NODE_WRITE,
+    TABLE_8_NODE_WRITE_TOTALS_IF_UNFAIR,
+    curve,
     link_capacity,
     paper_cluster,
 )
@@ -85,11 +88,32 @@ def test_table_8_client_without_disks() -> None:
 
 def test_between_and_beyond_the_measured_numbers() -> None:
     """A power law between, a constant total beyond; what a client gets never rises with company."""
-    curve = PAPER.disk_write
-    assert curve.per_client(3) == pytest.approx(22.5 * MB * (9.9 / 22.5) ** 0.5849625)
-    assert 32 * curve.per_client(32) == pytest.approx(16 * curve.per_client(16))
-    rates = [curve.per_client(clients) for clients in range(1, 40)]
+    disk = PAPER.disk_write
+    assert disk.per_client(3) == pytest.approx(22.5 * MB * (9.9 / 22.5) ** 0.5849625)
+    assert 32 * disk.per_client(32) == pytest.approx(16 * disk.per_client(16))
+    rates = [disk.per_client(clients) for clients in range(1, 40)]
     assert rates == sorted(rates, reverse=True)
+
+
+@pytest.mark.parametrize(("clients", "rate", "deviation"), [(4, 9.90, 0.81), (8, 6.03, 3.85), (16, 2.57, 2.48)])
+def test_unfair_disks_give_table_8_with_its_deviations(clients: int, rate: float, deviation: float) -> None:
+    """Clients weighted log-normally, fair up to 4, ever less so beyond: about the table's means and deviations."""
+    totals = curve(CLIENTS, TABLE_8_NODE_WRITE_TOTALS_IF_UNFAIR, total=True).totals / MB
+    spread = np.interp(np.log2(np.arange(1, 17)), [2, 3, 4], [0.08, 2.6, 6.0])
+    random = np.random.default_rng(1)
+    rates = []
+    for _ in range(200):
+        luck, left, now_s = random.standard_normal(clients), np.full(clients, 64.0), 0.0
+        while len(left):
+            weights = np.exp(spread[len(left) - 1] * luck)
+            speeds = totals[len(left)] * weights / weights.sum()
+            step_s = (left / speeds).min()
+            now_s, left = now_s + step_s, left - speeds * step_s
+            ended = left < 1e-9
+            rates += [64 / now_s] * int(ended.sum())
+            luck, left = luck[~ended], left[~ended]
+    assert np.mean(rates) == pytest.approx(rate, rel=0.1)
+    assert np.std(rates) == pytest.approx(deviation, rel=0.6 if clients == 4 else 0.1)
 
 
 def test_derived_capacities() -> None:
