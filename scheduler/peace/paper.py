@@ -383,7 +383,7 @@ class _Ends:
         members = self._members[switch]
         count = len(members)
         if self._only < 0:
-            for _ in range(min(TRIES, count)):
+            for _ in range(min(TRIES + count // 32, count)):  # the larger the rack, the longer a look at all of it
                 host = members[int(random.random() * count)]
                 if self._receive[host] > 0 and self._disk[host] > 0 and host not in self._closed:
                     return host
@@ -406,6 +406,9 @@ class _Ends:
 def _random_order(hops: Sequence[Hop], random: Random) -> Iterator[Hop]:
     """A few random picks, then all in random order: the first that succeeds is uniform among those that would."""
     count = len(hops)
+    if count == 1:
+        yield hops[0]
+        return
     if count > TRIES:
         for _ in range(TRIES):
             yield hops[int(random.random() * count)]
