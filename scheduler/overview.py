@@ -83,9 +83,11 @@ def _why_no_tree(topology: Topology) -> str:
 
 def _warnings(topology: Topology) -> Iterator[str]:
     """What is allowed, but hardly meant."""
-    for link in topology.links:
-        if link.capacity == 0:
-            yield f"the link from {link.source!r} to {link.target!r} has capacity 0: nothing is planned over it"
+    closed = [link for link in topology.links if link.capacity == 0]
+    if closed:
+        others = f" and {len(closed) - 1} more" if len(closed) > 1 else ""
+        first = f"link from {closed[0].source!r} to {closed[0].target!r}"
+        yield f"{first}{others}: capacity is 0, so nothing is planned there"
     for what, values in (
         ("send", [server.send for server in topology.servers]),
         ("receive", [server.receive for server in topology.servers]),

@@ -74,6 +74,10 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
         help="hosts of each rack that are measured; the others get their median (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
+        "--partners", type=_positive, default=default.partners, metavar="N",
+        help="how often each of them sends and receives; the best counts (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
         "--file-size", type=_size, default=default.file_bytes, metavar="SIZE",
         help=f"what each writer writes (default: {size_text(default.file_bytes)})",
     )  # fmt: skip
@@ -116,6 +120,7 @@ def run_calibration(arguments: argparse.Namespace) -> int:
         seconds=arguments.seconds,
         warm_up_s=min(0.5, arguments.seconds / 3),
         sample=arguments.sample,
+        partners=arguments.partners,
         file_bytes=arguments.file_size,
     )
 

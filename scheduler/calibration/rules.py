@@ -191,22 +191,25 @@ def sample(topology: Topology, most: int, random: Random) -> list[Server]:
 
 
 def pairs(servers: Sequence[Server], partners: int) -> list[tuple[Server, Server]]:
-    """Who sends to whom so that each server sends and receives `partners` times (as far as there are others).
+    """Who sends to whom so that each server sends and receives `partners` times; where others are few, to one again.
 
-    Within its rack where it can be: there, nothing but the two servers' own links is in the way.
+    Within its rack where it can be: there, nothing but the two servers' own links is in the way. A rate is the best of
+    all measurements: other traffic and bad luck only make them worse.
     """
     racks: dict[str, list[Server]] = {}
     for server in servers:
         racks.setdefault(server.rack, []).append(server)
     found: list[tuple[Server, Server]] = []
     for members in racks.values():
-        ring = members if len(members) > 1 else [members[0], *(x for x in servers if x.rack != members[0].rack)]
-        for step in range(1, min(partners, len(ring) - 1) + 1):
+        others = members[1:] or [server for server in servers if server.rack != members[0].rack]
+        for turn in range(partners if others else 0):
             if len(members) > 1:
-                found += [(one, ring[(place + step) % len(ring)]) for place, one in enumerate(ring)]
+                step = 1 + turn % len(others)
+                found += [(one, members[(place + step) % len(members)]) for place, one in enumerate(members)]
             else:
-                found += [(ring[0], ring[step]), (ring[step], ring[0])]
-    return list(dict.fromkeys(found))
+                other = others[turn % len(others)]
+                found += [(members[0], other), (other, members[0])]
+    return found
 
 
 def sides(topology: Topology, link: Link) -> tuple[list[Server], list[Server]] | None:

@@ -96,7 +96,7 @@ def ip(*words: str) -> None:
 def shape(space: str, device: str, bytes_s: float) -> None:
     """What leaves a device, leaves it at this rate."""
     rate = f"{round(bytes_s * 8)}bit"
-    words = ["qdisc", "add", "dev", device, "root", "tbf", "rate", rate, "burst", "65536", "limit", "262144"]
+    words = ["qdisc", "add", "dev", device, "root", "tbf", "rate", rate, "burst", "65536", "limit", str(1 << 20)]
     subprocess.run(["tc", "-n", space, *words], check=True, capture_output=True, text=True)
 
 

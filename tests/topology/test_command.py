@@ -1,0 +1,226 @@
+"""`cairn topology` as a user runs it, and calibrations of a network whose rates are known: links shaped by tc."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from logstore import cli
+from scheduler.topology import Topology
+from scheduler.topology_file import load_network, load_topology
+from tests.topology.shaped import MB, PORT, PREFIX, SWITCH, ShapedNetwork, agents, cairn, why_not
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "topologies"
+PAPER = str(EXAMPLES / "paper.toml")
+LIMIT_S = 60
+TOLERANCE = 0.4
+"""How far one short measurement on a busy machine may be from the shaped rate; headers alone take 4 to 6 % of it."""
+TOLERANCE_LONG = 0.12
+
+
+def run(*words: str) -> int:
+    """`cairn topology …` in this process."""
+    return cli.main(["topology", *words])
+
+
+# ---- check and draw
+
+
+def test_check_says_what_was_read(capsys: pytest.CaptureFixture[str]) -> None:
+    """Racks, sums, oversubscription, links, and which capacities come from rates."""
+    assert run("check", PAPER) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "SGuard's cluster: 17 servers in 2 racks, 2 switches, 2 links between them"
+    assert lines[1] == "chunks of 64 MiB, a timestep is 2.98 s; capacities are chunks per timestep"
+    assert lines[2] == "a tree with 2 levels of switches: every planner can plan on it"
+    assert lines[5].split() == ["rack1", "8", "16", "16", "–", "5", "5", "3.2", ":", "1", "3.2", ":", "1"]
+    assert "  link number 1, 'rack1' to 'rack2': capacity=5" in lines
+
+
+def test_check_in_other_forms(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """As JSON with the overview; as TOML that reads the same."""
+    assert run("check", "--json", PAPER) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["overview"]["racks"][1]["over_out"] == 3.6
+    assert run("check", "--toml", PAPER) == 0
+    copy = tmp_path / "copy.toml"
+    copy.write_text(capsys.readouterr().out, encoding="utf-8")
+    assert load_topology(copy).servers == load_topology(PAPER).servers
+
+
+def test_long_lists_are_cut(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """40 racks and links, then how many more; --all has them all."""
+    big = tmp_path / "big.toml"
+    big.write_text(
+        '[[switch]]\nname = "core"\n[[switch]]\nname = "r{n}"\ncount = 60\nparent = "core"\ncapacity = 0\n'
+        '[[server]]\nname = "{rack}h{n}"\nrack = "r*"\ncount = 2\n'
+    )
+    assert run("check", str(big)) == 0
+    text = capsys.readouterr().out
+    assert "… and 20 more racks (--all lists them)" in text
+    assert "… and 80 more links (--all lists them)" in text
+    assert "warning: link from 'r1' to 'core' and 119 more: capacity is 0" in text
+    assert text.count("warning") == 1
+    assert run("check", "--all", str(big)) == 0
+    assert "more" not in capsys.readouterr().out.replace("0 or more", "").partition("warning")[0]
+
+
+def test_draw(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """To a file or to standard output."""
+    target = tmp_path / "net.svg"
+    assert run("draw", PAPER, "-o", str(target)) == 0
+    assert capsys.readouterr().out == f"drawn: {target}\n"
+    assert run("draw", PAPER) == 0
+    assert capsys.readouterr().out == target.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("action", ["check", "draw"])
+def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path, action: str) -> None:
+    """A bad description and a missing file: exit status 1 and one line that names the file."""
+    bad = tmp_path / "bad.toml"
+    bad.write_text('[[server]]\nname = "a"\nrack = "r"\nsend = -1\n')
+    for path in (bad, tmp_path / "missing.toml"):
+        assert run(action, str(path)) == 1
+        error = capsys.readouterr().err
+        assert error.startswith(f"cairn topology {action}: ")
+        assert str(path) in error
+        assert error.count("\n") == 1
+
+
+# ---- agent and calibrate
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["agent", "--listen", "0.0.0.0:0", "--directory", "."], "give --token-file, or --insecure"),
+        (["agent", "--listen", "[::]:0", "--directory", "."], "give --token-file, or --insecure"),
+        (["agent", "--listen", "nonsense:port", "--directory", "."], "is no address"),
+        (["agent", "--directory", "/nowhere"], "/nowhere: no directory"),
+        (["agent", "--directory", ".", "--token-file", "/dev/null"], "must have 1 to 4096 bytes"),
+        (["agent", "--directory", ".", "--most-disk", "much"], "--most-disk much: must be a size"),
+        (["calibrate", PAPER, "-o", "out", "--agent", "r9=h:1"], "--agent r9=h:1: use NAME=HOST:PORT"),
+        (["calibrate", PAPER, "-o", "out"], "server 'r1h1' has no address"),
+    ],
+)
+def test_refusals(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
+    """What is insecure, missing or unreadable is refused before anything runs."""
+    assert run(*words) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_bad_numbers_are_usage_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    """With the value and what is allowed."""
+    for option, value, message in (
+        ("--seconds", "soon", "a duration such as"), ("--share", "2", "above 0, up to 1"),
+        ("--sample", "0", "from 1 to 10000"), ("--file-size", "-1", "a size such as"),
+    ):  # fmt: skip
+        with pytest.raises(SystemExit):
+            run("calibrate", PAPER, "-o", "out", f"{option}={value}")
+        assert message in capsys.readouterr().err
+
+
+def test_calibrate_on_loopback(tmp_path: Path) -> None:
+    """Two agents on one machine: progress, a summary, a description that reads; interrupted, nothing is written."""
+    description = tmp_path / "net.toml"
+    description.write_text('[[server]]\nname = "h{n}"\nrack = "r"\ncount = 2\n')
+    one = cairn("agent", "--listen", "127.0.0.1:0", "--directory", tmp_path)
+    with agents([one, one]) as ready:
+        where = [line.split()[3].rstrip(",") for line in ready]
+        named = [f"--agent=h{number}={address}" for number, address in enumerate(where, 1)]
+        out = tmp_path / "out.toml"
+        command = cairn("calibrate", description, "-o", out, "--file-size", "50 kB", *named)
+        slow = subprocess.Popen([*command, "--seconds", "30"], stderr=subprocess.PIPE, text=True)
+        assert slow.stderr is not None
+        with slow:
+            assert _is_up(slow, where[0])
+            slow.send_signal(signal.SIGINT)  # the first measurement takes 30 s
+            assert slow.wait(LIMIT_S) == 130
+            assert "interrupted: nothing was written" in slow.stderr.read()
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["net.toml"]
+        done = subprocess.run(
+            [*command, "--seconds", "100 ms"], capture_output=True, text=True, timeout=LIMIT_S, check=True
+        )
+    assert "[1/12] h1 → h2: " in done.stderr
+    assert f"written: {out}" in done.stdout
+    network = load_network(out)
+    assert network.timestep_s is not None
+    assert network.derived == ()
+    assert all(server.link_bytes_s and server.disk_bytes_s for server in network.topology.servers)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["net.toml", "out.toml"]
+
+
+def measure_shaped(tmp_path: Path, seconds: str, partners: int) -> tuple[Topology, str]:
+    """Calibrate four hosts behind two switches whose links are shaped."""
+    hosts = {
+        "a1": (0, 24.0 * MB, 16.0 * MB), "a2": (0, 24.0 * MB, 16.0 * MB),
+        "b1": (1, 10.0 * MB, 20.0 * MB), "b2": (1, 10.0 * MB, 20.0 * MB),
+    }  # fmt: skip
+    token = tmp_path / "token"
+    token.write_text("a secret\n")
+    with ShapedNetwork(hosts, (8.0 * MB, 12.0 * MB)) as network:
+        description = tmp_path / "net.toml"
+        description.write_text(
+            '[[switch]]\nname = "ra"\n[[switch]]\nname = "rb"\n'
+            '[[link]]\nfrom = "ra"\nto = "rb"\ncapacity = 9\nboth_ways = true\n'
+            + "".join(
+                f'[[server]]\nname = "{name}"\nrack = "r{name[0]}"\naddress = "{network.address(name)}"\n'
+                for name in hosts
+            )
+        )
+        options: list[str | Path] = ["--token-file", token]
+        commands = [
+            cairn(
+                "agent", "--listen", f"{network.address(name)}:{PORT}", "--directory", tmp_path, *options, space=space
+            )
+            for name, space in ((name, f"{PREFIX}-{name}") for name in hosts)
+        ]
+        with agents(commands):
+            out = tmp_path / "out.toml"
+            options += ["--seconds", seconds, "--partners", str(partners), "--file-size", "200 kB"]
+            command = cairn("calibrate", description, "-o", out, *options, space=SWITCH)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S * 3, check=False)
+            assert done.returncode == 0, done.stderr
+            return load_topology(out), done.stderr
+
+
+def check_shaped(topology: Topology, log: str, tolerance: float) -> None:
+    """Every rate is the shaped one's: never more, and not much less."""
+    links = {server.name: server.link_bytes_s or 0 for server in topology.servers}
+    expected = {"a1": 16 * MB, "a2": 16 * MB, "b1": 10 * MB, "b2": 10 * MB}  # the slower of both ways
+    for name, rate in expected.items():
+        assert rate * (1 - tolerance) < links[name] < rate * (1 + tolerance / 3), (name, links[name], log)
+    between = {(link.source, link.target): link.bytes_s or 0 for link in topology.links}
+    for pair, rate in {("ra", "rb"): 8 * MB, ("rb", "ra"): 12 * MB}.items():
+        assert rate * (1 - tolerance) < between[pair] < rate * (1 + tolerance / 3), (pair, between[pair], log)
+    assert "at least" not in log  # both links between the switches were filled
+
+
+needs_namespaces = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
+
+
+@needs_namespaces
+def test_shaped_links_are_measured(tmp_path: Path) -> None:
+    """Each way of each link within a wide tolerance, half a second each."""
+    check_shaped(*measure_shaped(tmp_path, "400 ms", 1), TOLERANCE)
+
+
+@needs_namespaces
+@pytest.mark.slow
+def test_shaped_links_are_measured_well(tmp_path: Path) -> None:
+    """With two seconds each and the best of three, closer."""
+    check_shaped(*measure_shaped(tmp_path, "2 s", 3), TOLERANCE_LONG)
+
+
+def _is_up(process: subprocess.Popen[str], address: str) -> bool:
+    """Whether the calibrator has got as far as its signal handler: it is connected to an agent."""
+    port = int(address.rpartition(":")[2])
+    while process.poll() is None:
+        table = Path("/proc/net/tcp").read_text(encoding="ascii")
+        if any(row.split()[2].endswith(f":{port:04X}") and row.split()[3] == "01" for row in table.splitlines()[1:]):
+            return True
+    return False
