@@ -27,7 +27,7 @@ PLACEMENTS = (
     parse_placement(["same-host:0", "other-rack:0"]),
     parse_placement(["other-rack:0", "other-rack:0&other-rack:1"]),
 )
-TINY_CASES = 150
+TINY_CASES = 100
 
 
 def plans(planner: TreePlanner | RepairedPlanner, requests: list[Request], before: Residual, seed: int) -> Plan:
@@ -94,7 +94,7 @@ def test_as_many_on_a_thousand_more() -> None:
 
 
 @given(st.data())
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_every_plan_keeps_its_promises_and_none_has_fewer_chunks_than_greedy(data: st.DataObject) -> None:
     """Any tree, any placements side by side, reads and copies too, capacity in use, hosts to avoid."""
     topology = data.draw(ANY)
@@ -105,7 +105,7 @@ def test_every_plan_keeps_its_promises_and_none_has_fewer_chunks_than_greedy(dat
 
 
 @given(st.data())
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_so_with_the_default_placement(data: st.DataObject) -> None:
     """The same where the aggregate model comes in: only writes, mostly without hosts to avoid."""
     topology = data.draw(ANY)

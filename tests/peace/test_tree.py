@@ -12,7 +12,7 @@ from scheduler.errors import RequestError, TopologyError
 from scheduler.peace import tree as tree_module
 from scheduler.peace.paper import PaperPlanner
 from scheduler.peace.placement import Placement, default_placement, parse_placement
-from scheduler.peace.plan import Counts, Kind, Plan, Request, Residual
+from scheduler.peace.plan import Chain, Counts, Kind, Plan, Request, Residual
 from scheduler.peace.tree import TreePlanner
 from scheduler.peace.tree_kernels import MEMBERS, RECEIVE
 from scheduler.peace.verify import verify
@@ -20,7 +20,7 @@ from scheduler.topology import Link, Server, Topology, both_ways, racks
 from tests.peace import strategies as peace
 from tests.peace.reference import chances_of_chain, check_samples
 
-SAMPLES = 4000
+SAMPLES = 2500
 ANY = st.one_of(peace.rack_trees(), peace.deep_trees())
 
 
@@ -65,7 +65,7 @@ PLACEMENTS = {
 }
 
 
-def samples(planner: TreePlanner, request: Request, before: Residual, seed: int) -> Counter[object]:
+def samples(planner: TreePlanner, request: Request, before: Residual, seed: int) -> Counter[Chain | None]:
     """What becomes of one chunk, many times over."""
     random = Random(seed)
     return Counter(planner.chain(request, 0, before.copy(), random) for _ in range(SAMPLES))
@@ -110,7 +110,7 @@ def compare_plans(topology: Topology, placement: Placement, other: TreePlanner) 
         random = Random(seed)
         counts.append(Counter(outcome(planner.plan(requests, full.copy(), random)) for _ in range(SAMPLES)))
     ours, theirs = counts[1], counts[0]
-    cells = [(ours[key], theirs[key]) for key in {*ours, *theirs} if ours[key] + theirs[key] >= 20]
+    cells = [(ours[key], theirs[key]) for key in {*ours, *theirs} if ours[key] + theirs[key] >= 12]
     cells.append(tuple(SAMPLES - sum(column) for column in zip(*cells, strict=True)))
     statistic = sum((a - b) ** 2 / (a + b) for a, b in cells if a + b)
     freedom = max(len(cells) - 1, 1)
@@ -162,7 +162,7 @@ def arrays(residual: Residual) -> tuple[Counts, ...]:
 
 
 @given(st.data())
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_what_fails_fails_in_paper_too(data: st.DataObject) -> None:
     """Where not a single chain is possible for the literal reading, there is none, and nothing is taken."""
     topology = data.draw(ANY)
@@ -179,7 +179,7 @@ def test_what_fails_fails_in_paper_too(data: st.DataObject) -> None:
 
 
 @given(st.data())
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_what_is_kept_between_calls_never_shows(data: st.DataObject) -> None:
     """A planner with a past plans as a new one, whatever was taken, given back or set behind its back."""
     topology = data.draw(ANY)

@@ -1,0 +1,74 @@
+"""The benchmark of planners at scale still works: its networks, gaps and goals, and a tiny run."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.harness.report import Rows
+from benchmarks.scale import report
+from benchmarks.scale.cases import LOADS, case, rack_sizes, tiny
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 120
+
+
+@pytest.mark.slow
+def test_smoke_run(tmp_path: Path) -> None:
+    """A tiny run prints its tables and leaves JSON with all loads and planners, and a plot; nothing else."""
+    done = subprocess.run(
+        [sys.executable, "benchmarks/peace_scale.py", "--smoke", "--results", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    for title in ("One timestep", "One chain", "Memory", "Goals"):
+        assert title in done.stdout
+    results = json.loads((tmp_path / "peace_scale.json").read_text())
+    assert {"machine", "versions", "plan", "goals", "notes", "summary", "left_out"} <= results.keys()
+    assert {line["planner"] for line in results["summary"]} == {"paper", "tree", "repaired", "exact"}
+    assert {line["load"] for line in results["summary"]} == set(LOADS)
+    assert (tmp_path / "peace_scale.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["peace_scale.json", "peace_scale.png"]
+
+
+@pytest.mark.parametrize("levels", [2, 3])
+@pytest.mark.parametrize("load", LOADS)
+def test_a_case_follows_from_its_seed(load: str, levels: int) -> None:
+    """The same network and requests again for the same seed; every host is there, every writer known."""
+    first, second = case(load, 400, levels, 3), case(load, 400, levels, 3)
+    assert first.requests == second.requests
+    assert first.topology.servers == second.topology.servers
+    assert len(first.topology.servers) == 400
+    assert first.topology.tree is not None
+    assert max(first.topology.tree.depth) == levels - 1
+    assert tiny(5).requests == tiny(5).requests
+
+
+def test_racks() -> None:
+    """The paper's 8 and 9, then 40."""
+    assert rack_sizes(17) == [8, 9]
+    assert rack_sizes(68) == [8, 9] * 4
+    assert rack_sizes(10_000) == [40] * 250
+
+
+def test_gaps_count_against_proven_optima_only() -> None:
+    """The worst round counts; where the optimum is not proven there is no gap."""
+    rows, about = Rows(), {"hosts": 17, "levels": 2}
+    for load, proven in (("mixed", True), ("one slot", False)):
+        rows.add(**about, load=load, planner="exact", chunks=10, proven=proven, ms=1.0, us_per_chunk=1.0)
+        for chunks in (10, 9, 10):
+            for planner in ("tree", "repaired"):
+                rows.add(**about, load=load, planner=planner, chunks=chunks, ms=2.0, us_per_chunk=1.0)
+    assert report.worst_gap(rows, "repaired", 2, 17, "mixed") == pytest.approx(0.1)
+    assert report.worst_gap(rows, "repaired", 2, 17, "one slot") is None
+    goals = {goal.name: goal for goal in report.find_goals(rows)}
+    assert not goals["repaired: gap from the optimum, worst case and round"].holds
+    assert goals["cases with a proven optimum"].value == 1
