@@ -35,6 +35,7 @@ SETTINGS = {
     # A restarted NameNode serves as soon as its blocks are reported; writes in flight wait for it.
     "dfs.namenode.safemode.extension": "0",
     "dfs.client.retry.policy.enabled": "true",
+    "dfs.client.retry.policy.spec": "300,100,2000,60",  # milliseconds, times; it would sleep for 10 s
     "dfs.client.socket-timeout": "10000",
     "ipc.client.connect.retry.interval": "200",
     "ipc.client.connect.max.retries": "150",  # a DataNode that gives up sleeps for 5 s

@@ -22,6 +22,13 @@ TTL_S = 600.0
 """A plan is for a file that is about to be written."""
 
 
+class Followed(NamedTuple):
+    """How many placements followed a plan, and how many could not: a redirect of WebHDFS counts as one, a block too."""
+
+    used: int
+    refused: int
+
+
 class Plans(NamedTuple):
     """What the table holds: chain by path, this NameNode's run, how many placements followed a plan or could not."""
 
@@ -71,9 +78,10 @@ class PlanTable:
         ]
         self._call("PUT", {"plans": plans})
 
-    def forget(self, *paths: str) -> int:
-        """Take plans back; how many were there. Raises PlanTableError."""
-        return int(self._call("DELETE", {"paths": list(paths)})["forgotten"])
+    def forget(self, *paths: str) -> dict[str, Followed]:
+        """Take plans back; what became of each that was there. Raises PlanTableError."""
+        plans = self._call("DELETE", {"paths": list(paths)})["forgotten"]
+        return {plan["path"]: Followed(plan["used"], plan["refused"]) for plan in plans}
 
     def plans(self) -> Plans:
         """Everything the table holds. Raises PlanTableError."""

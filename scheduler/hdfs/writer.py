@@ -16,7 +16,6 @@ import time
 import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -27,6 +26,8 @@ from scheduler.hdfs.webhdfs import PIECE_BYTES, ChunkClient, DataNodeFailed, Hdf
 
 FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 2.0
+PLACEMENTS = 2
+"""What HDFS decides for a file over WebHDFS: to which DataNode the writer is led, and where the block goes."""
 SUSPECTED_S = 30.0
 """How long a DataNode that broke off is not to be HDFS's own choice; by then the NameNode knows whether it is dead."""
 
@@ -44,13 +45,16 @@ class WriterSettings:
 class Written(NamedTuple):
     """A chunk that HDFS acknowledged. `hosts`: the chain that was planned, first replica first.
 
-    `led_to`: the address of the DataNode that took it from the writer; `crc32`: of its bytes.
+    `followed`: HDFS says that it put the chunk there; it does not if a host of the chain could not serve, or if the
+    NameNode restarted while the chunk was written. `led_to`: the address of the DataNode that took it from the writer;
+    `crc32`: of its bytes.
     """
 
     chunk: int
     path: str
     hosts: tuple[str, ...]
     attempt: int
+    followed: bool
     led_to: str
     size_bytes: int
     crc32: int
@@ -170,10 +174,18 @@ class CheckpointWriter:
             _wait(go, wait_s)
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
         seconds = time.monotonic() - started
-        with suppress(PlanTableError):
-            self._table.forget(path)  # it would expire by itself
-        led_to = client.led_to or ""
-        return Written(go.chunk, path, tuple(go.hosts[1:]), go.attempt, led_to, len(data), zlib.crc32(data), seconds)
+        crc32, led_to = zlib.crc32(data), client.led_to or ""
+        return Written(
+            go.chunk, path, tuple(go.hosts[1:]), go.attempt, self._followed(path), led_to, len(data), crc32, seconds
+        )
+
+    def _followed(self, path: str) -> bool:
+        """Take a chunk's plan back, and say whether every placement followed it."""
+        try:
+            counts = self._table.forget(path).get(path)
+        except PlanTableError:
+            return False  # the plan ends by itself
+        return counts is not None and counts.used >= PLACEMENTS and not counts.refused
 
     def _excluded(self, chain: Sequence[str]) -> list[str]:
         """DataNodes that failed lately and that no plan names: HDFS's own choice, should it be needed, avoids them."""

@@ -5,11 +5,10 @@ The promise: no chunk that was acknowledged is lost, and the plan goes on around
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from itertools import chain
-from threading import Thread
-
-import pytest
+from threading import Event, Thread
 
 from scheduler.client import CoordinatorClient
 from scheduler.coordinator.testing import running
@@ -22,6 +21,16 @@ UPLINK = 4
 WRITERS = 8
 CHUNKS = 3
 CHUNK_BYTES = 300_000
+BEFORE = 6  # chunks that are under way or done when the fault happens
+END_S = 60
+
+
+def wait_for_chunks(hdfs: HdfsCluster, directory: str, count: int) -> None:
+    """Wait until so many files of a directory have been given a block."""
+    deadline = time.monotonic() + END_S
+    while sum(path.startswith(directory) for path in hdfs.placements()) < count:
+        assert time.monotonic() < deadline, f"no {count} chunks in {directory}"
+        Event().wait(0.02)
 
 
 def write_during(
@@ -30,17 +39,19 @@ def write_during(
     """Writers at work while `fault` happens in another thread; every acknowledged chunk is read back and compared."""
     hosts = [name for name in hdfs.addresses if name != without]
     checkpoints = [chunks_of(seed, writer, CHUNKS, CHUNK_BYTES) for writer in range(WRITERS)]
+    directory = f"/checkpoint-{seed}"
     failures: list[BaseException] = []
 
     def happen() -> None:
         try:
+            wait_for_chunks(hdfs, directory, BEFORE)
             fault()
         except BaseException as error:  # noqa: BLE001 - shown by the test
             failures.append(error)
 
     trouble = Thread(target=happen)
     trouble.start()
-    written = list(chain.from_iterable(write_all(hdfs, url, checkpoints, hosts, f"/checkpoint-{seed}")))
+    written = list(chain.from_iterable(write_all(hdfs, url, checkpoints, hosts, directory)))
     trouble.join()
     assert failures == []
     assert len(written) == WRITERS * CHUNKS
@@ -50,7 +61,6 @@ def write_during(
     return written
 
 
-@pytest.mark.timeout(90)
 def test_a_datanode_dies_in_mid_run_and_the_plan_goes_on_around_it(hdfs: HdfsCluster) -> None:
     """Its chunks are planned again on others; afterwards no chain names it; everything acknowledged is there."""
     victim = hdfs.nodes[1].name
@@ -65,20 +75,20 @@ def test_a_datanode_dies_in_mid_run_and_the_plan_goes_on_around_it(hdfs: HdfsClu
             hdfs.start_node(victim)
 
 
-@pytest.mark.timeout(90)
 def test_the_namenode_is_killed_and_restarted_in_mid_run(hdfs: HdfsCluster) -> None:
     """Writers wait for it and push their chains again into its empty table; nothing acknowledged is lost."""
     with running(network(hdfs.nodes, UPLINK), seed=SEED) as url, table_of(hdfs) as table:
         table.push("/before", ["r1h1"])
         run = table.run
-        write_during(hdfs, url, SEED + 2, hdfs.restart_namenode)
+        written = write_during(hdfs, url, SEED + 2, hdfs.restart_namenode)
         assert table.plans().chains == {}
         assert table.run != run
-        after = write_during(hdfs, url, SEED + 3, lambda: None)
-        assert not_as_planned(hdfs, after) == []
+    placed = hdfs.placements()
+    follow = [one for one in written if one.followed]
+    assert len(follow) >= len(written) - WRITERS  # the others were in flight when the table was lost
+    assert [one.path for one in follow if placed[one.path][-1] != list(one.hosts)] == []
 
 
-@pytest.mark.timeout(90)
 def test_safe_mode_is_waited_for(hdfs: HdfsCluster) -> None:
     """While the NameNode takes no writes they wait; afterwards they go where they were planned."""
 

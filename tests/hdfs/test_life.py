@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from hdfs import InsecureClient
 
+from logstore.cli import main
 from scheduler.hdfs import jars
 from scheduler.hdfs.cluster import ClusterOptions, HdfsCluster, Node, loopback_nodes
 from scheduler.hdfs.errors import HdfsError, HdfsUnavailable
@@ -57,7 +58,6 @@ def wait_for_end(pidfds: list[int]) -> None:
         os.close(pidfd)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: signal.Signals(number).name)
 def test_the_command_takes_everything_with_it(runtime: Runtime, tmp_path: Path, number: signal.Signals) -> None:
     """Ctrl-C, and kill -9: all daemons are gone, and so is every file; the topology it wrote is readable."""
@@ -81,7 +81,6 @@ def test_the_command_takes_everything_with_it(runtime: Runtime, tmp_path: Path, 
     ]
 
 
-@pytest.mark.timeout(60)
 def test_a_failed_start_shows_why_and_leaves_nothing(runtime: Runtime, tmp_path: Path) -> None:
     """A setting that no NameNode starts with: the error has the end of its log."""
     options = ClusterOptions(settings={"dfs.namenode.handler.count": "many"})
@@ -91,6 +90,7 @@ def test_a_failed_start_shows_why_and_leaves_nothing(runtime: Runtime, tmp_path:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_an_error_of_the_user_carries_the_logs(runtime: Runtime, tmp_path: Path) -> None:
     """What goes wrong inside the block shows the daemons' last lines; the cluster is gone all the same."""
     with pytest.raises(ZeroDivisionError) as caught, HdfsCluster(tmp_path, loopback_nodes(1, 1), None, runtime) as hdfs:
@@ -101,17 +101,16 @@ def test_an_error_of_the_user_carries_the_logs(runtime: Runtime, tmp_path: Path)
         hdfs.placements()
 
 
-def test_bad_options_are_named() -> None:
+def test_bad_options_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     """Exit status 2 and one line that says what may be given."""
     for options, why in (
-        (("--datanodes", "0"), "from 1 to 200"),
-        (("--racks", "5"), "from 1 to"),
-        (("--set", "x"), "KEY=V"),
+        (["--datanodes", "0"], "from 1 to 200"),
+        (["--racks", "5"], "from 1 to the number of DataNodes, 4"),
+        (["--uplink", "0"], "1 or more"),
+        (["--set", "x"], "KEY=VALUE"),
     ):
-        with command(*options) as process:
-            _, errors = process.communicate()
-            assert process.returncode == 2
-            assert why in errors
+        assert main(["hdfs", *options]) == 2
+        assert why in capsys.readouterr().err
 
 
 def test_nodes_that_cannot_be_told_apart_are_refused() -> None:

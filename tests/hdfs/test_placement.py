@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import chain
 
-import pytest
 from hdfs import InsecureClient
 
 from scheduler.client import CoordinatorClient
@@ -19,7 +18,6 @@ UPLINK = 4
 SEED = 5
 
 
-@pytest.mark.timeout(60)
 def test_every_chunk_of_many_writers_goes_the_way_that_was_planned(hdfs: HdfsCluster) -> None:
     """16 writers, 3 chunks each: first replica and pipeline order as planned, in every log; every byte reads back."""
     checkpoints = [chunks_of(SEED, writer, 3, CHUNK_BYTES) for writer in range(16)]
@@ -29,6 +27,7 @@ def test_every_chunk_of_many_writers_goes_the_way_that_was_planned(hdfs: HdfsClu
         after = table.plans()
         assert len(written) == 16 * 3
         assert not_as_planned(hdfs, written) == []
+        assert all(one.followed for one in written)
         assert after.used - before.used == 2 * len(written)  # the redirect, and the block
         assert (after.refused, after.chains) == (before.refused, {})
         with CoordinatorClient(url) as client:
@@ -41,8 +40,10 @@ def place(hdfs: HdfsCluster, table: PlanTable, path: str, planned: list[str]) ->
     """Where a small file lands whose plan is this."""
     table.push(path, planned)
     InsecureClient(hdfs.webhdfs_url, user="test").write(path, data=b"small", overwrite=True, replication=3)
-    table.forget(path)
-    return hdfs.placements()[path][-1]
+    landed = hdfs.placements()[path][-1]
+    counts = table.forget(path)[path]
+    assert (counts.refused == 0) == (landed == planned)
+    return landed
 
 
 def test_a_plan_that_cannot_be_followed_leaves_the_choice_to_hdfs(hdfs: HdfsCluster) -> None:

@@ -17,7 +17,7 @@ def test_plans_are_pushed_listed_and_forgotten(hdfs: HdfsCluster) -> None:
         table.push_all({"/plans/b": ["r1h1"], "/plans/a": ["r2h2"]})
         assert table.plans().chains == {"/plans/a": ["r2h2"], "/plans/b": ["r1h1"]}
         assert table.plans().run == table.run
-        assert table.forget("/plans/a", "/plans/b", "/plans/c") == 2
+        assert table.forget("/plans/a", "/plans/b", "/plans/c") == {"/plans/a": (0, 0), "/plans/b": (0, 0)}
         assert table.plans().chains == {}
 
 

@@ -162,11 +162,16 @@ public final class PlanServer extends Configured implements ServicePlugin {
     private JsonNode list() {
         ObjectNode all = json.createObjectNode();
         ArrayNode plans = all.putArray("plans");
-        for (PlanTable.Plan plan : table.list()) {
-            ObjectNode entry = plans.addObject().put("path", plan.path());
-            plan.hosts().forEach(entry.putArray("hosts")::add);
-        }
-        return all.put("run", run).put("used", table.used()).put("refused", table.refused());
+        table.list().forEach(plan -> describe(plan, plans.addObject()));
+        return count(all.put("run", run), table.counts());
+    }
+
+    private static void describe(PlanTable.Plan plan, ObjectNode entry) {
+        plan.hosts().forEach(count(entry.put("path", plan.path()), plan.counts()).putArray("hosts")::add);
+    }
+
+    private static ObjectNode count(ObjectNode entry, PlanTable.Counts counts) {
+        return entry.put("used", counts.used().get()).put("refused", counts.refused().get());
     }
 
     private Answer put(JsonNode body) {
@@ -193,11 +198,15 @@ public final class PlanServer extends Configured implements ServicePlugin {
     }
 
     private Answer delete(JsonNode body) {
-        int forgotten = 0;
+        ObjectNode answer = json.createObjectNode().put("run", run);
+        ArrayNode forgotten = answer.putArray("forgotten");
         for (JsonNode path : list(body, "paths")) {
-            forgotten += table.remove(path(path)) ? 1 : 0;
+            PlanTable.Plan plan = table.remove(path(path));
+            if (plan != null) {
+                describe(plan, forgotten.addObject());
+            }
         }
-        return new Answer(200, json.createObjectNode().put("run", run).put("forgotten", forgotten));
+        return new Answer(200, answer);
     }
 
     private static Iterable<JsonNode> list(JsonNode body, String field) {

@@ -13,8 +13,15 @@ import java.util.function.LongSupplier;
  * by whole names, wins. Entries expire; the table never holds more than {@code capacity} of them.
  */
 public final class PlanTable {
-    /** One chain, and when it ends (on the table's clock, in ms). */
-    public record Plan(String path, List<String> hosts, long expiresMs) {}
+    /** How many placements followed something, and how many could not. */
+    public record Counts(AtomicLong used, AtomicLong refused) {
+        Counts() {
+            this(new AtomicLong(), new AtomicLong());
+        }
+    }
+
+    /** One chain, when it ends (on the table's clock, in ms), and what became of it. */
+    public record Plan(String path, List<String> hosts, long expiresMs, Counts counts) {}
 
     /** The table that the NameNode's plugin fills and its placement policy reads. */
     public static final PlanTable SHARED = new PlanTable(100_000, () -> System.nanoTime() / 1_000_000);
@@ -25,8 +32,7 @@ public final class PlanTable {
     private final int capacity;
     private final LongSupplier clockMs;
     private final Map<String, Plan> plans = new ConcurrentHashMap<>();
-    private final AtomicLong used = new AtomicLong();
-    private final AtomicLong refused = new AtomicLong();
+    private final Counts counts = new Counts();
 
     public PlanTable(int capacity, LongSupplier clockMs) {
         this.capacity = capacity;
@@ -41,13 +47,13 @@ public final class PlanTable {
                 return false;
             }
         }
-        plans.put(path, new Plan(path, List.copyOf(hosts), clockMs.getAsLong() + ttlMs));
+        plans.put(path, new Plan(path, List.copyOf(hosts), clockMs.getAsLong() + ttlMs, new Counts()));
         return true;
     }
 
-    /** Forgets one entry; false if it was not there. */
-    public synchronized boolean remove(String path) {
-        return plans.remove(path) != null;
+    /** Forgets one entry and gives it, or null if it was not there. */
+    public synchronized Plan remove(String path) {
+        return plans.remove(path);
     }
 
     /** The chain for a file: of the file itself, else of the nearest directory above it; null if there is none. */
@@ -78,15 +84,14 @@ public final class PlanTable {
     }
 
     /** Counts what the policy did with a chain. */
-    public void count(boolean wasUsed) {
-        (wasUsed ? used : refused).incrementAndGet();
+    public void count(Plan plan, boolean wasUsed) {
+        for (Counts each : List.of(counts, plan.counts())) {
+            (wasUsed ? each.used() : each.refused()).incrementAndGet();
+        }
     }
 
-    public long used() {
-        return used.get();
-    }
-
-    public long refused() {
-        return refused.get();
+    /** Over all plans so far. */
+    public Counts counts() {
+        return counts;
     }
 }

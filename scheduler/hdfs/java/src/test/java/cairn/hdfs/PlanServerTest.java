@@ -66,9 +66,11 @@ class PlanServerTest {
         assertEquals(200, call("PUT", "{\"plans\":[{\"path\":\"/a\",\"hosts\":[\"h1\",\"10.0.0.2:9866\"]}]}").statusCode());
         assertEquals(List.of("h1", "10.0.0.2:9866"), table.find("/a").hosts());
         HttpResponse<String> listed = call("GET", "");
-        assertTrue(listed.body().contains("{\"path\":\"/a\",\"hosts\":[\"h1\",\"10.0.0.2:9866\"]}"), listed.body());
+        assertTrue(listed.body().contains("{\"path\":\"/a\",\"used\":0,\"refused\":0,\"hosts\":[\"h1\",\"10.0.0.2:9866\"]}"), listed.body());
         assertTrue(listed.body().contains(listed.headers().firstValue(PlanServer.RUN_HEADER).orElseThrow()));
-        assertTrue(call("DELETE", "{\"paths\":[\"/a\",\"/b\"]}").body().contains("\"forgotten\":1"));
+        table.count(table.find("/a"), true);
+        String forgotten = call("DELETE", "{\"paths\":[\"/a\",\"/b\"]}").body();
+        assertTrue(forgotten.contains("\"forgotten\":[{\"path\":\"/a\",\"used\":1,\"refused\":0,"), forgotten);
         assertNull(table.find("/a"));
     }
 

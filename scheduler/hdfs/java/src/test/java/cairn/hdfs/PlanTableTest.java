@@ -59,8 +59,24 @@ class PlanTableTest {
         assertTrue(table.put("/3", List.of("b"), 50)); // an entry may always be replaced
         now.addAndGet(5);
         assertTrue(table.put("/4", List.of("a"), 50));
-        assertTrue(table.remove("/2"));
-        assertFalse(table.remove("/2"));
+        assertEquals("/2", table.remove("/2").path());
+        assertNull(table.remove("/2"));
         assertTrue(table.put("/5", List.of("a"), 50));
+    }
+
+    @Test
+    void eachPlanAndTheTableCountWhatWasFollowed() {
+        table.put("/1", List.of("a"), 50);
+        table.put("/2", List.of("a"), 50);
+        table.count(table.find("/1/x"), true);
+        table.count(table.find("/1"), false);
+        table.count(table.find("/2"), true);
+        assertEquals(1, table.remove("/1").counts().used().get());
+        assertEquals(1, table.find("/2").counts().used().get());
+        assertEquals(0, table.find("/2").counts().refused().get());
+        assertEquals(2, table.counts().used().get());
+        assertEquals(1, table.counts().refused().get());
+        table.put("/2", List.of("b"), 50);
+        assertEquals(0, table.find("/2").counts().used().get()); // a new plan begins anew
     }
 }

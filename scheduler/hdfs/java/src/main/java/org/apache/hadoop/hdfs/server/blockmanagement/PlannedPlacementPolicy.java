@@ -73,7 +73,7 @@ public final class PlannedPlacementPolicy extends BlockPlacementPolicyDefault {
         for (int place = 0; place < replicas && problem == null; place++) {
             problem = take(plan.hosts().get(place), types.get(place), excluded, blockSize, targets);
         }
-        table.count(problem == null);
+        table.count(plan, problem == null);
         if (problem != null) {
             LOG.warn("Plan {} for {} is not followed: {}", plan.hosts(), path, problem);
             return null;
