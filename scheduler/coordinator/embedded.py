@@ -33,6 +33,7 @@ async def start(
 ) -> None:
     """Serve until drained or cancelled; reports what runs. Raises Refused, OSError."""
     settings = ServeSettings(parse_listen(listen), security=Security(insecure=insecure))
+    settings.security.check(settings.listen)
     network = await trio.to_thread.run_sync(load_topology, topology)
     planner = await trio.to_thread.run_sync(make_planner, None, network)
     world = World(network, planner, SystemClock(), Random(SystemRandom().getrandbits(64)), report)  # noqa: S311

@@ -6,7 +6,8 @@ Invariants:
 * A transaction that failed is tried again, whole, before anything newer; while it fails, nothing new is taken in.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import trio
 
@@ -30,13 +31,22 @@ class _Round:
         self.error: str | None = None
 
 
+OffLoad = Callable[[Callable[[], None]], Awaitable[None]]
+"""Runs what blocks; only one at a time is asked for."""
+
+
+async def in_a_thread(work: Callable[[], None]) -> None:
+    """Run it off the event loop; it is never left half done."""
+    await trio.to_thread.run_sync(work)
+
+
 class Journal:
     """Stores changes in batches. `run` must run for anything to become durable."""
 
-    def __init__(self, metadata: Metadata, report: Report) -> None:
+    def __init__(self, metadata: Metadata, report: Report, off_load: OffLoad = in_a_thread) -> None:
         self._metadata = metadata
         self._report = report
-        self._thread = trio.CapacityLimiter(1)
+        self._off_load = off_load
         self._pending: dict[str, Change] = {}
         self._then: list[Callable[[], None]] = []
         self._next = _Round()
@@ -82,7 +92,7 @@ class Journal:
             batch, then, round_ = self._pending, self._then, self._next
             self._pending, self._then, self._next, self._flying = {}, [], _Round(), round_
             try:
-                await trio.to_thread.run_sync(self._metadata.apply, list(batch.values()), limiter=self._thread)
+                await self._off_load(partial(self._metadata.apply, list(batch.values())))
             except StoreError as error:
                 self._keep(batch, then, str(error))
             else:

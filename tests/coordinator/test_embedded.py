@@ -7,7 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from scheduler.client import CoordinatorClient
+from scheduler.coordinator import embedded
+from scheduler.coordinator.testing import silent
 from tests.coordinator.support import topology_file
 from tests.support.sidecar import ROOT, Sidecar
 
@@ -37,25 +41,29 @@ def coordinator_of(sidecar: Sidecar) -> str:
 
 
 def test_a_bad_network_is_one_line(tmp_path: Path) -> None:
-    """What is wrong with the file or the address prevents the start, says so, and leaves no traceback."""
-    path, _ = topology_file(tmp_path)
+    """What is wrong with the network's file prevents the sidecar's start, says so, and leaves no traceback."""
     bad = tmp_path / "bad.toml"
     bad.write_text('[[server]]\nname = "a"\nrack = 7\n', encoding="utf-8")
-    for flags, said in (
-        (["--coordinate", str(bad)], "bad.toml"),
-        (["--coordinate", str(path), "--coordinator", "0.0.0.0:0"], "--insecure"),
-        (["--coordinate", str(path), "--coordinator", "nowhere"], "HOST:PORT"),
-        (["--coordinate", str(tmp_path / "none.toml")], "none.toml"),
-    ):
-        command = [sys.executable, "-m", "logstore.cli", "serve", "--data-dir", str(tmp_path / "refused")]
-        ended = subprocess.run(
-            [*command, "--kafka", "127.0.0.1:0", *flags],
-            capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT, check=False,
-        )  # fmt: skip
-        assert ended.returncode == 2, ended.stderr
-        assert "Traceback" not in ended.stderr
-        (line,) = [line for line in ended.stderr.splitlines() if line.startswith("cairn: ")]
-        assert said in line, line
+    command = [sys.executable, "-m", "logstore.cli", "serve", "--data-dir", str(tmp_path / "refused")]
+    ended = subprocess.run(
+        [*command, "--kafka", "127.0.0.1:0", "--coordinate", str(bad)],
+        capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 2, ended.stderr
+    assert "Traceback" not in ended.stderr
+    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("cairn: ")]
+    assert "bad.toml" in line
+
+
+@pytest.mark.parametrize(
+    ("listen", "said"),
+    [("0.0.0.0:0", "--insecure"), ("nowhere", "HOST:PORT"), ("192.0.2.1:0", "--insecure")],
+)
+async def test_it_keeps_to_loopback(tmp_path: Path, listen: str, said: str) -> None:
+    """Inside a sidecar too; a sidecar's own `--insecure` counts for both."""
+    path, _ = topology_file(tmp_path)
+    with pytest.raises(embedded.Refused, match=said):
+        await embedded.start(path, listen, tmp_path / "data", silent)
 
 
 def test_a_sidecar_alone_loads_nothing_of_it() -> None:

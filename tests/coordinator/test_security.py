@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import ssl
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -16,6 +16,7 @@ import trio
 from scheduler.client import CoordinatorClient, CoordinatorError, Unauthorized, Unavailable
 from scheduler.client.core import Ask
 from scheduler.client.trio_client import TrioCoordinatorClient
+from scheduler.coordinator import command
 from scheduler.coordinator.errors import StartError
 from scheduler.coordinator.http.server import Address
 from scheduler.coordinator.running import (
@@ -32,10 +33,8 @@ from scheduler.coordinator.system_clock import SystemClock
 from scheduler.coordinator.testing import in_thread, silent
 from scheduler.topology import racks
 from tests.coordinator.support import ask, topology_file
-from tests.support.sidecar import ROOT
 
 TOKEN = "a-secret-of-twenty-four"
-PATIENCE_S = 30
 
 
 @pytest.fixture(scope="module")
@@ -128,26 +127,25 @@ def test_other_machines_are_kept_out_by_default(listen: str) -> None:
         Security().check(parse_listen(local))
 
 
-def refused(tmp_path: Path, *flags: str) -> str:
-    """Run `cairn coordinate` with flags that it must refuse; its one line."""
-    path, _ = topology_file(tmp_path)
-    command = [sys.executable, "-m", "logstore.cli", "coordinate", "--data-dir", str(tmp_path / "data")]
-    command += [] if "--topology" in flags else ["--topology", str(path)]
-    ended = subprocess.run(
-        [*command, "--listen", "127.0.0.1:0", *flags],
-        capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT, check=False,
-    )  # fmt: skip
-    assert ended.returncode == 2, ended.stderr
-    assert ended.stdout == ""
-    assert "Traceback" not in ended.stderr
-    return ended.stderr.splitlines()[-1]
-
-
-def test_the_command_refuses_to_be_open(tmp_path: Path) -> None:
+def test_the_command_refuses_to_be_open(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What prevents a start is one clear line and status 2, and nothing is made on disk."""
-    assert "--insecure" in refused(tmp_path, "--listen", "0.0.0.0:0")
-    assert "go together" in refused(tmp_path, "--tls-cert", "x")
-    assert "x.toml" in refused(tmp_path, "--topology", "x.toml")
+    path, _ = topology_file(tmp_path)
+    for flags, said in (
+        (["--listen", "0.0.0.0:0"], "--insecure"),
+        (["--tls-cert", "x"], "go together"),
+        (["--topology", str(tmp_path / "x.toml")], "x.toml"),
+        (["--finish-fraction", "2"], "finish_fraction"),
+        (["--token-file", str(path.parent / "none")], "none"),
+    ):
+        parser = argparse.ArgumentParser()
+        command.add_arguments(parser)
+        given = ["--topology", str(path), "--data-dir", str(tmp_path / "data"), "--listen", "127.0.0.1:0", *flags]
+        assert command.main(parser.parse_args(given)) == 2
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        (line,) = printed.err.splitlines()
+        assert line.startswith("cairn: ")
+        assert said in line
     assert not (tmp_path / "data").exists()
 
 

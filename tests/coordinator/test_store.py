@@ -15,14 +15,14 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.client import CoordinatorClient, Unavailable
+from scheduler.client import CoordinatorClient, NotFound, Unavailable
 from scheduler.coordinator.errors import StartError, StoreDamaged, StoreError
 from scheduler.coordinator.http.server import Address
 from scheduler.coordinator.journal import Journal
 from scheduler.coordinator.metadata.interface import Change, Metadata, Put, Remove
 from scheduler.coordinator.metadata.sqlite import SqliteMetadata
 from scheduler.coordinator.running import DATABASE, ServeSettings, make_planner, opened
-from scheduler.coordinator.service import World
+from scheduler.coordinator.service import CoordinatorSettings, World
 from scheduler.coordinator.system_clock import SystemClock
 from scheduler.coordinator.testing import in_thread, running, silent
 from scheduler.topology import racks
@@ -78,7 +78,7 @@ CHANGES = st.lists(
 )
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(st.lists(CHANGES, max_size=5))
 def test_sqlite_is_an_ordered_map(batches: list[list[Change]]) -> None:
     """Against a dictionary: puts, removals by prefix, batches again, and everything after opening it anew."""
@@ -162,6 +162,9 @@ def test_a_disk_that_fails_is_503_and_goes_on(flaky: Flaky) -> None:
         refused = ask(url, "POST", "/v1/requests", {"writer": "r1h2", "chunks": 1})
         assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
         assert "disk I/O error" in client.status()["store"]
+        for name in [one["request"] for one in client.status()["queue"]]:
+            events = ask(url, "GET", f"/v1/requests/{name}/go?wait_s=0").json()["events"]
+            assert bool(events) is (name == "before"), "told before it was stored"
         assert "disk I/O error" in ask(url, "GET", "/").text
         flaky.failing = False
         assert [go.done() for go in write.goes()] == [True, True]
@@ -265,6 +268,24 @@ def test_an_entry_that_cannot_be_read_is_named(tmp_path: Path, key: str, value: 
     (error,) = caught.value.exceptions
     assert isinstance(error, StoreDamaged)
     assert key in str(error) or "'b'" in str(error)
+
+
+def test_forgetting_one_touches_no_other(tmp_path: Path) -> None:
+    """A request whose name begins with a forgotten one's is still there after a restart; so is a lost host."""
+    settings = CoordinatorSettings(most_remembered=0, tick_s=0.01)
+    served = running(NETWORK, planner="paper", settings=settings, data_dir=tmp_path)
+    with served as url, CoordinatorClient(url) as client:
+        for name in ("ab", "a/b", "b"):
+            client.submit("r1h1", chunks=1, name=name)
+        next(client.submit("r2h1", chunks=1, name="a").goes()).done()
+        client.deregister("r2h4")
+        while "finished" in client.status()["requests"]:
+            pass
+    with running(NETWORK, planner="paper", data_dir=tmp_path) as url, CoordinatorClient(url) as client:
+        assert {one["request"] for one in client.status()["queue"]} == {"ab", "a/b", "b"}
+        assert [one["host"] for one in client.status()["hosts"] if one["lost"]] == ["r2h4"]
+        with pytest.raises(NotFound):
+            client.request("a")
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
