@@ -54,6 +54,7 @@ def check_size(program: Program, more: int) -> None:
     if program.columns + more > MOST_COLUMNS:
         raise RequestError(
             "placement",
-            f"the exact optimum would take a program of {program.columns + more} columns, more than {MOST_COLUMNS}: "
-            "use the default placement of up to 3 replicas on a tree of racks, a smaller network, or another planner",
+            f"the exact optimum would take a program of {program.columns + more} columns, more than {MOST_COLUMNS}; "
+            "there is a compact one if all write with the default placement of up to 3 replicas and nothing to avoid, on "
+            "a tree of switches; or take a smaller network, or another planner",
         )

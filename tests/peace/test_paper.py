@@ -129,6 +129,20 @@ def test_a_rack_is_not_weighted_by_its_hosts() -> None:
     assert set(by_rack.values()) == {Fraction(1, 2)}
 
 
+@given(data=st.data(), seed=seeds)
+@settings(max_examples=settings().max_examples // 4)
+def test_the_same_seed_gives_the_same_plan(data: st.DataObject, seed: int) -> None:
+    """A plan depends on requests, residual and seed alone: not on what a planner has planned before."""
+    topology = data.draw(st.one_of(rack_trees(), deep_trees(), graphs()))
+    requests = data.draw(requests_for(topology))
+    used = PaperPlanner(topology)
+    used.plan(requests, Residual.full(topology), Random(seed + 1))
+    plans = [
+        planner.plan(requests, Residual.full(topology), Random(seed)) for planner in (used, PaperPlanner(topology))
+    ]
+    assert plans[0] == plans[1]
+
+
 # ---- the paper's worked example
 
 
