@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scheduler.errors import TopologyError
+from scheduler.errors import PlacementError, RequestError, TopologyError
 from scheduler.peace import tree_kernels as kernels
 from scheduler.peace.placement import Placement, Relation, check_placement
 from scheduler.peace.plan import Chain, Counts, Kind, Plan, Request, Residual, check_request
@@ -144,7 +144,8 @@ class TreePlanner:
                 table[place, 7] = len(sources)
                 sources += request.sources
         asked = Asked(table, rules, *_flat(sources), np.array(avoid, np.int32), 1 + most)
-        if not self._plain(asked):
+        numbered = any(map(attrgetter("numbers"), requests))
+        if not self._plain(asked) or (numbered and not all(len(r.numbers) in (0, r.chunks) for r in requests)):
             for request in requests:
                 check_request(self.topology, request)
         return asked
@@ -179,6 +180,8 @@ class TreePlanner:
     def run(self, asked: Asked, residual: Residual, seed: int, planned: Numbers) -> Rows:
         """Plan what fits, and take it: `planned[q]` rows of hosts for request q, in the requests' order."""
         self.seed(seed)
+        if len(residual.send) != self.pool.shape[1] or len(residual.link) != len(self.topology.links):
+            raise TopologyError(f"capacity of {residual.topology.name!r}, planner of {self.topology.name!r}")
         parts, first = [], 0
         while first < len(asked.fields):
             left = int((asked.fields[:, 2] - planned).sum())
@@ -227,8 +230,10 @@ class TreePlanner:
             return known[1]
         if len(self._compiled) >= MOST_PLACEMENTS:
             self._compiled.clear()
-        if placement:
-            check_placement(placement)
+        try:
+            check_placement(placement or ((),))  # a read has none
+        except PlacementError as error:
+            raise RequestError("placement", str(error)) from error
         rules = np.array([_rules(placement, replica) for replica in range(len(placement))], np.int32)
         rules = rules.reshape(len(placement), RULES)
         self._compiled[id(placement)] = placement, rules  # kept with it, so that its id stays its own

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scheduler.errors import RequestError, TopologyError
 from scheduler.peace import tree as tree_module
 from scheduler.peace.paper import PaperPlanner
-from scheduler.peace.placement import Placement, default_placement, parse_placement
+from scheduler.peace.placement import Placement, Relation, Rule, default_placement, parse_placement
 from scheduler.peace.plan import Chain, Counts, Kind, Plan, Request, Residual
 from scheduler.peace.tree import TreePlanner
 from scheduler.peace.tree_kernels import MEMBERS, RECEIVE
@@ -230,11 +230,15 @@ def test_bad_requests_never_reach_the_kernel() -> None:
         Request("q", 0, 1, default_placement(2), avoid=frozenset({6})),
         Request("q", 0, 1, (), Kind.READ, sources=((9,),)),
         Request("q", 0, 1, ()),
+        Request("q", 0, 2, default_placement(2), numbers=(1,)),
+        Request("q", 0, 1, ((Rule(Relation.SAME_RACK, 7),),)),
     ):
         with pytest.raises(RequestError):
             planner.plan([good, bad], full, Random(1))
         with pytest.raises(RequestError):
             planner.chain(bad, 0, full, Random(1))
+    with pytest.raises(TopologyError, match="capacity of '3 racks', planner of '2 racks'"):
+        planner.plan([good], Residual.full(racks([3, 3, 3], 2)), Random(1))
     assert (planner.pool[RECEIVE] == 0).all()
 
 
