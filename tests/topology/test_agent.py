@@ -294,3 +294,36 @@ async def test_errors_come_out_as_they_are() -> None:
             await run()
     assert await first_of(forever, partial(value, 3)) == 3
     assert ended == [1, 1, 1]
+
+
+async def test_nonsense_from_those_who_have_the_token(tmp_path: Path) -> None:
+    """Requests of random values: each is answered or refused, and the agent is there afterwards. Prints its seed."""
+    seed = 20260
+    print(f"seed {seed}")
+    random = Random(seed)
+    odd: list[object] = [
+        0,
+        -1,
+        1,
+        2.5,
+        float("inf"),
+        float("nan"),
+        10**30,
+        True,
+        None,
+        "",
+        "127.0.0.1:1",
+        "[",
+        [],
+        ["::1"],
+        [1],
+        {},
+    ]
+    async with running(tmp_path) as agent:
+        for _ in range(150):
+            request: dict[str, object] = {"do": random.choice(["take", "send", "write", "hello"])}
+            names = ("to", "seconds", "warm_up_s", "streams", "bytes", "writers")
+            request |= {name: random.choice(odd) for name in names if random.random() < 0.6}
+            with trio.move_on_after(0.1):  # a `take` that is right waits for bytes
+                await problem_of(agent, request)
+        assert await problem_of(agent, {"do": "hello"}) is None
