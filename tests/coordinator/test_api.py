@@ -100,6 +100,8 @@ def test_a_request_from_beginning_to_end(url: str) -> None:
     for counted in (True, False):
         done = checked(url, "POST", f"{path}/chunks/0/done", report + "done", {"attempt": 2}).json()
         assert (done["counted"], done["state"]) == (counted, "finished")
+    view = checked(url, "GET", path, template).json()
+    assert (view["done"], view["go"], view["place"]) == (1, [], None)
     ended = checked(url, "GET", f"{path}/go?after=2", template + "/go").json()
     assert (ended["state"], [one["event"] for one in ended["events"]]) == ("finished", ["finished"])
     assert checked(url, "GET", f"{path}/go?after=3&wait_s=60", template + "/go").json()["events"] == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from random import Random
@@ -149,6 +149,32 @@ async def test_a_failed_transaction_is_told_nobody_and_tried_again(flaky: Flaky,
         nursery.cancel_scope.cancel()
 
 
+async def test_what_came_during_a_failure_comes_behind_it(flaky: Flaky) -> None:
+    """Changes recorded while a transaction is failing are newer than it, and win."""
+    flying, go_on = trio.Event(), trio.Event()
+
+    async def slow(work: Callable[[], None]) -> None:
+        flying.set()
+        await go_on.wait()
+        work()
+
+    journal = Journal(flaky, silent, slow)
+    flaky.failing = True
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(journal.run)
+        journal.record([Put("a/1", "old"), Put("b/1", "old")])
+        await flying.wait()
+        journal.record([Put("b/1", "new"), Remove("a/")])
+        go_on.set()
+        while journal.failing is None:
+            await trio.lowlevel.checkpoint()
+        flaky.failing = False
+        await journal.ready()
+        await journal.durable()
+        assert flaky.load() == {"b/1": "new"}
+        nursery.cancel_scope.cancel()
+
+
 def test_a_disk_that_fails_is_503_and_goes_on(flaky: Flaky) -> None:
     """Writers are asked to wait, the page says why, and everything goes on when the disk does."""
     with in_thread(world(), flaky, SERVE) as url, CoordinatorClient(url, patience_s=0) as client:
@@ -284,6 +310,8 @@ def test_forgetting_one_touches_no_other(tmp_path: Path) -> None:
     with running(NETWORK, planner="paper", data_dir=tmp_path) as url, CoordinatorClient(url) as client:
         assert {one["request"] for one in client.status()["queue"]} == {"ab", "a/b", "b"}
         assert [one["host"] for one in client.status()["hosts"] if one["lost"]] == ["r2h4"]
+        events = ask(url, "GET", "/v1/requests/ab/go?wait_s=0").json()["events"]
+        assert [(one["number"], one["event"]) for one in events] == [(1, "go")]
         with pytest.raises(NotFound):
             client.request("a")
 
