@@ -17,10 +17,12 @@ from scheduler.peace.online.line import Line
 from scheduler.peace.online.records import Settings
 from scheduler.peace.online.stranded import TRIES, Launch, Stranded, search, ways
 from scheduler.peace.online.tokens import Key, Tokens
-from scheduler.peace.plan import Chain, Planner, demands
+from scheduler.peace.plan import Chain, Planner, Resource, demands
 from scheduler.topology import Topology
 
 _TRIES_SOON = 2
+_COST_UNTOUCHED = 4
+"""A try in vain for a writer in whose rack nothing was freed counts so much more: it is seldom worth it."""
 _TRIES_FAMILY = 2
 _TRIES_FAMILY_SMALL = 8
 _RACK_SMALL = 16
@@ -200,6 +202,8 @@ class Continuous:
         """Those behind the head, in order, with what it leaves; `most_tries` in vain are enough for one event."""
         tokens, index = self._tokens, self._index
         index.wake(tokens.freed)
+        rack_of = tokens.topology.rack_of
+        touched = {rack_of[number] for resource, number in tokens.freed if resource is not Resource.LINK}
         tokens.freed.clear()
         head = self._held.unit if self._held is not None else None
         tries, vain = self._most_tries, dict[Family, list[Group]]()
@@ -207,7 +211,9 @@ class Continuous:
             unit, chain = group.first(), None
             if unit is not None and unit is not head:
                 chain = tokens.chain(self._planner, unit.request, self._random)
-                tries -= chain is None
+                if chain is None:
+                    writer = unit.request.writer
+                    tries -= 1 if writer < 0 or rack_of[writer] in touched else _COST_UNTOUCHED
             if unit is not None and chain is not None:
                 launch(unit, chain)
                 index.ready(group)

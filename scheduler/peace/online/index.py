@@ -4,7 +4,8 @@ A *unit*'s chunks are interchangeable. A *group* holds the units that have the s
 and sources: only its first is worth a try. A *family* holds the groups that a planner treats alike but for the writer
 (same rack, same placement): if two of its writers find no path, the others are taken to find none either, until tokens
 are freed. A group whose own resource (its writer's sending side, mostly) is used up is *parked* on it; a family that
-cannot leave its rack is parked on the rack's links, one whose sources are all busy on these.
+cannot leave its rack is parked on the rack's links, one that finds no host in its rack on the rack, one whose sources
+are all busy on these.
 
 Invariants:
 * A unit with waiting chunks is in one group; a group is ready in its family, or parked, or set aside by the caller.
@@ -16,12 +17,16 @@ from collections.abc import Collection, Hashable, Iterable
 from heapq import heappop, heappush
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from scheduler.peace.online.jobs import Rank, Unit
 from scheduler.peace.online.tokens import Key, Tokens
 from scheduler.peace.placement import Relation, Rule
-from scheduler.peace.plan import Kind, Resource
+from scheduler.peace.plan import Kind, Request, Resource
 
 _LEAVE = frozenset({Rule(Relation.OTHER_RACK, 0)})
+_STAY = Rule(Relation.SAME_RACK, 0)
 
 Order = tuple[Rank, int]
 """The order in which units are served: the job's rank, then the unit's first chunk."""
@@ -94,7 +99,8 @@ class Index:
         self._awake: list[tuple[Order, int, int, Family]] = []
         self._asleep: list[tuple[Order, int, int, Family]] = []
         self._parked_groups: dict[Key, list[Group]] = {}
-        self._parked_families: dict[Key, list[tuple[int, Family]]] = {}
+        self._parked_families: dict[Hashable, list[tuple[int, Family]]] = {}
+        self._members: dict[int, npt.NDArray[np.int64]] = {}
         self._number = 0
 
     def add(self, unit: Unit) -> None:
@@ -127,10 +133,9 @@ class Index:
         for key in freed:
             for group in self._parked_groups.pop(key, ()):
                 self.ready(group)
-            for stamp, family in self._parked_families.pop(key, ()):
-                if family.stamp == stamp:
-                    family.parked = False
-                    self._rouse(family)
+            self._unpark(key)
+            if key[0] is not Resource.LINK:
+                self._unpark(self._tokens.topology.rack_of[key[1]])
 
     def ready(self, group: Group) -> None:
         """The group is worth a try: its family is, too."""
@@ -200,6 +205,13 @@ class Index:
             return unit.key
         return self._tokens.topology.rack_of[request.writer], request.placement, request.avoid
 
+    def _unpark(self, key: Hashable) -> None:
+        """Families parked on this resource, or rack, are worth a try."""
+        for stamp, family in self._parked_families.pop(key, ()):
+            if family.stamp == stamp:
+                family.parked = False
+                self._rouse(family)
+
     def _push(self, group: Group, first: Unit) -> None:
         group.ready = True
         group.stamp += 1
@@ -250,16 +262,31 @@ class Index:
                 family.stamp += 1
                 self._families.pop(family.key, None)
 
-    def _cut(self, unit: Unit) -> tuple[Key, ...]:
+    def _cut_of_rack(self, request: Request) -> tuple[Hashable, ...]:
+        """For a write: the links out of its rack, or the rack, if none of its hosts can take the first replica."""
+        topology, left = self._tokens.topology, self._tokens.left
+        rack = topology.rack_of[request.writer]
+        if not _LEAVE.isdisjoint(rule for each in request.placement for rule in each):
+            keys: tuple[Key, ...] = tuple((Resource.LINK, hop.link) for hop in topology.hops[rack])
+            if not any(map(self._tokens.free, keys)):
+                return keys
+        if _STAY in request.placement[0]:
+            members = self._members.get(rack)
+            if members is None:
+                members = self._members[rack] = np.array(topology.members[rack])
+            able = (left.receive[members] > 0) & (left.disk[members] > 0)
+            if len(request.placement) > 1:
+                able &= left.send[members] > 0
+            if not able.any():
+                return (rack,)
+        return ()
+
+    def _cut(self, unit: Unit) -> tuple[Hashable, ...]:
         """Resources without tokens such that no chain is possible before one of them is freed; () if none is seen."""
         request, tokens = unit.request, self._tokens
         keys: list[Key] = []
         if request.kind is Kind.WRITE:
-            if _LEAVE.isdisjoint(rule for each in request.placement for rule in each):
-                return ()
-            topology = tokens.topology
-            keys = [(Resource.LINK, hop.link) for hop in topology.hops[topology.rack_of[request.writer]]]
-            return () if any(map(tokens.free, keys)) else tuple(keys)
+            return self._cut_of_rack(request)
         for source in unit.sources:
             key: Key = (Resource.DISK, source)
             if tokens.free(key):

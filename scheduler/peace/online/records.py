@@ -34,7 +34,7 @@ class Settings:
     """How the scheduler behaves. Every count is a bound: beyond it a submission is refused or a request given up.
 
     `priority_ms`: how much waiting one step of priority is worth, so that low priorities age past high ones.
-    `most_tries`: searches for a path that one event may spend in vain on requests behind the head.
+    `most_tries`: requests behind the head that one event may try in vain (in racks where nothing was freed, a quarter).
     `most_remembered`: ended requests that are still known by name, so that late reports are told apart from wrong ones.
     """
 
