@@ -34,8 +34,13 @@ BURST_BYTES = 128 << 10
 """A frame with segmentation offload has up to 64 KiB; what does not fit into the burst is cut up at a price."""
 QUEUE_BYTES = 1 << 20
 """A switch port's buffer: 84 ms at 12.5 MB/s, more than the windows of the chunk server's connections through it."""
+SOCKET_BYTES = (4 << 10, 64 << 10, 256 << 10)
+"""Least, usual and most of a socket's buffers where nothing else is set: most of a chunk of 6.7 MB stays outside."""
 MOST_HOSTS_IN_RACK = 250
 COMMAND_SECONDS = 60.0
+_SOCKETS = " && ".join(
+    f"echo {' '.join(map(str, SOCKET_BYTES))} > /proc/sys/net/ipv4/{setting}" for setting in ("tcp_rmem", "tcp_wmem")
+)
 
 
 class NetworkUnavailable(RuntimeError):
@@ -122,6 +127,7 @@ class Network:
         _batch("tc", SWITCH, self._switch_shapes())
         for host in self.hosts:
             _batch("ip", host.namespace, self._host(host))
+            _run(*host.wrapper, "sh", "-c", _SOCKETS)
             _batch("tc", host.namespace, [_shape("data0", self.link_bytes_s)])
         self._control()
 

@@ -32,6 +32,8 @@ from scheduler.simulation.scenario import Job
 
 READY_SECONDS = 240.0
 """18 JVMs start on two cores."""
+PACKETS_IN_FLIGHT = 8
+"""Of a chunk, between a client and its last DataNode: a tenth of HDFS's 80, for chunks of a tenth."""
 MODULE = "benchmarks.cluster.hdfs_host"
 
 
@@ -100,7 +102,11 @@ class RealHdfs(Experiment):
 def opened(setting: Setting, network: Network, directory: Path) -> Iterator[RealHdfs]:
     """A real HDFS on all hosts of a network that is up, and its links measured."""
     nodes = [Node(host.name, host.address, f"rack{host.rack}", host.wrapper) for host in network.hosts]
-    options = ClusterOptions(namenode_address=CONTROL_ADDRESS, ready_s=READY_SECONDS)
+    options = ClusterOptions(
+        namenode_address=CONTROL_ADDRESS,
+        settings={"dfs.client.write.max-packets-in-flight": str(PACKETS_IN_FLIGHT)},
+        ready_s=READY_SECONDS,
+    )
     with Hosts(network.hosts, directory, MODULE) as hosts:
         rates = measure(hosts)
         with HdfsCluster(directory, nodes, options) as hdfs:

@@ -81,13 +81,16 @@ def test_chunk_reaches_the_whole_chain(start: Start, tmp_path: Path, length: int
 
 def test_wrong_crc_is_refused(start: Start, tmp_path: Path) -> None:
     """Bytes that do not match their CRC are stored nowhere, and no host is suspected."""
-    sender = Sender(CHUNK, len(DATA), [start(name).hop for name in "abc"])
+    servers = [start(name) for name in "abc"]
+    sender = Sender(CHUNK, len(DATA), [server.hop for server in servers])
     sender.send(DATA)
     sender.end(crc32c.crc32c(DATA) ^ 1)
     with pytest.raises(ChunkFailed, match=r"a: checkpoint 1\.3\.1: CRC .* was sent") as failed:
         sender.answer()
     sender.close()
     assert failed.value.suspects == ()
+    for server in servers:
+        server.wait_served(1, 5.0)
     assert files(tmp_path) == {}
 
 
@@ -98,7 +101,7 @@ def test_sender_that_vanishes_leaves_nothing(start: Start, tmp_path: Path) -> No
     sender.send(DATA[: 2 * BLOCK_BYTES])
     sender.close()
     for server in servers:
-        server.wait_idle(5.0)
+        server.wait_served(1, 5.0)
     assert files(tmp_path) == {}
     send_chunk(CHUNK, DATA, [server.hop for server in servers], unpaced())
     assert set(files(tmp_path).values()) == {bytes(DATA)}
@@ -112,8 +115,8 @@ def test_host_that_is_down_is_suspected(start: Start, tmp_path: Path, dead: str)
     with pytest.raises(ChunkFailed) as failed:
         send_chunk(CHUNK, DATA, [server.hop for server in servers.values()], unpaced())
     assert failed.value.suspects == (dead,)
-    for server in servers.values():
-        server.wait_idle(5.0)
+    for name in "abc"[: "abc".index(dead)]:
+        servers[name].wait_served(1, 5.0)
     assert files(tmp_path) == {}
 
 
@@ -127,7 +130,7 @@ def test_host_that_dies_in_mid_chain_is_suspected(start: Start, tmp_path: Path, 
         send_chunk(CHUNK, DATA, [server.hop for server in servers.values()], unpaced())
     assert failed.value.suspects == (dead,)
     for name in set("abc") - {dead}:
-        servers[name].wait_idle(5.0)
+        servers[name].wait_served(1, 5.0)
     assert not [name for name in files(tmp_path) if not name.startswith(dead)]
 
 
