@@ -14,6 +14,7 @@ Invariants:
 import threading
 import time
 import zlib
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 2.0
 PLACEMENTS = 2
 """What HDFS decides for a file over WebHDFS: to which DataNode the writer is led, and where the block goes."""
+MOST_SHOWN = 10
+"""Failed attempts that an error names."""
 SUSPECTED_S = 30.0
 """How long a DataNode that broke off is not to be HDFS's own choice; by then the NameNode knows whether it is dead."""
 
@@ -101,17 +104,18 @@ class CheckpointWriter:
         """
         request = self._coordinator.submit(writer, len(chunks), replicas, placement=placement)
         latest: dict[int, Future[Written | None]] = {}
+        problems: deque[str] = deque(maxlen=MOST_SHOWN)
         with ThreadPoolExecutor(self._settings.at_once, thread_name_prefix="chunk") as pool:
             try:
                 for go in request.goes():
                     before = latest.get(go.chunk)
-                    latest[go.chunk] = pool.submit(self._attempt, go, before, checkpoint, chunks)
+                    latest[go.chunk] = pool.submit(self._attempt, go, before, checkpoint, chunks, problems)
             except CoordinatorError as error:
-                raise ChunkLost(f"{checkpoint}: {error}; {_reasons(latest)}") from error
+                raise ChunkLost(f"{checkpoint}: {error}; {_shown(problems)}") from error
         written = {chunk: future.result() for chunk, future in latest.items() if future.exception() is None}
         missing = [chunk for chunk in range(len(chunks)) if written.get(chunk) is None]
         if missing:
-            raise ChunkLost(f"{checkpoint}: the request ended without chunks {missing}; {_reasons(latest)}")
+            raise ChunkLost(f"{checkpoint}: the request ended without chunks {missing}; {_shown(problems)}")
         return [one for _, one in sorted(written.items()) if one is not None]
 
     def read(self, written: Written) -> bytes:
@@ -131,7 +135,12 @@ class CheckpointWriter:
     # ---- one chunk
 
     def _attempt(
-        self, go: Go, before: "Future[Written | None] | None", checkpoint: str, chunks: Sequence[bytes]
+        self,
+        go: Go,
+        before: "Future[Written | None] | None",
+        checkpoint: str,
+        chunks: Sequence[bytes],
+        problems: deque[str],
     ) -> Written | None:
         if before is not None:
             before.exception()  # wait until an earlier attempt has stopped
@@ -143,18 +152,19 @@ class CheckpointWriter:
             written = self._write(go, path, addresses[1:], chunks[go.chunk])
         except Revoked:
             return None
-        except DataNodeFailed as error:
-            suspects = [
-                name for name, address in zip(go.hosts[1:], addresses[1:], strict=True) if address == error.address
-            ]
-            self._suspected[error.address] = time.monotonic() + SUSPECTED_S
-            go.failed(suspects)
-            raise
-        except Exception:
-            go.failed()
+        except Exception as error:
+            problems.append(f"chunk {go.chunk}, attempt {go.attempt}: {error}")
+            go.failed(self._suspects(error, go.hosts[1:], addresses[1:]))
             raise
         go.done()
         return written
+
+    def _suspects(self, error: Exception, hosts: Sequence[str], addresses: Sequence[str]) -> list[str]:
+        """The hosts of a chain that an error speaks against."""
+        if not isinstance(error, DataNodeFailed):
+            return []
+        self._suspected[error.address] = time.monotonic() + SUSPECTED_S
+        return [name for name, address in zip(hosts, addresses, strict=True) if address == error.address]
 
     def _write(self, go: Go, path: str, chain: Sequence[str], data: bytes) -> Written:
         """Write one file, waiting while HDFS is away. Raises Revoked, DataNodeFailed, HdfsAway, HdfsError."""
@@ -215,6 +225,5 @@ def _wait(go: Go, seconds: float) -> None:
     _stop_if_revoked(go)
 
 
-def _reasons(latest: "dict[int, Future[Written | None]]") -> str:
-    errors = {chunk: future.exception() for chunk, future in latest.items() if future.done()}
-    return "; ".join(f"chunk {chunk}: {error}" for chunk, error in sorted(errors.items()) if error) or "no errors here"
+def _shown(problems: Sequence[str]) -> str:
+    return "; ".join(problems) or "no chunk failed here"

@@ -8,11 +8,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from itertools import chain
+from pathlib import Path
 from threading import Event, Thread
+
+import pytest
 
 from scheduler.client import CoordinatorClient
 from scheduler.coordinator.testing import running
-from scheduler.hdfs.cluster import HdfsCluster, network
+from scheduler.hdfs.cluster import HdfsCluster, loopback_nodes, network
+from scheduler.hdfs.launch import Runtime
 from scheduler.hdfs.writer import CheckpointWriter, Written
 from tests.hdfs.writers import chunks_of, not_as_planned, table_of, write_all
 
@@ -34,11 +38,17 @@ def wait_for_chunks(hdfs: HdfsCluster, directory: str, count: int) -> None:
 
 
 def write_during(
-    hdfs: HdfsCluster, url: str, seed: int, fault: Callable[[], None], without: str | None = None
+    hdfs: HdfsCluster,
+    url: str,
+    seed: int,
+    fault: Callable[[], None],
+    without: str | None = None,
+    writers: int = WRITERS,
+    chunks: int = CHUNKS,
 ) -> list[Written]:
     """Writers at work while `fault` happens in another thread; every acknowledged chunk is read back and compared."""
     hosts = [name for name in hdfs.addresses if name != without]
-    checkpoints = [chunks_of(seed, writer, CHUNKS, CHUNK_BYTES) for writer in range(WRITERS)]
+    checkpoints = [chunks_of(seed, writer, chunks, CHUNK_BYTES) for writer in range(writers)]
     directory = f"/checkpoint-{seed}"
     failures: list[BaseException] = []
 
@@ -54,7 +64,7 @@ def write_during(
     written = list(chain.from_iterable(write_all(hdfs, url, checkpoints, hosts, directory)))
     trouble.join()
     assert failures == []
-    assert len(written) == WRITERS * CHUNKS
+    assert len(written) == writers * chunks
     with CoordinatorClient(url) as client, table_of(hdfs) as table:
         reader = CheckpointWriter(client, table, hdfs.webhdfs_url)
         assert [reader.read(one) for one in written] == list(chain.from_iterable(checkpoints))
@@ -100,3 +110,27 @@ def test_safe_mode_is_waited_for(hdfs: HdfsCluster) -> None:
     with running(network(hdfs.nodes, UPLINK), seed=SEED) as url:
         fault_free = write_during(hdfs, url, SEED + 4, fault)
         assert not_as_planned(hdfs, fault_free) == []
+
+
+@pytest.mark.slow
+def test_sixteen_writers_survive_all_of_it(runtime: Runtime, tmp_path: Path) -> None:
+    """Eight DataNodes, 16 writers of 8 chunks; one DataNode dies, safe mode, a new NameNode, and it comes back."""
+    with HdfsCluster(tmp_path, loopback_nodes(8, racks=2), runtime=runtime) as hdfs:
+        victim = hdfs.nodes[-1].name
+
+        def faults() -> None:
+            hdfs.kill(victim)
+            hdfs.admin("-safemode", "enter")
+            hdfs.admin("-safemode", "leave")
+            hdfs.restart_namenode()
+            hdfs.start_node(victim)
+
+        with running(network(hdfs.nodes, UPLINK), seed=SEED) as url:
+            written = write_during(hdfs, url, SEED, faults, victim, writers=16, chunks=8)
+            placed = hdfs.placements()
+            follow = [one for one in written if one.followed]
+            assert [one.path for one in follow if placed[one.path][-1] != list(one.hosts)] == []
+            healed = write_during(hdfs, url, SEED + 1, lambda: None, writers=16, chunks=8)
+            assert not_as_planned(hdfs, healed) == []
+            assert any(victim in one.hosts for one in healed)
+        hdfs.wait(lambda seen: seen.under_replicated == 0, "all replicas there again")
