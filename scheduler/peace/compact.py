@@ -12,10 +12,15 @@ many near and far parts it has:
 
 On a network of one rack the near part is the whole chain, for any number of replicas.
 
+Hosts of a rack that are alike (capacities left, chunks to write) are counted together, where there are many hosts. What
+is counted for m of them is dealt round to them in the order of the positions. Every limit of a host is on positions
+that follow each other, so it holds for each host if it holds m times for all of them: nothing is lost.
+
 Invariants: an optimal solution of the program is as good as the best plan, and can be dealt out as a plan.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from scheduler.peace.decompose import TreeWays, Ways, deal
 from scheduler.peace.flows import Flows
@@ -25,6 +30,16 @@ from scheduler.peace.program import Program, Solution, Term
 from scheduler.topology import Topology, Tree
 
 MOST_COMPACT = 3
+MANY_HOSTS = 200
+"""From here on hosts that are alike are counted together; below, requests are preferred one by one."""
+
+
+class _Alike(NamedTuple):
+    """Hosts of a rack with the same capacities left, and with as many chunks to write; the first requested first."""
+
+    hosts: list[int]
+    send: int
+    store: int  # receive or disk, whichever is less
 
 
 def parts_of(topology: Topology, placement: Placement) -> tuple[int, int] | None:
@@ -40,21 +55,23 @@ def parts_of(topology: Topology, placement: Placement) -> tuple[int, int] | None
 class Compact:
     """Writes with one placement that `parts_of` knows, with nothing to avoid."""
 
-    def __init__(self, topology: Topology, requests: Sequence[Request], residual: Residual) -> None:
+    def __init__(
+        self, topology: Topology, requests: Sequence[Request], residual: Residual, *, many_hosts: int = MANY_HOSTS
+    ) -> None:
         self.program = Program()
         self._topology = topology
         self._requests = requests
         self._residual = residual
         near, far = parts_of(topology, requests[0].placement) or (0, 0)
         self._near, self._far = range(near), range(near, near + far)
-        self.taken = [[(self.program.column(request.chunks), 1)] for request in requests]
-        """For each request, the columns that say how many of its chunks are planned."""
+        self._alike = self._groups(apart=len(topology.servers) < many_hosts)
+        self._at: list[dict[int, list[Term]]] = [{} for _ in range(near + far)]
+        self.taken = self._writers()
+        """Columns that say how many chunks are planned, each with the place of the first request that it stands for."""
         switches = range(len(topology.switches))
         self._starts = [self.program.column() if topology.members[v] else -1 for v in switches]
         self._ends = [self.program.column() if topology.members[v] and far else -1 for v in switches]
-        self._at: list[dict[int, list[Term]]] = [{} for _ in range(near + far)]
         self._positions()
-        self._capacities()
         self._links: _TreeLinks | None = None
         self._flows: Flows | None = None
         if far and topology.tree is not None:
@@ -71,32 +88,59 @@ class Compact:
             and parts_of(topology, requests[0].placement) is not None
         )
 
-    def _positions(self) -> None:
-        """Each position of a part is taken once in each; no host has more positions than there are parts."""
-        program, residual = self.program, self._residual
-        for request, columns in zip(self._requests, self.taken, strict=True):
-            self._at[0].setdefault(request.writer, []).extend(columns)
-        for position in range(1, len(self._at)):
-            for host in range(len(self._topology.servers)):
-                most = min(int(residual.receive[host]), int(residual.disk[host]))
-                if most > 0:
-                    self._at[position][host] = [(program.column(most), 1)]
-        for part, counts in ((self._near, self._starts), (self._far, self._ends)):
-            for rack in self._topology.racks:
-                members = self._topology.members[rack]
-                for position in part:
-                    terms = [term for host in members for term in self._at[position].get(host, ())]
-                    program.equal(terms, [(counts[rack], 1)])
-                for host in members if len(part) > 1 else ():
-                    terms = [term for position in part for term in self._at[position].get(host, ())]
-                    program.at_most([*terms, (counts[rack], -1)], 0)
+    def _groups(self, *, apart: bool) -> dict[int, list[_Alike]]:
+        """The hosts of each rack, those together that are alike, unless all shall be `apart`."""
+        topology, residual = self._topology, self._residual
+        first: dict[int, int] = {}
+        chunks: dict[int, int] = {}
+        for place, request in enumerate(self._requests):
+            first.setdefault(request.writer, place)
+            chunks[request.writer] = chunks.get(request.writer, 0) + request.chunks
+        found: dict[int, dict[tuple[int, ...], _Alike]] = {rack: {} for rack in topology.racks}
+        for host in sorted(range(len(topology.servers)), key=lambda host: first.get(host, len(self._requests))):
+            send = int(residual.send[host])
+            store = min(int(residual.receive[host]), int(residual.disk[host]))
+            key = (send, store, chunks.get(host, 0), host if apart else -1)
+            found[topology.rack_of[host]].setdefault(key, _Alike([], send, store)).hosts.append(host)
+        return {rack: list(groups.values()) for rack, groups in found.items()}
 
-    def _capacities(self) -> None:
-        for host in range(len(self._topology.servers)):
-            at = [positions.get(host, []) for positions in self._at]
-            self.program.at_most([term for terms in at[:-1] for term in terms], int(self._residual.send[host]))
-            most = min(int(self._residual.receive[host]), int(self._residual.disk[host]))
-            self.program.at_most([term for terms in at[1:] for term in terms], most)
+    def _writers(self) -> list[tuple[int, int]]:
+        """Columns for the chunks that each group writes: for a host on its own one per request."""
+        of_writer: dict[int, list[int]] = {}
+        for place, request in enumerate(self._requests):
+            of_writer.setdefault(request.writer, []).append(place)
+        taken = []
+        for alike in self._everyone():
+            places = [place for host in alike.hosts for place in of_writer.get(host, ())]
+            parts = [places] if len(alike.hosts) > 1 and places else [[place] for place in places]
+            for part in parts:
+                column = self.program.column(sum(self._requests[place].chunks for place in part))
+                self._at[0].setdefault(alike.hosts[0], []).append((column, 1))
+                taken.append((column, part[0]))
+        return taken
+
+    def _everyone(self) -> list[_Alike]:
+        return [alike for groups in self._alike.values() for alike in groups]
+
+    def _positions(self) -> None:
+        """Each position is taken once in each part; no host has more positions than there are parts, or than fit."""
+        program = self.program
+        for position in range(1, len(self._at)):
+            for alike in self._everyone():
+                if alike.store > 0:
+                    self._at[position][alike.hosts[0]] = [(program.column(alike.store * len(alike.hosts)), 1)]
+        for part, counts in ((self._near, self._starts), (self._far, self._ends)):
+            for rack, groups in self._alike.items():
+                for position in part:
+                    terms = [term for alike in groups for term in self._at[position].get(alike.hosts[0], ())]
+                    program.equal(terms, [(counts[rack], 1)])
+                for alike in groups if len(part) > 1 else ():
+                    terms = [term for position in part for term in self._at[position].get(alike.hosts[0], ())]
+                    program.at_most([*terms, (counts[rack], -len(alike.hosts))], 0)
+        for alike in self._everyone():
+            at = [positions.get(alike.hosts[0], []) for positions in self._at]
+            program.at_most([term for terms in at[:-1] for term in terms], alike.send * len(alike.hosts))
+            program.at_most([term for terms in at[1:] for term in terms], alike.store * len(alike.hosts))
 
     def _pairs(self) -> dict[tuple[int, int], list[Term]]:
         """A column for every two racks: how many chains go from one to the other."""
@@ -112,10 +156,14 @@ class Compact:
     def chains(self, solution: Solution) -> list[list[Chain]]:
         """For each request, its chains."""
         values = solution.values
-        counts = [
-            {host: sum(values[column] for column, _ in terms) for host, terms in positions.items()}
-            for positions in self._at
-        ]
+        counts: list[dict[int, int]] = [{} for _ in self._at]
+        for alike in self._everyone():
+            turn = 0
+            for position, columns in enumerate(self._at):
+                for _ in range(sum(values[column] for column, _ in columns.get(alike.hosts[0], ()))):
+                    host = alike.hosts[turn % len(alike.hosts)]
+                    counts[position][host] = counts[position].get(host, 0) + 1
+                    turn += 1
         ways: Ways | None = None
         if self._links is not None:
             ways = self._links.ways(self._topology, values)
@@ -140,10 +188,10 @@ class Compact:
                     hosts, routes = (*head, *tail), (*routes, route, *((),) * (len(tail) - 1))
                 by_writer.setdefault(hosts[0], []).append((hosts, routes))
         chains = []
-        for request, columns in zip(self._requests, self.taken, strict=True):
+        for request in self._requests:  # the first requests of a writer first
             of_writer = by_writer.get(request.writer, [])
-            count = sum(values[column] for column, _ in columns)
-            chains.append([Chain(request.name, request.number(chunk), *of_writer.pop()) for chunk in range(count)])
+            planned = range(min(request.chunks, len(of_writer)))
+            chains.append([Chain(request.name, request.number(chunk), *of_writer.pop()) for chunk in planned])
         return chains
 
 

@@ -7,9 +7,9 @@ the second is refused with an error that says so.
 Invariants:
 * The plan keeps every promise of a plan. It ignores costs: it may take a detour if more chunks fit so.
 * It never plans fewer chunks than planner `paper` would with the same random numbers, even if time runs out.
-* Among plans with the most chunks, one with more chunks for earlier requests is preferred, as far as time allows:
-  a second program with the number of chunks fixed, which is left at its best solution when its time is up, and left
-  out where it would take long (more than MOST_COLUMNS_FOR_TIES columns, about 2,500 hosts).
+* Among plans with the most chunks, one with more chunks for earlier requests is preferred, as far as time allows: a
+  second program with the number of chunks fixed, left at its best solution when its time is up, and left out if it has
+  more than MOST_COLUMNS_FOR_TIES columns. Hosts that are counted together (`compact`) count as the first of them.
 """
 
 from collections.abc import Collection, Sequence
@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from scheduler.errors import SchedulerError
-from scheduler.peace.compact import Compact
+from scheduler.peace.compact import MANY_HOSTS, Compact
 from scheduler.peace.paper import PaperPlanner
 from scheduler.peace.patterns import Patterns
 from scheduler.peace.plan import Chain, Plan, Request, Residual, check_request
-from scheduler.peace.program import FREE, SLACK, Program, Solution, Term
+from scheduler.peace.program import FREE, SLACK, Program, Solution
 from scheduler.topology import Topology
 
 TIME_LIMIT_S = 60.0
@@ -44,14 +44,25 @@ class ExactPlan(Plan):
 
 
 class ExactPlanner:
-    """The most chunks in one timestep: HiGHS may take `time_limit_s`, and `ties_s` more for a fairer plan (0: none)."""
+    """The most chunks in one timestep: HiGHS may take `time_limit_s`, and `ties_s` more for a fairer plan (0: none).
+
+    From `many_hosts` hosts on, those that are alike are counted together, which is faster by orders of magnitude.
+    """
 
     name = "exact"
 
-    def __init__(self, topology: Topology, time_limit_s: float = TIME_LIMIT_S, ties_s: float = TIES_S) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        time_limit_s: float = TIME_LIMIT_S,
+        ties_s: float = TIES_S,
+        *,
+        many_hosts: int = MANY_HOSTS,
+    ) -> None:
         self._topology = topology
         self._time_limit_s = time_limit_s
         self._ties_s = ties_s
+        self._many_hosts = many_hosts
         self._paper = PaperPlanner(topology)
 
     def chain(self, request: Request, chunk: int, residual: Residual, random: Random) -> Chain | None:
@@ -68,8 +79,11 @@ class ExactPlanner:
         wanted = [request for request in requests if request.chunks]
         if not wanted:
             return ExactPlan(proven=True)
-        fits = Compact.fits(self._topology, wanted)
-        model = Compact(self._topology, wanted, residual) if fits else Patterns(self._topology, wanted, residual)
+        model: Compact | Patterns
+        if Compact.fits(self._topology, wanted):
+            model = Compact(self._topology, wanted, residual, many_hosts=self._many_hosts)
+        else:
+            model = Patterns(self._topology, wanted, residual)
         solution, proven, bound = self._solve(model.program, model.taken, wanted)
         planned = model.chains(solution) if solution is not None else [[] for _ in wanted]
         if not proven:
@@ -88,24 +102,23 @@ class ExactPlanner:
         return ExactPlan(tuple(chain for chains in planned for chain in chains), tuple(rests), proven, bound)
 
     def _solve(
-        self, program: Program, taken: Sequence[Sequence[Term]], requests: Sequence[Request]
+        self, program: Program, taken: Sequence[tuple[int, int]], requests: Sequence[Request]
     ) -> tuple[Solution | None, bool, int]:
         """Values, whether they are proven to be best, and the bound."""
         asked = sum(request.chunks for request in requests)
         worth, early = [0.0] * program.columns, [0.0] * program.columns
-        for place, terms in enumerate(taken):
-            for column, _ in terms:
-                worth[column], early[column] = 1.0, float(len(requests) - place)
+        for column, place in taken:
+            worth[column], early[column] = 1.0, float(len(requests) - place)
         try:
             most = program.maximize(self._time_limit_s, worth)
         except SchedulerError:  # time ran out before there was anything
             return None, False, asked
         bound = min(int(most.bound + SLACK), asked)
-        chunks = sum(most.values[column] for terms in taken for column, _ in terms)
+        chunks = sum(most.values[column] for column, _ in taken)
         large = program.columns > MOST_COLUMNS_FOR_TIES
         if chunks == asked or len(requests) == 1 or large or not self._ties_s:
             return most, chunks == bound, bound
-        program.row([term for terms in taken for term in terms], chunks, FREE)
+        program.row([(column, 1) for column, _ in taken], chunks, FREE)
         try:
             fair = program.maximize(self._ties_s, early, most.values)
         except SchedulerError:

@@ -55,6 +55,6 @@ def check_size(program: Program, more: int) -> None:
         raise RequestError(
             "placement",
             f"the exact optimum would take a program of {program.columns + more} columns, more than {MOST_COLUMNS}; "
-            "there is a compact one if all write with the default placement of up to 3 replicas and nothing to avoid, on "
-            "a tree of switches; or take a smaller network, or another planner",
+            "there is a compact one if all write with the default placement of up to 3 replicas and nothing to avoid, "
+            "on a tree of switches; or take a smaller network, or another planner",
         )

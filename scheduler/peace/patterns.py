@@ -48,8 +48,8 @@ class Patterns:
         self._residual = residual
         self._use: dict[tuple[Resource, int], list[Term]] = {}
         self._pairs: dict[tuple[int, int], list[Term]] = {}
-        self.taken: list[list[Term]] = [[] for _ in requests]
-        """For each request, the columns that say how many of its chunks are planned."""
+        self.taken: list[tuple[int, int]] = []
+        """Columns that say how many chunks are planned, each with the place of its request."""
         self._alike = [self._alike_from(members) for members in self._groups()]
         for (resource, number), terms in self._use.items():
             self.program.at_most(terms, int(residual.counts(resource)[number]))
@@ -70,7 +70,7 @@ class Patterns:
         request, program = self._requests[members[0][0]], self.program
         columns = {number: program.column(len(chunks)) for number, chunks in members}
         for number, column in columns.items():
-            self.taken[number].append((column, 1))
+            self.taken.append((column, number))
         patterns = [
             self._pattern(request, racks, places)
             for places in self._places(request, members)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from scheduler.errors import PlanInvalid, RequestError
 from scheduler.peace.brute import most_chunks
+from scheduler.peace.compact import MANY_HOSTS
 from scheduler.peace.decompose import FlowWays, deal
 from scheduler.peace.exact import ExactPlanner
 from scheduler.peace.paper import PaperPlanner
@@ -19,14 +20,16 @@ from scheduler.topology import Link, Server, Topology, both_ways, racks
 from tests.peace.strategies import deep_trees, graphs, rack_trees, requests_for, residuals
 
 
-def check_against_brute_force(topology: Topology, requests: list[Request], residual: Residual) -> None:
+def check_against_brute_force(
+    topology: Topology, requests: list[Request], residual: Residual, many_hosts: int = MANY_HOSTS
+) -> None:
     """Plan, verify, and compare the number of chunks with the exhaustive search's."""
     before = residual.copy()
     try:
         most = most_chunks(topology, requests, residual)
     except RequestError:
         assume(False)  # too much to try
-    plan = ExactPlanner(topology).plan(requests, residual, Random(0))
+    plan = ExactPlanner(topology, many_hosts=many_hosts).plan(requests, residual, Random(0))
     verify(topology, requests, plan, before)
     assert plan.chunks == most
     assert plan.proven
@@ -79,6 +82,57 @@ def test_a_single_rack_without_rules(replicas: int, hosts: int, chunks: int) -> 
     topology = racks([hosts], 1)
     requests = [Request(f"q{host}", host, chunks, default_placement(replicas, 1)) for host in range(hosts)]
     check_against_brute_force(topology, requests, Residual.full(topology))
+
+
+@given(
+    data=st.data(),
+    sizes=st.lists(st.integers(1, 3), min_size=1, max_size=3),
+    uplink=st.integers(1, 3),
+    send=st.integers(1, 3),
+    receive=st.integers(1, 3),
+)
+@settings(max_examples=settings().max_examples // 2)
+def test_hosts_counted_together(data: st.DataObject, sizes: list[int], uplink: int, send: int, receive: int) -> None:
+    """Hosts that are alike, counted together and dealt out again: as good as exhaustive search, every promise kept."""
+    topology = racks(sizes, uplink, send=send, receive=receive)
+    requests = data.draw(default_writes(topology))
+    if data.draw(st.booleans()):  # all hosts write alike
+        requests = [Request(f"q{n}", n, 1, requests[0].placement) for n in range(len(topology.servers))]
+    check_against_brute_force(topology, requests, data.draw(residuals(topology)), many_hosts=0)
+
+
+@given(data=st.data(), sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4))
+@settings(max_examples=settings().max_examples // 4)
+def test_counting_together_loses_nothing(data: st.DataObject, sizes: list[int]) -> None:
+    """On networks too large for exhaustive search: the same number of chunks as with each host counted apart."""
+    topology = racks(sizes, data.draw(st.integers(1, 9)), send=data.draw(st.integers(1, 4)), receive=2)
+    placement = default_placement(data.draw(st.integers(1, 3)), data.draw(st.sampled_from([1, 2])))
+    if len(sizes) > 1 and not placement[0]:
+        placement = default_placement(len(placement))
+    chunks = data.draw(st.lists(st.integers(0, 3), min_size=len(topology.servers), max_size=len(topology.servers)))
+    requests = [Request(f"q{n}", n, count, placement) for n, count in enumerate(chunks)]
+    before = data.draw(residuals(topology))
+    plans = []
+    for many_hosts in (0, 1000):
+        planner = ExactPlanner(topology, many_hosts=many_hosts, ties_s=0.2)
+        plans.append(planner.plan(requests, before.copy(), Random(0)))
+        verify(topology, requests, plans[-1], before)
+    assert plans[0].proven
+    assert plans[1].proven
+    assert plans[0].chunks == plans[1].chunks
+
+
+def test_a_timestep_of_many_hosts() -> None:
+    """2,000 hosts: proven, and the number is what the racks' capacities allow.
+
+    A rack of 40 hosts with two units each way has A near and B far parts with 2A + B ≤ 80 and A + 2B ≤ 80, so 53 at
+    most, and each chunk is a near part of one rack and a far part of another.
+    """
+    topology = racks([40] * 50, 40)
+    requests = [Request(f"q{host}", host, 2, default_placement(3)) for host in range(2000)]
+    plan = ExactPlanner(topology, ties_s=0).plan(requests, Residual.full(topology), Random(0))
+    verify(topology, requests, plan, Residual.full(topology))
+    assert (plan.chunks, plan.proven) == (50 * 53 // 2, True)
 
 
 def mesh() -> Topology:
