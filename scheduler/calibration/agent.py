@@ -160,7 +160,7 @@ class Agent:
         warm_up_s = asked.number("warm_up_s", 0, seconds * 0.9)
         await lines.write({"ok": {}})
         with trio.fail_after(seconds + GRACE_S):
-            return {"bytes_s": await _count(lines.stream, seconds, warm_up_s)}
+            return {"bytes_s": await count(lines.stream, seconds, warm_up_s)}
 
     async def _store(self, lines: Lines, size: float) -> float:
         """Write so many bytes that come in, sync them; the seconds from the first byte to the end of the sync."""
@@ -287,7 +287,7 @@ class _Asked:
         return value
 
 
-async def _count(stream: trio.SocketStream, seconds: float, warm_up_s: float) -> float:
+async def count(stream: trio.abc.ReceiveStream, seconds: float, warm_up_s: float) -> float:
     """Bytes per second between the warm-up and the end. A shaped link lets a burst through first: that is left out."""
     data = await stream.receive_some(BLOCK_BYTES)
     began = trio.current_time()

@@ -11,8 +11,9 @@ from random import Random
 
 import pytest
 import trio
+import trio.testing
 
-from scheduler.calibration.agent import Agent, Limits, Settings
+from scheduler.calibration.agent import Agent, Limits, Settings, count
 from scheduler.calibration.calibrator import Calibrator, Step
 from scheduler.calibration.calibrator import Settings as Thoroughness
 from scheduler.calibration.rules import calibrate
@@ -107,6 +108,30 @@ async def test_a_whole_calibration(tmp_path: Path) -> None:
     assert all(server.link_bytes_s and server.disk_bytes_s and server.disk for server in result.topology.servers)
     assert all(link.bytes_s and link.capacity >= 1 for link in result.topology.links)
     assert files_in(tmp_path) == []
+
+
+async def test_the_burst_at_the_start_is_left_out(autojump_clock: trio.testing.MockClock) -> None:
+    """A shaped link lets some bytes through at once: after the warm-up, what counts is its rate. Virtual time."""
+    near, far = trio.testing.memory_stream_one_way_pair()
+
+    async def feed() -> None:
+        await near.send_all(bytes(1_000_000))
+        for _ in range(30):
+            await trio.sleep(0.1)
+            await near.send_all(bytes(1_000))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(feed)
+        assert await count(far, 2.05, 0.5) == pytest.approx(10_000, rel=0.1)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_link_that_stops_is_slow(autojump_clock: trio.testing.MockClock) -> None:
+    """Silence counts as time; the measurement ends when it should."""
+    near, far = trio.testing.memory_stream_one_way_pair()
+    await near.send_all(bytes(1_000))
+    assert await count(far, 2.0, 0) == pytest.approx(500)
+    assert trio.current_time() == pytest.approx(2.0)
 
 
 # ---- who may ask

@@ -231,6 +231,8 @@ HOST = '[[server]]\nname = "h1"\nrack = "rack1"\n'
          ["server 'h2' cannot be reached from server 'h1'"]),
         ('[[switch]]\nname="a"\nparent="b"\ncapacity=1\n[[switch]]\nname="b"\nparent="a"\ncapacity=1\n',
          ["switch 'a'", "parent='b'", "own ancestor", "'a' → 'b' → 'a'"]),
+        ("".join(f'[[switch]]\nname="{a}"\nparent="{b}"\ncapacity=1\n' for a, b in ("xa", "ab", "bc", "ca")),
+         ["switch 'a'", "parent='b'", "ancestor: 'a' → 'b' → 'c' → 'a'"]),
         ('[[switch]]\nname = "a"\nparent = "a"\ncapacity = 1', ["switch 'a'", "'a' → 'a'"]),
         ('[[switch]]\nname = "core"\n[[switch]]\nname = "r"\nparent = "core"', ["switch 'r'", "up is missing"]),
         ('[[switch]]\nname = "core"\ncapacity = 3', ["switch 'core'", "capacity=3", "needs a parent"]),
@@ -344,6 +346,14 @@ def test_examples_are_written_and_read(path: Path) -> None:
     """The shipped examples too."""
     network = load_network(path)
     same(parse_topology(tomllib.loads(topology_toml(network.topology, network.timestep_s))), network.topology)
+
+
+def test_rings_are_written_as_links() -> None:
+    """Switches in a ring have no parents that could be written: each would be its own ancestor."""
+    ring = [link for a, b in ("ab", "bc", "ca") for link in both_ways(a, b, 1)]
+    topology = Topology([Server(name, name) for name in "abc"], ring)
+    same(parse_topology(tomllib.loads(topology_toml(topology))), topology)
+    assert "link" in topology_mapping(topology)
 
 
 def test_common_values_are_written_once() -> None:
