@@ -39,7 +39,7 @@ def _load(command: str, module: str) -> ModuleType:
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        extra = "hdfs" if module.startswith("scheduler.hdfs") else "spark"
+        extra = "scheduler" if module.startswith("scheduler.") else "spark"
         sys.exit(f"cairn {command} needs the package {error.name}: pip install 'cairn[{extra}]'")
 
 

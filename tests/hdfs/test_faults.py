@@ -34,7 +34,7 @@ def wait_for_chunks(hdfs: HdfsCluster, directory: str, count: int) -> None:
     deadline = time.monotonic() + END_S
     while sum(path.startswith(directory) for path in hdfs.placements()) < count:
         assert time.monotonic() < deadline, f"no {count} chunks in {directory}"
-        Event().wait(0.02)
+        Event().wait(0.1)
 
 
 def write_during(
