@@ -205,8 +205,8 @@ needs_namespaces = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 
 @needs_namespaces
 def test_shaped_links_are_measured(tmp_path: Path) -> None:
-    """Each way of each link within a wide tolerance, half a second each."""
-    check_shaped(*measure_shaped(tmp_path, "400 ms", 1), TOLERANCE)
+    """Each way of each link within a wide tolerance, a moment each."""
+    check_shaped(*measure_shaped(tmp_path, "300 ms", 1), TOLERANCE)
 
 
 @needs_namespaces

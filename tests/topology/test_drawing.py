@@ -49,7 +49,7 @@ def check(svg: str) -> None:
         assert apart, (one, other)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(networks())
 def test_any_network(topology: Topology) -> None:
     """Trees, rings, odd names: well-formed XML, the same twice, every server in one box, no two boxes overlap."""

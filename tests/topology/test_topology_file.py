@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.errors import TopologyError
@@ -330,6 +330,7 @@ def networks(draw: st.DrawFn) -> Topology:
     return Topology(servers, links, switches=switches, name=draw(NAMES), chunk_bytes=chunk)
 
 
+@settings(max_examples=50)
 @given(networks(), st.none() | st.floats(1e-6, 1e6))
 def test_what_is_written_reads_the_same(topology: Topology, timestep_s: float | None) -> None:
     """As TOML and as JSON: the same servers, links, switches, in the same order; and the timestep."""
