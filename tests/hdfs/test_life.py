@@ -140,5 +140,5 @@ def test_the_cache_is_where_the_user_keeps_such_things(monkeypatch: pytest.Monke
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
     assert jars.default_cache() == Path("/somewhere/cairn")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", "/home/somebody")
-    assert jars.default_cache() == Path("/home/somebody/.cache/cairn")
+    monkeypatch.setenv("HOME", "/somebody")
+    assert jars.default_cache() == Path("/somebody/.cache/cairn")
