@@ -231,8 +231,12 @@ class HdfsCluster:
         node = next((node for node in self.nodes if node.name == name), None)
         if node is None or name in self._daemons:
             raise HdfsError(f"{name!r}: no such DataNode, or it runs already")
+        seen = self.state()
+        before = seen.live.get(node.address) if seen else None
         self._keep(start_datanode(self._running(), self.directory, node))
         if wait:
+            # Its ports are new ones: only the one that was killed is known by the old.
+            self.wait(lambda seen: seen.live.get(node.address, before) != before, f"{name} registered")
             self.wait_ready()
 
     def restart_namenode(self, *, wait: bool = True) -> None:

@@ -22,9 +22,12 @@ _LIVE = "Hadoop:service=NameNode,name=NameNodeInfo"
 
 
 class State(NamedTuple):
-    """A NameNode's own view: addresses of live DataNodes, and whether it is in safe mode."""
+    """A NameNode's own view: live DataNodes' addresses, where each takes data, and whether it is in safe mode.
 
-    live: tuple[str, ...]
+    `live`: IP:port by address. One that was killed stays among the live until the NameNode misses it, for minutes.
+    """
+
+    live: dict[str, str]
     dead: tuple[str, ...]
     safe_mode: bool
     under_replicated: int
@@ -35,9 +38,10 @@ def state(http_url: str) -> State | None:
     info, system = _bean(http_url, _LIVE), _bean(http_url, _STATE)
     if info is None or system is None:
         return None
-    live = [entry["xferaddr"].rpartition(":")[0] for entry in json.loads(str(info["LiveNodes"])).values()]
+    taking = [entry["xferaddr"] for entry in json.loads(str(info["LiveNodes"])).values()]
+    live = {where.rpartition(":")[0]: where for where in taking}
     dead = [entry["xferaddr"].rpartition(":")[0] for entry in json.loads(str(info["DeadNodes"])).values()]
-    return State(tuple(live), tuple(dead), bool(info["Safemode"]), int(str(system["UnderReplicatedBlocks"])))
+    return State(live, tuple(dead), bool(info["Safemode"]), int(str(system["UnderReplicatedBlocks"])))
 
 
 def wait_state(

@@ -25,6 +25,7 @@ SMALLEST_BLOCK_BYTES = 1 << 20
 CHECKSUM_BYTES = 512
 _AWAY = {"SafeModeException", "RetriableException", "StandbyException", "ServerNotLeaderException"}
 _SEE_OTHER = 300
+_AT_DATANODES = {"CREATE", "OPEN"}
 
 
 class HdfsAway(HdfsError):
@@ -56,11 +57,13 @@ class ChunkClient(InsecureClient):  # type: ignore[misc,unused-ignore]
 
     def _request(self, method: str, url: str, **options: Any) -> Any:
         parameters = options.get("params")
-        if parameters and parameters.get("op") == "CREATE" and self._exclude:
+        if parameters and parameters.get("op") in _AT_DATANODES and self._exclude:
             options["params"] = {**parameters, "excludedatanodes": self._exclude}
         answer = super()._request(method, url, **options)
         if _SEE_OTHER <= answer.status_code < _SEE_OTHER + 100 and "location" in answer.headers:
             self.led_to = urlsplit(answer.headers["location"]).hostname
+        elif answer.history:  # what reads has been led there already
+            self.led_to = urlsplit(answer.url).hostname
         return answer
 
     def close(self) -> None:
@@ -103,4 +106,8 @@ def get(client: ChunkClient, path: str) -> Iterator[bytes]:
     except WebHdfsError as error:
         raise meaning(error) from error
     except requests.RequestException as error:
-        raise DataNodeFailed(str(client.led_to), str(error)) from error
+        asked = urlsplit(str(error.request.url)) if error.request else None  # redirects are followed unseen
+        address = asked.hostname if asked and asked.netloc != urlsplit(client.url).netloc else client.led_to
+        if address is None:
+            raise HdfsAway(f"the NameNode at {client.url} does not answer: {error}") from error
+        raise DataNodeFailed(address, str(error)) from error

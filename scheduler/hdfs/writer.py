@@ -119,18 +119,38 @@ class CheckpointWriter:
         return [one for _, one in sorted(written.items()) if one is not None]
 
     def read(self, written: Written) -> bytes:
-        """A chunk's bytes. Raises ChunkLost if they are not those that were written."""
-        client = self._client()
-        try:
-            data = b"".join(get(client, written.path))
-        finally:
-            client.close()
+        """A chunk's bytes, from any of its replicas; HDFS being away is waited for.
+
+        Raises ChunkLost if they are not those that were written, HdfsError if no replica can be read.
+        """
+        data = self._read(written.path)
         if len(data) != written.size_bytes or zlib.crc32(data) != written.crc32:
             raise ChunkLost(
                 f"{written.path}: {len(data)} bytes with CRC {zlib.crc32(data):08x}, "
                 f"but {written.size_bytes} with {written.crc32:08x} were written"
             )
         return data
+
+    def _read(self, path: str) -> bytes:
+        """A file's bytes. A DataNode that fails is asked no more: the NameNode itself may need minutes to miss it."""
+        failed: list[str] = []
+        deadline = time.monotonic() + self._settings.patience_s
+        wait_s = FIRST_WAIT_S
+        while True:
+            client = self._client(failed)
+            try:
+                return b"".join(get(client, path))
+            except DataNodeFailed as error:
+                if error.address in failed:
+                    raise
+                failed.append(error.address)
+            except HdfsAway:
+                if time.monotonic() > deadline:
+                    raise
+                threading.Event().wait(wait_s)
+                wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+            finally:
+                client.close()
 
     # ---- one chunk
 

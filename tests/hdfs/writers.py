@@ -43,13 +43,17 @@ def write_all(
         return list(pool.map(one, range(len(checkpoints))))
 
 
-def not_as_planned(hdfs: HdfsCluster, written: Sequence[Written]) -> list[str]:
-    """Every chunk whose way in the NameNode's or the DataNodes' logs differs from its plan, in words."""
+def not_as_planned(hdfs: HdfsCluster, written: Sequence[Written], *, begun_before: bool = False) -> list[str]:
+    """Every chunk whose way in the NameNode's or the DataNodes' logs differs from its plan, in words.
+
+    With `begun_before`, HDFS may have broken off writing a chunk and been asked again: then the last time counts.
+    """
     placed, travelled = hdfs.placements(), hdfs.travels()
     wrong = []
     for one in written:
         planned = [list(one.hosts)]
-        seen = (placed.get(one.path), travelled.get(one.path), one.led_to)
+        ways = [placed.get(one.path, []), travelled.get(one.path, [])]
+        seen = (*(way[-1:] if begun_before else way for way in ways), one.led_to)
         if seen != (planned, planned, hdfs.addresses[one.hosts[0]]):
             wrong.append(f"{one.path}: planned {planned[0]}, NameNode {seen[0]}, DataNodes {seen[1]}, led to {seen[2]}")
     return wrong
