@@ -52,9 +52,9 @@ from scheduler.peace.tree_kernels import (
     write_back,
 )
 
-# Rows of `sums`, per switch: the sums above, the links, and how A and B are shared out.
-X, M, F, T, UP_ROOM, DOWN_ROOM, A, B = range(8)
-SUM_ROWS: Final = 8
+# Rows of `sums`, per switch: the sums above, the links, how A and B are shared out, and what of A has no writer yet.
+X, M, F, T, UP_ROOM, DOWN_ROOM, A, B, LEFT = range(9)
+SUM_ROWS: Final = 9
 # Rows of `parts`, per host: wanted, to start, to pass on, to end.
 WANT, START, PASS, END = range(4)
 PART_ROWS: Final = 4
@@ -205,22 +205,50 @@ def spread(tree: Numbers, pool: Counts, parts: Counts, rack: int, what: int, cou
 
 
 @compiled
-def allot(tree: Numbers, pool: Counts, parts: Counts, sums: Numbers, writes: Numbers, replicas: int) -> None:
-    """Deal each rack's A and B to its hosts; whose chunks begin: first come first served. `writes`: writer, chunks."""
-    parts[START:] = 0
-    for rack in range(sums.shape[1]):
-        if sums[A, rack] + sums[B, rack] > 0:
-            count = sums[A, rack] + (sums[B, rack] if replicas == THREE else 0)
-            count = spread(tree, pool, parts, rack, PASS, count, True)
-            spread(tree, pool, parts, rack, PASS, count, False)
-            spread(tree, pool, parts, rack, END, sums[B, rack], False)
+def begin_all(pool: Counts, parts: Counts, sums: Numbers, writes: Numbers) -> None:
+    """Deal what is LEFT of each rack's A to its writers, first come first served. `writes`: writer, chunks."""
     for place in range(len(writes)):
         writer = writes[place, 0]
         rack = pool[RACK, writer]
-        begin = min(writes[place, 1], pool[SEND, writer] - parts[PASS, writer] - parts[START, writer], sums[A, rack])
+        room = pool[SEND, writer] - parts[PASS, writer] - parts[START, writer]
+        begin = min(writes[place, 1], room, sums[LEFT, rack])
         if begin > 0:
             parts[START, writer] += begin
-            sums[A, rack] -= begin
+            sums[LEFT, rack] -= begin
+
+
+@compiled
+def can_pass(tree: Numbers, pool: Counts, parts: Counts, rack: int) -> int:
+    """How many replicas a rack's hosts can pass on beside what they start."""
+    total = 0
+    for at in range(tree[MEMBERS_FROM, rack], tree[MEMBERS_TO, rack]):
+        host = pool[MEMBERS, at]
+        total += min(pool[RECEIVE, host], pool[DISK, host], pool[SEND, host] - parts[START, host])
+    return total
+
+
+@compiled
+def allot(tree: Numbers, pool: Counts, parts: Counts, sums: Numbers, writes: Numbers, replicas: int) -> None:
+    """Deal each rack's A and B to its hosts, the earliest writers first.
+
+    Only where these leave too few slots for passing on, as hosts differ, what is passed on is dealt first.
+    """
+    parts[START:] = 0
+    for rack in range(sums.shape[1]):
+        sums[LEFT, rack] = sums[A, rack]
+    begin_all(pool, parts, sums, writes)
+    for rack in range(sums.shape[1]):
+        if sums[A, rack] + sums[B, rack] == 0:
+            continue
+        count = sums[A, rack] + (sums[B, rack] if replicas == THREE else 0)
+        if can_pass(tree, pool, parts, rack) < count:
+            for at in range(tree[MEMBERS_FROM, rack], tree[MEMBERS_TO, rack]):
+                parts[START, pool[MEMBERS, at]] = 0
+            sums[LEFT, rack] = sums[A, rack]
+            count = spread(tree, pool, parts, rack, PASS, count, True)
+        spread(tree, pool, parts, rack, PASS, count, False)
+        spread(tree, pool, parts, rack, END, sums[B, rack], False)
+    begin_all(pool, parts, sums, writes)
 
 
 @compiled
