@@ -93,19 +93,38 @@ def svg(picture: Picture) -> str:
     for row, number in shown.items():
         y = AXIS_PX + ROW_PX * number + 11
         lines.append(f'<text x="{LABEL_PX - 8}" y="{y}" text-anchor="end">{escape(_short(row))}</text>')
-    for bar in bars:
-        if bar.row in shown:
-            left = LABEL_PX + WIDTH_PX * max(0, bar.start_ms - start_ms) / SPAN_MS
-            right = LABEL_PX + WIDTH_PX * (bar.end_ms - start_ms) / SPAN_MS
-            y = AXIS_PX + ROW_PX * shown[bar.row] + 2
-            lines.append(
-                f'<rect x="{left:.1f}" y="{y}" width="{max(right - left, 1):.1f}" height="{ROW_PX - 5}" '
-                f'fill="{bar.colour}" fill-opacity="0.6"><title>{escape(bar.says)}</title></rect>'
-            )
+    for row, number in shown.items():
+        lanes = _lanes([bar for bar in bars if bar.row == row])
+        height_px = (ROW_PX - 3) / max(1, len(lanes))
+        for lane, members in enumerate(lanes):
+            top_px = AXIS_PX + ROW_PX * number + 1 + lane * height_px
+            lines += [_rectangle(bar, start_ms, top_px, height_px) for bar in members]
     lines.append("</svg>")
     if len(rows) > len(shown):
         lines.append(f"<p>{len(rows) - len(shown)} more hosts and links are not shown.</p>")
     return "\n".join(lines)
+
+
+def _lanes(bars: Sequence[_Bar]) -> list[list[_Bar]]:
+    """Bars in as few lanes as keep those of one lane apart."""
+    lanes: list[list[_Bar]] = []
+    for bar in sorted(bars, key=lambda one: one.start_ms):
+        free = next((lane for lane in lanes if lane[-1].end_ms <= bar.start_ms), None)
+        if free is None:
+            lanes.append([bar])
+        else:
+            free.append(bar)
+    return lanes
+
+
+def _rectangle(bar: _Bar, start_ms: int, top_px: float, height_px: float) -> str:
+    left = LABEL_PX + WIDTH_PX * max(0, bar.start_ms - start_ms) / SPAN_MS
+    right = LABEL_PX + WIDTH_PX * (bar.end_ms - start_ms) / SPAN_MS
+    width_px, height_px = max(right - left, 1), max(height_px - 0.5, 0.5)
+    return (
+        f'<rect x="{left:.1f}" y="{top_px:.1f}" width="{width_px:.1f}" height="{height_px:.1f}" '
+        f'fill="{bar.colour}"><title>{escape(bar.says)}</title></rect>'
+    )
 
 
 def _bars(picture: Picture) -> Iterator[_Bar]:
