@@ -143,13 +143,14 @@ def test_host_that_falls_silent_is_suspected() -> None:
     assert failed.value.suspects == ("a",)
 
 
-def test_disk_that_fails_is_named(start: Start, tmp_path: Path) -> None:
-    """A host that cannot write its file suspects itself, also from the middle of a chain."""
+@pytest.mark.parametrize("bad", ["a", "b", "c"])
+def test_disk_that_fails_is_named(start: Start, tmp_path: Path, bad: str) -> None:
+    """A host that cannot write its file says so, wherever in the chain it is, however much is still being sent."""
     servers = [start(name) for name in "abc"]
-    (tmp_path / "b").rmdir()
-    with pytest.raises(ChunkFailed, match=r"b: .*No such file") as failed:
-        send_chunk(CHUNK, DATA, [server.hop for server in servers], unpaced())
-    assert failed.value.suspects == ("b",)
+    (tmp_path / bad).rmdir()
+    with pytest.raises(ChunkFailed, match=rf"^{bad}: .*No such file") as failed:
+        send_chunk(CHUNK, memoryview(bytes(4 << 20)), [server.hop for server in servers], unpaced())
+    assert failed.value.suspects == (bad,)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +186,7 @@ def test_names_stay_in_the_directory() -> None:
 
 def test_coordinator_hears_of_a_failure_and_plans_again(start: Start, tmp_path: Path) -> None:
     """A host dies in mid-chain: the writer reports it with its suspect, and all chunks end up on other hosts, whole."""
-    topology = racks([3, 3], 2)
+    topology = racks([2, 3], 2)
     names = [server.name for server in topology.servers]
     writer, dead = "r1h1", "r2h2"
     own: list[ChunkServer] = []
@@ -205,6 +206,7 @@ def test_coordinator_hears_of_a_failure_and_plans_again(start: Start, tmp_path: 
     assert view["state"] == "finished"
     assert failed, "seed 3: no chain went through the dead host"
     assert all(dead in one.hosts for one in failed)
+    assert len({one.chunk for one in failed}) == len(failed), "a suspect was chosen again"
     assert sorted(one.chunk for one in acked) == list(range(8))
     assert not [one for one in acked if dead in one.hosts]
     for one in acked:

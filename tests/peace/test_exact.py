@@ -75,7 +75,7 @@ def test_any_requests_on_any_network(data: st.DataObject) -> None:
     check_against_brute_force(topology, requests, data.draw(residuals(topology)))
 
 
-@given(replicas=st.integers(1, 3), hosts=st.integers(2, 5), chunks=st.integers(1, 3))
+@given(replicas=st.integers(1, 3), hosts=st.integers(2, 4), chunks=st.integers(1, 3))
 @settings(max_examples=settings().max_examples // 4)
 def test_a_single_rack_without_rules(replicas: int, hosts: int, chunks: int) -> None:
     """All in one rack, anywhere: the near part is the whole chain."""
