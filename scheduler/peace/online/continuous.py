@@ -20,6 +20,7 @@ from scheduler.peace.online.tokens import Key, Tokens
 from scheduler.peace.plan import Chain, Planner, Resource, demands
 from scheduler.topology import Topology
 
+_HOPELESS_MOST = 4096
 _TRIES_SOON = 2
 _COST_UNTOUCHED = 4
 """A try in vain for a writer in whose rack nothing was freed counts so much more: it is seldom worth it."""
@@ -196,6 +197,8 @@ class Continuous:
     def _strand(self, unit: Unit) -> None:
         self._stranded.add(unit)
         key = self._index.family_key(unit)
+        if len(self._hopeless) >= _HOPELESS_MOST:
+            self._hopeless.clear()
         self._hopeless[key] = self._hopeless.get(key, 0) + 1
 
     def _backfill(self, launch: Launch) -> None:

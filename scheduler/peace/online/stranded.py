@@ -18,6 +18,8 @@ Launch = Callable[[Unit, Chain], None]
 TRIES = 32
 """A planner may run into a dead end by chance; after so many in an empty network, there is no path."""
 _AT_ONCE = 4
+_PURGE_AT = 1024
+"""So many are kept before those that wait no more are looked for."""
 
 
 class Stranded:
@@ -26,10 +28,14 @@ class Stranded:
     def __init__(self, line: Line) -> None:
         self._line = line
         self._units: list[Unit] = []
+        self._purge_at = _PURGE_AT
 
     def add(self, unit: Unit) -> None:
         """The unit has no path: it does not count for the line."""
         unit.stranded = True
+        if len(self._units) >= self._purge_at:
+            self._units = [each for each in self._units if each in each.job.units and each.waiting]
+            self._purge_at = max(_PURGE_AT, 2 * len(self._units))
         self._units.append(unit)
         if unit.job.stranded:
             self._line.put(unit.job, 0)
