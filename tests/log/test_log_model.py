@@ -204,5 +204,5 @@ def test_log_against_a_naive_list(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever clients do and the disk suffers: acknowledged records are there, in order, once, and nothing else is."""
     make_tiny(monkeypatch)
     profile = settings.get_profile(settings.get_current_profile_name())
-    examples = profile.max_examples if profile.max_examples > 100 else 1000
+    examples = profile.max_examples if profile.max_examples > 100 else 400
     run_state_machine_as_test(LogMachine, settings=settings(profile, max_examples=examples, stateful_step_count=40))
