@@ -5,10 +5,13 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from scheduler.coordinator.testing import running
+from scheduler.topology_file import load_topology
 from tests.support.sidecar import Sidecar
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,9 +70,29 @@ def test_the_entry_point_says_what_it_can_do() -> None:
     assert used <= set(re.findall(r"^\./run ([a-z-]+)", listed, flags=re.MULTILINE))
 
 
-def test_the_spark_example_names_real_formats() -> None:
+def examples() -> list[str]:
+    """Every Python example of the README."""
+    return re.findall(r"^```python\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+
+
+def test_the_spark_examples_name_real_formats() -> None:
     """The README's Spark examples are Python, and use the data source by the name under which Spark finds it."""
-    examples = re.findall(r"^```python\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
-    for example in examples:
+    for example in examples():
         compile(example, "README.md", "exec")
-    assert [example.count('.format("cairn")') for example in examples] == [2, 1]
+    assert [example.count('.format("cairn")') for example in examples() if "pyspark" in example] == [2, 1]
+
+
+def test_the_writer_example_runs() -> None:
+    """The README's writer against a coordinator of the network that its command names: every chunk gets a chain."""
+    example = next(example for example in examples() if "CoordinatorClient" in example)
+    command = next(command for command in commands() if command.startswith("cairn coordinate"))
+    topology = load_topology(ROOT / command.split("--topology ")[1].split()[0])
+    chains: dict[int, tuple[str, ...]] = {}
+
+    def send_chunk(chunk: int, through: Sequence[str]) -> None:
+        chains[chunk] = tuple(through)
+
+    with running(topology) as url:
+        exec(example.replace("http://127.0.0.1:9880", url), {"send_chunk": send_chunk})
+    assert sorted(chains) == list(range(8))
+    assert {len(set(chain)) for chain in chains.values()} == {4}
