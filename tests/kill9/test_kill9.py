@@ -1,4 +1,4 @@
-"""A real sidecar under load, killed with SIGKILL at random moments and started again, a hundred times.
+"""A real sidecar under load, killed with SIGKILL at random moments and started again, many times.
 
 Two producers run through all of it: an idempotent one, whose records must be there exactly once and in order, and one
 that never retries, whose acknowledged records must be there at their offsets, in order, and no record twice.
@@ -20,7 +20,7 @@ from tests.support.sidecar import Sidecar
 
 pytestmark = pytest.mark.crash
 
-DEFAULT_KILLS = 100
+KILLS, LONG_KILLS = 50, 500
 
 PARTITIONS = 2
 SHORTEST_LIFE_S, LONGEST_LIFE_S = 0.02, 0.35
@@ -156,7 +156,7 @@ def sidecar(tmp_path: Path) -> Iterator[Sidecar]:
 @pytest.mark.timeout(24 * 3600)
 def test_kill_nine(sidecar: Sidecar, pytestconfig: pytest.Config, capsys: pytest.CaptureFixture[str]) -> None:
     """Whatever the moment of a kill, every acknowledged record is there, in order, once."""
-    kills = pytestconfig.getoption("--kills", DEFAULT_KILLS)
+    kills = pytestconfig.getoption("--kills", None) or (LONG_KILLS if pytestconfig.getoption("--long") else KILLS)
     seed = pytestconfig.getoption("--kill-seed", None)
     seed = random.SystemRandom().randrange(1 << 32) if seed is None else seed
     moments = random.Random(seed)

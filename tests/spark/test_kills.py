@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -73,15 +74,19 @@ class Driver:
 
 
 @pytest.mark.timeout(600)
-def test_a_driver_killed_at_each_step_of_a_commit(tmp_path: Path) -> None:
-    """Five lives of one query on one checkpoint, the first four ended within a commit; the result is exact."""
+@pytest.mark.parametrize(
+    "deaths",
+    [pytest.param(DEATHS[2:], id="at the decision"), pytest.param(DEATHS, id="at each step", marks=pytest.mark.slow)],
+)
+def test_a_driver_killed_within_commits(tmp_path: Path, deaths: Sequence[tuple[int, Moment, int]]) -> None:
+    """Several lives of one query on one checkpoint, all but the last ended within a commit; the result is exact."""
     checkpoint, local = tmp_path / "checkpoint", tmp_path / "local"
     with Sidecar(tmp_path / "data") as sidecar, Proxy(sidecar.port) as proxy:
         create_topic(sidecar.address, "in", partitions=2)
         create_topic(sidecar.address, "out", partitions=2)
         for partition in range(2):
             produce(sidecar.address, "in", keys(2000 * partition, 2000 * partition + 2000), partition=partition)
-        for api_key, moment, nth in DEATHS:
+        for api_key, moment, nth in deaths:
             driver = Driver(sidecar.address, proxy.address, checkpoint, local)
             trap = Trap(api_key, moment, driver.kill, nth)
             proxy.set(trap)

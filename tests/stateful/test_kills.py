@@ -118,12 +118,15 @@ def lives(directory: Path, sidecar: Sidecar, faults: Sequence[Fault], epochs: in
     assert by_key(world.told()) == by_key(expected_of(made))
 
 
+DEATHS = [Fault("driver", "driver after decide", 2), Fault("driver", "task after delta", 5)]
+
+
 @pytest.mark.timeout(600)
-def test_a_driver_that_dies_between_decision_and_commit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("faults", [DEATHS[:1], pytest.param(DEATHS, marks=pytest.mark.slow)], ids=["once", "twice"])
+def test_a_driver_that_dies_between_decision_and_commit(tmp_path: Path, faults: list[Fault]) -> None:
     """The epoch is decided but Spark does not know: the next driver is handed the batch again, and drops it. One that
     died before the decision makes the epoch anew, from the state of the one before.
     """
-    faults = [Fault("driver", "driver after decide", 2), Fault("driver", "task after delta", 5)]
     with Sidecar(tmp_path / "data") as sidecar:
         lives(tmp_path, sidecar, faults, 8)
 
