@@ -1,5 +1,7 @@
 """What the online scheduler promises, as stories on small networks: waiting, priorities, failures, losses."""
 
+import gc
+from collections.abc import Sequence
 from random import Random
 
 import pytest
@@ -9,14 +11,18 @@ from scheduler.peace.online import (
     ChunkRecord,
     Mode,
     OnlineScheduler,
+    RequestRecord,
     RequestState,
     Settings,
     Stragglers,
     Submission,
 )
 from scheduler.peace.online.continuous import Continuous
+from scheduler.peace.online.jobs import Job, Unit
+from scheduler.peace.online.line import Line
+from scheduler.peace.online.stranded import Stranded
 from scheduler.peace.paper import PaperPlanner
-from scheduler.peace.plan import Kind
+from scheduler.peace.plan import Chain, Kind, Plan, Request, Residual
 from scheduler.topology import Server, Topology, both_ways, racks
 from tests.online.world import World
 
@@ -231,6 +237,146 @@ def test_a_read_takes_each_chunk_from_a_host_that_has_it() -> None:
     sources = (("r1h2",), ("r1h1", "r1h3"))
     outcome = world.submit(Submission("read", "r1h1", 2, kind=Kind.READ, sources=sources))
     assert [go.hosts for go in outcome.go] == [("r1h2", "r1h1"), ("r1h1", "r1h1")]
+
+
+def test_a_loss_elsewhere_leaves_the_reservation() -> None:
+    """Hosts that are not in the reserved chain come and go; the chain stays, or the head would begin anew each time."""
+    servers = [Server(name, "left", 3, 2) for name in ("a", "c", "d", "e")]
+    servers += [Server(f"b{number}", "right", 2, 1) for number in range(6)]
+    topology = Topology(servers, both_ways("left", "right", 8), switches=["left", "right"])
+    world = world_of(topology)
+    for name in "cd":
+        world.submit(Submission(name, name, 3, placement=("other-rack:0",)))
+    world.submit(Submission("head", "a", 1, placement=("other-rack:0", "same-rack:1")))
+    reserved = world.scheduler.status().reserved
+    assert len(reserved) == 3
+    for _ in range(5):
+        world.lose("e")
+        assert world.scheduler.status().reserved == reserved
+        world.regain("e")
+        assert world.scheduler.status().reserved == reserved
+    world.lose(reserved[1])
+    assert reserved[1] not in world.scheduler.status().reserved
+
+
+def test_what_a_stranded_head_held_is_free_at_once() -> None:
+    """The head waits for its own sending side; when that is free it has no path any more: others of its host have."""
+    world = world_of(racks([4, 1], 4, send=1, receive=4))
+    world.submit(Submission("busy", "r1h1", 1, placement=("same-rack:0",)))
+    world.submit(Submission("busy too", "r1h2", 1, placement=("same-rack:0",)))
+    world.submit(Submission("head", "r1h1", 1, placement=("other-rack:0",)))
+    world.submit(Submission("next head", "r1h2", 1, placement=("same-rack:0",)))
+    world.submit(Submission("behind", "r1h1", 1, placement=("same-rack:0",)))
+    world.lose("r2h1")
+    assert [go.request for go in world.finish(("busy", 0, 1)).go] == ["behind"]
+    assert [each.name for each in world.scheduler.status().requests if each.stranded] == ["head"]
+
+
+class Unlucky(PaperPlanner):
+    """Runs into dead ends only, for one request, while `unlucky`."""
+
+    unlucky = True
+
+    def chain(self, request: Request, chunk: int, residual: Residual, random: Random) -> Chain | None:
+        """As planner `paper`, if it is lucky."""
+        return None if self.unlucky and request.name == "head" else super().chain(request, chunk, residual, random)
+
+    def plan(self, requests: Sequence[Request], residual: Residual, random: Random) -> Plan:
+        """The same."""
+        return super().plan([each for each in requests if not self.unlucky or each.name != "head"], residual, random)
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_a_request_that_was_stranded_by_chance_comes_back(mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while others keep the network busy, and although it needs two hosts at once that they take one by one."""
+    monkeypatch.setattr("scheduler.peace.online.intake.PathCheck.check", lambda self, job: None)
+    world = World(two_racks(), Unlucky, Settings(mode, finish_fraction=0.5))
+    starved = starvation(world, 10)
+    assert starved == 10
+    assert [each.name for each in world.scheduler.status().requests if each.stranded] == ["head"]
+    monkeypatch.setattr(Unlucky, "unlucky", False)
+    for number in range(20):
+        world.submit(Submission(f"more{number}", "cd"[number % 2], 1, placement=("other-rack:0",)))
+        world.finish(next(iter(world.in_flight)))
+        if world.request("head").state != "waiting":
+            return
+    pytest.fail("the head starves")
+
+
+def test_nothing_is_kept_of_stranded_requests_that_left() -> None:
+    """Cancelled, or submitted again with another size, while hosts are lost and others keep the network busy."""
+    world = world_of(two_racks())
+    world.submit(Submission("busy", "c", 1, placement=("same-rack:0",)))
+    world.lose("b1")
+    for number in range(6):
+        world.submit(Submission(f"q{number}", "a", 2, placement=("other-rack:0", "same-rack:1")))
+        world.resubmit(f"q{number}", 1)
+        world.cancel(f"q{number}")
+    policy = world.scheduler._policy
+    assert isinstance(policy, Continuous)
+    assert not policy._stranded._units
+
+
+def test_what_left_the_queue_is_forgotten_although_a_chunk_hangs() -> None:
+    """Requests that waited for its source are cancelled again and again; they leave nothing that grows."""
+    world = world_of(racks([3], 1, send=1))
+    units = sum(isinstance(each, Unit) for each in gc.get_objects())
+    sources = [(("r1h2",),), (("r1h2", "r1h3"),), (("r1h3",),)]
+    for number, each in enumerate(sources):
+        world.scheduler.submit(Submission(f"hangs {number}", "r1h1", 1, kind=Kind.READ, sources=each), 0)
+    for number in range(1000):
+        chunks = 1 + number % 50
+        many = sources[number % 3] * chunks
+        world.scheduler.submit(Submission(f"q{number}", "r1h1", chunks, kind=Kind.READ, sources=many), 0)
+        world.scheduler.cancel(f"q{number}", 0)
+    assert sum(isinstance(each, Unit) for each in gc.get_objects()) < units + 500
+
+
+def test_a_request_of_stranded_chunks_only_is_out_of_the_line() -> None:
+    """Although one of its units has nothing that waits any more: a job at the head must have something to serve."""
+    topology, line = racks([3], 1), Line()
+    job = Job("head", Kind.COPY, -1, ((),), 6)
+    job.sources = tuple((chunk % 2,) for chunk in range(6))
+    job.sort(())
+    job.waiting = 6
+    stranded = Stranded(line, Unlucky(topology), Random(1), Residual.full(topology))
+    line.put(job, job.waiting)
+    for unit in job.units:
+        stranded.add(unit)
+    assert line.first is None
+    while job.units[0].waiting:
+        job.units[0].take()
+        job.waiting -= 1
+    assert stranded.some_again(idle=True) == [job.units[0]]
+    assert line.first is None
+
+
+def test_a_cancelled_request_stays_cancelled() -> None:
+    """Also when a host comes back that had chunks which the request was submitted again without."""
+    world = world_of(racks([4], 1, send=1))
+    for host in ("r1h1", "r1h2"):
+        world.submit(Submission(f"busy {host}", None, 1, kind=Kind.COPY, sources=((host,),)))
+    world.submit(Submission("copy", None, 2, kind=Kind.COPY, sources=(("r1h1",), ("r1h1", "r1h2"))))
+    world.resubmit("copy", 1)
+    world.cancel("copy")
+    world.lose("r1h2")
+    world.regain("r1h2")
+    world.drain(Random(1))
+    assert not any(name == "copy" for name, _ in world.attempts)
+
+
+def test_a_host_that_is_back_is_told_in_the_order_of_the_requests() -> None:
+    """What is stored after an event is the same in every run: never in an order that hangs on addresses in memory."""
+    world = world_of(racks([12], 1))
+    names = [f"q{number:02}" for number in range(10)]
+    for number, name in enumerate(names):
+        world.submit(Submission(name, f"r1h{number + 1}", 2, placement=("anywhere",)))
+    for name in names:
+        attempt = next(attempt for attempt in sorted(world.in_flight) if attempt[0] == name)
+        world.fail(attempt, ("r1h12",))
+    world.lose("r1h12")
+    changed = world.regain("r1h12").changed
+    assert [record.name for record in changed if isinstance(record, RequestRecord)] == names
 
 
 # ---- timesteps

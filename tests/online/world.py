@@ -63,6 +63,7 @@ class World:
     old: list[Attempt] = field(default_factory=list)
     """Attempts that ended or were revoked."""
     promises: dict[str, list[Promise]] = field(default_factory=dict)
+    stranded: set[str] = field(default_factory=set)
     events: int = 0
     running: int = 0
     """The sum over events of requests that are running: how interleaved they are."""
@@ -108,15 +109,17 @@ class World:
     def resubmit(self, name: str, chunks: int) -> Outcome:
         """A waiting request changes its size."""
         self.promises.pop(name, None)
+        larger = chunks > self.request(name).chunks
         outcome = self.scheduler.resubmit(name, chunks, self._tick())
-        self.see(outcome, disturbed=True)
+        self.see(outcome, disturbed=larger)
         return outcome
 
     def lose(self, host: str) -> Outcome:
         """A host is lost."""
         self.lost.add(host)
+        reserved = self.scheduler.status().reserved
         outcome = self.scheduler.host_lost(host, self._tick())
-        self.see(outcome, disturbed=True)
+        self.see(outcome, disturbed=bool(outcome.revoked) or host in reserved)
         assert not any(host in self._names(chain.hosts) for chain in self.in_flight.values())
         return outcome
 
@@ -290,9 +293,12 @@ class World:
 
     def _keep_promises(self, outcome: Outcome, disturbed: bool) -> None:
         flying = set(self.in_flight)
-        if disturbed:
+        requests = self.scheduler.status().requests
+        stranded = {status.name for status in requests if status.stranded}
+        if disturbed or self.stranded - stranded:  # one that is stranded no more is ahead again
             self.promises.clear()
-        for status in self.scheduler.status().requests:
+        self.stranded = stranded
+        for status in requests:
             kept = self.promises.setdefault(status.name, [])
             if not status.waiting or status.stranded:
                 kept.clear()
@@ -303,7 +309,7 @@ class World:
             bound = self.scheduler.place(status.name).starts_within_chunks
             if not kept or (len(kept) < PROMISES_KEPT and bound < kept[-1].left):
                 kept.append(Promise(bound, set(flying), self.step))
-        for name in set(self.promises) - {status.name for status in self.scheduler.status().requests}:
+        for name in set(self.promises) - {status.name for status in requests}:
             del self.promises[name]
 
     def _keep(self, name: str, promise: Promise, flying: set[Attempt]) -> None:

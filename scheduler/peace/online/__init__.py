@@ -34,9 +34,11 @@ chunks elsewhere, and holding them back would help nobody. Of the completions in
 many as chunks were in flight when it reserved: 2 (C + 1) · F, if never more than F are in flight.
 *What moves it.* "Ahead" counts what comes ahead later: chunks that fail or lose a host are ahead again (attempts are
 bounded), requests of higher priority (bounded by their age, above), a larger re-submission goes to the end itself. A
-lost host that is part of the reserved chain, and a restart, begin the head's two rounds anew. A request that has no
-path while hosts are lost is *stranded*: it lets the next be the head, keeps its rank, and the bound counts from the
-moment its hosts are back.
+lost host that is part of the reserved chain, a change of the head's own request (a suspect, a source that is lost or
+back, fewer chunks), and a restart begin the head's two rounds anew. A request that has no path while hosts are lost is
+*stranded*: it lets the next be the head, keeps its rank, and the bound counts from the moment its hosts are back. A
+planner that picks at random may also miss a path in all of many tries: one of the stranded is looked at again at every
+event, in turn, and comes back when a path is found.
 
 *Work.* An event looks at those requests only that wait for a resource that it freed: `index`. It searches in vain at
 most `most_tries` times (for a family of like requests at most twice) and goes on at the next event.

@@ -55,7 +55,7 @@ class Continuous:
         self._tokens = Tokens(topology)
         self._index = Index(self._tokens)
         self._held: _Held | None = None
-        self._stranded = Stranded(line)
+        self._stranded = Stranded(line, planner, random, self._tokens.whole)
         self._hopeless: dict[Hashable, int] = {}
         """How many of a family were stranded since a host came back: the next ones are given up sooner."""
         self._in_flight = 0
@@ -69,6 +69,7 @@ class Continuous:
     def leave(self, job: Job) -> None:
         """None of the job's units waits any more."""
         self._index.remove(job.units)
+        self._stranded.leave(job.units)
         if self._held is not None and self._held.unit.job is job:
             self._drop()
 
@@ -92,7 +93,8 @@ class Continuous:
 
     def lose(self, host: int) -> None:
         """A host is lost; what is in flight there ends next."""
-        if self._held is not None:
+        held = self._held
+        if held is not None and any(number == host for resource, number in held.keys if resource is not Resource.LINK):
             self._drop()
         self._tokens.lose(host)
 
@@ -106,8 +108,8 @@ class Continuous:
 
     def advance(self, launch: Launch) -> None:
         """Start everything that can start: the head, then those behind it with what the head leaves."""
-        if not self._in_flight:
-            self._stranded.some_again()
+        for found in self._stranded.some_again(idle=not self._in_flight):
+            self._hopeless.pop(self._index.family_key(found), None)
         if self._serves_anew():
             while (unit := self._head()) is not None:
                 chain = self._serve(unit)
@@ -195,6 +197,8 @@ class Continuous:
             self._held = None
 
     def _strand(self, unit: Unit) -> None:
+        if unit.own is not None and self._tokens.free(unit.own):  # it may have been held for this unit until now
+            self._tokens.freed.add(unit.own)
         self._stranded.add(unit)
         key = self._index.family_key(unit)
         if len(self._hopeless) >= _HOPELESS_MOST:

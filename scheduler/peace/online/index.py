@@ -10,11 +10,12 @@ are all busy on these.
 Invariants:
 * A unit with waiting chunks is in one group; a group is ready in its family, or parked, or set aside by the caller.
 * A family with a ready group has one valid place: in `awake`, in `asleep`, or parked.
-* Entries of heaps are dropped late: one counts only if it bears its owner's last stamp.
+* Entries of heaps are dropped late: one counts only if it bears its owner's last stamp. What is left of units that wait
+  no more is never more than some TIDY_AFTER of them and twice as many as wait.
 """
 
 from collections.abc import Collection, Hashable, Iterable
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from scheduler.peace.plan import Kind, Request, Resource
 
 _LEAVE = frozenset({Rule(Relation.OTHER_RACK, 0)})
 _STAY = Rule(Relation.SAME_RACK, 0)
+TIDY_AFTER = 256
 
 Order = tuple[Rank, int]
 """The order in which units are served: the job's rank, then the unit's first chunk."""
@@ -67,6 +69,12 @@ class Group:
                 unit.group = None
         return None
 
+    def tidy(self) -> int:
+        """Keep the units that wait only; how many these are."""
+        self._units[:] = [each for each in self._units if each[2].group is self and each[2].waiting]
+        heapify(self._units)
+        return len(self._units)
+
 
 class Family:
     """Groups with the same fate but for the writer."""
@@ -102,6 +110,7 @@ class Index:
         self._parked_families: dict[Hashable, list[tuple[int, Family]]] = {}
         self._members: dict[int, npt.NDArray[np.int64]] = {}
         self._number = 0
+        self._gone, self._tidy_after = 0, TIDY_AFTER
 
     def add(self, unit: Unit) -> None:
         """A unit has chunks waiting (again)."""
@@ -125,6 +134,9 @@ class Index:
         """These units wait no more."""
         for unit in units:
             unit.group = None
+            self._gone += 1
+        if self._gone > self._tidy_after:
+            self._tidy()
 
     def wake(self, freed: Collection[Key]) -> None:
         """Tokens of these resources are free: those that wait for them are worth a try, and those that wait for any."""
@@ -204,6 +216,26 @@ class Index:
         if request.kind is not Kind.WRITE:
             return unit.key
         return self._tokens.topology.rack_of[request.writer], request.placement, request.avoid
+
+    def _tidy(self) -> None:
+        """Drop what is left of units that wait no more: while a chunk hangs that they waited for, no turn is theirs."""
+        waiting = 0
+        for group in list(self._groups.values()):
+            waiting += group.tidy()
+            if group.first() is None:
+                self._forget(group)
+        for family in self._families.values():
+            family.groups[:] = [each for each in family.groups if each[3].ready and each[2] == each[3].stamp]
+            heapify(family.groups)
+        for heap in (self._awake, self._asleep):
+            heap[:] = [each for each in heap if each[2] == each[3].stamp]
+            heapify(heap)
+        for key, groups in list(self._parked_groups.items()):
+            known = [group for group in dict.fromkeys(groups) if self._groups.get(group.key) is group]
+            self._parked_groups[key] = [group for group in known if not group.ready]
+        for where, families in list(self._parked_families.items()):
+            self._parked_families[where] = [each for each in families if each[0] == each[1].stamp]
+        self._gone, self._tidy_after = 0, TIDY_AFTER + 2 * waiting
 
     def _unpark(self, key: Hashable) -> None:
         """Families parked on this resource, or rack, are worth a try."""

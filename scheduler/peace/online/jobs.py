@@ -122,6 +122,11 @@ class Job:
         """Whether all that waits of it has no path while some hosts are lost."""
         return self.waiting > 0 and all(unit.stranded for unit in self.units if unit.waiting)
 
+    @property
+    def counted(self) -> int:
+        """The chunks that it has in the line."""
+        return 0 if self.stranded else self.waiting
+
     def next_unit(self) -> Unit | None:
         """The unit to serve next, if any can be served at all."""
         return next((unit for unit in self.units if unit.waiting and not unit.stranded), None)
@@ -129,6 +134,11 @@ class Job:
     def unit_of(self, chunk: int) -> Unit:
         """The unit of a chunk that is not done."""
         return self.units[0] if self.kind is Kind.WRITE else self._unit_of[chunk]
+
+    def end(self, state: RequestState, reason: str) -> None:
+        """Nothing of it waits any more; what is only needed for that is let go: ended jobs are remembered for long."""
+        self.state, self.reason = state, reason
+        self.units, self._unit_of = [], {}
 
     def sort(self, lost: Collection[int]) -> int | None:
         """Sort the chunks into units anew, by what is lost and avoided now. A chunk that no source is left for, if any.

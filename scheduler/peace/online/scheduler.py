@@ -147,8 +147,11 @@ class OnlineScheduler:
             self._leave(job)
             if chunks > job.chunks:
                 self._place_anew(job)
+            hosts = self._hosts_of(job)
             job.chunks = chunks
             job.sources = job.sources[:chunks]
+            for host in hosts - self._hosts_of(job):
+                self._of_host[host].discard(job)
             job.sort(self._lost)
             self._enter(job)
             self._event.jobs[job] = None
@@ -171,11 +174,11 @@ class OnlineScheduler:
         self._begin(now_ms)
         self._lost.discard(number)
         self._policy.regain(number)
-        suspected = {job for job in self._jobs.values() if number in job.avoid and not job.state.ended}
+        suspected = [job for job in self._jobs.values() if number in job.avoid and not job.state.ended]
         for job in suspected:
             job.avoid.discard(number)
             self._event.jobs[job] = None
-        for job in self._in_order(suspected | self._of_host.get(number, set())):
+        for job in self._in_order({*suspected, *self._of_host.get(number, ())}):
             self._sort(job)
         return self._finish()
 
@@ -232,7 +235,7 @@ class OnlineScheduler:
         job = unit.job
         chain = chain._replace(chunk=unit.take())
         job.waiting -= 1
-        self._line.put(job, 0 if job.stranded else job.waiting)
+        self._line.put(job, job.counted)
         attempt = job.attempts[chain.chunk] = job.attempts.get(chain.chunk, 0) + 1
         flight = Flight(job, chain, attempt, self._now_ms, self._policy.step)
         self._fly(flight)
@@ -269,7 +272,7 @@ class OnlineScheduler:
         unit = job.unit_of(flight.chunk)
         unit.give(flight.chunk)
         job.waiting += 1
-        self._line.put(job, 0 if job.stranded else job.waiting)
+        self._line.put(job, job.counted)
         self._policy.enter(unit)
 
     def _end(self, job: Job, state: RequestState, reason: str) -> None:
@@ -278,7 +281,7 @@ class OnlineScheduler:
         for flight in list(job.flights.values()):
             self._revoke(flight)
         self._event.jobs[job] = None
-        job.state, job.reason = state, reason
+        job.end(state, reason)
         (self._event.finished if state is RequestState.FINISHED else self._event.given_up).append(job.name)
         for host in self._hosts_of(job):
             self._of_host[host].discard(job)

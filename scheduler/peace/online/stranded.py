@@ -1,11 +1,13 @@
 """Requests that have no path at all while some hosts are lost: they leave the head of the queue to the next.
 
 Invariants:
-* A stranded unit keeps its rank. It is tried again when a host is back and, a few at an event, while nothing is in
-  flight: a planner's random dead end must not strand it for ever.
+* A stranded unit keeps its rank. All are tried again when a host is back. Since a planner may miss a path by chance,
+  some are looked at again at every event, in turn: those that have a path even so come back.
+* No unit is kept here that has left the queue.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import islice
 from random import Random
 
 from scheduler.peace.online.jobs import Unit
@@ -17,43 +19,56 @@ Launch = Callable[[Unit, Chain], None]
 
 TRIES = 32
 """A planner may run into a dead end by chance; after so many in an empty network, there is no path."""
-_AT_ONCE = 4
-_PURGE_AT = 1024
-"""So many are kept before those that wait no more are looked for."""
+_AT_ONCE, _TRIES_IDLE = 4, 8
+"""So many are looked at, with so many tries, at an event after which nothing is in flight; at others one, with one."""
 
 
 class Stranded:
-    """Units that are out of the line."""
+    """Units that are out of the line, that which was looked at longest ago first. `whole`: the network as it is."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: Line, planner: Planner, random: Random, whole: Residual) -> None:
         self._line = line
-        self._units: list[Unit] = []
-        self._purge_at = _PURGE_AT
+        self._planner = planner
+        self._random = random
+        self._whole = whole
+        self._units: dict[Unit, None] = {}
 
     def add(self, unit: Unit) -> None:
         """The unit has no path: it does not count for the line."""
         unit.stranded = True
-        if len(self._units) >= self._purge_at:
-            self._units = [each for each in self._units if each in each.job.units and each.waiting]
-            self._purge_at = max(_PURGE_AT, 2 * len(self._units))
-        self._units.append(unit)
-        if unit.job.stranded:
-            self._line.put(unit.job, 0)
+        self._units[unit] = None
+        self._line.put(unit.job, unit.job.counted)
+
+    def leave(self, units: Iterable[Unit]) -> None:
+        """None of these waits any more."""
+        for unit in units:
+            self._units.pop(unit, None)
 
     def again(self) -> None:
         """A host is back: all are worth a try."""
-        self._back(len(self._units))
+        for unit in list(self._units):
+            self._back(unit)
 
-    def some_again(self) -> None:
-        """Nothing is in flight: some are worth a try."""
-        self._back(_AT_ONCE)
+    def some_again(self, *, idle: bool) -> list[Unit]:
+        """Those of a few that do have a path are worth a try; which these are. `idle`: nothing is in flight."""
+        found = []
+        most, tries = (_AT_ONCE, _TRIES_IDLE) if idle else (1, 1)
+        for unit in list(islice(self._units, most)):
+            del self._units[unit]
+            if unit.waiting:
+                chain = find(self._planner, unit, self._whole, self._random, tries)
+                if chain is None:
+                    self._units[unit] = None
+                    continue
+                self._whole.give(chain)
+            self._back(unit)
+            found.append(unit)
+        return found
 
-    def _back(self, most: int) -> None:
-        again, self._units = self._units[:most], self._units[most:]
-        for unit in again:
-            unit.stranded = False
-            if unit in unit.job.units:
-                self._line.put(unit.job, unit.job.waiting)
+    def _back(self, unit: Unit) -> None:
+        self._units.pop(unit, None)
+        unit.stranded = False
+        self._line.put(unit.job, unit.job.counted)
 
 
 def find(planner: Planner, unit: Unit, residual: Residual, random: Random, tries: int) -> Chain | None:

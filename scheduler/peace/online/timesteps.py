@@ -49,7 +49,7 @@ class Timesteps:
         self._older: set[Flight] = set()
         """Stragglers: in flight since an earlier timestep."""
         self._joining: dict[Job, None] = {}
-        self._stranded = Stranded(line)
+        self._stranded = Stranded(line, planner, random, self._whole)
 
     # ---- what happened
 
@@ -60,6 +60,7 @@ class Timesteps:
     def leave(self, job: Job) -> None:
         """None of the job's units waits any more."""
         self._joining.pop(job, None)
+        self._stranded.leave(job.units)
 
     def ended(self, flight: Flight, *, done: bool) -> None:
         """A chunk is in flight no more. One that is not done gives its timestep's capacity back."""
@@ -107,8 +108,7 @@ class Timesteps:
 
     def advance(self, launch: Launch) -> None:
         """Let the new ones join, or begin the next timestep if this one is over."""
-        if not self._open and not self._older:
-            self._stranded.some_again()
+        self._stranded.some_again(idle=not self._open and not self._older)
         if not self._over():
             for job in sorted(self._joining, key=lambda job: job.rank):
                 self._join(job, launch)
