@@ -1,17 +1,19 @@
 """A blocking client of the coordinator, on the standard library's http.client.
 
 Invariants:
-* Thread-safe: a connection has one user at a time, and there are as many as questions at a time. A Write's `goes` is
-  for one thread, its gos are for any.
+* Thread-safe: a connection has one user at a time, who alone closes it, and there are as many as questions at a time.
+  A Write's `goes` is for one thread, its gos are for any.
 * A lost connection, a restarted coordinator and a full disk are waited for, `patience_s` seconds for each question.
 * Keep-alives of registered hosts are sent by one daemon thread until the client is closed.
 """
 
+import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from contextlib import suppress
+from http.client import HTTPConnection, HTTPException, HTTPSConnection, IncompleteRead
 from pathlib import Path
 from random import Random, SystemRandom
 from types import TracebackType
@@ -133,14 +135,15 @@ class CoordinatorClient:
         self.url = url
         self.poll_s = poll_s
         self._at = core.parse_url(url)
-        self._token = token
+        self._token = None if token is None else token.strip()
         self._tls = ssl.create_default_context(cafile=ca_file) if self._at.tls else None
         self._timeout_s = timeout_s
         self._patience_s = patience_s
         self._random = random or SystemRandom()
         self._lock = threading.Lock()
-        self._connections: set[HTTPConnection] = set()
+        self._busy: set[HTTPConnection] = set()
         self._idle: list[HTTPConnection] = []
+        self._keeping = threading.Lock()
         self._hosts: dict[str, str | None] = {}
         self._closed = threading.Event()
         self._keeper: threading.Thread | None = None
@@ -157,12 +160,15 @@ class CoordinatorClient:
         self.close()
 
     def close(self) -> None:
-        """Close all connections and stop the keep-alives; hosts stay registered until they miss their deadline."""
+        """End all questions and stop the keep-alives; hosts stay registered until they miss their deadline."""
         self._closed.set()
         with self._lock:
-            connections, self._connections = self._connections, set()
-        for connection in connections:
-            connection.close()
+            for connection in self._busy:
+                if connection.sock is not None:
+                    # The thread that waits there sees an end, and closes: to close under it would not even wake it.
+                    with suppress(OSError):
+                        socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)
+        self._close_idle()
         keeper = self._keeper
         if keeper is not None and keeper is not threading.current_thread():
             keeper.join(self._timeout_s)
@@ -175,8 +181,7 @@ class CoordinatorClient:
         if keep_alive:
             with self._lock:
                 self._hosts[name] = address
-                deadline_s = (view["deadline_ms"] or 1000) / 1000
-                self._keep_every_s = deadline_s / core.KEEP_ALIVES_PER_DEADLINE
+                self._keep_every_s = core.keep_alive_every_s(view)
                 if self._keeper is None:
                     self._keeper = threading.Thread(target=self._keep, name="cairn keep-alives", daemon=True)
                     self._keeper.start()
@@ -187,22 +192,25 @@ class CoordinatorClient:
 
     def deregister(self, name: str) -> None:
         """A host leaves: nothing is planned on it any more, and what is under way there is planned again."""
-        with self._lock:
+        with self._keeping, self._lock:
             self._hosts.pop(name, None)
         self.ask(core.host("DELETE", name))
 
     def _keep(self) -> None:
         while not self._closed.wait(self._keep_every_s):
             with self._lock:
-                hosts = dict(self._hosts)
-            for name, address in hosts.items():
-                try:
-                    try:
-                        self.ask(core.host("PUT", name, "/alive"), patience_s=0)
-                    except Refused:
-                        self.ask(core.registration(name, address), patience_s=0)
-                except CoordinatorError:
-                    continue  # asked again soon; the coordinator may be away
+                names = list(self._hosts)
+            for name in names:
+                # A host that is deregistered meanwhile must not be registered again.
+                with self._keeping, suppress(CoordinatorError):  # asked again soon; the coordinator may be away
+                    if name in self._hosts:
+                        self._keep_every_s = core.keep_alive_every_s(self._kept(name))
+
+    def _kept(self, name: str) -> dict[str, Any]:
+        try:
+            return self.ask(core.host("PUT", name, "/alive"), patience_s=0)
+        except Refused:
+            return self.ask(core.registration(name, self._hosts.get(name)), patience_s=0)
 
     # ---- requests
 
@@ -262,45 +270,59 @@ class CoordinatorClient:
                 raise Unavailable(f"{question.method} {question.path}: the client was closed")
 
     def _once(self, question: Ask) -> tuple[int, bytes]:
-        connection = self._taken(self._timeout_s + question.wait_s)
+        if self._closed.is_set():
+            raise CoordinatorError("the client is closed")
+        with self._lock:
+            used = self._idle.pop() if self._idle else None
         try:
+            return self._asked(used or self._new(), question)
+        except (OSError, HTTPException) as error:
+            self._close_idle()  # as old, and as dead when the coordinator was restarted
+            if used is None or isinstance(error, TimeoutError) or self._closed.is_set():
+                raise
+        return self._asked(self._new(), question)
+
+    def _asked(self, connection: HTTPConnection, question: Ask) -> tuple[int, bytes]:
+        """Ask on a connection that no other thread has; it is idle afterwards, or closed."""
+        with self._lock:
+            self._busy.add(connection)
+        again = False
+        try:
+            connection.timeout = self._timeout_s + question.wait_s
+            if connection.sock is None:
+                connection.connect()
+            connection.sock.settimeout(connection.timeout)
+            if self._closed.is_set():
+                raise CoordinatorError("the client is closed")
             headers = question.headers(self._at.authority, self._token)
             connection.request(question.method, question.path, question.content() or None, headers)
             answer = connection.getresponse()
             content = answer.read(core.MOST_ANSWER_BYTES + 1)
             if len(content) > core.MOST_ANSWER_BYTES:
                 raise NotUnderstood(f"an answer of more than {core.MOST_ANSWER_BYTES} bytes")
-        except BaseException:
-            self._drop(connection)
-            raise
-        if answer.will_close or self._closed.is_set():
-            self._drop(connection)
-        else:
+            if answer.length:
+                raise IncompleteRead(content, answer.length)
+            again = not answer.will_close
+            return answer.status, content
+        finally:
             with self._lock:
-                self._idle.append(connection)
-        return answer.status, content
-
-    def _taken(self, timeout_s: float) -> HTTPConnection:
-        """A connection that no other thread uses."""
-        with self._lock:
-            if self._closed.is_set():
-                raise CoordinatorError("the client is closed")
-            connection = self._idle.pop() if self._idle else self._new()
-            self._connections.add(connection)
-        connection.timeout = timeout_s
-        if connection.sock is not None:
-            connection.sock.settimeout(timeout_s)
-        return connection
+                self._busy.discard(connection)
+                again = again and not self._closed.is_set()
+                if again:
+                    self._idle.append(connection)
+            if not again:
+                connection.close()
 
     def _new(self) -> HTTPConnection:
         if self._tls is None:
             return HTTPConnection(self._at.host, self._at.port)
         return HTTPSConnection(self._at.host, self._at.port, context=self._tls)
 
-    def _drop(self, connection: HTTPConnection) -> None:
-        connection.close()
+    def _close_idle(self) -> None:
         with self._lock:
-            self._connections.discard(connection)
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
 
 
 def raise_unless_finished(name: str, state: str) -> None:

@@ -79,7 +79,9 @@ class Ask(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A place in the queue: requests and chunks that come first, and the proven bound until it starts."""
+    """A place in the queue: requests and chunks that come first, and the proven bound: it waits at most
+    `starts_within_chunks` times as long as a chunk takes.
+    """
 
     requests_ahead: int
     chunks_ahead: int
@@ -127,16 +129,22 @@ def understood(status: int, content: bytes) -> dict[str, Any]:
     """What an answer says. Raises Refused, Unavailable (worth trying again), NotUnderstood."""
     try:
         value = json.loads(content)
-    except ValueError as error:
-        raise NotUnderstood(f"the answer (status {status}) is not JSON: is this a coordinator's address?") from error
+    except ValueError:
+        value = None
+    if status >= 500 or status == _TOO_SLOW:
+        # Perhaps from something between us and the coordinator, which says in words of its own that it is away.
+        message = value.get("error", value) if isinstance(value, dict) else "no words of a coordinator's"
+        raise Unavailable(f"the answer was {status}: {message}")
     if not isinstance(value, dict):
-        raise NotUnderstood(f"the answer (status {status}) is no object: is this a coordinator's address?")
+        raise NotUnderstood(f"the answer (status {status}) is no JSON object: is this a coordinator's address?")
     if status < 300:
         return value
-    message = str(value.get("error", value))
-    if status >= 500 or status == _TOO_SLOW:
-        raise Unavailable(f"the coordinator answered {status}: {message}")
-    raise refusal(status, message, value.get("field"))
+    raise refusal(status, str(value.get("error", value)), value.get("field"))
+
+
+def keep_alive_every_s(view: Mapping[str, Any]) -> float:
+    """How often a host must say that it lives, by the newest answer to it."""
+    return (view["deadline_ms"] or 1000) / 1000 / KEEP_ALIVES_PER_DEADLINE
 
 
 class Backoff:
@@ -150,7 +158,7 @@ class Backoff:
     def after(self, error: Exception, now_s: float, what: str) -> float:
         """Seconds to wait now that this went wrong. Raises Unavailable when patience is over."""
         if now_s >= self._end_s:
-            raise Unavailable(f"{what}: {str(error) or type(error).__name__}") from error
+            raise Unavailable(f"{what}: {str(error) or error.__cause__ or type(error).__name__}") from error
         delay_s = self._delay_s * (0.5 + self._random.random())
         self._delay_s = min(2 * self._delay_s, LONGEST_DELAY_S)
         return min(delay_s, max(0.0, self._end_s - now_s))

@@ -165,7 +165,7 @@ class TrioCoordinatorClient:
         self.url = url
         self.poll_s = poll_s
         self._at = core.parse_url(url)
-        self._token = token
+        self._token = None if token is None else token.strip()
         self._tls = ssl.create_default_context(cafile=ca_file) if self._at.tls else None
         self._timeout_s = timeout_s
         self._patience_s = patience_s
@@ -174,7 +174,9 @@ class TrioCoordinatorClient:
         self._hosts: dict[str, str | None] = {}
         self._keeper: trio.CancelScope | None = None
         self._kept = trio.Event()
+        self._keeping = trio.Lock()
         self._keep_every_s = 1.0
+        self._closed = False
 
     async def __aenter__(self) -> "TrioCoordinatorClient":
         """The client itself."""
@@ -189,13 +191,13 @@ class TrioCoordinatorClient:
     async def aclose(self) -> None:
         """Close all connections and stop the keep-alives; hosts stay registered until they miss their deadline."""
         with trio.CancelScope(shield=True):
+            self._closed = True
             self._hosts.clear()
             if self._keeper is not None:
                 self._keeper.cancel()
                 await self._kept.wait()
                 self._keeper = None
-            while self._idle:
-                await trio.aclose_forcefully(self._idle.pop().stream)
+            await self._close_idle()
 
     # ---- hosts
 
@@ -204,7 +206,7 @@ class TrioCoordinatorClient:
         view = await self.ask(core.registration(name, address))
         if keep_alive:
             self._hosts[name] = address
-            self._keep_every_s = (view["deadline_ms"] or 1000) / 1000 / core.KEEP_ALIVES_PER_DEADLINE
+            self._keep_every_s = core.keep_alive_every_s(view)
             if self._keeper is None:
                 self._keeper, self._kept = trio.CancelScope(), trio.Event()
                 # Not a nursery: a client is opened and closed where its user likes.
@@ -216,20 +218,27 @@ class TrioCoordinatorClient:
 
     async def deregister(self, name: str) -> None:
         """A host leaves: nothing is planned on it any more, and what is under way there is planned again."""
-        self._hosts.pop(name, None)
+        async with self._keeping:
+            self._hosts.pop(name, None)
         await self.ask(core.host("DELETE", name))
 
     async def _keep(self, scope: trio.CancelScope, ended: trio.Event) -> None:
         with scope:
             while True:
                 await trio.sleep(self._keep_every_s)
-                for name, address in list(self._hosts.items()):
-                    with suppress(CoordinatorError):  # asked again soon; the coordinator may be away
-                        try:
-                            await self.ask(core.host("PUT", name, "/alive"), patience_s=0)
-                        except Refused:
-                            await self.ask(core.registration(name, address), patience_s=0)
+                for name in list(self._hosts):
+                    # A host that is deregistered meanwhile must not be registered again.
+                    async with self._keeping:
+                        with suppress(CoordinatorError):  # asked again soon; the coordinator may be away
+                            if name in self._hosts:
+                                self._keep_every_s = core.keep_alive_every_s(await self._alive(name))
         ended.set()
+
+    async def _alive(self, name: str) -> dict[str, Any]:
+        try:
+            return await self.ask(core.host("PUT", name, "/alive"), patience_s=0)
+        except Refused:
+            return await self.ask(core.registration(name, self._hosts.get(name)), patience_s=0)
 
     # ---- requests
 
@@ -286,19 +295,33 @@ class TrioCoordinatorClient:
             await trio.sleep(delay_s)
 
     async def _once(self, question: Ask) -> tuple[int, bytes]:
+        if self._closed:
+            raise CoordinatorError("the client is closed")
+        used = self._idle.pop() if self._idle else None
         with trio.fail_after(self._timeout_s + question.wait_s):
-            wire = self._idle.pop() if self._idle else await self._connected()
-            try:
-                headers = question.headers(self._at.authority, self._token)
-                answer = await wire.ask(question, headers)
-            except BaseException:
-                await trio.aclose_forcefully(wire.stream)
-                raise
-            if wire.again():
+            if used is not None:
+                try:
+                    return await self._asked(used, question)
+                except (OSError, trio.BrokenResourceError, h11.RemoteProtocolError):
+                    await self._close_idle()  # as old, and as dead when the coordinator was restarted
+            return await self._asked(await self._connected(), question)
+
+    async def _asked(self, wire: _Wire, question: Ask) -> tuple[int, bytes]:
+        """Ask on a connection that no other task has; it is idle afterwards, or closed."""
+        again = False
+        try:
+            answer = await wire.ask(question, question.headers(self._at.authority, self._token))
+            again = wire.again() and not self._closed
+            return answer
+        finally:
+            if again:
                 self._idle.append(wire)
             else:
                 await trio.aclose_forcefully(wire.stream)
-            return answer
+
+    async def _close_idle(self) -> None:
+        while self._idle:
+            await trio.aclose_forcefully(self._idle.pop().stream)
 
     async def _connected(self) -> _Wire:
         stream: trio.abc.Stream = await trio.open_tcp_stream(self._at.host, self._at.port)

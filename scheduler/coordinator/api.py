@@ -35,7 +35,9 @@ PLACE = Record(
     {
         "requests_ahead": Field(Whole(), "requests that come first"),
         "chunks_ahead": Field(Whole(), "their chunks that have not started yet"),
-        "starts_within_chunks": Field(Whole(), "the proven bound: it starts before so many chunks more are done"),
+        "starts_within_chunks": Field(
+            Whole(), "the proven bound: it waits at most so many times as long as a chunk takes"
+        ),
     },
 )
 EVENT_RECORD = Record(

@@ -4,6 +4,7 @@ Invariants:
 * Whatever a client sends, it gets an answer: 4xx where it is to blame, with `field` where one can be named.
 * A fault of ours costs one answer (500) and one line in the log, never the service.
 * Tokens are compared in constant time, before anything else of a request is looked at.
+* Where no token is needed, a page in somebody's browser can do nothing.
 """
 
 import hmac
@@ -15,11 +16,11 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote_to_bytes, urlsplit
 
 from scheduler.coordinator.api import ROUTES, Route
-from scheduler.coordinator.api_types import BAD_REQUEST, Number, Record, Type, Whole, nearest, refuse
+from scheduler.coordinator.api_types import BAD_REQUEST, Number, Record, Type, Whole, nearest, refuse, shown
 from scheduler.coordinator.errors import ApiError, StoreError
 from scheduler.coordinator.http.messages import JSON, HttpRequest, HttpResponse, error_response, json_response
-from scheduler.coordinator.http.server import Report
-from scheduler.errors import RequestError, SchedulerError
+from scheduler.coordinator.http.server import Report, is_loopback
+from scheduler.errors import PlacementError, RequestError
 
 UNAUTHORIZED = 401
 NOT_FOUND = 404
@@ -31,7 +32,6 @@ UNAVAILABLE = 503
 RETRY_AFTER_S = 1
 MOST_QUERY_FIELDS = 16
 MOST_NUMBER_CHARACTERS = 20
-_METHODS = tuple(dict.fromkeys(route.method for route in ROUTES))
 
 
 class Call(NamedTuple):
@@ -54,21 +54,34 @@ Operation = Callable[[Call], Awaitable[Reply]]
 
 
 class Dispatch:
-    """Answers HTTP requests by the operations of a service. `token` None: nobody needs one."""
+    """Answers HTTP requests by the operations of a service. `token` None: nobody needs one.
 
-    def __init__(self, operations: Mapping[str, Operation], report: Report, token: str | None = None) -> None:
+    `own_only`: what comes under another name than this machine's own is refused.
+    """
+
+    def __init__(
+        self, operations: Mapping[str, Operation], report: Report, token: str | None = None, *, own_only: bool = False
+    ) -> None:
         missing = {route.operation for route in ROUTES} - set(operations)
         if missing:
             raise LookupError(f"no handler for {', '.join(sorted(missing))}")
         self._operations = operations
         self._report = report
         self._token = None if token is None else token.encode()
+        self._own_only = own_only
         self.answered: Counter[tuple[str, int]] = Counter()
         """How many answers each operation gave, by status; `none` where no route was meant."""
 
     def may_wait(self, request: HttpRequest) -> bool:
         """Whether the request may take long."""
         return request.method == "GET" and "/go" in request.target
+
+    def knows(self, headers: Mapping[str, str]) -> bool:
+        """Whether a request with these headers may ask for more than /health."""
+        if self._token is None:
+            return True
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self._token)
 
     async def __call__(self, request: HttpRequest) -> HttpResponse:
         """Answer."""
@@ -78,7 +91,7 @@ class Dispatch:
             route, parameters = self._route(request, segments)
             operation = route.operation
             if not route.free:
-                self._check_token(request)
+                self._check_client(request)
             call = Call(
                 {name: _from_text(part.type, parameters[name], name) for name, part in route.parameters.items()},
                 _query(route, query),
@@ -100,7 +113,7 @@ class Dispatch:
                 if route.method == method:
                     return route, parameters
                 allowed.append(route.method)
-        self._check_token(request)  # strangers do not learn which paths there are
+        self._check_client(request)  # strangers do not learn which paths there are
         if allowed:
             error = ApiError(METHOD_NOT_ALLOWED, f"{method[:20]} is not possible here; {', '.join(allowed)} is")
             error.add_note(", ".join([*allowed, "HEAD"] if "GET" in allowed else allowed))
@@ -110,11 +123,16 @@ class Dispatch:
             NOT_FOUND, f"no such path{nearest(path, [one.path for one in ROUTES])}; /openapi.json lists them all"
         )
 
-    def _check_token(self, request: HttpRequest) -> None:
-        if self._token is None:
-            return
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), self._token):
+    def _check_client(self, request: HttpRequest) -> None:
+        if self._own_only and not _is_own(request.headers.get("host")):
+            # A page in a browser may call this machine by a name of its own, and is then no stranger to the browser.
+            raise ApiError(
+                BAD_REQUEST,
+                f"Host={shown(request.headers['host'])}: without a token this coordinator serves 127.0.0.1 and "
+                "localhost only; use one of these names, or start it with --token-file",
+                "Host",
+            )
+        if not self.knows(request.headers):
             raise ApiError(UNAUTHORIZED, "this coordinator wants its token: Authorization: Bearer TOKEN")
 
     def _error(self, operation: str, error: Exception) -> HttpResponse:
@@ -132,11 +150,19 @@ class Dispatch:
                 return error_response(BAD_REQUEST, str(error), field_name=error.field)
             case StoreError():
                 return error_response(UNAVAILABLE, str(error), headers={"Retry-After": str(RETRY_AFTER_S)})
-            case SchedulerError():
-                return error_response(BAD_REQUEST, str(error))
+            case PlacementError():
+                return error_response(BAD_REQUEST, str(error), field_name="placement")
         trace = "".join(traceback.format_exception(error))
         self._report("request crashed", {"operation": operation, "trace": trace})
         return error_response(INTERNAL_ERROR, "a fault of the coordinator's; its log says more")
+
+
+def _is_own(host: str | None) -> bool:
+    """Whether a Host header names this machine by a name that nobody else can have; HTTP/1.0 needs none."""
+    try:
+        return host is None or is_loopback(urlsplit(f"//{host}").hostname or "")
+    except ValueError:
+        return False
 
 
 def _split(target: str) -> tuple[list[str], str]:
@@ -172,7 +198,7 @@ def _from_text(kind: Type, text: str, where: str) -> Any:
         return kind.check(int(text), where)
     if isinstance(kind, Number):
         try:
-            return kind.check(float(text[:MOST_NUMBER_CHARACTERS]), where)
+            return kind.check(float(text if len(text) <= MOST_NUMBER_CHARACTERS else "too long"), where)
         except ValueError as error:
             raise refuse(where, text, "must be a number") from error
     return kind.check(text, where)
@@ -200,9 +226,15 @@ def _body(route: Route, request: HttpRequest) -> dict[str, Any]:
         return _parsed(Record("nothing"), request.body) if request.body.strip() else {}
     if not request.body:
         raise ApiError(LENGTH_REQUIRED, f"a body in JSON is needed, with {', '.join(route.body.fields)}")
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != JSON:
         # Also what keeps a page in somebody's browser from posting here.
-        raise ApiError(UNSUPPORTED_MEDIA_TYPE, f"Content-Type must be {JSON}")
+        raise ApiError(
+            UNSUPPORTED_MEDIA_TYPE,
+            f"Content-Type={shown(kind)}: must be {JSON}; add the header Content-Type: {JSON}, "
+            f"with curl: -H 'Content-Type: {JSON}'",
+            "Content-Type",
+        )
     return _parsed(route.body, request.body)
 
 

@@ -7,7 +7,7 @@ Invariants:
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,8 +46,9 @@ class EventLog:
 
     def publish(self, number: int) -> None:
         """Events up to this number are durable: tell those who wait."""
-        self.durable = max(self.durable, number)
-        self.wake()
+        if number > self.durable:
+            self.durable = number
+            self.wake()
 
     def wake(self) -> None:
         """Let those who wait look again."""
@@ -62,10 +63,10 @@ class EventLog:
     @property
     def told_state(self) -> str:
         """The request's state as far as it may be told."""
-        told = self.events[: self.durable]
-        if told and told[-1]["event"] in ENDS:
-            return str(told[-1]["event"])
-        return "running" if told else "waiting"
+        if not self.durable:
+            return "waiting"
+        last = str(self.events[self.durable - 1]["event"])
+        return last if last in ENDS else "running"
 
     def after(self, number: int) -> list[Event]:
         """The next durable events behind this number."""
@@ -85,6 +86,6 @@ class EventLog:
         return [event for event in newest.values() if event["event"] == "go"]
 
 
-def told(event: Event, addresses: Mapping[str, str | None]) -> dict[str, Any]:
+def told(event: Event, address: Callable[[str], str | None]) -> dict[str, Any]:
     """An event as it goes to a writer, with the hosts' addresses as they are known now."""
-    return {**event, "addresses": [addresses.get(host) for host in event["hosts"]]}
+    return {**event, "addresses": [address(host) for host in event["hosts"]]}

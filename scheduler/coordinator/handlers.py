@@ -14,7 +14,7 @@ from scheduler.coordinator.hosts import HostRecord
 from scheduler.coordinator.ledger import Tracked
 from scheduler.coordinator.openapi import document
 from scheduler.coordinator.service import Coordinator
-from scheduler.peace.online.records import RequestState, Submission
+from scheduler.peace.online.records import Submission
 from scheduler.peace.plan import Kind
 from scheduler.topology import Topology
 
@@ -70,7 +70,7 @@ class Handlers:
         hosts = self._coordinator.hosts
         return {
             "host": record.name,
-            "address": hosts.addresses().get(record.name),
+            "address": hosts.address(record.name),
             "registered": record.registered,
             "lost": record.lost,
             "deadline_ms": hosts.left_ms(record.name, self._coordinator.now_ms()),
@@ -95,32 +95,28 @@ class Handlers:
     async def _wait(self, call: Call) -> Reply:
         name, after = call.parameters["name"], call.query["after"]
         tracked, events = await self._coordinator.wait(name, after, call.query["wait_s"])
-        addresses = self._coordinator.hosts.addresses() if events else {}
-        shown = [told(event, addresses) for event in events]
+        shown = [told(event, self._coordinator.hosts.address) for event in events]
         return Reply(OK, {"request": name, "state": tracked.log.told_state, "events": shown})
 
     async def _done(self, call: Call) -> Reply:
         name, chunk = call.parameters["name"], call.parameters["chunk"]
-        counted = await self._coordinator.done(name, chunk, call.body["attempt"])
-        return self._reported(name, chunk, counted=counted)
+        tracked, counted = await self._coordinator.done(name, chunk, call.body["attempt"])
+        return self._reported(tracked, name, chunk, counted=counted)
 
     async def _failed(self, call: Call) -> Reply:
         name, chunk = call.parameters["name"], call.parameters["chunk"]
         suspects = tuple(call.body["suspects"])
-        counted = await self._coordinator.failed(name, chunk, call.body["attempt"], suspects)
-        return self._reported(name, chunk, counted=counted)
+        tracked, counted = await self._coordinator.failed(name, chunk, call.body["attempt"], suspects)
+        return self._reported(tracked, name, chunk, counted=counted)
 
-    def _reported(self, name: str, chunk: int, *, counted: bool) -> Reply:
-        tracked = self._coordinator.ledger.requests.get(name)
-        state = RequestState.FINISHED if tracked is None else tracked.state
-        return Reply(OK, {"request": name, "chunk": chunk, "counted": counted, "state": state})
+    def _reported(self, tracked: Tracked, name: str, chunk: int, *, counted: bool) -> Reply:
+        return Reply(OK, {"request": name, "chunk": chunk, "counted": counted, "state": tracked.log.told_state})
 
     def _view(self, tracked: Tracked) -> dict[str, Any]:
-        record, log = tracked.record, tracked.log
+        record = tracked.told
         if record is None:
-            raise LookupError("a request without a record")
+            raise LookupError("a request that is not stored")
         place = self._coordinator.place(record.name) if record.name in self._coordinator.ledger.requests else None
-        addresses = self._coordinator.hosts.addresses()
         return {
             "request": record.name,
             "state": record.state,
@@ -129,13 +125,10 @@ class Handlers:
             "chunks": record.chunks,
             "done": len(tracked.done),
             "place": None if place is None else place._asdict(),
-            "go": [] if log.ended else [told(event, addresses) for event in self._under_way(tracked)],
-            "last_event": log.durable,
+            "go": [told(event, self._coordinator.hosts.address) for event in tracked.under_way()],
+            "last_event": tracked.log.durable,
             "why": record.reason[:500] or None,
         }
-
-    def _under_way(self, tracked: Tracked) -> list[dict[str, Any]]:
-        return [event for event in tracked.log.current() if event["chunk"] not in tracked.done]
 
     # ---- what goes on
 

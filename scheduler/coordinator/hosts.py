@@ -91,10 +91,9 @@ class Hosts:
         """Hosts that ever registered or were lost, by name."""
         return [self._records[name] for name in sorted(self._records)]
 
-    def addresses(self) -> Mapping[str, str | None]:
-        """Where hosts are reached: as they registered, else as the topology says."""
-        given = {name: record.address for name, record in self._records.items() if record.address is not None}
-        return {**self._given, **given}
+    def address(self, name: str) -> str | None:
+        """Where a host is reached: as it registered, else as the topology says."""
+        return self.record(name).address or self._given.get(name)
 
     def left_ms(self, name: str, now_ms: int) -> int | None:
         """How long until a host is missed."""

@@ -129,14 +129,13 @@ class Journal:
 
 
 def _merge(pending: dict[str, Change], changes: Sequence[Change]) -> None:
-    """Add changes behind those that are pending; of several for a key, the last counts."""
+    """Add changes behind those that are pending; of several for a key, or a prefix, the last counts."""
     for change in changes:
         if isinstance(change, Put):
             pending.pop(change.key, None)
             pending[change.key] = change
         else:
-            for key in [key for key in pending if key.startswith(change.prefix)]:
-                del pending[key]
+            # What is pending below it is stored and removed again: to look for it would cost more.
             # A prefix is no key of its own: keys never end in a slash.
             pending.pop(f"{change.prefix} all", None)
             pending[f"{change.prefix} all"] = change

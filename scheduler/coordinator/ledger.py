@@ -9,13 +9,13 @@ Invariants: sans-I/O. What `restore` makes of stored entries is what was there w
 
 import json
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from scheduler.coordinator.errors import StoreDamaged
-from scheduler.coordinator.events import EventLog
+from scheduler.coordinator.events import Event, EventLog
 from scheduler.coordinator.hosts import HostRecord
 from scheduler.coordinator.metadata.interface import Change, Put, Remove
 from scheduler.errors import SchedulerError
@@ -25,6 +25,10 @@ REQUESTS = "requests/"
 HOSTS = "hosts/"
 MOST_HISTORY = 400
 """Chunks that are over and still in the picture."""
+
+
+MOST_EVENTS = 500_000
+"""Events of requests that are over, some 200 MB: these are forgotten earlier rather than kept in more."""
 
 
 class Span(NamedTuple):
@@ -41,15 +45,39 @@ class Tracked:
     asked: str
     log: EventLog
     record: RequestRecord | None = None
+    told: RequestRecord | None = None
+    """The newest record that is stored: what may be told."""
     done: set[int] = field(default_factory=set)
+    """Chunks that are done, as far as it is stored."""
+    over: dict[int, int] = field(default_factory=dict)
+    """Chunks' last attempts that ended in some way, as far as it is stored."""
     ended_ms: int | None = None
     heard_ms: int = 0
     """When its writer last asked or reported."""
+    listening: int = 0
+    """How many questions of its writer wait for events."""
 
     @property
     def state(self) -> RequestState:
         """Where it stands, stored or not."""
         return RequestState.WAITING if self.record is None else RequestState(self.record.state)
+
+    def tell(self, records: Iterable[RequestRecord | ChunkRecord], number: int) -> None:
+        """These records, and the events up to this number, are stored."""
+        for record in records:
+            if isinstance(record, RequestRecord):
+                self.told = record
+            elif record.state != ChunkState.RUNNING:
+                self.over[record.chunk] = record.attempt
+                if record.state == ChunkState.DONE:
+                    self.done.add(record.chunk)
+        self.log.publish(number)
+
+    def under_way(self) -> list[Event]:
+        """The gos that hold, as far as it is stored."""
+        if self.told is None or RequestState(self.told.state).ended:
+            return []
+        return [event for event in self.log.current() if event["attempt"] > self.over.get(event["chunk"], 0)]
 
 
 class Ledger:
@@ -60,6 +88,7 @@ class Ledger:
         self.running: dict[tuple[str, int], ChunkRecord] = {}
         self.history: deque[Span] = deque(maxlen=MOST_HISTORY)
         self._ended: dict[str, None] = {}
+        self._ended_events = 0
 
     @property
     def live(self) -> int:
@@ -76,9 +105,11 @@ class Ledger:
         """Note what an event of the scheduler led to; returns what must be stored before anyone is told."""
         changes: list[Change] = []
         ended: list[RequestRecord] = []
+        for go in outcome.revoked:
+            self.running.pop((go.request, go.chunk), None)
         for record in outcome.changed:
             if isinstance(record, RequestRecord):
-                self._take_request(record, now_ms)
+                self.requests[record.name].record = record
                 changes.append(Put(f"{_prefix(record.name)}record", _json(record)))
                 if RequestState(record.state).ended:
                     ended.append(record)
@@ -92,14 +123,15 @@ class Ledger:
             log = self.requests[record.name].log
             if not log.ended:
                 changes.append(log.add(record.state, None, None, ()))
+            self._end(record.name, now_ms)
         return changes
 
-    def _take_request(self, record: RequestRecord, now_ms: int) -> None:
-        tracked = self.requests[record.name]
-        tracked.record = record
-        if RequestState(record.state).ended and tracked.ended_ms is None:
+    def _end(self, name: str, now_ms: int) -> None:
+        tracked = self.requests[name]
+        if tracked.ended_ms is None:
             tracked.ended_ms = now_ms
-            self._ended[record.name] = None
+            self._ended[name] = None
+            self._ended_events += len(tracked.log.events)
 
     def _take_chunk(self, record: ChunkRecord) -> None:
         key = (record.request, record.chunk)
@@ -107,10 +139,8 @@ class Ledger:
             self.running[key] = record
             return
         before = self.running.pop(key, None)
-        if record.state == ChunkState.DONE:
-            self.requests[record.request].done.add(record.chunk)
-            if before is not None:
-                self.history.append(Span(before, record.since_ms))
+        if record.state == ChunkState.DONE and before is not None:
+            self.history.append(Span(before, record.since_ms))
 
     def spans(self) -> list[Span]:
         """Chunks under way, and those that were lately."""
@@ -119,16 +149,20 @@ class Ledger:
     def silent(self, before_ms: int) -> list[str]:
         """Requests that are not over and that nobody asked after since."""
         return [
-            name for name, tracked in self.requests.items() if tracked.ended_ms is None and tracked.heard_ms < before_ms
+            name
+            for name, tracked in self.requests.items()
+            if tracked.ended_ms is None and not tracked.listening and tracked.heard_ms < before_ms
         ]
 
     def forget(self, before_ms: int, most: int) -> list[Change]:
-        """Drop requests that ended before this time, or are more than `most`; returns what must be stored."""
+        """Drop requests that ended before this time, or are more than `most` or MOST_EVENTS; returns what to store."""
         changes: list[Change] = []
         for name in list(self._ended):
-            ended_ms = self.requests[name].ended_ms or 0
-            if len(self._ended) <= most and ended_ms >= before_ms:
+            tracked = self.requests[name]
+            too_many = len(self._ended) > most or self._ended_events > MOST_EVENTS
+            if not too_many and (tracked.ended_ms or 0) >= before_ms:
                 break
+            self._ended_events -= len(tracked.log.events)
             del self.requests[name], self._ended[name]
             changes.append(Remove(_prefix(name)))
         return changes
@@ -158,14 +192,17 @@ class Ledger:
                     events.setdefault(name, []).append(json.loads(text))
             except (ValueError, TypeError, SchedulerError) as error:
                 raise damaged(key, error) from error
-        for record in records:
-            if isinstance(record, ChunkRecord):
-                self._take_chunk(record)
         for name, tracked in self.requests.items():
             if tracked.record is None or not tracked.asked:
                 raise StoreDamaged(f"stored request {name!r} is not whole: restore the metadata from a copy")
             tracked.log.restore(events.get(name, []))
-            self._take_request(tracked.record, now_ms)
+            if tracked.state.ended:
+                self._end(name, now_ms)
+        for record in records:
+            tracked = self.requests[record.name if isinstance(record, RequestRecord) else record.request]
+            tracked.tell([record], tracked.log.durable)
+            if isinstance(record, ChunkRecord) and not tracked.state.ended:
+                self._take_chunk(record)
         return records, latest_ms
 
 

@@ -40,7 +40,7 @@ def text(coordinator: Coordinator, traffic: Traffic) -> str:
     for metric in _metrics(coordinator, traffic):
         lines.append(f"# HELP {PREFIX}{metric.name} {metric.says}")
         lines.append(f"# TYPE {PREFIX}{metric.name} {metric.kind}")
-        lines += [f"{PREFIX}{metric.name}{_labels(labels)} {value:g}" for labels, value in metric.samples]
+        lines += [f"{PREFIX}{metric.name}{_labels(labels)} {value}" for labels, value in metric.samples]
     return "\n".join(lines) + "\n"
 
 

@@ -12,7 +12,15 @@ from datetime import UTC, datetime
 from typing import TextIO
 
 WARNINGS = frozenset(
-    ("cannot accept", "connection refused", "host lost", "request crashed", "store fails", "writer silent")
+    (
+        "cannot accept",
+        "connection crashed",
+        "connection refused",
+        "host lost",
+        "request crashed",
+        "store fails",
+        "writer silent",
+    )
 )
 """Events an operator should look at."""
 

@@ -23,7 +23,7 @@ from scheduler.coordinator.http.messages import HttpSettings
 from scheduler.coordinator.http.server import Address, HttpServer, is_loopback
 from scheduler.coordinator.journal import Journal
 from scheduler.coordinator.metadata.interface import Metadata
-from scheduler.coordinator.metadata.sqlite import SqliteMetadata
+from scheduler.coordinator.metadata.sqlite import SqliteMetadata, sync_directory
 from scheduler.coordinator.service import Coordinator, CoordinatorSettings, World
 from scheduler.peace.plan import Planner, Request, Residual
 from scheduler.topology import Topology
@@ -59,6 +59,11 @@ class Security:
                 f"{listen} can be reached from other machines: give --tls-cert, --tls-key and --token-file, "
                 "listen on 127.0.0.1, or say --insecure if the network is yours alone"
             )
+
+    @property
+    def own_only(self) -> bool:
+        """Whether being on this machine is all that is asked of a client."""
+        return self.token is None and not self.insecure
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +129,16 @@ async def serve(
     coordinator = Coordinator(world, settings.coordinator, journal)
     coordinator.restore(metadata.load())
     traffic = _Traffic()
-    dispatch = Dispatch(Handlers(coordinator, traffic).operations(), world.report, settings.security.token)
-    server = HttpServer(settings.http, dispatch, world.report, may_wait=dispatch.may_wait, tls=settings.security.tls)
+    operations, security = Handlers(coordinator, traffic).operations(), settings.security
+    dispatch = Dispatch(operations, world.report, security.token, own_only=security.own_only)
+    server = HttpServer(
+        settings.http,
+        dispatch,
+        world.report,
+        may_wait=dispatch.may_wait,
+        knows=dispatch.knows,
+        tls=security.tls,
+    )
     running = traffic.of = Running(server, coordinator, dispatch)
     async with trio.open_nursery() as background:
         background.start_soon(journal.run)
@@ -155,7 +168,7 @@ def make_planner(name: str | None, topology: Topology) -> Planner:
 @contextmanager
 def opened(data_dir: Path) -> Iterator[SqliteMetadata]:
     """The metadata of a data directory, made if it is missing, held for one process. Raises StartError, OSError."""
-    data_dir.mkdir(parents=True, exist_ok=True, mode=DIRECTORY_MODE)
+    _make_directory(data_dir)
     descriptor = os.open(data_dir / LOCK_FILE, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, FILE_MODE)
     try:
         try:
@@ -174,6 +187,14 @@ def opened(data_dir: Path) -> Iterator[SqliteMetadata]:
             metadata.close()
     finally:
         os.close(descriptor)
+
+
+def _make_directory(path: Path) -> None:
+    """A directory with its parents; their names are durable before anything is stored in it."""
+    missing = [one for one in (path, *path.parents) if not one.exists()]
+    path.mkdir(parents=True, exist_ok=True, mode=DIRECTORY_MODE)
+    for made in missing:
+        sync_directory(made.parent)
 
 
 def read_token(path: Path) -> str:

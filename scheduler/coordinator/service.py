@@ -24,7 +24,7 @@ from scheduler.coordinator.ledger import Ledger, Tracked, asked_text, host_chang
 from scheduler.coordinator.metadata.interface import Change
 from scheduler.errors import PlanInvalid, SchedulerError
 from scheduler.peace.online import OnlineScheduler, Place, Settings, Status, Submission
-from scheduler.peace.online.records import Outcome, RequestState
+from scheduler.peace.online.records import ChunkRecord, Outcome, RequestRecord, RequestState
 from scheduler.peace.plan import Planner
 from scheduler.topology import Topology
 
@@ -193,7 +193,7 @@ class Coordinator:
     async def submit(self, name: str | None, ask: Callable[[str], Submission]) -> tuple[Tracked, bool]:
         """A request, and whether it is new. Without a name it gets one; `ask` makes the submission of that name."""
         await self.journal.ready()
-        wanted = ask(name or f"request-{self.world.random.getrandbits(64):016x}")
+        wanted = ask(name or self._new_name())
         known = self.ledger.requests.get(wanted.name)
         if known is not None:
             await self.journal.durable()
@@ -204,6 +204,11 @@ class Coordinator:
             raise ApiError(UNAVAILABLE, f"the queue is full: {self.ledger.live} requests wait; try again later")
         if wanted.writer is not None and self.hosts.record(wanted.writer).lost:
             raise ApiError(CONFLICT, f"writer={shown(wanted.writer)}: this host is lost; register it first", "writer")
+        for chunk, names in enumerate(wanted.sources):
+            if names and all(self.hosts.record(one).lost for one in names):
+                raise ApiError(
+                    CONFLICT, f"sources[{chunk}]={shown(names)}: all are lost; register one first", f"sources[{chunk}]"
+                )
         outcome = self._scheduler.submit(wanted, self.now_ms())
         tracked, change = self.ledger.open(wanted)
         tracked.heard_ms = self.now_ms()
@@ -218,6 +223,13 @@ class Coordinator:
             raise
         return tracked, True
 
+    def _new_name(self) -> str:
+        """A name that no request has: with the same seed, a restarted coordinator makes the same names again."""
+        while True:
+            name = f"request-{self.world.random.getrandbits(64):016x}"
+            if name not in self.ledger.requests:
+                return name
+
     async def request(self, name: str) -> Tracked:
         """A request as it is stored. Raises ApiError if there is none."""
         tracked = self._tracked(name)
@@ -228,19 +240,19 @@ class Coordinator:
         """A request's place in the queue, if it is not over."""
         return None if self._tracked(name).state.ended else self._scheduler.place(name)
 
-    async def done(self, name: str, chunk: int, attempt: int) -> bool:
-        """A chunk is done; whether that was news."""
+    async def done(self, name: str, chunk: int, attempt: int) -> tuple[Tracked, bool]:
+        """A chunk is done; its request, and whether that was news."""
         return await self._report(name, chunk, lambda: self._scheduler.done(name, chunk, attempt, self.now_ms()))
 
-    async def failed(self, name: str, chunk: int, attempt: int, suspects: tuple[str, ...]) -> bool:
-        """A chunk could not be moved as planned; whether that was news."""
+    async def failed(self, name: str, chunk: int, attempt: int, suspects: tuple[str, ...]) -> tuple[Tracked, bool]:
+        """A chunk could not be moved as planned; its request, and whether that was news."""
         for suspect in suspects:
             self.hosts.check(suspect, "suspects")
         return await self._report(
             name, chunk, lambda: self._scheduler.failed(name, chunk, attempt, suspects, self.now_ms())
         )
 
-    async def _report(self, name: str, chunk: int, event: Callable[[], Outcome]) -> bool:
+    async def _report(self, name: str, chunk: int, event: Callable[[], Outcome]) -> tuple[Tracked, bool]:
         tracked = self._tracked(name)
         if tracked.record is not None and chunk >= tracked.record.chunks:
             raise ApiError(
@@ -250,26 +262,26 @@ class Coordinator:
         outcome = Outcome(ignored="over") if tracked.state.ended else event()
         self._commit(outcome)
         await self.journal.durable()
-        return outcome.ignored is None
+        return tracked, outcome.ignored is None
 
     async def cancel(self, name: str) -> Tracked:
         """Give a request up; one that is over stays as it is."""
-        return await self._change(name, lambda: self._scheduler.cancel(name, self.now_ms()))
-
-    async def resubmit(self, name: str, chunks: int) -> Tracked:
-        """Change the number of chunks of a request that is not over."""
-        state = self._tracked(name).state
-        if state is not RequestState.WAITING:
-            raise ApiError(
-                CONFLICT, f"request {shown(name)} is {state}: only one of which nothing was started can change", "name"
-            )
-        return await self._change(name, lambda: self._scheduler.resubmit(name, chunks, self.now_ms()))
-
-    async def _change(self, name: str, event: Callable[[], Outcome]) -> Tracked:
         tracked = self._tracked(name)
         await self.journal.ready()
         if not tracked.state.ended:
-            self._commit(event())
+            self._commit(self._scheduler.cancel(name, self.now_ms()))
+        await self.journal.durable()
+        return tracked
+
+    async def resubmit(self, name: str, chunks: int) -> Tracked:
+        """Change the number of chunks of a request that nothing was started of. One that has so many stays as it is."""
+        tracked = self._tracked(name)
+        await self.journal.ready()
+        if tracked.record is None or tracked.record.chunks != chunks:
+            if tracked.state is not RequestState.WAITING:
+                why = f"request {shown(name)} is {tracked.state}: only one of which nothing was started can change"
+                raise ApiError(CONFLICT, why, "name")
+            self._commit(self._scheduler.resubmit(name, chunks, self.now_ms()))
         await self.journal.durable()
         return tracked
 
@@ -282,8 +294,13 @@ class Coordinator:
                 400, f"after={after}: request {shown(name)} has {log.durable} events so far; start from 0", "after"
             )
         if not self._stopping:
-            with trio.move_on_after(wait_s):
-                await log.news(after)
+            tracked.listening += 1
+            try:
+                with trio.move_on_after(wait_s):
+                    await log.news(after)
+            finally:
+                tracked.listening -= 1
+                tracked.heard_ms = self.now_ms()
         return tracked, log.after(after)
 
     def status(self) -> Status:
@@ -295,15 +312,19 @@ class Coordinator:
     def _commit(self, outcome: Outcome, extra: list[Change] | None = None) -> None:
         """Record what an event led to, and tell those concerned once it is durable."""
         changes = (extra or []) + self.ledger.take(outcome, self.now_ms())
-        names = {go.request for go in (*outcome.go, *outcome.revoked)}
-        names |= {record.name for record in outcome.changed if hasattr(record, "name")}
-        told = [(name, self.ledger.requests[name].log, len(self.ledger.requests[name].log.events)) for name in names]
+        records: dict[str, list[RequestRecord | ChunkRecord]] = {}
+        for record in outcome.changed:
+            name = record.name if isinstance(record, RequestRecord) else record.request
+            records.setdefault(name, []).append(record)
+        # Not by name later: by then it may be forgotten, and be another's.
+        concerned = [(name, self.ledger.requests[name]) for name in records]
+        news = [(name, tracked, len(tracked.log.events)) for name, tracked in concerned]
 
         def tell() -> None:
-            for name, log, number in told:
-                for event in log.events[log.durable : number]:
+            for name, tracked, number in news:
+                for event in tracked.log.events[tracked.log.durable : number]:
                     self._say(name, event)
-                log.publish(number)
+                tracked.tell(records[name], number)
 
         self.journal.record(changes, tell)
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,6 +72,51 @@ def raw(url: str, *pieces: bytes, end: bool = True) -> bytes:
             if not more:
                 return received
             received += more
+
+
+class Reply(NamedTuple):
+    """What a stand-in answers; `claimed`: the length that it says; `close`: it goes away afterwards, unannounced."""
+
+    status: int = 200
+    value: object = None
+    body: bytes | None = None
+    claimed: int | None = None
+    close: bool = False
+
+
+@contextmanager
+def stand_in(answer: Callable[[str], Reply]) -> Iterator[str]:
+    """A server in a coordinator's place: `answer` gets "METHOD /path", in a thread for each connection."""
+
+    class Handler(BaseHTTPRequestHandler):
+        """One connection."""
+
+        protocol_version = "HTTP/1.1"
+
+        def _answer(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            reply = answer(f"{self.command} {self.path}")
+            body = json.dumps(reply.value).encode() if reply.body is None else reply.body
+            self.send_response(reply.status)
+            self.send_header("Content-Length", str(len(body) if reply.claimed is None else reply.claimed))
+            self.end_headers()
+            self.wfile.write(body)
+            self.close_connection = reply.close
+
+        do_GET = do_POST = do_PUT = do_DELETE = _answer  # noqa: N815  as their caller wants them
+
+        def log_request(self, code: object = "-", size: object = "-") -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def conforms(value: object, schema: Mapping[str, Any], document: Mapping[str, Any], where: str = "$") -> list[str]:

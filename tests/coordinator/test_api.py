@@ -13,8 +13,11 @@ from hypothesis import strategies as st
 
 from scheduler.coordinator.api import ERRORS, ROUTES
 from scheduler.coordinator.api_types import Field, Record
+from scheduler.coordinator.dispatch import Call, Dispatch, Reply
+from scheduler.coordinator.http.messages import HttpRequest
 from scheduler.coordinator.openapi import document
 from scheduler.coordinator.testing import running
+from scheduler.errors import PlanInvalid
 from scheduler.topology import racks
 from tests.coordinator.support import Answer, ask, conforms, raw
 
@@ -204,9 +207,13 @@ def test_a_bad_field_is_named(url: str, fields: dict[str, object], field: str, h
         ("POST", "/v1/requests", b"[" * 100_000, {}, 400),
         ("POST", "/v1/requests", b'{"chunks":' + b"9" * 5000 + b"}", {}, 400),
         ("POST", "/v1/requests", b"\xff\xfe", {}, 400),
+        ("POST", "/v1/requests", b'{"\\ud800":1}', {}, 400),
+        ("POST", "/v1/requests", b'{"\\ud800":1,"\\ud800":2}', {}, 400),
+        ("POST", "/v1/requests", b'{"writer":"\\ud800","chunks":1}', {}, 400),
         ("GET", "/v1/requests/none/go?after=x", None, {}, 400),
         ("GET", "/v1/requests/none/go?wait_s=61", None, {}, 400),
         ("GET", "/v1/requests/none/go?wait_s=nan", None, {}, 400),
+        ("GET", "/v1/requests/none/go?wait_s=1e0000000000000000000000000009", None, {}, 400),
         ("GET", "/v1/requests/none/go?after=1&after=2", None, {}, 400),
         ("GET", "/v1/requests/none/go?afer=1", None, {}, 400),
         ("GET", "/v1/requests/%ff/go", None, {}, 400),
@@ -222,6 +229,61 @@ def test_what_cannot_be_is_refused(
     assert not conforms(answer.json(), {"$ref": "#/components/schemas/Error"}, DOCUMENT)
     if status == 405:
         assert set(answer.headers["Allow"].split(", ")) <= {"GET", "HEAD", "POST"}
+
+
+def test_a_body_that_says_nothing_of_json_is_told_what_to_add(url: str) -> None:
+    """What `curl -d` sends without more: the header to add, word for word."""
+    answer = ask(url, "POST", "/v1/requests", body=b"{}", Content_Type="application/x-www-form-urlencoded")
+    assert (answer.status, answer.json()["field"]) == (415, "Content-Type")
+    assert "-H 'Content-Type: application/json'" in answer.json()["error"]
+    assert "x-www-form-urlencoded" in answer.json()["error"]
+
+
+async def test_a_planners_bug_is_not_the_clients_fault() -> None:
+    """A plan that breaks a promise is a 500 with a line in the log, not a 400."""
+
+    async def broken(call: Call) -> Reply:
+        raise PlanInvalid("no link left at 3")
+
+    reports: list[str] = []
+    dispatch = Dispatch({route.operation: broken for route in ROUTES}, lambda event, _: reports.append(event))
+    answer = await dispatch(HttpRequest("GET", "/v1/status", {}, b"", "x"))
+    assert (answer.status, reports) == (500, ["request crashed"])
+
+
+def test_a_chunk_that_waits_again_is_not_to_be_written(url: str) -> None:
+    """A failed chunk whose turn has not come again: its old go does not hold any more, and is not shown."""
+    first = submit(url, name="first", writer="r1h1", chunks=2).json()
+    assert [one["chunk"] for one in first["go"]] == [0, 1]
+    submit(url, name="urgent", writer="r1h1", chunks=4, priority=9)
+    path = "/v1/requests/first"
+    assert ask(url, "POST", f"{path}/chunks/0/failed", {"attempt": 1}).json()["counted"] is True
+    assert [one["chunk"] for one in ask(url, "GET", path).json()["go"]] == [1]
+    ask(url, "DELETE", "/v1/requests/urgent")
+    assert [(one["chunk"], one["attempt"]) for one in ask(url, "GET", path).json()["go"]] == [(0, 2), (1, 1)]
+
+
+def test_a_change_may_be_sent_twice(url: str) -> None:
+    """The same number of chunks again, after a lost answer, is no conflict, whatever was started meanwhile."""
+    for name, chunks in (("first", 2), ("second", 3)):
+        submit(url, name=name, writer="r1h1", chunks=chunks)
+    path, template = "/v1/requests/second", "/v1/requests/{name}"
+    assert checked(url, "PUT", path, template, {"chunks": 1}).json()["state"] == "waiting"
+    ask(url, "DELETE", "/v1/requests/first")
+    again = checked(url, "PUT", path, template, {"chunks": 1})
+    assert (again.status, again.json()["state"], again.json()["chunks"]) == (200, "running", 1)
+    assert checked(url, "PUT", path, template, {"chunks": 2}).status == 409
+
+
+def test_sources_that_are_lost_are_a_conflict(url: str) -> None:
+    """409, as for a writer: it can be done as soon as one of them is back."""
+    for host in ("r2h1", "r2h2"):
+        ask(url, "DELETE", f"/v1/hosts/{host}")
+    fields = {"writer": "r1h1", "chunks": 2, "kind": "read", "sources": [["r2h3"], ["r2h1", "r2h2"]]}
+    answer = submit(url, **fields)
+    assert (answer.status, answer.json()["field"]) == (409, "sources[1]")
+    ask(url, "POST", "/v1/hosts", {"name": "r2h2"})
+    assert submit(url, **fields).status == 201
 
 
 def test_the_same_name_for_something_else_is_a_conflict(url: str) -> None:

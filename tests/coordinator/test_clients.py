@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import Queue
 from random import Random
+from typing import Any
 
 import pytest
 import trio
@@ -26,6 +27,7 @@ from scheduler.client import (
     RequestCancelled,
     RequestFailed,
     Unavailable,
+    Write,
     core,
 )
 from scheduler.client.trio_client import TrioCoordinatorClient, TrioGo, TrioWrite
@@ -33,7 +35,7 @@ from scheduler.coordinator.service import CoordinatorSettings
 from scheduler.coordinator.testing import CoordinatorProcess, running
 from scheduler.peace.online import Settings
 from scheduler.topology import racks
-from tests.coordinator.support import raw, topology_file
+from tests.coordinator.support import Reply, raw, stand_in, topology_file
 
 NETWORK = racks([4, 4], 4)
 
@@ -56,8 +58,6 @@ def public(kind: type) -> dict[str, list[str]]:
 
 def test_both_clients_have_the_same_surface() -> None:
     """The trio client's methods are the blocking one's, with the same parameters; it closes with `aclose`."""
-    from scheduler.client import Write
-
     blocking, of_trio = public(CoordinatorClient), public(TrioCoordinatorClient)
     assert blocking.pop("close") == of_trio.pop("aclose")
     assert blocking == of_trio
@@ -301,6 +301,163 @@ def test_somebody_else_is_not_understood(answer: bytes) -> None:
         with CoordinatorClient(url) as client, pytest.raises(NotUnderstood, match="is this a coordinator's address"):
             client.status()
         thread.join()
+
+
+def both(url: str, use: Callable[[CoordinatorClient], None], use_trio: Callable[..., Any]) -> None:
+    """Use a blocking client, then one for trio."""
+    with CoordinatorClient(url) as client:
+        use(client)
+
+    async def main() -> None:
+        async with TrioCoordinatorClient(url) as client:
+            await use_trio(client)
+
+    trio.run(main)
+
+
+def test_connections_that_died_idle_cost_no_keep_alive() -> None:
+    """After a restart every pooled connection is dead: a question without patience, as a keep-alive is, still works."""
+    together = threading.Barrier(3)
+
+    def answer(asked: str) -> Reply:
+        if asked.endswith("/first"):
+            together.wait(20)
+        return Reply(200, {}, close=True)
+
+    first, later = core.Ask("GET", "/first"), core.Ask("GET", "/later")
+
+    def use(client: CoordinatorClient) -> None:
+        threads = [threading.Thread(target=client.ask, args=(first,)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for _ in range(3):
+            assert client.ask(later, patience_s=0) == {}
+
+    async def use_trio(client: TrioCoordinatorClient) -> None:
+        async with trio.open_nursery() as nursery:
+            for _ in range(3):
+                nursery.start_soon(client.ask, first)
+        for _ in range(3):
+            assert await client.ask(later, patience_s=0) == {}
+
+    with stand_in(answer) as url:
+        both(url, use, use_trio)
+
+
+def test_a_host_that_leaves_is_not_brought_back() -> None:
+    """A keep-alive that is under way when its host is deregistered must not register it again."""
+    log: list[str] = []
+    asked, gone, back = threading.Event(), threading.Event(), threading.Event()
+
+    def answer(what: str) -> Reply:
+        method = what.partition(" ")[0]
+        log.append(method)
+        if method == "PUT":
+            asked.set()
+            gone.wait(0.2)
+            return Reply(409, {"error": "was lost"})
+        if method == "DELETE":
+            gone.set()
+            back.clear()
+            back.wait(0.2)
+        if method == "POST":
+            back.set()
+        return Reply(200, {"deadline_ms": 30})
+
+    def use(client: CoordinatorClient) -> None:
+        client.register("r1h1")
+        assert asked.wait(20)
+        client.deregister("r1h1")
+        assert log[-1] == "DELETE"
+        asked.clear()
+        gone.clear()
+
+    async def use_trio(client: TrioCoordinatorClient) -> None:
+        await client.register("r1h1")
+        assert await trio.to_thread.run_sync(asked.wait, 20)
+        await client.deregister("r1h1")
+        assert log[-1] == "DELETE"
+
+    with stand_in(answer) as url:
+        both(url, use, use_trio)
+
+
+def test_keep_alives_follow_the_coordinators_deadline() -> None:
+    """A coordinator that came back with another deadline is told as often as that one asks for."""
+
+    def answer(what: str) -> Reply:
+        return Reply(200, {"deadline_ms": 60 if what.startswith("POST") else 90})
+
+    def use(client: CoordinatorClient) -> None:
+        client.register("r1h1")
+        wait_for(lambda: client._keep_every_s == 0.03)
+
+    async def use_trio(client: TrioCoordinatorClient) -> None:
+        await client.register("r1h1")
+        while client._keep_every_s != 0.03:  # noqa: ASYNC110  another task's doing
+            await trio.sleep(0.01)
+
+    with stand_in(answer) as url:
+        both(url, use, use_trio)
+
+
+def test_closing_ends_what_waits() -> None:
+    """A thread that waits for its go learns at once that its client was closed; a closed client asks no more."""
+    waiting, over = threading.Event(), threading.Event()
+    caught: Queue[Exception] = Queue()
+
+    def answer(what: str) -> Reply:
+        waiting.set()
+        over.wait(30)
+        return Reply(200, {})
+
+    def ask(client: CoordinatorClient) -> None:
+        try:
+            client.status()
+        except CoordinatorError as error:
+            caught.put(error)
+
+    with stand_in(answer) as url:
+        client = CoordinatorClient(url, timeout_s=30)
+        thread = threading.Thread(target=ask, args=(client,), daemon=True)
+        thread.start()
+        assert waiting.wait(20)
+        client.close()
+        assert isinstance(caught.get(timeout=5), Unavailable)
+        over.set()
+
+        async def main() -> None:
+            async with TrioCoordinatorClient(url) as client:
+                await client.status()
+            with pytest.raises(CoordinatorError, match="closed"):
+                await client.status()
+
+        trio.run(main)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [Reply(200, body=b'{"half": ', claimed=100, close=True), Reply(502, body=b"<html>Bad Gateway</html>")],
+    ids=["cut", "bad gateway"],
+)
+def test_an_answer_that_is_cut_is_asked_for_again(broken: Reply) -> None:
+    """A coordinator killed in mid-answer, or a gateway before it that finds it away: patience, not an error."""
+    replies: Queue[Reply] = Queue()
+
+    def use(client: CoordinatorClient) -> None:
+        replies.put(broken)
+        replies.put(Reply(200, {"whole": 1}))
+        assert client.status() == {"whole": 1}
+
+    async def use_trio(client: TrioCoordinatorClient) -> None:
+        replies.put(broken)
+        replies.put(Reply(200, {"whole": 1}))
+        assert await client.status() == {"whole": 1}
+
+    with stand_in(lambda _: replies.get()) as url:
+        both(url, use, use_trio)
 
 
 @given(st.integers(0, 1000), st.floats(0, 100), st.lists(st.floats(0, 5), max_size=30))

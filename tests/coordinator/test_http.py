@@ -222,6 +222,58 @@ async def test_a_drain_answers_what_is_under_way() -> None:
         await busy.aclose()
 
 
+async def test_a_drain_cuts_who_is_not_ready_in_time() -> None:
+    """A client in the middle of its body cannot hold up the end for longer than the drain's patience."""
+    server = HttpServer(HttpSettings(body_s=60), echo, silent)
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            address = await nursery.start(server.serve, Address("127.0.0.1", 0))
+            slow = await trio.open_tcp_stream("127.0.0.1", address.port)
+            await slow.send_all(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n")
+            assert b" 100 " in await slow.receive_some()
+            await server.drain(0.05)
+        await slow.aclose()
+
+
+async def test_a_fault_of_the_handlers_costs_one_connection() -> None:
+    """What a handler does not catch ends its client's connection, is reported, and the next client is served."""
+    reports: list[str] = []
+
+    async def faulty(request: HttpRequest) -> HttpResponse:
+        if request.target == "/fault":
+            raise ValueError("a fault of ours")
+        return await echo(request)
+
+    for may_wait in (lambda _: False, lambda _: True):
+        server = HttpServer(SETTINGS, faulty, lambda event, _: reports.append(event), may_wait=may_wait)
+        async with trio.open_nursery() as nursery:
+            address = await nursery.start(server.serve, Address("127.0.0.1", 0))
+            async with await trio.open_tcp_stream("127.0.0.1", address.port) as stream:
+                await stream.send_all(GET.replace(b"/ ", b"/fault ", 1))
+                assert await stream.receive_some() == b""
+            async with await trio.open_tcp_stream("127.0.0.1", address.port) as stream:
+                await stream.send_all(GET)
+                assert b"200 OK" in await stream.receive_some()
+            nursery.cancel_scope.cancel()
+    assert reports == ["connection crashed"] * 2
+
+
+async def test_strangers_send_small_bodies() -> None:
+    """Who did not prove who it is gets less room; who did, all of it."""
+    limits = HttpSettings(max_body_bytes=1000, max_unknown_body_bytes=100)
+    found: list[int] = []
+    for name in (b"Known", b"Unknown"):
+        ours, theirs = memory_stream_pair()
+        connection = Connection(theirs, "test", limits, echo, lambda _: False, lambda headers: "known" in headers)
+        head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 101\r\nConnection: close\r\n" + name + b": 1\r\n\r\n"
+        await ours.send_all(head + bytes(b"a" * 101))
+        await ours.send_eof()
+        await connection.run()
+        await theirs.aclose()
+        found += statuses(b"".join([bytes(data) async for data in ours]))
+    assert found == [200, 413]
+
+
 async def test_connections_are_bounded() -> None:
     """One too many is told so and closed; when another leaves there is room again."""
     server = HttpServer(HttpSettings(max_connections=2), echo, silent)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import trio
 
+from scheduler.client import core
 from scheduler.client.trio_client import TrioCoordinatorClient, TrioGo
 from scheduler.coordinator.testing import CoordinatorProcess
 from scheduler.topology import Topology
@@ -114,8 +115,6 @@ async def check(client: TrioCoordinatorClient, names: list[str], watch: Watch) -
 
 
 def _events(name: str) -> Any:
-    from scheduler.client import core
-
     return core.events(name, 0, 0)
 
 

@@ -13,7 +13,7 @@ from random import Random
 import pytest
 import trio
 
-from scheduler.client import CoordinatorClient, CoordinatorError, Unauthorized, Unavailable
+from scheduler.client import BadRequest, CoordinatorClient, CoordinatorError, Unauthorized, Unavailable
 from scheduler.client.core import Ask
 from scheduler.client.trio_client import TrioCoordinatorClient
 from scheduler.coordinator import command
@@ -76,6 +76,14 @@ def test_tls_and_a_token(secured: str, certificate: tuple[Path, Path]) -> None:
     """With both, everything works; without the token nothing but /health, not even whether a path exists."""
     with CoordinatorClient(secured, token=TOKEN, ca_file=certificate[0]) as client:
         assert [go.done() for go in client.submit("r1h1", chunks=2).goes()] == [True, True]
+    with CoordinatorClient(secured, token=TOKEN + "\n", ca_file=certificate[0]) as client:
+        assert client.status(), "the text of the token's file as it is"
+        with pytest.raises(BadRequest, match="name") as caught:
+            client.ask(Ask("POST", "/v1/requests", {"name": "x" * 100_000}))
+        assert caught.value.status == 400
+    with CoordinatorClient(secured, ca_file=certificate[0]) as client, pytest.raises(BadRequest) as caught:
+        client.ask(Ask("POST", "/v1/requests", {"name": "x" * 100_000}))
+    assert caught.value.status == 413
     for wrong in (None, "", TOKEN[:-1], TOKEN + "x", "ä"):
         with CoordinatorClient(secured, token=wrong, ca_file=certificate[0]) as client:
             for path in ("/v1/status", "/v1/nothing", "/", "/metrics", "/openapi.json"):
@@ -86,10 +94,10 @@ def test_tls_and_a_token(secured: str, certificate: tuple[Path, Path]) -> None:
 
 async def test_the_trio_client_speaks_tls(secured: str, certificate: tuple[Path, Path]) -> None:
     """The same over trio; a server that cannot prove who it is gets no token."""
-    async with TrioCoordinatorClient(secured, token=TOKEN, ca_file=certificate[0]) as client:
+    async with TrioCoordinatorClient(secured, token=TOKEN + "\n", ca_file=certificate[0]) as client:
         assert (await client.status())["planner"] == "paper"
     async with TrioCoordinatorClient(secured, token=TOKEN, patience_s=0) as client:
-        with pytest.raises(Unavailable):
+        with pytest.raises(Unavailable, match="certif"):
             await client.status()
 
 
@@ -180,7 +188,10 @@ def test_clients_check_addresses() -> None:
 
 
 def test_a_page_in_a_browser_cannot_post(tmp_path: Path) -> None:
-    """What a foreign page may send without asking (a plain form or text) changes nothing."""
+    """What a foreign page may send without asking (a plain form or text) changes nothing.
+
+    Nor can it call this machine by a name of its own, and so be at home here.
+    """
     topology = racks([4, 4], 4)
     world = World(topology, make_planner("paper", topology), SystemClock(), Random(0), silent)
     with opened(tmp_path) as metadata, in_thread(world, metadata, ServeSettings(Address("127.0.0.1", 0))) as url:
@@ -188,4 +199,11 @@ def test_a_page_in_a_browser_cannot_post(tmp_path: Path) -> None:
             body = b'{"writer":"r1h1","chunks":1}'
             assert ask(url, "POST", "/v1/requests", body=body, Content_Type=kind).status == 415
         assert ask(url, "OPTIONS", "/v1/requests").status == 405
+        for method, path, value in (("POST", "/v1/requests", {"writer": "r1h1", "chunks": 1}), ("GET", "/", None)):
+            for host in ("page.example:9880", "127.0.0.1.page.example", "10.0.0.1", "[", ""):
+                answer = ask(url, method, path, value, Host=host)
+                assert (answer.status, answer.json()["field"]) == (400, "Host"), host
+        for host in ("localhost", "LOCALHOST:1", "127.0.0.1:9880", "[::1]:5"):
+            assert ask(url, "GET", "/v1/status", Host=host).status == 200
+        assert ask(url, "GET", "/health", Host="page.example").status == 200
         assert ask(url, "GET", "/v1/status").json()["requests"] == {}

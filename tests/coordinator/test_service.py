@@ -11,8 +11,9 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from scheduler.coordinator import ledger
 from scheduler.coordinator.errors import ApiError
-from scheduler.coordinator.journal import Journal
+from scheduler.coordinator.journal import Journal, OffLoad
 from scheduler.coordinator.metadata.interface import Metadata
 from scheduler.coordinator.metadata.sqlite import SqliteMetadata
 from scheduler.coordinator.running import make_planner
@@ -47,9 +48,11 @@ async def at_once(work: Callable[[], None]) -> None:
 
 
 @asynccontextmanager
-async def coordinator(metadata: Metadata, clock: Clock) -> AsyncGenerator[Coordinator, None]:
+async def coordinator(
+    metadata: Metadata, clock: Clock, off_load: OffLoad = at_once
+) -> AsyncGenerator[Coordinator, None]:
     """A coordinator that keeps time and stores, without a server."""
-    journal = Journal(metadata, silent, at_once)
+    journal = Journal(metadata, silent, off_load)
     world = World(NETWORK, make_planner("paper", NETWORK), clock, Random(0), silent)
     found = Coordinator(world, SETTINGS, journal)
     found.restore(metadata.load())
@@ -113,6 +116,101 @@ async def test_a_silent_writer_holds_capacity_for_a_bounded_time(tmp_path: Path,
         assert found.ledger.requests["asking"].state == "running"
         await trio.sleep(110)
         assert "silent" not in found.ledger.requests
+
+
+async def test_a_writer_that_waits_is_not_silent(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """A question for events that waits for longer than the deadline is heard all the while, and from its end on."""
+    async with coordinator(SqliteMetadata(tmp_path / "a.db"), Clock()) as found:
+        tracked, _ = await found.submit("a", write("r1h1"))  # type: ignore[arg-type]
+        await found.wait("a", 1, 70)
+        await trio.sleep(50)
+        assert tracked.state == "running"
+        await trio.sleep(12)
+        assert tracked.state == "cancelled"
+
+
+async def test_only_news_ends_a_wait(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """A report that leads to no event for the writer leaves its question waiting."""
+    async with coordinator(SqliteMetadata(tmp_path / "a.db"), Clock()) as found:
+        await found.submit("a", lambda name: Submission(name=name, writer="r1h1", chunks=2))
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(found.wait, "a", 2, 30.0)
+            await trio.sleep(1)
+            await found.done("a", 0, 1)
+        assert trio.current_time() - began == pytest.approx(30)
+
+
+async def test_what_is_given_up_is_under_way_no_more(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """Chunks of a cancelled request leave the picture at once, and a restart does not bring them back."""
+    metadata = SqliteMetadata(tmp_path / "a.db")
+    async with coordinator(metadata, Clock()) as found:
+        await found.submit("a", write("r1h1"))  # type: ignore[arg-type]
+        assert len(found.ledger.spans()) == 1
+        await found.cancel("a")
+        assert found.ledger.spans() == []
+    async with coordinator(metadata, Clock()) as found:
+        assert found.ledger.spans() == []
+
+
+async def test_large_requests_are_remembered_for_less_long(
+    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not only the requests that are over are bounded, their events are too; a restart counts them as before."""
+    monkeypatch.setattr(ledger, "MOST_EVENTS", 7)
+    metadata = SqliteMetadata(tmp_path / "a.db")
+    async with coordinator(metadata, Clock()) as found:
+        for name in ("a", "b", "c"):
+            await found.submit(name, lambda name: Submission(name=name, writer="r1h1", chunks=1))
+            await found.cancel(name)  # go, revoked, cancelled
+        await trio.sleep(1)
+        assert list(found.ledger.requests) == ["b", "c"]
+        await found.submit("live", write("r1h1"))  # type: ignore[arg-type]
+    async with coordinator(metadata, Clock()) as found:
+        await trio.sleep(1)
+        assert list(found.ledger.requests) == ["b", "c", "live"]
+        await found.cancel("live")
+        await trio.sleep(1)
+        assert list(found.ledger.requests) == ["c", "live"]
+
+
+async def test_made_up_names_are_new_after_a_restart(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """With the same seed the same names come again: a new writer must not get an old one's request."""
+    metadata = SqliteMetadata(tmp_path / "a.db")
+    names = []
+    for _ in range(3):
+        async with coordinator(metadata, Clock()) as found:
+            tracked, new = await found.submit(None, write("r1h1"))  # type: ignore[arg-type]
+            assert new
+            names.append(tracked.log.prefix)
+    assert len(set(names)) == 3
+
+
+async def test_what_is_not_stored_is_not_told(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """While a report is being stored, the request is told as it was; killed then, that is how it comes back."""
+    metadata = SqliteMetadata(tmp_path / "a.db")
+    slow = trio.Event()
+    slow.set()
+
+    async def off_load(work: Callable[[], None]) -> None:
+        await slow.wait()
+        work()
+
+    async with coordinator(metadata, Clock(), off_load) as found:
+        tracked, _ = await found.submit("a", write("r1h1"))  # type: ignore[arg-type]
+        slow = trio.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(found.done, "a", 0, 1)
+            await trio.sleep(1)
+            assert tracked.state == "finished"
+            assert (tracked.told.state, tracked.done) == ("running", set())  # type: ignore[union-attr]
+            assert [event["chunk"] for event in tracked.under_way()] == [0]
+            nursery.cancel_scope.cancel()
+    async with coordinator(metadata, Clock()) as found:
+        tracked = await found.request("a")
+        assert (tracked.state, len(tracked.under_way())) == ("running", 1)
+        await found.done("a", 0, 1)
+        assert (tracked.told.state, tracked.done, tracked.under_way()) == ("finished", {0}, [])  # type: ignore[union-attr]
 
 
 async def test_time_never_goes_back(tmp_path: Path, autojump_clock: MockClock) -> None:

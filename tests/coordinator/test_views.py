@@ -7,15 +7,20 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from xml.etree import ElementTree as ET
 
 import pytest
 
 from scheduler.client import CoordinatorClient
-from scheduler.coordinator import page
+from scheduler.coordinator import metrics, page
+from scheduler.coordinator.journal import Journal
 from scheduler.coordinator.ledger import Span
 from scheduler.coordinator.report import Reporter
-from scheduler.coordinator.testing import CoordinatorProcess, running
+from scheduler.coordinator.running import make_planner, opened
+from scheduler.coordinator.service import Coordinator, CoordinatorSettings, World
+from scheduler.coordinator.system_clock import SystemClock
+from scheduler.coordinator.testing import CoordinatorProcess, running, silent
 from scheduler.peace.online import ChunkRecord
 from scheduler.topology import racks
 from tests.coordinator.support import ask, topology_file
@@ -87,6 +92,27 @@ def test_metrics_are_prometheus_text(busy: str) -> None:
     assert samples[prefix + 'capacity_total{resource="send"}'] == 16  # the lost one too: it may come back
     names = re.findall(r"^# TYPE (\S+)", answer.text, flags=re.MULTILINE)
     assert len(names) == len(set(names))
+
+
+def test_large_counters_are_whole(tmp_path: Path) -> None:
+    """A counter is told to the last digit: rates are made of small differences between large numbers."""
+    world = World(racks([4, 4], 4), make_planner("paper", racks([4, 4], 4)), SystemClock(), Random(0), silent)
+    with opened(tmp_path) as metadata:
+        found = Coordinator(world, CoordinatorSettings(), Journal(metadata, silent))
+        found.journal.commits = 123_456_789
+        assert "\ncairn_coordinator_commits_total 123456789\n" in metrics.text(found, _NoTraffic())
+
+
+class _NoTraffic:
+    """A server that was never asked."""
+
+    def answered(self) -> dict[tuple[str, int], int]:
+        """See metrics.Traffic."""
+        return {}
+
+    def connections(self) -> tuple[int, int]:
+        """See metrics.Traffic."""
+        return 0, 0
 
 
 def test_the_log_is_one_line_for_each_event(tmp_path: Path) -> None:

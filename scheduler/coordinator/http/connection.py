@@ -19,6 +19,7 @@ from scheduler.coordinator.http.messages import (
     HttpRequest,
     HttpResponse,
     HttpSettings,
+    Knows,
     MayWait,
     error_response,
 )
@@ -63,13 +64,20 @@ class Connection:
     """Serves one client until it leaves, breaks a rule, or the server drains."""
 
     def __init__(
-        self, stream: Stream, client: str, settings: HttpSettings, handler: Handler, may_wait: MayWait
+        self,
+        stream: Stream,
+        client: str,
+        settings: HttpSettings,
+        handler: Handler,
+        may_wait: MayWait,
+        knows: Knows = lambda _: True,
     ) -> None:
         self._stream = stream
         self._client = client
         self._settings = settings
         self._handler = handler
         self._may_wait = may_wait
+        self._knows = knows
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=settings.max_header_bytes)
         # One scope for all deadlines of the connection: its deadline moves with what is being done.
         self._scope = trio.CancelScope()
@@ -150,7 +158,8 @@ class Connection:
         return HttpRequest(method, target, headers, body, self._client)
 
     async def _body(self, headers: dict[str, str]) -> bytes:
-        limit = self._settings.max_body_bytes
+        known = self._knows(headers)
+        limit = self._settings.max_body_bytes if known else self._settings.max_unknown_body_bytes
         length = headers.get("content-length", "0")
         if len(length) > len(str(limit)) or int(length) > limit:
             raise Refused(PAYLOAD_TOO_LARGE, f"a body of {length[:20]} bytes; at most {limit} are taken")

@@ -20,12 +20,14 @@ class HttpSettings:
     """Request line and headers; ours need a few hundred bytes."""
     max_body_bytes: int = 1 << 20
     """A request for 10,000 chunks with their sources stays below it."""
+    max_unknown_body_bytes: int = 64 * 1024
+    """From a client that did not prove who it is, where that is asked for: it will be refused anyway."""
     max_connections: int = 4096
     """1,000 writers with a long poll and a report each, and room for people."""
     max_connections_per_address: int = 512
     """From one address other than loopback, so that one host cannot shut the others out."""
     header_s: float = 10.0
-    """From a request's first byte (or the connection's start) to the end of its headers; also for a TLS handshake."""
+    """From a request's first byte to the end of its headers; also for a TLS handshake."""
     body_s: float = 30.0
     """For a request's body."""
     send_s: float = 30.0
@@ -57,12 +59,15 @@ class HttpResponse:
 Handler = Callable[[HttpRequest], Awaitable[HttpResponse]]
 MayWait = Callable[[HttpRequest], bool]
 """Whether a request may take long, so that the server watches for a client that goes away meanwhile."""
+Knows = Callable[[Mapping[str, str]], bool]
+"""Whether a request's headers prove who its client is, where that is asked for; else bodies are kept small."""
 
 
 def json_response(status: int, value: object, headers: Mapping[str, str] | None = None) -> HttpResponse:
     """An answer in JSON."""
-    body = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
-    return HttpResponse(status, body + b"\n", JSON, headers or {})
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    # Half a surrogate pair, as a client's JSON may spell it, has no bytes in UTF-8: it goes back as it was spelled.
+    return HttpResponse(status, text.encode(errors="backslashreplace") + b"\n", JSON, headers or {})
 
 
 def error_response(

@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from ipaddress import ip_address
+from traceback import format_exception
 from typing import NamedTuple
 
 import trio
 
 from scheduler.coordinator.http.connection import Connection, Stream
-from scheduler.coordinator.http.messages import Handler, HttpSettings, MayWait
+from scheduler.coordinator.http.messages import Handler, HttpSettings, Knows, MayWait
 
 BACKLOG = 2048
 """A thousand writers may connect at the same moment."""
@@ -51,16 +52,19 @@ class HttpServer:
         report: Report,
         *,
         may_wait: MayWait = lambda _: False,
+        knows: Knows = lambda _: True,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._settings = settings
         self._handler = handler
         self._report = report
         self._may_wait = may_wait
+        self._knows = knows
         self._tls = tls
         self._clients: Counter[str] = Counter()
         self._connections: dict[Connection, None] = {}
         self._accepting = trio.CancelScope()
+        self._serving = trio.CancelScope()
         self._ended = trio.Event()
         self._refused = 0
 
@@ -80,22 +84,25 @@ class HttpServer:
         """Listen until cancelled or drained; reports the address with its real port once it is open. Raises OSError."""
         sock = await _open(address)
         try:
-            async with trio.open_nursery() as clients:
-                with self._accepting:
-                    task_status.started(address._replace(port=sock.getsockname()[1]))
-                    await self._accept(sock, clients)
-                sock.close()
+            with self._serving:
+                async with trio.open_nursery() as clients:
+                    with self._accepting:
+                        task_status.started(address._replace(port=sock.getsockname()[1]))
+                        await self._accept(sock, clients)
+                    sock.close()
         finally:
             sock.close()
             self._ended.set()
 
     async def drain(self, patience_s: float) -> None:
-        """Accept nobody more; wait until what is being worked on is answered, `patience_s` seconds at most."""
+        """Accept nobody more; let what is being worked on be answered. Who is not after `patience_s` seconds is cut."""
         self._accepting.cancel()
         for connection in self._connections:
             connection.stop()
         with trio.move_on_after(patience_s):
             await self._ended.wait()
+        self._serving.cancel()
+        await self._ended.wait()
 
     async def _accept(self, sock: trio.socket.SocketType, clients: trio.Nursery) -> None:
         while True:
@@ -127,12 +134,14 @@ class HttpServer:
             stream = await self._stream(client)
             if stream is None:
                 return
-            connection = Connection(stream, host, self._settings, self._handler, self._may_wait)
+            connection = Connection(stream, host, self._settings, self._handler, self._may_wait, self._knows)
             self._connections[connection] = None
             if self._accepting.cancel_called:
                 connection.stop()
             try:
                 await connection.run()
+            except Exception as error:  # noqa: BLE001  a fault of ours must not cost the other clients their service
+                self._report("connection crashed", {"client": host, "trace": "".join(format_exception(error))})
             finally:
                 del self._connections[connection]
                 with trio.move_on_after(1) as scope:
