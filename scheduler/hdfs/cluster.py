@@ -12,7 +12,6 @@ Invariants:
 import secrets
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 
 from scheduler.hdfs.errors import HdfsError
-from scheduler.hdfs.launch import ADMIN, Daemon, Runtime, java_command
+from scheduler.hdfs.launch import ADMIN, Daemon, Keeper, Runtime, environment, java_command
 from scheduler.hdfs.layout import (
     NAMENODE_HEAP_MB,
     NameNodePlace,
@@ -81,7 +80,7 @@ class HdfsCluster:
         self._parent = directory
         self._runtime = runtime
         self._directory: Path | None = None
-        self._keeper: subprocess.Popen[bytes] | None = None
+        self._keeper: Keeper | None = None
         self._daemons: dict[str, Daemon] = {}
         address = self.options.namenode_address or loopback(0)
         self._place = NameNodePlace.choose(address, self.options.namenode_wrapper)
@@ -175,13 +174,8 @@ class HdfsCluster:
         started = time.monotonic()
         if self._parent is not None:
             self._parent.mkdir(parents=True, exist_ok=True)
-        self._directory = Path(tempfile.mkdtemp(prefix="hdfs-", dir=self._parent))
-        self._keeper = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(Path(__file__).with_name("keeper.py"))],
-            stdin=subprocess.PIPE,
-            start_new_session=True,
-        )
-        self._tell(f"+directory {self._directory}")
+        self._directory = Path(tempfile.mkdtemp(prefix="hdfs-", dir=self._parent)).absolute()
+        self._keeper = Keeper(self._directory)
         write_layout(self._directory, self._place, self.nodes, self.options.settings, self.plan_token)
         if self._runtime.archives is not None:
             shutil.copytree(self._runtime.archives / "name", self._directory / "name")
@@ -199,16 +193,15 @@ class HdfsCluster:
         for daemon in self._daemons.values():
             daemon.kill()
         self._daemons.clear()
+        if self._keeper is not None:
+            self._keeper.close()
+            self._keeper = None
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
             self._directory = None
-        if self._keeper is not None and self._keeper.stdin is not None:
-            self._keeper.stdin.close()
-            self._keeper.wait()
-            self._keeper = None
 
     def wait_ready(self) -> None:
-        """Wait until every DataNode that runs is registered and the NameNode has left safe mode."""
+        """Wait until every DataNode that runs can take blocks and the NameNode has left safe mode."""
         up = {node.address for node in self.nodes if node.name in self._daemons}
         self.wait(lambda seen: up <= set(seen.live) and not seen.safe_mode, f"{len(up)} DataNodes ready")
 
@@ -224,7 +217,6 @@ class HdfsCluster:
         if daemon is None:
             raise HdfsError(f"{name!r} does not run; there are {', '.join(self._daemons)}")
         daemon.kill()
-        self._tell(f"-group {daemon.pid}")
 
     def start_node(self, name: str, *, wait: bool = True) -> None:
         """Start a DataNode (again), with what it had stored."""
@@ -233,7 +225,7 @@ class HdfsCluster:
             raise HdfsError(f"{name!r}: no such DataNode, or it runs already")
         seen = self.state()
         before = seen.live.get(node.address) if seen else None
-        self._keep(start_datanode(self._running(), self.directory, node))
+        self._daemons[name] = start_datanode(self._running(), self.directory, node)
         if wait:
             # Its ports are new ones: only the one that was killed is known by the old.
             self.wait(lambda seen: seen.live.get(node.address, before) != before, f"{name} registered")
@@ -250,9 +242,18 @@ class HdfsCluster:
     def admin(self, *arguments: str) -> str:
         """What `hdfs dfsadmin ARGUMENTS` prints. Raises HdfsError if it fails."""
         command = java_command(self._running(), self.directory, "admin", ADMIN, NAMENODE_HEAP_MB, arguments)
-        done = subprocess.run(
-            [*self._place.wrapper, *command], capture_output=True, text=True, timeout=ADMIN_S, check=False, cwd="/"
-        )
+        try:
+            done = subprocess.run(
+                [*self._place.wrapper, *command],
+                capture_output=True,
+                text=True,
+                timeout=ADMIN_S,
+                check=False,
+                cwd="/",
+                env=environment(self.directory),
+            )
+        except subprocess.TimeoutExpired as error:
+            raise HdfsError(f"dfsadmin {' '.join(arguments)}: no end after {ADMIN_S:.0f} s") from error
         if done.returncode != 0:
             raise HdfsError(f"dfsadmin {' '.join(arguments)}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
         return done.stdout
@@ -265,14 +266,4 @@ class HdfsCluster:
         return self._runtime
 
     def _start_namenode(self) -> None:
-        self._keep(start_namenode(self._running(), self.directory, self._place))
-
-    def _keep(self, daemon: Daemon) -> None:
-        self._daemons[daemon.name] = daemon
-        self._tell(f"+group {daemon.pid}")
-
-    def _tell(self, line: str) -> None:
-        if self._keeper is None or self._keeper.stdin is None:
-            raise HdfsError("the cluster does not run")
-        self._keeper.stdin.write(line.encode() + b"\n")
-        self._keeper.stdin.flush()
+        self._daemons["namenode"] = start_namenode(self._running(), self.directory, self._place)

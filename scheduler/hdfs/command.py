@@ -61,7 +61,7 @@ def main(arguments: argparse.Namespace) -> int:
                 signal.pause()
     except KeyboardInterrupt:
         return 0
-    except HdfsError as error:
+    except (HdfsError, OSError) as error:  # OSError: --directory, --topology or --cache cannot be written
         print(f"cairn hdfs: {error}", file=sys.stderr)
         return 1
 
@@ -69,7 +69,7 @@ def main(arguments: argparse.Namespace) -> int:
 def _print_jar(cache: Path) -> int:
     try:
         print(policy_jar(cache))
-    except HdfsError as error:
+    except (HdfsError, OSError) as error:
         print(f"cairn hdfs: {error}", file=sys.stderr)
         return 1
     return 0

@@ -2,6 +2,7 @@
 
 Invariants:
 * A directory in the cache is complete or not there: everything is made in a temporary one, which is renamed when done.
+* One process at a time makes something; others wait for it and find what it made. What one left that died is removed.
 * Nothing but Maven talks to a repository, so its own configuration (mirrors, proxies) holds.
 * The policy's directory is named after its sources: a change of them builds it again.
 """
@@ -12,8 +13,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from scheduler.hdfs.errors import HdfsUnavailable
@@ -23,6 +23,8 @@ HADOOP_VERSION = "3.5.0"
 SOURCES = Path(__file__).parent / "java"
 MAVEN_SECONDS = 900
 """68 MB of jars: 30 s with a near mirror."""
+WORK = "work-"
+"""How temporary directories in the cache are named."""
 
 
 def default_cache() -> Path:
@@ -33,26 +35,26 @@ def default_cache() -> Path:
 
 def hadoop_jars(cache: Path) -> Path:
     """A directory with all of Hadoop's jars that a NameNode and a DataNode need. Raises HdfsUnavailable."""
-    directory = cache / f"hadoop-{HADOOP_VERSION}"
-    if not directory.exists():
-        with workplace(cache) as work:
-            goal = ["dependency:copy-dependencies", f"-DoutputDirectory={work / 'jars'}"]
-            maven(["-f", str(SOURCES / "pom.xml"), f"-Dhadoop.version={HADOOP_VERSION}", *goal], "fetch Hadoop's jars")
-            publish(work / "jars", directory)
-    return directory
+
+    def fetch(work: Path) -> Path:
+        goal = ["dependency:copy-dependencies", f"-DoutputDirectory={work / 'jars'}"]
+        maven(["-f", str(SOURCES / "pom.xml"), f"-Dhadoop.version={HADOOP_VERSION}", *goal], "fetch Hadoop's jars")
+        return work / "jars"
+
+    return made_once(cache, f"hadoop-{HADOOP_VERSION}", fetch)
 
 
 def policy_jar(cache: Path) -> Path:
     """The jar with the placement policy and the plan table; built and tested the first time. Raises HdfsUnavailable."""
-    directory = cache / f"hdfs-policy-{_fingerprint()}"
-    if not directory.exists():
-        with workplace(cache) as work:
-            shutil.copytree(SOURCES, work / "java", ignore=shutil.ignore_patterns("target"))
-            maven(["-f", str(work / "java" / "pom.xml"), "package"], "build the placement policy")
-            (work / "policy").mkdir()
-            shutil.copy(work / "java" / "target" / "cairn-hdfs.jar", work / "policy")
-            publish(work / "policy", directory)
-    return directory / "cairn-hdfs.jar"
+
+    def build(work: Path) -> Path:
+        shutil.copytree(SOURCES, work / "java", ignore=shutil.ignore_patterns("target"))
+        maven(["-f", str(work / "java" / "pom.xml"), "package"], "build the placement policy")
+        (work / "policy").mkdir()
+        shutil.copy(work / "java" / "target" / "cairn-hdfs.jar", work / "policy")
+        return work / "policy"
+
+    return made_once(cache, f"hdfs-policy-{_fingerprint()}", build) / "cairn-hdfs.jar"
 
 
 def class_path(cache: Path) -> str:
@@ -70,35 +72,30 @@ def maven(arguments: Sequence[str], what: str) -> None:
             f"no mvn on the path: Maven must {what} (Debian: apt-get install maven openjdk-17-jdk-headless)"
         )
     for offline in (["-o"], []):
-        done = subprocess.run(
-            [program, "-q", "-B", *offline, *arguments],
-            capture_output=True,
-            text=True,
-            timeout=MAVEN_SECONDS,
-            check=False,
-        )
+        command = [program, "-q", "-B", *offline, *arguments]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=MAVEN_SECONDS, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise HdfsUnavailable(f"Maven could not {what} in {MAVEN_SECONDS} s") from error
         if done.returncode == 0:
             return
     raise HdfsUnavailable(f"Maven could not {what}: {done.stdout[-3000:]}{done.stderr[-1000:]}")
 
 
-@contextmanager
-def workplace(cache: Path) -> Iterator[Path]:
-    """A temporary directory beside what it will become, so that a rename is enough; one user at a time."""
+def made_once(cache: Path, name: str, make: Callable[[Path], Path]) -> Path:
+    """The cache's directory of this name; if it is missing, `make` makes it in a temporary one and says where."""
+    directory = cache / name
+    if directory.exists():
+        return directory
     cache.mkdir(parents=True, exist_ok=True)
     with open(cache / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with tempfile.TemporaryDirectory(dir=cache, prefix="work-") as name:
-            yield Path(name)
-
-
-def publish(made: Path, directory: Path) -> None:
-    """Give what was made its name; another process may have done the same meanwhile."""
-    try:
-        os.rename(made, directory)
-    except OSError:
-        if not directory.exists():
-            raise
+        for left in cache.glob(f"{WORK}*"):
+            shutil.rmtree(left, ignore_errors=True)
+        if not directory.exists():  # else another process has made it meanwhile
+            with tempfile.TemporaryDirectory(dir=cache, prefix=WORK) as work:
+                os.rename(make(Path(work)), directory)
+    return directory
 
 
 def _fingerprint() -> str:

@@ -2,6 +2,7 @@
 
 Invariants:
 * A daemon is in a process group of its own, so that Ctrl-C in a terminal reaches only the program that started it.
+* Its environment says to which directory it belongs: by that the directory's keeper finds it, whatever happens here.
 * The class path holds jars alone: a directory on it would switch the archive of loaded classes off.
 * Names are looked up in the cluster's own hosts file and never on the network.
 """
@@ -11,11 +12,13 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from xml.sax.saxutils import escape
 
+from scheduler.hdfs import keeper
 from scheduler.hdfs.errors import HdfsUnavailable
 
 NAMENODE = "org.apache.hadoop.hdfs.server.namenode.NameNode"
@@ -108,15 +111,40 @@ def find_java() -> str:
     return java
 
 
-def launch(
-    name: str,
-    command: Sequence[str],
-    log: Path,
-) -> Daemon:
-    """Start a command in a process group of its own; what it prints goes to the end of `log`."""
+class Keeper:
+    """A process that, when this program ends or says so, kills what `launch` started in a directory and removes it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", keeper.__file__, str(directory)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+            cwd="/",
+        )
+
+    def close(self) -> None:
+        """Have it clean up now, and wait for that."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process.wait()
+
+
+def environment(directory: Path) -> dict[str, str]:
+    """The environment of a process that belongs to a directory."""
+    return {**os.environ, keeper.MARK: str(directory)}
+
+
+def launch(name: str, command: Sequence[str], log: Path) -> Daemon:
+    """Start a command in a process group of its own, belonging to the directory of `log`, where what it prints goes."""
     with open(log, "ab") as output:
         process = subprocess.Popen(
-            list(command), stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, cwd="/"
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            cwd="/",
+            env=environment(log.parent),
         )
     return Daemon(name, process, log)
 

@@ -100,14 +100,11 @@ class PlanTable:
                 raise PlanTableError(
                     f"the plan table at {self._host}:{self._port} does not answer: {error!r}"
                 ) from error
-            try:
-                answer = json.loads(text)
-            except ValueError as error:
-                raise PlanTableError(
-                    f"no plan table at {self._host}:{self._port}: it answered {text[:80]!r}"
-                ) from error
-            if status != http.client.OK:
-                raise PlanTableError(f"the plan table refused ({status}): {answer.get('error', answer)}")
+            answer = _answer(text)
+            if status != http.client.OK and "error" in answer:
+                raise PlanTableError(f"the plan table refused ({status}): {answer['error']}")
+            if status != http.client.OK or "run" not in answer:
+                raise PlanTableError(f"no plan table at {self._host}:{self._port}: it answered {text[:80]!r}")
             self.run = answer["run"]
         return answer
 
@@ -129,3 +126,12 @@ class PlanTable:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _answer(text: bytes) -> dict[str, Any]:
+    """The JSON object that was answered; empty if it is none."""
+    try:
+        answer = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return answer if isinstance(answer, dict) else {}

@@ -24,7 +24,8 @@ _LIVE = "Hadoop:service=NameNode,name=NameNodeInfo"
 class State(NamedTuple):
     """A NameNode's own view: live DataNodes' addresses, where each takes data, and whether it is in safe mode.
 
-    `live`: IP:port by address. One that was killed stays among the live until the NameNode misses it, for minutes.
+    `live`: IP:port by address, of those that said how much room they have: until then, which is a moment after they are
+    registered, they count as full. One that was killed stays there until the NameNode misses it, for minutes.
     """
 
     live: dict[str, str]
@@ -38,10 +39,13 @@ def state(http_url: str) -> State | None:
     info, system = _bean(http_url, _LIVE), _bean(http_url, _STATE)
     if info is None or system is None:
         return None
-    taking = [entry["xferaddr"] for entry in json.loads(str(info["LiveNodes"])).values()]
-    live = {where.rpartition(":")[0]: where for where in taking}
-    dead = [entry["xferaddr"].rpartition(":")[0] for entry in json.loads(str(info["DeadNodes"])).values()]
-    return State(live, tuple(dead), bool(info["Safemode"]), int(str(system["UnderReplicatedBlocks"])))
+    try:
+        taking = [entry["xferaddr"] for entry in json.loads(str(info["LiveNodes"])).values() if entry["capacity"]]
+        live = {where.rpartition(":")[0]: where for where in taking}
+        dead = [entry["xferaddr"].rpartition(":")[0] for entry in json.loads(str(info["DeadNodes"])).values()]
+        return State(live, tuple(dead), bool(info["Safemode"]), int(str(system["UnderReplicatedBlocks"])))
+    except KeyError:  # it starts, and cannot say everything yet
+        return None
 
 
 def wait_state(

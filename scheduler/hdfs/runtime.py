@@ -15,8 +15,8 @@ from pathlib import Path
 from hdfs import InsecureClient
 
 from scheduler.hdfs.errors import HdfsError
-from scheduler.hdfs.jars import class_path, default_cache, publish, workplace
-from scheduler.hdfs.launch import Runtime, find_java
+from scheduler.hdfs.jars import class_path, default_cache, made_once
+from scheduler.hdfs.launch import Daemon, Keeper, Runtime, find_java
 from scheduler.hdfs.layout import (
     NameNodePlace,
     Node,
@@ -37,31 +37,33 @@ def hadoop(cache: Path | None = None) -> Runtime:
     path = class_path(cache)
     java = subprocess.run([find_java(), "-version"], capture_output=True, text=True, check=False).stderr
     name = hashlib.sha256(f"{path}\0{java}".encode()).hexdigest()[:16]
-    archives = cache / f"hdfs-start-{name}"
-    if not archives.exists():
-        with workplace(cache) as work:
-            made = work / "start"
-            made.mkdir()
-            _record(Runtime(path, made, record=True), work)
-            publish(made, archives)
-    return Runtime(path, archives)
+
+    def record(work: Path) -> Path:
+        start = work / "start"
+        start.mkdir()
+        _record(Runtime(path, start, record=True), work / "run")
+        return start
+
+    return Runtime(path, made_once(cache, f"hdfs-start-{name}", record))
 
 
-def _record(runtime: Runtime, work: Path) -> None:
+def _record(runtime: Runtime, directory: Path) -> None:
     """Format a name space, keep a copy of it, then run a NameNode and a DataNode until a file is written."""
-    directory = work / "run"
     directory.mkdir()
-    place = NameNodePlace.choose("127.0.0.1")
-    nodes = [Node(f"recorded{number}", loopback(number), "rack") for number in range(2)]
+    place = NameNodePlace.choose(loopback(0))
+    nodes = [Node(f"recorded{number}", loopback(1 + number), "rack") for number in range(2)]
     write_layout(directory, place, nodes, {"dfs.replication": "2"}, token="recording")  # noqa: S106 - lives for seconds
     plain = runtime._replace(archives=None)
     formatted = subprocess.run(format_command(plain, directory), capture_output=True, text=True, check=False, cwd="/")
     if formatted.returncode != 0 or runtime.archives is None:
         raise HdfsError(f"HDFS: no name space could be formatted: {formatted.stdout[-2000:]}{formatted.stderr[-2000:]}")
     shutil.copytree(directory / "name", runtime.archives / "name")
-    daemons = [start_namenode(runtime, directory, place)]
+    daemons: list[Daemon] = []
+    keeper = Keeper(directory)
     try:
-        daemons += [start_datanode(which, directory, node) for which, node in zip((runtime, plain), nodes, strict=True)]
+        daemons.append(start_namenode(runtime, directory, place))
+        for which, node in zip((runtime, plain), nodes, strict=True):
+            daemons.append(start_datanode(which, directory, node))
         url = f"http://{place.address}:{place.http_port}"
         wait_state(url, lambda seen: len(seen.live) == len(nodes), daemons, RECORD_S, "the first start")
         client = InsecureClient(url, user="cairn", timeout=RECORD_S)
@@ -73,3 +75,4 @@ def _record(runtime: Runtime, work: Path) -> None:
     finally:
         for daemon in daemons:
             daemon.kill()
+        keeper.close()

@@ -219,8 +219,8 @@ class CheckpointWriter:
 
     def _excluded(self, chain: Sequence[str]) -> list[str]:
         """DataNodes that failed lately and that no plan names: HDFS's own choice, should it be needed, avoids them."""
-        now = time.monotonic()
-        return [address for address, until in self._suspected.items() if until > now and address not in chain]
+        now, suspected = time.monotonic(), tuple(self._suspected.items())  # other threads may add some meanwhile
+        return [address for address, until in suspected if until > now and address not in chain]
 
     def _client(self, exclude: Sequence[str] = ()) -> ChunkClient:
         return ChunkClient(self._url, self._settings.user, self._settings.timeouts, exclude)

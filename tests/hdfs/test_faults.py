@@ -5,20 +5,22 @@ The promise: no chunk that was acknowledged is lost, and the plan goes on around
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from threading import Event, Thread
+from threading import Thread
 
 import pytest
 
 from scheduler.client import CoordinatorClient
 from scheduler.coordinator.testing import running
 from scheduler.hdfs.cluster import HdfsCluster, loopback_nodes, network
+from scheduler.hdfs.errors import HdfsError
 from scheduler.hdfs.launch import Runtime
 from scheduler.hdfs.writer import CheckpointWriter, Written
-from tests.hdfs.writers import chunks_of, not_as_planned, table_of, write_all
+from tests.hdfs.writers import chunks_of, not_as_planned, table_of, wait_until, write_all
 
 SEED = 7
 UPLINK = 4
@@ -26,15 +28,11 @@ WRITERS = 8
 CHUNKS = 3
 CHUNK_BYTES = 300_000
 BEFORE = 6  # chunks that are under way or done when the fault happens
-END_S = 60
 
 
-def wait_for_chunks(hdfs: HdfsCluster, directory: str, count: int) -> None:
-    """Wait until so many files of a directory have been given a block."""
-    deadline = time.monotonic() + END_S
-    while sum(path.startswith(directory) for path in hdfs.placements()) < count:
-        assert time.monotonic() < deadline, f"no {count} chunks in {directory}"
-        Event().wait(0.1)
+def files_in(hdfs: HdfsCluster, directory: str) -> int:
+    """How many files of a directory have been given a block."""
+    return sum(path.startswith(f"{directory}/") for path in hdfs.placements())
 
 
 def write_during(
@@ -54,21 +52,34 @@ def write_during(
 
     def happen() -> None:
         try:
-            wait_for_chunks(hdfs, directory, BEFORE)
+            wait_until(lambda: files_in(hdfs, directory) >= BEFORE, f"{BEFORE} chunks in {directory}")
             fault()
         except BaseException as error:  # noqa: BLE001 - shown by the test
             failures.append(error)
 
     trouble = Thread(target=happen)
     trouble.start()
-    written = list(chain.from_iterable(write_all(hdfs, url, checkpoints, hosts, directory)))
-    trouble.join()
+    try:
+        written = list(chain.from_iterable(write_all(hdfs, url, checkpoints, hosts, directory)))
+    finally:
+        trouble.join()  # nothing is broken any more when the next test begins
     assert failures == []
     assert len(written) == writers * chunks
+    assert read_back(hdfs, url, written) == list(chain.from_iterable(checkpoints))
+    return written
+
+
+def read_back(hdfs: HdfsCluster, url: str, written: Sequence[Written]) -> list[bytes]:
+    """The bytes of every chunk."""
     with CoordinatorClient(url) as client, table_of(hdfs) as table:
         reader = CheckpointWriter(client, table, hdfs.webhdfs_url)
-        assert [reader.read(one) for one in written] == list(chain.from_iterable(checkpoints))
-    return written
+        return [reader.read(one) for one in written]
+
+
+def otherwise_than_said(hdfs: HdfsCluster, written: Sequence[Written]) -> list[str]:
+    """Every chunk of which it was said that it followed its plan, but whose last block did not."""
+    placed = hdfs.placements()
+    return [one.path for one in written if one.followed and placed[one.path][-1] != list(one.hosts)]
 
 
 def test_a_datanode_dies_in_mid_run_and_the_plan_goes_on_around_it(hdfs: HdfsCluster) -> None:
@@ -82,34 +93,47 @@ def test_a_datanode_dies_in_mid_run_and_the_plan_goes_on_around_it(hdfs: HdfsClu
             assert not [one for one in after if victim in one.hosts]
             assert not_as_planned(hdfs, after) == []
         finally:
+            with suppress(HdfsError):  # it was never killed: something else went wrong
+                hdfs.kill(victim)
             hdfs.start_node(victim)
 
 
 def test_the_namenode_is_killed_and_restarted_in_mid_run(hdfs: HdfsCluster) -> None:
-    """Writers wait for it and push their chains again into its empty table; nothing acknowledged is lost."""
+    """Writers wait for it and push their chains again into its empty table; nothing acknowledged is lost.
+
+    A chunk under way then may be placed by HDFS, as may one that is planned before all DataNodes are back; never is it
+    said that it was not. Afterwards all is as planned again.
+    """
     with running(network(hdfs.nodes, UPLINK), seed=SEED) as url, table_of(hdfs) as table:
         table.push("/before", ["r1h1"])
         run = table.run
         written = write_during(hdfs, url, SEED + 2, hdfs.restart_namenode)
         assert table.plans().chains == {}
         assert table.run != run
-    placed = hdfs.placements()
-    follow = [one for one in written if one.followed]
-    assert len(follow) >= len(written) - WRITERS  # the others were in flight when the table was lost
-    assert [one.path for one in follow if placed[one.path][-1] != list(one.hosts)] == []
+        assert otherwise_than_said(hdfs, written) == []
+        after = write_during(hdfs, url, SEED + 3, lambda: None, writers=BEFORE, chunks=1)
+        assert not_as_planned(hdfs, after) == []
 
 
 def test_safe_mode_is_waited_for(hdfs: HdfsCluster) -> None:
-    """While the NameNode takes no writes they wait; afterwards they go where they were planned."""
-
-    def fault() -> None:
+    """Writers that find the NameNode in safe mode wait, and nothing is placed; then all goes where it was planned."""
+    checkpoints = [chunks_of(SEED, writer, 1, CHUNK_BYTES) for writer in range(WRITERS)]
+    with (
+        running(network(hdfs.nodes, UPLINK), seed=SEED) as url,
+        table_of(hdfs) as table,
+        ThreadPoolExecutor(1) as pool,
+    ):
         hdfs.admin("-safemode", "enter")
-        hdfs.wait(lambda seen: seen.safe_mode, "safe mode")
-        hdfs.admin("-safemode", "leave")
-
-    with running(network(hdfs.nodes, UPLINK), seed=SEED) as url:
-        written = write_during(hdfs, url, SEED + 4, fault)
-        assert not_as_planned(hdfs, written, begun_before=True) == []
+        try:
+            led_before = table.plans().used
+            writing = pool.submit(write_all, hdfs, url, checkpoints, list(hdfs.addresses), "/safe")
+            wait_until(lambda: table.plans().used > led_before, "a writer that is led to a DataNode")
+            assert files_in(hdfs, "/safe") == 0
+        finally:
+            hdfs.admin("-safemode", "leave")
+        written = list(chain.from_iterable(writing.result()))
+        assert not_as_planned(hdfs, written) == []
+        assert read_back(hdfs, url, written) == list(chain.from_iterable(checkpoints))
 
 
 @pytest.mark.slow
@@ -127,9 +151,7 @@ def test_sixteen_writers_survive_all_of_it(runtime: Runtime, tmp_path: Path) -> 
 
         with running(network(hdfs.nodes, UPLINK), seed=SEED) as url:
             written = write_during(hdfs, url, SEED, faults, victim, writers=16, chunks=8)
-            placed = hdfs.placements()
-            follow = [one for one in written if one.followed]
-            assert [one.path for one in follow if placed[one.path][-1] != list(one.hosts)] == []
+            assert otherwise_than_said(hdfs, written) == []
             healed = write_during(hdfs, url, SEED + 1, lambda: None, writers=16, chunks=8)
             assert not_as_planned(hdfs, healed) == []
             assert any(victim in one.hosts for one in healed)

@@ -20,8 +20,10 @@ from logstore.cli import main
 from scheduler.hdfs import jars
 from scheduler.hdfs.cluster import ClusterOptions, HdfsCluster, Node, loopback_nodes
 from scheduler.hdfs.errors import HdfsError, HdfsUnavailable
+from scheduler.hdfs.keeper import marked
 from scheduler.hdfs.launch import Runtime
 from scheduler.topology_file import load_topology
+from tests.hdfs.writers import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 END_MS = 30_000
@@ -58,27 +60,42 @@ def wait_for_end(pidfds: list[int]) -> None:
         os.close(pidfd)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: signal.Signals(number).name)
-def test_the_command_takes_everything_with_it(runtime: Runtime, tmp_path: Path, number: signal.Signals) -> None:
-    """Ctrl-C, and kill -9: all daemons are gone, and so is every file; the topology it wrote is readable."""
+def test_the_command_takes_everything_with_it(runtime: Runtime, tmp_path: Path) -> None:
+    """Ctrl-C: all daemons are gone, and so is every file; the topology it wrote is readable."""
     described = tmp_path / "network.toml"
     options = ("--datanodes", "1", "--racks", "1", "--directory", str(tmp_path / "hdfs"), "--json")
     with command(*options, "--topology", str(described)) as process:
         assert process.stdout is not None
-        ready: dict[str, Any] = json.loads(process.stdout.readline())
+        line = process.stdout.readline()
+        assert line, process.stderr.read() if process.stderr is not None else ""
+        ready: dict[str, Any] = json.loads(line)
         client = InsecureClient(ready["webhdfs"], user="test")
         client.write("/there", data=b"it is", replication=1)
         assert client.status("/there")["length"] == len(b"it is")
         assert Path(ready["directory"]).is_dir()
         children = [os.pidfd_open(child) for child in children_of(process.pid)]
         assert len(children) == 3  # NameNode, DataNode, keeper
-        process.send_signal(number)
-        assert process.wait() == (0 if number is signal.SIGINT else -signal.SIGKILL)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(END_MS / 1000) == 0
         wait_for_end(children)
     assert list((tmp_path / "hdfs").iterdir()) == []
     assert [(server.name, server.address) for server in load_topology(described).servers] == [
         (node["name"], node["address"]) for node in ready["datanodes"]
     ]
+
+
+def test_a_killed_start_leaves_nothing(runtime: Runtime, tmp_path: Path) -> None:
+    """kill -9 while a DataNode is being started, of which nobody took note yet: it goes as all the others do."""
+    with command("--datanodes", "1", "--racks", "1", "--directory", str(tmp_path)) as process:
+        wait_until(lambda: any(tmp_path.glob("hdfs-*/datanode-*.log")), "a DataNode that is being started")
+        (directory,) = tmp_path.iterdir()
+        children = [os.pidfd_open(child) for child in children_of(process.pid)]
+        assert len(children) >= 2  # NameNode, keeper
+        process.kill()
+        assert process.wait(END_MS / 1000) == -signal.SIGKILL
+        wait_for_end(children)
+    assert marked(str(directory)) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_failed_start_shows_why_and_leaves_nothing(runtime: Runtime, tmp_path: Path) -> None:

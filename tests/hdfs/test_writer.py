@@ -16,7 +16,7 @@ from scheduler.hdfs.errors import ChunkLost
 from scheduler.hdfs.plan_table import PlanTable
 from scheduler.hdfs.webhdfs import block_bytes
 from scheduler.hdfs.writer import CheckpointWriter, WriterSettings
-from tests.hdfs.writers import table_of
+from tests.hdfs.writers import table_of, wait_until
 
 WAIT_S = 60
 CHUNK = b"0123456789" * 100_000
@@ -53,8 +53,7 @@ def test_a_chunk_that_is_planned_anew_is_written_once_more_and_only_then(hdfs: H
         assert held.reading.wait(WAIT_S)
         (flight,) = client.status()["in_flight"]
         client.deregister(flight["hosts"][2])
-        while client.status()["in_flight"][0]["attempt"] == 1:
-            Event().wait(0.02)
+        wait_until(lambda: [one["attempt"] for one in client.status()["in_flight"]] == [2], "a second attempt")
         assert held.reads == 1  # the new attempt waits for the old one
         held.release.set()
         (written,) = future.result(WAIT_S)

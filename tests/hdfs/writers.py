@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
+from threading import Event
 
 from scheduler.client import CoordinatorClient
 from scheduler.hdfs.cluster import HdfsCluster
@@ -12,6 +14,7 @@ from scheduler.hdfs.plan_table import PlanTable
 from scheduler.hdfs.writer import CheckpointWriter, WriterSettings, Written
 
 PATIENCE_S = 60.0
+END_S = 60
 
 
 def chunks_of(seed: int, writer: int, chunks: int, size_bytes: int) -> list[bytes]:
@@ -43,17 +46,21 @@ def write_all(
         return list(pool.map(one, range(len(checkpoints))))
 
 
-def not_as_planned(hdfs: HdfsCluster, written: Sequence[Written], *, begun_before: bool = False) -> list[str]:
-    """Every chunk whose way in the NameNode's or the DataNodes' logs differs from its plan, in words.
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Wait for something that must come."""
+    deadline = time.monotonic() + END_S
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {END_S} s: {what}"
+        Event().wait(0.05)
 
-    With `begun_before`, HDFS may have broken off writing a chunk and been asked again: then the last time counts.
-    """
+
+def not_as_planned(hdfs: HdfsCluster, written: Sequence[Written]) -> list[str]:
+    """Every chunk whose way in the NameNode's or the DataNodes' logs differs from its plan, in words."""
     placed, travelled = hdfs.placements(), hdfs.travels()
     wrong = []
     for one in written:
         planned = [list(one.hosts)]
-        ways = [placed.get(one.path, []), travelled.get(one.path, [])]
-        seen = (*(way[-1:] if begun_before else way for way in ways), one.led_to)
+        seen = (placed.get(one.path), travelled.get(one.path), one.led_to)
         if seen != (planned, planned, hdfs.addresses[one.hosts[0]]):
             wrong.append(f"{one.path}: planned {planned[0]}, NameNode {seen[0]}, DataNodes {seen[1]}, led to {seen[2]}")
     return wrong

@@ -48,6 +48,9 @@ public final class PlanServer extends Configured implements ServicePlugin {
     private static final Logger LOG = LoggerFactory.getLogger(PlanServer.class);
     private static final int THREADS = 4;
 
+    /** So long a request may take to come, and an answer to be taken: nobody holds a thread for longer. */
+    private static final int CALL_SECONDS = 5;
+
     private final ObjectMapper json = new ObjectMapper();
     private final PlanTable table;
     private final String run = UUID.randomUUID().toString();
@@ -78,6 +81,9 @@ public final class PlanServer extends Configured implements ServicePlugin {
                 throw new IllegalStateException(TOKEN_FILE_KEY + ": " + file + " is empty");
             }
             System.setProperty("sun.net.httpserver.nodelay", "true"); // else an answer may wait 40 ms
+            System.setProperty("sun.net.httpserver.maxReqTime", String.valueOf(CALL_SECONDS));
+            System.setProperty("sun.net.httpserver.maxRspTime", String.valueOf(CALL_SECONDS));
+            System.setProperty("sun.net.httpserver.clockTick", "1000"); // else those are counted in tens of seconds
             server = HttpServer.create(
                     new InetSocketAddress(address.substring(0, colon), Integer.parseInt(address.substring(colon + 1))), 0);
         } catch (IOException error) {

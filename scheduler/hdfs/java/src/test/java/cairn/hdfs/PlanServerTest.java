@@ -5,14 +5,18 @@ import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
+import java.net.Socket;
 import java.net.URI;
 import java.net.http.HttpClient;
 import java.net.http.HttpRequest;
 import java.net.http.HttpRequest.BodyPublishers;
 import java.net.http.HttpResponse;
 import java.net.http.HttpResponse.BodyHandlers;
+import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.time.Duration;
+import java.util.ArrayList;
 import java.util.List;
 import org.apache.hadoop.conf.Configuration;
 import org.junit.jupiter.api.AfterEach;
@@ -53,6 +57,7 @@ class PlanServerTest {
         HttpRequest request = HttpRequest.newBuilder(uri)
                 .method(method, BodyPublishers.ofString(body))
                 .header("Authorization", "Bearer " + token)
+                .timeout(Duration.ofSeconds(60))
                 .build();
         return client.send(request, BodyHandlers.ofString());
     }
@@ -103,6 +108,24 @@ class PlanServerTest {
         assertEquals(400, call("PUT", "x".repeat(PlanServer.BODY_BYTES_MAX + 1)).statusCode());
         assertEquals(404, call("GET", "/v1/other", "secret", "").statusCode());
         assertEquals(405, call("POST", "{}").statusCode());
+    }
+
+    @Test
+    void whoNeverEndsARequestHoldsNobodyUp() throws Exception {
+        List<Socket> strangers = new ArrayList<>();
+        try {
+            for (int each = 0; each < 20; each++) {
+                Socket stranger = new Socket("127.0.0.1", server.port());
+                strangers.add(stranger);
+                String begin = "PUT /v1/plans HTTP/1.1\r\nContent-Length: 9\r\n" + (each % 2 == 0 ? "" : "\r\n{");
+                stranger.getOutputStream().write(begin.getBytes(StandardCharsets.US_ASCII));
+            }
+            assertEquals(200, call("GET", "").statusCode());
+        } finally {
+            for (Socket stranger : strangers) {
+                stranger.close();
+            }
+        }
     }
 
     @Test
