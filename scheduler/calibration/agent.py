@@ -9,6 +9,7 @@ Invariants:
 
 import hmac
 import json
+import math
 import os
 import secrets
 import shutil
@@ -166,16 +167,18 @@ class Agent:
         """Write so many bytes that come in, sync them; the seconds from the first byte to the end of the sync."""
         with self._room(int(size)), tempfile.TemporaryFile(dir=self.settings.directory) as file:
             with trio.fail_after(self.settings.limits.disk_s):
-                began, taken = None, lines.rest()
+                if lines.rest():
+                    raise CalibrationError("bytes came before they were asked for")
+                began, taken = 0.0, 0
                 while taken < size:
                     data = await lines.stream.receive_some(BLOCK_BYTES)
                     if not data:
                         raise CalibrationError(f"the sender stopped after {taken} of {size:.0f} bytes")
-                    began = trio.current_time() if began is None else began
+                    began = began or trio.current_time()
                     taken += len(data)
                     await trio.to_thread.run_sync(file.write, data, limiter=self._threads)
                 await trio.to_thread.run_sync(_sync, file, limiter=self._threads)
-                return trio.current_time() - (trio.current_time() if began is None else began)
+                return max(trio.current_time() - began, 1e-9)
 
     async def _send(self, lines: Lines, asked: "_Asked") -> Mapping[str, object]:
         """Send to other agents at once, `streams` connections to each; the rates that each of them counted."""
@@ -288,14 +291,17 @@ class _Asked:
 
 
 async def count(stream: trio.abc.ReceiveStream, seconds: float, warm_up_s: float) -> float:
-    """Bytes per second between the warm-up and the end. A shaped link lets a burst through first: that is left out."""
+    """Bytes per second between the warm-up and the end. A shaped link lets a burst through first: that is left out.
+
+    If nothing came in that time, because this machine or the sender stood still, it is waited for: a rate is never 0.
+    """
     data = await stream.receive_some(BLOCK_BYTES)
     began = trio.current_time()
     first_at, last_at, counted = began, began, 0
     if warm_up_s == 0:
         counted = len(data)
-    while data and last_at < began + seconds:
-        with trio.move_on_at(began + seconds) as scope:
+    while data and (last_at < began + seconds or counted == 0):
+        with trio.move_on_at(began + seconds if counted else math.inf) as scope:
             data = await stream.receive_some(BLOCK_BYTES)
         now = trio.current_time()
         if scope.cancelled_caught or not data:
@@ -306,6 +312,8 @@ async def count(stream: trio.abc.ReceiveStream, seconds: float, warm_up_s: float
         else:
             counted += len(data)
         last_at = now
+    if counted == 0:
+        raise CalibrationError("the sender stopped before anything could be counted")
     return counted / max(last_at - first_at, 1e-9)
 
 

@@ -1,18 +1,22 @@
 """A small network to measure: hosts in network namespaces, behind two switches, every link shaped by `tc tbf`.
 
-Everything is named with a prefix of ours and removed at the end. Addresses are from 198.18.0.0/15 (RFC 2544: tests).
+Everything is named with a prefix of ours and removed at the end; who comes while another run has the network waits for
+its end. Addresses are from 198.18.0.0/15 (RFC 2544: tests).
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import IO
 
 PREFIX = "tpa"
 SWITCH = f"{PREFIX}-switch"
@@ -29,8 +33,9 @@ def why_not() -> str:
     for tool in ("ip", "tc"):
         if shutil.which(tool) is None:
             return f"{tool} (iproute2) is not installed"
-    made = subprocess.run(["ip", "netns", "add", f"{PREFIX}-try"], capture_output=True, text=True, check=False)
-    subprocess.run(["ip", "netns", "del", f"{PREFIX}-try"], capture_output=True, check=False)
+    name = f"try-{PREFIX}-{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
+    subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
     return "" if made.returncode == 0 else f"no network namespaces here: {made.stderr.strip()}"
 
 
@@ -42,18 +47,24 @@ class ShapedNetwork:
     def __init__(self, hosts: dict[str, tuple[int, float, float]], between: tuple[float, float]) -> None:
         self.hosts = hosts
         self.between = between
+        self._lock: IO[str] | None = None
 
     def __enter__(self) -> ShapedNetwork:
-        self._clear()
+        self._lock = (Path(tempfile.gettempdir()) / f"{PREFIX}-network.lock").open("w")
         try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            self._clear()
             self._build()
         except BaseException:
-            self._clear()
+            self.__exit__(None, None, None)
             raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._clear()
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def address(self, name: str) -> str:
         """A host's address."""

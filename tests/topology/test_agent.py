@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -24,7 +25,7 @@ from scheduler.topology import racks
 LOCAL = Address("127.0.0.1", 0)
 TOKEN = b"secret"
 LIMIT_S = 30.0
-SMALL = Limits(connections=4, seconds=1, streams=4, writers=4, disk_bytes=1 << 20, handshake_s=0.5, disk_s=20)
+SMALL = Limits(connections=4, seconds=1, streams=4, writers=4, disk_bytes=1 << 20, disk_s=20)
 
 
 @asynccontextmanager
@@ -126,6 +127,24 @@ async def test_the_burst_at_the_start_is_left_out(autojump_clock: trio.testing.M
         nursery.cancel_scope.cancel()
 
 
+async def test_what_comes_late_is_waited_for(autojump_clock: trio.testing.MockClock) -> None:
+    """A machine that stands still until the time is over makes a rate low, not 0; who sends no more has none."""
+    near, far = trio.testing.memory_stream_one_way_pair()
+
+    async def feed() -> None:
+        await near.send_all(bytes(1_000))
+        await trio.sleep(4)
+        await near.send_all(bytes(1_000))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(feed)
+        assert await count(far, 2.0, 0.5) == pytest.approx(250)
+        await near.send_all(bytes(1_000))
+        await near.aclose()
+        with pytest.raises(CalibrationError, match="the sender stopped"):
+            await count(far, 2.0, 0.5)
+
+
 async def test_a_link_that_stops_is_slow(autojump_clock: trio.testing.MockClock) -> None:
     """Silence counts as time; the measurement ends when it should."""
     near, far = trio.testing.memory_stream_one_way_pair()
@@ -224,8 +243,25 @@ async def test_strangers(tmp_path: Path, data: bytes) -> None:
         await ask(agent, TOKEN, {"do": "hello"}, LIMIT_S)
 
 
+async def test_bytes_nobody_asked_for(tmp_path: Path) -> None:
+    """What comes right behind a request is refused, and harms nobody else."""
+    request = json.dumps({"do": "take", "bytes": 10})
+    async with running(tmp_path) as agent:
+        async with await trio.open_tcp_stream(*agent) as stream:
+            nonce = json.loads(await stream.receive_some(1000))["nonce"]
+            line = {"request": request, "proof": proof(TOKEN, nonce, request)}
+            await stream.send_all(json.dumps(line).encode() + b"\n" + bytes(10))
+            said = b""
+            with trio.fail_after(LIMIT_S):
+                while b"before they were asked for" not in said:
+                    part = await stream.receive_some(1000)
+                    assert part, said
+                    said += part
+        assert await problem_of(agent, {"do": "hello"}) is None
+
+
 async def test_silent_and_many_connections(tmp_path: Path) -> None:
-    """Silence has an end; more than so many connections are told so at once."""
+    """More than so many connections are told so at once; silence has an end."""
     async with running(tmp_path) as agent:
         silent = [await trio.open_tcp_stream(*agent) for _ in range(SMALL.connections)]
         for stream in silent:
@@ -234,10 +270,16 @@ async def test_silent_and_many_connections(tmp_path: Path) -> None:
             await ask(agent, TOKEN, {"do": "hello"}, LIMIT_S)
         with trio.fail_after(LIMIT_S):
             for stream in silent:
-                assert b"took too long" in await stream.receive_some(1000)
                 await stream.aclose()
             while (problem := await problem_of(agent, {"do": "hello"})) is not None:
                 assert "busy" in problem
+    async with running(tmp_path, limits=replace(SMALL, handshake_s=0.2)) as agent:
+        with trio.fail_after(LIMIT_S):
+            async with await trio.open_tcp_stream(*agent) as stream:
+                said = b""
+                while part := await stream.receive_some(1000):
+                    said += part
+        assert b"took too long" in said
 
 
 async def test_a_calibrator_that_goes_away_stops_its_work(tmp_path: Path) -> None:
