@@ -18,7 +18,7 @@ from hdfs import InsecureClient
 from benchmarks.cluster.chunks import Chunk
 from benchmarks.cluster.experiment import Experiment
 from benchmarks.cluster.hdfs_host import USER, chunk_path
-from benchmarks.cluster.hosts import HostFailed, Hosts
+from benchmarks.cluster.hosts import ANSWER_SECONDS, HostFailed, Hosts
 from benchmarks.cluster.links import Rates, measure
 from benchmarks.cluster.network import CONTROL_ADDRESS, Network
 from benchmarks.cluster.setting import Setting
@@ -62,7 +62,7 @@ class RealHdfs(Experiment):
         self.hdfs = hdfs
         self._folder = ""
         self._prepared = 0
-        self._client = InsecureClient(hdfs.webhdfs_url, user=USER)
+        self._client = InsecureClient(hdfs.webhdfs_url, user=USER, timeout=ANSWER_SECONDS)
 
     def prepare(self) -> None:
         """Delete the folder of the run before; the next has its own."""

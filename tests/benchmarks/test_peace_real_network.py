@@ -81,12 +81,16 @@ def test_second_start_is_refused_while_the_first_lives() -> None:
 def test_leftovers_of_a_killed_run_are_removed() -> None:
     """After kill -9 of the first, the next start clears up, processes in the namespaces included."""
     first = holder()
-    inside = subprocess.Popen(["ip", "netns", "exec", "cpr-r1h1", "sleep", "600"])
+    command = ["ip", "netns", "exec", "cpr-r1h1", "sh", "-c", "echo in; exec sleep 600"]
+    inside = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert inside.stdout is not None
+    assert inside.stdout.readline() == "in\n"
     first.kill()
     first.communicate(timeout=SECONDS)
     assert len(namespaces()) == 5
     with Network([1, 1], 5e6):
         assert inside.wait(SECONDS) == -signal.SIGKILL
+        inside.stdout.close()
         assert len(namespaces()) == 3
     assert gone()
 
