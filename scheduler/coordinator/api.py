@@ -60,7 +60,7 @@ REQUEST_VIEW = Record(
         "writer": Field(Maybe(NAME), "the host that writes or reads"),
         "chunks": Field(Whole(), "chunks in all"),
         "done": Field(Whole(), "chunks done"),
-        "place": Field(Maybe(PLACE), "its place in the queue while chunks of it wait"),
+        "place": Field(Maybe(PLACE), "its place in the queue, zeros while nothing of it waits; null when it is over"),
         "go": Field(ListOf(EVENT_RECORD), "the chunks that are to be written right now"),
         "last_event": Field(Whole(), "number of its newest event; ask for what comes after it"),
         "why": Field(Maybe(Text(500, 0)), "why it failed or was cancelled, if anything was said"),

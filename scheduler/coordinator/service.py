@@ -22,7 +22,7 @@ from scheduler.coordinator.http.server import Report
 from scheduler.coordinator.journal import Journal
 from scheduler.coordinator.ledger import Ledger, Tracked, asked_text, host_change, restore_hosts
 from scheduler.coordinator.metadata.interface import Change
-from scheduler.errors import PlanInvalid, SchedulerError
+from scheduler.errors import PlanInvalid, RequestError, SchedulerError
 from scheduler.peace.online import OnlineScheduler, Place, Settings, Status, Submission
 from scheduler.peace.online.records import ChunkRecord, Outcome, RequestRecord, RequestState
 from scheduler.peace.plan import Planner
@@ -209,7 +209,13 @@ class Coordinator:
                 raise ApiError(
                     CONFLICT, f"sources[{chunk}]={shown(names)}: all are lost; register one first", f"sources[{chunk}]"
                 )
-        outcome = self._scheduler.submit(wanted, self.now_ms())
+        try:
+            outcome = self._scheduler.submit(wanted, self.now_ms())
+        except RequestError as error:
+            if error.field == "placement" and wanted.placement is None:
+                # The placement is what the scheduler made of the number.
+                raise RequestError("replicas", f"{wanted.replicas}: {error}") from error
+            raise
         tracked, change = self.ledger.open(wanted)
         tracked.heard_ms = self.now_ms()
         self.world.report("submitted", {"request": wanted.name, "writer": wanted.writer, "chunks": wanted.chunks})
@@ -231,9 +237,10 @@ class Coordinator:
                 return name
 
     async def request(self, name: str) -> Tracked:
-        """A request as it is stored. Raises ApiError if there is none."""
+        """A request; what is stored of it may be told. Raises ApiError if there is none, StoreError if nothing is."""
         tracked = self._tracked(name)
-        await self.journal.durable()
+        if tracked.told is None:
+            await self.journal.durable()
         return tracked
 
     def place(self, name: str) -> Place | None:

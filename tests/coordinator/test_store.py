@@ -209,6 +209,7 @@ def test_a_disk_that_fails_is_503_and_goes_on(flaky: Flaky) -> None:
         for _ in range(2):
             with pytest.raises(Unavailable, match="disk I/O error"):
                 client.submit("r1h2", chunks=1)
+        assert client.request("before")["state"] == "running", "what is stored can be asked for all the while"
         assert ask(url, "GET", "/health").status == 503
         refused = ask(url, "POST", "/v1/requests", {"writer": "r1h2", "chunks": 1})
         assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
