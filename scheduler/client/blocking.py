@@ -3,7 +3,8 @@
 Invariants:
 * Thread-safe: a connection has one user at a time, who alone closes it, and there are as many as questions at a time.
   A Write's `goes` is for one thread, its gos are for any.
-* A lost connection, a restarted coordinator and a full disk are waited for, `patience_s` seconds for each question.
+* A lost connection, a restarted coordinator and a full disk are waited for, `patience_s` seconds for each question,
+  from its first failure on.
 * Keep-alives of registered hosts are sent by one daemon thread until the client is closed.
 """
 
@@ -260,7 +261,7 @@ class CoordinatorClient:
     def ask(self, question: Ask, *, patience_s: float | None = None) -> dict[str, Any]:
         """Ask until there is an answer. Raises Refused, Unavailable, NotUnderstood."""
         patience_s = self._patience_s if patience_s is None else patience_s
-        backoff = core.Backoff(self._random, patience_s, time.monotonic())
+        backoff = core.Backoff(self._random, patience_s)
         while True:
             try:
                 return core.understood(*self._once(question))

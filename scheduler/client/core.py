@@ -148,15 +148,19 @@ def keep_alive_every_s(view: Mapping[str, Any]) -> float:
 
 
 class Backoff:
-    """How long to wait before the next try of one question, with jitter; an end after `patience_s`."""
+    """How long to wait before a question's next try, with jitter; an end `patience_s` after its first failure."""
 
-    def __init__(self, random: Random, patience_s: float, now_s: float) -> None:
+    def __init__(self, random: Random, patience_s: float) -> None:
         self._random = random
-        self._end_s = now_s + patience_s
+        self._patience_s = patience_s
+        self._end_s: float | None = None
         self._delay_s = FIRST_DELAY_S
 
     def after(self, error: Exception, now_s: float, what: str) -> float:
         """Seconds to wait now that this went wrong. Raises Unavailable when patience is over."""
+        if self._end_s is None:
+            # Not from the question on: that may have waited long for news, as it was meant to.
+            self._end_s = now_s + self._patience_s
         if now_s >= self._end_s:
             raise Unavailable(f"{what}: {str(error) or error.__cause__ or type(error).__name__}") from error
         delay_s = self._delay_s * (0.5 + self._random.random())

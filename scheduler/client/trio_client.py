@@ -2,7 +2,8 @@
 
 Invariants:
 * One client serves any number of tasks; a connection has one user at a time, an interrupted one is closed.
-* A lost connection, a restarted coordinator and a full disk are waited for, `patience_s` seconds for each question.
+* A lost connection, a restarted coordinator and a full disk are waited for, `patience_s` seconds for each question,
+  from its first failure on.
 * Keep-alives of registered hosts are sent by a task of the client's own while it is open (`async with`).
 """
 
@@ -286,7 +287,7 @@ class TrioCoordinatorClient:
     async def ask(self, question: Ask, *, patience_s: float | None = None) -> dict[str, Any]:
         """Ask until there is an answer. Raises Refused, Unavailable, NotUnderstood."""
         patience_s = self._patience_s if patience_s is None else patience_s
-        backoff = core.Backoff(self._random, patience_s, trio.current_time())
+        backoff = core.Backoff(self._random, patience_s)
         while True:
             try:
                 return core.understood(*await self._once(question))

@@ -115,9 +115,11 @@ class Dispatch:
                 allowed.append(route.method)
         self._check_client(request)  # strangers do not learn which paths there are
         if allowed:
-            error = ApiError(METHOD_NOT_ALLOWED, f"{method[:20]} is not possible here; {', '.join(allowed)} is")
-            error.add_note(", ".join([*allowed, "HEAD"] if "GET" in allowed else allowed))
-            raise error
+            raise ApiError(
+                METHOD_NOT_ALLOWED,
+                f"{method[:20]} is not possible here; {', '.join(allowed)} is",
+                headers={"Allow": ", ".join([*allowed, "HEAD"] if "GET" in allowed else allowed)},
+            )
         path = "/" + "/".join(segments)
         raise ApiError(
             NOT_FOUND, f"no such path{nearest(path, [one.path for one in ROUTES])}; /openapi.json lists them all"
@@ -133,18 +135,17 @@ class Dispatch:
                 "Host",
             )
         if not self.knows(request.headers):
-            raise ApiError(UNAUTHORIZED, "this coordinator wants its token: Authorization: Bearer TOKEN")
+            raise ApiError(
+                UNAUTHORIZED,
+                "this coordinator wants its token: Authorization: Bearer TOKEN",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
 
     def _error(self, operation: str, error: Exception) -> HttpResponse:
         match error:
             case ApiError():
-                headers = {}
-                if error.status == METHOD_NOT_ALLOWED:
-                    headers["Allow"] = error.__notes__[0]
-                if error.status == UNAUTHORIZED:
-                    headers["WWW-Authenticate"] = "Bearer"
-                if error.status == UNAVAILABLE:
-                    headers["Retry-After"] = str(error.retry_after_s or RETRY_AFTER_S)
+                later = {"Retry-After": str(RETRY_AFTER_S)} if error.status == UNAVAILABLE else {}
+                headers = {**later, **error.headers}
                 return error_response(error.status, error.message, field_name=error.field, headers=headers)
             case RequestError():
                 return error_response(BAD_REQUEST, str(error), field_name=error.field)

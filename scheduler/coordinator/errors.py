@@ -4,6 +4,8 @@ Invariants: `ApiError` is the caller's fault or says when to try again, and beco
 prevents a start, as one clear line; `StoreError` is the disk's fault.
 """
 
+from collections.abc import Mapping
+
 from scheduler.errors import SchedulerError
 
 
@@ -11,13 +13,13 @@ class ApiError(SchedulerError):
     """An answer that is not what was asked for: an HTTP status, a message, and the field to change if there is one."""
 
     def __init__(
-        self, status: int, message: str, field: str | None = None, *, retry_after_s: int | None = None
+        self, status: int, message: str, field: str | None = None, *, headers: Mapping[str, str] | None = None
     ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.field = field
-        self.retry_after_s = retry_after_s
+        self.headers = headers or {}
 
 
 class StartError(SchedulerError):

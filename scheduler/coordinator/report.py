@@ -47,4 +47,4 @@ class Reporter:
 
 def _quoted(text: str) -> str:
     plain = text and text.isprintable() and not any(character in text for character in ' "=')
-    return text if plain else json.dumps(text, ensure_ascii=False)
+    return text if plain else json.dumps(text, ensure_ascii=not text.isprintable())

@@ -460,10 +460,34 @@ def test_an_answer_that_is_cut_is_asked_for_again(broken: Reply) -> None:
         both(url, use, use_trio)
 
 
+def test_patience_begins_with_the_first_failure() -> None:
+    """A question that waited for long, as it was meant to, has all its patience left when its connection is lost."""
+    replies: Queue[Reply] = Queue()
+
+    def answer(asked: str) -> Reply:
+        reply = replies.get()
+        if reply.close:
+            threading.Event().wait(0.4)
+        return reply
+
+    def use(client: CoordinatorClient) -> None:
+        replies.put(Reply(200, body=b"{", claimed=2, close=True))
+        replies.put(Reply(200, {"whole": 1}))
+        assert client.ask(core.events("a", 0, 30), patience_s=0.3) == {"whole": 1}
+
+    async def use_trio(client: TrioCoordinatorClient) -> None:
+        replies.put(Reply(200, body=b"{", claimed=2, close=True))
+        replies.put(Reply(200, {"whole": 1}))
+        assert await client.ask(core.events("a", 0, 30), patience_s=0.3) == {"whole": 1}
+
+    with stand_in(answer) as url:
+        both(url, use, use_trio)
+
+
 @given(st.integers(0, 1000), st.floats(0, 100), st.lists(st.floats(0, 5), max_size=30))
 def test_backing_off_is_bounded(seed: int, patience_s: float, pauses: list[float]) -> None:
     """Delays grow, with jitter, to at most three seconds; none goes beyond the end of patience."""
-    backoff = core.Backoff(Random(seed), patience_s, 100.0)
+    backoff = core.Backoff(Random(seed), patience_s)
     now_s, end_s = 100.0, 100.0 + patience_s
     for pause_s in pauses:
         if now_s >= end_s:

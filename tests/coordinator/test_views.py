@@ -137,5 +137,7 @@ def test_a_log_that_cannot_be_written_is_lost() -> None:
     reporter = Reporter(lambda: 0, target)
     reporter("go", {"a": "b\nc"})
     assert target.getvalue() == 'time=1970-01-01T00:00:00.000+00:00 level=info event=go a="b\\nc"\n'
+    reporter("go", {"a": "\x9b\ud800"})
+    assert target.getvalue().endswith(' a="\\u009b\\ud800"\n'), "what is no text for a terminal is spelled out"
     target.close()
     reporter("go", {})
