@@ -289,10 +289,9 @@ class CoordinatorClient:
             self._busy.add(connection)
         again = False
         try:
-            connection.timeout = self._timeout_s + question.wait_s
             if connection.sock is None:
                 connection.connect()
-            connection.sock.settimeout(connection.timeout)
+            connection.sock.settimeout(self._timeout_s + question.wait_s)
             if self._closed.is_set():
                 raise CoordinatorError("the client is closed")
             headers = question.headers(self._at.authority, self._token)
@@ -316,8 +315,8 @@ class CoordinatorClient:
 
     def _new(self) -> HTTPConnection:
         if self._tls is None:
-            return HTTPConnection(self._at.host, self._at.port)
-        return HTTPSConnection(self._at.host, self._at.port, context=self._tls)
+            return HTTPConnection(self._at.host, self._at.port, timeout=self._timeout_s)
+        return HTTPSConnection(self._at.host, self._at.port, timeout=self._timeout_s, context=self._tls)
 
     def _close_idle(self) -> None:
         with self._lock:

@@ -325,7 +325,14 @@ class TrioCoordinatorClient:
             await trio.aclose_forcefully(self._idle.pop().stream)
 
     async def _connected(self) -> _Wire:
-        stream: trio.abc.Stream = await trio.open_tcp_stream(self._at.host, self._at.port)
-        if self._tls is not None:
-            stream = trio.SSLStream(stream, self._tls, server_hostname=self._at.host, https_compatible=True)
-        return _Wire(stream)
+        with trio.fail_after(self._timeout_s):
+            plain = await trio.open_tcp_stream(self._at.host, self._at.port)
+            if self._tls is None:
+                return _Wire(plain)
+            stream = trio.SSLStream(plain, self._tls, server_hostname=self._at.host, https_compatible=True)
+            try:
+                await stream.do_handshake()
+            except BaseException:
+                await trio.aclose_forcefully(stream)
+                raise
+            return _Wire(stream)

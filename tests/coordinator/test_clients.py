@@ -460,6 +460,22 @@ def test_an_answer_that_is_cut_is_asked_for_again(broken: Reply) -> None:
         both(url, use, use_trio)
 
 
+def test_who_does_not_even_greet_is_not_waited_for() -> None:
+    """To connect may take `timeout_s`, whatever the question may take after that."""
+    question = core.events("a", 0, 60)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        url = f"https://127.0.0.1:{mute.getsockname()[1]}"
+        with CoordinatorClient(url, timeout_s=0.1, patience_s=0) as client, pytest.raises(Unavailable):
+            client.ask(question)
+
+        async def main() -> None:
+            async with TrioCoordinatorClient(url, timeout_s=0.1, patience_s=0) as client:
+                with trio.fail_after(10), pytest.raises(Unavailable):
+                    await client.ask(question)
+
+        trio.run(main)
+
+
 def test_patience_begins_with_the_first_failure() -> None:
     """A question that waited for long, as it was meant to, has all its patience left when its connection is lost."""
     replies: Queue[Reply] = Queue()
