@@ -379,6 +379,30 @@ def test_a_host_that_is_back_is_told_in_the_order_of_the_requests() -> None:
     assert [record.name for record in changed if isinstance(record, RequestRecord)] == names
 
 
+def test_what_a_head_leaves_of_its_reservation_is_free_at_once() -> None:
+    """It finds another way earlier than the reserved one; a host that was held for it takes the next chunk at once."""
+    names = [("a", "left"), ("d", "left"), ("b1", "right"), ("b2", "right"), ("e1", "far"), ("e2", "far")]
+    servers = [Server(name, rack, 4, 1) for name, rack in names] + [Server("w", "right", 1, 0)]
+    links = [link for rack in ("left", "right", "far") for link in both_ways(rack, "core", 8)]
+    topology = Topology(servers, links, switches=["core", "left", "right", "far"])
+    pair = ("other-rack:0", "same-rack:1")
+    for seed in range(20):
+        world = World(topology, PaperPlanner, Settings(), seed)
+        world.submit(Submission("in the way", "w", 1, placement=("same-rack:0",)))
+        world.submit(Submission("far", "d", 1, placement=pair))
+        world.submit(Submission("head", "a", 1, placement=pair))
+        held = set(world.scheduler.status().reserved)
+        if held != {"a", "b1", "b2"}:
+            continue
+        world.submit(Submission("next head", "w", 1, placement=("same-rack:0",)))
+        world.submit(Submission("behind", "b1", 1, placement=("same-rack:0",)))
+        world.submit(Submission("behind too", "b2", 1, placement=("same-rack:0",)))
+        started = {go.request for go in world.cancel("far").go}
+        assert started in ({"head", "behind"}, {"head", "behind too"})
+        return
+    pytest.fail("no seed reserves the rack that is half free")
+
+
 # ---- timesteps
 
 
