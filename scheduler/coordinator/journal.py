@@ -4,6 +4,7 @@ Invariants:
 * One transaction is in flight; what is recorded meanwhile goes into the next.
 * What is to be told waits in `then` until the changes recorded with it are durable.
 * A transaction that failed is tried again, whole, before anything newer; while it fails, nothing new is taken in.
+* Nobody waits for longer than STALLED_S: a disk that hangs counts as one that fails.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -19,6 +20,9 @@ RETRY_S = 1.0
 """How long a failed transaction rests, unless somebody asks for it earlier."""
 PAUSE_S = 0.05
 """How long it rests at least."""
+STALLED_S = 5.0
+"""A transaction that takes longer is not waited for: those who wait would hold all connections, keep-alives' too."""
+STALLED = f"a transaction takes longer than {STALLED_S:g} s"
 
 
 class _Round:
@@ -53,11 +57,21 @@ class Journal:
         self._flying: _Round | None = None
         self._work = trio.Event()
         self._nudge = trio.Event()
-        self.failing: str | None = None
-        """Why nothing can be stored just now."""
+        self._error: str | None = None
+        self._began_s: float | None = None
+        self._stall_reported = False
         self.commits = 0
         self.changes = 0
         self.failures = 0
+
+    @property
+    def failing(self) -> str | None:
+        """Why nothing can be stored just now."""
+        return STALLED if self._stalled else self._error
+
+    @property
+    def _stalled(self) -> bool:
+        return self._began_s is not None and trio.current_time() - self._began_s >= STALLED_S
 
     def record(self, changes: Sequence[Change], then: Callable[[], None] | None = None) -> None:
         """These are to be stored together; `then` is called, on the event loop, once they are."""
@@ -72,17 +86,25 @@ class Journal:
         """Wait until everything recorded so far is durable. Raises StoreError if the attempt that has it fails."""
         round_ = self._next if self._pending or self._then else self._flying
         if round_ is not None:
-            await round_.ended.wait()
+            with trio.move_on_after(STALLED_S) as scope:
+                await round_.ended.wait()
+            if scope.cancelled_caught:
+                if not self._stall_reported:
+                    self._stall_reported = True
+                    self._report("store fails", {"why": STALLED})
+                raise StoreError(STALLED)
             if round_.error is not None:
                 raise StoreError(round_.error)
 
     async def ready(self) -> None:
         """Return at once if the store works; else have it tried now. Raises StoreError if it still fails."""
-        if self.failing is not None:
+        if self._stalled:
+            raise StoreError(STALLED)
+        if self._error is not None:
             self._nudge.set()
             await self.durable()
-            if self.failing is not None:
-                raise StoreError(self.failing)
+            if self._error is not None:
+                raise StoreError(self._error)
 
     async def run(self) -> None:
         """Store what is recorded, until cancelled. What is being stored then is finished first."""
@@ -91,6 +113,7 @@ class Journal:
             self._work = trio.Event()
             batch, then, round_ = self._pending, self._then, self._next
             self._pending, self._then, self._next, self._flying = {}, [], _Round(), round_
+            self._began_s = trio.current_time()
             try:
                 await self._off_load(partial(self._metadata.apply, list(batch.values())))
             except StoreError as error:
@@ -98,15 +121,15 @@ class Journal:
             else:
                 self.commits += 1
                 self.changes += len(batch)
-                if self.failing is not None:
-                    self.failing = None
+                if self._error is not None or self._stall_reported:
+                    self._error, self._stall_reported = None, False
                     self._report("store works again", {})
                 for tell in then:
                     tell()
-            self._flying = None
-            round_.error = self.failing
+            self._flying = self._began_s = None
+            round_.error = self._error
             round_.ended.set()
-            if self.failing is not None:
+            if self._error is not None:
                 await self._rest()
 
     def _keep(self, batch: dict[str, Change], then: list[Callable[[], None]], why: str) -> None:
@@ -116,9 +139,9 @@ class Journal:
         _merge(self._pending, newer)
         self._then = then + self._then
         self.failures += 1
-        if self.failing is None:
+        if self._error is None:
             self._report("store fails", {"why": why})
-        self.failing = why
+        self._error = why
         self._work.set()
 
     async def _rest(self) -> None:

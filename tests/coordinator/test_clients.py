@@ -356,12 +356,12 @@ def test_a_host_that_leaves_is_not_brought_back() -> None:
         log.append(method)
         if method == "PUT":
             asked.set()
-            gone.wait(0.2)
+            gone.wait(0.1)
             return Reply(409, {"error": "was lost"})
         if method == "DELETE":
             gone.set()
             back.clear()
-            back.wait(0.2)
+            back.wait(0.1)
         if method == "POST":
             back.set()
         return Reply(200, {"deadline_ms": 30})
@@ -483,18 +483,18 @@ def test_patience_begins_with_the_first_failure() -> None:
     def answer(asked: str) -> Reply:
         reply = replies.get()
         if reply.close:
-            threading.Event().wait(0.4)
+            threading.Event().wait(0.15)
         return reply
 
     def use(client: CoordinatorClient) -> None:
         replies.put(Reply(200, body=b"{", claimed=2, close=True))
         replies.put(Reply(200, {"whole": 1}))
-        assert client.ask(core.events("a", 0, 30), patience_s=0.3) == {"whole": 1}
+        assert client.ask(core.events("a", 0, 30), patience_s=0.1) == {"whole": 1}
 
     async def use_trio(client: TrioCoordinatorClient) -> None:
         replies.put(Reply(200, body=b"{", claimed=2, close=True))
         replies.put(Reply(200, {"whole": 1}))
-        assert await client.ask(core.events("a", 0, 30), patience_s=0.3) == {"whole": 1}
+        assert await client.ask(core.events("a", 0, 30), patience_s=0.1) == {"whole": 1}
 
     with stand_in(answer) as url:
         both(url, use, use_trio)

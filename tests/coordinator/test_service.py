@@ -12,7 +12,7 @@ import trio
 from trio.testing import MockClock
 
 from scheduler.coordinator import ledger
-from scheduler.coordinator.errors import ApiError
+from scheduler.coordinator.errors import ApiError, StoreError
 from scheduler.coordinator.journal import Journal, OffLoad
 from scheduler.coordinator.metadata.interface import Metadata
 from scheduler.coordinator.metadata.sqlite import SqliteMetadata
@@ -211,6 +211,35 @@ async def test_what_is_not_stored_is_not_told(tmp_path: Path, autojump_clock: Mo
         assert (tracked.state, len(tracked.under_way())) == ("running", 1)
         await found.done("a", 0, 1)
         assert (tracked.told.state, tracked.done, tracked.under_way()) == ("finished", {0}, [])  # type: ignore[union-attr]
+
+
+async def test_a_disk_that_hangs_is_one_that_fails(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """Nobody waits for it for long, nothing is begun, no host is blamed; when it comes back, all of it is there."""
+    slow = trio.Event()
+    slow.set()
+
+    async def off_load(work: Callable[[], None]) -> None:
+        await slow.wait()
+        work()
+
+    async with coordinator(SqliteMetadata(tmp_path / "a.db"), Clock(), off_load) as found:
+        await found.register("r1h1", None)
+        slow = trio.Event()
+        began = trio.current_time()
+        with pytest.raises(StoreError, match="longer than 5 s"):
+            await found.submit("a", write("r1h2"))  # type: ignore[arg-type]
+        with pytest.raises(StoreError, match="longer than 5 s"):
+            await found.submit("b", write("r1h2"))  # type: ignore[arg-type]
+        assert trio.current_time() - began == pytest.approx(5)
+        await trio.sleep(60)
+        assert "longer" in str(found.journal.failing)
+        assert lost(found) == []
+        found.alive("r1h1")
+        slow.set()
+        assert (await found.request("a")).told is not None
+        assert found.journal.failing is None
+        assert "b" not in found.ledger.requests
+        await found.submit("b", write("r1h2"))  # type: ignore[arg-type]
 
 
 async def test_time_never_goes_back(tmp_path: Path, autojump_clock: MockClock) -> None:
