@@ -253,6 +253,17 @@ def test_a_lost_writers_checkpoint_is_given_up(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("at_s", [1.0, 6.0])
+def test_what_a_lost_host_asks_for_is_given_up(name: str, at_s: float) -> None:
+    """Whether its loss is known by then or not; the others end."""
+    cluster = Cluster(paper_cluster())
+    jobs = (*checkpoints(cluster, [6, 14], 2), Job("late", 3, 2, at_s))
+    run = simulate(Scenario(cluster, jobs, (Loss(3, 0.5, notice_s=3.0),)), POLICIES[name], 1)
+    assert run.gave_up == ("late",)
+    assert len(run.requests) == 2
+
+
+@pytest.mark.parametrize("name", POLICIES)
 def test_recoveries_and_copies_run_beside_checkpoints(name: str) -> None:
     """Reads arrive at the reader, copies at a host that had none."""
     cluster = Cluster(paper_cluster())

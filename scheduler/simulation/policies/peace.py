@@ -24,9 +24,12 @@ class Peace:
         self._names = [server.name for server in cluster.topology.servers]
         self._index = cluster.topology.index
         self._scheduler = scheduler
+        self._lost: set[int] = set()
 
     def submit(self, job: Job, now_s: float) -> Orders:
-        """A request (w, r, k), or a recovery's reads and copies."""
+        """A request (w, r, k), or a recovery's reads and copies. A host that is known to be lost asks for nothing."""
+        if job.host in self._lost:
+            return Orders(gave_up=(job.name,))
         submission = Submission(
             name=job.name,
             writer=None if job.kind is Kind.COPY else self._names[job.host],
@@ -43,6 +46,7 @@ class Peace:
 
     def host_lost(self, host: int, broken: Sequence[Start], now_s: float) -> Orders:
         """The host's keep-alives stopped."""
+        self._lost.add(host)
         return self._orders(self._scheduler.host_lost(self._names[host], _ms(now_s)))
 
     def observe(self, view: View) -> None:
