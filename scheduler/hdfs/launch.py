@@ -160,6 +160,7 @@ def java_command(
         *runtime.archive_options(role),
         f"-Dlog4j.configuration=file:{directory / 'log4j.properties'}",
         f"-Djdk.net.hosts.file={directory / 'hosts'}",
+        f"-Djava.io.tmpdir={directory}",
         "-cp",
         runtime.class_path,
         main,
