@@ -403,6 +403,32 @@ def test_what_a_head_leaves_of_its_reservation_is_free_at_once() -> None:
     pytest.fail("no seed reserves the rack that is half free")
 
 
+def test_a_chunk_that_failed_goes_first_again() -> None:
+    """Chunks of a request start lowest first, also those that come back."""
+    world = world_of(racks([3], 1))
+    assert [go.chunk for go in world.submit(Submission("q", "r1h1", 4, placement=("anywhere",))).go] == [0, 1]
+    assert [(go.chunk, go.attempt) for go in world.fail(("q", 0, 1)).go] == [(0, 2)]
+
+
+def test_a_host_that_is_back_is_no_suspect_any_more() -> None:
+    """Whatever failed there before."""
+    world = world_of(racks([4], 1))
+    world.submit(Submission("q", "r1h1", 1, placement=("anywhere",)))
+    world.fail(("q", 0, 1), ("r1h2", "r1h3"))
+    world.lose("r1h2")
+    world.regain("r1h2")
+    assert world.request("q").avoid == ("r1h3",)
+
+
+def test_links_to_a_lost_host_are_free_again() -> None:
+    """The way to its rack, which a chunk in flight used up, serves the next attempt to its neighbour."""
+    world = world_of(racks([2, 2], 1))
+    world.lose("r2h1")
+    assert world.submit(Submission("q", "r1h1", 1, placement=("other-rack:0",))).go[0].hosts == ("r1h1", "r2h2")
+    world.regain("r2h1")
+    assert [go.hosts for go in world.lose("r2h2").go] == [("r1h1", "r2h1")]
+
+
 # ---- timesteps
 
 
