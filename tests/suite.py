@@ -44,14 +44,16 @@ CORE = (
     *("kafka", "kafka_groups", "client", "codec", "testing", "logstore"),
     *("cec", "state", "operators"),
     *("topology", "peace", "online", "simulation"),
+    "continuous",
 )
 PARTS = (
     Part("checks", (), 30, 90),
-    Part("static", ("static",), 10, 10),
-    Part("core", CORE, 270, 60 * 60),
-    Part("crash", ("crash", "continuous"), 300, 60 * 60, beside=True),
+    Part("static", ("static",), 15, 15),
+    Part("core", CORE, 300, 60 * 60),
+    Part("crash", ("crash",), 300, 60 * 60, beside=True),
     Part("clients", ("clients",), 105, 30 * 60),
-    Part("spark", ("spark", "stateful"), 8 * 60, 30 * 60),
+    Part("spark", ("spark",), 420, 30 * 60),
+    Part("stateful", ("stateful",), 420, 30 * 60, beside=True),
     Part("rest", (), 210, 30 * 60),
 )
 

@@ -76,7 +76,10 @@ class Driver:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "deaths",
-    [pytest.param(DEATHS[2:], id="at the decision"), pytest.param(DEATHS, id="at each step", marks=pytest.mark.slow)],
+    [
+        pytest.param(DEATHS[3:], id="after the decision"),
+        pytest.param(DEATHS, id="at each step", marks=pytest.mark.slow),
+    ],
 )
 def test_a_driver_killed_within_commits(tmp_path: Path, deaths: Sequence[tuple[int, Moment, int]]) -> None:
     """Several lives of one query on one checkpoint, all but the last ended within a commit; the result is exact."""
