@@ -193,7 +193,7 @@ SUBMIT = Record(
         "name": Field(Maybe(NAME), "your name for it, so that it can be sent twice; none: one is made up", None),
         "writer": Field(Maybe(NAME), "the host that writes, or reads; none for a copy", None),
         "chunks": Field(Whole(1, MOST_CHUNKS), "how many chunks"),
-        "replicas": Field(Whole(1, MOST_REPLICAS), "how many replicas of each; where there is a placement, that says so", 3),
+        "replicas": Field(Whole(1, MOST_REPLICAS), "how many replicas of each; a placement decides it", 3),
         "placement": Field(
             Maybe(ListOf(Text(200, 0), MOST_REPLICAS)),
             "rules for each replica, such as same-rack:0 or other-rack:1; none: the default for that many replicas",
