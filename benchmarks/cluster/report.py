@@ -208,7 +208,7 @@ def _bars(axes: Axes, rows: Rows, part: str, paper: Mapping[str, tuple[float, fl
             if policy in paper:
                 seconds = paper[policy][0 if figure == "io_s" else 1]
                 axes.plot(place, seconds, "D", color="black", markerfacecolor="none")
-            labels.append(f"{policy}\n{FIGURES[figure]}")
+            labels.append("\n".join([*policy.split(", "), FIGURES[figure]]))
             place += 1
     axes.set_xticks(range(place), labels, fontsize=8)
     axes.set_ylabel("seconds")
