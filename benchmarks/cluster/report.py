@@ -47,7 +47,8 @@ NOTES = (
         "excluded, as the paper modified it. Under Peace every chunk's replicas were compared with the plan, in order."
     ),
     (
-        "Peace plans continuously with the tree form, with as many chunks on a link as fill it and two on a disk; "
+        "Peace plans continuously with the tree form, with as many chunks on a link as fill it and two on a disk "
+        "(under HDFS one more on a link than fills it, for a chain sends nothing while a file begins and ends); "
         "Peace as in the paper (round 1 alone) plans in timesteps that end at 80 %, capacity 2 everywhere."
     ),
     "IO is from a writer's first go to its last ack, means over the writers; COMP from the first submission.",

@@ -71,8 +71,11 @@ class Setting:
 
     @property
     def capacity(self) -> int:
-        """Chunks that fill a link, by the rate of one chain: as in the simulated setup; half a link each if unpaced."""
-        return link_capacity(PAPER) if self.paced else HOST_CAPACITY
+        """Chunks that fill a link, by the rate of one chain: as in the simulated setup.
+
+        Unpaced, two fill a link, and there is one more: a chain of HDFS sends nothing while a file begins and ends.
+        """
+        return link_capacity(PAPER) if self.paced else HOST_CAPACITY + 1
 
     def cluster(self, hosts_bytes_s: Sequence[float] | None = None, between_bytes_s: float | None = None) -> Cluster:
         """The cluster for planners and the simulator; rates as measured, or as they should be.
