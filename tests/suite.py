@@ -40,7 +40,7 @@ class Part:
 
 
 CORE = (
-    *("format", "log", "epochs", "disk", "engine"),
+    *("format", "disk", "engine"),
     *("kafka", "kafka_groups", "client", "codec", "testing", "logstore"),
     *("cec", "state", "operators"),
     *("topology", "peace", "online", "simulation"),
@@ -50,7 +50,7 @@ PARTS = (
     Part("checks", (), 30, 90),
     Part("static", ("static",), 15, 15),
     Part("core", CORE, 300, 60 * 60),
-    Part("crash", ("crash",), 300, 60 * 60, beside=True),
+    Part("crash", ("crash", "epochs", "log"), 300, 60 * 60, beside=True),
     Part("clients", ("clients",), 105, 30 * 60),
     Part("spark", ("spark",), 420, 30 * 60),
     Part("stateful", ("stateful",), 420, 30 * 60, beside=True),
