@@ -233,7 +233,10 @@ def test_a_full_disk_is_503_until_there_is_room(tmp_path: Path) -> None:
     """On a real file system without room: no answer is a lie, and the coordinator goes on by itself."""
     place = tmp_path / "small"
     place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=768k", "tmpfs", str(place)], check=True)
+    command = ["mount", "-t", "tmpfs", "-o", "size=768k", "tmpfs", str(place)]
+    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
+    if mounted.returncode:  # a container's root may not
+        pytest.skip(f"cannot mount a small file system: {mounted.stderr.strip()}")
     try:
         served = running(NETWORK, planner="paper", data_dir=place / "data")
         with served as url, CoordinatorClient(url, patience_s=0) as client:

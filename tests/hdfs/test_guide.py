@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import zipfile
 from importlib import import_module
@@ -46,6 +47,7 @@ def test_the_code_runs(hdfs: HdfsCluster, runtime: Runtime, capsys: pytest.Captu
         assert line.startswith(f"{path} {tuple(planned)} ")
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_the_calls_of_the_plan_table_work(hdfs: HdfsCluster) -> None:
     """The curl commands, in their order, against a real NameNode."""
     calls = [block for block in blocks("sh") if block.startswith("curl")]
