@@ -54,7 +54,7 @@ PARTS = (
     Part("clients", ("clients",), 105, 30 * 60),
     Part("spark", ("spark",), 420, 30 * 60),
     Part("stateful", ("stateful",), 420, 30 * 60, beside=True),
-    Part("rest", (), 210, 30 * 60),
+    Part("rest", (), 270, 30 * 60),
 )
 
 CHECKS = (
