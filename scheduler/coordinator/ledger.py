@@ -25,8 +25,6 @@ REQUESTS = "requests/"
 HOSTS = "hosts/"
 MOST_HISTORY = 400
 """Chunks that are over and still in the picture."""
-
-
 MOST_EVENTS = 500_000
 """Events of requests that are over, some 200 MB: these are forgotten earlier rather than kept in more."""
 

@@ -21,6 +21,7 @@ from scheduler.peace.plan import Chain, Planner, Resource, demands
 from scheduler.topology import Topology
 
 _HOPELESS_MOST = 4096
+"""Families of which it is remembered; beyond, all are forgotten, which costs a few more tries in vain."""
 _TRIES_SOON = 2
 _COST_UNTOUCHED = 4
 """A try in vain for a writer in whose rack nothing was freed counts so much more: it is seldom worth it."""
