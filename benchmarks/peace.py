@@ -25,11 +25,10 @@ from typing import Any
 
 from rich.console import Console
 
+from benchmarks.harness import results
 from benchmarks.harness.report import machine
 from benchmarks.simulated import report
 from benchmarks.simulated.experiments import LARGEST_MB, MOST_WRITERS, SIZES_MB, WRITERS, Experiments
-
-RESULTS = Path(__file__).parent / "results"
 
 
 @dataclass(frozen=True)
@@ -55,9 +54,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="under a minute: 5 seeds instead of 20")
     parser.add_argument("--smoke", action="store_true", help="seconds: only whether the benchmark works")
     parser.add_argument("--first-seed", type=int, default=1, help="seeds count up from here (default: %(default)s)")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where results go (default: %(default)s)")
+    parser.add_argument(
+        "--results", type=Path, help="where results go (default: benchmarks/results; shorter runs: build/benchmarks)"
+    )
     chosen = parser.parse_args(arguments)
     plan = SMOKE if chosen.smoke else QUICK if chosen.quick else FULL
+    folder = results.directory(parser, chosen.results, plan.mode)
     console = Console(log_path=False, width=None if sys.stdout.isatty() else 150)
     seeds = list(range(chosen.first_seed, chosen.first_seed + plan.seeds))
     console.log(f"seeds {seeds[0]} to {seeds[-1]}")
@@ -81,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         experiments.beyond()
     about["seconds"] = round(time.perf_counter() - begin, 1)
     about["load_average_after"] = [round(value, 2) for value in os.getloadavg()]
-    report.publish(experiments.rows, about, chosen.results, console)
+    report.publish(experiments.rows, about, folder, console)
 
 
 if __name__ == "__main__":

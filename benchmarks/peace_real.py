@@ -45,6 +45,7 @@ from benchmarks.cluster.report import (
     Timeline,
 )
 from benchmarks.cluster.setting import Setting
+from benchmarks.harness import results
 from benchmarks.harness.report import Rows, machine, versions
 from benchmarks.simulated import setups
 from scheduler.hdfs.errors import HdfsUnavailable
@@ -56,7 +57,6 @@ from scheduler.simulation.policies import Era, PolicyMaker, hdfs_default
 from scheduler.simulation.run import Run
 from scheduler.simulation.scenario import Scenario
 
-RESULTS = Path(__file__).parent / "results"
 PAYLOAD_SHARE = 1448 / 1514
 """TCP payload of a full frame, as tbf counts its bytes."""
 
@@ -91,13 +91,13 @@ class Turn(NamedTuple):
 class Benchmark:
     """One run: parts, and the rows that they fill."""
 
-    def __init__(self, plan: Plan, seed: int, data: Path, results: Path, console: Console) -> None:
+    def __init__(self, plan: Plan, seed: int, data: Path, folder: Path, console: Console) -> None:
         self.plan = plan
         self.rows = Rows()
         self.timelines: list[Timeline] = []
         self._seed = seed
         self._data = data
-        self._results = results
+        self._folder = folder
         self._console = console
         self._began = time.monotonic()
         self.about: dict[str, Any] = {
@@ -186,7 +186,7 @@ class Benchmark:
         self._publish(self._console)
 
     def _publish(self, console: Console | None) -> None:
-        report.publish(self.rows, self.timelines, self.about, self._results, console)
+        report.publish(self.rows, self.timelines, self.about, self._folder, console)
 
     def _say(self, text: str) -> None:
         self._console.log(text)
@@ -258,7 +258,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--parts", type=_parts, default=[CHAINS, HDFS_PART], help="chains,hdfs (default: both)")
     parser.add_argument("--runs", type=_runs, help="rounds of each part (default: 5 and 3; quick: 1)")
     parser.add_argument("--seed", type=int, default=0, help="which hosts write, and all chance (default: %(default)s)")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where results go (default: %(default)s)")
+    parser.add_argument(
+        "--results", type=Path, help="where results go (default: benchmarks/results; shorter runs: build/benchmarks)"
+    )
     parser.add_argument("--data", type=Path, help="where the hosts' files are meanwhile (default: a temporary one)")
     chosen = parser.parse_args(arguments)
     problem = why_not()
@@ -266,11 +268,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(f"peace_real: {problem}")
     plan = QUICK if chosen.quick else FULL
     if chosen.runs is not None:
-        plan = replace(plan, runs=dict.fromkeys(plan.runs, chosen.runs), limit_seconds=float("inf"))
+        plan = replace(plan, mode="partial", runs=dict.fromkeys(plan.runs, chosen.runs), limit_seconds=float("inf"))
+    if set(chosen.parts) != {CHAINS, HDFS_PART}:
+        plan = replace(plan, mode="partial")
+    folder = results.directory(parser, chosen.results, plan.mode)
     console = Console(log_path=False, width=None if sys.stdout.isatty() else 130)
     console.print(f"seed {chosen.seed}")
     with _ended_in_order(), tempfile.TemporaryDirectory(dir=chosen.data, prefix="peace-real-") as name:
-        benchmark = Benchmark(plan, chosen.seed, Path(name), chosen.results, console)
+        benchmark = Benchmark(plan, chosen.seed, Path(name), folder, console)
         try:
             benchmark.run(chosen.parts)
         except NetworkUnavailable as error:

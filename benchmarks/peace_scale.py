@@ -30,6 +30,7 @@ from typing import Any
 
 from rich.console import Console
 
+from benchmarks.harness import results
 from benchmarks.harness.report import Rows, machine
 from benchmarks.scale import report
 from benchmarks.scale.cases import LOADS, Case, case, tiny
@@ -42,7 +43,6 @@ from scheduler.peace.tree import TreePlanner
 from scheduler.peace.verify import verify
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = Path(__file__).parent / "results"
 FAST = ("tree", "repaired")
 GROWTH = 1.3
 """A planner's time is expected to grow with the number of hosts to this power, when deciding whether to wait for it."""
@@ -241,9 +241,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="under a minute: fewer sizes and rounds")
     parser.add_argument("--smoke", action="store_true", help="seconds: only whether the benchmark works")
     parser.add_argument("--seed", type=int, default=1, help="the first seed (default: %(default)s)")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where results go (default: %(default)s)")
+    parser.add_argument(
+        "--results", type=Path, help="where results go (default: benchmarks/results; shorter runs: build/benchmarks)"
+    )
     chosen = parser.parse_args(arguments)
     scale = SMOKE if chosen.smoke else QUICK if chosen.quick else FULL
+    folder = results.directory(parser, chosen.results, scale.mode)
     console = Console(log_path=False, width=None if sys.stdout.isatty() else 130)
     console.log(f"first seed {chosen.seed}")
     about: dict[str, Any] = {
@@ -263,7 +266,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     about["left_out"] = benchmark.left_out
     about["seconds"] = round(time.perf_counter() - begin, 1)
     about["load_average_after"] = [round(value, 2) for value in os.getloadavg()]
-    report.publish(benchmark.rows, about, chosen.results, console)
+    report.publish(benchmark.rows, about, folder, console)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.harness import kafka_clients, load, produce_consume_report
+from benchmarks.harness import kafka_clients, load, produce_consume_report, results
 from benchmarks.harness.kafka import KafkaPeer
 from benchmarks.harness.load import Payload, Produced, Shape
 from benchmarks.harness.meter import cpu_seconds, peak_memory_mb, percentiles, sync_floor_s
@@ -37,7 +37,6 @@ from benchmarks.harness.reader import ReaderProcess
 from benchmarks.harness.report import Row, Rows, machine, versions
 from benchmarks.harness.sidecar import SidecarPeer
 
-RESULTS = Path(__file__).parent / "results"
 SHAPES = {
     "1 × 1": Shape(depth=1),
     "1 × 5": Shape(depth=5),
@@ -445,10 +444,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--quick", action="store_true", help="under two minutes, with a log of 200 MB instead of 10 GiB"
     )
     parser.add_argument("--smoke", action="store_true", help="seconds: only whether the benchmark works, without Kafka")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where results go (default: %(default)s)")
+    parser.add_argument(
+        "--results", type=Path, help="where results go (default: benchmarks/results; shorter runs: build/benchmarks)"
+    )
     parser.add_argument("--data", type=Path, help="where servers keep their data meanwhile (default: a temporary one)")
     chosen = parser.parse_args(arguments)
     plan = SMOKE if chosen.smoke else QUICK if chosen.quick else FULL
+    folder = results.directory(parser, chosen.results, plan.mode)
     console = Console(log_path=False, width=None if sys.stdout.isatty() else 130)
     with tempfile.TemporaryDirectory(dir=chosen.data, prefix="produce-consume-") as name:
         directory = Path(name)
@@ -463,7 +465,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         benchmark.run()
         about["seconds"] = round(time.perf_counter() - begin, 1)
         about["load_average_after"] = [round(value, 2) for value in os.getloadavg()]
-    produce_consume_report.publish(benchmark.rows, about, chosen.results, console)
+    produce_consume_report.publish(benchmark.rows, about, folder, console)
 
 
 if __name__ == "__main__":

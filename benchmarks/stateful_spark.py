@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
+from benchmarks.harness import results
 from benchmarks.harness.report import Row, Rows, machine, versions
 from benchmarks.harness.sidecar import SidecarPeer
 from benchmarks.stateful import data, report
@@ -46,11 +47,10 @@ from benchmarks.stateful.engines import (
     TRANSFORM_PANDAS,
     TRANSFORM_ROW,
 )
-from benchmarks.stateful.meters import CheckpointMeter, ControlMeter, StreamMeter
+from benchmarks.stateful.meters import CheckpointMeter, ControlMeter, StreamMeter, WriteMeter
 from benchmarks.stateful.process import DriverFailed, SparkProcess
 from benchmarks.stateful.report import KEPT, LOST
 
-RESULTS = Path(__file__).parent / "results"
 RESULT_SECONDS = 60.0
 SHARED_MEMORY = Path("/dev/shm")
 WARM_UP_KEYS = 1_000
@@ -106,7 +106,7 @@ FULL = Plan(
         Group(100_000, {CAIRN: 1, APPLY_PANDAS: 1}),
         Group(100_000, {CAIRN: 1, TRANSFORM_PANDAS: 1}),
     ),
-    limit_seconds=690.0,
+    limit_seconds=1_700.0,
 )
 QUICK = Plan(
     "quick",
@@ -155,6 +155,8 @@ class Running:
     last_moment: float = 0.0
     """When its last epoch had ended (Unix time)."""
     is_over: bool = False
+    file_bytes: int = 0
+    """Of its checkpoint's files, as of the last call of `checkpointed`."""
 
     def __post_init__(self) -> None:
         """Make its directories."""
@@ -168,11 +170,12 @@ class Running:
 
     def checkpointed(self) -> int:
         """Bytes written for recovery since the last call: files, and in Cairn's stream control batches too."""
+        self.file_bytes = self._files.grown()
         if self.engine != CAIRN:
-            return self._files.grown()
+            return self.file_bytes
         if self._controls is None:
             self._controls = ControlMeter(self.address, self.query, PARTITIONS)
-        return self._files.grown() + self._controls.grown()
+        return self.file_bytes + self._controls.grown()
 
     def remove(self) -> None:
         """Leave no files behind."""
@@ -337,6 +340,7 @@ class Benchmark:
 
     def _run_epoch(self, spark: SparkProcess, query: Running, kind: str, epoch: Epoch) -> None:
         os.sync()
+        written = WriteMeter(self._sidecar.pid)
         began = query.reveal(epoch)
         told = spark.ask("settle", query=query.query)
         done = told["progress"]
@@ -347,6 +351,10 @@ class Benchmark:
         figures = {**_spark_times(first), "wall_s": _end_of(first) - began, "rows": first["numInputRows"]}
         figures.update(_state_times(told["epochs"]))
         figures["checkpoint_bytes"] = query.checkpointed()
+        figures["written_bytes"] = figures["checkpoint_bytes"]
+        if query.engine == CAIRN:
+            # No results in such an epoch: all that the sidecar wrote is state, staged and appended.
+            figures["written_bytes"] = query.file_bytes + written.grown()
         labels = {"engine": query.engine, "keys": query.keys, "round": self._round}
         self.rows.add(what=kind, **labels, **figures)
         self.say(f"{query.keys:,} keys, {ENGINES[query.engine].title}, {kind}: {figures['addBatch_s']:.2f} s")
@@ -389,8 +397,6 @@ class Recovery:
             for number in range(plan.cold_rounds + plan.warm_rounds):
                 queries, at = list(self._queries), number % len(self._queries)
                 for query in [*queries[at:], *queries[:at]]:
-                    if number and query.engine == ROCKSDB_PLAIN:
-                        continue  # once is enough: it is the changelog's recovery that is compared
                     if not query.is_over and self._all.in_time(f"recovery of {query.query}, round {number}", 10.0):
                         self._all.guarded(query, self._recover, query, number, number >= plan.cold_rounds)
         finally:
@@ -432,6 +438,8 @@ class Recovery:
         query.expect(found, window, window)
         figures = {"query_s": ended - asked, "query_start_s": started - asked}
         figures.update(_spark_times(told["progress"][0]) | _state_times(told["epochs"]))
+        if told["epochs"]:
+            figures["ours_s"] = ended - told["epochs"][0]["started_ms"] / 1000
         if not warm:
             figures.update(total_s=ended - spark.began, spark_start_s=ready - spark.began)
         labels = {"engine": query.engine, "keys": self._keys, "memory": self._queries[query], "round": number}
@@ -508,13 +516,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="under three minutes")
     parser.add_argument("--smoke", action="store_true", help="only whether the benchmark works")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where results go (default: %(default)s)")
+    parser.add_argument(
+        "--results", type=Path, help="where results go (default: benchmarks/results; shorter runs: build/benchmarks)"
+    )
     parser.add_argument("--data", type=Path, help="where everything is kept meanwhile (default: a temporary directory)")
     parser.add_argument("--limit", type=float, help="seconds, instead of the plan's: what would end later is left out")
     chosen = parser.parse_args(arguments)
     plan = SMOKE if chosen.smoke else QUICK if chosen.quick else FULL
     if chosen.limit:
-        plan = replace(plan, limit_seconds=chosen.limit)
+        plan = replace(plan, mode="partial", limit_seconds=chosen.limit)
+    folder = results.directory(parser, chosen.results, plan.mode)
     console = Console(log_path=False, width=None if sys.stdout.isatty() else 130)
     with tempfile.TemporaryDirectory(dir=chosen.data, prefix="stateful-spark-") as name:
         directory = Path(name)
@@ -532,7 +543,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         about["failures"] = benchmark.failures
         about["seconds"] = round(time.perf_counter() - begin, 1)
         about["load_average_after"] = [round(value, 2) for value in os.getloadavg()]
-    report.publish(benchmark.rows, about, chosen.results, console)
+    report.publish(benchmark.rows, about, folder, console)
     return 1 if benchmark.failures else 0
 
 

@@ -13,6 +13,7 @@ COMMANDS = {
     "coordinate": ("scheduler.coordinator.command", "run one coordinator: who writes which chunk where and when"),
     "hdfs": ("scheduler.hdfs.command", "run a real HDFS in racks on this machine, which follows Peace's chains"),
     "topology": ("scheduler.topology_command", "check, draw or measure the network that writes are scheduled on"),
+    "checkpoint": ("spe_adapter.checkpoint_command", "have a query's Spark checkpoint say what the log says"),
     "state": ("spe_adapter.state_command", "look at the state of streaming queries, or set it back"),
 }
 
@@ -20,6 +21,7 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a subcommand; returns the process's exit status."""
     parser = argparse.ArgumentParser(prog="cairn", description="Stable storage for stream processing.")
+    parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show the version and exit")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     words = list(sys.argv[1:] if arguments is None else arguments)
     chosen = next((word for word in words if not word.startswith("-")), None)
@@ -32,6 +34,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             subparser.set_defaults(run=room.main)
     parsed = parser.parse_args(words)
     return int(parsed.run(parsed))
+
+
+class _ShowVersion(argparse.Action):
+    """Prints the installed version; what knows it is loaded only then, since it costs a tenth of a start."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        """Print it and exit."""
+        print(f"cairn {import_module('importlib.metadata').version('cairn')}")
+        parser.exit()
 
 
 def _load(command: str, module: str) -> ModuleType:

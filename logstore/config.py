@@ -21,6 +21,7 @@ from logstore.kafka.server import Listener
 from logstore.log.chunks import MAX_APPEND_BYTES
 from logstore.log.store import StoreSettings
 from logstore.log.topics import TopicConfig
+from logstore.report import LEVELS
 
 DEFAULT_KAFKA = "127.0.0.1:9092"
 STATE_DIRECTORY = "/dev/shm/cairn-{uid}"  # noqa: S108  its owner is checked before anything in it is touched
@@ -51,16 +52,33 @@ class Setting(NamedTuple):
 SETTINGS: tuple[Setting, ...] = (
     Setting("log", "io-window", 8, 1, 64, "disk jobs in flight at a time, and threads that run them"),
     Setting("log", "tail-bytes", 16 * _MIB, _MIB, 1 << 40, "memory for the newest batches of all streams"),
-    Setting("log", "retention-ms", 7 * _DAY_MS, -1, _LARGEST, "age beyond which chunks are trimmed; -1: never"),
+    Setting(
+        "log",
+        "retention-ms",
+        7 * _DAY_MS,
+        -1,
+        _LARGEST,
+        "how long records stay at least, from their append; -1: for ever",
+    ),
     Setting("log", "retention-bytes", -1, -1, _LARGEST, "size of a stream beyond which it is trimmed; -1: no limit"),
+    Setting("log", "retention-check-interval-ms", 300_000, 10, 366 * _DAY_MS, "how often retention is applied"),
     Setting("log", "segment-bytes", 64 * _MIB, 1024, 1 << 30, "size at which a chunk is sealed"),
-    Setting("log", "max-message-bytes", 1_048_588, 0, MAX_APPEND_BYTES, "largest batch that is accepted"),
+    Setting("log", "message-timestamp-before-max-ms", _LARGEST, 0, _LARGEST, "how old a new record may be"),
+    Setting("log", "message-timestamp-after-max-ms", 3_600_000, 0, _LARGEST, "how far in the future a record may be"),
+    Setting(
+        "log",
+        "max-message-bytes",
+        1_048_588,
+        0,
+        MAX_APPEND_BYTES,
+        "largest batch that is accepted; max-frame-bytes must hold it",
+    ),
     Setting("log", "producer-expiry-ms", _DAY_MS, 1000, _LARGEST, "when an idle idempotent producer is forgotten"),
     Setting("kafka", "auto-create-topics", True, 0, 1, "create a topic when it is first used"),
     Setting("kafka", "default-partitions", 1, 1, 10_000, "partitions of a topic that does not ask for a number"),
     Setting("kafka", "max-frame-bytes", 16 * _MIB, 64 * 1024, 100 * _MIB, "largest request"),
-    Setting("kafka", "max-connections", 1000, 1, 100_000, "clients at a time"),
-    Setting("kafka", "max-connections-per-address", 100, 1, 100_000, "clients at a time from one address but loopback"),
+    Setting("kafka", "max-connections", 10_000, 1, 1_000_000, "clients at a time; then the longest idle gives way"),
+    Setting("kafka", "max-connections-per-address", 100, 1, 1_000_000, "of these from one address but loopback"),
     Setting("kafka", "connection-in-flight-bytes", 16 * _MIB, 1024, 1 << 40, "unanswered requests of one connection"),
     Setting("kafka", "total-in-flight-bytes", 32 * _MIB, 1024, 1 << 40, "unanswered requests of all connections"),
     Setting("kafka", "total-answer-bytes", 32 * _MIB, _MIB, 1 << 40, "unsent answers of fetches and scans"),
@@ -78,6 +96,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("coordinator", "coordinate", "", 0, 0, "file with the network to plan writes in; empty: no coordinator"),
     Setting("coordinator", "coordinator", "127.0.0.1:9880", 0, 0, "where that coordinator listens (HTTP)"),
     Setting("process", "log-format", "logfmt", 0, 0, "logfmt or json", ("logfmt", "json")),
+    Setting(
+        "process", "log-level", "info", 0, 0, "least level of lines that are written: info, warning, error", LEVELS
+    ),
 )
 _LISTEN_KEYS = ("kafka.listeners", "kafka.advertise", "data-dir", "insecure")
 
@@ -106,6 +127,7 @@ class SidecarConfig:
     state_directory: str
     state_idle_ms: int
     log_as_json: bool
+    log_level: str
     coordinator: CoordinatorConfig
 
 
@@ -171,6 +193,8 @@ def _build(
         retention_bytes=values["retention_bytes"],
         segment_bytes=values["segment_bytes"],
         max_message_bytes=values["max_message_bytes"],
+        timestamp_before_max_ms=values["message_timestamp_before_max_ms"],
+        timestamp_after_max_ms=values["message_timestamp_after_max_ms"],
     )
     return SidecarConfig(
         data_dir,
@@ -179,6 +203,7 @@ def _build(
             io_window=values["io_window"],
             tail_bytes=values["tail_bytes"],
             producer_expiry_ms=values["producer_expiry_ms"],
+            retention_check_interval_ms=values["retention_check_interval_ms"],
             topic_defaults=topic_defaults,
         ),
         FrontSettings(
@@ -206,6 +231,7 @@ def _build(
         state_directory=values["state_directory"].replace("{uid}", str(os.getuid())),
         state_idle_ms=values["state_idle_ms"],
         log_as_json=values["log_format"] == "json",
+        log_level=values["log_level"],
         coordinator=coordinator,
     )
 

@@ -5,6 +5,7 @@ Invariants:
 * A waiting task costs no thread; readers are bounded (`READERS`).
 """
 
+import errno
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from functools import partial
@@ -20,7 +21,8 @@ from logstore.interfaces import Buffer, FileSystem
 from logstore.log import reading, scanning
 from logstore.log.ahead import Place, ReadAhead, split
 from logstore.log.chunks import ChunkView
-from logstore.log.reading import ReadResult
+from logstore.log.jobs import Job, Write
+from logstore.log.reading import ReadResult, TimeFound
 from logstore.log.scanning import ScanRange, ScanResult
 from logstore.log.store import Store
 from logstore.log.stream import Stream
@@ -35,7 +37,10 @@ AHEAD_BYTES = 1 << 20
 AHEAD_TOTAL_BYTES = 8 << 20
 SCAN_CHUNKS = 64
 """Chunks that one scan looks into at most: an answer comes before the client loses its patience."""
-TICK_SECONDS = 5.0
+FULL = (errno.ENOSPC, errno.EDQUOT)
+FIRST_CHECK_S = 30.0
+"""Retention is looked at no later than so long after a start: a sidecar may live for less than the interval."""
+_INEXACT = "the batch does not decompress, or to more than 64 MiB; its record may be at a later offset"
 
 
 class Engine:
@@ -46,9 +51,11 @@ class Engine:
         self._fs = fs
         self._writers = writers
         self._readers = trio.CapacityLimiter(READERS)
+        self._look_ups = trio.CapacityLimiter(1)
         self._ahead = ReadAhead(AHEAD_TOTAL_BYTES)
         self._reading_ahead: dict[Place, trio.Event] = {}
         self._nursery = nursery
+        self._refused_bytes = 0
         self._is_settling = False
         self._after_settling: list[Callable[[], None]] = []
 
@@ -75,6 +82,7 @@ class Engine:
             self._is_settling = True
             try:
                 for job, failure in self._writers.collect():
+                    self._watch_room(job, None if failure is None else failure[1])
                     queue.finished(job, failure)
             finally:
                 self._is_settling = False
@@ -82,6 +90,22 @@ class Engine:
             callbacks, self._after_settling = self._after_settling, []
             for callback in callbacks:
                 callback()
+
+    def _watch_room(self, job: Job, failure: OSError | None) -> None:
+        """Tell the operator once that the disk is full, and once that it is not: when as much was written again as
+        had been refused, since a little may fit into a block that is there.
+        """
+        written = sum(len(part) for step in job.operations if isinstance(step, Write) for part in step.buffers)
+        errors = [error for error in (failure, *(error for _, error in job.skipped)) if error is not None]
+        full = next((error for error in errors if error.errno in FULL), None)
+        if full is not None:
+            if not self._refused_bytes:
+                self.store.report("disk full", error=full.strerror)
+            self._refused_bytes = max(1, written)
+        elif self._refused_bytes and failure is None:
+            self._refused_bytes = max(0, self._refused_bytes - written)
+            if not self._refused_bytes:
+                self.store.report("disk full over")
 
     def after_settling(self, callback: Callable[[], None]) -> bool:
         """Call `callback` once all that finished together has settled and the next jobs are started.
@@ -95,10 +119,12 @@ class Engine:
 
     async def run_ticks(self) -> None:
         """Apply retention now and then, for ever."""
+        interval_s = self.store.settings.retention_check_interval_ms / 1000
+        await trio.sleep(min(interval_s, FIRST_CHECK_S))
         while True:
-            await trio.sleep(TICK_SECONDS)
             self.store.tick()
             self.kick()
+            await trio.sleep(interval_s)
 
     async def offload(self, work: Callable[[], T]) -> T:
         """Run blocking reads on a reader thread."""
@@ -170,31 +196,44 @@ class Engine:
             raise _lost(stream.name, offset, following - 1)
         return view
 
-    async def find_timestamp(self, stream: Stream, timestamp_ms: int) -> tuple[int, int] | None:
-        """Offset and timestamp of the first record with that timestamp or a later one; None if there is none.
+    async def find_timestamp(self, stream: Stream, timestamp_ms: int) -> TimeFound | None:
+        """The first record with that timestamp or a later one; None if there is none.
 
         Raises CorruptChunk, OSError.
         """
         start = stream.log_start_offset
         for view in stream.chunk_views(start):
             if view.max_timestamp >= timestamp_ms:
-                find = partial(
-                    reading.find_timestamp,
-                    self._fs,
-                    self.store.indexes,
-                    view,
-                    timestamp_ms,
-                    max(start, view.base_offset),
-                )
-                found = await self.offload(find)
+                from_offset = max(start, view.base_offset)
+                find = partial(reading.find_timestamp, self._fs, self.store.indexes, view, timestamp_ms, from_offset)
+                found = await self._look_up(stream, find)
                 if found is not None:
                     return found
         return None
 
-    async def max_timestamp(self, stream: Stream) -> tuple[int, int] | None:
-        """Offset and timestamp of the record with the latest timestamp, the first of several; None: no records."""
-        newest = max((view.max_timestamp for view in stream.chunk_views(stream.log_start_offset)), default=-1)
-        return None if newest < 0 else await self.find_timestamp(stream, newest)
+    async def max_timestamp(self, stream: Stream) -> TimeFound | None:
+        """The record with the latest timestamp, the first of several; None: no records.
+
+        Raises CorruptChunk, OSError.
+        """
+        start = stream.log_start_offset
+        newest: TimeFound | None = None
+        for view in sorted(stream.chunk_views(start), key=lambda view: view.max_timestamp, reverse=True):
+            if view.max_timestamp < 0 or (newest is not None and view.max_timestamp < newest.timestamp):
+                break
+            from_offset = max(start, view.base_offset)
+            find = partial(reading.find_newest, self._fs, self.store.indexes, view, from_offset)
+            found = await self._look_up(stream, find)
+            if found is not None and (newest is None or _rank(found) > _rank(newest)):
+                newest = found
+        return newest
+
+    async def _look_up(self, stream: Stream, find: Callable[[], TimeFound | None]) -> TimeFound | None:
+        """One look-up at a time: each may open a batch to many times its size."""
+        found = await trio.to_thread.run_sync(find, limiter=self._look_ups)
+        if found is not None and not found.exact:
+            self.store.report("look-up inexact", stream=stream.name, offset=found.offset, why=_INEXACT)
+        return found
 
     async def scan_controls(
         self, stream: Stream, before_offset: int, types: Collection[int], max_bytes: int, *, from_offset: int = 0
@@ -264,6 +303,11 @@ class Engine:
             found += [(head.base_offset, whole[at : at + head.size_bytes]) for at, head in iterate_batches(whole)]
             before = piece.next_before
         return found
+
+
+def _rank(found: TimeFound) -> tuple[int, int]:
+    """Higher for the later timestamp, and for the lower offset of two with the same."""
+    return found.timestamp, -found.offset
 
 
 def _lost(name: str, first_offset: int, last_offset: int) -> CorruptChunk:

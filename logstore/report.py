@@ -1,11 +1,17 @@
 """What a sidecar says: one line per event on standard error, as logfmt or JSON.
 
-Invariants: every line has time, level and event; values that need it are quoted; a line that cannot be written is
-lost, never an error.
+Invariants:
+* Every line has time, level and event; values that need it are quoted.
+* Of lines that say the same again within REPEAT_S seconds the first is written and the others are counted: clients
+  cannot fill the disk with the log. Lines about a client are the same if event and address are; other lines, if all of
+  their fields are. The count follows as `repeated`, in the next such line or when `flush` is called.
+* What is remembered of former lines is bounded (REMEMBERED).
+* A line that cannot be written is lost, never an error.
 """
 
 import json
 import sys
+from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,75 +20,116 @@ from typing import TextIO
 
 from logstore.interfaces import Clock
 
+LEVELS = ("info", "warning", "error")
+"""From the least important to the most."""
+ERRORS = frozenset(
+    {
+        "durable data damaged",
+        "durable data lost",
+        "offsets lost",
+        "request crashed",
+    }
+)
+"""Events that tell of lost data or of a fault of ours."""
 WARNINGS = frozenset(
     {
         "append failed",
         "append group without end cut",
         "cannot accept",
-        "durable data damaged",
-        "durable data lost",
+        "disk full",
         "epoch_stuck",
         "epoch_topic_gone",
+        "fewer connections",
         "index does not match its chunk",
         "look-up failed",
-        "offsets lost",
+        "look-up inexact",
         "read failed",
-        "request crashed",
         "state not reclaimed",
         "torn end cut",
     }
 )
 """Events an operator should look at."""
 
-
 REPEAT_S = 5.0
-"""A warning that says the same again within this time is counted, not written: a full disk must not be filled by its
-log.
-"""
+"""A line that says the same again within this time is counted, not written."""
 REMEMBERED = 1000
-"""Warnings that repeats are recognised of."""
+"""Lines that repeats are recognised of. Of more addresses at a time than this, no line is written."""
+KEY_CHARACTERS = 1000
+"""What is compared of a line without an address: an error's message may be long."""
 
 
 class Reporter:
-    """Writes events as lines."""
+    """Writes events of at least `level` as lines."""
 
-    def __init__(self, clock: Clock, *, as_json: bool, target: TextIO | None = None) -> None:
+    def __init__(self, clock: Clock, *, as_json: bool, level: str = LEVELS[0], target: TextIO | None = None) -> None:
         self._clock = clock
         self._as_json = as_json
+        self._least = LEVELS.index(level)
         self._target = target or sys.stderr
-        self._said: dict[str, _Said] = {}
+        self._said: OrderedDict[str, _Said] = OrderedDict()
 
     def __call__(self, event: str, fields: Mapping[str, object]) -> None:
-        """Write one event."""
-        moment = datetime.fromtimestamp(self._clock.wall_ms() / 1000, UTC).isoformat(timespec="milliseconds")
-        level = "warning" if event in WARNINGS else "info"
-        record: dict[str, object] = {"time": moment, "level": level, "event": event, **fields}
-        if event in WARNINGS:
-            repeated = self._repeats(f"{event} {fields}")
-            if repeated is None:
+        """Write one event, or count it."""
+        level = level_of(event)
+        if LEVELS.index(level) < self._least:
+            return
+        now_s = self._clock.monotonic_s()
+        key = f"{event} {fields['client']}" if "client" in fields else f"{event} {fields}"[:KEY_CHARACTERS]
+        said = self._said.get(key)
+        if said is not None and now_s < said.at_s + REPEAT_S:
+            said.left_out, said.fields = said.left_out + 1, fields
+            return
+        if said is None and not self._may_remember(now_s):
+            if "client" not in fields:
+                self._write(event, level, fields, 0)
+            return
+        self._write(event, level, fields, 0 if said is None else said.left_out)
+        self._said[key] = _Said(event, now_s, fields)
+        self._said.move_to_end(key)
+
+    def flush(self, *, is_end: bool = False) -> None:
+        """Write what was counted and not yet said, of lines older than REPEAT_S (`is_end`: of all)."""
+        now_s = self._clock.monotonic_s()
+        while self._said:
+            key, said = next(iter(self._said.items()))
+            if now_s < said.at_s + REPEAT_S and not is_end:
                 return
-            if repeated:
-                record["repeated"] = repeated
+            del self._said[key]
+            if said.left_out:
+                self._write(said.event, level_of(said.event), said.fields, said.left_out)
+
+    def _may_remember(self, now_s: float) -> bool:
+        """Whether another line can be remembered; the oldest goes if it is old enough."""
+        if len(self._said) < REMEMBERED:
+            return True
+        oldest = next(iter(self._said.values()))
+        if now_s < oldest.at_s + REPEAT_S:
+            return False
+        self.flush()
+        return True
+
+    def _write(self, event: str, level: str, fields: Mapping[str, object], repeated: int) -> None:
+        moment = datetime.fromtimestamp(self._clock.wall_ms() / 1000, UTC).isoformat(timespec="milliseconds")
+        record: dict[str, object] = {"time": moment, "level": level, "event": event, **fields}
+        if repeated:
+            record["repeated"] = repeated
         line = json.dumps(record, default=str) if self._as_json else _logfmt(record)
         with suppress(OSError, ValueError):
             print(line, file=self._target, flush=True)
 
-    def _repeats(self, what: str) -> int | None:
-        """How often this was left out since it was last written; None: leave it out now too."""
-        now_s = self._clock.monotonic_s()
-        said = self._said.get(what)
-        if said is not None and now_s < said.at_s + REPEAT_S:
-            said.left_out += 1
-            return None
-        if said is None and len(self._said) >= REMEMBERED:
-            self._said.clear()
-        self._said[what] = _Said(now_s)
-        return 0 if said is None else said.left_out
+
+def level_of(event: str) -> str:
+    """How important an event is: one of LEVELS."""
+    if event in ERRORS:
+        return "error"
+    return "warning" if event in WARNINGS else "info"
 
 
 @dataclass(slots=True)
 class _Said:
+    event: str
     at_s: float
+    fields: Mapping[str, object]
     left_out: int = 0
 
 

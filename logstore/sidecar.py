@@ -1,15 +1,19 @@
 """One sidecar: its parts put together, from the data directory to the listeners.
 
 Invariants: nothing is served before everything is recovered and decided epochs are rolled forward; at SIGTERM or
-SIGINT the listeners close, what is pending is finished and written down, and the exit status is 0. What prevents a
-start is one clear line and status 2.
+SIGINT the listeners close, what is pending is finished and written down, and the exit status is 0; SIGHUP changes
+nothing. What prevents a start is one clear line and status 2.
 """
 
 import argparse
 import gc
+import re
+import resource
 import signal
 import sys
 import uuid
+from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,13 +23,13 @@ import trio
 from logstore import config
 from logstore.config import SidecarConfig
 from logstore.disk.clock import SystemClock
-from logstore.disk.files import OsFiles, locked_directory
+from logstore.disk.files import LOCK_FILE, MAX_DESCRIPTORS, OsFiles, locked_directory
 from logstore.disk.shared_state import Reclaimed, SharedState
 from logstore.engine import open_engine
 from logstore.errors import CairnError, ConfigError
 from logstore.kafka import epochs as epoch_front
 from logstore.kafka.configs import ConfigHandlers
-from logstore.kafka.dispatch import Api, Front, Handlers, compose
+from logstore.kafka.dispatch import Api, Front, FrontSettings, Handlers, compose
 from logstore.kafka.groups.coordinator import Coordinator
 from logstore.kafka.groups.handlers import GroupHandlers
 from logstore.kafka.groups.offsets import OffsetStore
@@ -34,12 +38,14 @@ from logstore.kafka.metadata import MetadataHandlers
 from logstore.kafka.offsets import OffsetHandlers
 from logstore.kafka.producer_ids import ProducerIdHandlers
 from logstore.kafka.scans import scan_apis
-from logstore.kafka.server import KafkaServer
+from logstore.kafka.server import KafkaServer, Listener
 from logstore.kafka.topics import TopicHandlers
 from logstore.log.epochs import Epochs
+from logstore.log.ledger import DIRECTORY as LEDGER_DIRECTORY
+from logstore.log.staging import DIRECTORY as STAGING_DIRECTORY
 from logstore.log.staging import Staging
-from logstore.log.store import Store
-from logstore.report import Reporter
+from logstore.log.store import IDENTITY_FILE, STREAMS_DIRECTORY, Store
+from logstore.report import REPEAT_S, Reporter
 
 SWITCH_INTERVAL_S = 0.0005
 """How long a reader thread may keep the interpreter from the event loop; Python's default is ten times that."""
@@ -53,6 +59,24 @@ COORDINATOR_ROOM = "scheduler.coordinator.embedded"
 COORDINATOR_DIRECTORY = "coordinator"
 STATE_SWEEP_S = 60.0
 """How often at least the queries' shared state is looked at."""
+OWN_NAMES = frozenset(
+    {
+        LOCK_FILE,
+        IDENTITY_FILE,
+        f"{IDENTITY_FILE}.new",
+        LEDGER_DIRECTORY,
+        STREAMS_DIRECTORY,
+        STAGING_DIRECTORY,
+        COORDINATOR_DIRECTORY,
+    }
+)
+"""What a data directory may hold."""
+MOUNT_NAME = "lost+found"
+"""What a fresh ext4 file system holds."""
+OWN_STREAMS = re.compile(r".+\.[0-9a-f]{32}")
+NAMES_SHOWN = 5
+OTHER_DESCRIPTORS = MAX_DESCRIPTORS + 256
+"""Open files that are no connections: those written to, those read from, listeners, clients that are leaving."""
 
 add_arguments = config.add_arguments
 
@@ -62,6 +86,9 @@ def main(arguments: argparse.Namespace) -> int:
     status = 0
     try:
         settings = config.parse(arguments)
+        # Until the receiver below takes it: a terminal that closes during a long recovery must not end it.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        refuse_foreign_files(settings.data_dir)
         with locked_directory(settings.data_dir):
             trio.run(_serve, settings)
     except* (CairnError, OSError) as failures:
@@ -69,6 +96,25 @@ def main(arguments: argparse.Namespace) -> int:
             print(f"cairn: {_sentence(failure)}", file=sys.stderr)  # noqa: T201
         status = START_FAILED
     return status
+
+
+def refuse_foreign_files(data_dir: Path) -> None:
+    """Raises ConfigError if a data directory holds what no sidecar has made: it may be somebody else's.
+
+    Hidden files are passed over; file systems and backup programs leave such.
+    """
+    for directory, is_own in (
+        (data_dir, OWN_NAMES.__contains__),
+        (data_dir / STREAMS_DIRECTORY, OWN_STREAMS.fullmatch),
+    ):
+        names = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
+        foreign = [name for name in names if not is_own(name) and not name.startswith(".") and name != MOUNT_NAME]
+        if foreign:
+            more = f" and {len(foreign) - NAMES_SHOWN} more" if len(foreign) > NAMES_SHOWN else ""
+            raise ConfigError(
+                f"{directory} holds {', '.join(map(repr, foreign[:NAMES_SHOWN]))}{more}, which no sidecar has made: "
+                "choose another --data-dir, or move it away"
+            )
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
@@ -87,20 +133,22 @@ def _sentence(failure: BaseException) -> str:
 async def _serve(settings: SidecarConfig) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     clock = SystemClock()
-    reporter = Reporter(clock, as_json=settings.log_as_json)
+    reporter = Reporter(clock, as_json=settings.log_as_json, level=settings.log_level)
     files = OsFiles(settings.data_dir)
     started_s = clock.monotonic_s()
     store = Store.open(files, clock, settings.store, new_id=uuid.uuid4, report=reporter)
     staging = Staging.open(files, store.notify, reporter, limit_bytes=settings.staging_bytes)
     epochs = Epochs(store, staging, reporter, staged_age_ms=settings.staged_age_ms)
     reporter("recovered", {"streams": len(store.streams()), "seconds": round(clock.monotonic_s() - started_s, 3)})
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         async with open_engine(store, files) as engine, trio.open_nursery() as nursery:
             await epoch_front.roll_forward(engine, epochs)
-            front = Front(engine, clock, settings.front)
-            groups = _groups(settings, front)
-            server = KafkaServer(front, _handlers(front, groups, epochs))
-            listeners = await nursery.start(server.serve, settings.listeners)
+            front = Front(engine, clock, _within_open_files(settings.front, reporter))
+            groups = _groups(settings, front, reporter)
+            listeners: list[Listener] = []
+            server = KafkaServer(front, _handlers(front, groups, epochs, listeners))
+            listeners += await nursery.start(server.serve, settings.listeners)
+            nursery.start_soon(_flush_log, reporter)
             nursery.start_soon(groups.run)
             nursery.start_soon(epoch_front.run_ticks, front, epochs)
             if settings.state_directory:
@@ -114,7 +162,11 @@ async def _serve(settings: SidecarConfig) -> None:
             if coordinator is not None:
                 addresses += f" coordinator={coordinator.address}"
             print(f"cairn ready {addresses} data-dir={settings.data_dir}", flush=True)  # noqa: T201
+            reporter("ready", {"addresses": addresses, "data_dir": settings.data_dir})
             async for number in signals:
+                if number == signal.SIGHUP:
+                    reporter("hangup ignored", {"why": "settings are read at the start only"})
+                    continue
                 reporter("stopping", {"signal": signal.Signals(number).name})
                 async with trio.open_nursery() as drains:
                     drains.start_soon(server.drain, DRAIN_S)
@@ -123,7 +175,29 @@ async def _serve(settings: SidecarConfig) -> None:
                 nursery.cancel_scope.cancel()
                 break
     files.close()
+    reporter.flush(is_end=True)
     reporter("stopped", {})
+
+
+def _within_open_files(front: FrontSettings, reporter: Reporter) -> FrontSettings:
+    """As many connections as there may be open files; their soft limit is raised as far as it can be."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    possible = hard - OTHER_DESCRIPTORS
+    if hard == resource.RLIM_INFINITY or possible >= front.max_connections:
+        return front
+    reporter(
+        "fewer connections",
+        {"max_connections": max(1, possible), "wanted": front.max_connections, "open_files": hard},
+    )
+    return replace(front, max_connections=max(1, possible))
+
+
+async def _flush_log(reporter: Reporter) -> None:
+    """Say now and then how many lines were left out, for ever."""
+    while True:
+        await trio.sleep(REPEAT_S)
+        reporter.flush()
 
 
 async def _start_coordinator(settings: SidecarConfig, reporter: Reporter, nursery: trio.Nursery) -> Any:
@@ -170,25 +244,25 @@ async def _tidy_state(state: SharedState, idle_s: float, reporter: Reporter) -> 
         await trio.sleep(min(max(idle_s / 10, 1.0), STATE_SWEEP_S))
 
 
-def _groups(settings: SidecarConfig, front: Front) -> GroupHandlers:
+def _groups(settings: SidecarConfig, front: Front, reporter: Reporter) -> GroupHandlers:
     store = front.engine.store
 
     def look_up(name: str) -> tuple[str, int] | None:
         topic = store.topics.get(name)
         return None if topic is None else (topic.topic_id.hex, len(topic.partitions))
 
-    coordinator = Coordinator(settings.groups, lambda: uuid.uuid4().hex)
+    coordinator = Coordinator(settings.groups, lambda: uuid.uuid4().hex, reporter)
     now_s = front.clock.monotonic_s()
     service = GroupService(coordinator, OffsetStore(store.groups), look_up, settings.offsets, now_s)
     return GroupHandlers(service, front.clock, front.engine.wait)
 
 
-def _handlers(front: Front, groups: GroupHandlers, epochs: Epochs) -> Handlers:
+def _handlers(front: Front, groups: GroupHandlers, epochs: Epochs, listeners: Sequence[Listener]) -> Handlers:
     apis: list[Api] = [
         *MetadataHandlers(front).apis(),
         *OffsetHandlers(front).apis(),
-        *TopicHandlers(front).apis(),
-        *ConfigHandlers(front).apis(),
+        *TopicHandlers(front, groups.service.forget_topic).apis(),
+        *ConfigHandlers(front, listeners).apis(),
         *ProducerIdHandlers(front).apis(),
         *groups.apis(),
     ]

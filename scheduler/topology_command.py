@@ -12,12 +12,14 @@ from typing import Final
 
 from scheduler.calibration.command import add_agent_arguments, add_calibrate_arguments, run_agent, run_calibration
 from scheduler.drawing import draw
-from scheduler.errors import SchedulerError
+from scheduler.errors import SchedulerError, TopologyError
 from scheduler.overview import Overview, RackOverview, overview
 from scheduler.quantities import duration_for_people, rate_for_people, size_text
 from scheduler.topology_file import Network, load_network, topology_mapping, topology_toml
 
 EXIT_FAILED: Final = 1
+PICTURES: Final = (".svg", "")
+"""Endings of files that a picture is written to: SVG is all that is drawn."""
 MOST_LINES: Final = 40
 """Racks and links that `check` lists; the rest is counted. `--all` lists everything."""
 
@@ -33,7 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     form.add_argument("--toml", action="store_true", help="the description written out, every capacity spelled out")
     picture = actions.add_parser("draw", help="draw it as an SVG picture")
     _add_file(picture)
-    picture.add_argument("-o", "--output", type=Path, help="the picture's file (default: standard output)")
+    picture.add_argument(
+        "-o", "--output", type=Path, help="the picture's file, which ends in .svg (default: standard output)"
+    )
     add_agent_arguments(actions.add_parser("agent", help="let this host take part in a calibration"))
     add_calibrate_arguments(actions.add_parser("calibrate", help="measure a running cluster's links and disks"))
 
@@ -53,6 +57,12 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _draw(arguments: argparse.Namespace) -> int:
+    output: Path | None = arguments.output
+    if output is not None and output.suffix.lower() not in PICTURES:
+        raise TopologyError(
+            f"--output {output}: a picture ends in .svg; what ends in {output.suffix} would not be one (a browser, "
+            "Inkscape or rsvg-convert make other pictures of it)"
+        )
     network = load_network(arguments.file)
     text = draw(network.topology, timestep_s=network.timestep_s)
     if arguments.output is None:

@@ -61,9 +61,13 @@ PUBLIC: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "Errors": {
         "SchemaRefused": "spe_adapter.errors",
+        "CheckpointDiffers": "spe_adapter.errors",
+        "CheckpointRefused": "spe_adapter.errors",
+        "TopicTaken": "spe_adapter.errors",
         "OperatorFailed": "spe_adapter.operators.errors",
         "StateTooLarge": "spe_adapter.state.errors",
         "StateSchemaRefused": "spe_adapter.state.errors",
+        "StateValueRefused": "spe_adapter.state.errors",
         "StateTrimmed": "spe_adapter.errors",
         "StateInconsistent": "spe_adapter.errors",
         "OperatorChanged": "spe_adapter.microbatch.errors",

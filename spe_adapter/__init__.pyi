@@ -10,7 +10,14 @@ from spe_adapter.continuous.joining import join_sources
 from spe_adapter.continuous.runner import Options, Runner
 from spe_adapter.continuous.spark import SparkQuery, on_spark
 from spe_adapter.continuous.steps import FromJson
-from spe_adapter.errors import SchemaRefused, StateInconsistent, StateTrimmed
+from spe_adapter.errors import (
+    CheckpointDiffers,
+    CheckpointRefused,
+    SchemaRefused,
+    StateInconsistent,
+    StateTrimmed,
+    TopicTaken,
+)
 from spe_adapter.microbatch.errors import BatchesMissing, OperatorChanged, ResetRefused, TasksFailed
 from spe_adapter.microbatch.joining import stateful_join
 from spe_adapter.microbatch.progress import EpochProgress
@@ -23,7 +30,7 @@ from spe_adapter.operators.errors import OperatorFailed
 from spe_adapter.operators.join import WindowJoin
 from spe_adapter.operators.stateless import Chain, Filter, Map, union
 from spe_adapter.operators.windows import Counting, Running, Sliding, Tumbling
-from spe_adapter.state.errors import StateSchemaRefused, StateTooLarge
+from spe_adapter.state.errors import StateSchemaRefused, StateTooLarge, StateValueRefused
 from spe_adapter.testing.harness import OperatorHarness, check_any_batches
 
 PUBLIC: Final[Mapping[str, Mapping[str, str]]]
@@ -34,6 +41,8 @@ __all__ = [
     "BatchesMissing",
     "Budget",
     "Chain",
+    "CheckpointDiffers",
+    "CheckpointRefused",
     "CostBenefit",
     "Costs",
     "Counting",
@@ -66,10 +75,12 @@ __all__ = [
     "StateSchemaRefused",
     "StateTooLarge",
     "StateTrimmed",
+    "StateValueRefused",
     "Stateful",
     "StatefulQuery",
     "Targets",
     "TasksFailed",
+    "TopicTaken",
     "Tumbling",
     "WindowJoin",
     "agg",

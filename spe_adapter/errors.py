@@ -31,3 +31,21 @@ class StateInconsistent(CairnError):
     """A query's control records contradict each other: nothing is loaded rather than a wrong state."""
 
     blame: ClassVar[Blame] = "server"
+
+
+class CheckpointDiffers(CairnError):
+    """Spark's checkpoint plans other input than the log holds for a batch, or where it cannot be told."""
+
+    blame: ClassVar[Blame] = "client"
+
+
+class CheckpointRefused(CairnError):
+    """A checkpoint cannot be made anew from the log; nothing was changed."""
+
+    blame: ClassVar[Blame] = "client"
+
+
+class TopicTaken(CairnError):
+    """A new query would write into a topic that holds another query's output, or state."""
+
+    blame: ClassVar[Blame] = "client"

@@ -4,12 +4,18 @@ Invariant: sources and sinks get time and uniqueness from here only, and take a 
 """
 
 import secrets
+from socket import gethostname
 from typing import Protocol
 
 from logstore.client.network import HostNetwork, Network
 from logstore.disk.clock import SystemClock
 
 _TOKEN_BYTES = 12
+
+
+def host_name() -> str:
+    """What this machine is called."""
+    return gethostname()
 
 
 class Host(Protocol):

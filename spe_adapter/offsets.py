@@ -1,7 +1,10 @@
 """Offsets as Spark's Kafka source writes them: `{"topic": {"0": 23, "1": -2}}`, with −2 for earliest and −1 for latest.
 
-Invariants: what `to_json` gives is sorted, so that equal offsets are equal texts (Spark compares the texts); what a
-user wrote wrongly raises InvalidConfig naming the option.
+Invariants:
+* What `to_json` gives is sorted, so that equal offsets are equal texts (Spark compares the texts).
+* What a user wrote wrongly raises InvalidConfig naming the option.
+* The offsets where a query's first batch ends also say where it began, under BEGAN, which no topic can be called: Spark
+  keeps no initial offset of a Python source, and asks again for it when the first batch has to be run again.
 """
 
 import json
@@ -14,27 +17,40 @@ from logstore.errors import InvalidConfig
 Offsets = dict[TopicPartition, int]
 JsonOffsets = dict[str, dict[str, int]]
 
+BEGAN: Final = "(began)"
+
 _EXAMPLE: Final = '{"topic": {"0": 23, "1": -2}}'
 _ASSIGN_EXAMPLE: Final = '{"topic": [0, 1]}'
 
 __all__ = ["EARLIEST", "LATEST", "JsonOffsets", "Offsets", "TopicPartition"]
 
 
-def to_json(offsets: Mapping[TopicPartition, int]) -> JsonOffsets:
-    """Offsets by topic and partition, both sorted."""
+def to_json(offsets: Mapping[TopicPartition, int], began: Mapping[TopicPartition, int] | None = None) -> JsonOffsets:
+    """Offsets by topic and partition, both sorted; in front of them where the query `began`, if that is given."""
     found: JsonOffsets = {}
+    if began is not None:
+        found[BEGAN] = {f"{stream.topic}-{stream.partition}": began[stream] for stream in sorted(began)}
     for stream in sorted(offsets):
         found.setdefault(stream.topic, {})[str(stream.partition)] = offsets[stream]
     return found
 
 
 def from_json(offsets: Mapping[str, Mapping[str, int]]) -> Offsets:
-    """The inverse of `to_json`."""
+    """The offsets that `to_json` was given."""
     return {
         TopicPartition(topic, int(partition)): offset
         for topic, partitions in offsets.items()
+        if topic != BEGAN
         for partition, offset in partitions.items()
     }
+
+
+def began_of(offsets: Mapping[str, Mapping[str, int]]) -> Offsets | None:
+    """Where the query began, if these offsets say so: those of its start and of its first batch do."""
+    if BEGAN not in offsets:
+        return None
+    streams = ((stream.rpartition("-"), offset) for stream, offset in offsets[BEGAN].items())
+    return {TopicPartition(topic, int(partition)): offset for (topic, _, partition), offset in streams}
 
 
 def parse_offsets(text: str, option: str) -> Offsets:
@@ -45,6 +61,8 @@ def parse_offsets(text: str, option: str) -> Offsets:
         raise InvalidConfig(f"option {option!r} is not JSON ({error}); write for example {_EXAMPLE}") from error
     offsets: Offsets = {}
     for topic, partitions in _object(value, option, _EXAMPLE).items():
+        if topic == BEGAN:  # copied from the first batch of a checkpoint
+            continue
         for partition, offset in _object(partitions, option, _EXAMPLE).items():
             if not partition.isdigit() or not isinstance(offset, int) or isinstance(offset, bool):
                 raise InvalidConfig(

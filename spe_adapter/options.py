@@ -65,6 +65,8 @@ SINK_OPTIONS: Final = frozenset(
         "includeHeaders",
         "includeTimestamp",
         "rewoundCheckpoint",
+        "changedCheckpoint",
+        "allowOtherQueries",
         "kafka.bootstrap.servers",
         "kafka.acks",
         "kafka.batch.size",
@@ -176,7 +178,7 @@ class SourceOptions:
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """A sink's options."""
+    """A sink's options. `checkpoint` and `query_name` are Spark's own, if they were given as options."""
 
     servers: tuple[Address, ...]
     topic: str | None
@@ -186,6 +188,10 @@ class SinkOptions:
     codec: int
     limit_s: float
     client_id: str
+    accept_changed_checkpoint: bool
+    allow_other_queries: bool
+    checkpoint: str | None
+    query_name: str | None
 
 
 class OptionReader:
@@ -428,6 +434,10 @@ def parse_sink(options: Mapping[str, str]) -> SinkOptions:
         topic=topic.strip() if topic is not None else None,
         include_timestamp=reader.flag("includeTimestamp", False),
         rewind="skip" if rewind == "skip" else "error",
+        accept_changed_checkpoint=reader.choice("changedCheckpoint", ("error", "accept"), "error") == "accept",
+        allow_other_queries=reader.flag("allowOtherQueries", False),
+        checkpoint=reader.text("checkpointLocation"),
+        query_name=reader.text("queryName"),
         batch_bytes=batch_bytes,
         codec=_CODECS[reader.choice("kafka.compression.type", tuple(_CODECS), "none")],
         limit_s=(reader.number("kafka.delivery.timeout.ms") or DEFAULT_SINK_LIMIT_MS) / 1000,

@@ -5,6 +5,9 @@ Invariants:
   all streams, once, whatever is retried, speculated or run again.
 * Query, run and epoch come from Spark's own local properties of the task, so that a re-run of an epoch names the same
   one; the driver, which is told none of them, takes them from the tasks' messages.
+* The driver notes with each epoch what its input was, from Spark's checkpoint, or else what its output was. The last
+  epoch's number with other input (a checkpoint that lost its newest batch) is refused, as is an epoch that does not
+  begin where the one before ended, and a new query with the checkpoint or the name of one that wrote here.
 * Aborting never undoes a decision: the sidecar sees to that.
 
 Source: docs/decisions; Spark's StreamingWrite contract (commit may come twice for one epoch).
@@ -30,15 +33,28 @@ from pyspark.sql.types import (
 )
 
 from logstore.client.blocking import Client
-from logstore.errors import CairnError, StaleEpoch
-from logstore.format.private import AbortRequest, DecideRequest, TaskOutput
-from spe_adapter.errors import NoTaskContext, SchemaRefused
+from logstore.errors import CairnError, StaleEpoch, UnknownFormatVersion
+from logstore.format.private import AbortRequest, DecideRequest, DescribeRequest, TaskOutput
+from spe_adapter.checkpoint_files import local_checkpoint, planned_in
+from spe_adapter.codec.digests import MODULUS
+from spe_adapter.collector import spare_loaded_code
+from spe_adapter.errors import CheckpointDiffers, NoTaskContext, SchemaRefused
 from spe_adapter.host import Host, ThisHost
 from spe_adapter.options import SinkOptions
+from spe_adapter.planned import way_out
+from spe_adapter.sink_notes import (
+    SinkNote,
+    Written,
+    following_epoch_problem,
+    noted_epoch,
+    refuse_lost_self,
+    repeated_epoch_problem,
+)
 from spe_adapter.staging import Attempt, Staged, Stager
 
 QUERY_PROPERTY: Final = "sql.streaming.queryId"
 EPOCH_PROPERTY: Final = "streaming.sql.batchId"
+CHECKPOINTS_PROPERTY: Final = "spark.sql.streaming.checkpointLocation"
 RUN_PROPERTY: Final = "spark.jobGroup.id"
 """A streaming query runs its jobs in a group named by its run id, new with each start of the query."""
 
@@ -55,10 +71,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TaskCommit(WriterCommitMessage):
-    """What a task tells the driver: who it was, and how much it staged."""
+    """What a task tells the driver: who it was, how much it staged, and where its query's checkpoint is."""
 
     attempt: Attempt
     staged: Staged
+    checkpoint: str | None = None
+    with_digest: bool = False
 
 
 # ---- the schema
@@ -71,17 +89,17 @@ def check_schema(schema: StructType, options: SinkOptions) -> None:
     types = {field.name: field.dataType for field in schema.fields}
     if "value" not in types:
         raise SchemaRefused(f"column 'value' (string or binary) is missing; there are {', '.join(types) or 'none'}")
-    _check(types, "value", (StringType, BinaryType), "string or binary")
-    _check(types, "key", (StringType, BinaryType), "string or binary")
-    _check(types, "partition", (IntegerType,), "int")
+    _check_type(types, "value", (StringType, BinaryType), "string or binary")
+    _check_type(types, "key", (StringType, BinaryType), "string or binary")
+    _check_type(types, "partition", (IntegerType,), "int")
     if options.topic is None:
         if "topic" not in types:
             raise SchemaRefused("no topic: set the option 'topic', or add a column 'topic' (string)")
-        _check(types, "topic", (StringType,), "string")
+        _check_type(types, "topic", (StringType,), "string")
     if options.include_timestamp:
         if "timestamp" not in types:
             raise SchemaRefused("column 'timestamp' (timestamp) is missing, and the option 'includeTimestamp' is set")
-        _check(types, "timestamp", (TimestampType,), "timestamp")
+        _check_type(types, "timestamp", (TimestampType,), "timestamp")
     headers = types.get("headers")
     if headers is not None and not _is_headers(headers):
         raise SchemaRefused(
@@ -89,7 +107,7 @@ def check_schema(schema: StructType, options: SinkOptions) -> None:
         )
 
 
-def _check(types: dict[str, DataType], name: str, allowed: tuple[type[DataType], ...], words: str) -> None:
+def _check_type(types: dict[str, DataType], name: str, allowed: tuple[type[DataType], ...], words: str) -> None:
     found = types.get(name)
     if found is not None and not isinstance(found, allowed):
         raise SchemaRefused(f"column {name!r} is {found.simpleString()}; allowed: {words}")
@@ -110,13 +128,13 @@ def _is_headers(kind: DataType) -> bool:
 
 
 def _stage_all(
-    batches: Iterator[pa.RecordBatch], attempt: Attempt, options: SinkOptions, host: Host
-) -> WriterCommitMessage:
+    batches: Iterator[pa.RecordBatch], attempt: Attempt, options: SinkOptions, host: Host, *, with_digest: bool = False
+) -> Staged:
     with Client(options.servers, host.network, limit_s=options.limit_s, client_id=options.client_id) as client:
-        stager = Stager(client, attempt, options, host)
+        stager = Stager(client, attempt, options, host, with_digest=with_digest)
         for batch in batches:
             stager.add(batch.select([name for name in batch.schema.names if name in _COLUMNS]))
-        return TaskCommit(attempt, stager.finish())
+        return stager.finish()
 
 
 def _task_context() -> TaskContext:
@@ -135,7 +153,52 @@ def _commits(messages: Sequence[WriterCommitMessage | None]) -> list[TaskCommit]
     return [message for message in messages if isinstance(message, TaskCommit)]
 
 
-def _decide(commits: Sequence[TaskCommit], options: SinkOptions, host: Host, *, forget: bool) -> None:
+def _checkpoint_location(context: TaskContext, options: SinkOptions) -> str | None:
+    """Where the query's checkpoint is: the option, or the session's setting with the query's name; None if Spark made a
+    temporary one.
+    """
+    if options.checkpoint is not None:
+        return options.checkpoint
+    root = context.getLocalProperty(CHECKPOINTS_PROPERTY)
+    return f"{root.rstrip('/')}/{options.query_name}" if root and options.query_name else None
+
+
+def _note(commits: Sequence[TaskCommit], options: SinkOptions) -> SinkNote:
+    """What is known of an epoch's input and output. Runs on the driver."""
+    first = commits[0]
+    planned = written = None
+    place = None if first.checkpoint is None else local_checkpoint(first.checkpoint, first.attempt.query)
+    if place is not None:
+        with contextlib.suppress(UnknownFormatVersion):
+            planned = planned_in(place, first.attempt.epoch)
+    if all(commit.with_digest for commit in commits):
+        digest = sum(commit.staged.digest for commit in commits) % MODULUS
+        written = Written(sum(commit.staged.records for commit in commits), digest)
+    return SinkNote(first.checkpoint, options.query_name, planned, written)
+
+
+def _check_epoch(client: Client, commits: Sequence[TaskCommit], note: SinkNote, options: SinkOptions) -> None:
+    """Whether the epoch is one to be decided, or one that is. Raises CheckpointDiffers or TopicTaken."""
+    query, epoch = commits[0].attempt.query, commits[0].attempt.epoch
+    known = client.describe(DescribeRequest(query))
+    topics = sorted({topic for commit in commits for topic in commit.staged.topics})
+    problem = None
+    if known.last_epoch is None:
+        if not options.allow_other_queries:
+            refuse_lost_self(client, topics, query, note)
+    elif epoch == known.last_epoch:
+        problem = repeated_epoch_problem(SinkNote.from_json(known.positions), note, epoch)
+    elif epoch == known.last_epoch + 1:
+        problem = following_epoch_problem(SinkNote.from_json(known.positions), note)
+    elif epoch < known.last_epoch and options.rewind == "skip":
+        problem = repeated_epoch_problem(noted_epoch(client, topics, query, epoch), note, epoch)
+    if problem is not None and not options.accept_changed_checkpoint:
+        raise CheckpointDiffers(f"query {query}: {problem} (at {client.where}); {way_out(query)}")
+
+
+def _decide(
+    commits: Sequence[TaskCommit], options: SinkOptions, host: Host, *, forget: bool, note: SinkNote | None = None
+) -> None:
     first = commits[0].attempt
     request = DecideRequest(
         query=first.query,
@@ -143,10 +206,12 @@ def _decide(commits: Sequence[TaskCommit], options: SinkOptions, host: Host, *, 
         epoch=first.epoch,
         rewind=options.rewind,
         tasks=tuple(TaskOutput(c.attempt.task, c.attempt.attempt, c.staged.pieces) for c in commits if c.staged.pieces),
-        positions="",
+        positions="" if note is None else note.to_json(),
         forget=forget,
     )
     with Client(options.servers, host.network, limit_s=options.limit_s, client_id=options.client_id) as client:
+        if note is not None:
+            _check_epoch(client, commits, note, options)
         try:
             reply = client.decide(request)
         except StaleEpoch as error:
@@ -176,9 +241,12 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: SinkOptions, host: Host | None = None) -> None:
         self._options = options
         self._host: Host = host or ThisHost()
+        # Made on the driver. If that can read the checkpoint, tasks need no digest of what they write.
+        self._readable = options.checkpoint is not None and local_checkpoint(options.checkpoint) is not None
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage a task's rows. Runs in a task; raises NoTaskContext if Spark does not say which epoch this is."""
+        spare_loaded_code()
         context = _task_context()
         query, run = context.getLocalProperty(QUERY_PROPERTY), context.getLocalProperty(RUN_PROPERTY)
         epoch = context.getLocalProperty(EPOCH_PROPERTY)
@@ -189,10 +257,14 @@ class StreamWriter(DataSourceStreamArrowWriter):
             )
         name = _attempt_name(context, self._host)
         attempt = Attempt(query, run, int(epoch), context.partitionId(), name)
-        return _stage_all(iterator, attempt, self._options, self._host)
+        checkpoint = _checkpoint_location(context, self._options)
+        with_digest = checkpoint is not None and not self._readable
+        staged = _stage_all(iterator, attempt, self._options, self._host, with_digest=with_digest)
+        return TaskCommit(attempt, staged, checkpoint, with_digest)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Make the epoch visible, once. Raises StaleEpoch, FencedRun, StagedMissing, Unavailable.
+        """Make the epoch visible, once. Raises StaleEpoch, CheckpointDiffers, TopicTaken, FencedRun, StagedMissing,
+        Unavailable.
 
         An epoch without tasks has no output and leaves no trace; the sidecar accepts gaps between epochs.
         """
@@ -201,7 +273,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             return
         if any(commit.attempt.epoch != batchId for commit in commits):
             raise NoTaskContext(f"tasks of epoch {commits[0].attempt.epoch} in the commit of epoch {batchId}")
-        _decide(commits, self._options, self._host, forget=False)
+        _decide(commits, self._options, self._host, forget=False, note=_note(commits, self._options))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Drop what was staged, if any task got far enough to say who it was; the rest goes with the run."""
@@ -224,9 +296,10 @@ class BatchWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage a task's rows."""
+        spare_loaded_code()
         context = _task_context()
         attempt = Attempt(self._job, self._job, 0, context.partitionId(), _attempt_name(context, self._host))
-        return _stage_all(iterator, attempt, self._options, self._host)
+        return TaskCommit(attempt, _stage_all(iterator, attempt, self._options, self._host))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Make the job's output visible, once."""

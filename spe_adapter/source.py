@@ -35,8 +35,9 @@ from pyspark.sql.types import (
 from logstore.client.blocking import Client
 from logstore.client.network import HostNetwork, Network
 from spe_adapter.catalogue import Catalogue
+from spe_adapter.collector import spare_loaded_code
 from spe_adapter.errors import DataLost, SchemaRefused
-from spe_adapter.offsets import JsonOffsets, Offsets, TopicPartition, from_json, names, to_json
+from spe_adapter.offsets import JsonOffsets, Offsets, TopicPartition, began_of, from_json, names, to_json
 from spe_adapter.options import SOURCE_NAME, SourceOptions, include_headers, parse_sink, parse_source
 from spe_adapter.planning import StreamRange, available, limited, split
 from spe_adapter.reading import read_range
@@ -145,6 +146,7 @@ class BatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of a range, in a task."""
         if isinstance(partition, RangePartition):  # Spark makes up a partition where there is none
+            spare_loaded_code()
             yield from read_range(partition.piece, self._options, self._network)
 
 
@@ -167,7 +169,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> JsonOffsets:  # noqa: N802 - Spark's name
         """Where a query without a checkpoint starts."""
-        return to_json(self._plan.initial())
+        initial = self._plan.initial()
+        return to_json(initial, initial)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """What the options allow per trigger."""
@@ -177,8 +180,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMinRows(limits.min_offsets) if limits.min_offsets is not None else ReadAllAvailable()
 
     def latestOffset(self, start: Mapping[str, Mapping[str, int]], limit: ReadLimit) -> JsonOffsets:  # noqa: N802
-        """Where the next micro-batch ends; `start` if there is none."""
-        return to_json(self._plan.next_end(from_json(start), limit))
+        """Where the next micro-batch ends; `start` if there is none. The first one's end says where it began."""
+        position, began = from_json(start), began_of(start)
+        end = self._plan.next_end(position, limit)
+        return to_json(end, began if began == position or end == position else None)
 
     def reportLatestOffset(self) -> JsonOffsets | None:  # noqa: N802 - Spark's name
         """What the sidecar had when it was last asked: the progress shows how far behind a query is."""
@@ -192,11 +197,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self, start: Mapping[str, Mapping[str, int]], end: Mapping[str, Mapping[str, int]]
     ) -> Sequence[InputPartition]:
         """The ranges of a micro-batch. Raises DataLost if they cannot be whole and the query does not allow that."""
-        return [RangePartition(piece) for piece in self._plan.ranges(from_json(start), from_json(end))]
+        position, began = from_json(start), began_of(end)
+        if began is not None and began_of(start) == position:
+            # The first batch again, after a crash: by now `initialOffset` may be another, "latest" above all.
+            position = began
+        return [RangePartition(piece) for piece in self._plan.ranges(position, from_json(end))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of a range, in a task."""
         if isinstance(partition, RangePartition):
+            spare_loaded_code()
             yield from read_range(partition.piece, self._options, self._network)
 
     def commit(self, end: Mapping[str, Mapping[str, int]]) -> None:

@@ -15,6 +15,7 @@ import pyarrow as pa
 from logstore.client.blocking import Client, Pending
 from logstore.errors import InvalidRecord, MessageTooLarge
 from logstore.format.private import MAX_STAGE_BYTES, Part, StageReply, StageRequest
+from spe_adapter.codec.digests import MODULUS, digest_of
 from spe_adapter.codec.encode import Columns, EncodedBatch, encode
 from spe_adapter.codec.kernels import Int32s, Int64s
 from spe_adapter.codec.partitioner import partitions_of
@@ -40,10 +41,12 @@ class Attempt(NamedTuple):
 
 
 class Staged(NamedTuple):
-    """What was staged."""
+    """What was staged: into which topics, and the digest of its records if that was asked for."""
 
     pieces: int
     records: int
+    topics: tuple[str, ...] = ()
+    digest: int = 0
 
 
 class Stager:
@@ -51,8 +54,12 @@ class Stager:
     cannot be sent.
     """
 
-    def __init__(self, client: Client, attempt: Attempt, options: SinkOptions, host: Host) -> None:
+    def __init__(
+        self, client: Client, attempt: Attempt, options: SinkOptions, host: Host, *, with_digest: bool = False
+    ) -> None:
         self._client = client
+        self._with_digest = with_digest
+        self._digest = 0
         self._attempt = attempt
         self._options = options
         self._host = host
@@ -76,7 +83,7 @@ class Stager:
         if self._waiting:
             self._flush()
         self._settle()
-        return Staged(self._pieces, self._records)
+        return Staged(self._pieces, self._records, tuple(sorted(self._partitions)), self._digest)
 
     def _flush(self) -> None:
         waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
@@ -84,6 +91,8 @@ class Stager:
             rows = waiting[0]
         else:
             rows = pa.Table.from_batches(waiting).combine_chunks().to_batches()[0]
+        if self._with_digest:
+            self._digest = (self._digest + digest_of(_column(rows, "key"), rows.column("value"))) % MODULUS
         self._stage(rows)
 
     def _stage(self, rows: pa.RecordBatch) -> None:

@@ -11,10 +11,10 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from logstore.client.blocking import Client, TopicPartition
-from spe_adapter.cec.control import STATE_PREFIX, Mark, Progress
+from spe_adapter.cec.control import STATE_PREFIX, Mark, Progress, holds_progress
 from spe_adapter.cec.reconstruct import Eventual, Reconstruction
 from spe_adapter.errors import StateTrimmed
-from spe_adapter.microbatch.logscan import Scan, ends
+from spe_adapter.logscan import Scan, ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def queries(client: Client, stream: TopicPartition) -> dict[str, int]:
     """
     found: dict[str, int] = {}
     for end in ends(client, stream):
-        if end.query not in found and end.positions:
+        if end.query not in found and holds_progress(end):
             found[end.query] = end.epoch
     return found
 
@@ -90,7 +90,7 @@ def epoch_of_batch(client: Client, stream: TopicPartition, query: str, batch: in
     undone_after: int | None = None
     with closing(ends(client, stream)) as found:
         for end in found:
-            if end.query != query or not end.positions or (undone_after is not None and end.epoch > undone_after):
+            if end.query != query or not holds_progress(end) or (undone_after is not None and end.epoch > undone_after):
                 continue
             progress = Progress.from_json(end.positions)
             if progress.batch == batch:

@@ -17,7 +17,7 @@ from scheduler.coordinator.running import Security, ServeSettings, make_planner,
 from scheduler.coordinator.service import CoordinatorSettings, World
 from scheduler.coordinator.system_clock import SystemClock
 from scheduler.coordinator.testing import in_thread, silent
-from scheduler.peace.online import Mode, Settings
+from scheduler.peace.online import Mode, Settings, Stragglers
 from scheduler.topology import Topology
 
 
@@ -25,8 +25,11 @@ from scheduler.topology import Topology
 def coordinating(
     topology: Topology, mode: Mode, seed: int, planner: str | None = None, address: str = CONTROL_ADDRESS
 ) -> Iterator[str]:
-    """Serve meanwhile; gives the URL. Its state is durable, in a temporary directory."""
-    chosen = CoordinatorSettings(scheduler=Settings(mode=mode))
+    """Serve meanwhile; gives the URL. Its state is durable, in a temporary directory.
+
+    Timesteps are planned as in the paper: on the full network, whatever the last one has not finished.
+    """
+    chosen = CoordinatorSettings(scheduler=Settings(mode=mode, stragglers=Stragglers.IGNORED))
     served = ServeSettings(Address(address, 0), chosen, security=Security(insecure=True))
     world = World(topology, make_planner(planner, topology), SystemClock(), Random(seed), silent)
     with (

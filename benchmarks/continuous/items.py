@@ -26,7 +26,6 @@ _TUPLE = np.dtype(
     {"names": ["id", "price", "time"], "formats": ["<i4", "<i4", "<i8"], "offsets": [0, 4, 8], "itemsize": TUPLE_BYTES}
 )
 _PRICES = 10_000
-_PIECE = 100_000
 
 
 def ids_of(items: int, records: int) -> Int64s:
@@ -34,14 +33,32 @@ def ids_of(items: int, records: int) -> Int64s:
     return np.random.default_rng([items, records]).integers(0, items, records)
 
 
-def fill(address: str, topic: str, items: int, records: int) -> None:
+class Source(NamedTuple):
+    """A topic of items, which is read again and again: record i of the run is record i modulo `records`.
+
+    `batch_records` records were sent at once. `rate` is how many come a second (0: as many as are asked for).
+    """
+
+    topic: str
+    items: int
+    records: int
+    batch_records: int
+    rate: float = 0.0
+
+    def ids(self, records: int) -> Int64s:
+        """The items of the first so many records of a run."""
+        return np.resize(ids_of(self.items, self.records), records)
+
+
+def fill(address: str, source: Source) -> None:
     """Write the records into stream 0 of a topic with one."""
+    topic, items, records, batch_records, _ = source
     ids = ids_of(items, records)
     dice = np.random.default_rng([items, records, 1])
     with Client(parse_addresses(address)) as client:
         client.partitions(topic, create=True)
-        for start in range(0, records, _PIECE):
-            part = ids[start : start + _PIECE]
+        for start in range(0, records, batch_records):
+            part = ids[start : start + batch_records]
             tuples = np.zeros(len(part), _TUPLE)
             tuples["id"] = part
             tuples["price"] = dice.integers(1, _PRICES, len(part))
@@ -85,3 +102,34 @@ def lives_of(ids: Int64s, window: int) -> Lives:
     by_time = np.argsort(order[closed])
     closed = closed[by_time]
     return Lives(order[closed - (window - 1)], order[closed])
+
+
+def opens_of(source: Source, window: int, bounds: Int64s) -> int:
+    """How many windows of `window` records per item opened in one beat and were open at its end, where beats end behind
+    `bounds` records: counted item by item, without the operator.
+    """
+    ids = ids_of(source.items, source.records)
+    counts = np.zeros(source.items, np.int64)
+    opened = before = 0
+    for bound in bounds.tolist():
+        grown = counts + _between(ids, before, bound, source.items)
+        begun = grown - grown % window
+        opened += int(np.count_nonzero((begun >= counts) & (begun < grown)))
+        counts, before = grown, bound
+    return opened
+
+
+def results_of(source: Source, window: int, records: int) -> int:
+    """How many windows the first so many records fill."""
+    ids = ids_of(source.items, source.records)
+    return int((_between(ids, 0, records, source.items) // window).sum())
+
+
+def _between(ids: Int64s, first: int, end: int, items: int) -> Int64s:
+    """How often each item comes in records first to end − 1 of a run."""
+    laps, at = divmod(end, len(ids))
+    first_lap, first_at = divmod(first, len(ids))
+    if laps == first_lap:
+        return np.bincount(ids[first_at:at], minlength=items)
+    whole = np.bincount(ids, minlength=items) * (laps - first_lap - 1) if laps > first_lap + 1 else 0
+    return np.bincount(ids[first_at:], minlength=items) + np.bincount(ids[:at], minlength=items) + whole

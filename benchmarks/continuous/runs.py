@@ -1,32 +1,38 @@
 """Runs of the paper's query: average price of so many tuples of an item, without micro-batches, over a real sidecar.
 
 Invariants:
-* A run is timed between two committed beats: what is not durable does not count, and starting up is no part of it.
+* What is not durable does not count, and starting up is no part of a run.
 * A crash is what it says: the runner stops between two steps and is not told; whatever is under way is lost or not.
-* What is under test are the runner's own parts (port, core, loop); nothing is replaced but, for Gopen/Net, the commit.
+* What is under test are the runner's own parts (port, core, loop). Changed are, for Gopen/Net, the commit, and for all
+  alike the input: a topic is read again and again, and where a rate is given, no record is asked for before its time.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.continuous.items import TUPLE_BYTES, to_items
-from benchmarks.harness.meter import cpu_seconds
+from benchmarks.continuous.items import TUPLE_BYTES, Source, to_items
+from benchmarks.harness.meter import process_clock_s
 from logstore.client.blocking import Client, TopicPartition, parse_addresses
-from logstore.format.batch import parse_header
+from logstore.format.batch import LENGTH_OVERHEAD, parse_header, patch_base
 from logstore.format.private import Part
-from spe_adapter.cec.policy import Policy
+from logstore.interfaces import Buffer
+from spe_adapter.cec.policy import NoChecks, Policy
+from spe_adapter.continuous import fragment as fragments
 from spe_adapter.continuous.client_port import ClientPort
-from spe_adapter.continuous.core import Core, Place
-from spe_adapter.continuous.fragment import Fragment, Limits, Source, plan
+from spe_adapter.continuous.core import Core, Figures, Place
+from spe_adapter.continuous.fragment import Fragment, Limits, plan
 from spe_adapter.continuous.loop import Event, Loop, Progress, Recovered
-from spe_adapter.continuous.port import Group, Piece
+from spe_adapter.continuous.port import Fetch, Group, Piece
+from spe_adapter.continuous.runner import Options, prepare
 from spe_adapter.host import ThisHost
 from spe_adapter.operators.aggregates import Aggregate
 from spe_adapter.operators.functions import avg
@@ -36,14 +42,16 @@ Float64s = npt.NDArray[np.float64]
 
 FETCH_BYTES = 4 << 20
 LIMIT_S = 60.0
+_ENDLESS = 2**62
+_RECORD_BYTES = 12
+"""What a record takes in a batch beside its value, at most."""
 
 
 class Setting(NamedTuple):
     """One configuration of the query."""
 
-    source: str
+    source: Source
     window: int
-    records: int
     limits: Limits
     checkpoints: bool = True
     persist: bool = True
@@ -77,40 +85,66 @@ class Timeline:
         return np.array(self.moments)[np.minimum(np.searchsorted(seen, records, side="right"), len(seen) - 1)]
 
 
+class Slice(NamedTuple):
+    """A part of a run, from its first step to its last commit."""
+
+    first_record: int
+    seconds: float
+    records: int
+    results: int
+    footprints: int
+    cpu_s: float
+    """Of this process and of the sidecar."""
+    sidecar_cpu_s: float
+
+
 class Ran(NamedTuple):
     """A run up to its end or its crash."""
 
+    setting: Setting
     timeline: Timeline
-    seconds: float
-    records: int
-    """Input records in those seconds."""
-    emitted: int
-    """Records written in those seconds: results, footprints and closes."""
-    whole_s: float
-    """From the first step to the end; what follows is of all that time."""
-    cpu_s: float
-    sidecar_cpu_s: float
+    slices: tuple[Slice, ...]
     plain_bytes: int
     control_bytes: int
 
     @property
+    def figures(self) -> Figures:
+        """Where it stood at the end."""
+        return self.timeline.beats[-1].figures
+
+    @property
+    def seconds(self) -> float:
+        """Of all slices."""
+        return sum(one.seconds for one in self.slices)
+
+    @property
     def rate(self) -> float:
         """Input records a second."""
-        return self.records / self.seconds if self.seconds else 0.0
+        return sum(one.records for one in self.slices) / self.seconds
+
+    @property
+    def bounds(self) -> npt.NDArray[np.int64]:
+        """Input records up to the end of each beat."""
+        return np.array([beat.figures.records for beat in self.timeline.beats], np.int64)
+
+
+class Loading(NamedTuple):
+    """A state brought back as the runner does it: fencing, backward scan over the network, reconstruction, loading."""
+
+    windows: int
+    tuples: int
+    """Footprints and closes read for them."""
+    seconds: float
+    cpu_s: float
+    """Of this process and the sidecar."""
 
 
 class Recovery(NamedTuple):
-    """A recovery behind a crash, first in pieces, then as the runner does it."""
+    """A recovery behind a crash, by the runner itself, with the source at full speed."""
 
     tuples: int
-    loaded_windows: int
-    scan_s: float
-    reconstruct_s: float
+    windows: int
     load_s: float
-    cpu_s: float
-    """Of this process, for the three of them."""
-    runner_load_s: float
-    """The runner's: fencing, scan, reconstruction and loading, as one."""
     replayed_records: int
     replay_s: float
 
@@ -121,11 +155,75 @@ class Recovery(NamedTuple):
 
 
 class _Port(ClientPort):
-    """The runner's port, which counts bytes and, for Gopen/Net, commits results only."""
+    """The runner's port, which counts bytes and, for Gopen/Net, commits results only; see the module."""
 
     persist = True
     plain_bytes = 0
     control_bytes = 0
+    lap = 0
+    """Records of the source's topic."""
+    batch_records = 0
+    rate = 0.0
+    _wanted: int | None = None
+    """The offset of a fetch that is not due yet."""
+    _lap_began = 0
+    """What is added to the offsets of the fetch under way."""
+    _began_s: float | None = None
+    _began_at = 0
+    _paused_s: float | None = None
+
+    def fetch(self, source: int, offset: int) -> None:
+        """See Port; sent when a batch more is due."""
+        self._wanted = offset
+        self._fetch_if_due()
+
+    def fetched(self, wait_ms: float) -> Fetch | None:
+        """See Port."""
+        if self._wanted is not None and not self._fetch_if_due():
+            # The next batch is due before the runner's patience ends, or behind it.
+            super().fetched(min(wait_ms, self._due_in_s() * 1000))
+            self._fetch_if_due()
+            return None
+        answer = super().fetched(wait_ms)
+        if answer is None:
+            return None
+        records = _moved(answer.records, self._lap_began) if self._lap_began else answer.records
+        return answer._replace(records=records, high_watermark=_ENDLESS)
+
+    def pause(self) -> None:
+        """No records come from now on."""
+        self._paused_s = time.perf_counter()
+
+    def resume(self) -> None:
+        """They come again, those that the pause held back not at once."""
+        if self._paused_s is not None and self._began_s is not None:
+            self._began_s += time.perf_counter() - self._paused_s
+        self._paused_s = None
+
+    def restart(self, rate: float) -> None:
+        """From the next record on, so many come a second."""
+        self.rate, self._began_s = rate, None
+
+    def _due_in_s(self) -> float:
+        """Until the batch that is wanted has come."""
+        if not self.rate or self._wanted is None:
+            return 0.0
+        if self._began_s is None:
+            self._began_s, self._began_at = time.perf_counter(), self._wanted
+        due_s = (self._wanted + self.batch_records - self._began_at) / self.rate
+        return max(0.0, self._began_s + due_s - time.perf_counter())
+
+    def _fetch_if_due(self) -> bool:
+        if self._wanted is None or self._due_in_s() > 0:
+            return False
+        offset, self._wanted = self._wanted, None
+        self._lap_began = offset - offset % self.lap
+        if self.rate and self._began_s is not None:
+            arrived = (time.perf_counter() - self._began_s) * self.rate + self._began_at - offset
+            batches = max(1, int(arrived) // self.batch_records)
+            self._fetch_bytes = min(FETCH_BYTES, batches * self.batch_records * (TUPLE_BYTES + _RECORD_BYTES))
+        super().fetch(0, offset % self.lap)
+        return True
 
     def commit(self, group: Group) -> None:
         """Count, and leave out what is not to be persisted."""
@@ -135,6 +233,20 @@ class _Port(ClientPort):
         if not self.persist:
             group = group._replace(pieces=tuple(plain for plain, _ in split if plain is not None))
         super().commit(group)
+
+
+def _moved(records: Buffer, by: int) -> Buffer:
+    """Batches with a number added to their offsets; the last one may be torn."""
+    moved = bytearray(records)
+    at = 0
+    while at + LENGTH_OVERHEAD <= len(moved):
+        size_bytes = LENGTH_OVERHEAD + int.from_bytes(moved[at + 8 : at + LENGTH_OVERHEAD], "big")
+        if at + size_bytes > len(moved):
+            break
+        header = parse_header(moved, at)
+        patch_base(moved, at, header.base_offset + by, 0)
+        at += size_bytes
+    return memoryview(moved)[:at]
 
 
 def divided(piece: Piece) -> tuple[Piece | None, int]:
@@ -152,6 +264,66 @@ def divided(piece: Piece) -> tuple[Piece | None, int]:
     return (Piece(part, data) if kept else None), at - len(data)
 
 
+class Run:
+    """A run under way, which goes on in each slice where the last one ended."""
+
+    def __init__(
+        self, setting: Setting, timeline: Timeline, port: _Port, core: Core, loop: Loop, sidecar_pid: int
+    ) -> None:
+        """Recovered, nothing processed yet."""
+        self._setting = setting
+        self._timeline = timeline
+        self._port = port
+        self._core = core
+        self._loop = loop
+        self._sidecar_pid = sidecar_pid
+        self._slices: list[Slice] = []
+
+    def close(self) -> None:
+        """Stop as a crash would."""
+        self._port.close()
+
+    def warm_up(self, records: int) -> None:
+        """Process so many records at full speed: they are no part of any slice."""
+        rate, self._port.rate = self._port.rate, 0.0
+        self.slice(math.inf, records=records)
+        self._port.restart(rate)
+        self._slices.clear()
+
+    def slice(self, seconds: float, *, records: int | None = None, finish: bool = True, settle_s: float = 0.0) -> Slice:
+        """Process for so long, or so many records; `finish`: then commit the open beat. What the sidecar still does in
+        `settle_s` behind it is counted, the time itself is not.
+        """
+        before, cpu_s, sidecar_s = self._stand(), time.process_time(), process_clock_s(self._sidecar_pid)
+        target = math.inf if records is None else self._timeline.records + records
+        self._port.resume()
+        began = time.perf_counter()
+        while time.perf_counter() - began < seconds and self._timeline.records < target:
+            self._loop.step()
+        if finish:
+            self._loop.finish()
+        took_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_s
+        self._port.pause()
+        time.sleep(settle_s)
+        sidecar_s = process_clock_s(self._sidecar_pid) - sidecar_s
+        records, results, footprints = (now - then for now, then in zip(self._stand(), before, strict=True))
+        self._slices.append(Slice(before[0], took_s, records, results, footprints, cpu_s + sidecar_s, sidecar_s))
+        return self._slices[-1]
+
+    def _stand(self) -> tuple[int, int, int]:
+        """Records, results and footprints committed so far."""
+        if not self._timeline.beats:
+            return 0, 0, 0
+        figures = self._timeline.beats[-1].figures
+        footprints = figures.opens + figures.checks
+        return figures.records, figures.emitted - footprints, footprints
+
+    def ran(self) -> Ran:
+        """What came of it."""
+        port = self._port
+        return Ran(self._setting, self._timeline, tuple(self._slices), port.plain_bytes, port.control_bytes)
+
+
 class Query:
     """The paper's query under one name, which can be run, crashed and recovered."""
 
@@ -160,101 +332,85 @@ class Query:
         self._addresses = parse_addresses(address)
         self._sidecar_pid = sidecar_pid
         self._setting = setting
-        self._fragment = Fragment(
+        self.fragment = Fragment(
             query=name,
-            sources=(Source(setting.source, (to_items,)),),
+            sources=(fragments.Source(setting.source.topic, (to_items,)),),
             key=("item_id",),
             operator=Aggregate(Counting(setting.window), average=avg("item_price")),
             topic=f"{name}-output",
             checkpoints=setting.checkpoints,
         )
-        self._plan = plan(self._fragment)
+        self._plan = plan(self.fragment)
         self._host = ThisHost()
-        with Client(self._addresses) as client:
-            client.partitions(self._fragment.topic, create=True)
+        prepare(self.fragment, Options(address), self._host)
+
+    def moved(self, sidecar_pid: int) -> None:
+        """The sidecar was started anew."""
+        self._sidecar_pid = sidecar_pid
 
     def remove(self) -> None:
         """Trim its output away: nobody reads it again, and there are many runs."""
         with Client(self._addresses) as client:
-            client.delete_records(TopicPartition(self._fragment.topic, 0), -1)
+            client.delete_records(TopicPartition(self.fragment.topic, 0), -1)
 
     def _parts(self, policy: Policy, timeline: Timeline) -> tuple[_Port, Core, Loop]:
         run = self._host.new_token()
-        port = _Port(self._addresses, self._fragment, 0, run, self._host, fetch_bytes=FETCH_BYTES, limit_s=LIMIT_S)
+        port = _Port(self._addresses, self.fragment, 0, run, self._host, fetch_bytes=FETCH_BYTES, limit_s=LIMIT_S)
+        source = self._setting.source
         port.persist = self._setting.persist
+        port.lap, port.batch_records, port.rate = source.records, source.batch_records, source.rate
         core = Core(self._plan, Place(0, 1, run), policy, port.monotonic_ms)
         return port, core, Loop(core, self._plan, port, self._setting.limits, timeline.note)
 
-    def run(self, policy: Policy, *, crash: bool = False) -> Ran:
-        """Process the setting's records; then finish, or crash."""
+    def start(self, policy: Policy) -> Run:
+        """Start it, to run slice by slice."""
         timeline = Timeline()
-        port, _, loop = self._parts(policy, timeline)
-        with port:
-            loop.recover()
-            began = time.perf_counter()
-            before_s, before_sidecar_s = time.process_time(), cpu_seconds(self._sidecar_pid)
-            while timeline.records < self._setting.records:
-                loop.step()
-            cpu_s = time.process_time() - before_s
-            sidecar_cpu_s = cpu_seconds(self._sidecar_pid) - before_sidecar_s
-            if not crash:
-                loop.finish()
-        whole_s = time.perf_counter() - began
-        first, last = timeline.beats[0].figures, timeline.beats[-1].figures
-        alone = len(timeline.beats) == 1
-        return Ran(
-            timeline,
-            whole_s if alone else timeline.moments[-1] - timeline.moments[0],
-            last.records - (0 if alone else first.records),
-            last.emitted - (0 if alone else first.emitted),
-            whole_s,
-            cpu_s,
-            sidecar_cpu_s,
-            port.plain_bytes,
-            port.control_bytes,
-        )
+        port, core, loop = self._parts(policy, timeline)
+        loop.recover()
+        return Run(self._setting, timeline, port, core, loop, self._sidecar_pid)
 
-    def recover(self, policy: Policy) -> Recovery:
-        """Bring the state back twice: step by step, to see what takes how long, and as the runner does."""
-        timeline = Timeline()
-        port, core, _ = self._parts(policy, timeline)
-        with port:
+    def run(
+        self, policy: Policy, *, seconds: float = math.inf, records: int | None = None, warm_records: int = 0
+    ) -> Ran:
+        """Process for so long, or so many records, behind those of the warm-up; then crash."""
+        with closing(self.start(policy)) as started:
+            if warm_records:
+                started.warm_up(warm_records)
+            started.slice(seconds, records=records, finish=False)
+            return started.ran()
+
+    def load(self) -> Loading:
+        """Bring the state back, without the replay behind it."""
+        port, core, _ = self._parts(NoChecks(), Timeline())
+        with closing(port):
+            cpu_s, sidecar_s = time.process_time(), process_clock_s(self._sidecar_pid)
+            began = time.perf_counter()
             last = port.fence()
-            reconstruction, before = core.reconstruction(), -1
-            scan_s = reconstruct_s = 0.0
-            before_s = time.process_time()
-            done = False
+            reconstruction, before, done = core.reconstruction(), -1, False
             while not done:
-                moment = time.perf_counter()
                 piece = port.scan(before)
-                scanned = time.perf_counter()
-                scan_s += scanned - moment
                 done = reconstruction.feed(piece.batches)
-                reconstruct_s += time.perf_counter() - scanned
                 before = piece.next_before
                 if not done and before <= piece.log_start_offset:
                     reconstruction.finish(piece.log_start_offset)
                     done = True
-            moment = time.perf_counter()
             core.load(reconstruction.result, last)
-            load_s = time.perf_counter() - moment
-            cpu_s = time.process_time() - before_s
-        port, _, loop = self._parts(policy, timeline)
-        with port:
+            took_s = time.perf_counter() - began
+            cpu_s = time.process_time() - cpu_s + process_clock_s(self._sidecar_pid) - sidecar_s
+            return Loading(core.windows, reconstruction.result.scanned.tuples, took_s, cpu_s)
+
+    def recover(self) -> Recovery:
+        """Bring the state back and replay, as the runner does."""
+        timeline = Timeline()
+        port, _, loop = self._parts(NoChecks(), timeline)
+        port.rate = 0.0
+        with closing(port):
             loop.recover()
-        recovered = timeline.recovered
-        if recovered is None:
+        found = timeline.recovered
+        if found is None:
             raise RuntimeError("the runner did not say that it recovered")
         return Recovery(
-            recovered.tuples,
-            recovered.windows,
-            scan_s,
-            reconstruct_s,
-            load_s,
-            cpu_s,
-            recovered.load_ms / 1000,
-            recovered.replayed_records,
-            recovered.replay_ms / 1000,
+            found.tuples, found.windows, found.load_ms / 1000, found.replayed_records, found.replay_ms / 1000
         )
 
 

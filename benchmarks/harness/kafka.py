@@ -20,6 +20,7 @@ TOOL_SECONDS = 60.0
 TOOLS = {
     "topics": "org.apache.kafka.tools.TopicCommand",
     "configs": "kafka.admin.ConfigCommand",
+    "features": "org.apache.kafka.tools.FeatureCommand",
     "console-producer": "org.apache.kafka.tools.ConsoleProducer",
     "console-consumer": "org.apache.kafka.tools.consumer.ConsoleConsumer",
     "get-offsets": "org.apache.kafka.tools.GetOffsetShell",

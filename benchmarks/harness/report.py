@@ -23,6 +23,7 @@ from rich.table import Table
 
 from benchmarks.harness.jars import KAFKA_VERSION
 from benchmarks.harness.meter import median
+from benchmarks.harness.results import commit
 
 Row = dict[str, Any]
 _PACKAGES = ("cairn", "confluent-kafka", "crc32c", "kio", "trio")
@@ -98,10 +99,11 @@ def versions() -> dict[str, str]:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write the results, with the moment they were written."""
+    """Write the results, with the moment they were written and the commit that was measured."""
     path.parent.mkdir(parents=True, exist_ok=True)
     moment = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
-    path.write_text(json.dumps({"finished": moment, **content}, indent=1, ensure_ascii=False) + "\n")
+    content = {"finished": moment, **commit(), **content}
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
 def print_goals(console: Console, goals: Sequence[Goal]) -> None:

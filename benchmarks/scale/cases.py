@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from scheduler.peace.placement import default_placement, parse_placement
 from scheduler.peace.plan import Request
-from scheduler.topology import Server, Topology, both_ways
+from scheduler.topology import Link, Server, Topology, both_ways
 
 SMALL_RACKS = (8, 9)
 """Rack sizes up to SMALL hosts: the paper's cluster, several times over."""
@@ -119,3 +119,41 @@ def tiny(seed: int) -> Case:
         for number in range(random.choice([2, 3, 4, 5]))
     ]
     return Case(Topology(servers, links, switches=["core", *names]), requests)
+
+
+def irregular(seed: int, levels: int) -> Case:
+    """A few racks of 3 to 10 hosts below one switch (2 levels) or below pods (3), no two links or racks alike.
+
+    Links between switches carry a sixth to all of what is below them; three or two replicas, one to eight chunks each.
+    """
+    random = Random(seed)
+    names = [f"r{number}" for number in range(random.randint(2, 8) if levels == 2 else random.randint(3, 9))]
+    fewest, most = random.choice([(1, 1), (2, 2), (1, 4)])
+    servers = [
+        Server(f"{name}h{host}", name, random.randint(fewest, most), random.randint(fewest, most))
+        for name in names
+        for host in range(random.randint(3, 10))
+    ]
+    below = {name: sum(server.send for server in servers if server.rack == name) for name in names}
+    pods = [f"p{number}" for number in range(random.randint(2, max(2, len(names) // 2)) if levels == 3 else 0)]
+    parent = {name: pods[number % len(pods)] if pods else "core" for number, name in enumerate(names)}
+    links: list[Link] = []
+    for name in names:
+        capacity = max(1, random.randint(below[name] // 4, below[name]))
+        below[parent[name]] = below.get(parent[name], 0) + capacity
+        links += _unlike(random, name, parent[name], capacity)
+    for pod in pods:
+        links += _unlike(random, pod, "core", max(1, random.randint(below[pod] // 6, below[pod])))
+    placement = default_placement(REPLICAS if random.random() < 0.8 else 2)
+    share = random.choice([0.3, 0.6, 1.0])
+    writers = [host for host in range(len(servers)) if random.random() < share] or [0]
+    requests = [Request(f"q{host}", host, random.randint(1, 8), placement) for host in writers]
+    topology = Topology(servers, links, switches=["core", *pods, *names], name=f"{levels} levels, seed {seed}")
+    return Case(topology, requests)
+
+
+def _unlike(random: Random, low: str, high: str, capacity: int) -> list[Link]:
+    """Links each way, every second pair with another capacity on the way down."""
+    if random.random() < 1 / 2:
+        return list(both_ways(low, high, capacity))
+    return [Link(low, high, capacity), Link(high, low, max(1, random.randint(capacity // 2, capacity * 2)))]

@@ -18,6 +18,7 @@ from benchmarks.simulated.experiments import LARGEST_MB, MOST_WRITERS, bounds_of
 
 COLOURS = {
     setups.HDFS: "#4d4d4d",
+    setups.HDFS_FIVE: "#a0a0a0",
     setups.SINBAD: "#b07aa1",
     setups.PAPERS_PEACE: "#e15759",
     setups.CAREFUL_PEACE: "#59a14f",
@@ -59,7 +60,7 @@ def _times(axes: Axes, rows: Rows, what: str, writers: list[int], size_mb: int) 
     for name, colour in COLOURS.items():
         values = [_median(rows, what, name, count, size_mb) for count in writers]
         axes.plot(writers, values, color=colour, marker="o", markersize=4, label=name)
-        if what == "io_s" and name not in (setups.HDFS, setups.SINBAD):
+        if what == "io_s" and name not in (setups.HDFS, setups.HDFS_FIVE, setups.SINBAD):
             waited = [_median(rows, "response_s", name, count, size_mb) for count in writers]
             axes.plot(writers, waited, color=colour, linestyle=":", linewidth=1.2)
     if what == "comp_s":

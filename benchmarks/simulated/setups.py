@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from scheduler.peace.online import Mode, Settings
+from scheduler.peace.online import Mode, Settings, Stragglers
 from scheduler.peace.paper import PaperPlanner
 from scheduler.peace.repaired import RepairedPlanner
-from scheduler.peace.tree import TreePlanner
 from scheduler.simulation.cluster import Cluster
 from scheduler.simulation.measured import (
     HOST_CAPACITY,
@@ -28,20 +27,24 @@ from scheduler.simulation.policies import PolicyMaker, hdfs_default, peace, sinb
 from scheduler.topology import Topology
 
 HDFS = "HDFS default"
+HDFS_FIVE = "HDFS default, five threads"
+FIVE = 5
+"""Threads: as many chunks at a time as a host may send under Peace, so the fair twin of its capacity."""
 SINBAD = "Sinbad-like"
 PAPERS_PEACE = "Peace, as in the paper"
 CAREFUL_PEACE = "Cairn's Peace, the paper's hosts"
 PEACE = "Cairn's Peace"
 REPAIRED_PEACE = "Peace, timesteps of `repaired`"
 """Shown with all capacities only."""
-NAMES = (HDFS, SINBAD, PAPERS_PEACE, CAREFUL_PEACE, PEACE)
+NAMES = (HDFS, HDFS_FIVE, SINBAD, PAPERS_PEACE, CAREFUL_PEACE, PEACE)
 
 ABOUT = {
     HDFS: "default placement of 0.16, never on the writer's disk; all writers at once",
+    HDFS_FIVE: "the same, each writer with five threads, as many as fill its link",
     SINBAD: "the least used links among the allowed; all writers at once",
     PAPERS_PEACE: "timesteps that end at 80 %, planner `paper`; send 2, receive 2, link between racks 2",
-    CAREFUL_PEACE: "continuous, planner `tree`; send 2, receive 2 as in the paper, link between racks 5",
-    PEACE: "continuous, planner `tree`; receive 2 (what a disk serves well), all links 5 (their rate ÷ a chain's)",
+    CAREFUL_PEACE: "continuous, planner `repaired`; send 2, receive 2 as in the paper, link between racks 5",
+    PEACE: "continuous, planner `repaired`; receive 2 (what a disk serves well), all links 5 (their rate ÷ a chain's)",
 }
 
 
@@ -58,13 +61,14 @@ class Setup(NamedTuple):
 
 
 def continuous(name: str = PEACE) -> PolicyMaker:
-    """Cairn's Peace: continuous mode, tree form."""
-    return peace(name, TreePlanner, Settings())
+    """Cairn's Peace: continuous mode, the default planner."""
+    return peace(name, RepairedPlanner, Settings())
 
 
 def timesteps(name: str = PAPERS_PEACE) -> PolicyMaker:
-    """Peace as in the paper: Algorithm 1, timesteps that end when 80 % of their chunks are done."""
-    return peace(name, PaperPlanner, Settings(mode=Mode.TIMESTEPS, finish_fraction=0.8))
+    """Peace as in the paper: Algorithm 1, timesteps on the full graph that end when 80 % of their chunks are done."""
+    settings = Settings(mode=Mode.TIMESTEPS, finish_fraction=0.8, stragglers=Stragglers.IGNORED)
+    return peace(name, PaperPlanner, settings)
 
 
 def repaired(name: str = REPAIRED_PEACE) -> PolicyMaker:
@@ -91,6 +95,7 @@ SETUPS = {
     setup.name: setup
     for setup in (
         Setup(HDFS, hdfs_default(WRITER_THREADS), full_network),
+        Setup(HDFS_FIVE, hdfs_default(FIVE), full_network),
         Setup(SINBAD, sinbad(WRITER_THREADS), full_network),
         Setup(PAPERS_PEACE, timesteps(), papers_network),
         Setup(CAREFUL_PEACE, continuous(CAREFUL_PEACE), careful_network),

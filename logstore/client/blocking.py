@@ -17,6 +17,7 @@ from typing import Final, Generic, Self, TypeVar
 from logstore.client import wire
 from logstore.client.errors import (
     INVALID_CONFIG,
+    INVALID_PARTITIONS,
     RETRIABLE,
     TOPIC_ALREADY_EXISTS,
     UNKNOWN_TOPIC_OR_PARTITION,
@@ -27,7 +28,7 @@ from logstore.client.errors import (
 )
 from logstore.client.network import Address, HostNetwork, Network
 from logstore.client.wire import Fetched, OffsetInfo, TopicInfo, TopicPartition
-from logstore.errors import CairnError, InvalidConfig, MalformedRequest, TopicExists
+from logstore.errors import CairnError, InvalidConfig, InvalidPartitions, MalformedRequest, TopicExists
 from logstore.format import private
 from logstore.interfaces import Buffer
 
@@ -165,6 +166,22 @@ class Client:
                 raise TopicExists(f"{what}, at {self.where}")
             if created.error == INVALID_CONFIG:
                 raise InvalidConfig(f"{what}, at {self.where}")
+            if created.error:
+                raise Refused(f"{what}, at {self.where}", code=created.error)
+
+        self._retry(ask)
+
+    def create_partitions(self, name: str, count: int) -> None:
+        """Give a topic more partitions, `count` in all. Raises InvalidPartitions if it has as many (asked again after a
+        lost connection, they may be those just made), Refused for anything else.
+        """
+        body = wire.create_partitions_request(name, count, timeout_ms=int(self._request_timeout_s * 1000))
+
+        def ask() -> None:
+            created = wire.create_topic_reply(self._ask(wire.CREATE_PARTITIONS, [body]))
+            what = created.message or f"topic {name!r}"
+            if created.error == INVALID_PARTITIONS:
+                raise InvalidPartitions(f"{what}, at {self.where}")
             if created.error:
                 raise Refused(f"{what}, at {self.where}", code=created.error)
 

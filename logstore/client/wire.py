@@ -24,6 +24,7 @@ METADATA: Final = 3
 CREATE_TOPICS: Final = 19
 DELETE_RECORDS: Final = 21
 DESCRIBE_CONFIGS: Final = 32
+CREATE_PARTITIONS: Final = 37
 VERSIONS: Final = {
     PRODUCE: 7,
     FETCH: 11,
@@ -32,6 +33,7 @@ VERSIONS: Final = {
     CREATE_TOPICS: 4,
     DELETE_RECORDS: 1,
     DESCRIBE_CONFIGS: 2,
+    CREATE_PARTITIONS: 1,
 }
 
 EARLIEST: Final = -2
@@ -354,8 +356,20 @@ def create_topic_request(name: str, partitions: int, configs: Mapping[str, str],
     return bytes(writer.data)
 
 
+def create_partitions_request(name: str, count: int, *, timeout_ms: int) -> bytes:
+    """Give one topic more partitions: `count` in all, wherever the server likes."""
+    writer = _Writer()
+    writer.int32(1)
+    writer.string(name)
+    writer.int32(count)
+    writer.int32(-1)  # no assignments
+    writer.int32(timeout_ms)
+    writer.int8(False)  # not only to validate
+    return bytes(writer.data)
+
+
 def create_topic_reply(body: Buffer) -> Created:
-    """The one topic's answer. MalformedReply."""
+    """The one topic's answer, to its making and to that of partitions. MalformedReply."""
     reader = _Reader(body)
     reader.int32()  # throttle time
     if reader.count() != 1 or reader.string() is None:

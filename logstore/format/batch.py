@@ -3,7 +3,8 @@
 Invariants:
 * Nothing here decodes records; a batch is a 61-byte header and opaque bytes.
 * `check_batch` is the only gate: what passes it has a sane length, magic 2, a matching CRC-32C and counts that agree.
-* The base offset and the leader epoch lie in front of the CRC's range, so they can be patched without touching it.
+* The base offset and the leader epoch lie in front of the CRC's range, so they can be patched without touching it;
+  only `stamp_append_time` changes what lies behind, and the CRC with it.
 
 Source: Kafka's documentation, "Record Batch"; KIP-98.
 """
@@ -37,7 +38,9 @@ CONTROL_BIT = 0x20
 HIGHEST_COMPRESSION = 4
 """none, gzip, snappy, lz4, zstd"""
 
+_MAX_TIMESTAMP_OFFSET = 35
 _CRC = struct.Struct(">I")
+_ATTRIBUTES = struct.Struct(">h")
 _OFFSET = struct.Struct(">q")
 _LENGTH = struct.Struct(">i")
 _EPOCH = struct.Struct(">i")
@@ -152,6 +155,16 @@ def patch_base(buffer: bytearray | memoryview, position: int, base_offset: int, 
     """Write base offset and leader epoch into the header at `position`; the CRC does not cover them."""
     _OFFSET.pack_into(buffer, position, base_offset)
     _EPOCH.pack_into(buffer, position + LENGTH_OVERHEAD, leader_epoch)
+
+
+def stamp_append_time(buffer: bytearray | memoryview, header: BatchHeader, now_ms: int) -> BatchHeader:
+    """Give the batch at the start of `buffer` (its header: `header`) LogAppendTime: each record's time is `now_ms`.
+    Returns the new header.
+    """
+    _ATTRIBUTES.pack_into(buffer, CRC_START, header.attributes | TIMESTAMP_TYPE_BIT)
+    _OFFSET.pack_into(buffer, _MAX_TIMESTAMP_OFFSET, now_ms)
+    _CRC.pack_into(buffer, CRC_OFFSET, crc32c(memoryview(buffer)[CRC_START : header.size_bytes]))
+    return parse_header(buffer)
 
 
 def empty_batch(header: BatchHeader) -> bytes:

@@ -27,16 +27,22 @@ from logstore.errors import UnknownFormatVersion
 from logstore.interfaces import Buffer
 
 MAGIC = b"CIDX"
-VERSION = 1
-BLOCK = struct.Struct(">4sHHIqqqI")
-"""magic, version, reserved, entry count, durable end, next offset, maximum timestamp, CRC-32C of all else"""
+VERSION = 2
+BLOCK = struct.Struct(">4sHHIqqqqI")
+"""magic, version, reserved, entry count, durable end, next offset, maximum timestamp, time written, CRC-32C of all
+else
+"""
+_BLOCK_1 = struct.Struct(">4sHHIqqqI")
+"""Version 1 lacked the time written."""
+_START = struct.Struct(">4sH")
 ENTRY = struct.Struct(">qqqII")
 """base offset, running maximum timestamp before it, position, CRC field of the batch there, flags"""
 CONTROL_FLAG = 1
 TYPE_SHIFT = 16
 """The flags' upper half is the type of the control record; 0: unknown."""
 NO_TIMESTAMP = -1
-_CRC_AT = BLOCK.size - 4
+UNKNOWN_TIME = -1
+_CRC_BYTES = 4
 _ENTRY_WORDS = ENTRY.size // 8
 _INVERTED = bytes([1]) + bytes(255)
 
@@ -62,21 +68,24 @@ class IndexEntry(NamedTuple):
 
 
 class IndexBlock(NamedTuple):
-    """Entries, and the chunk's state when they were written: all bytes before `durable_end` are synced."""
+    """Entries, and the chunk's state when they were written: all bytes before `durable_end` are synced.
+
+    `written_ms`: the retention clock at the last append in front of `durable_end`; -1: unknown.
+    """
 
     durable_end: int
     next_offset: int
     max_timestamp: int
     entries: Sequence[IndexEntry]
+    written_ms: int = UNKNOWN_TIME
 
 
 def encode_block(block: IndexBlock) -> bytes:
     """The bytes of one block."""
-    head = BLOCK.pack(
-        MAGIC, VERSION, 0, len(block.entries), block.durable_end, block.next_offset, block.max_timestamp, 0
-    )
+    ends = (block.durable_end, block.next_offset, block.max_timestamp, block.written_ms)
+    head = BLOCK.pack(MAGIC, VERSION, 0, len(block.entries), *ends, 0)[:-_CRC_BYTES]
     body = b"".join([ENTRY.pack(*entry) for entry in block.entries])
-    return head[:_CRC_AT] + crc32c(body, crc32c(head[:_CRC_AT])).to_bytes(4, "big") + body
+    return head + crc32c(body, crc32c(head)).to_bytes(_CRC_BYTES, "big") + body
 
 
 def decode_blocks(buffer: Buffer) -> tuple[list[IndexBlock], int]:
@@ -86,11 +95,22 @@ def decode_blocks(buffer: Buffer) -> tuple[list[IndexBlock], int]:
     """
     blocks: list[IndexBlock] = []
     position = 0
-    for durable_end, next_offset, max_timestamp, body in _intact(memoryview(buffer)):
+    for head, body, end in _intact(memoryview(buffer)):
+        position = end
         entries = [IndexEntry(*fields) for fields in ENTRY.iter_unpack(body)]
-        blocks.append(IndexBlock(durable_end, next_offset, max_timestamp, entries))
-        position += BLOCK.size + len(body)
+        blocks.append(head._replace(entries=entries))
     return blocks, position
+
+
+def decode_seal(end: Buffer) -> IndexBlock | None:
+    """The block without entries that ends a sealed chunk's index, from the index's last bytes (`BLOCK.size` or more);
+    None if there is none.
+    """
+    for layout in (BLOCK, _BLOCK_1):
+        blocks, _ = decode_blocks(memoryview(end)[max(0, len(end) - layout.size) :])
+        if blocks:
+            return blocks[0]
+    return None
 
 
 class IndexColumns(NamedTuple):
@@ -117,9 +137,9 @@ def decode_columns(buffer: Buffer) -> IndexColumns:
     end = durable_end = 0
     is_sealed = False
     bodies: list[memoryview] = []
-    for durable, _, _, body in _intact(memoryview(buffer)):
+    for head, body, behind in _intact(memoryview(buffer)):
         bodies.append(body)
-        end, durable_end, is_sealed = end + BLOCK.size + len(body), durable, not body
+        end, durable_end, is_sealed = behind, head.durable_end, not body
     entries = b"".join(bodies)
     words = array("q", entries)
     if sys.byteorder == "little":
@@ -145,20 +165,25 @@ def _chosen(column: array[int], chosen: bytes) -> array[int]:
     return column if all(chosen) else array("q", compress(column, chosen))
 
 
-def _intact(view: memoryview) -> Iterator[tuple[int, int, int, memoryview]]:
-    """Durable end, next offset, maximum timestamp and entries of each block, up to the first that does not hold."""
+def _intact(view: memoryview) -> Iterator[tuple[IndexBlock, memoryview, int]]:
+    """Each block without its entries, their bytes, and the position behind them, up to the first that does not hold."""
     position = last_durable = last_offset = 0
-    while position + BLOCK.size <= len(view):
-        magic, version, _, count, durable_end, next_offset, max_timestamp, crc = BLOCK.unpack_from(view, position)
-        body_at = position + BLOCK.size
+    while position + _BLOCK_1.size <= len(view):
+        magic, version = _START.unpack_from(view, position)
+        layout = _BLOCK_1 if version == 1 else BLOCK
+        body_at = position + layout.size
+        if magic != MAGIC or body_at > len(view):
+            return
+        _, _, _, count, durable_end, next_offset, max_timestamp, *written, crc = layout.unpack_from(view, position)
         end = body_at + count * ENTRY.size
-        if magic != MAGIC or end > len(view):
+        if end > len(view):
             return
-        if crc32c(view[body_at:end], crc32c(view[position : position + _CRC_AT])) != crc:
+        if crc32c(view[body_at:end], crc32c(view[position : body_at - _CRC_BYTES])) != crc:
             return
-        if version != VERSION:
+        if version not in (1, VERSION):
             raise UnknownFormatVersion(f"index block version {version} is newer than {VERSION}; upgrade Cairn")
         if durable_end < last_durable or next_offset < last_offset:
             return
-        yield durable_end, next_offset, max_timestamp, view[body_at:end]
+        written_ms = written[0] if written else UNKNOWN_TIME
+        yield IndexBlock(durable_end, next_offset, max_timestamp, (), written_ms), view[body_at:end], end
         position, last_durable, last_offset = end, durable_end, next_offset

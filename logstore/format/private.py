@@ -34,6 +34,8 @@ API_VERSION: Final = 0
 MAX_STAGE_BYTES: Final = 16 * 1024 * 1024
 # The JSON part of a body: a decision of 20,000 tasks is about 2 MiB.
 MAX_FIELDS_BYTES: Final = 8 * 1024 * 1024
+# Values in that JSON, which cost far more memory and time than their bytes: 20,000 tasks of three, and as much again.
+MAX_FIELDS_VALUES: Final = 200_000
 # Query, run and attempt are identifiers (Spark's are 36 characters); they end up in control records and in the ledger.
 MAX_NAME_CHARACTERS: Final = 256
 # More types of control records than anybody has use for.
@@ -116,10 +118,11 @@ class DecideRequest:
 
 @dataclass(frozen=True, slots=True)
 class DecideReply:
-    """What became of the epoch, and the query's last committed epoch now."""
+    """What became of the epoch, and the query's last committed epoch; of a duplicate the `positions` it went with."""
 
     outcome: Outcome
     last_epoch: int
+    positions: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +152,7 @@ class DescribeRequest:
 class DescribeReply:
     """What is known of a query. `last_epoch` and `run` are None for a query never seen.
 
-    `state` is that of the epoch being committed (logstore.log.epochs.State), "idle" if there is none.
+    `state` is that of the epoch being committed (logstore.log.epochs.State), or "idle"; `positions` the last epoch's.
     """
 
     last_epoch: int | None
@@ -157,6 +160,7 @@ class DescribeReply:
     state: str
     staged_bytes: int
     staged_attempts: int
+    positions: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,10 +215,8 @@ def encode_request(request: Request, *, correlation_id: int, client_id: str = "c
             }
         case DecideRequest():
             api_key = DECIDE
-            fields = {
-                "query": request.query,
-                "run": request.run,
-                "epoch": request.epoch,
+            fields = {"query": request.query, "run": request.run, "epoch": request.epoch}
+            fields |= {
                 "rewind": request.rewind,
                 "tasks": [{"task": t.task, "attempt": t.attempt, "frames": t.frames} for t in request.tasks],
                 "positions": request.positions,
@@ -228,13 +230,8 @@ def encode_request(request: Request, *, correlation_id: int, client_id: str = "c
             fields = {"query": request.query}
         case ScanRequest():
             api_key = SCAN
-            fields = {
-                "topic": request.topic,
-                "partition": request.partition,
-                "before": request.before_offset,
-                "types": list(request.types),
-                "max_bytes": request.max_bytes,
-            }
+            fields = {"topic": request.topic, "partition": request.partition, "before": request.before_offset}
+            fields |= {"types": list(request.types), "max_bytes": request.max_bytes}
     name = client_id.encode()
     head = _HEADER.pack(api_key, API_VERSION, correlation_id, len(name)) + name
     return [head, encode_fields(fields), raw]
@@ -353,16 +350,13 @@ def encode_reply_body(reply: Reply | CairnError) -> list[Buffer]:
         case StageReply():
             fields["position"] = reply.position
         case DecideReply():
-            fields["outcome"] = reply.outcome
-            fields["last_epoch"] = reply.last_epoch
+            fields |= {"outcome": reply.outcome, "last_epoch": reply.last_epoch, "positions": reply.positions}
         case AbortReply():
             fields["dropped_bytes"] = reply.dropped_bytes
         case DescribeReply():
-            fields["last_epoch"] = reply.last_epoch
-            fields["run"] = reply.run
-            fields["state"] = reply.state
-            fields["staged_bytes"] = reply.staged_bytes
-            fields["staged_attempts"] = reply.staged_attempts
+            fields |= {"last_epoch": reply.last_epoch, "run": reply.run, "state": reply.state}
+            fields |= {"staged_bytes": reply.staged_bytes, "staged_attempts": reply.staged_attempts}
+            fields["positions"] = reply.positions
     return [encode_fields(fields)]
 
 
@@ -412,7 +406,7 @@ def _decode_reply_fields(api_key: int, fields: Fields) -> Reply:
         outcome = get_text(fields, "outcome", MAX_NAME_CHARACTERS)
         if outcome not in ("committed", "duplicate", "skipped"):
             raise MalformedRequest(f"'outcome' is {outcome!r}")
-        return DecideReply(cast(Outcome, outcome), get_int(fields, "last_epoch", 0, _INT64_MAX))
+        return DecideReply(cast(Outcome, outcome), get_int(fields, "last_epoch", 0, _INT64_MAX), get_positions(fields))
     if api_key == ABORT:
         return AbortReply(get_int(fields, "dropped_bytes", 0, _INT64_MAX))
     if api_key == DESCRIBE:
@@ -423,6 +417,7 @@ def _decode_reply_fields(api_key: int, fields: Fields) -> Reply:
             state=get_text(fields, "state", MAX_NAME_CHARACTERS),
             staged_bytes=get_int(fields, "staged_bytes", 0, _INT64_MAX),
             staged_attempts=get_int(fields, "staged_attempts", 0, _INT64_MAX),
+            positions=get_positions(fields),
         )
     raise MalformedRequest(f"{api_key} is none of Cairn's requests")
 
@@ -505,8 +500,12 @@ def decode_fields(body: Buffer) -> tuple[dict[str, object], memoryview]:
 
 def parse_object(encoded: Buffer) -> dict[str, object]:
     """A JSON object from its UTF-8 bytes. MalformedRequest."""
+    plain = bytes(encoded)
+    # Each value but the first stands behind a comma, or opens an object or an array.
+    if plain.count(b",") + plain.count(b"{") + plain.count(b"[") > MAX_FIELDS_VALUES:
+        raise MalformedRequest(f"more than {MAX_FIELDS_VALUES} values in {len(plain)} bytes of JSON")
     try:
-        value = json.loads(bytes(encoded))
+        value = json.loads(plain)
     except (ValueError, RecursionError) as error:
         raise MalformedRequest(f"not JSON: {error}") from None
     return _object(value, "the body")
@@ -577,6 +576,11 @@ def get_text(fields: Fields, key: str, most_characters: int) -> str:
     except UnicodeEncodeError:
         raise MalformedRequest(f"{key!r} holds characters that UTF-8 cannot") from None
     return value
+
+
+def get_positions(fields: Fields) -> str:
+    """What a query noted with an epoch; "" where a former version noted nothing. MalformedRequest."""
+    return get_text({"positions": "", **fields}, "positions", MAX_POSITIONS_CHARACTERS)
 
 
 def get_name(fields: Fields, key: str) -> str:

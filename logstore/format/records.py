@@ -130,20 +130,23 @@ def decode_batch(buffer: Buffer, position: int = 0) -> list[Record]:
     return records
 
 
-def iterate_times(batch: memoryview, header: BatchHeader) -> Iterator[tuple[int, int]]:
-    """Offset and timestamp (ms) of each record of an uncompressed batch whose checksum holds, and nothing else of them:
-    a search that stops early pays for what it passed only.
+def iterate_times(records: memoryview, header: BatchHeader) -> Iterator[tuple[int, int]]:
+    """Offset and timestamp (ms) of each record of a batch, and nothing else of them: a search that stops early pays for
+    what it passed only. `records` is what stands behind the header, decompressed, or the first bytes of that.
 
-    Raises CorruptBatch where a record is not what it claims.
+    Raises CorruptBatch where a record is not what it claims, or where the bytes end before the records do.
     """
-    at = HEADER_BYTES
+    if header.has_log_append_time:  # the records' own times do not count
+        yield from ((header.base_offset + delta, header.max_timestamp) for delta in range(header.record_count))
+        return
+    at = 0
     for _ in range(header.record_count):
-        length, at = read_varint(batch, at)
+        length, at = read_varint(records, at)
+        if length < 1:
+            raise CorruptBatch(f"record length {length} at {at} cannot be")
         end = at + length
-        if length < 1 or end > len(batch):
-            raise CorruptBatch(f"record length {length} at {at} exceeds its batch")
-        timestamp_delta, at = read_varint(batch, at + 1)
-        offset_delta, _ = read_varint(batch, at)
+        timestamp_delta, at = read_varint(records, at + 1)
+        offset_delta, _ = read_varint(records, at)
         yield header.base_offset + offset_delta, header.base_timestamp + timestamp_delta
         at = end
 

@@ -56,6 +56,20 @@ class AnswerBudget:
 
     def __init__(self, limit_bytes: int) -> None:
         self._free_bytes = limit_bytes
+        self._waiting_parts = 0
+
+    def begin_wait(self, parts: int, limit: int) -> bool:
+        """Whether one more request may wait for something in `parts` places, if all together wait in up to `limit`; if
+        so, call `end_wait` when it has ended.
+        """
+        if self._waiting_parts + parts > limit:
+            return False
+        self._waiting_parts += parts
+        return True
+
+    def end_wait(self, parts: int) -> None:
+        """A request waits no more."""
+        self._waiting_parts -= parts
 
     @property
     def free_bytes(self) -> int:

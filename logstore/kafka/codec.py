@@ -7,20 +7,21 @@ key and version, when they are first needed, so start-up pays for none.
 import io
 import struct
 from collections.abc import Callable
-from dataclasses import fields
-from functools import cache
-from typing import Any, NamedTuple, cast
+from dataclasses import fields, is_dataclass
+from functools import cache, partial
+from typing import Any, NamedTuple, cast, get_args, get_origin, get_type_hints
 
 from kio.index import KioIndexError, load_request_schema, load_response_schema
 from kio.schema.errors import ErrorCode
 from kio.schema.index import api_key_map
 from kio.serial import entity_reader, entity_writer
 from kio.serial.errors import SerialError
-from kio.static.protocol import ResponsePayload
+from kio.static.protocol import Entity, ResponsePayload
 
 from logstore.errors import MalformedRequest
 from logstore.interfaces import Buffer
 from logstore.kafka import guard
+from logstore.kafka.pace import LARGE_BYTES, LARGE_PARTS, Walkers
 from logstore.kafka.wire import build
 
 API_VERSIONS_KEY = 18
@@ -85,12 +86,52 @@ def _writer(response: type[ResponsePayload]) -> Callable[[io.BytesIO, ResponsePa
 def decode(frame: memoryview, header: RequestHeader, at: int) -> Any:
     """The request behind `header`, whose body starts at `at`. Raises MalformedRequest."""
     kind = request_type(header.api_key, header.version)
-    frame, at = guard.checked(kind, frame, at)
+    frame, at = guard.checked(kind, frame, at, guard.most_elements(header.api_key))
     try:
         request, _ = _reader(header.api_key, header.version)(frame.toreadonly(), at)
     except (SerialError, ValueError, TypeError, IndexError, struct.error, OverflowError, EOFError) as error:
         raise MalformedRequest(f"request {header.api_key} version {header.version}: {error}") from error
     return request
+
+
+async def decode_large(frame: memoryview, header: RequestHeader, at: int) -> Any:
+    """As `decode`; a large request is decoded while others run."""
+    if len(frame) > LARGE_BYTES:
+        return await Walkers.run(partial(decode, frame, header, at))
+    return decode(frame, header, at)
+
+
+async def encode_large(response: ResponsePayload) -> list[Buffer]:
+    """As `encode`; a response of many parts is encoded while others run."""
+    if _is_large(response):
+        return await Walkers.run(partial(encode, response))
+    return encode(response)
+
+
+def _is_large(response: ResponsePayload) -> bool:
+    """Whether it has more than LARGE_PARTS elements in its arrays, or in the arrays of their elements."""
+    total = 0
+    for name in _array_names(type(response)):
+        parts = getattr(response, name) or ()
+        total += len(parts)
+        if parts and is_dataclass(parts[0]):
+            names = _array_names(cast(type[Entity], type(parts[0])))
+            for part in parts:
+                total += sum(len(getattr(part, name) or ()) for name in names)
+                if total > LARGE_PARTS:
+                    return True
+    return total > LARGE_PARTS
+
+
+@cache
+def _array_names(kind: type[Entity]) -> tuple[str, ...]:
+    hints = get_type_hints(kind)
+    options = {
+        name: get_args(hints[name]) if get_origin(hints[name]) is not tuple else (hints[name],) for name in hints
+    }
+    return tuple(
+        field.name for field in fields(kind) if any(get_origin(option) is tuple for option in options[field.name])
+    )
 
 
 def encode(response: ResponsePayload) -> list[Buffer]:

@@ -17,11 +17,15 @@ from kio.static.protocol import ResponsePayload
 from logstore.errors import CairnError, InvalidConfig
 from logstore.kafka.dispatch import Api, Caller, Front
 from logstore.kafka.errors import error_code
+from logstore.kafka.pace import Pace
+from logstore.kafka.server import ANY_ADDRESS, Listener
 from logstore.kafka.wire import respond
+from logstore.log.store import StoreSettings
 from logstore.log.topics import FIXED, SETTINGS, TopicConfig, describe_config, parse_config
 
 TOPIC, BROKER = 2, 4
 _SET, _DELETE, _APPEND, _SUBTRACT = 0, 1, 2, 3
+_PROTOCOL = "PLAINTEXT"
 
 
 class Source(IntEnum):
@@ -59,6 +63,10 @@ _BROKER_NAMES: Mapping[str, str] = {
     "retention.bytes": "log.retention.bytes",
     "segment.bytes": "log.segment.bytes",
     "max.message.bytes": "message.max.bytes",
+    "message.timestamp.type": "log.message.timestamp.type",
+    "min.insync.replicas": "min.insync.replicas",
+    "compression.type": "compression.type",
+    "message.timestamp.before.max.ms": "log.message.timestamp.before.max.ms",
     "message.timestamp.after.max.ms": "log.message.timestamp.after.max.ms",
 }
 """Kafka's name for the default of a topic setting."""
@@ -118,11 +126,17 @@ def topic_entries(config: TopicConfig, overrides: Mapping[str, str], defaults: T
     return entries
 
 
-class ConfigHandlers:
-    """Shows and changes settings."""
+ENTRIES = 15
+"""Settings that a topic is shown with, about."""
 
-    def __init__(self, front: Front) -> None:
+
+class ConfigHandlers:
+    """Shows and changes settings. `listeners` are the sidecar's, known once they are open."""
+
+    def __init__(self, front: Front, listeners: Sequence[Listener]) -> None:
         self._front = front
+        self._pace = Pace()
+        self._listeners = listeners
 
     def apis(self) -> list[Api]:
         """What is served here."""
@@ -134,15 +148,18 @@ class ConfigHandlers:
 
     # ---- showing
 
-    async def describe_configs(self, request: Any, _: Caller) -> ResponsePayload:
+    async def describe_configs(self, request: Any, caller: Caller) -> ResponsePayload:
         """DescribeConfigs 1 to 4."""
         documentation = getattr(request, "include_documentation", False)
         results = []
-        for resource in request.resources:
+        # A resource that is named twice is answered once: an answer is many times as long as a question.
+        asked = {(resource.resource_type, resource.resource_name): resource for resource in request.resources}
+        for resource in asked.values():
+            await self._pace.step(ENTRIES)
             outcome: Mapping[str, Any] = {"error_code": ErrorCode.none, "error_message": None}
             entries: list[Entry] = []
             try:
-                entries = self._entries(resource.resource_type, resource.resource_name)
+                entries = self._entries(resource.resource_type, resource.resource_name, caller)
             except CairnError as error:
                 outcome = {"error_code": self._code(error), "error_message": str(error)}
             keys = set(resource.configuration_keys or ())
@@ -152,38 +169,56 @@ class ConfigHandlers:
                 if not keys or entry.name in keys
             ]
             results.append({**_named(resource), **outcome, "configs": configs})
-        return respond(request, {"results": results})
+        return await respond(request, {"results": results})
 
-    def _entries(self, resource_type: int, name: str) -> list[Entry]:
+    def _entries(self, resource_type: int, name: str, caller: Caller) -> list[Entry]:
         """Raises UnknownTopicOrPartition, or _UnknownResource for what is neither a topic nor this node."""
         defaults = self._front.settings.topic_defaults
         if resource_type == TOPIC:
             topic = self._front.engine.store.topic(name)
             return topic_entries(topic.config, topic.overrides, defaults)
         if resource_type == BROKER and name in ("", str(self._front.engine.store.node_id)):
-            return self._broker_entries() if name else []
+            return self._broker_entries(caller) if name else []
         raise _UnknownResource(
             f"there is no resource of type {resource_type} named {name!r}; topics (2) and node 0 (4) are"
         )
 
-    def _broker_entries(self) -> list[Entry]:
+    def _broker_entries(self, caller: Caller) -> list[Entry]:
         settings = self._front.settings
         ours, built_in = describe_config(settings.topic_defaults), describe_config(TopicConfig())
         rows = [
             (_BROKER_NAMES[name], ours[name], built_in[name], _KINDS.get(name, Kind.LONG)) for name in _BROKER_NAMES
         ]
+        check_ms = str(self._front.engine.store.settings.retention_check_interval_ms)
         creates = str(settings.auto_create_topics).lower()
         rows += [
             ("auto.create.topics.enable", creates, "true", Kind.BOOLEAN),
             ("num.partitions", str(settings.default_partitions), "1", Kind.INT),
             ("socket.request.max.bytes", str(settings.max_frame_bytes), str(16 << 20), Kind.INT),
             ("default.replication.factor", "1", "1", Kind.INT),
+            ("log.retention.check.interval.ms", check_ms, str(StoreSettings().retention_check_interval_ms), Kind.LONG),
         ]
+        node_id = str(self._front.engine.store.node_id)
+        rows += [(name, node_id, "-1", Kind.INT) for name in ("broker.id", "node.id")]
+        rows += [(name, value, "", Kind.LIST) for name, value in self._addresses(caller).items()]
         entries = []
         for name, value, default, kind in sorted(rows):
             source = Source.DEFAULT if value == default else Source.STATIC_BROKER
             entries.append(Entry(name, value, source, kind, True, value, source, None))
         return entries
+
+    def _addresses(self, caller: Caller) -> Mapping[str, str]:
+        """Where this node listens and what its clients are told, as Kafka writes it."""
+        listen, told = [], []
+        for number, listener in enumerate(self._listeners):
+            name = _PROTOCOL if not number else f"{_PROTOCOL}_{number}"
+            # Who listens on any address tells clients the one that they used.
+            host = listener.advertised_host or (
+                caller.advertised_host if listener.host in ANY_ADDRESS else listener.host
+            )
+            listen.append(f"{name}://{_bracketed(listener.host)}:{listener.port}")
+            told.append(f"{name}://{_bracketed(host)}:{listener.advertised_port or listener.port}")
+        return {"advertised.listeners": ",".join(told), "listeners": ",".join(listen)}
 
     # ---- changing
 
@@ -195,7 +230,9 @@ class ConfigHandlers:
             replaced.update({entry.name: entry.value for entry in resource.configs})
             return replaced
 
-        return respond(request, {"responses": [await self._alter(request, r, changes) for r in request.resources]})
+        return await respond(
+            request, {"responses": [await self._alter(request, r, changes) for r in request.resources]}
+        )
 
     async def incremental_alter_configs(self, request: Any, _: Caller) -> ResponsePayload:
         """IncrementalAlterConfigs 0 and 1."""
@@ -203,9 +240,12 @@ class ConfigHandlers:
         def changes(resource: Any, _: Mapping[str, str]) -> dict[str, str | None]:
             return _incremental(resource.configs)
 
-        return respond(request, {"responses": [await self._alter(request, r, changes) for r in request.resources]})
+        return await respond(
+            request, {"responses": [await self._alter(request, r, changes) for r in request.resources]}
+        )
 
     async def _alter(self, request: Any, resource: Any, changes_of: Any) -> Mapping[str, Any]:
+        await self._pace.step()
         outcome: Mapping[str, Any] = {"error_code": ErrorCode.none, "error_message": None}
         engine = self._front.engine
         try:
@@ -257,3 +297,7 @@ def _incremental(entries: Iterable[Any]) -> dict[str, str | None]:
                 f"operation {entry.config_operation} on topic setting {entry.name!r} is not possible here"
             )
     return changes
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

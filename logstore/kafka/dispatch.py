@@ -22,7 +22,7 @@ class FrontSettings:
     """Bounds and habits of the Kafka front. Sizes in bytes, times in seconds."""
 
     max_frame_bytes: int = 16 << 20
-    max_connections: int = 1000
+    max_connections: int = 10_000
     max_connections_per_address: int = 100
     connection_in_flight_bytes: int = 16 << 20
     total_in_flight_bytes: int = 32 << 20

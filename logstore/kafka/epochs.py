@@ -32,6 +32,7 @@ from logstore.format.private import (
 from logstore.interfaces import Buffer
 from logstore.kafka.budgets import AnswerBudget
 from logstore.kafka.dispatch import Front, RawApi
+from logstore.kafka.pace import LARGE_BYTES, Walkers
 from logstore.log.epochs import Epochs
 
 TICK_SECONDS: Final = 5.0
@@ -72,7 +73,11 @@ class _EpochRequests:
     async def handle(self, api_key: int, body: memoryview, _: AnswerBudget) -> tuple[list[Buffer], int]:
         """Answer one request."""
         try:
-            reply: Reply | CairnError = await self._answer(decode_request(api_key, body))
+            if int.from_bytes(body[:4]) > LARGE_BYTES:  # its JSON part, in front of the data
+                request = await Walkers.run(partial(decode_request, api_key, body))
+            else:
+                request = decode_request(api_key, body)
+            reply: Reply | CairnError = await self._answer(request)
         except CairnError as error:
             reply = error
         return encode_reply_body(reply), 0

@@ -1,22 +1,25 @@
 """Fetch: whole batches up to the high watermark, waiting for them if the client wants to.
 
-Invariants: every partition asked for is answered, in order; the limits of the request hold, but for the first batch
-of all, which is sent whatever its size, so that a reader always advances. Fetch sessions are declined with session id
-0, as a full Kafka does; every request is then a full one.
+Invariants: every partition asked for is answered, in order, and none may be named twice; the limits of the request
+hold, but for the first batch of all, which is sent whatever its size, so that a reader always advances. Fetch sessions
+are declined with session id 0, as a full Kafka does; every request is then a full one.
 
 Source: Kafka protocol guide, Fetch 4 to 12; KIP-74 (limits), KIP-227 (sessions).
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import trio
 
-from logstore.errors import CairnError, OffsetOutOfRange, StorageFailed
+from logstore.errors import CairnError, MalformedRequest, OffsetOutOfRange, StorageFailed
 from logstore.interfaces import Buffer
 from logstore.kafka.budgets import AnswerBudget
 from logstore.kafka.dispatch import Front
 from logstore.kafka.errors import error_code
 from logstore.kafka.framing import Reader, Writer
+from logstore.kafka.guard import MAX_ELEMENTS
+from logstore.kafka.pace import LARGE_BYTES, Pace, Walkers
 from logstore.log.stream import Stream
 
 KEY = 1
@@ -25,8 +28,8 @@ FIRST_FLEXIBLE = 12
 MAX_WAIT_MS = 60_000
 MAX_RESPONSE_BYTES = 16 << 20
 """Whatever a client asks for: bounds what one connection holds in memory."""
-PARTITIONS_AT_A_TIME = 100
-"""Then other clients get their turn."""
+MAX_WAITING_PARTITIONS = 200_000
+"""Partitions that fetches of all clients wait for, at some hundred bytes each; further fetches are answered at once."""
 _SESSION_NOT_FOUND = 70
 _INVALID_SESSION_EPOCH = 71
 _FENCED_LEADER_EPOCH, _UNKNOWN_LEADER_EPOCH = 74, 75
@@ -51,6 +54,7 @@ class FetchRequest(NamedTuple):
     session_id: int
     session_epoch: int
     topics: list[tuple[str, list[FetchPartition]]]
+    partitions: int
 
 
 class _Answer(NamedTuple):
@@ -70,10 +74,13 @@ def decode(frame: memoryview, at: int, version: int) -> FetchRequest:
     reader.int8()
     session_id, session_epoch = (reader.int32(), reader.int32()) if version >= 7 else (0, -1)
     topics: list[tuple[str, list[FetchPartition]]] = []
-    for _ in range(reader.count(6)):
+    total = 0
+    for _ in range(_bounded(reader.count(3))):
         name = reader.string()
         partitions: list[FetchPartition] = []
-        for _ in range(reader.count(16)):
+        count = reader.count(16)
+        total = _bounded(total + count)
+        for _ in range(count):
             partition = reader.int32()
             leader_epoch = reader.int32() if version >= 9 else -1
             offset = reader.int64()
@@ -85,7 +92,22 @@ def decode(frame: memoryview, at: int, version: int) -> FetchRequest:
             reader.tags()
         reader.tags()
         topics.append((name, partitions))
-    return FetchRequest(version, max_wait_ms, min_bytes, max_bytes, session_id, session_epoch, topics)
+    if len({(name, part.partition) for name, parts in topics for part in parts}) < total:
+        raise MalformedRequest("a fetch names a partition twice")
+    return FetchRequest(version, max_wait_ms, min_bytes, max_bytes, session_id, session_epoch, topics, total)
+
+
+async def decode_large(frame: memoryview, at: int, version: int) -> FetchRequest:
+    """As `decode`; a large request is decoded while others run."""
+    if len(frame) > LARGE_BYTES:
+        return await Walkers.run(partial(decode, frame, at, version))
+    return decode(frame, at, version)
+
+
+def _bounded(count: int) -> int:
+    if count > MAX_ELEMENTS:
+        raise MalformedRequest(f"{count} topics or partitions in one fetch; at most {MAX_ELEMENTS} can be")
+    return count
 
 
 async def handle(front: Front, request: FetchRequest, answers: AnswerBudget) -> tuple[list[Buffer], int]:
@@ -94,16 +116,30 @@ async def handle(front: Front, request: FetchRequest, answers: AnswerBudget) -> 
     Returns the body and how many bytes of `answers` it holds until it is sent.
     """
     if request.session_id != 0:
-        return _encode(request.version, _SESSION_NOT_FOUND, []), 0
+        return await _encode(request.version, _SESSION_NOT_FOUND, []), 0
     if request.session_epoch > 0:
-        return _encode(request.version, _INVALID_SESSION_EPOCH, []), 0
-    deadline = trio.current_time() + min(max(0, request.max_wait_ms), MAX_WAIT_MS) / 1000
+        return await _encode(request.version, _INVALID_SESSION_EPOCH, []), 0
+    deadline = trio.current_time()
+    if not answers.begin_wait(request.partitions, MAX_WAITING_PARTITIONS):
+        return await _answer(front, request, answers, deadline)
+    try:
+        deadline += min(max(0, request.max_wait_ms), MAX_WAIT_MS) / 1000
+        return await _answer(front, request, answers, deadline)
+    finally:
+        answers.end_wait(request.partitions)
+
+
+async def _answer(
+    front: Front, request: FetchRequest, answers: AnswerBudget, deadline: float
+) -> tuple[list[Buffer], int]:
     while True:
         # Listen first, look then: what comes in between must not be missed.
         changed = trio.Event()
         streams = _streams(front, request)
+        pace = Pace()
         for stream in streams:
             stream.add_waiter(changed.set)
+            await pace.step()
         room = answers.take(min(max(0, request.max_bytes), MAX_RESPONSE_BYTES))
         kept = 0
         try:
@@ -111,7 +147,7 @@ async def handle(front: Front, request: FetchRequest, answers: AnswerBudget) -> 
             # What was granted is all there will be: with min_bytes above it, waiting would be in vain.
             if is_final or size >= min(request.min_bytes, room) or trio.current_time() >= deadline:
                 kept = size
-                return _encode(request.version, 0, topics), size
+                return await _encode(request.version, 0, topics), size
             answers.give(room)
             room = 0
             with trio.move_on_at(deadline):
@@ -136,11 +172,11 @@ async def _collect(front: Front, request: FetchRequest, room: int) -> tuple[list
     topics: list[tuple[str, list[_Answer]]] = []
     total = 0
     is_final = not request.topics
+    pace = Pace()
     for name, partitions in request.topics:
         answers: list[_Answer] = []
-        for number, wanted in enumerate(partitions, start=1):
-            if number % PARTITIONS_AT_A_TIME == 0:
-                await trio.lowlevel.checkpoint()
+        for wanted in partitions:
+            await pace.step()
             answer = await _read(front, name, wanted, room - total, must_advance=total == 0)
             is_final = is_final or answer.error != 0
             total += answer.size
@@ -181,17 +217,19 @@ async def _read(front: Front, topic: str, wanted: FetchPartition, room: int, *, 
     )
 
 
-def _encode(version: int, error: int, topics: list[tuple[str, list[_Answer]]]) -> list[Buffer]:
+async def _encode(version: int, error: int, topics: list[tuple[str, list[_Answer]]]) -> list[Buffer]:
     writer = Writer(flexible=version >= FIRST_FLEXIBLE)
     writer.int32(0)
     if version >= 7:
         writer.int16(error)
         writer.int32(0)
     writer.count(len(topics))
+    pace = Pace()
     for name, answers in topics:
         writer.string(name)
         writer.count(len(answers))
         for answer in answers:
+            await pace.step()
             writer.int32(answer.partition)
             writer.int16(answer.error)
             writer.int64(answer.high_watermark)

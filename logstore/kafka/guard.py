@@ -3,7 +3,8 @@
 kio reserves memory for as many elements as a request claims to have, and ends the process if there is not so much;
 and it refuses tagged fields that it does not know, which a server has to ignore (KIP-482). So requests are walked
 first, field by field, after kio's own description of them. Invariants: what passes has no array or string longer than
-the bytes that are left, no null where null is not allowed, and no tagged field that kio does not know.
+the bytes that are left, no more elements in all arrays than such a request can mean (`most_elements`), no null where
+null is not allowed, and no tagged field that kio does not know.
 """
 
 import types
@@ -36,22 +37,46 @@ _FIXED_BYTES = {
 }
 
 
+MAX_ELEMENTS = 25_000
+"""In all arrays of a request: enough for all 10,000 partitions that a topic may have, each with its replica."""
+_MOST_ELEMENTS = {
+    11: 1_000,  # JoinGroup: the protocols of one member, of which clients have one or two
+    32: 2_000,  # DescribeConfigs: each is answered with some 15 settings, and what is said of them
+}
+
+
+def most_elements(api_key: int) -> int:
+    """How many elements the arrays of such a request may have together."""
+    return _MOST_ELEMENTS.get(api_key, MAX_ELEMENTS)
+
+
 class GuardReader(Reader):
-    """A reader that remembers which parts have to be replaced: start, end, and what belongs there."""
+    """A reader that remembers which parts have to be replaced: start, end, and what belongs there; and how many
+    elements there may still be.
+    """
 
-    __slots__ = ("edits",)
+    __slots__ = ("edits", "elements_left")
 
-    def __init__(self, buffer: memoryview, at: int, *, flexible: bool) -> None:
+    def __init__(self, buffer: memoryview, at: int, *, flexible: bool, elements: int = MAX_ELEMENTS) -> None:
         super().__init__(buffer, at, flexible=flexible)
         self.edits: list[tuple[int, int, bytes]] = []
+        self.elements_left = elements
+
+    def elements(self, least_bytes: int, *, nullable: bool) -> int:
+        """The length of an array whose elements have at least `least_bytes`."""
+        count = self.count(least_bytes, nullable=nullable)
+        self.elements_left -= count
+        if self.elements_left < 0:
+            raise MalformedRequest(f"an array of {count} elements at {self.at}: more than such a request can mean")
+        return count
 
 
-def checked(kind: type, frame: memoryview, at: int) -> tuple[memoryview, int]:
+def checked(kind: type, frame: memoryview, at: int, elements: int = MAX_ELEMENTS) -> tuple[memoryview, int]:
     """A frame that kio may decode as `kind`, and where; the frame itself unless something had to be left out.
 
     Raises MalformedRequest.
     """
-    reader = GuardReader(frame, at, flexible=bool(vars(kind)["__flexible__"]))
+    reader = GuardReader(frame, at, flexible=bool(vars(kind)["__flexible__"]), elements=elements)
     skipper(kind)(reader)
     if not reader.edits:
         return frame, at
@@ -119,8 +144,10 @@ def _field(field: "Field[Any]") -> Skip:
     if typing.get_origin(hint) is tuple:
         element, _ = _without_none(typing.get_args(hint)[0])
         if is_dataclass(element):
-            return _array(skipper(typing.cast(type, element)), nullable=nullable)
-        return _array(_primitive(field.metadata["kafka_type"], nullable=False), nullable=nullable)
+            kind = typing.cast(type, element)
+            return _array(skipper(kind), _least_bytes(kind), nullable=nullable)
+        kafka_type = field.metadata["kafka_type"]
+        return _array(_primitive(kafka_type, nullable=False), _FIXED_BYTES.get(kafka_type, 1), nullable=nullable)
     if is_dataclass(hint):
         return _nullable(skipper(typing.cast(type, hint))) if nullable else skipper(typing.cast(type, hint))
     return _primitive(field.metadata["kafka_type"], nullable=nullable)
@@ -132,9 +159,21 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
     return hint, False
 
 
-def _array(element: Skip, *, nullable: bool) -> Skip:
+def _least_bytes(entity: type) -> int:
+    """What an element of a kio class takes at least: its numbers, and a byte for anything else."""
+    least = sum(
+        _FIXED_BYTES.get(field.metadata.get("kafka_type", ""), 1)
+        if typing.get_origin(_without_none(field.type)[0]) is not tuple
+        else 1
+        for field in fields(entity)
+        if "tag" not in field.metadata
+    )
+    return max(1, least)
+
+
+def _array(element: Skip, least_bytes: int, *, nullable: bool) -> Skip:
     def skip(reader: GuardReader) -> None:
-        for _ in range(reader.count(1, nullable=nullable)):
+        for _ in range(reader.elements(least_bytes, nullable=nullable)):
             element(reader)
 
     return skip

@@ -27,18 +27,28 @@ class Link:
     async def receive(self, target: memoryview) -> int:
         """Receive into `target`; the number of bytes, 0 at the client's end."""
         while True:
-            if self._is_drained:
-                await trio.lowlevel.wait_readable(self._socket)
-            else:
-                await trio.lowlevel.checkpoint()
-            try:
-                received = self._socket.recv_into(target)
-            except (BlockingIOError, InterruptedError):
-                self._is_drained = True
-                continue
-            # Less than asked for is all there was: waiting is cheaper than to be told so.
-            self._is_drained = received < len(target)
-            return received
+            await self.wait_data()
+            received = self.receive_nowait(target)
+            if received is not None:
+                return received
+
+    async def wait_data(self) -> None:
+        """Wait until `receive_nowait` may find something; others get a turn."""
+        if self._is_drained:
+            await trio.lowlevel.wait_readable(self._socket)
+        else:
+            await trio.lowlevel.checkpoint()
+
+    def receive_nowait(self, target: memoryview) -> int | None:
+        """Receive into `target` what is there; 0 at the client's end, None if there is nothing."""
+        try:
+            received = self._socket.recv_into(target)
+        except (BlockingIOError, InterruptedError):
+            self._is_drained = True
+            return None
+        # Less than asked for is all there was: waiting is cheaper than to be told so.
+        self._is_drained = received < len(target)
+        return received
 
     def send_nowait(self, parts: Sequence[Buffer]) -> list[memoryview]:
         """Send what the socket takes now, in order; returns what is left."""

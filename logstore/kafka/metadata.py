@@ -21,6 +21,7 @@ from kio.static.protocol import ResponsePayload
 from logstore.errors import CairnError
 from logstore.kafka.dispatch import Api, Caller, Front
 from logstore.kafka.errors import error_code
+from logstore.kafka.pace import Pace
 from logstore.kafka.wire import respond
 from logstore.log.store import Topic
 
@@ -49,6 +50,7 @@ class MetadataHandlers:
 
     def __init__(self, front: Front) -> None:
         self._front = front
+        self._pace = Pace()
 
     def apis(self) -> list[Api]:
         """What is served here."""
@@ -68,10 +70,10 @@ class MetadataHandlers:
         """DescribeCluster 0 to 2."""
         if getattr(request, "endpoint_type", BROKERS_ENDPOINT) != BROKERS_ENDPOINT:
             message = "this is a broker's endpoint, not a controller's"
-            return respond(request, {"error_code": ErrorCode.mismatched_endpoint_type, "error_message": message})
+            return await respond(request, {"error_code": ErrorCode.mismatched_endpoint_type, "error_message": message})
         node = {"broker_id": self._node_id(), "host": caller.advertised_host, "port": caller.advertised_port}
         wants_operations = request.include_cluster_authorized_operations
-        return respond(
+        return await respond(
             request,
             {
                 "error_code": ErrorCode.none,
@@ -86,10 +88,13 @@ class MetadataHandlers:
         """FindCoordinator 0 to 6: one key up to version 3, any number from version 4."""
         key_type = getattr(request, "key_type", GROUP_COORDINATOR)
         keys = request.coordinator_keys if request.__version__ >= 4 else (request.key,)
-        answers = [{"key": key, **self._coordinator(key, key_type, caller)} for key in keys]
+        answers: list[Mapping[str, Any]] = []
+        for key in keys:
+            await self._pace.step()
+            answers.append({"key": key, **self._coordinator(key, key_type, caller)})
         if request.__version__ >= 4:
-            return respond(request, {"coordinators": answers})
-        return respond(request, answers[0])
+            return await respond(request, {"coordinators": answers})
+        return await respond(request, answers[0])
 
     def _coordinator(self, key: str, key_type: int, caller: Caller) -> Mapping[str, Any]:
         nowhere = {"node_id": -1, "host": "", "port": -1}
@@ -116,46 +121,54 @@ class MetadataHandlers:
         if getattr(request, "include_topic_authorized_operations", False):
             operations = _TOPIC_OPERATIONS
         if wants_all:
-            topics: list[Mapping[str, Any]] = [
-                _described(topic, self._node_id()) for topic in list(self._front.engine.store.topics.values())
-            ]
+            known = list(self._front.engine.store.topics.values())
+            topics: list[Mapping[str, Any]] = [await self._described(topic, operations) for topic in known]
         else:
-            wanted = dict.fromkeys(_Wanted(part.name, getattr(part, "topic_id", None)) for part in request.topics)
-            topics = [await self._look_up(one, may_create=may_create) for one in wanted]
+            wanted: dict[_Wanted, None] = {}
+            for part in request.topics:
+                await self._pace.step()
+                wanted[_Wanted(part.name, getattr(part, "topic_id", None))] = None
+            topics = [await self._look_up(one, operations, may_create=may_create) for one in wanted]
         wants_cluster = getattr(request, "include_cluster_authorized_operations", False)
         node = {"node_id": self._node_id(), "host": caller.advertised_host, "port": caller.advertised_port}
-        return respond(
+        return await respond(
             request,
             {
                 "brokers": [node],
                 "cluster_id": self._front.engine.store.cluster_id,
                 "controller_id": self._node_id(),
-                "topics": [{**topic, "topic_authorized_operations": operations} for topic in topics],
+                "topics": topics,
                 "cluster_authorized_operations": _CLUSTER_OPERATIONS if wants_cluster else _NOT_ASKED,
                 "error_code": ErrorCode.none,
             },
         )
 
-    async def _look_up(self, wanted: _Wanted, *, may_create: bool) -> Mapping[str, Any]:
+    async def _look_up(self, wanted: _Wanted, operations: int, *, may_create: bool) -> Mapping[str, Any]:
         """A topic as Metadata shows it, created if that is allowed and it is missing."""
         engine, settings = self._front.engine, self._front.settings
         if wanted.topic_id is not None and wanted.topic_id != _NIL:
             found = engine.store.topic_by_id(wanted.topic_id)
             if found is not None:
-                return _described(found, self._node_id())
-            return _missing(wanted.name, wanted.topic_id, ErrorCode.unknown_topic_id)
+                return await self._described(found, operations)
+            await self._pace.step()
+            return _missing(wanted.name, wanted.topic_id, ErrorCode.unknown_topic_id, operations)
         name = wanted.name or ""
         topic = engine.store.topics.get(name)
         if topic is not None:
-            return _described(topic, self._node_id())
+            return await self._described(topic, operations)
+        await self._pace.step()
         try:
             if may_create and settings.auto_create_topics:
                 topic = await engine.wait(engine.store.create_topic(name, settings.default_partitions, {}))
-                return _described(topic, self._node_id())
+                return await self._described(topic, operations)
             engine.store.check_topic(name, settings.default_partitions, {})
         except CairnError as error:
-            return _missing(name, None, error_code(error))
-        return _missing(name, None, ErrorCode.unknown_topic_or_partition)
+            return _missing(name, None, error_code(error), operations)
+        return _missing(name, None, ErrorCode.unknown_topic_or_partition, operations)
+
+    async def _described(self, topic: Topic, operations: int) -> Mapping[str, Any]:
+        await self._pace.step(len(topic.partitions))
+        return {**_described(topic, self._node_id()), "topic_authorized_operations": operations}
 
     async def describe_topic_partitions(self, request: Any, _: Caller) -> ResponsePayload:
         """DescribeTopicPartitions 0: topics in the order of their names, some thousand partitions at a time."""
@@ -168,6 +181,7 @@ class MetadataHandlers:
         answers: list[Mapping[str, Any]] = []
         following: Cursor | None = None
         for name in names:
+            await self._pace.step()
             if name < start_name:
                 continue
             first = start_partition if name == start_name else 0
@@ -185,7 +199,7 @@ class MetadataHandlers:
             if first + len(partitions) < len(topic.partitions):
                 following = Cursor(topic_name=TopicName(name), partition_index=i32(first + len(partitions)))
                 break
-        return respond(request, {"topics": answers, "next_cursor": following})
+        return await respond(request, {"topics": answers, "next_cursor": following})
 
 
 def _described(topic: Topic, node_id: int) -> dict[str, Any]:
@@ -215,5 +229,8 @@ def _partitions(topic: Topic, node_id: int) -> Sequence[Mapping[str, Any]]:
     ]
 
 
-def _missing(name: str | None, topic_id: uuid.UUID | None, error: ErrorCode) -> Mapping[str, Any]:
-    return {"error_code": error, "name": name, "topic_id": topic_id, "partitions": []}
+def _missing(
+    name: str | None, topic_id: uuid.UUID | None, error: ErrorCode, operations: int = _NOT_ASKED
+) -> Mapping[str, Any]:
+    shown: dict[str, Any] = {"error_code": error, "name": name, "topic_id": topic_id, "partitions": []}
+    return {**shown, "topic_authorized_operations": operations}

@@ -7,6 +7,7 @@ Sources: Kafka protocol guide; KIP-79 (by timestamp), KIP-734 (max timestamp), K
 not here).
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from kio.static.protocol import ResponsePayload
 from logstore.errors import CairnError, StorageFailed
 from logstore.kafka.dispatch import Api, Caller, Front
 from logstore.kafka.errors import error_code
+from logstore.kafka.pace import Pace
 from logstore.kafka.wire import respond
 from logstore.log.stream import Stream
 
@@ -37,18 +39,20 @@ class OffsetHandlers:
     async def list_offsets(self, request: Any, _: Caller) -> ResponsePayload:
         """ListOffsets 1 to 10."""
         asked = [(topic.name, part.partition_index) for topic in request.topics for part in topic.partitions]
-        doubled = {where for where in asked if asked.count(where) > 1} if len(set(asked)) < len(asked) else set()
+        doubled = {where for where, count in Counter(asked).items() if count > 1}
+        pace = Pace()
         topics = []
         for topic in request.topics:
             partitions = []
             for part in topic.partitions:
+                await pace.step()
                 if (topic.name, part.partition_index) in doubled:
                     answer: Mapping[str, Any] = {"error_code": ErrorCode.invalid_request}
                 else:
                     answer = await self._offset(topic.name, part, request.__version__)
                 partitions.append({"partition_index": part.partition_index, **answer})
             topics.append({"name": topic.name, "partitions": partitions})
-        return respond(request, {"topics": topics})
+        return await respond(request, {"topics": topics})
 
     async def _offset(self, topic: str, part: Any, version: int) -> Mapping[str, Any]:
         try:
@@ -85,18 +89,19 @@ class OffsetHandlers:
             found = await self._front.engine.max_timestamp(stream)
         else:
             found = await self._front.engine.find_timestamp(stream, timestamp)
-        return (_UNKNOWN, _UNKNOWN) if found is None else found
+        return (_UNKNOWN, _UNKNOWN) if found is None else (found.offset, found.timestamp)
 
     async def offset_for_leader_epoch(self, request: Any, _: Caller) -> ResponsePayload:
         """OffsetForLeaderEpoch 2 to 4: where the asked epoch ended, so that clients see whether logs diverged."""
-        topics = [
-            {
-                "topic": topic.topic,
-                "partitions": [{"partition": p.partition, **self._epoch_end(topic.topic, p)} for p in topic.partitions],
-            }
-            for topic in request.topics
-        ]
-        return respond(request, {"topics": topics})
+        pace = Pace()
+        topics = []
+        for topic in request.topics:
+            partitions = []
+            for part in topic.partitions:
+                await pace.step()
+                partitions.append({"partition": part.partition, **self._epoch_end(topic.topic, part)})
+            topics.append({"topic": topic.topic, "partitions": partitions})
+        return await respond(request, {"topics": topics})
 
     def _epoch_end(self, topic: str, part: Any) -> Mapping[str, Any]:
         try:

@@ -1,22 +1,24 @@
 """Produce: checked, appended, and answered once everything in it is synced.
 
-Invariants: `start` does all its work at once, so that requests of one connection enter the log in the order they
-came; the answer is ready when every partition's ticket has settled. One bad partition fails alone.
+Invariants: requests of one connection enter the log in the order they came, for nothing is read behind a request until
+`start` or `steps` has done all of it; the answer is ready when every partition's ticket has settled. One bad partition
+fails alone. A request has at most MAX_PARTITIONS partitions.
 
 Source: Kafka protocol guide, Produce 3 to 11; acks=1 means the same as acks=all.
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from logstore.errors import CairnError, InvalidRecord
+from logstore.errors import CairnError, InvalidRecord, MalformedRequest
 from logstore.interfaces import Buffer
 from logstore.kafka.dispatch import Front
 from logstore.kafka.errors import error_code
 from logstore.kafka.framing import Reader, Writer
 from logstore.log.stream_state import AppendResult, AppendTicket
+from logstore.log.topics import MAX_PARTITIONS
 
 KEY = 0
 MIN_VERSION, MAX_VERSION = 3, 11
@@ -30,7 +32,6 @@ _TRANSACTIONAL_REFUSED = 53
 _INVALID_REQUIRED_ACKS = 21
 _OUTCOME = struct.Struct(">ihqq")
 """Partition, error code, base offset, log append time."""
-_NO_APPEND_TIME = -1
 
 
 class PartitionData(NamedTuple):
@@ -47,6 +48,7 @@ class ProduceRequest(NamedTuple):
     transactional_id: str | None
     acks: int
     topics: list[tuple[str, list[PartitionData]]]
+    partitions: int
 
 
 @dataclass(slots=True)
@@ -56,6 +58,7 @@ class _Outcome:
     message: str | None = None
     base_offset: int = -1
     log_start_offset: int = -1
+    append_ms: int = -1
 
 
 @dataclass(slots=True)
@@ -85,6 +88,7 @@ class Answer:
         if ticket.error is None:
             result: AppendResult = ticket.result()
             outcome.base_offset, outcome.log_start_offset = result.base_offset, result.log_start_offset
+            outcome.append_ms = result.append_ms
         else:
             _refuse(outcome, ticket.error)
         self.waiting -= 1
@@ -100,26 +104,41 @@ def decode(frame: memoryview, at: int, version: int) -> ProduceRequest:
     acks = reader.int16()
     reader.int32()
     topics: list[tuple[str, list[PartitionData]]] = []
-    for _ in range(reader.count(6)):
+    total = 0
+    for _ in range(_bounded(reader.count(3))):
         name = reader.string()
         partitions: list[PartitionData] = []
-        for _ in range(reader.count(5)):
+        count = reader.count(5)
+        total = _bounded(total + count)
+        for _ in range(count):
             partitions.append(PartitionData(reader.int32(), reader.nullable_bytes()))
             reader.tags()
         reader.tags()
         topics.append((name, partitions))
     reader.tags()
-    return ProduceRequest(version, transactional_id, acks, topics)
+    return ProduceRequest(version, transactional_id, acks, topics, total)
 
 
-def start(front: Front, request: ProduceRequest, frame_bytes: int) -> Answer:
-    """Append everything; the answer settles with the last of its tickets (check `waiting`: it may have settled
-    already).
+def _bounded(count: int) -> int:
+    if count > MAX_PARTITIONS:
+        raise MalformedRequest(f"{count} topics or partitions in one Produce request; at most {MAX_PARTITIONS} can be")
+    return count
+
+
+def start(front: Front, request: ProduceRequest, frame_bytes: int, answer: Answer) -> None:
+    """Append everything at once; the answer settles with the last of its tickets (check `waiting`: it may have settled
+    already). See `steps`.
+    """
+    for _ in steps(front, request, frame_bytes, answer):
+        pass
+
+
+def steps(front: Front, request: ProduceRequest, frame_bytes: int, answer: Answer) -> Iterator[None]:
+    """Append everything, partition by partition; who appends many may let others run in between.
 
     Batches are kept in place, and their frame of `frame_bytes` with them; small parts of a large frame are copied out
     of it.
     """
-    answer = Answer(request.version, request.acks)
     now_ms = front.clock.wall_ms()
     refused = 0
     if request.transactional_id is not None:
@@ -136,7 +155,7 @@ def start(front: Front, request: ProduceRequest, frame_bytes: int) -> Answer:
                 if data.records is not None and len(data.records) * KEEP_SHARE < frame_bytes:
                     data = PartitionData(data.partition, memoryview(bytearray(data.records)))
                 _append(front, answer, name, data, outcome, now_ms)
-    return answer
+            yield
 
 
 def _append(front: Front, answer: Answer, topic: str, data: PartitionData, outcome: _Outcome, now_ms: int) -> None:
@@ -164,7 +183,7 @@ def _encode(answer: Answer) -> list[Buffer]:
         writer.string(name)
         writer.count(len(outcomes))
         for outcome in outcomes:
-            writer.fixed(_OUTCOME, outcome.partition, outcome.error, outcome.base_offset, _NO_APPEND_TIME)
+            writer.fixed(_OUTCOME, outcome.partition, outcome.error, outcome.base_offset, outcome.append_ms)
             if version >= 5:
                 writer.int64(outcome.log_start_offset)
             if version >= 8:

@@ -33,12 +33,14 @@ class ProducerIdHandlers:
         """InitProducerId 0 to 5."""
         nobody = {"producer_id": _NO_ID, "producer_epoch": _NO_EPOCH}
         if request.transactional_id is not None:
-            return respond(request, {"error_code": ErrorCode.transactional_id_authorization_failed, **nobody})
+            return await respond(request, {"error_code": ErrorCode.transactional_id_authorization_failed, **nobody})
         try:
             given = await self._front.engine.wait(self._front.engine.store.allocate_producer_id())
         except CairnError as error:
             self._front.engine.store.report("no producer id", error=str(error))
             # A disk that refuses: the client is to ask again.
             retriable = ErrorCode.coordinator_not_available if error.retriable else error_code(error)
-            return respond(request, {"error_code": retriable, **nobody})
-        return respond(request, {"error_code": ErrorCode.none, "producer_id": given, "producer_epoch": _FIRST_EPOCH})
+            return await respond(request, {"error_code": retriable, **nobody})
+        return await respond(
+            request, {"error_code": ErrorCode.none, "producer_id": given, "producer_epoch": _FIRST_EPOCH}
+        )

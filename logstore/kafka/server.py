@@ -1,22 +1,24 @@
 """Listening: which addresses, how many clients, and one task for each.
 
-Invariants: connections are bounded, over all and per address (loopback excepted); one that is too many is closed at
-once. A listener that cannot be opened is an OSError before anything is served.
+Invariants: connections are bounded (`logstore.kafka.places` says who gives way to a newcomer). A listener that cannot
+be opened is an OSError before anything is served.
 """
 
 import socket
-from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import trio
 
+from logstore.kafka.arrivals import ArrivalBudget
 from logstore.kafka.budgets import AnswerBudget, RequestBudget
 from logstore.kafka.connection import Connection
 from logstore.kafka.dispatch import Caller, Front, Handlers
+from logstore.kafka.frames import SMALL_BYTES, Arrivals
 from logstore.kafka.link import Link
+from logstore.kafka.places import Places
 
-BACKLOG = 128
+BACKLOG = 1024
 ACCEPT_AGAIN_S = 0.1
 """How long to wait after a client could not be accepted, as when the process has no descriptor left."""
 ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104  (recognised, not listened on)
@@ -37,9 +39,16 @@ class KafkaServer:
     def __init__(self, front: Front, handlers: Handlers) -> None:
         self._front = front
         self._handlers = handlers
-        self._requests = RequestBudget(front.settings.total_in_flight_bytes)
-        self._answers = AnswerBudget(front.settings.total_answer_bytes)
-        self._clients: Counter[str] = Counter()
+        settings = front.settings
+        self._requests = RequestBudget(settings.total_in_flight_bytes)
+        self._arrivals = Arrivals(
+            ArrivalBudget(settings.total_in_flight_bytes // 2),
+            ArrivalBudget(settings.total_in_flight_bytes // 2),
+            self._requests,
+            memoryview(bytearray(SMALL_BYTES)),
+        )
+        self._answers = AnswerBudget(settings.total_answer_bytes)
+        self._places = Places(settings.max_connections, settings.max_connections_per_address)
         self._connections: dict[Connection, None] = {}
         self._accepting = trio.CancelScope()
         self._ended = trio.Event()
@@ -92,29 +101,20 @@ class KafkaServer:
             clients.start_soon(self._serve, listener, client, str(address[0]))
 
     async def _serve(self, listener: Listener, client: trio.socket.SocketType, host: str) -> None:
-        settings = self._front.settings
-        is_local = host in ("::1", "::ffff:127.0.0.1") or host.startswith("127.")
-        too_many = self._clients.total() >= settings.max_connections
-        if too_many or (not is_local and self._clients[host] >= settings.max_connections_per_address):
-            self._front.engine.store.report("connection refused", client=host, why="too many connections")
-            client.close()
-            return
-        self._clients[host] += 1
         try:
             connection = self._connection(listener, client, host)
         except OSError:  # gone already
-            pass
-        else:
-            self._connections[connection] = None
-            if self._accepting.cancel_called:
-                connection.stop()
-            await connection.run()
-            del self._connections[connection]
-        finally:
-            self._clients[host] -= 1
-            if not self._clients[host]:
-                del self._clients[host]
             client.close()
+            return
+        self._connections[connection] = None
+        self._places.enter(host, connection.give_way)
+        if self._accepting.cancel_called:
+            connection.stop()
+        try:
+            await connection.run()
+        finally:
+            self._places.leave(connection.give_way)
+            del self._connections[connection]
 
     def _connection(self, listener: Listener, client: trio.socket.SocketType, host: str) -> Connection:
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -122,7 +122,7 @@ class KafkaServer:
         own_host = client.getsockname()[0] if listener.host in ANY_ADDRESS else listener.host
         caller = Caller("", host, listener.advertised_host or own_host, listener.advertised_port or listener.port)
         link = Link(socket.socket(fileno=client.detach()))
-        return Connection(link, self._front, self._handlers, caller, self._requests, self._answers)
+        return Connection(link, self._front, self._handlers, caller, self._arrivals, self._answers, self._places.touch)
 
 
 async def _open(listener: Listener) -> tuple[Listener, trio.socket.SocketType]:

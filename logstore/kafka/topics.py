@@ -9,21 +9,26 @@ Source: Kafka protocol guide; KIP-464 (defaults), KIP-516 (topic ids).
 
 import uuid
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from kio.schema.errors import ErrorCode
 from kio.static.protocol import ResponsePayload
 
-from logstore.errors import CairnError, InvalidConfig, InvalidPartitions, TopicExists
+from logstore.errors import CairnError, InvalidConfig, InvalidPartitions, StorageFailed, TopicExists
 from logstore.kafka.configs import topic_entries
 from logstore.kafka.dispatch import Api, Caller, Front
 from logstore.kafka.errors import error_code
+from logstore.kafka.pace import Pace
 from logstore.kafka.wire import respond
 from logstore.log.store import Store, Topic
+from logstore.log.ticket import Ticket
 
 LOG_DIRECTORY = "data-dir"
 """What DescribeLogDirs calls the data directory: its path is nobody's business but the operator's."""
+ForgetOffsets = Callable[[str, str], Sequence[Ticket[None]]]
+"""Removes what groups have committed for a topic (name, id in hex) that is deleted."""
 _DEFAULT = -1
 _REPLICATION_FACTOR = 1
 _NO_WATERMARK = -1
@@ -45,8 +50,10 @@ def _outcome(error: CairnError) -> Mapping[str, Any]:
 class TopicHandlers:
     """Changes topics."""
 
-    def __init__(self, front: Front) -> None:
+    def __init__(self, front: Front, forget_offsets: ForgetOffsets) -> None:
         self._front = front
+        self._pace = Pace()
+        self._forget_offsets = forget_offsets
 
     def apis(self) -> list[Api]:
         """What is served here."""
@@ -68,9 +75,11 @@ class TopicHandlers:
     async def create_topics(self, request: Any, _: Caller) -> ResponsePayload:
         """CreateTopics 2 to 7."""
         mentions = Counter(topic.name for topic in request.topics)
+        by_name = {topic.name: topic for topic in request.topics}
         answers = []
         for name, count in mentions.items():
-            wanted = next(topic for topic in request.topics if topic.name == name)
+            await self._pace.step()
+            wanted = by_name[name]
             try:
                 if count > 1:
                     raise _Refused(ErrorCode.invalid_request, f"topic {name!r} is named {count} times")
@@ -78,7 +87,7 @@ class TopicHandlers:
             except CairnError as error:
                 created = _outcome(error)
             answers.append({"name": name, **created})
-        return respond(request, {"topics": answers})
+        return await respond(request, {"topics": answers})
 
     async def _create(self, wanted: Any, *, validate_only: bool) -> Mapping[str, Any]:
         partitions = self._partition_count(wanted)
@@ -139,9 +148,11 @@ class TopicHandlers:
     async def create_partitions(self, request: Any, _: Caller) -> ResponsePayload:
         """CreatePartitions 0 to 3."""
         mentions = Counter(topic.name for topic in request.topics)
+        by_name = {topic.name: topic for topic in request.topics}
         results: list[Mapping[str, Any]] = []
         for name, count in mentions.items():
-            wanted = next(topic for topic in request.topics if topic.name == name)
+            await self._pace.step()
+            wanted = by_name[name]
             outcome: Mapping[str, Any] = {"error_code": ErrorCode.none, "error_message": None}
             try:
                 if count > 1:
@@ -150,7 +161,7 @@ class TopicHandlers:
             except CairnError as error:
                 outcome = _outcome(error)
             results.append({"name": name, **outcome})
-        return respond(request, {"results": results})
+        return await respond(request, {"results": results})
 
     async def _grow(self, wanted: Any, *, validate_only: bool) -> None:
         topic = self._store.topic(wanted.name)
@@ -176,15 +187,25 @@ class TopicHandlers:
         else:
             wanted = [(name, None) for name in request.topic_names]
         responses = [await self._delete(name, topic_id) for name, topic_id in dict.fromkeys(wanted)]
-        return respond(request, {"responses": responses})
+        return await respond(request, {"responses": responses})
 
     async def _delete(self, name: str | None, topic_id: uuid.UUID | None) -> Mapping[str, Any]:
+        await self._pace.step()
         try:
             topic = self._topic(name, topic_id)
             await self._front.engine.wait(self._store.delete_topic(topic.name))
+            await self._forget(topic)
         except CairnError as error:
             return {"name": name, "topic_id": topic_id, **_outcome(error)}
         return {"name": topic.name, "topic_id": topic.topic_id, "error_code": ErrorCode.none, "error_message": None}
+
+    async def _forget(self, topic: Topic) -> None:
+        """Groups' offsets of a deleted topic go with it. If the disk refuses, the next sweep removes them; nobody is
+        told them in the meantime, for they belong to its id.
+        """
+        for ticket in self._forget_offsets(topic.name, topic.topic_id.hex):
+            with suppress(StorageFailed):
+                await self._front.engine.wait(ticket)
 
     def _topic(self, name: str | None, topic_id: uuid.UUID | None) -> Topic:
         if name is not None:
@@ -205,9 +226,10 @@ class TopicHandlers:
                 for part in topic.partitions
             ]
             topics.append({"name": topic.name, "partitions": partitions})
-        return respond(request, {"topics": topics})
+        return await respond(request, {"topics": topics})
 
     async def _trim(self, topic: str, part: Any) -> Mapping[str, Any]:
+        await self._pace.step()
         try:
             stream = self._store.stream(topic, part.partition_index)
             start = await self._front.engine.wait(stream.delete_records(part.offset))
@@ -224,6 +246,7 @@ class TopicHandlers:
         for topic in list(self._store.topics.values()):
             if chosen is not None and topic.name not in chosen:
                 continue
+            await self._pace.step(len(topic.partitions))
             partitions = [
                 {"partition_index": stream.partition, "partition_size": stream.size_bytes, "offset_lag": 0}
                 for stream in topic.partitions
@@ -231,8 +254,8 @@ class TopicHandlers:
             ]
             topics.append({"name": topic.name, "partitions": partitions})
         result = {"error_code": ErrorCode.none, "log_dir": LOG_DIRECTORY, "topics": topics}
-        return respond(request, {"error_code": ErrorCode.none, "results": [result]})
+        return await respond(request, {"error_code": ErrorCode.none, "results": [result]})
 
     async def list_partition_reassignments(self, request: Any, _: Caller) -> ResponsePayload:
         """ListPartitionReassignments 0: none is ever under way on one node; topic tools ask all the same."""
-        return respond(request, {"error_code": ErrorCode.none, "error_message": None, "topics": []})
+        return await respond(request, {"error_code": ErrorCode.none, "error_message": None, "topics": []})

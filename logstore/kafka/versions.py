@@ -1,8 +1,12 @@
 """ApiVersions: what is served here, in a form that any client can read.
 
 Invariants: an unknown version is answered in version 0's layout with UNSUPPORTED_VERSION, and the response header is
-always version 0 (KIP-35, KIP-511).
+always version 0 (KIP-35, KIP-511). Features are Kafka's own, each at the one level that holds here (KIP-584): 0 is what
+is not here, and a feature at level 0 is not among the finalized ones.
 """
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from logstore.interfaces import Buffer
 from logstore.kafka import fetch, produce
@@ -15,6 +19,29 @@ FIRST_FLEXIBLE = 3
 PRODUCE_ADVERTISED_FROM = 0
 """Said, not served: librdkafka compresses only if it sees Produce 0 (KAFKA-18659). Kafka 4 does the same."""
 _UNSUPPORTED_VERSION = 35
+
+
+class Feature(NamedTuple):
+    """A feature of Kafka's, and its one level here."""
+
+    name: str
+    level: int
+
+
+FEATURES = (
+    Feature("eligible.leader.replicas.version", 0),
+    Feature("group.version", 0),  # 1: groups of KIP-848
+    Feature("kraft.version", 0),
+    Feature("metadata.version", 25),  # 4.0-IV3: the requests here are those of Kafka 4.0, as far as they are here
+    Feature("share.version", 0),
+    Feature("streams.version", 0),
+    Feature("transaction.version", 0),
+)
+FEATURES_EPOCH = 0
+"""Counts changes of the levels; they never change in a running sidecar."""
+FIRST_WITH_LEVEL_0 = 4
+"""Clients of version 3 cannot read a level 0 (KAFKA-17011)."""
+_SUPPORTED_TAG, _EPOCH_TAG, _FINALIZED_TAG = 0, 1, 2
 
 
 def served_versions(handlers: Handlers) -> list[tuple[int, int, int]]:
@@ -43,5 +70,35 @@ def api_versions_body(handlers: Handlers, version: int) -> list[Buffer]:
         writer.tags()
     if known and version >= 1:
         writer.int32(0)
-    writer.tags()
+    if known and version >= FIRST_FLEXIBLE:
+        _features(writer, version)
+    else:
+        writer.tags()
     return writer.finish()
+
+
+def _features(writer: Writer, version: int) -> None:
+    """The tagged fields at the end of an answer."""
+    supported = [feature for feature in FEATURES if feature.level > 0 or version >= FIRST_WITH_LEVEL_0]
+    finalized = [feature for feature in FEATURES if feature.level > 0]
+    epoch = Writer(flexible=True)
+    epoch.int64(FEATURES_EPOCH)
+    tagged = ((_SUPPORTED_TAG, _levels(supported)), (_EPOCH_TAG, epoch), (_FINALIZED_TAG, _levels(finalized)))
+    writer.uvarint(len(tagged))
+    for tag, field in tagged:
+        content = b"".join(field.finish())
+        writer.uvarint(tag)
+        writer.uvarint(len(content))
+        writer.raw(content)
+
+
+def _levels(features: Sequence[Feature]) -> Writer:
+    """Features with the ends of their levels: an array of SupportedFeatureKey, or of FinalizedFeatureKey."""
+    writer = Writer(flexible=True)
+    writer.count(len(features))
+    for feature in features:
+        writer.string(feature.name)
+        writer.int16(feature.level)
+        writer.int16(feature.level)
+        writer.tags()
+    return writer

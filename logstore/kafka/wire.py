@@ -7,14 +7,16 @@ kio's default, or zero, or nothing ("", ()); a null for a field that cannot be n
 
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from kio.index import load_response_schema
 from kio.static.protocol import Entity, RequestPayload, ResponsePayload
+
+from logstore.kafka.pace import LARGE_PARTS, Walkers
 
 Values = Mapping[str, Any]
 _MILLISECOND = timedelta(milliseconds=1)
@@ -30,12 +32,33 @@ class _Slot(NamedTuple):
     has_default: bool
 
 
-def respond(request: RequestPayload, values: Values) -> ResponsePayload:
-    """The answer to `request` with these values; arrays of structures are sequences of mappings.
+async def respond(request: RequestPayload, values: Values) -> ResponsePayload:
+    """The answer to `request` with these values; arrays of structures are sequences of mappings. A large one is built
+    while others run.
 
     A wrong name cannot be told from a field of another version, so tests look at every version's answers.
     """
-    return typing.cast(ResponsePayload, build(_response_type(type(request)), values))
+    kind = _response_type(type(request))
+    if count_parts(values.values()) > LARGE_PARTS:
+        return typing.cast(ResponsePayload, await Walkers.run(partial(build, kind, values)))
+    return typing.cast(ResponsePayload, build(kind, values))
+
+
+def count_parts(values: Iterable[Any]) -> int:
+    """How many elements the arrays in an answer's values have, theirs included; counted no further than needed to see
+    that they are more than LARGE_PARTS.
+    """
+    total = 0
+    for value in values:
+        if isinstance(value, list | tuple):
+            total += len(value)
+            for part in value:
+                if total > LARGE_PARTS or not isinstance(part, Mapping):
+                    break
+                total += count_parts(part.values())
+        if total > LARGE_PARTS:
+            break
+    return total
 
 
 def milliseconds(duration: timedelta) -> int:

@@ -2,15 +2,20 @@
 
 Invariants: nothing is changed or written here; every refusal names the stream and the offending value.
 
-Source: Kafka's own checks on produce (magic 2 only; one batch per partition). A timestamp far ahead would keep its
-chunk from ever being trimmed by age.
+Source: Kafka's own checks on produce (magic 2 only; one batch per partition). A timestamp far ahead would keep the
+open chunk from being trimmed by age.
 """
 
-from logstore.errors import InvalidRecord, InvalidTimestamp, MessageTooLarge
-from logstore.format.batch import HIGHEST_COMPRESSION, BatchHeader, check_batch
+from logstore.errors import CorruptBatch, InvalidRecord, InvalidTimestamp, MessageTooLarge
+from logstore.format.batch import HEADER_BYTES, HIGHEST_COMPRESSION, BatchHeader, check_batch
+from logstore.format.compression import open_records
+from logstore.format.records import iterate_times
 from logstore.interfaces import Buffer
 from logstore.log.chunks import MAX_APPEND_BYTES
-from logstore.log.topics import TopicConfig
+from logstore.log.topics import NO_LIMIT_MS, TopicConfig
+
+MAX_CHECKED_BYTES = 16 << 20
+"""To check its records' times, a batch is opened so far: the check is made while everybody waits."""
 
 
 def check_produced(records: Buffer, stream: str, config: TopicConfig, now_ms: int) -> BatchHeader:
@@ -33,11 +38,38 @@ def check_produced(records: Buffer, stream: str, config: TopicConfig, now_ms: in
         )
     if header.compression > HIGHEST_COMPRESSION:
         raise InvalidRecord(f"{stream}: compression codec {header.compression} is unknown")
+    check_times(memoryview(records), header, stream, config, now_ms)
+    return header
+
+
+def check_times(batch: memoryview, header: BatchHeader, stream: str, config: TopicConfig, now_ms: int) -> None:
+    """Refuse a batch whose records' times are further from the clock than the topic allows; with LogAppendTime they do
+    not matter.
+
+    How far ahead is a look at the header; how far behind takes one at every record, and only where the topic has such a
+    limit. Raises InvalidTimestamp, also where those records cannot be looked at.
+    """
     if header.has_log_append_time:
         raise InvalidTimestamp(f"{stream}: clients write CreateTime, not LogAppendTime")
+    if config.stamps_appends:
+        return
     if header.max_timestamp > now_ms + config.timestamp_after_max_ms:
         raise InvalidTimestamp(
             f"{stream}: timestamp {header.max_timestamp} is more than message.timestamp.after.max.ms "
             f"({config.timestamp_after_max_ms}) ahead of the clock"
         )
-    return header
+    if config.timestamp_before_max_ms == NO_LIMIT_MS:
+        return
+    try:
+        records = open_records(batch[HEADER_BYTES : header.size_bytes], header.compression, MAX_CHECKED_BYTES)
+        oldest = min((timestamp for _, timestamp in iterate_times(records, header)), default=now_ms)
+    except CorruptBatch as error:
+        raise InvalidTimestamp(
+            f"{stream} has message.timestamp.before.max.ms, but the batch's timestamps cannot be seen ({error}, or it "
+            f"opens to more than {MAX_CHECKED_BYTES} bytes); send smaller batches"
+        ) from error
+    if oldest < now_ms - config.timestamp_before_max_ms:
+        raise InvalidTimestamp(
+            f"{stream}: timestamp {oldest} is more than message.timestamp.before.max.ms "
+            f"({config.timestamp_before_max_ms}) behind the clock"
+        )

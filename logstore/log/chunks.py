@@ -14,7 +14,15 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from logstore.format.batch import BatchHeader
-from logstore.format.index import CONTROL_FLAG, NO_TIMESTAMP, TYPE_SHIFT, IndexColumns, IndexEntry, decode_columns
+from logstore.format.index import (
+    CONTROL_FLAG,
+    NO_TIMESTAMP,
+    TYPE_SHIFT,
+    UNKNOWN_TIME,
+    IndexColumns,
+    IndexEntry,
+    decode_columns,
+)
 from logstore.interfaces import FileSystem
 
 OFFSET_DIGITS = 20
@@ -27,10 +35,12 @@ WRITE_BYTES = 1 << 20
 """What is pending is joined into writes of about this size."""
 WARM_BYTES = 1 << 30
 """The newest data of a stream, which more than one reader may come for: its pages stay cached if the system likes."""
-MAX_APPEND_BYTES = 15 << 20
-"""No append, and so no batch, is larger."""
-MAX_WRITE_BYTES = WRITE_BYTES + MAX_APPEND_BYTES
-"""No single write is ever larger. More bytes than this behind a damaged batch prove that it had been synced."""
+MAX_APPEND_BYTES = 96 << 20
+"""No append, and so no batch, is larger, whatever the settings say."""
+MAX_WRITE_BYTES = 16 << 20
+"""No single write is larger, unless it is one batch that is larger by itself. More bytes than this behind a damaged
+batch prove that it had been synced, unless its header claims more.
+"""
 
 
 def chunk_name(base_offset: int, suffix: str) -> str:
@@ -122,12 +132,10 @@ class SparseIndex:
 class IndexBuilder:
     """Decides which batches get an entry; one for each chunk that is being written or scanned."""
 
-    __slots__ = ("_last_position", "control_ms", "max_timestamp")
+    __slots__ = ("_last_position", "max_timestamp")
 
     def __init__(self, max_timestamp: int = NO_TIMESTAMP, last_position: int = -INDEX_INTERVAL_BYTES) -> None:
         self.max_timestamp = max_timestamp
-        self.control_ms = NO_TIMESTAMP
-        """The newest control batch's time: the age of a chunk that has nothing else."""
         self._last_position = last_position
 
     def note(
@@ -141,7 +149,6 @@ class IndexBuilder:
             flags = CONTROL_FLAG | kind << TYPE_SHIFT
             entries.append(IndexEntry(base_offset, self.max_timestamp, position, header.crc, flags))
             self._last_position = position - INDEX_INTERVAL_BYTES  # what follows shows where this one ends
-            self.control_ms = max(self.control_ms, header.max_timestamp)
             return
         if position - self._last_position >= INDEX_INTERVAL_BYTES:
             entries.append(IndexEntry(base_offset, self.max_timestamp, position, header.crc, 0))
@@ -164,8 +171,8 @@ class Chunk:
     next_offset: int
     size_bytes: int = 0
     max_timestamp: int = NO_TIMESTAMP
-    control_ms: int = NO_TIMESTAMP
-    """Wall time of its newest control batch, as far as it was seen in this life."""
+    written_ms: int = UNKNOWN_TIME
+    """The retention clock at the last append to it (`logstore.log.retention`)."""
     index: SparseIndex | None = field(default_factory=SparseIndex)
     """In memory while the chunk is written; a sealed chunk's is loaded when it is needed."""
     index_bytes: int = 0
@@ -187,11 +194,6 @@ class Chunk:
     def producers_path(self) -> str:
         """Where its producer snapshots are."""
         return f"{self.directory}/{chunk_name(self.base_offset, PRODUCERS_SUFFIX)}"
-
-    @property
-    def age_ms(self) -> int:
-        """When its newest record is from, or its newest control batch if it has no records; NO_TIMESTAMP: unknown."""
-        return self.max_timestamp if self.max_timestamp >= 0 else self.control_ms
 
     def view(self, *, is_cold: bool = False) -> "ChunkView":
         """What a reader thread needs to know of it, unchanging."""

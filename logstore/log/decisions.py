@@ -25,6 +25,7 @@ from logstore.format.private import (
     get_int,
     get_name,
     get_objects,
+    get_positions,
     get_text,
     parse_object,
 )
@@ -118,11 +119,15 @@ class Runs:
 
 @dataclass(frozen=True, slots=True)
 class Last:
-    """The last decided epoch of a query. `forget`: a batch job's, which nobody will ask for after a while."""
+    """The last decided epoch of a query. `forget`: a batch job's, which nobody will ask for after a while.
+
+    `positions` are the decision's, kept when that is over: an epoch without output leaves them nowhere else.
+    """
 
     epoch: int
     decided_ms: int
     forget: bool
+    positions: str = ""
 
 
 def encode_decision(decision: Decision) -> bytes:
@@ -193,7 +198,8 @@ def decode_runs(query: str, value: bytes) -> Runs:
 
 def encode_last(last: Last) -> bytes:
     """The last epoch as the ledger keeps it."""
-    return _encode({"epoch": last.epoch, "decided_ms": last.decided_ms, "forget": last.forget})
+    fields = {"epoch": last.epoch, "decided_ms": last.decided_ms, "forget": last.forget}
+    return _encode({**fields, "positions": last.positions})
 
 
 def decode_last(query: str, value: bytes) -> Last:
@@ -204,6 +210,7 @@ def decode_last(query: str, value: bytes) -> Last:
             get_int(fields, "epoch", 0, _INT64_MAX),
             get_int(fields, "decided_ms", 0, _INT64_MAX),
             get_bool(fields, "forget"),
+            get_positions(fields),
         )
 
     return _decode(f"{LAST}{query}", value, build)

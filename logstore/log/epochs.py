@@ -281,6 +281,7 @@ class Epochs:
             state=(query.state if query is not None else State.IDLE).value,
             staged_bytes=sum(attempt.size_bytes for attempt in attempts),
             staged_attempts=len(attempts),
+            positions=query.last.positions if query is not None and query.last is not None else "",
         )
 
     def tick(self, *, now_ms: int) -> None:
@@ -341,10 +342,10 @@ class Epochs:
     def _decide_now(self, query: _Query, request: DecideRequest, reply: Ticket[DecideReply], now_ms: int) -> None:
         self._refuse_fenced(request.query, request.run)
         if query.last is not None and request.epoch <= query.last.epoch:
-            reply.succeed(self._answer_old(query, request, query.last.epoch))
+            reply.succeed(self._answer_old(query, request, query.last))
             return
         decision = self._make_decision(query, request)
-        last = Last(request.epoch, now_ms, request.forget)
+        last = Last(request.epoch, now_ms, request.forget, request.positions)
         commit = Commit(decision, last)
         self._pin(commit)
         if query.commit is not None:
@@ -365,19 +366,19 @@ class Epochs:
         )
         recorded.add_callback(lambda ticket: self._recorded(query, commit, ticket))
 
-    def _answer_old(self, query: _Query, request: DecideRequest, last_epoch: int) -> DecideReply:
+    def _answer_old(self, query: _Query, request: DecideRequest, last: Last) -> DecideReply:
         """An epoch that is not above the last one: committed before, rewound, or skipped."""
-        if request.epoch == last_epoch:
+        if request.epoch == last.epoch:
             self._drop_old(query)
-            return DecideReply("duplicate", last_epoch)
+            return DecideReply("duplicate", last.epoch, last.positions)
         if request.rewind == "error":
             raise StaleEpoch(
-                f"epoch {request.epoch} of query {query.name!r} is older than the last committed epoch {last_epoch}: "
+                f"epoch {request.epoch} of query {query.name!r} is older than the last committed epoch {last.epoch}: "
                 "its checkpoint was rewound. Restore the newer checkpoint, or start with a new one, or set the option "
                 "that skips epochs up to the last committed one"
             )
         self._drop_old(query)
-        return DecideReply("skipped", last_epoch)
+        return DecideReply("skipped", last.epoch)
 
     def _make_decision(self, query: _Query, request: DecideRequest) -> Decision:
         """The record of what is about to be decided. StagedMissing, UnknownTopicOrPartition."""

@@ -12,11 +12,12 @@ Source: docs/format.md, "Append groups".
 
 from collections.abc import Iterable, Sequence
 
-from logstore.errors import InvalidRecord, InvalidTimestamp, MessageTooLarge
+from logstore.errors import InvalidRecord, MessageTooLarge
 from logstore.format.batch import HIGHEST_COMPRESSION, BatchHeader, check_batch
 from logstore.format.control import STATE_TYPES, Begin, End, control_type, decode_control, encode_control
 from logstore.format.private import Part
 from logstore.interfaces import Buffer
+from logstore.log.admission import check_times
 from logstore.log.decisions import Decision
 from logstore.log.staging import Extent, Ready, StagedReader
 from logstore.log.ticket import Ticket
@@ -34,9 +35,11 @@ def check_part(part: Part, data: memoryview, limits: TopicConfig, now_ms: int) -
     position = batches = records = 0
     while position < len(data):
         header = check_batch(data, position)
-        _check_header(header, where, limits, now_ms)
+        _check_header(header, where, limits)
         if header.is_control:
             _check_control(data, position, header, where)
+        else:
+            check_times(data[position:], header, where, limits, now_ms)
         position += header.size_bytes
         batches += 1
         records += header.record_count
@@ -47,7 +50,7 @@ def check_part(part: Part, data: memoryview, limits: TopicConfig, now_ms: int) -
         )
 
 
-def _check_header(header: BatchHeader, where: str, limits: TopicConfig, now_ms: int) -> None:
+def _check_header(header: BatchHeader, where: str, limits: TopicConfig) -> None:
     if header.size_bytes > limits.max_message_bytes:
         raise MessageTooLarge(
             f"a batch of {header.size_bytes} bytes exceeds {where}'s max.message.bytes {limits.max_message_bytes}"
@@ -56,11 +59,6 @@ def _check_header(header: BatchHeader, where: str, limits: TopicConfig, now_ms: 
         raise InvalidRecord(f"{where}: staged batches have no transaction bit and no producer id")
     if header.record_count != header.last_offset_delta + 1 or header.compression > HIGHEST_COMPRESSION:
         raise InvalidRecord(f"{where}: a batch whose offsets have holes, or of unknown compression")
-    if header.has_log_append_time or header.max_timestamp > now_ms + limits.timestamp_after_max_ms:
-        raise InvalidTimestamp(
-            f"{where}: timestamp {header.max_timestamp} is not a create time at most message.timestamp.after.max.ms "
-            f"({limits.timestamp_after_max_ms}) ahead of the clock"
-        )
 
 
 def _check_control(data: memoryview, position: int, header: BatchHeader, where: str) -> None:

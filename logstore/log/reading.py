@@ -6,25 +6,22 @@ Invariants:
 * Runs on reader threads: it sees chunks through unchanging views, and touches nothing of the streams.
 """
 
-import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from logstore.errors import CorruptBatch, CorruptChunk, UnsupportedBatchFormat
 from logstore.format.batch import (
-    COMPRESSION_MASK,
-    HEADER,
     HEADER_BYTES,
     LEADER_EPOCH,
     BatchHeader,
     check_batch,
     empty_batch,
     parse_header,
-    seal_batch,
 )
+from logstore.format.compression import open_records
 from logstore.format.control import known_type
 from logstore.format.index import IndexEntry
-from logstore.format.records import Record, decode_batch, iterate_times
+from logstore.format.records import iterate_times
 from logstore.interfaces import Buffer, FileSystem
 from logstore.log.chunks import ChunkView, IndexBuilder, IndexCache, SparseIndex
 
@@ -36,9 +33,8 @@ WINDOW_LIMIT_BYTES = 4 << 20
 """One read never holds more than this, however much a reader asks for."""
 WALK_LIMIT_BYTES = 16 << 20
 """A reader who does not see control batches is answered at the latest when it has passed so much of them."""
-MAX_INFLATED_BYTES = 64 << 20
-"""A gzip batch that opens to more is not opened."""
-_GZIP = 1
+MAX_OPENED_BYTES = 64 << 20
+"""A look-up opens a compressed batch up to here: whatever a batch of a few KiB claims to hold, memory stays bounded."""
 
 
 class ReadResult(NamedTuple):
@@ -185,47 +181,61 @@ def damaged(view: ChunkView, first_offset: int, last_offset: int, why: str) -> C
     )
 
 
+class TimeFound(NamedTuple):
+    """A record found by its time. `exact`: it was seen; otherwise its batch could not be opened far enough, `offset` is
+    at or in front of it, and `timestamp` (ms) the latest in its batch.
+    """
+
+    offset: int
+    timestamp: int
+    exact: bool = True
+
+
 def find_timestamp(
     fs: FileSystem, cache: IndexCache, view: ChunkView, timestamp_ms: int, from_offset: int
-) -> tuple[int, int] | None:
-    """Offset and timestamp of the chunk's first record at or behind `from_offset` with that timestamp or a later one.
+) -> TimeFound | None:
+    """The chunk's first record at or behind `from_offset` with that timestamp or a later one.
 
-    A compressed batch that cannot be opened here (snappy, lz4, zstd) answers with its first offset: early, never late.
-    Raises CorruptChunk.
+    A batch's header is believed about its latest timestamp; compressed batches are opened. Raises CorruptChunk.
     """
     start = load_index(fs, cache, view).position_before_timestamp(timestamp_ms)
     for found in _walk(fs, view, start, from_offset, SEEK_READ_BYTES):
-        if found.header.is_control or found.header.max_timestamp < timestamp_ms:
-            continue
-        for offset, found_ms in _times(found):
-            if found_ms >= timestamp_ms and offset >= from_offset:
-                return offset, found_ms
+        if not found.header.is_control and found.header.max_timestamp >= timestamp_ms:
+            for moment in _times(found, from_offset):
+                if moment.timestamp >= timestamp_ms:
+                    return moment
     return None
 
 
-def _times(found: _Found) -> Iterable[tuple[int, int]]:
-    """Offsets and timestamps of a batch's records, as far as it can be opened."""
+def find_newest(fs: FileSystem, cache: IndexCache, view: ChunkView, from_offset: int) -> TimeFound | None:
+    """The chunk's record at or behind `from_offset` with the latest timestamp, the first of several.
+
+    Raises CorruptChunk.
+    """
+    newest = find_timestamp(fs, cache, view, view.max_timestamp, from_offset)
+    if newest is not None:
+        return newest
+    # The record that was the latest is in front of `from_offset`.
+    start = load_index(fs, cache, view).position_of(from_offset)
+    for found in _walk(fs, view, start, from_offset, READ_BYTES):
+        if not found.header.is_control and (newest is None or found.header.max_timestamp > newest.timestamp):
+            for moment in _times(found, from_offset):
+                if newest is None or moment.timestamp > newest.timestamp:
+                    newest = moment
+    return newest
+
+
+def _times(found: _Found, from_offset: int) -> Iterator[TimeFound]:
+    """The times of a batch's records at or behind `from_offset`, in order; where it cannot be opened any further, one
+    last that is not exact.
+    """
     header = found.header
-    if header.compression == 0:
-        return iterate_times(found.buffer, header)
-    if header.compression == _GZIP:
-        opened = _open_gzip(found.buffer, header)
-        if opened is not None:
-            return [(record.offset, record.timestamp) for record in opened]
-    return [(header.base_offset, max(header.base_timestamp, header.max_timestamp))]
-
-
-def _open_gzip(batch: memoryview, header: BatchHeader) -> list[Record] | None:
-    """The records of a gzip batch, or None if it does not open within a bound."""
-    inflater = zlib.decompressobj(wbits=31)
+    offset = header.base_offset
     try:
-        body = inflater.decompress(batch[HEADER_BYTES:], MAX_INFLATED_BYTES)
-    except zlib.error:
-        return None
-    if inflater.unconsumed_tail:
-        return None
-    plain = header._replace(attributes=header.attributes & ~COMPRESSION_MASK)
-    try:
-        return decode_batch(seal_batch(bytearray(HEADER.pack(*plain)) + body))
+        opened = open_records(found.buffer[HEADER_BYTES:], header.compression, MAX_OPENED_BYTES)
+        for offset, timestamp in iterate_times(opened, header):
+            if offset >= from_offset:
+                yield TimeFound(offset, timestamp)
+            offset += 1
     except CorruptBatch:
-        return None
+        yield TimeFound(max(offset, from_offset), header.max_timestamp, exact=False)

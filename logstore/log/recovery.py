@@ -18,14 +18,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from logstore.errors import CorruptBatch, CorruptFile, UnsupportedBatchFormat
-from logstore.format.batch import HEADER, HEADER_BYTES, BatchHeader, check_batch, parse_header
+from logstore.format.batch import HEADER, HEADER_BYTES, MAGIC_OFFSET, BatchHeader, check_batch, parse_header
 from logstore.format.control import BEGIN_TYPE, END_TYPE, known_type
-from logstore.format.index import BLOCK, IndexBlock, IndexEntry, decode_blocks, encode_block
+from logstore.format.index import BLOCK, UNKNOWN_TIME, IndexBlock, IndexEntry, decode_blocks, decode_seal, encode_block
 from logstore.format.snapshot import decode_snapshots
 from logstore.interfaces import FileSystem
 from logstore.log.again import write_again
 from logstore.log.chunks import (
     LOG_SUFFIX,
+    MAX_APPEND_BYTES,
     MAX_WRITE_BYTES,
     Chunk,
     IndexBuilder,
@@ -99,6 +100,7 @@ def _open_chunk(fs: FileSystem, directory: str, base: int, following: int | None
             last.next_offset,
             last.max_timestamp,
         )
+        chunk.written_ms = last.written_ms
         builder = IndexBuilder(last.max_timestamp)
     index = SparseIndex()
     for block in blocks:
@@ -110,6 +112,8 @@ def _open_chunk(fs: FileSystem, directory: str, base: int, following: int | None
     walk = _Walk(fs, chunk, file_bytes, following, builder, report)
     entries = walk.run()
     index.add(entries)
+    if chunk.size_bytes > proven_bytes:
+        chunk.written_ms = UNKNOWN_TIME
     if following is None and chunk.size_bytes < file_bytes:
         fs.truncate(chunk.log_path, chunk.size_bytes)
     if following is None:
@@ -130,13 +134,12 @@ def _open_sealed(fs: FileSystem, chunk: Chunk, following: int, file_bytes: int) 
     if not fs.exists(chunk.index_path):
         return False
     index_bytes = fs.size(chunk.index_path)
-    if index_bytes < BLOCK.size:
+    tail_bytes = min(index_bytes, BLOCK.size)
+    last = decode_seal(fs.read(chunk.index_path, index_bytes - tail_bytes, tail_bytes))
+    if last is None or last.next_offset != following or last.durable_end > file_bytes:
         return False
-    blocks, _ = decode_blocks(fs.read(chunk.index_path, index_bytes - BLOCK.size, BLOCK.size))
-    if not blocks or blocks[0].next_offset != following or blocks[0].durable_end > file_bytes:
-        return False
-    last = blocks[0]
     chunk.size_bytes, chunk.next_offset, chunk.max_timestamp = last.durable_end, last.next_offset, last.max_timestamp
+    chunk.written_ms = last.written_ms
     chunk.index_bytes, chunk.index = index_bytes, None
     return True
 
@@ -179,9 +182,10 @@ def _repair_index(fs: FileSystem, chunk: Chunk, entries: list[IndexEntry], *, is
     """Write down what the walk found; called after the chunk is synced."""
     fs.truncate(chunk.index_path, chunk.index_bytes)
     if entries or is_sealed:
-        block = encode_block(IndexBlock(chunk.size_bytes, chunk.next_offset, chunk.max_timestamp, entries))
+        found = IndexBlock(chunk.size_bytes, chunk.next_offset, chunk.max_timestamp, entries, chunk.written_ms)
+        block = encode_block(found)
         if is_sealed and entries:
-            block += encode_block(IndexBlock(chunk.size_bytes, chunk.next_offset, chunk.max_timestamp, []))
+            block += encode_block(found._replace(entries=[]))
         fs.write(chunk.index_path, chunk.index_bytes, [block])
         chunk.index_bytes += len(block)
 
@@ -237,7 +241,7 @@ class _Walk:
         """Bytes from `position` on: as many as the batch there has, if that is more than a window (bounded)."""
         window = memoryview(self.fs.read(self.chunk.log_path, position, WINDOW_BYTES))
         try:
-            need = min(parse_header(window).size_bytes, MAX_WRITE_BYTES)
+            need = min(parse_header(window).size_bytes, MAX_APPEND_BYTES)
         except (CorruptBatch, UnsupportedBatchFormat):
             return window
         return window if need <= len(window) else memoryview(self.fs.read(self.chunk.log_path, position, need))
@@ -258,12 +262,21 @@ class _Walk:
         if kind == END_TYPE:
             self.group = None
 
+    def _largest_write(self, position: int, offset: int) -> int:
+        """The most bytes that one write at `position` may have had."""
+        try:
+            header = parse_header(self.fs.read(self.chunk.log_path, position, HEADER_BYTES))
+        except (CorruptBatch, UnsupportedBatchFormat):
+            return MAX_WRITE_BYTES
+        is_large = header.base_offset == offset and header.size_bytes <= MAX_APPEND_BYTES
+        return max(MAX_WRITE_BYTES, header.size_bytes) if is_large else MAX_WRITE_BYTES
+
     def _behind_damage(self, position: int, offset: int) -> tuple[int, int] | None:
         """Where the log goes on behind a damaged batch that is proven durable; None: it may be torn, and is the end."""
-        proven = self.following is not None or self.file_bytes - position > MAX_WRITE_BYTES
-        if not proven:
+        if self.following is None and self.file_bytes - position <= self._largest_write(position, offset):
             return None
-        found = _find_batch(self.fs, self.chunk.log_path, position + 1, self.file_bytes, offset)
+        most = min(self.file_bytes, position + 4 * self._largest_write(position, offset))
+        found = _find_batch(self.fs, self.chunk.log_path, position + 1, most, self.file_bytes, offset)
         if found is None:
             return None
         at, header = found
@@ -292,25 +305,38 @@ class _Walk:
             )
         self.chunk.size_bytes, self.chunk.next_offset = position, offset
         self.chunk.max_timestamp = self.builder.max_timestamp
-        self.chunk.control_ms = self.builder.control_ms
 
 
-def _find_batch(fs: FileSystem, path: str, start: int, end: int, after_offset: int) -> tuple[int, BatchHeader] | None:
-    """The first intact batch from `start` on whose base offset is behind `after_offset`. Slow."""
-    data = memoryview(fs.read(path, start, min(end - start, 4 * MAX_WRITE_BYTES)))
-    whole = bytes(data)
-    at = whole.find(b"\x02", 16)
-    while at >= 0:
-        begin = at - 16
-        try:
-            header = parse_header(data, begin)
-            if after_offset < header.base_offset and header.size_bytes <= len(data) - begin:
-                check_batch(data, begin)
-                return start + begin, header
-        except (CorruptBatch, UnsupportedBatchFormat):
-            pass  # not a batch here: look further
-        at = whole.find(b"\x02", at + 1)
+def _find_batch(
+    fs: FileSystem, path: str, start: int, stop: int, end: int, after_offset: int
+) -> tuple[int, BatchHeader] | None:
+    """The first intact batch that starts from `start` to `stop` and whose base offset is behind `after_offset`; the
+    file ends at `end`. Slow.
+    """
+    for window_at in range(start, stop, WINDOW_BYTES):
+        window = fs.read(path, window_at, min(WINDOW_BYTES + HEADER_BYTES, end - window_at))
+        at = window.find(b"\x02", MAGIC_OFFSET, WINDOW_BYTES + MAGIC_OFFSET)
+        while at >= 0:
+            position = window_at + at - MAGIC_OFFSET
+            header = _batch_at(fs, path, position, end, memoryview(window)[at - MAGIC_OFFSET :], after_offset)
+            if header is not None:
+                return position, header
+            at = window.find(b"\x02", at + 1, WINDOW_BYTES + MAGIC_OFFSET)
     return None
+
+
+def _batch_at(
+    fs: FileSystem, path: str, position: int, end: int, data: memoryview, after_offset: int
+) -> BatchHeader | None:
+    """The header of the intact batch at `position`, of which `data` has the beginning; None if there is none."""
+    try:
+        header = parse_header(data)
+        if header.base_offset <= after_offset or header.size_bytes > min(end - position, MAX_APPEND_BYTES):
+            return None
+        whole = data if header.size_bytes <= len(data) else memoryview(fs.read(path, position, header.size_bytes))
+        return check_batch(whole)
+    except (CorruptBatch, UnsupportedBatchFormat):
+        return None
 
 
 def _recover_producers(fs: FileSystem, chunks: list[Chunk], now_ms: int, report: Report) -> ProducerTable[AppendTicket]:

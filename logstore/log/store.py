@@ -24,6 +24,7 @@ from logstore.errors import (
     UnknownFormatVersion,
     UnknownTopicOrPartition,
 )
+from logstore.format.index import UNKNOWN_TIME
 from logstore.interfaces import Clock, FileSystem, Report
 from logstore.log.chores import Chores
 from logstore.log.chunks import IndexCache, parse_chunk_name
@@ -31,6 +32,7 @@ from logstore.log.jobs import JobQueue, JobSource, MakeDirectory, Operation, Rem
 from logstore.log.ledger import DIRECTORY as LEDGER_DIRECTORY
 from logstore.log.ledger import Ledger
 from logstore.log.recovery import recover_stream
+from logstore.log.retention import RetentionClock
 from logstore.log.stream import Stream
 from logstore.log.stream_state import StreamName
 from logstore.log.tail import Tail
@@ -53,6 +55,7 @@ class StoreSettings:
     tail_bytes: int = 32 << 20
     node_id: int = 0
     producer_expiry_ms: int = 24 * 3600 * 1000
+    retention_check_interval_ms: int = 300_000
     topic_defaults: TopicConfig = field(default_factory=TopicConfig)
 
 
@@ -90,6 +93,7 @@ class Store:
         self.tail = Tail(settings.tail_bytes)
         self.indexes = IndexCache()
         self.topics: dict[str, Topic] = {}
+        self._by_id: dict[uuid.UUID, Topic] = {}
         self._new_id = environment.new_id
         self._report = environment.report
         self._chores = Chores(self.notify)
@@ -99,6 +103,7 @@ class Store:
         self._producer_waiters: list[Ticket[int]] = []
         fs = environment.fs
         self.catalogue = Ledger.open(fs, "catalogue", self.notify)
+        self.retention_clock = RetentionClock(self.clock, int(self.catalogue.get(_RETENTION_CLOCK) or 0))
         self.epochs = Ledger.open(fs, "epochs", self.notify)
         self.groups = Ledger.open(fs, "groups", self.notify)
 
@@ -147,10 +152,20 @@ class Store:
                 start = int(self.catalogue.get(_start_key(topic.topic_id, partition)) or 0)
                 recovered = recover_stream(fs, directory, start, now_ms, self.report)
                 topic.partitions.append(Stream(name, partition, directory, topic.config, self, recovered))
-            self.topics[name] = topic
+            self.topics[name] = self._by_id[topic.topic_id] = topic
+        self._set_retention_clock()
         for name in fs.list_directory(STREAMS_DIRECTORY):
             if f"{STREAMS_DIRECTORY}/{name}" not in known:
                 _remove_tree(fs, f"{STREAMS_DIRECTORY}/{name}")
+
+    def _set_retention_clock(self) -> None:
+        """It goes on from the latest time known; an end that no index block covers was written no later than now."""
+        chunks = [chunk for stream in self.streams() for chunk in stream.chunks]
+        self.retention_clock.is_behind(max((chunk.written_ms for chunk in chunks), default=0))
+        now_ms = self.retention_clock.now_ms()
+        for stream in self.streams():
+            if stream.chunks and stream.chunks[-1].written_ms == UNKNOWN_TIME:
+                stream.chunks[-1].written_ms = now_ms
 
     # ---- what streams need of their store (StreamHost)
 
@@ -180,7 +195,7 @@ class Store:
 
     def topic_by_id(self, topic_id: uuid.UUID) -> Topic | None:
         """The topic with that id, if any."""
-        return next((topic for topic in self.topics.values() if topic.topic_id == topic_id), None)
+        return self._by_id.get(topic_id)
 
     def stream(self, topic: str, partition: int) -> Stream:
         """One stream. Raises UnknownTopicOrPartition."""
@@ -268,6 +283,8 @@ class Store:
             topic.overrides, topic.config = overrides, parsed
             for stream in topic.partitions:
                 stream.config = parsed
+            shown = " ".join(f"{key}={'default' if value is None else value}" for key, value in sorted(changes.items()))
+            self.report("topic altered", topic=name, changes=shown)
             ticket.succeed(topic)
 
         self.catalogue.put({_TOPIC + name: _describe(topic, len(topic.partitions), overrides)}).add_callback(saved)
@@ -290,7 +307,9 @@ class Store:
                 return
             if self.topics.get(name) is topic:
                 del self.topics[name]
+            self._by_id.pop(topic.topic_id, None)
             self._discard(topic)
+            self.report("topic deleted", topic=name, id=topic.topic_id, partitions=len(topic.partitions))
             ticket.succeed(None)
 
         gone: dict[str, bytes | None] = {_TOPIC + name: None}
@@ -324,11 +343,16 @@ class Store:
             if put.error is not None:
                 ticket.fail(put.error)
                 return
-            for partition in range(len(topic.partitions), total):
+            before = len(topic.partitions)
+            for partition in range(before, total):
                 directory = f"{topic.directory}/{partition}"
                 fresh = Stream.fresh(topic.name, partition, directory, topic.config, self)
                 topic.partitions.append(fresh)
-            self.topics[topic.name] = topic
+            self.topics[topic.name] = self._by_id[topic.topic_id] = topic
+            if before:
+                self.report("topic grown", topic=topic.name, partitions=total, before=before)
+            else:
+                self.report("topic created", topic=topic.name, id=topic.topic_id, partitions=total)
             ticket.succeed(topic)
 
         self._chores.run(operations).add_callback(made)
@@ -362,31 +386,37 @@ class Store:
     # ---- time and end
 
     def tick(self) -> None:
-        """Apply retention and forget producers that are long gone; call it every few seconds."""
+        """Apply retention and forget producers that are long gone; call it every `retention_check_interval_ms`."""
         now_ms = self.clock.wall_ms()
+        self._save_retention_clock()
         for stream in self.streams():
-            stream.apply_retention(now_ms)
+            stream.apply_retention()
             stream.producers.expire(now_ms - self.settings.producer_expiry_ms)
+
+    def _save_retention_clock(self) -> Ticket[None]:
+        return self.catalogue.put({_RETENTION_CLOCK: str(self.retention_clock.now_ms()).encode()})
 
     def close(self) -> Ticket[None]:
         """Refuse appends, finish what is pending and leave nothing to scan. Settles when all streams have."""
         ticket: Ticket[None] = Ticket()
-        open_streams = set(self.streams())
+        closing = [stream.close() for stream in self.streams()]
+        closing.append(self._save_retention_clock())
+        still_open = len(closing)
 
-        def closed(stream: Stream, _: Ticket[None]) -> None:
-            open_streams.discard(stream)
-            if not open_streams:
+        def closed(_: Ticket[None]) -> None:
+            nonlocal still_open
+            still_open -= 1
+            if not still_open:
                 ticket.succeed(None)
 
-        if not open_streams:
-            ticket.succeed(None)
-        for stream in list(open_streams):
-            stream.close().add_callback(partial(closed, stream))
+        for part in closing:
+            part.add_callback(closed)
         return ticket
 
 
 _TOPIC = "topic/"
 _PRODUCER_IDS = "producer-ids"
+_RETENTION_CLOCK = "retention-clock"
 
 
 def _start_key(topic_id: uuid.UUID, partition: int) -> str:
@@ -435,13 +465,20 @@ def _identity(fs: FileSystem, new_id: Callable[[], uuid.UUID]) -> str:
         fs.sync_directory("")
     try:
         identity = json.loads(fs.read(IDENTITY_FILE, 0, fs.size(IDENTITY_FILE)))
-        version, cluster_id = int(identity["format"]), str(identity["cluster_id"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise CorruptFile(f"{IDENTITY_FILE} is damaged: {error}; restore it from a copy") from error
+        version, cluster_id = identity["format"], identity["cluster_id"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CorruptFile(f"{IDENTITY_FILE} is damaged: {error!r}; restore it from a copy") from error
+    if type(version) is not int or version < 1:
+        raise CorruptFile(
+            f"{IDENTITY_FILE} is damaged: its format version is {version!r}, and there are only whole numbers from 1; "
+            "restore it from a copy"
+        )
     if version > FORMAT_VERSION:
         raise UnknownFormatVersion(
             f"the data directory has format version {version}, this Cairn knows {FORMAT_VERSION}; start a newer Cairn"
         )
+    if not isinstance(cluster_id, str) or not cluster_id:
+        raise CorruptFile(f"{IDENTITY_FILE} is damaged: its cluster_id is {cluster_id!r}; restore it from a copy")
     return cluster_id
 
 

@@ -25,7 +25,7 @@ from logstore.errors import (
     StorageFailed,
     UnknownTopicOrPartition,
 )
-from logstore.format.batch import LEADER_EPOCH, BatchHeader, parse_header, patch_base
+from logstore.format.batch import LEADER_EPOCH, BatchHeader, parse_header, patch_base, stamp_append_time
 from logstore.format.control import known_type
 from logstore.format.index import NO_TIMESTAMP, IndexBlock, IndexEntry, encode_block
 from logstore.format.snapshot import Snapshot, encode_snapshot
@@ -33,6 +33,7 @@ from logstore.log.admission import check_produced
 from logstore.log.chunks import WARM_BYTES, WRITE_BYTES, Chunk, ChunkView, IndexBuilder
 from logstore.log.jobs import Create, Job, Operation, Remove, Sync, SyncDirectory, Truncate, Write
 from logstore.log.producers import ProducerTable
+from logstore.log.retention import Moment, excess
 from logstore.log.stream_state import (
     AppendResult,
     AppendTicket,
@@ -278,14 +279,17 @@ class Stream:
         """Close a chunk's index with a block that says how long the chunk is."""
         if chunk.index_damaged:
             return []
-        block = encode_block(IndexBlock(chunk.size_bytes, chunk.next_offset, chunk.max_timestamp, []))
+        seal = IndexBlock(chunk.size_bytes, chunk.next_offset, chunk.max_timestamp, [], chunk.written_ms)
+        block = encode_block(seal)
         return [
             Write(chunk.index_path, chunk.index_bytes, [block], optional=True),
             Sync(chunk.index_path, optional=True),
         ]
 
     def _place(self, flight: Flight, buffer: memoryview, header: BatchHeader, entries: list[IndexEntry]) -> None:
-        """Give a batch its offset and position."""
+        """Give a batch its offset and position, and its time where the topic wants it."""
+        if self.config.stamps_appends and not header.is_control:
+            header = stamp_append_time(buffer, header, self._host.clock.wall_ms())
         patch_base(buffer, 0, self._write_offset, self.leader_epoch)
         kind = known_type(buffer) if header.is_control else 0
         self._builder.note(header, self._write_offset, self._write_position, entries, kind)
@@ -309,7 +313,8 @@ class Stream:
         operations.append(Sync(chunk.log_path))
         if flight.entries and not chunk.index_damaged:
             # Behind the sync: its presence proves that what it describes was durable.
-            block = IndexBlock(flight.end_position, flight.next_offset, self._builder.max_timestamp, flight.entries)
+            ends = (flight.end_position, flight.next_offset, self._builder.max_timestamp)
+            block = IndexBlock(*ends, flight.entries, self._host.retention_clock.now_ms())
             flight.index_write = Write(chunk.index_path, chunk.index_bytes, [encode_block(block)], optional=True)
             operations.append(flight.index_write)
         due = max(SNAPSHOT_INTERVAL_BYTES, SNAPSHOT_SHARE * self._snapshot_bytes)
@@ -352,11 +357,14 @@ class Stream:
         if self._pending or self._closing is not None:
             self._host.notify(self)
         for append, batch in zip(flight.appends, flight.batches, strict=False):
-            append.ticket.succeed(AppendResult(batch.base_offset, self.log_start_offset, False))
+            append_ms = batch.header.max_timestamp if batch.header.has_log_append_time else NO_TIMESTAMP
+            append.ticket.succeed(AppendResult(batch.base_offset, self.log_start_offset, False, append_ms))
         if flight.group is not None and not flight.group_open:
             flight.group.ticket.succeed(AppendResult(flight.group.base_offset, self.log_start_offset, False))
         if not flight.group_open:
             self._wake()
+        if flight.is_new_chunk and self.config.retention_bytes >= 0:
+            self.apply_retention()  # a fast writer would fill the disk until the next check
 
     def _adopt(self, chunk: Chunk) -> None:
         """A new chunk is durable: it takes the place of an empty last one, or follows it."""
@@ -375,7 +383,7 @@ class Stream:
             chunk.index.add(flight.entries)
         chunk.size_bytes, chunk.next_offset = flight.end_position, flight.next_offset
         chunk.max_timestamp = self._builder.max_timestamp
-        chunk.control_ms = max(chunk.control_ms, self._builder.control_ms)
+        chunk.written_ms = self._host.retention_clock.now_ms()
         self.high_watermark = flight.next_offset
         now_ms = self._host.clock.wall_ms()
         for append, batch in zip(flight.appends, flight.batches, strict=False):
@@ -508,33 +516,21 @@ class Stream:
         if offset > self._pinned_offset:
             self._held_trims.append((offset, result))
         else:
-            self._advance_start(offset, result)
+            self._advance_start(offset, result, "deleted by a client")
 
-    def apply_retention(self, now_ms: int) -> None:
+    def apply_retention(self) -> None:
         """Trim whole chunks beyond the topic's retention, up to the first pin."""
-        limit = self._pinned_offset
-        total = self.size_bytes
-        start = self.log_start_offset
-        newest_ms = [chunk.age_ms for chunk in self.chunks]
-        for at, chunk in enumerate(self.chunks):
-            is_last = chunk is self.chunks[-1]
-            # A chunk of control batches, of a former life: older than the first one behind it that knows its age.
-            chunk_ms = next((known for known in newest_ms[at:] if known >= 0), NO_TIMESTAMP)
-            too_big = 0 <= self.config.retention_bytes <= total - chunk.size_bytes and not is_last
-            too_old = 0 <= self.config.retention_ms < now_ms - chunk_ms and chunk_ms >= 0
-            if chunk.next_offset > limit or chunk.size_bytes == 0 or not (too_big or too_old):
-                break
-            start = chunk.next_offset
-            total -= chunk.size_bytes
-        if start > self.log_start_offset:
-            self._advance_start(start, Ticket())
+        now = Moment(self._host.retention_clock.now_ms(), self._host.clock.wall_ms())
+        found = excess(self.chunks, self.config, self._pinned_offset, now)
+        if found is not None and found.before_offset > self.log_start_offset:
+            self._advance_start(found.before_offset, Ticket(), found.why)
 
     @property
     def size_bytes(self) -> int:
         """Bytes of all chunks."""
         return sum(chunk.size_bytes for chunk in self.chunks)
 
-    def _advance_start(self, offset: int, result: Ticket[int]) -> None:
+    def _advance_start(self, offset: int, result: Ticket[int], why: str) -> None:
         # A smaller trim must not overwrite a larger one that is on its way to the catalogue.
         offset = self._start_asked = max(offset, self._start_asked)
 
@@ -543,22 +539,30 @@ class Stream:
                 self._start_asked = self.log_start_offset
                 result.fail(ticket.error)
                 return
-            self.log_start_offset = max(self.log_start_offset, offset)
-            self._drop_chunks()
+            first, self.log_start_offset = self.log_start_offset, max(self.log_start_offset, offset)
+            freed_bytes = self._drop_chunks()
+            if first < self.log_start_offset:
+                last = self.log_start_offset - 1
+                self._host.report("trimmed", stream=self.name, first=first, last=last, why=why, freed_bytes=freed_bytes)
             result.succeed(self.log_start_offset)
             self._wake()
 
         self._host.save_log_start(self, offset).add_callback(saved)
 
-    def _drop_chunks(self) -> None:
-        """Files of chunks in front of the log start go; the last chunk stays, for its name tells where the log ends."""
+    def _drop_chunks(self) -> int:
+        """Files of chunks in front of the log start go; the last chunk stays, for its name tells where the log ends.
+        Returns the bytes of those chunks.
+        """
+        freed_bytes = 0
         while len(self.chunks) > 1 and self.chunks[0].next_offset <= self.log_start_offset:
             chunk = self.chunks.pop(0)
+            freed_bytes += chunk.size_bytes
             self._host.indexes.forget(chunk.index_path)
             self._remover.remove([chunk.log_path, chunk.index_path, chunk.producers_path])
         if self.chunks and self.chunks[-1].size_bytes and self.chunks[-1].next_offset <= self.log_start_offset:
             # Everything is trimmed: the next append opens a new chunk, and this one goes then.
             self._must_roll = True
+        return freed_bytes
 
     # ---- ending
 

@@ -10,21 +10,25 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from logstore.format.batch import BatchHeader
-from logstore.format.index import IndexEntry
+from logstore.format.index import NO_TIMESTAMP, IndexEntry
 from logstore.interfaces import Buffer, Clock
 from logstore.log.chunks import Chunk, IndexCache
 from logstore.log.jobs import JobSource, Write
 from logstore.log.producers import ProducerTable
+from logstore.log.retention import RetentionClock
 from logstore.log.tail import Tail, TailEntry
 from logstore.log.ticket import Ticket
 
 
 class AppendResult(NamedTuple):
-    """Where an append stands. `duplicate`: it had been there before."""
+    """Where an append stands. `duplicate`: it had been there before. `append_ms`: the time that its records were given,
+    -1 if they keep their own or if it is a duplicate.
+    """
 
     base_offset: int
     log_start_offset: int
     duplicate: bool
+    append_ms: int = NO_TIMESTAMP
 
 
 AppendTicket = Ticket[AppendResult]
@@ -66,6 +70,7 @@ class StreamHost(Protocol):
     """What the streams of a store share."""
 
     clock: Clock
+    retention_clock: RetentionClock
     tail: Tail
     indexes: IndexCache
 

@@ -6,7 +6,7 @@ setting that does nothing. Names follow Kafka's rules.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from logstore.errors import InvalidConfig, InvalidTopic
@@ -18,6 +18,8 @@ MAX_PARTITIONS = 10_000
 _NAME = re.compile(r"[a-zA-Z0-9._-]+")
 _INT64_MAX = (1 << 63) - 1
 _DAY_MS = 24 * 3600 * 1000
+NO_LIMIT_MS = _INT64_MAX
+CREATE_TIME, LOG_APPEND_TIME = "CreateTime", "LogAppendTime"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,42 +30,70 @@ class TopicConfig:
     retention_bytes: int = -1
     segment_bytes: int = 64 << 20
     max_message_bytes: int = 1_048_588
+    timestamp_before_max_ms: int = NO_LIMIT_MS
     timestamp_after_max_ms: int = 3_600_000
+    timestamp_type: str = CREATE_TIME
+    min_insync_replicas: int = 1
+
+    @property
+    def stamps_appends(self) -> bool:
+        """Whether records get the time of their append, whatever their producers say."""
+        return self.timestamp_type == LOG_APPEND_TIME
 
 
 class Setting(NamedTuple):
-    """A topic setting by its Kafka name: the field it sets, and the values it may have."""
+    """A topic setting by its Kafka name: the field it sets, and the values it may have (one of `choices`, if any)."""
 
     field: str
     minimum: int
     maximum: int
     documentation: str
+    choices: tuple[str, ...] = ()
 
 
 SETTINGS: Mapping[str, Setting] = {
     "retention.ms": Setting(
-        "retention_ms", -1, _INT64_MAX, "Age in ms beyond which whole chunks are trimmed; -1: never."
+        "retention_ms", -1, _INT64_MAX, "How long in ms records stay at least, from their append; -1: for ever."
     ),
     "retention.bytes": Setting(
         "retention_bytes", -1, _INT64_MAX, "Size in bytes beyond which whole chunks are trimmed; -1: no limit."
     ),
     "segment.bytes": Setting("segment_bytes", 1024, 1 << 30, "Size at which a chunk is sealed."),
     "max.message.bytes": Setting("max_message_bytes", 0, MAX_APPEND_BYTES, "Largest batch that is accepted."),
+    "message.timestamp.before.max.ms": Setting(
+        "timestamp_before_max_ms", 0, _INT64_MAX, "How far behind the clock a record's timestamp may be."
+    ),
     "message.timestamp.after.max.ms": Setting(
         "timestamp_after_max_ms", 0, _INT64_MAX, "How far ahead of the clock a record's timestamp may be."
+    ),
+    "message.timestamp.type": Setting(
+        "timestamp_type",
+        0,
+        0,
+        "Whose time records carry: their producer's (CreateTime), or that of their append (LogAppendTime).",
+        (CREATE_TIME, LOG_APPEND_TIME),
+    ),
+    "min.insync.replicas": Setting(
+        "min_insync_replicas",
+        1,
+        (1 << 31) - 1,
+        "How many replicas acks=all waits for, but no more than there are: one.",
     ),
 }
 
 FIXED: Mapping[str, str] = {
     "cleanup.policy": "delete",
-    "message.timestamp.type": "CreateTime",
     "compression.type": "producer",
-    "min.insync.replicas": "1",
     "unclean.leader.election.enable": "false",
     "preallocate": "false",
     "remote.storage.enable": "false",
 }
 """Settings that exist in Kafka and can have one value here."""
+
+_WHY_FIXED: Mapping[str, str] = {
+    "cleanup.policy": "there is no compaction",
+    "compression.type": "batches are stored as their producers send them; compress there",
+}
 
 
 def check_name(name: str) -> None:
@@ -77,8 +107,8 @@ def check_name(name: str) -> None:
 
 def parse_config(changes: Mapping[str, str | None], base: TopicConfig = TopicConfig()) -> TopicConfig:
     """`base` with settings changed; None sets one back to its default. Raises InvalidConfig."""
-    values: dict[str, int] = {}
-    defaults = {field.name: field.default for field in fields(TopicConfig)}
+    values: dict[str, int | str] = {}
+    defaults = TopicConfig()
     for name, text in changes.items():
         setting = SETTINGS.get(name)
         if setting is None:
@@ -87,19 +117,26 @@ def parse_config(changes: Mapping[str, str | None], base: TopicConfig = TopicCon
                     f"unknown topic setting {name!r}; known are {', '.join(sorted({*SETTINGS, *FIXED}))}"
                 )
             if text is not None and text.strip().lower() != FIXED[name].lower():
-                raise InvalidConfig(f"{name}={text!r} is not supported here; it can only be {FIXED[name]!r}")
+                why = f" ({_WHY_FIXED[name]})" if name in _WHY_FIXED else ""
+                raise InvalidConfig(f"{name}={text!r} is not supported here; it can only be {FIXED[name]!r}{why}")
             continue
-        if text is None:
-            values[setting.field] = int(str(defaults[setting.field]))
-            continue
-        try:
-            value = int(text)
-        except ValueError as error:
-            raise InvalidConfig(f"{name}={text!r} is not a whole number") from error
-        if not setting.minimum <= value <= setting.maximum:
-            raise InvalidConfig(f"{name}={value} must be from {setting.minimum} to {setting.maximum}")
-        values[setting.field] = value
-    return replace(base, **values)
+        values[setting.field] = getattr(defaults, setting.field) if text is None else _parse(name, setting, text)
+    return replace(base, **values)  # type: ignore[arg-type]  # each field's own type, by the table
+
+
+def _parse(name: str, setting: Setting, text: str) -> int | str:
+    """The value of a setting from its text. Raises InvalidConfig."""
+    if setting.choices:
+        if text not in setting.choices:
+            raise InvalidConfig(f"{name}={text!r} must be one of {', '.join(setting.choices)}")
+        return text
+    try:
+        value = int(text)
+    except ValueError as error:
+        raise InvalidConfig(f"{name}={text!r} is not a whole number") from error
+    if not setting.minimum <= value <= setting.maximum:
+        raise InvalidConfig(f"{name}={value} must be from {setting.minimum} to {setting.maximum}")
+    return value
 
 
 def describe_config(config: TopicConfig) -> dict[str, str]:

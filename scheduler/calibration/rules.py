@@ -1,14 +1,16 @@
 """From measured rates to capacities, and which pairs of hosts to measure. Sans-I/O.
 
-The rule for concurrency, from SGuard's table 8: a capacity is the largest number at a time at which each still gets at
-least a share of what one alone gets (0.6 by default). Its data nodes write 30.0, 22.5, 9.9, … MB/s for each of 1, 2,
-4, … writers: two keep 75 %, four 33 %; its clients 63.7, 45.7, 25.5, … MB/s for each of 1, 2, 4, … parallel writes:
-72 %, 40 %. Both give the paper's 2.
+A receiver is bound by its disk's knee, from SGuard's table 8: a capacity is the largest number of writers at a time at
+which each still gets at least a share of what one alone gets (0.6 by default). Its data nodes write 30.0, 22.5, 9.9, …
+MB/s for each of 1, 2, 4, … writers: two keep 75 %, four 33 %, so 2, the paper's.
 
-The rule for rates: a link carries `rate × timestep ÷ chunk` chunks, rounded down, at least 1; measuring errors of 5 %
-are granted. A timestep is the time one chunk takes to a server: over its link, onto a disk that serves as many writers
-as its capacity allows, whichever is slower, in the median over the servers. A server receives no more than its disk
-takes (section 6.2 puts the limit of the disk there), and sends no more than its parallel writes bear, if measured.
+A sender is bound by what fills its link: `rate × timestep ÷ chunk` chunks, rounded down, at least 1; measuring errors
+of 5 % are granted. That each of many parallel writes is slower than a lone one only says that they share the link.
+Where they do not fill it together (a slow processor), what they carry counts instead. Links between switches likewise.
+A timestep is the time one chunk takes to a server: over its link, onto a disk that serves as many writers as its
+capacity allows, whichever is slower, in the median over the servers. A server receives no more than its disk takes
+(section 6.2 puts the limit of the disk there). The paper set 2 for senders, which it calls conservative: its client
+filled its link with four threads.
 
 Invariants: what was not measured keeps its value; every capacity that comes from a measurement is at least 1.
 """
@@ -27,6 +29,9 @@ DEFAULT_SHARE: Final = 0.6
 MEASURING_ERROR: Final = 0.05
 SATURATED: Final = 0.9
 """A link that carries less than this share of what its senders could send is the bottleneck: that is its rate."""
+
+FILLED: Final = 0.85
+"""A host whose parallel writes carry this share of its link together fills it: the rest is checksums and headers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +106,12 @@ def calibrate(topology: Topology, measured: Measured, share: float = DEFAULT_SHA
     for server in topology.servers:
         rates = filled[server.name]
         disk = server.disk
-        send, receive = capacity(rates.send, server.send), capacity(rates.receive, server.receive)
+        send, receive = capacity(_sending(rates), server.send), capacity(rates.receive, server.receive)
         if server.name in disks and timestep_s is not None:
             # A slow disk does less in a timestep than so many writers; a fast one still serves no more of them well.
             one = chunks_per_timestep(disks[server.name] * disk_rates[server.name], timestep_s, topology.chunk_bytes)
             disk = min(disks[server.name], one)
             receive = min(receive, disk)
-        if rates.writes:
-            send = min(send, concurrency(rates.writes, share))
         link_rates = [rate for rate in (rates.send, rates.receive) if rate is not None]
         servers.append(
             replace(
@@ -120,6 +123,14 @@ def calibrate(topology: Topology, measured: Measured, share: float = DEFAULT_SHA
     links, more = _links(topology.links, measured.links, capacity)
     made = Topology(servers, links, switches=topology.switches, name=topology.name, chunk_bytes=topology.chunk_bytes)
     return Calibrated(made, timestep_s, (*notes, *more))
+
+
+def _sending(rates: HostRates) -> float | None:
+    """What a host sends: what its link carries, or what its parallel writes do if they cannot fill it."""
+    together = max((count * each for count, each in rates.writes.items()), default=None)
+    if rates.send is None or together is None or together >= FILLED * rates.send:
+        return rates.send
+    return together
 
 
 def _pace(server: Server, rates: HostRates, disk_rates: Mapping[str, float]) -> float | None:

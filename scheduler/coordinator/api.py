@@ -15,7 +15,8 @@ DEFAULT_WAIT_S = 30.0
 MOST_CHUNKS = 16_384
 """Chunks of one request: a tebibyte in chunks of 64 MiB."""
 MOST_REPLICAS = 16
-MOST_SOURCES = 64
+MOST_SOURCES = 16
+"""Hosts that have a chunk: no more than replicas."""
 MOST_SUSPECTS = 16
 MOST_PRIORITY = 9
 HTML = "text/html; charset=utf-8"
@@ -61,6 +62,7 @@ REQUEST_VIEW = Record(
         "chunks": Field(Whole(), "chunks in all"),
         "done": Field(Whole(), "chunks done"),
         "place": Field(Maybe(PLACE), "its place in the queue, zeros while nothing of it waits; null when it is over"),
+        "stranded": Field(Flag(), "true: hosts that are lost leave no path for what waits of it; it waits for them"),
         "go": Field(ListOf(EVENT_RECORD), "the chunks that are to be written right now"),
         "last_event": Field(Whole(), "number of its newest event; ask for what comes after it"),
         "why": Field(Maybe(Text(500, 0)), "why it failed or was cancelled, if anything was said"),
@@ -122,6 +124,9 @@ QUEUED = Record(
         "chunks": Field(Whole(), "chunks in all"),
         "done": Field(Whole(), "chunks done"),
         "in_flight": Field(Whole(), "chunks under way"),
+        "waiting": Field(Whole(), "chunks that wait for their go"),
+        "for_ms": Field(Whole(), "how long ago it was submitted"),
+        "stranded": Field(Flag(), "true: hosts that are lost leave no path for what waits of it; it waits for them"),
     },
 )
 STATUS = Record(
@@ -174,7 +179,7 @@ ERROR = Record(
     "Error",
     {
         "error": Field(Text(2000), "what is wrong and what to do"),
-        "field": Field(Maybe(Text(300)), "the field to change, where there is one", None),
+        "field": Field(Maybe(Text(300, 0)), "the field to change, where there is one", None),
     },
 )
 
@@ -230,7 +235,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One method on one path. `waits`: may take long; `free`: needs no token."""
+    """One method on one path. `waits`: may take long; `free`: needs no token; `large`: its body may be large."""
 
     method: str
     path: str
@@ -243,6 +248,7 @@ class Route:
     errors: tuple[int, ...] = ()
     waits: bool = False
     free: bool = False
+    large: bool = False
 
     def statuses(self) -> frozenset[int]:
         """Every status that it may answer with."""
@@ -288,7 +294,7 @@ ROUTES: tuple[Route, ...] = (
           {200: Answer("gone", HOST_VIEW)}, _BY_HOST, errors=(404,)),
     Route("POST", "/v1/requests", "submitRequest", "Ask to move chunks. The same request again is no second one.",
           {201: Answer("accepted", REQUEST_VIEW), 200: Answer("it was there already, and is the same", REQUEST_VIEW)},
-          body=SUBMIT, errors=(404, 409)),
+          body=SUBMIT, errors=(404, 409), large=True),
     Route("GET", "/v1/requests/{name}", "getRequest", "A request as it stands.", {200: _VIEW}, _BY_NAME, errors=(404,)),
     Route("PUT", "/v1/requests/{name}", "resubmitRequest", "Change the number of chunks that are still to come.",
           {200: _VIEW}, _BY_NAME, body=RESUBMIT, errors=(404, 409)),

@@ -4,6 +4,7 @@ Invariants: `check` returns a value of the described type or raises ApiError tha
 `schema` is JSON Schema (2020-12) for the same set of values. Nothing here knows what the values are for.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -15,6 +16,12 @@ BAD_REQUEST = 400
 REQUIRED = object()
 """The default of a field that has none."""
 _SHOWN_CHARACTERS = 60
+VISIBLE = r"[^\u0000-\u001f\u007f-\u009f\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufffe\uffff]"
+"""A character of a text, as JSON Schema writes it: no control characters, separators of lines, marks of direction or
+others without a shape, which would hide in a log or a page what a name is."""
+_VISIBLE = re.compile(VISIBLE.replace("]", r"\ud800-\udfff]") + "*")
+"""Half a surrogate pair is no character of JSON; Python's JSON lets it pass."""
+_HIDDEN = re.compile(VISIBLE.replace("[^", "[").replace("]", r"\ud800-\udfff]"))
 LARGEST_WHOLE = (1 << 53) - 1
 """The largest whole number that every JSON reader keeps exactly."""
 
@@ -42,9 +49,14 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 
+def plain(text: str) -> str:
+    """A text that names what a client sent, with what nobody sees spelled out."""
+    return _HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+
+
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text without control characters; `choices` are all it may be."""
+    """A text without control characters, and without those that nobody sees; `choices` are all it may be."""
 
     most: int = 200
     least: int = 1
@@ -58,15 +70,15 @@ class Text:
             raise refuse(where, value, f"must be one of {', '.join(self.choices)}{nearest(value, self.choices)}")
         if not self.choices and not self.least <= len(value) <= self.most:
             raise refuse(where, value, f"must have from {self.least} to {self.most} characters")
-        if not value.isprintable():
-            raise refuse(where, value, "must have printable characters only")
+        if not _VISIBLE.fullmatch(value):
+            raise refuse(where, value, "must have no control characters, and none that nobody sees")
         return value
 
     def schema(self) -> dict[str, Any]:
         """See Type."""
         if self.choices:
             return {"type": "string", "enum": list(self.choices)}
-        return {"type": "string", "minLength": self.least, "maxLength": self.most}
+        return {"type": "string", "minLength": self.least, "maxLength": self.most, "pattern": f"^{VISIBLE}*$"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +90,8 @@ class Whole:
 
     def check(self, value: object, where: str) -> int:
         """See Type."""
+        if isinstance(value, float) and value.is_integer():  # 98.0 is a whole number in JSON
+            value = int(value)
         if not isinstance(value, int) or isinstance(value, bool) or not self.least <= value <= self.most:
             raise refuse(where, value, f"must be a whole number from {self.least} to {self.most}")
         return value

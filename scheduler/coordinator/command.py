@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--listen", default=str(DEFAULT_LISTEN), metavar="HOST:PORT", help="where it serves (default %(default)s)"
     )
     parser.add_argument(
-        "--planner", choices=sorted(PLANNERS), help="who plans (default: tree where the network is one, else paper)"
+        "--planner", choices=sorted(PLANNERS), help="who plans (default: repaired on trees of switches, else paper)"
     )
     parser.add_argument(
         "--mode", choices=[str(mode) for mode in Mode], default=str(scheduling.mode), help="default %(default)s"
@@ -73,6 +73,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("--max-connections-per-address", http.max_connections_per_address, "from one address other than loopback"),
     ):
         parser.add_argument(name, type=_count, default=default, metavar="N", help=f"{says} (default {default})")
+    parser.add_argument(
+        "--chunk-deadline-ms", type=_count, metavar="N",
+        help="a chunk that takes so long is revoked and planned anew, around its hosts (default: 10 times what the "
+        "topology's rates say, at least 30 s; 600000 without rates)",
+    )  # fmt: skip
     parser.add_argument("--seed", type=int, help="of the plan's random choices (default: a new one, which is logged)")
     parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate chain, PEM")
     parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its key, PEM")
@@ -128,6 +133,7 @@ def parse(arguments: argparse.Namespace) -> ServeSettings:
             Settings(mode=Mode(arguments.mode), finish_fraction=arguments.finish_fraction),
             host_deadline_ms=arguments.host_deadline_ms,
             writer_deadline_ms=arguments.writer_deadline_ms,
+            chunk_deadline_ms=arguments.chunk_deadline_ms,
             remember_ms=arguments.remember_ms,
             most_remembered=arguments.most_remembered,
         ),

@@ -9,14 +9,17 @@ Invariants:
 
 import hmac
 import json
+import re
 import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote_to_bytes, urlsplit
 
+import trio
+
 from scheduler.coordinator.api import ROUTES, Route
-from scheduler.coordinator.api_types import BAD_REQUEST, Number, Record, Type, Whole, nearest, refuse, shown
+from scheduler.coordinator.api_types import BAD_REQUEST, Number, Record, Type, Whole, nearest, plain, refuse, shown
 from scheduler.coordinator.errors import ApiError, StoreError
 from scheduler.coordinator.http.messages import JSON, HttpRequest, HttpResponse, error_response, json_response
 from scheduler.coordinator.http.server import Report, is_loopback
@@ -31,7 +34,13 @@ INTERNAL_ERROR = 500
 UNAVAILABLE = 503
 RETRY_AFTER_S = 1
 MOST_QUERY_FIELDS = 16
-MOST_NUMBER_CHARACTERS = 20
+MOST_ERROR_CHARACTERS, MOST_FIELD_CHARACTERS = 2000, 300
+"""As the document says."""
+MOST_NUMBER_CHARACTERS = 32
+_WHOLE = re.compile(r"([0-9]+)(\.0+)?")
+"""98.0 is a whole number, as in a body."""
+PARSED_AT_ONCE_BYTES = 32 * 1024
+"""A larger body is read and checked in a thread: it would hold up everybody for tens of milliseconds."""
 
 
 class Call(NamedTuple):
@@ -76,6 +85,13 @@ class Dispatch:
         """Whether the request may take long."""
         return request.method == "GET" and "/go" in request.target
 
+    def takes_large(self, method: str, target: str, headers: Mapping[str, str]) -> bool:
+        """Whether the request may have a large body: such routes are few, and strangers have none."""
+        path = target.partition("?")[0]
+        return self.knows(headers) and any(
+            route.large and (route.method, route.path) == (method, path) for route in ROUTES
+        )
+
     def knows(self, headers: Mapping[str, str]) -> bool:
         """Whether a request with these headers may ask for more than /health."""
         if self._token is None:
@@ -95,7 +111,7 @@ class Dispatch:
             call = Call(
                 {name: _from_text(part.type, parameters[name], name) for name, part in route.parameters.items()},
                 _query(route, query),
-                _body(route, request),
+                await _body(route, request),
                 request.client,
             )
             response = _response(route, await self._operations[operation](call))
@@ -146,9 +162,16 @@ class Dispatch:
             case ApiError():
                 later = {"Retry-After": str(RETRY_AFTER_S)} if error.status == UNAVAILABLE else {}
                 headers = {**later, **error.headers}
-                return error_response(error.status, error.message, field_name=error.field, headers=headers)
+                return error_response(
+                    error.status,
+                    plain(error.message)[:MOST_ERROR_CHARACTERS],
+                    field_name=_plain(error.field),
+                    headers=headers,
+                )
             case RequestError():
-                return error_response(BAD_REQUEST, str(error), field_name=error.field)
+                return error_response(
+                    BAD_REQUEST, plain(str(error))[:MOST_ERROR_CHARACTERS], field_name=_plain(error.field)
+                )
             case StoreError():
                 return error_response(UNAVAILABLE, str(error), headers={"Retry-After": str(RETRY_AFTER_S)})
             case PlacementError():
@@ -156,6 +179,10 @@ class Dispatch:
         trace = "".join(traceback.format_exception(error))
         self._report("request crashed", {"operation": operation, "trace": trace})
         return error_response(INTERNAL_ERROR, "a fault of the coordinator's; its log says more")
+
+
+def _plain(field: str | None) -> str | None:
+    return None if field is None else plain(field)[:MOST_FIELD_CHARACTERS]
 
 
 def _is_own(host: str | None) -> bool:
@@ -194,9 +221,9 @@ def _match(path: str, segments: list[str]) -> dict[str, str] | None:
 def _from_text(kind: Type, text: str, where: str) -> Any:
     """A value of a path or a query."""
     if isinstance(kind, Whole):
-        if not (text.isascii() and text.isdecimal() and len(text) <= MOST_NUMBER_CHARACTERS):
+        if len(text) > MOST_NUMBER_CHARACTERS or not (found := _WHOLE.fullmatch(text)):
             raise refuse(where, text, "must be a whole number")
-        return kind.check(int(text), where)
+        return kind.check(int(found[1]), where)
     if isinstance(kind, Number):
         try:
             return kind.check(float(text if len(text) <= MOST_NUMBER_CHARACTERS else "too long"), where)
@@ -221,7 +248,7 @@ def _query(route: Route, query: str) -> dict[str, Any]:
     return route.query.check(values, "")
 
 
-def _body(route: Route, request: HttpRequest) -> dict[str, Any]:
+async def _body(route: Route, request: HttpRequest) -> dict[str, Any]:
     if route.body is None:
         # An empty object does no harm: some clients cannot send nothing.
         return _parsed(Record("nothing"), request.body) if request.body.strip() else {}
@@ -236,7 +263,10 @@ def _body(route: Route, request: HttpRequest) -> dict[str, Any]:
             f"with curl: -H 'Content-Type: {JSON}'",
             "Content-Type",
         )
-    return _parsed(route.body, request.body)
+    if len(request.body) <= PARSED_AT_ONCE_BYTES:
+        return _parsed(route.body, request.body)
+    # The interpreter goes back to the event loop every few milliseconds.
+    return await trio.to_thread.run_sync(_parsed, route.body, request.body)
 
 
 def _parsed(record: Record, body: bytes) -> dict[str, Any]:

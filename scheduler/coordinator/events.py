@@ -31,6 +31,8 @@ class EventLog:
     events: list[Event] = field(default_factory=list)
     durable: int = 0
     _news: trio.Event = field(default_factory=trio.Event)
+    _newest: dict[int, Event] = field(default_factory=dict)
+    """Of each chunk, the newest durable event."""
 
     def add(self, event: str, chunk: int | None, attempt: int | None, hosts: Sequence[str]) -> Put:
         """Append an event that is not told yet; returns what must be stored first."""
@@ -42,13 +44,21 @@ class EventLog:
     def restore(self, values: Sequence[Event]) -> None:
         """Take back what was stored, in order of keys."""
         self.events = list(values)
-        self.durable = len(self.events)
+        self.durable = 0
+        self._newest = {}
+        self._note(len(self.events))
 
     def publish(self, number: int) -> None:
         """Events up to this number are durable: tell those who wait."""
         if number > self.durable:
-            self.durable = number
+            self._note(number)
             self.wake()
+
+    def _note(self, number: int) -> None:
+        for event in self.events[self.durable : number]:
+            if event["chunk"] is not None:
+                self._newest[event["chunk"]] = event
+        self.durable = number
 
     def wake(self) -> None:
         """Let those who wait look again."""
@@ -79,11 +89,7 @@ class EventLog:
 
     def current(self) -> list[Event]:
         """The durable gos that are the newest word on their chunk."""
-        newest: dict[int, Event] = {}
-        for event in self.events[: self.durable]:
-            if event["chunk"] is not None:
-                newest[event["chunk"]] = event
-        return [event for event in newest.values() if event["event"] == "go"]
+        return [event for event in self._newest.values() if event["event"] == "go"]
 
 
 def told(event: Event, address: Callable[[str], str | None]) -> dict[str, Any]:

@@ -125,6 +125,7 @@ class Handlers:
             "chunks": record.chunks,
             "done": len(tracked.done),
             "place": None if place is None else place._asdict(),
+            "stranded": record.name in self._coordinator.stranded,
             "go": [told(event, self._coordinator.hosts.address) for event in tracked.under_way()],
             "last_event": tracked.log.durable,
             "why": record.reason[:500] or None,
@@ -146,13 +147,14 @@ class Handlers:
             "planner": coordinator.world.planner.name,
             "mode": status.mode,
             "uptime_ms": coordinator.uptime_ms(),
-            "store": coordinator.journal.failing or "ok",
+            "store": coordinator.trouble or "ok",
             "requests": dict(Counter(str(tracked.state) for tracked in coordinator.ledger.requests.values())),
             "hosts": [self._host(record) for record in coordinator.hosts.known()],
             "queue": [
                 {
                     "request": one.name, "state": one.state, "writer": one.writer, "done": one.done,
                     "chunks": one.done + one.in_flight + one.waiting, "in_flight": one.in_flight,
+                    "waiting": one.waiting, "for_ms": max(0, now_ms - one.submitted_ms), "stranded": one.stranded,
                 }
                 for one in status.requests[:MOST_LISTED]
             ],
@@ -173,7 +175,7 @@ class Handlers:
         return Reply(OK, self._document)
 
     async def _health(self, call: Call) -> Reply:
-        failing = self._coordinator.journal.failing is not None
+        failing = self._coordinator.trouble is not None
         return Reply(UNAVAILABLE, {"status": "failing"}) if failing else Reply(OK, {"status": "ok"})
 
     async def _metrics(self, call: Call) -> Reply:

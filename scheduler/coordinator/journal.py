@@ -7,7 +7,7 @@ Invariants:
 * Nobody waits for longer than STALLED_S: a disk that hangs counts as one that fails.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
 import trio
@@ -105,6 +105,16 @@ class Journal:
             await self.durable()
             if self._error is not None:
                 raise StoreError(self._error)
+
+    async def load(self) -> Mapping[str, str]:
+        """Everything that is stored, with all that was recorded so far. Raises StoreDamaged, StoreError.
+
+        For callers that see to it that nothing is recorded meanwhile.
+        """
+        await self.durable()
+        found: dict[str, str] = {}
+        await self._off_load(lambda: found.update(self._metadata.load()))
+        return found
 
     async def run(self) -> None:
         """Store what is recorded, until cancelled. What is being stored then is finished first."""

@@ -9,17 +9,20 @@ Invariants: sans-I/O. What `restore` makes of stored entries is what was there w
 
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
+from scheduler.coordinator.contradictions import check_request
 from scheduler.coordinator.errors import StoreDamaged
 from scheduler.coordinator.events import Event, EventLog
+from scheduler.coordinator.histogram import Histogram
 from scheduler.coordinator.hosts import HostRecord
 from scheduler.coordinator.metadata.interface import Change, Put, Remove
 from scheduler.errors import SchedulerError
 from scheduler.peace.online.records import ChunkRecord, ChunkState, Outcome, RequestRecord, RequestState, Submission
+from scheduler.peace.plan import Kind
 
 REQUESTS = "requests/"
 HOSTS = "hosts/"
@@ -49,9 +52,11 @@ class Tracked:
     """Chunks that are done, as far as it is stored."""
     over: dict[int, int] = field(default_factory=dict)
     """Chunks' last attempts that ended in some way, as far as it is stored."""
+    waits_since_ms: dict[int, int] = field(default_factory=dict)
+    """Since when chunks wait that were under way before; the others wait since the request was submitted."""
     ended_ms: int | None = None
     heard_ms: int = 0
-    """When its writer last asked or reported."""
+    """When its writer last submitted, asked for events or reported; what others ask does not count."""
     listening: int = 0
     """How many questions of its writer wait for events."""
 
@@ -85,6 +90,12 @@ class Ledger:
         self.requests: dict[str, Tracked] = {}
         self.running: dict[tuple[str, int], ChunkRecord] = {}
         self.history: deque[Span] = deque(maxlen=MOST_HISTORY)
+        self.waiting = {kind.value: Histogram() for kind in Kind}
+        """How long chunks of each kind waited for their go, since this process started."""
+        self.moving = {kind.value: Histogram() for kind in Kind}
+        """How long chunks of each kind took from their go to the report that they are done."""
+        self._granted_ms: dict[tuple[str, int], int] = {}
+        """What does not count of the time that a chunk has been under way: nobody could have heard its writer."""
         self._ended: dict[str, None] = {}
         self._ended_events = 0
 
@@ -112,6 +123,7 @@ class Ledger:
                 if RequestState(record.state).ended:
                     ended.append(record)
             else:
+                self._measure(record)
                 self._take_chunk(record)
                 changes.append(Put(f"{_prefix(record.request)}chunks/{record.chunk}", _json(record)))
         for kind, gos in (("revoked", outcome.revoked), ("go", outcome.go)):
@@ -131,12 +143,28 @@ class Ledger:
             self._ended[name] = None
             self._ended_events += len(tracked.log.events)
 
+    def _measure(self, record: ChunkRecord) -> None:
+        """Count how long a chunk waited, or took."""
+        tracked = self.requests[record.request]
+        request = tracked.record
+        if request is None:
+            return
+        if record.state == ChunkState.RUNNING:
+            since_ms = tracked.waits_since_ms.pop(record.chunk, request.submitted_ms)
+            self.waiting[request.kind].add(record.since_ms - since_ms)
+        elif record.state == ChunkState.WAITING:
+            tracked.waits_since_ms[record.chunk] = record.since_ms
+        elif (before := self.running.get((record.request, record.chunk))) is not None:
+            self.moving[request.kind].add(record.since_ms - before.since_ms)
+
     def _take_chunk(self, record: ChunkRecord) -> None:
         key = (record.request, record.chunk)
         if record.state == ChunkState.RUNNING:
             self.running[key] = record
+            self._granted_ms.pop(key, None)
             return
         before = self.running.pop(key, None)
+        self._granted_ms.pop(key, None)
         if record.state == ChunkState.DONE and before is not None:
             self.history.append(Span(before, record.since_ms))
 
@@ -144,8 +172,29 @@ class Ledger:
         """Chunks under way, and those that were lately."""
         return [*self.history, *(Span(record, None) for record in self.running.values())]
 
+    def overdue(self, now_ms: int, deadline_ms: int) -> list[ChunkRecord]:
+        """Chunks that are under way for longer than this, the oldest first."""
+        found = [
+            record
+            for key, record in self.running.items()
+            if now_ms - record.since_ms - self._granted_ms.get(key, 0) > deadline_ms
+        ]
+        return sorted(found, key=lambda record: record.since_ms)
+
+    def grant(self, more_ms: int) -> None:
+        """Every chunk under way gets more time: nobody could hear its writer for so long."""
+        self._granted_ms = {key: self._granted_ms.get(key, 0) + more_ms for key in self.running}
+
+    def begin_anew(self, now_ms: int) -> None:
+        """Every chunk under way has all its time from now on: the coordinator was not there."""
+        self._granted_ms = {key: now_ms - record.since_ms for key, record in self.running.items()}
+
+    def oldest_ms(self, now_ms: int) -> int:
+        """For how long the oldest chunk has been under way; 0 without one."""
+        return max((now_ms - record.since_ms for record in self.running.values()), default=0)
+
     def silent(self, before_ms: int) -> list[str]:
-        """Requests that are not over and that nobody asked after since."""
+        """Requests that are not over and whose writer said nothing since."""
         return [
             name
             for name, tracked in self.requests.items()
@@ -167,10 +216,34 @@ class Ledger:
 
     # ---- what was stored
 
+    def go_back_to(self, stored: "Ledger", now_ms: int) -> None:
+        """Take what `stored` restored in place of what is here. Who waits for events of a request goes on waiting."""
+        for name, tracked in list(self.requests.items()):
+            known = stored.requests.get(name)
+            if known is None:
+                del self.requests[name]
+            else:
+                tracked.record, tracked.told, tracked.ended_ms = known.record, known.told, known.ended_ms
+                tracked.done, tracked.over = known.done, known.over
+                tracked.log.restore(known.log.events)
+                stored.requests[name] = tracked
+            tracked.log.wake()
+        for name, known in stored.requests.items():
+            if name not in self.requests:
+                known.heard_ms = now_ms
+                self.requests[name] = known
+        self.running = stored.running
+        self._ended, self._ended_events = {}, 0
+        for name, tracked in self.requests.items():
+            if tracked.ended_ms is not None:
+                self._ended[name] = None
+                self._ended_events += len(tracked.log.events)
+
     def restore(self, entries: Mapping[str, str], now_ms: int) -> tuple[list[RequestRecord | ChunkRecord], int]:
         """Take back all requests; returns their records, and the latest time in them. Raises StoreDamaged."""
         records: list[RequestRecord | ChunkRecord] = []
         events: dict[str, list[dict[str, Any]]] = {}
+        chunks: dict[str, dict[str, ChunkRecord]] = {}
         latest_ms = 0
         for name, part, key in _requests(entries):
             tracked = self.requests.setdefault(name, Tracked("", EventLog(f"{_prefix(name)}events/")))
@@ -184,6 +257,7 @@ class Ledger:
                     latest_ms = max(latest_ms, tracked.record.submitted_ms)
                 elif kind == "chunks":
                     chunk = ChunkRecord.load(json.loads(text))
+                    chunks.setdefault(name, {})[part.partition("/")[2]] = chunk
                     records.append(chunk)
                     latest_ms = max(latest_ms, chunk.since_ms)
                 elif kind == "events":
@@ -193,6 +267,7 @@ class Ledger:
         for name, tracked in self.requests.items():
             if tracked.record is None or not tracked.asked:
                 raise StoreDamaged(f"stored request {name!r} is not whole: restore the metadata from a copy")
+            _check(name, tracked, chunks.get(name, {}), events.get(name, []))
             tracked.log.restore(events.get(name, []))
             if tracked.state.ended:
                 self._end(name, now_ms)
@@ -202,6 +277,16 @@ class Ledger:
             if isinstance(record, ChunkRecord) and not tracked.state.ended:
                 self._take_chunk(record)
         return records, latest_ms
+
+
+def _check(name: str, tracked: Tracked, chunks: Mapping[str, ChunkRecord], events: Sequence[Event]) -> None:
+    """Raises StoreDamaged if a stored request contradicts itself, or has values of other types than it is made of."""
+    if tracked.record is None:
+        return
+    try:
+        check_request(name, tracked.asked, tracked.record, chunks, events)
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise damaged(f"{_prefix(name)}record", error) from error
 
 
 def restore_hosts(entries: Mapping[str, str]) -> list[HostRecord]:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Protocol
 
+from scheduler.coordinator.histogram import Histogram
 from scheduler.coordinator.service import Coordinator
 
 PREFIX = "cairn_coordinator_"
@@ -32,6 +33,8 @@ class Metric(NamedTuple):
     kind: str
     says: str
     samples: list[Sample]
+    suffixes: tuple[str, ...] = ()
+    """Of a histogram's samples, one each."""
 
 
 def text(coordinator: Coordinator, traffic: Traffic) -> str:
@@ -40,7 +43,9 @@ def text(coordinator: Coordinator, traffic: Traffic) -> str:
     for metric in _metrics(coordinator, traffic):
         lines.append(f"# HELP {PREFIX}{metric.name} {metric.says}")
         lines.append(f"# TYPE {PREFIX}{metric.name} {metric.kind}")
-        lines += [f"{PREFIX}{metric.name}{_labels(labels)} {value}" for labels, value in metric.samples]
+        suffixes = metric.suffixes or ("",) * len(metric.samples)
+        for suffix, (labels, value) in zip(suffixes, metric.samples, strict=True):
+            lines.append(f"{PREFIX}{metric.name}{suffix}{_labels(labels)} {value}")
     return "\n".join(lines) + "\n"
 
 
@@ -57,6 +62,12 @@ def _metrics(coordinator: Coordinator, traffic: Traffic) -> Iterable[Metric]:
     yield _gauge("uptime_seconds", "since this process started", coordinator.uptime_ms() / 1000)
     yield Metric("requests", "gauge", "requests by state", [({"state": name}, states[name]) for name in sorted(states)])
     yield _gauge("chunks_in_flight", "chunks under way", len(status.in_flight))
+    oldest_s = coordinator.ledger.oldest_ms(coordinator.now_ms()) / 1000
+    yield _gauge("oldest_chunk_age_seconds", "how long the oldest chunk has been under way; 0: none is", oldest_s)
+    yield _gauge("chunk_deadline_seconds", "a chunk of this age is revoked", coordinator.chunk_deadline_ms / 1000)
+    yield _gauge("requests_stranded", "requests without a path, for hosts that are lost", len(coordinator.stranded))
+    yield _histogram("chunk_waiting_seconds", "how long chunks waited for their go", coordinator.ledger.waiting)
+    yield _histogram("chunk_writing_seconds", "how long chunks took from go to done", coordinator.ledger.moving)
     yield _gauge("chunks_waiting", "chunks that wait for their go", sum(one.waiting for one in status.requests))
     yield Metric(
         "hosts", "gauge", "hosts that registered or were lost",
@@ -69,7 +80,7 @@ def _metrics(coordinator: Coordinator, traffic: Traffic) -> Iterable[Metric]:
     yield _counter("commits_total", "transactions stored", journal.commits)
     yield _counter("changes_total", "changes stored in them", journal.changes)
     yield _counter("commit_failures_total", "transactions that could not be stored", journal.failures)
-    yield _gauge("store_failing", "1: nothing can be stored", int(journal.failing is not None))
+    yield _gauge("store_failing", "1: nothing can be stored", int(coordinator.trouble is not None))
     answers = sorted(traffic.answered().items())
     yield Metric(
         "answers_total", "counter", "answers by operation and status",
@@ -86,6 +97,16 @@ def _gauge(name: str, says: str, value: float) -> Metric:
 
 def _counter(name: str, says: str, value: float) -> Metric:
     return Metric(name, "counter", says, [({}, value)])
+
+
+def _histogram(name: str, says: str, by_kind: Mapping[str, Histogram]) -> Metric:
+    samples: list[Sample] = []
+    suffixes: list[str] = []
+    for kind, histogram in by_kind.items():
+        samples += [({"kind": kind, "le": bound}, count) for bound, count in histogram.buckets()]
+        samples += [({"kind": kind}, histogram.sum_ms / 1000), ({"kind": kind}, sum(histogram.counts))]
+        suffixes += ["_bucket"] * len(histogram.counts) + ["_sum", "_count"]
+    return Metric(name, "histogram", says, samples, tuple(suffixes))
 
 
 def _labels(labels: Mapping[str, object]) -> str:

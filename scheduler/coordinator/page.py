@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from itertools import pairwise
 from typing import Any, NamedTuple
+from unicodedata import east_asian_width
 from zlib import crc32
 
 from scheduler.coordinator.ledger import Span
@@ -16,13 +17,26 @@ SPAN_MS = 60_000
 """What the picture covers, up to now."""
 MOST_ROWS = 60
 MOST_TABLE_ROWS = 100
-LABEL_PX, WIDTH_PX, ROW_PX, AXIS_PX = 190, 1000, 16, 22
+LABEL_PX, WIDTH_PX, ROW_PX, AXIS_PX = 150, 400, 16, 22
 TICKS = 6
-STYLE = """body{font:14px/1.45 system-ui,sans-serif;margin:2em auto;max-width:1240px;padding:0 1em;color:#1b1f24}
-h1{font-size:1.4em}h2{font-size:1.1em;margin-top:1.6em}table{border-collapse:collapse}
-td,th{text-align:left;padding:2px 14px 2px 0;border-bottom:1px solid #e4e7eb}th{font-weight:600}
-svg{max-width:100%;height:auto}svg text{font:11px system-ui,sans-serif;fill:#1b1f24}.bad{color:#b42318;font-weight:600}
-.bar{display:inline-block;height:9px;background:#3b6ea8}.room{display:inline-block;width:120px;background:#e4e7eb}"""
+MOST_LABEL_CHARACTERS = 20
+"""Of a host's or link's name beside its row; the whole name is shown where the pointer rests on it."""
+MOST_LEGEND = 12
+"""Requests that the legend names; the colours of the others are told by their bars."""
+SATURATIONS = (55, 35, 75)
+LIGHTNESSES = (48, 36, 60)
+STYLE = """body{font:14px/1.45 system-ui,sans-serif;margin:1.5em auto;max-width:980px;padding:0 12px;color:#1b1f24}
+h1{font-size:1.4em}h2{font-size:1.1em;margin-top:1.6em}h1,p,td{overflow-wrap:anywhere}
+table{border-collapse:collapse;width:100%}td,th{text-align:left;vertical-align:top;padding:2px 12px 2px 0;
+border-bottom:1px solid #e4e7eb}th{font-weight:600}td.n,th.n{text-align:right}td.n,th.n,td.s{white-space:nowrap}
+svg{width:100%;height:auto;display:block}svg text{font:8px system-ui,sans-serif;fill:#1b1f24}
+.bad{color:#b42318;font-weight:600}.bar{display:block;height:9px;background:#3b6ea8}
+.room{display:block;width:120px;max-width:22vw;margin-top:6px;background:#e4e7eb}
+.legend{list-style:none;margin:.5em 0;padding:0;font-size:12px}
+.legend li{display:inline-block;max-width:100%;margin-right:14px;overflow-wrap:anywhere}
+.legend i{display:inline-block;width:10px;height:10px;margin-right:5px}
+@media(max-width:640px){body{font-size:12px;padding:0 8px}td,th{padding-right:6px}th.w,td.w{display:none}
+svg text{font-size:12px}}"""
 
 
 class Picture(NamedTuple):
@@ -49,6 +63,7 @@ def html(status: Mapping[str, Any], picture: Picture) -> str:
     lines = [
         "<!DOCTYPE html>",
         '<html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="5">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>Cairn coordinator</title><style>{STYLE}</style></head><body>",
         f"<h1>Coordinator of {escape(str(status['topology'])) or 'a network'}</h1>{trouble}",
         (
@@ -57,8 +72,9 @@ def html(status: Mapping[str, Any], picture: Picture) -> str:
         ),
         f"<h2>The last {SPAN_MS // 1000} seconds, by host and link</h2>",
         svg(picture),
+        _legend(picture),
         "<h2>Queue</h2>",
-        _table(("request", "state", "writer", "chunks", "done", "in_flight"), status["queue"]),
+        _queue(status["queue"]),
         "<h2>Capacities in use</h2>",
         _capacities(status["capacities"]),
         (
@@ -92,7 +108,10 @@ def svg(picture: Picture) -> str:
         lines.append(f'<text x="{x:.0f}" y="11" text-anchor="{anchor}">{seconds or "now"}{" s" * bool(seconds)}</text>')
     for row, number in shown.items():
         y = AXIS_PX + ROW_PX * number + 11
-        lines.append(f'<text x="{LABEL_PX - 8}" y="{y}" text-anchor="end">{escape(_short(row))}</text>')
+        lines.append(
+            f'<text x="{LABEL_PX - 8}" y="{y}" text-anchor="end"{_fitted(_short(row))}>{escape(_short(row))}'
+            f"<title>{escape(row)}</title></text>"
+        )
     for row, number in shown.items():
         lanes = _lanes([bar for bar in bars if bar.row == row])
         height_px = (ROW_PX - 3) / max(1, len(lanes))
@@ -132,7 +151,7 @@ def _bars(picture: Picture) -> Iterator[_Bar]:
         chunk = span.chunk
         end_ms = picture.now_ms if span.until_ms is None else span.until_ms
         says = f"{chunk.request}, chunk {chunk.chunk}: {' → '.join(chunk.hosts)}"
-        colour = f"hsl({crc32(chunk.request.encode()) % 360},55%,48%)"
+        colour = _colour(chunk.request)
         for source, target in pairwise(chunk.hosts):
             if source != target:
                 yield _Bar(source, chunk.since_ms, end_ms, says, colour)
@@ -141,32 +160,86 @@ def _bars(picture: Picture) -> Iterator[_Bar]:
                 yield _Bar(" → ".join(link), chunk.since_ms, end_ms, says, colour)
 
 
-def _table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
-    if not rows:
+def _colour(request: str) -> str:
+    """A request's colour: always the same, and seldom another's."""
+    number = crc32(request.encode())
+    saturation = SATURATIONS[number // 360 % len(SATURATIONS)]
+    lightness = LIGHTNESSES[number // 360 // len(SATURATIONS) % len(LIGHTNESSES)]
+    return f"hsl({number % 360},{saturation}%,{lightness}%)"
+
+
+def _legend(picture: Picture) -> str:
+    """What the colours mean: the newest requests of the picture, and how a bar is read."""
+    since_ms = picture.now_ms - SPAN_MS
+    spans = [span for span in picture.spans if span.until_ms is None or span.until_ms > since_ms]
+    if not spans:
+        return ""
+    names = list(dict.fromkeys(span.chunk.request for span in sorted(spans, key=lambda one: -one.chunk.since_ms)))
+    entries = [f'<li><i style="background:{_colour(name)}"></i>{escape(name)}</li>' for name in names[:MOST_LEGEND]]
+    more = f"<li>and {len(names) - MOST_LEGEND} more requests</li>" if len(names) > MOST_LEGEND else ""
+    return (
+        f'<ul class="legend">{"".join(entries)}{more}</ul><p>A colour for each request. A bar is a chunk, in the row '
+        "of every host that sends it and of every link (→) that carries it, from its go until it is done. "
+        "The pointer on a bar shows its chain.</p>"
+    )
+
+
+def _queue(queue: Sequence[Mapping[str, Any]]) -> str:
+    """The requests that are not over, the next first, with how long each has been there."""
+    if not queue:
         return "<p>Empty.</p>"
-    head = "".join(f"<th>{escape(name.replace('_', ' '))}</th>" for name in columns)
+    head = "<th>request</th><th>state</th><th>writer</th>"
+    head += '<th class="n">done</th><th class="n w">under way</th><th class="n">waiting</th><th class="n">since</th>'
     lines = [f"<table><tr>{head}</tr>"]
-    for row in rows[:MOST_TABLE_ROWS]:
-        cells = "".join(f"<td>{escape(str('' if row[name] is None else row[name]))}</td>" for name in columns)
-        lines.append(f"<tr>{cells}</tr>")
+    for row in queue[:MOST_TABLE_ROWS]:
+        state = '<span class="bad">stranded</span>' if row["stranded"] else escape(str(row["state"]))
+        lines.append(
+            f'<tr><td>{escape(row["request"])}</td><td class="s">{state}</td><td>{escape(row["writer"] or "")}</td>'
+            f'<td class="n">{row["done"]} of {row["chunks"]}</td><td class="n w">{row["in_flight"]}</td>'
+            f'<td class="n">{row["waiting"]}</td><td class="n">{duration(row["for_ms"])}</td></tr>'
+        )
     lines.append("</table>")
-    if len(rows) > MOST_TABLE_ROWS:
-        lines.append(f"<p>and {len(rows) - MOST_TABLE_ROWS} more</p>")
+    if len(queue) > MOST_TABLE_ROWS:
+        lines.append(f"<p>and {len(queue) - MOST_TABLE_ROWS} more</p>")
+    if any(row["stranded"] for row in queue):
+        lines.append("<p>Stranded: the hosts that are lost leave no path; the request waits for them.</p>")
     return "\n".join(lines)
+
+
+def duration(duration_ms: int) -> str:
+    """A duration as people read it."""
+    if duration_ms < 60_000:
+        return f"{duration_ms / 1000:.1f} s"
+    minutes, seconds = divmod(duration_ms // 1000, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
 
 
 def _capacities(uses: Sequence[Mapping[str, Any]]) -> str:
     if not uses:
         return "<p>Nothing is in use.</p>"
-    lines = ["<table><tr><th>what</th><th>of</th><th>used</th><th></th></tr>"]
+    lines = ['<table><tr><th>what</th><th>of</th><th class="n">used</th><th></th></tr>']
     for use in sorted(uses, key=lambda one: one["used"] / max(1, one["total"]), reverse=True)[:MOST_TABLE_ROWS]:
         share = 100 * min(1, use["used"] / max(1, use["total"]))
         lines.append(
-            f"<tr><td>{escape(use['resource'])}</td><td>{escape(use['name'])}</td><td>{use['used']} of {use['total']}"
-            f'</td><td><span class="room"><span class="bar" style="width:{share:.0f}%"></span></span></td></tr>'
+            f"<tr><td>{escape(use['resource'])}</td><td>{escape(use['name'])}</td>"
+            f'<td class="n">{use["used"]} of {use["total"]}</td>'
+            f'<td><span class="room"><span class="bar" style="width:{share:.0f}%"></span></span></td></tr>'
         )
     return "\n".join([*lines, "</table>"])
 
 
 def _short(row: str) -> str:
-    return row if len(row) <= 30 else f"{row[:14]}…{row[-14:]}"
+    """A row's name in the room that it has; of a link, both ends are shortened."""
+    if len(row) <= MOST_LABEL_CHARACTERS:
+        return row
+    ends = row.split(" → ")
+    most = (MOST_LABEL_CHARACTERS - 3 * (len(ends) - 1)) // len(ends)
+    front, back = most // 2, most - most // 2 - 1
+    return " → ".join(end if len(end) <= most else f"{end[:front]}…{end[-back:]}" for end in ends)
+
+
+def _fitted(label: str) -> str:
+    """Wide characters are squeezed into the room beside the rows."""
+    wide = any(east_asian_width(character) in "WF" for character in label) or label.upper() == label
+    return f' textLength="{LABEL_PX - 12}" lengthAdjust="spacingAndGlyphs"' if wide and len(label) > 12 else ""

@@ -14,10 +14,14 @@ from typing import TextIO
 WARNINGS = frozenset(
     (
         "cannot accept",
+        "chunk overdue",
         "connection crashed",
         "connection refused",
         "host lost",
+        "plan not rebuilt",
+        "plan rebuilt",
         "request crashed",
+        "request stranded",
         "store fails",
         "writer silent",
     )

@@ -18,6 +18,7 @@ import trio
 
 from scheduler.coordinator.dispatch import Dispatch
 from scheduler.coordinator.errors import StartError, StoreError
+from scheduler.coordinator.folding import Folding
 from scheduler.coordinator.handlers import Handlers
 from scheduler.coordinator.http.messages import HttpSettings
 from scheduler.coordinator.http.server import Address, HttpServer, is_loopback
@@ -130,13 +131,14 @@ async def serve(
     coordinator.restore(metadata.load())
     traffic = _Traffic()
     operations, security = Handlers(coordinator, traffic).operations(), settings.security
-    dispatch = Dispatch(operations, world.report, security.token, own_only=security.own_only)
+    report = Folding(world.report, world.clock.monotonic_s)
+    dispatch = Dispatch(operations, report, security.token, own_only=security.own_only)
     server = HttpServer(
         settings.http,
         dispatch,
-        world.report,
+        report,
         may_wait=dispatch.may_wait,
-        knows=dispatch.knows,
+        takes_large=dispatch.takes_large,
         tls=security.tls,
     )
     running = traffic.of = Running(server, coordinator, dispatch)
@@ -149,11 +151,12 @@ async def serve(
         with trio.move_on_after(DRAIN_S), suppress(StoreError):
             await journal.durable()
         background.cancel_scope.cancel()
+    report.flush()
 
 
 def make_planner(name: str | None, topology: Topology) -> Planner:
-    """A planner by its name; none: `tree` where the network is one, else `paper`. Raises StartError, TopologyError."""
-    chosen = name or ("paper" if topology.tree is None else "tree")
+    """A planner by its name; none: `repaired` on trees of switches, else `paper`. Raises StartError, TopologyError."""
+    chosen = name or ("paper" if topology.tree is None else "repaired")
     if chosen not in PLANNERS:
         raise StartError(f"planner {chosen!r}: must be one of {', '.join(PLANNERS)}")
     module, kind = PLANNERS[chosen]

@@ -4,17 +4,21 @@ Invariants:
 * Every change of the plan goes through `_commit`: recorded first, told when it is durable.
 * The scheduler runs on one task at a time: calls into it never wait.
 * While nothing can be stored, nothing changes: callers get StoreError (503) before the scheduler hears of it.
+* What fails in the middle of an event leaves no trace: nothing changes (503) until the plan is rebuilt from the store.
+* A chunk holds capacity for a bounded time, whatever its writer does; only what a writer does keeps its request alive.
 * Time for the scheduler never goes back, also over restarts.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
+from traceback import format_exception
 from typing import Protocol
 
 import trio
 
 from scheduler.coordinator.api_types import shown
+from scheduler.coordinator.deadlines import chunk_deadline_ms
 from scheduler.coordinator.errors import ApiError, StartError, StoreDamaged, StoreError
 from scheduler.coordinator.events import Event
 from scheduler.coordinator.hosts import HostRecord, Hosts
@@ -31,6 +35,8 @@ from scheduler.topology import Topology
 NOT_FOUND = 404
 CONFLICT = 409
 UNAVAILABLE = 503
+IN_DOUBT = "an event failed in the middle; the plan is made anew from what is stored"
+LONGEST_REBUILD_PAUSE_S = 30.0
 
 
 class Clock(Protocol):
@@ -54,6 +60,8 @@ class CoordinatorSettings:
     """A registered host that says nothing for so long is lost."""
     writer_deadline_ms: int = 600_000
     """A request whose writer neither asks nor reports for so long is cancelled: it would hold capacity for ever."""
+    chunk_deadline_ms: int | None = None
+    """A chunk that is under way for so long is revoked and planned anew; None: from the topology's rates."""
     remember_ms: int = 600_000
     """How long a request that is over can be asked for."""
     most_remembered: int = 10_000
@@ -90,7 +98,15 @@ class Coordinator:
         self._started_s = world.clock.monotonic_s()
         self._base_ms = world.clock.wall_ms()
         self._stopping = False
-        self.counts = {"go": 0, "revoked": 0, "finished": 0, "cancelled": 0, "failed": 0, "hosts_lost": 0}
+        self.chunk_deadline_ms = settings.chunk_deadline_ms or chunk_deadline_ms(world.topology)
+        self.stranded: frozenset[str] = frozenset()
+        """Requests of which nothing that waits has a path, at the last tick."""
+        self._doubt: str | None = None
+        self._rebuild_at_s = 0.0
+        self._rebuild_pause_s = 0.0
+        self.counts = dict.fromkeys(
+            ("go", "revoked", "finished", "cancelled", "failed", "hosts_lost", "overdue", "rebuilt"), 0
+        )
         """Events since this process started."""
 
     def restore(self, entries: Mapping[str, str]) -> None:
@@ -114,6 +130,7 @@ class Coordinator:
         for tracked in self.ledger.requests.values():
             tracked.heard_ms = self.now_ms()
             tracked.ended_ms = self.now_ms() if tracked.ended_ms is not None else None
+        self.ledger.begin_anew(self.now_ms())
         self._commit(self._scheduler.restored)
 
     # ---- time
@@ -132,21 +149,64 @@ class Coordinator:
         while True:
             await trio.sleep(self.settings.tick_s)
             now_ms = self.now_ms()
-            late_ms = now_ms - before_ms - int(self.settings.tick_s * 1000)
-            before_ms = now_ms
+            passed_ms, before_ms = now_ms - before_ms, now_ms
+            late_ms = passed_ms - int(self.settings.tick_s * 1000)
             if late_ms > self.settings.host_deadline_ms // 4:
                 # We were stopped, or the machine was busy: what the hosts said meanwhile was not heard.
                 self.hosts.grant(late_ms)
-                for tracked in self.ledger.requests.values():
-                    tracked.heard_ms += late_ms
-            if self.journal.failing is None:
-                for host in self.hosts.missed(now_ms):
-                    self._lose(host, "missed its deadline")
-                settings = self.settings
-                for name in self.ledger.silent(now_ms - settings.writer_deadline_ms):
-                    self.world.report("writer silent", {"request": name})
-                    self._commit(self._scheduler.cancel(name, now_ms))
-                self.journal.record(self.ledger.forget(now_ms - settings.remember_ms, settings.most_remembered))
+                self._grant_writers(late_ms)
+            if self._doubt is not None:
+                await self._rebuild()
+            if self.trouble is not None:
+                self._grant_writers(passed_ms)  # reports could not be stored, and were refused
+                continue
+            try:
+                self._look_at_deadlines(now_ms)
+            except Exception as error:  # noqa: BLE001  one event that fails must not end the service
+                self.world.report("request crashed", {"operation": "tick", "trace": "".join(format_exception(error))})
+
+    def _grant_writers(self, more_ms: int) -> None:
+        """Writers could not be heard for so long."""
+        self.ledger.grant(more_ms)
+        for tracked in self.ledger.requests.values():
+            tracked.heard_ms += more_ms
+
+    def _look_at_deadlines(self, now_ms: int) -> None:
+        settings = self.settings
+        for host in self.hosts.missed(now_ms):
+            self._lose(host, "missed its deadline")
+        for name in self.ledger.silent(now_ms - settings.writer_deadline_ms):
+            self.world.report("writer silent", {"request": name})
+            self._change(lambda name=name: self._scheduler.cancel(name, now_ms))  # type: ignore[misc]
+        for record in self.ledger.overdue(now_ms, self.chunk_deadline_ms):
+            self._revoke_overdue(record, now_ms)
+        self._tell_stranded()
+        self.journal.record(self.ledger.forget(now_ms - settings.remember_ms, settings.most_remembered))
+
+    def _revoke_overdue(self, record: ChunkRecord, now_ms: int) -> None:
+        """A chunk hangs: what it holds is free again, and its hosts are avoided when it is planned anew."""
+        name, chunk, attempt = record.request, record.chunk, record.attempt
+        if self.ledger.running.get((name, chunk)) is not record:
+            return  # its request ended with the chunk before
+        self.world.report(
+            "chunk overdue",
+            {
+                "request": name, "chunk": chunk, "attempt": attempt, "hosts": ",".join(record.hosts),
+                "for_ms": now_ms - record.since_ms,
+            },
+        )  # fmt: skip
+        self.counts["overdue"] += 1
+        self._change(lambda: self._scheduler.overdue(name, chunk, attempt, now_ms))
+
+    def _tell_stranded(self) -> None:
+        """Say which requests have no path any more, and which have one again."""
+        before, self.stranded = self.stranded, self._scheduler.stranded()
+        lost = ",".join(host.name for host in self.hosts.known() if host.lost)
+        for name in sorted(self.stranded - before):
+            self.world.report("request stranded", {"request": name, "hosts_lost": lost})
+        for name in sorted(before - self.stranded):
+            if name in self.ledger.requests and not self.ledger.requests[name].state.ended:
+                self.world.report("request has a path again", {"request": name})
 
     def stop(self) -> None:
         """Answer everyone who waits: the service ends."""
@@ -159,13 +219,15 @@ class Coordinator:
     async def register(self, name: str, address: str | None) -> HostRecord:
         """A host is there, or back."""
         self.hosts.check(name, "name")
-        await self.journal.ready()
+        await self._ready()
         before = self.hosts.record(name)
         record = self.hosts.register(name, address, self.now_ms())
         if record != before:
-            outcome = self._scheduler.host_back(name, self.now_ms()) if before.lost else Outcome()
             self.world.report("host registered", {"host": name, "address": address or "", "was_lost": before.lost})
-            self._commit(outcome, [host_change(record)])
+            self._change(
+                lambda: self._scheduler.host_back(name, self.now_ms()) if before.lost else Outcome(),
+                [host_change(record)],
+            )
         await self.journal.durable()
         return record
 
@@ -176,7 +238,7 @@ class Coordinator:
     async def deregister(self, name: str) -> HostRecord:
         """A host leaves."""
         self.hosts.check(name, "name")
-        await self.journal.ready()
+        await self._ready()
         if not self.hosts.record(name).lost:
             self._lose(name, "left")
         await self.journal.durable()
@@ -186,16 +248,17 @@ class Coordinator:
         self.world.report("host lost", {"host": host, "why": why})
         self.counts["hosts_lost"] += 1
         record = self.hosts.lose(host)
-        self._commit(self._scheduler.host_lost(host, self.now_ms()), [host_change(record)])
+        self._change(lambda: self._scheduler.host_lost(host, self.now_ms()), [host_change(record)])
 
     # ---- requests
 
     async def submit(self, name: str | None, ask: Callable[[str], Submission]) -> tuple[Tracked, bool]:
         """A request, and whether it is new. Without a name it gets one; `ask` makes the submission of that name."""
-        await self.journal.ready()
+        await self._ready()
         wanted = ask(name or self._new_name())
         known = self.ledger.requests.get(wanted.name)
         if known is not None:
+            known.heard_ms = self.now_ms()
             await self.journal.durable()
             if known.asked != asked_text(wanted):
                 raise ApiError(CONFLICT, f"name={shown(wanted.name)}: there is another request of that name", "name")
@@ -210,22 +273,20 @@ class Coordinator:
                     CONFLICT, f"sources[{chunk}]={shown(names)}: all are lost; register one first", f"sources[{chunk}]"
                 )
         try:
-            outcome = self._scheduler.submit(wanted, self.now_ms())
+            self._change(lambda: self._scheduler.submit(wanted, self.now_ms()), opens=wanted)
         except RequestError as error:
             if error.field == "placement" and wanted.placement is None:
                 # The placement is what the scheduler made of the number.
                 raise RequestError("replicas", f"{wanted.replicas}: {error}") from error
             raise
-        tracked, change = self.ledger.open(wanted)
-        tracked.heard_ms = self.now_ms()
+        tracked = self.ledger.requests[wanted.name]
         self.world.report("submitted", {"request": wanted.name, "writer": wanted.writer, "chunks": wanted.chunks})
-        self._commit(outcome, [change])
         try:
             await self.journal.durable()
         except StoreError:
-            if name is None:
+            if name is None and self._doubt is None:
                 # Nobody knows its name, so nobody could ever write it or cancel it.
-                self._commit(self._scheduler.cancel(wanted.name, self.now_ms()))
+                self._change(lambda: self._scheduler.cancel(wanted.name, self.now_ms()))
             raise
         return tracked, True
 
@@ -265,36 +326,38 @@ class Coordinator:
             raise ApiError(
                 NOT_FOUND, f"chunk={chunk}: request {shown(name)} has chunks 0 to {tracked.record.chunks - 1}", "chunk"
             )
-        await self.journal.ready()
-        outcome = Outcome(ignored="over") if tracked.state.ended else event()
-        self._commit(outcome)
+        await self._ready()
+        self._heard(tracked)
+        outcome = Outcome(ignored="over") if tracked.state.ended else self._change(event)
         await self.journal.durable()
         return tracked, outcome.ignored is None
 
     async def cancel(self, name: str) -> Tracked:
         """Give a request up; one that is over stays as it is."""
         tracked = self._tracked(name)
-        await self.journal.ready()
+        await self._ready()
         if not tracked.state.ended:
-            self._commit(self._scheduler.cancel(name, self.now_ms()))
+            self._change(lambda: self._scheduler.cancel(name, self.now_ms()))
         await self.journal.durable()
         return tracked
 
     async def resubmit(self, name: str, chunks: int) -> Tracked:
         """Change the number of chunks of a request that nothing was started of. One that has so many stays as it is."""
         tracked = self._tracked(name)
-        await self.journal.ready()
+        await self._ready()
+        self._heard(tracked)
         if tracked.record is None or tracked.record.chunks != chunks:
             if tracked.state is not RequestState.WAITING:
                 why = f"request {shown(name)} is {tracked.state}: only one of which nothing was started can change"
                 raise ApiError(CONFLICT, why, "name")
-            self._commit(self._scheduler.resubmit(name, chunks, self.now_ms()))
+            self._change(lambda: self._scheduler.resubmit(name, chunks, self.now_ms()))
         await self.journal.durable()
         return tracked
 
     async def wait(self, name: str, after: int, wait_s: float) -> tuple[Tracked, list[Event]]:
         """Events behind number `after`; none if nothing came in time."""
         tracked = self._tracked(name)
+        self._heard(tracked)
         log = tracked.log
         if after > len(log.events):
             raise ApiError(
@@ -307,7 +370,7 @@ class Coordinator:
                     await log.news(after)
             finally:
                 tracked.listening -= 1
-                tracked.heard_ms = self.now_ms()
+                self._heard(tracked)
         return tracked, log.after(after)
 
     def status(self) -> Status:
@@ -315,6 +378,66 @@ class Coordinator:
         return self._scheduler.status()
 
     # ---- what all changes go through
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing can be changed just now."""
+        return self._doubt or self.journal.failing
+
+    async def _ready(self) -> None:
+        """Raises StoreError while nothing can be changed."""
+        if self._doubt is not None:
+            raise StoreError(self._doubt)
+        await self.journal.ready()
+
+    def _change(
+        self, event: Callable[[], Outcome], extra: Sequence[Change] = (), opens: Submission | None = None
+    ) -> Outcome:
+        """One event of the scheduler, and all that it leads to, recorded. `opens`: the request that begins with it.
+
+        What it refuses (RequestError) has changed nothing. Anything else that it raises may have come in the middle:
+        then nothing in memory is believed any more.
+        """
+        if self._doubt is not None:
+            raise StoreError(self._doubt)
+        try:
+            outcome = event()
+            changes = list(extra)
+            if opens is not None:
+                tracked, change = self.ledger.open(opens)
+                self._heard(tracked)
+                changes.append(change)
+            self._commit(outcome, changes)
+        except RequestError:
+            raise
+        except Exception:
+            self._doubt = IN_DOUBT
+            raise
+        return outcome
+
+    async def _rebuild(self) -> None:
+        """Make the plan anew from what is stored, after an event that failed in the middle."""
+        if self.world.clock.monotonic_s() < self._rebuild_at_s:
+            return
+        world, now_ms = self.world, self.now_ms()
+        try:
+            stored = Ledger()
+            records, _ = stored.restore(await self.journal.load(), now_ms)
+            lost = [record.name for record in self.hosts.known() if record.lost]
+            scheduler = OnlineScheduler.restore(
+                world.topology, world.planner, self._scheduling, world.random, records, lost, now_ms
+            )
+        except Exception as error:  # noqa: BLE001  whatever it is: nothing is changed before it is over
+            self._rebuild_pause_s = min(LONGEST_REBUILD_PAUSE_S, 2 * self._rebuild_pause_s + self.settings.tick_s)
+            self._rebuild_at_s = world.clock.monotonic_s() + self._rebuild_pause_s
+            world.report("plan not rebuilt", {"trace": "".join(format_exception(error))})
+            return
+        self.ledger.go_back_to(stored, now_ms)
+        self.ledger.begin_anew(now_ms)
+        self._scheduler, self._doubt, self._rebuild_pause_s = scheduler, None, 0.0
+        self.counts["rebuilt"] += 1
+        world.report("plan rebuilt", {"requests": self.ledger.live})
+        self._commit(scheduler.restored, [host_change(record) for record in self.hosts.known()])
 
     def _commit(self, outcome: Outcome, extra: list[Change] | None = None) -> None:
         """Record what an event led to, and tell those concerned once it is durable."""
@@ -350,5 +473,8 @@ class Coordinator:
         tracked = self.ledger.requests.get(name)
         if tracked is None:
             raise ApiError(NOT_FOUND, f"name={shown(name)}: no such request; it may be over and forgotten", "name")
-        tracked.heard_ms = self.now_ms()
         return tracked
+
+    def _heard(self, tracked: Tracked) -> None:
+        """Its writer lives. What anybody may ask (a request as it stands, the status) says nothing of that."""
+        tracked.heard_ms = self.now_ms()

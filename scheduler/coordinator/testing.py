@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from random import Random
 from types import TracebackType
@@ -27,7 +27,8 @@ from scheduler.coordinator.system_clock import SystemClock
 from scheduler.peace.online import Settings
 from scheduler.topology import Topology
 
-DEADLINE_S = 30.0
+DEADLINE_S = 300.0
+"""Ends a start or an end that hangs; a loaded machine needs seconds."""
 
 
 def silent(event: str, fields: object) -> None:
@@ -103,8 +104,10 @@ class _Thread(threading.Thread):
 
     def stop(self) -> None:
         """Drain and end; raises what it failed with."""
-        if self._token is not None and self._over is not None and self.is_alive():
-            self._token.run_sync_soon(self._over.set)
+        if self._token is not None and self._over is not None:
+            # The loop may have ended by itself, even between a look at the thread and this call.
+            with suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(self._over.set)
         self.join(DEADLINE_S)
         if self._failure is not None and self._running is not None:
             raise self._failure

@@ -6,7 +6,8 @@ between racks are what is short. Three steps, each only if the one before left s
 
 1. The plan of `tree`, first come first served.
 2. For writes with the default placement of two or three replicas: the most chunks that an aggregate model allows, rack
-   by rack and host by host (`scheduler.peace.repaired_kernels` has the model), and chains with these numbers.
+   by rack and host by host (`scheduler.peace.repaired_kernels` has the model), and where links between higher switches
+   are in the way the most that get through the tree (`scheduler.peace.levels_kernels`); then chains with these numbers.
 3. What still waits is tried again, and exchanged for chains that may find another way, for a bounded number of rounds.
 
 The best of these plans is returned. Where all requests are of step 2's kind and more is wanted than fits, step 2 comes
@@ -28,10 +29,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from scheduler.peace import levels_kernels as levels
 from scheduler.peace import repaired_kernels as kernels
 from scheduler.peace.plan import Chain, Counts, Plan, Request, Residual
 from scheduler.peace.tree import Asked, TreePlanner, collector_paused
-from scheduler.peace.tree_kernels import DOWN_COST, UP_COST, WRITE, Numbers, Rows
+from scheduler.peace.tree_kernels import DEPTH, DOWN_COST, UP_COST, WRITE, Numbers, Rows, refresh
 from scheduler.topology import Topology
 
 ROUNDS = 4000
@@ -46,6 +48,10 @@ IMPROVABLE = {
 COSTS = slice(UP_COST, DOWN_COST + 1)
 LISTS = 11
 """Rows of scratch for `repaired_kernels.rebuild`."""
+TRIES = 6
+FEW_HOSTS = 1000
+"""In networks of up to so many hosts chains are dealt out up to TRIES times."""
+SEEDS = (1 << 64) - 1
 MOST_WANTED = 1 << 30
 """Chunks of one writer beyond this are not counted."""
 
@@ -64,6 +70,14 @@ class Attempt(NamedTuple):
         return int(self.planned.sum())
 
 
+class Demand(NamedTuple):
+    """Requests that the aggregate model covers, all with this number of replicas."""
+
+    asked: Asked
+    chosen: Numbers
+    replicas: int
+
+
 class RepairedPlanner:
     """Greedy, then improved. Raises TopologyError if the network is no tree of racks."""
 
@@ -74,6 +88,8 @@ class RepairedPlanner:
         switches, hosts = len(topology.switches), len(topology.servers)
         self._sums = np.zeros((kernels.SUM_ROWS, switches), np.int64)
         self._parts = np.zeros((kernels.PART_ROWS, hosts), np.int32)
+        self._levels = np.zeros((levels.LEVEL_ROWS, switches), np.int64)
+        self._levels[levels.ORDER] = np.argsort(-self._tree.tree[DEPTH], kind="stable")
         self._heads = np.zeros((2, switches), np.int32)
         self._hosts = np.arange(hosts, dtype=np.int32)
 
@@ -91,6 +107,28 @@ class RepairedPlanner:
             order = np.argsort(best.owner, kind="stable")
             return self._tree.decoded(requests, asked, best.planned, best.rows[order])
 
+    def demand(self, requests: Sequence[Request]) -> Demand | None:
+        """The requests for `most` and `begins`; None if the aggregate model does not cover them all."""
+        asked = self._tree.asked(requests)
+        for replicas in IMPROVABLE:
+            chosen = _chosen(asked, replicas)
+            if 0 < len(chosen) == len(asked.fields):
+                return Demand(asked, chosen, replicas)
+        return None
+
+    def most(self, demand: Demand, whole: Residual, timesteps: int) -> int:
+        """At least so many chunks fit into so many timesteps together, by the model: an upper bound."""
+        times = whole.copy()
+        for counts in _arrays(times):
+            np.copyto(counts, np.minimum(counts.astype(np.int64) * timesteps, MOST_WANTED), casting="same_kind")
+        nothing = Attempt(times, np.empty(0, np.int64), np.empty((0, 1), np.int32), np.empty(0, np.int64))
+        return self._bound(demand.asked, nothing, demand.chosen, demand.replicas)
+
+    def begins(self, demand: Demand, whole: Residual) -> Numbers:
+        """For each switch, how many chunks its hosts can begin in one timestep if no others do."""
+        self.most(demand, whole, 1)
+        return np.array([kernels.begins(self._sums, rack, demand.replicas) for rack in range(self._sums.shape[1])])
+
     def _surely_best(self, asked: Asked, before: Residual, seed: int) -> Attempt | None:
         """Step 2 alone, if it covers all requests, not all chunks fit, and it has as many as the model's bound."""
         count = len(asked.fields)
@@ -100,7 +138,7 @@ class RepairedPlanner:
                 rows, planned = np.empty((0, asked.width), np.int32), np.zeros(count, np.int64)
                 nothing = Attempt(before.copy(), planned, rows, np.empty(0, np.int64))
                 most = self._bound(asked, nothing, chosen, replicas)
-                if most < asked.fields[:, 2].sum():
+                if most < asked.fields[:, 2].sum() and self._through(most, replicas, seed) == most:
                     found = self._rebuilt(asked, nothing, chosen, most, replicas, seed)
                     return found if found.chunks == most else None
         return None
@@ -110,7 +148,7 @@ class RepairedPlanner:
         before, planned = residual.copy(), np.zeros(len(asked.fields), np.int64)
         rows = self._tree.run(asked, residual, seed, planned)
         best = Attempt(residual, planned, rows, np.repeat(np.arange(len(planned)), planned))
-        enough = int(asked.fields[:, 2].sum())
+        enough = likely = int(asked.fields[:, 2].sum())
         if best.chunks == enough:
             return best
         for replicas in IMPROVABLE:
@@ -119,12 +157,14 @@ class RepairedPlanner:
                 continue
             fixed = self._without(before, best, chosen, replicas)
             most = self._bound(asked, fixed, chosen, replicas)
-            if fixed.chunks + most > best.chunks:
+            through = self._through(most, replicas, seed) if fixed.chunks + most > best.chunks else 0
+            if fixed.chunks + through > best.chunks:
                 found = self._rebuilt(asked, fixed, chosen, most, replicas, seed)
                 best = found if found.chunks > best.chunks else best
             if len(chosen) == len(asked.fields):
                 enough = min(enough, most)
-        if best.chunks < enough:
+                likely = through or enough
+        if best.chunks < min(enough, likely):
             return self._exchanged(asked, best, enough)
         return best
 
@@ -149,15 +189,47 @@ class RepairedPlanner:
         tables = self._tree.tree, self._tree.pool, self._parts, self._sums
         return int(kernels.bound(*tables, replicas, *_arrays(fixed.residual)))
 
+    def _through(self, most: int, replicas: int, seed: int) -> int:
+        """How many chunks get through the tree, of the most that racks allow; shared out anew if it is fewer."""
+        tables = self._tree.tree, self._tree.pool, self._levels, self._sums
+        begin, best, kept = self._sums.copy(), -1, self._sums
+        for turn in range(TRIES // 2 if self._parts.shape[1] <= FEW_HOSTS else 1):
+            self._tree.seed(seed + turn & SEEDS)
+            self._sums[:] = begin
+            found = int(levels.improve(*tables, most, replicas))
+            if found > best:
+                best, kept = found, self._sums.copy()
+            if best >= most:
+                break
+        self._sums[:] = kept
+        return best
+
     def _rebuilt(self, asked: Asked, fixed: Attempt, chosen: Numbers, most: int, replicas: int, seed: int) -> Attempt:
+        """The best of a few tries of `_once_rebuilt`: which hosts share a chain is chance, and may be in the way."""
+        wanted = fixed.chunks + int(self._sums[kernels.A].sum())
+        best = fixed
+        for turn in range(TRIES if self._parts.shape[1] <= FEW_HOSTS else 1):
+            before = Attempt(fixed.residual.copy(), fixed.planned, fixed.rows, fixed.owner)
+            found = self._once_rebuilt(asked, before, chosen, most, replicas, seed + turn & SEEDS)
+            if turn == 0 or found.chunks > best.chunks:
+                best = found
+            if best.chunks >= wanted:
+                break
+        return best
+
+    def _once_rebuilt(
+        self, asked: Asked, fixed: Attempt, chosen: Numbers, most: int, replicas: int, seed: int
+    ) -> Attempt:
         """Chains for the numbers that `_bound` found; then greedy once more for all that waits."""
         tree, pool = self._tree.tree, self._tree.pool
         self._tree.seed(seed)
+        refresh(tree, pool, *_arrays(fixed.residual))
         writes = np.ascontiguousarray(asked.fields[chosen, 1:3])
         lists, rows = np.empty((LISTS, 2 * most + 4), np.int32), np.empty((most, replicas + 1), np.int32)
         tables = tree, pool, self._parts, self._sums
-        scratch = lists, self._heads, self._hosts, np.zeros(3, np.int64)
-        used = kernels.rebuild(*tables, writes, replicas, *scratch, rows)
+        sizes = np.zeros(3, np.int64)
+        kernels.rebuild(*tables, writes, replicas, lists, self._heads, self._hosts, sizes, rows)
+        used = int(levels.split(tree, pool, lists, *lists[kernels.HALVES_LEFT], sizes, rows))
         kernels.write_all(tree, pool, *_arrays(fixed.residual))
         owner = np.zeros(used, np.int64)
         heads = np.empty((2, max(used, pool.shape[1])), np.int32)

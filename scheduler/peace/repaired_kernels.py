@@ -59,6 +59,8 @@ SUM_ROWS: Final = 9
 WANT, START, PASS, END = range(4)
 PART_ROWS: Final = 4
 THREE: Final = 3
+HALVES_LEFT: Final = slice(9, 11)
+"""Rows of `lists` that hold first and second halves without a partner after `rebuild`."""
 
 
 @compiled
@@ -172,18 +174,35 @@ def bound(
             low = middle
         else:
             high = middle - 1
-    share(sums, low, replicas, True)
+    if not share(sums, low, replicas, True):
+        share(sums, low, replicas, False)
     return low
+
+
+@compiled
+def begins(sums: Numbers, rack: int, replicas: int) -> int:
+    """How many chunks can begin in a rack in which none ends, and end in the others."""
+    elsewhere = 0
+    for other in range(sums.shape[1]):
+        if other != rack:
+            elsewhere += max(0, ends(sums, other, 0, int(FAR), replicas))
+    most = min(sums[X, rack], sums[UP_ROOM, rack], elsewhere)
+    while most > 0 and ends(sums, rack, most, int(FAR), replicas) < 0:
+        most -= 1
+    return most
 
 
 # ---- from numbers to chains
 
 
 @compiled
-def spread(tree: Numbers, pool: Counts, parts: Counts, rack: int, what: int, count: int, sparing: bool) -> int:
+def spread(
+    tree: Numbers, pool: Counts, parts: Counts, rack: int, what: int, count: int, pairs: int, sparing: bool
+) -> int:
     """Deal `count` units of PASS or END to a rack's hosts, one each in turn; how many found no host.
 
-    `sparing`: pass on only what takes no slot from a writer.
+    `pairs`: no host gets more parts than there are pairs of parts, for hosts of a pair differ. `sparing`: pass on only
+    what takes no slot from a writer.
     """
     begin, size = tree[MEMBERS_FROM, rack], tree[MEMBERS_TO, rack] - tree[MEMBERS_FROM, rack]
     moved = True
@@ -194,6 +213,7 @@ def spread(tree: Numbers, pool: Counts, parts: Counts, rack: int, what: int, cou
             host = pool[MEMBERS, begin + (first + at) % size]
             take = min(pool[RECEIVE, host], pool[DISK, host])
             room = take - parts[PASS, host] - parts[END, host]
+            room = min(room, pairs - parts[START, host] - parts[PASS, host] - parts[END, host])
             if what == PASS:
                 slots = pool[SEND, host] - (parts[WANT, host] if sparing else parts[START, host])
                 room = min(room, slots - parts[PASS, host])
@@ -205,13 +225,20 @@ def spread(tree: Numbers, pool: Counts, parts: Counts, rack: int, what: int, cou
 
 
 @compiled
-def begin_all(pool: Counts, parts: Counts, sums: Numbers, writes: Numbers) -> None:
+def pairs_of(sums: Numbers, rack: int, replicas: int) -> int:
+    """How many pairs of hosts a rack's chains have: a writer and the first replica, and the second and the third."""
+    return sums[A, rack] + (sums[B, rack] if replicas == THREE else 0)
+
+
+@compiled
+def begin_all(pool: Counts, parts: Counts, sums: Numbers, writes: Numbers, replicas: int) -> None:
     """Deal what is LEFT of each rack's A to its writers, first come first served. `writes`: writer, chunks."""
     for place in range(len(writes)):
         writer = writes[place, 0]
         rack = pool[RACK, writer]
         room = pool[SEND, writer] - parts[PASS, writer] - parts[START, writer]
-        begin = min(writes[place, 1], room, sums[LEFT, rack])
+        pairs = pairs_of(sums, rack, replicas) - parts[START, writer] - parts[PASS, writer] - parts[END, writer]
+        begin = min(writes[place, 1], room, sums[LEFT, rack], pairs)
         if begin > 0:
             parts[START, writer] += begin
             sums[LEFT, rack] -= begin
@@ -236,19 +263,19 @@ def allot(tree: Numbers, pool: Counts, parts: Counts, sums: Numbers, writes: Num
     parts[START:] = 0
     for rack in range(sums.shape[1]):
         sums[LEFT, rack] = sums[A, rack]
-    begin_all(pool, parts, sums, writes)
+    begin_all(pool, parts, sums, writes, replicas)
     for rack in range(sums.shape[1]):
         if sums[A, rack] + sums[B, rack] == 0:
             continue
-        count = sums[A, rack] + (sums[B, rack] if replicas == THREE else 0)
+        count = pairs = pairs_of(sums, rack, replicas)
         if can_pass(tree, pool, parts, rack) < count:
             for at in range(tree[MEMBERS_FROM, rack], tree[MEMBERS_TO, rack]):
                 parts[START, pool[MEMBERS, at]] = 0
             sums[LEFT, rack] = sums[A, rack]
-            count = spread(tree, pool, parts, rack, PASS, count, True)
-        spread(tree, pool, parts, rack, PASS, count, False)
-        spread(tree, pool, parts, rack, END, sums[B, rack], False)
-    begin_all(pool, parts, sums, writes)
+            count = spread(tree, pool, parts, rack, PASS, count, pairs, True)
+        spread(tree, pool, parts, rack, PASS, count, pairs, False)
+        spread(tree, pool, parts, rack, END, sums[B, rack], pairs if replicas == THREE else int(FAR), False)
+    begin_all(pool, parts, sums, writes, replicas)
 
 
 @compiled

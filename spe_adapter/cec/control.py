@@ -3,7 +3,7 @@
 Invariants:
 * A beat's control batches are FOOTPRINTS*, CLOSES*, MARK, in that order, behind the beat's results. Read backwards, the
   mark comes first and says how many windows are to be found.
-* State is columnar: one control batch carries many windows, as one Arrow record batch.
+* State is columnar: one control batch carries many windows, as one Arrow record batch, packed where that is shorter.
 * Control batches stay below BATCH_TARGET_BYTES, whatever the size of the rows; only a single row may exceed it.
 * The same values give the same bytes.
 * What is read is checked whole: damage and wrong columns are CorruptBatch, a newer version UnknownFormatVersion, a type
@@ -15,6 +15,7 @@ Source: CEC paper, section II.B (checkpoint types, N) and section III (tuple hea
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeGuard
 
 import numpy as np
@@ -36,6 +37,8 @@ from logstore.format.control import (
     log_record,
 )
 from logstore.interfaces import Buffer
+from spe_adapter.cec.packing import can_pack, pack, unpack
+from spe_adapter.planned import Planned
 
 Bools = NDArray[np.bool_]
 
@@ -46,7 +49,18 @@ OPEN: Final = 1
 CHECK: Final = 2
 """G_check: the window was open before."""
 STATE_PREFIX: Final = "s_"
-PROGRESS_VERSION: Final = 1
+_FEW_ROWS: Final = 256
+_SCHEMAS: Final = 64
+"""So many operators' columns are kept ready: an encoder does not work them out in every beat."""
+_END_OF_STREAM: Final = b"\xff\xff\xff\xff\0\0\0\0"
+"""How an Arrow stream ends: the continuation marker, and a message of no bytes."""
+ROWS_PACKED: Final = 2
+"""Rows as `packing` has them; without the field they are an Arrow stream, as all were before there was another form."""
+LEAST_PACKED_ROWS: Final = 64
+"""Fewer rows are not worth the time that packing takes."""
+PROGRESS_VERSION: Final = 2
+_READ_PROGRESS_VERSIONS: Final = (1, 2)
+"""Version 1 has no planned input."""
 
 _KIND = pa.field("kind", pa.uint8(), nullable=False)
 _IDENTITY: Final = {"key": pa.binary(), "number": pa.int64()}
@@ -79,9 +93,9 @@ class Closes(NamedTuple):
 class Mark:
     """The counters and positions of one partition of a query at the end of a beat.
 
-    `open_windows` is N. `emitted` counts the records of the stream so far (results, footprints, closes), `seen` the
-    input records, both up to the end of this beat; `sequence` the rows numbered. `positions` are the next input offsets
-    by topic and partition, empty where the engine keeps them itself. `runs` are [input, partition, records] in the
+    `open_windows` is N. `emitted` counts the results and footprints of the stream so far, `seen` the input records,
+    both up to the end of this beat; `sequence` the rows numbered. `positions` are the next input offsets by topic and
+    partition, empty where the engine keeps them itself. `runs` are [input, partition, records] in the
     order of processing, for replay. `oldest_beat` is that of the oldest footprint of an open window. After a `rebase`
     all open windows are in this very beat. `newest_ms` is the newest event time of each input, for engines that keep
     the watermark in the mark.
@@ -116,7 +130,8 @@ class Progress:
     """What the driver writes into END.positions, the same in all streams of the epoch.
 
     `late_ms` is the watermark below which rows were dropped, `watermark_ms` the one up to which windows were closed.
-    With `reset_to`, epochs behind that one and before this are undone.
+    With `reset_to`, epochs behind that one and before this are undone. `planned` is the input of the batch, None in
+    the log of a version that did not note it.
     """
 
     generation: int
@@ -128,6 +143,7 @@ class Progress:
     partitions: int
     layout: int
     reset_to: int | None = None
+    planned: Planned | None = None
 
     def to_json(self) -> str:
         """As END carries it."""
@@ -144,14 +160,17 @@ class Progress:
         }
         if self.reset_to is not None:
             fields["reset_to"] = self.reset_to
+        if self.planned is not None:
+            fields["input"] = self.planned.to_fields()
         return json.dumps(fields, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, positions: Buffer) -> "Progress":
         """END's positions. Raises CorruptBatch or UnknownFormatVersion."""
-        fields = _Fields(_object(bytes(positions)), "progress")
+        values = _object(bytes(positions))
+        fields = _Fields(values, "progress")
         version = fields.integer("v")
-        if version != PROGRESS_VERSION:
+        if version not in _READ_PROGRESS_VERSIONS:
             raise UnknownFormatVersion(f"progress version {version} is not {PROGRESS_VERSION}; upgrade Cairn")
         return cls(
             generation=fields.integer("generation"),
@@ -163,7 +182,13 @@ class Progress:
             partitions=fields.integer("partitions"),
             layout=fields.integer("layout"),
             reset_to=fields.optional_integer("reset_to"),
+            planned=None if values.get("input") is None else Planned.from_fields(values["input"]),
         )
+
+
+def holds_progress(end: End) -> bool:
+    """Whether an END is of a query that keeps its state in the log: a sink's has other positions, or none."""
+    return bool(end.positions) and "generation" in _object(end.positions)
 
 
 Control = Begin | End | Footprints | Closes | Mark
@@ -207,12 +232,11 @@ def encode_footprints(
 
     Raises CorruptBatch for columns that could not be read back.
     """
-    _check_columns(batch.schema, _FOOTPRINT, state=True)
+    written = _footprint_schema(batch.schema)
     if len(opened) != batch.num_rows:
         raise CorruptBatch(f"{len(opened)} kinds for {batch.num_rows} footprints")
-    kinds = pa.array(np.where(opened, OPEN, CHECK).astype(np.uint8))
-    schema = pa.schema([_KIND, *(entry.remove_metadata() for entry in batch.schema)])
-    rows = pa.RecordBatch.from_arrays([kinds, *batch.columns], schema=schema)
+    kinds = pa.array(np.where(opened, np.uint8(OPEN), np.uint8(CHECK)))
+    rows = pa.RecordBatch.from_arrays([kinds, *batch.columns], schema=written)
     return _encode_rows(FOOTPRINTS_TYPE, query, epoch, rows, timestamp_ms)
 
 
@@ -221,24 +245,44 @@ def encode_closes(query: str, epoch: int, batch: pa.RecordBatch, timestamp_ms: i
 
     Raises CorruptBatch for other columns.
     """
-    _check_columns(batch.schema, _IDENTITY, state=False)
-    schema = pa.schema([entry.remove_metadata() for entry in batch.schema])
-    rows = pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+    rows = pa.RecordBatch.from_arrays(batch.columns, schema=_close_schema(batch.schema))
     return _encode_rows(CLOSES_TYPE, query, epoch, rows, timestamp_ms)
+
+
+@lru_cache(_SCHEMAS)
+def _footprint_schema(schema: pa.Schema) -> pa.Schema:
+    """How footprints with these columns are written. Raises CorruptBatch."""
+    _check_columns(schema, _FOOTPRINT, state=True)
+    return pa.schema([_KIND, *(entry.remove_metadata() for entry in schema)])
+
+
+@lru_cache(_SCHEMAS)
+def _close_schema(schema: pa.Schema) -> pa.Schema:
+    """How closes with these columns are written. Raises CorruptBatch."""
+    _check_columns(schema, _IDENTITY, state=False)
+    return pa.schema([entry.remove_metadata() for entry in schema])
+
+
+@lru_cache(_SCHEMAS)
+def _schema_message(schema: pa.Schema) -> bytes:
+    """A schema as the first message of a stream."""
+    return schema.serialize().to_pybytes()
 
 
 def _encode_rows(kind: int, query: str, epoch: int, rows: pa.RecordBatch, timestamp_ms: int) -> Iterator[bytes]:
     """Batches of about equal numbers of rows, halved where they are still too large: rows differ in size."""
     if not rows.num_rows:
         return
-    pieces = min(rows.num_rows, rows.nbytes * 9 // (BATCH_TARGET_BYTES * 8) + 1)
-    step = -(-rows.num_rows // pieces)
+    # Few rows are tried as they are: how large they are is dear to ask.
+    pieces = 1 if rows.num_rows <= _FEW_ROWS else rows.nbytes * 9 // (BATCH_TARGET_BYTES * 8) + 1
+    step = -(-rows.num_rows // min(rows.num_rows, pieces))
     waiting = [rows.slice(start, step) for start in range(0, rows.num_rows, step)]
     waiting.reverse()
     while waiting:
         part = waiting.pop()
-        fields = {"query": query, "epoch": epoch, "n": part.num_rows}
-        encoded = encode_control_record(kind, fields, _to_ipc(part), timestamp_ms)
+        more, tail = _to_tail(part)
+        fields = {"query": query, "epoch": epoch, "n": part.num_rows, **more}
+        encoded = encode_control_record(kind, fields, tail, timestamp_ms)
         if len(encoded) > BATCH_TARGET_BYTES and part.num_rows > 1:
             half = part.num_rows // 2
             waiting += [part.slice(half), part.slice(0, half)]
@@ -246,11 +290,18 @@ def _encode_rows(kind: int, query: str, epoch: int, rows: pa.RecordBatch, timest
             yield bytes(encoded)
 
 
-def _to_ipc(rows: pa.RecordBatch) -> memoryview:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema) as writer:
-        writer.write_batch(rows)
-    return memoryview(sink.getvalue())
+def _to_tail(rows: pa.RecordBatch) -> tuple[dict[str, int], Buffer]:
+    """Rows as opaque bytes, packed where that is shorter; and the fields that say so."""
+    if rows.num_rows >= LEAST_PACKED_ROWS and can_pack(rows.schema):
+        packed, size_bytes = pack(rows)
+        if len(packed) < rows.nbytes:
+            return {"rows": ROWS_PACKED, "size": size_bytes}, packed
+    return {}, _to_ipc(rows)
+
+
+def _to_ipc(rows: pa.RecordBatch) -> bytes:
+    """An Arrow stream of one batch, byte for byte as Arrow's own writer makes it."""
+    return b"".join((_schema_message(rows.schema), rows.serialize(), _END_OF_STREAM))
 
 
 # ---- reading
@@ -302,7 +353,7 @@ def _decode_mark(record: ControlRecord) -> Mark:
 
 def _decode_footprints(record: ControlRecord) -> Footprints:
     fields = _Fields(record.fields, "footprints")
-    rows = _from_ipc(record.tail, fields.integer("n", least=1))
+    rows = _from_tail(record.tail, fields)
     if rows.schema.names[:1] != ["kind"] or rows.schema.types[0] != pa.uint8() or rows.column(0).null_count:
         raise CorruptBatch(f"footprints begin with {rows.schema.names[:1]}, not with their kind")
     kinds = rows.column(0).to_numpy(zero_copy_only=False)
@@ -317,10 +368,21 @@ def _decode_footprints(record: ControlRecord) -> Footprints:
 
 def _decode_closes(record: ControlRecord) -> Closes:
     fields = _Fields(record.fields, "closes")
-    rows = _from_ipc(record.tail, fields.integer("n", least=1))
+    rows = _from_tail(record.tail, fields)
     _check_columns(rows.schema, _IDENTITY, state=False)
     _check_nulls(rows, _IDENTITY)
     return Closes(fields.text("query"), fields.integer("epoch"), rows)
+
+
+def _from_tail(tail: memoryview, fields: "_Fields") -> pa.RecordBatch:
+    """The rows of a control record, in whichever form it has them."""
+    count = fields.integer("n", least=1)
+    form = fields.optional_integer("rows")
+    if form is None:
+        return _from_ipc(tail, count)
+    if form != ROWS_PACKED:
+        raise UnknownFormatVersion(f"a control record with rows in form {form}; {ROWS_PACKED} is known; upgrade Cairn")
+    return unpack(tail, count, fields.integer("size", least=0))
 
 
 def _from_ipc(tail: memoryview, rows: int) -> pa.RecordBatch:
@@ -444,4 +506,5 @@ __all__ = [
     "encode_closes",
     "encode_footprints",
     "encode_mark",
+    "holds_progress",
 ]

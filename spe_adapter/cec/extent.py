@@ -13,7 +13,10 @@ from spe_adapter.cec.control import Mark
 
 
 class Counters(NamedTuple):
-    """Records of the output stream (results, footprints, closes) and of the input, up to the end of a beat."""
+    """Records of the output stream (results and footprints) and of the input, up to the end of a beat.
+
+    Closes are not counted, as the paper's log has none: there a result says that its window closed.
+    """
 
     emitted: int = 0
     seen: int = 0
@@ -23,9 +26,9 @@ class Counters(NamedTuple):
         """Those of a mark; without one, of a query that has not begun."""
         return cls() if mark is None else cls(mark.emitted, mark.seen)
 
-    def after(self, *, results: int = 0, footprints: int = 0, closes: int = 0, records: int = 0) -> "Counters":
-        """Those at the end of a beat with so many results, footprints and closes, from so many input records."""
-        return Counters(self.emitted + results + footprints + closes, self.seen + records)
+    def after(self, *, results: int = 0, footprints: int = 0, records: int = 0) -> "Counters":
+        """Those at the end of a beat with so many results and footprints, from so many input records."""
+        return Counters(self.emitted + results + footprints, self.seen + records)
 
     def extent(self, oldest_ordinal: int) -> int:
         """q: records emitted behind the beat of the oldest footprint."""

@@ -17,6 +17,10 @@ from logstore.errors import InvalidConfig
 from spe_adapter.codec.kernels import Int64s
 
 UNLIMITED: Final = 2**62
+DEFAULT_Q: Final = 1_000_000
+"""Records in the extent: half a second to read them back at two million windows a second."""
+DEFAULT_U: Final = 1_000_000
+"""Input records to replay, the paper's example: about a second."""
 _MS_PER_S: Final = 1000.0
 _SMOOTHING: Final = 0.2
 """Weight of the newest measurement of what a check costs."""
@@ -28,7 +32,8 @@ class View(NamedTuple):
     `emitted` and `seen` count records of the output stream and of the input up to now, this beat's included;
     `open_windows` is N. `ordinals` and `seens` are those counters as of the last footprints of the candidates, oldest
     first: as many as the caller cares to list. `fresh` windows are footprinted in this beat anyway and not among the
-    candidates. `now_ms` is on a clock that never goes back.
+    candidates. `now_ms` is on a clock that never goes back. `record_s` is what one input record takes to process,
+    as measured lately; 0 if that is not known.
     """
 
     emitted: int
@@ -38,6 +43,7 @@ class View(NamedTuple):
     seens: Int64s
     fresh: int = 0
     now_ms: float = 0.0
+    record_s: float = 0.0
 
     @property
     def is_whole(self) -> bool:
@@ -118,6 +124,11 @@ class Targets:
 
     def took(self, checks: int, ms: float) -> None:
         """Nothing to learn."""
+
+
+def bounded() -> Policy:
+    """Targets that let a recovery read and replay about a second's worth: what a runner uses unless told otherwise."""
+    return Targets(DEFAULT_Q, DEFAULT_U)
 
 
 class Budget:
@@ -207,7 +218,9 @@ class CostBenefit:
     """
 
     def __init__(self, costs: Costs, mtbf_s: float, *, records_per_s: float | None = None) -> None:
-        """`records_per_s`, if given, is used instead of what the views show."""
+        """`records_per_s`, if given, is used instead of what the views show. Of `costs`, `record_s` counts until a view
+        knows better.
+        """
         if mtbf_s <= 0 or (records_per_s is not None and records_per_s <= 0):
             raise InvalidConfig(f"a failure every {mtbf_s} s at {records_per_s} records/s: use positive numbers")
         self.costs = costs
@@ -221,6 +234,8 @@ class CostBenefit:
         rate = self._records_per_s(view)
         if not len(view.ordinals) or rate is None:
             return 0
+        if view.record_s > 0:
+            self.costs = self.costs._replace(record_s=view.record_s)
         costs, q, u = self.costs, view.extents(), view.replays()
         steps = np.arange(len(q))
         if view.is_whole:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
 Int32s = NDArray[np.int32]
+Uint32s = NDArray[np.uint32]
 Int64s = NDArray[np.int64]
 
 
@@ -518,3 +519,28 @@ def murmur2_partitions(
         state = np.uint32(state * multiplier)
         state = np.uint32(state ^ (state >> np.uint32(15)))
         out[row] = np.int32(np.int64(state & np.uint32(0x7FFFFFFF)) % partitions)
+
+
+@compiled
+def crc32_partitions(
+    key_offsets: Int32s,
+    key_bitmap: Bytes,
+    key_bit: int,
+    key_data: Bytes,
+    table: Uint32s,
+    partitions: int,
+    null_partition: int,
+    out: Int32s,
+) -> None:
+    """librdkafka's default partitioner for each row: crc32(key) % partitions; `null_partition` where there are no
+    bytes. `table` has the CRC-32 of each byte.
+    """
+    for row in range(out.shape[0]):
+        start, end = np.int64(key_offsets[row]), np.int64(key_offsets[row + 1])
+        if start == end or not _bit(key_bitmap, key_bit + row):
+            out[row] = null_partition
+            continue
+        state = np.uint32(0xFFFFFFFF)
+        for at in range(start, end):
+            state = np.uint32(table[(state ^ key_data[at]) & np.uint32(0xFF)] ^ (state >> np.uint32(8)))
+        out[row] = np.int32(np.int64(np.uint32(state ^ np.uint32(0xFFFFFFFF))) % partitions)

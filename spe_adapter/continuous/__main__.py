@@ -12,11 +12,13 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from types import FrameType
 
 from logstore.errors import CairnError
-from spe_adapter.cec.policy import UNLIMITED, Policy, Targets
+from spe_adapter.cec.policy import DEFAULT_Q, DEFAULT_U, Targets
+from spe_adapter.continuous.calibration import cost_benefit
 from spe_adapter.continuous.errors import FragmentRefused
 from spe_adapter.continuous.fragment import Fragment, Limits
 from spe_adapter.continuous.loop import Event, Progress
@@ -27,11 +29,13 @@ from spe_adapter.host import ThisHost
 def main(arguments: Sequence[str]) -> int:
     """Run until stopped; the exit code: 0, or 1 with what was wrong on standard error."""
     given = _parse(arguments)
-    policy: Callable[[], Policy] = partial(Targets, given.q, given.u)
-    limits = Limits(beat_ms=given.beat_ms)
     try:
-        options = Options(given.servers, policy, limits)
-        runner = Runner(_load(given.fragment), given.partition, options, observe=_reporter(given.report_s))
+        fragment = _load(given.fragment)
+        options = Options(given.servers, partial(Targets, given.q, given.u), Limits(beat_ms=given.beat_ms))
+        if given.mtbf_s is not None:
+            policy = cost_benefit(fragment, given.partition, options, given.mtbf_s)
+            options = replace(options, policy=policy)
+        runner = Runner(fragment, given.partition, options, observe=_reporter(given.report_s))
 
         def stop(_number: int, _frame: FrameType | None) -> None:
             runner.stop()
@@ -50,8 +54,13 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("fragment", metavar="MODULE:FRAGMENT", help="where the Fragment is, in a module on the path")
     parser.add_argument("--servers", required=True, help="HOST:PORT of the sidecar, or several with commas")
     parser.add_argument("--partition", type=int, default=0, help="which partition this process works on")
-    parser.add_argument("--q", type=int, default=UNLIMITED, help="Q: records a recovery may have to scan")
-    parser.add_argument("--u", type=int, default=1_000_000, help="U: input records a recovery may have to replay")
+    parser.add_argument("--q", type=int, default=DEFAULT_Q, help="Q: records a recovery may have to scan")
+    parser.add_argument("--u", type=int, default=DEFAULT_U, help="U: input records a recovery may have to replay")
+    parser.add_argument(
+        "--mtbf-s",
+        type=float,
+        help="how often a failure comes: check by cost and benefit, as measured at the start, instead of by Q and U",
+    )
     parser.add_argument("--beat-ms", type=int, default=Limits().beat_ms, help="how often is committed")
     parser.add_argument("--report-s", type=float, default=1.0, help="least time between two lines of progress")
     return parser.parse_args(arguments)

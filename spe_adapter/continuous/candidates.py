@@ -16,7 +16,11 @@ from spe_adapter.codec.kernels import Int64s
 from spe_adapter.state.table import Table
 
 MOST: Final = 8192
-"""How many candidates a policy is shown; a beat never checks more."""
+"""How many candidates a policy is shown at first."""
+MOST_CHECKS: Final = 8 * MOST
+"""And at most, where it wants all that it is shown. A beat never checks more, so that it and its append group stay
+small: some MB, and some ten milliseconds.
+"""
 FEWEST: Final = 1024
 """Below this the list is made anew."""
 
@@ -46,6 +50,14 @@ class Candidates:
         self._rows = self._ordinals = np.empty(0, np.int64)
         self._is_whole = True
 
+    def add(self, rows: Int64s, ordinal: int) -> None:
+        """These windows were footprinted last; a list of all open windows stays one of all."""
+        if self._is_whole and len(rows):
+            self._drop_stale()
+            self._rows = np.concatenate((self._rows, rows))
+            self._ordinals = np.concatenate((self._ordinals, np.full(len(rows), ordinal)))
+            self._is_whole = len(self._rows) <= MOST
+
     def refresh(self) -> None:
         """Make the list anew if it runs short."""
         self._drop_stale()
@@ -59,6 +71,16 @@ class Candidates:
         self._drop_stale()
         fresh = self._table.live - len(self._rows) if self._is_whole else 0
         return Front(self._rows, self._ordinals, self._table.marks(self._rows)[2], fresh)
+
+    def longer_front(self) -> Front:
+        """`front` with up to MOST_CHECKS windows, where the policy wants more than there were in it."""
+        # What opened in this beat has no footprint yet, and the ordinal 0.
+        fresh = int(np.count_nonzero(self._table.ordinals() == 0))
+        rows = self._table.oldest(MOST_CHECKS + fresh)
+        ordinals = self._table.marks(rows)[1]
+        self._rows, self._ordinals = rows[ordinals > 0], ordinals[ordinals > 0]
+        self._is_whole = len(self._rows) + fresh == self._table.live
+        return self.front()
 
     def oldest(self) -> Oldest | None:
         """The oldest footprint, None without windows; behind `refresh`, before anything changes."""

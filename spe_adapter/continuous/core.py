@@ -3,9 +3,10 @@
 Invariants:
 * What a beat does depends on the state before it and on its runs alone. The watermark moves between runs, and the runs
   stand in the beat's mark, so that a replay is the same execution.
-* A group holds, besides the results, a footprint of every window that opened in the beat and is still open, of the
-  windows the policy chose, and a close for every window that is gone, those that opened in the same beat included: on
-  replay they are skip points.
+* A group holds, besides the results, a footprint of every identity in which a window opened in the beat that is still
+  open, of those the policy chose, and a close for every identity without an open window that had one in the beat: on
+  replay these are skip points. Count windows of a key share an identity, others have one each.
+* u is at most the age of the oldest open window, in input records, plus one beat, whatever the policy.
 * A replay opens no window, closes none, and gives no result to anybody: all that is in the log.
 * `needed` only grows, and follows what is committed, not what was processed.
 
@@ -24,8 +25,8 @@ from spe_adapter.cec.control import Mark, Progress, encode_closes, encode_footpr
 from spe_adapter.cec.policy import NoChecks, Policy, View
 from spe_adapter.cec.reconstruct import Eventual, Reconstruction
 from spe_adapter.codec.kernels import Bytes, Int64s
-from spe_adapter.codec.partitioner import partitions_of
-from spe_adapter.continuous.candidates import Candidates
+from spe_adapter.codec.partitioner import PARTITIONERS, partitions_of
+from spe_adapter.continuous.candidates import MOST_CHECKS, Candidates
 from spe_adapter.continuous.errors import FragmentRefused, ReplayDiverged, WrongPartition
 from spe_adapter.continuous.fragment import DEFAULT_STATE_BYTES, Plan, apply
 from spe_adapter.continuous.group import Records, pieces
@@ -41,6 +42,7 @@ from spe_adapter.state.store import Changes
 from spe_adapter.state.table import Table, anonymous
 
 _LEAST_WINDOWS: Final = 1024
+_MS_PER_S: Final = 1000.0
 _NOTHING: Final = np.empty(0, np.int64)
 
 
@@ -62,16 +64,19 @@ class ReplayBeat(NamedTuple):
 class Figures(NamedTuple):
     """Where an instance stands behind a beat.
 
-    `windows` are N. `extent` is q, the records a recovery scans; `to_replay` is u, the input records it replays.
-    `records` (of the input) and `emitted` (of the output stream, footprints and closes included) are counted since the
-    query began, `checks` since this runner did. `state_bytes` is the memory of the state.
+    `windows` are N: identities of open windows. `extent` is q, the results and footprints since the oldest footprint;
+    `to_replay` is u, the input records that a recovery replays. `records` (of the input) and `emitted` (of the output
+    stream, footprints included) are counted since the query began; `opens` and `checks` (footprints of either kind) and
+    `closes` since this runner did. `state_bytes` is the memory of the state.
     """
 
     beat: int
     windows: int
     extent: int
     to_replay: int
+    opens: int
     checks: int
+    closes: int
     records: int
     emitted: int
     watermark_ms: int
@@ -111,11 +116,15 @@ class Core:
         self._beat = FENCE_EPOCH
         self._emitted = 0
         self._seen = 0
+        self._opens = 0
         self._checks = 0
+        self._closes = 0
         self._watermark_ms = 0
         self._results: list[Records] = []
         self._runs: list[Run] = []
         self._known: deque[_Beat] = deque()
+        self._beat_ms = 0.0
+        self._record_s = 0.0
         self.beat_records = 0
         """Input records of the beat that is open."""
         self.beat_bytes = 0
@@ -127,7 +136,7 @@ class Core:
         schema = self._operator.state_schema(plan.input_schema)
         room = max(_LEAST_WINDOWS, windows + windows // 2)
         self._table = Table.in_memory(schema, room, allocate=self._allocate)
-        self.store = Direct(self._table)
+        self.store = Direct(self._table, tells_changes=False, tells_windows=plan.fragment.checkpoints)
         self._candidates = Candidates(self._table)
         self._processor = Processor(self._operator, plan.key_codec, plan.input_schema, self.store)
 
@@ -171,10 +180,12 @@ class Core:
         """Process a run of the open beat; its results wait for the beat's end. Raises WrongPartition, and what the
         operator and the steps raise.
         """
+        started_ms = self._monotonic_ms()
         if self._plan.fragment.check_keys:
             self._check_keys(run, batch)
         for output in self._execute(run, batch, None):
             self._take_results(output)
+        self._beat_ms += self._monotonic_ms() - started_ms
         self._runs.append(run)
         self._seen += run.records
         self.beat_records += run.records
@@ -209,15 +220,27 @@ class Core:
         partition, partitions = self._place.partition, self._place.partitions
         rows = apply(self._plan.fragment.sources[run.source].steps, batch)
         keys = self._plan.key_codec.encode(self._operator.prepare(rows))
-        found = partitions_of(keys, len(keys), partitions, partition)
+        fragment = self._plan.fragment
+        found = partitions_of(keys, len(keys), partitions, partition, fragment.partitioner)
         wrong = np.flatnonzero(found != partition)
         if len(wrong):
             key = keys[int(wrong[0])].as_py()
-            topic = self._plan.fragment.sources[run.source].topic
+            topic = fragment.sources[run.source].topic
+            others = [
+                other
+                for other in PARTITIONERS
+                if (partitions_of(keys, len(keys), partitions, partition, other) == partition).all()
+            ]
+            hint = (
+                f"all keys here are where {others[0]} puts them: give the fragment partitioner={others[0]!r}, or the "
+                f"producer partitioner={fragment.partitioner}"
+                if others
+                else "have the producer use the operator's key as the record key, with that partitioner"
+            )
             raise WrongPartition(
-                f"query {self._plan.fragment.query!r}: key {key[:80]!r} is in {topic}-{partition}, Kafka's partitioner "
-                f"puts it into partition {int(found[wrong[0]])} of {partitions}. Have the producer use the operator's "
-                "key as the record key, with the default partitioner"
+                f"query {fragment.query!r}: key {key[:80]!r} is in {topic}-{partition}, {fragment.partitioner} puts it "
+                f"into partition {int(found[wrong[0]])} of {partitions}; {hint}. The Java client's default is "
+                "murmur2_random, librdkafka's (confluent-kafka, kcat) consistent_random"
             )
 
     # ---- the end of a beat
@@ -229,6 +252,8 @@ class Core:
     def end_beat(self, positions: list[int], now_ms: int) -> tuple[Group, Figures]:
         """The open beat as a group, and a new beat, which starts at `positions`. `now_ms` is wall time."""
         self._beat += 1
+        if self.beat_records:
+            self._record_s = self._beat_ms / _MS_PER_S / self.beat_records
         self._processor.epoch = self._beat + 1
         self._emitted += sum(len(records.values) for records in self._results)
         controls: list[Buffer] = []
@@ -237,8 +262,6 @@ class Core:
             controls += self._footprints(now_ms)
             self._candidates.refresh()
             oldest = self._candidates.oldest()
-        else:
-            self.store.changes(_NOTHING)
         # Windows that never change are whole in their footprints: nothing is replayed for them.
         replays = oldest is not None and not self._operator.windows_never_change
         self._known.append(_Beat(self._beat, tuple(positions), oldest.beat if oldest and replays else self._beat))
@@ -251,7 +274,9 @@ class Core:
             windows=self.store.live,
             extent=self._emitted - oldest.ordinal if oldest else 0,
             to_replay=self._seen - oldest.seen if oldest and replays else 0,
+            opens=self._opens,
             checks=self._checks,
+            closes=self._closes,
             records=self._seen,
             emitted=self._emitted,
             watermark_ms=self._watermark_ms,
@@ -259,6 +284,7 @@ class Core:
         )
         self._results, self._runs = [], []
         self.beat_records = self.beat_bytes = 0
+        self._beat_ms = 0.0
         return group, figures
 
     def _footprints(self, now_ms: int) -> list[bytes]:
@@ -268,14 +294,20 @@ class Core:
         changes = self.store.changes(chosen)
         gone = self._gone(changes)
         footprints = changes.footprints.num_rows
-        self._emitted += footprints + sum(batch.num_rows for batch in gone)
+        self._emitted += footprints
+        self._opens += footprints - len(chosen)
+        self._checks += len(chosen)
+        self._closes += sum(batch.num_rows for batch in gone)
         self._table.set_mark(changes.ids, self._beat, self._emitted, self._seen)
-        batches = list(encode_footprints(self._name, self._beat, changes.footprints, changes.opened, now_ms))
+        self._candidates.add(changes.ids, self._emitted)
+        batches: list[bytes] = []
+        if footprints:
+            batches += encode_footprints(self._name, self._beat, changes.footprints, changes.opened, now_ms)
         if len(chosen):
             self._policy.took(len(chosen), (self._monotonic_ms() - started_ms) * len(chosen) / footprints)
-            self._checks += len(chosen)
         for identities in gone:
-            batches += encode_closes(self._name, self._beat, identities, now_ms)
+            if identities.num_rows:
+                batches += encode_closes(self._name, self._beat, identities, now_ms)
         return batches
 
     def _chosen(self) -> Int64s:
@@ -283,12 +315,17 @@ class Core:
         if isinstance(self._policy, NoChecks):
             return _NOTHING
         front = self._candidates.front()
-        if not len(front.rows):
-            return _NOTHING
-        seens = np.full(len(front.rows), self._seen) if self._operator.windows_never_change else front.seens
-        now_ms = self._monotonic_ms()
-        view = View(self._emitted, self._seen, self.store.live, front.ordinals, seens, front.fresh, now_ms)
-        return front.rows[: self._policy.checks(view)]
+        while len(front.rows):
+            seens = np.full(len(front.rows), self._seen) if self._operator.windows_never_change else front.seens
+            now_ms = self._monotonic_ms()
+            view = View(
+                self._emitted, self._seen, self.store.live, front.ordinals, seens, front.fresh, now_ms, self._record_s
+            )
+            checks = self._policy.checks(view)
+            if checks < len(front.rows) or view.is_whole or len(front.rows) >= MOST_CHECKS:
+                return front.rows[:checks]
+            front = self._candidates.longer_front()
+        return _NOTHING
 
     def _gone(self, changes: Changes) -> list[pa.RecordBatch]:
         """Windows whose end has to be written down."""

@@ -3,8 +3,8 @@
 Invariants:
 * A description, nothing more: immutable, and it can be pickled if its steps and its operator can.
 * One instance of a fragment works on one partition: stream p of every source, stream p of the target. Rows are not
-  exchanged between instances, so **the keys must have been partitioned upstream**, by Kafka's partitioner and into the
-  same number of partitions, as every Kafka producer does by default. `check_keys` has that looked at.
+  exchanged between instances, so **the keys must have been partitioned upstream**, into the same number of partitions
+  and by one partitioner of the key alone, as Kafka's producers do by default. `check_keys` has that looked at.
 
 Source: CEC paper, section II (queries as fragments between queues).
 """
@@ -16,6 +16,7 @@ from typing import Final, Literal
 import pyarrow as pa
 
 from spe_adapter.codec.decode import SCHEMA
+from spe_adapter.codec.partitioner import PARTITIONERS, Partitioner
 from spe_adapter.continuous.errors import FragmentRefused
 from spe_adapter.operators import stateless
 from spe_adapter.operators.base import Operator
@@ -79,8 +80,10 @@ class Fragment:
     columns; results carry them as their record key. `after` are steps on the results (key columns first). `start` is
     where a new query begins to read. Without `checkpoints` the output holds results alone, and after a crash the query
     cannot go on: for measuring what checkpoints cost. `check_keys` refuses records in a partition that is not their
-    key's. `allow_trimming` accepts a target that trims itself by age or size, though it may lose the state of windows
-    that stay open for longer.
+    key's by `partitioner`: murmur2_random is the Java client's default, consistent_random (CRC-32) that of librdkafka,
+    hence of confluent-kafka and kcat. `allow_trimming` accepts a target that trims itself by age or size, though it
+    may lose the state of windows that stay open for longer. `allow_other_queries` lets a new query write behind
+    another one's state.
     """
 
     query: str
@@ -92,9 +95,15 @@ class Fragment:
     start: Literal["earliest", "latest"] = "earliest"
     checkpoints: bool = True
     check_keys: bool = False
+    partitioner: Partitioner = "murmur2_random"
     allow_trimming: bool = False
+    allow_other_queries: bool = False
 
     def __post_init__(self) -> None:
+        if self.partitioner not in PARTITIONERS:
+            raise FragmentRefused(
+                f"query {self.query!r}: partitioner {self.partitioner!r}; allowed are {', '.join(PARTITIONERS)}"
+            )
         if not self.sources:
             raise FragmentRefused(f"query {self.query!r} has no source; give it one, or two for a join")
         topics = [source.topic for source in self.sources]

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from logstore.client.errors import NONE, OFFSET_OUT_OF_RANGE, Refused
+from spe_adapter.cec.control import End, decode
 from spe_adapter.cec.reconstruct import Eventual
 from spe_adapter.continuous.core import Core, Figures, ReplayBeat
 from spe_adapter.continuous.errors import FragmentRefused, InputTrimmed
@@ -81,6 +82,7 @@ class Loop:
         started_ms = self._port.monotonic_ms()
         last = self._port.fence()
         if last == FENCE_EPOCH:
+            self._refuse_taken()
             start = self._plan.fragment.start
             self._open([self._port.offset(source, start) for source in range(len(self._asked))])
             self._core.begin([one.position for one in self._inputs])
@@ -104,6 +106,20 @@ class Loop:
                 replayed_ms - loaded_ms,
             )
         )  # fmt: skip
+
+    def _refuse_taken(self) -> None:
+        """A new query does not begin behind another one's state: under a mistyped name all results would come twice."""
+        fragment = self._plan.fragment
+        if fragment.allow_other_queries or not fragment.checkpoints:
+            return
+        piece = self._port.scan(-1).batches
+        newest = decode(piece) if len(piece) else None
+        if isinstance(newest, End):
+            raise FragmentRefused(
+                f"query {fragment.query!r} is new, but partition {self._core.partition} of topic {fragment.topic!r} "
+                f"holds the state or output of {newest.query!r}, up to epoch {newest.epoch}. Use the name that the "
+                "query had before, or another topic; or say allow_other_queries=True if both shall write here"
+            )
 
     def _reconstruct(self) -> Eventual:
         """Roll back over the output stream until every open window is found."""

@@ -17,7 +17,7 @@ from logstore.client.blocking import Client, parse_addresses
 from logstore.client.errors import UNKNOWN_TOPIC_OR_PARTITION, Refused
 from logstore.client.network import Address, Network
 from logstore.errors import CairnError, TopicExists
-from spe_adapter.cec.policy import NoChecks, Policy
+from spe_adapter.cec.policy import Policy, bounded
 from spe_adapter.continuous.client_port import CLIENT_ID, ClientPort
 from spe_adapter.continuous.core import Core, Place
 from spe_adapter.continuous.errors import FragmentRefused
@@ -32,12 +32,12 @@ LIMIT_S: Final = 60.0
 
 @dataclass(frozen=True)
 class Options:
-    """Where and how a fragment runs. `policy` makes a policy for each instance; `limit_s` is how long to wait for a
-    sidecar that is away.
+    """Where and how a fragment runs. `policy` makes a policy for each instance, by default one that bounds what a
+    recovery reads and replays; `limit_s` is how long to wait for a sidecar that is away.
     """
 
     servers: str
-    policy: Callable[[], Policy] = NoChecks
+    policy: Callable[[], Policy] = bounded
     limits: Limits = field(default_factory=Limits)
     limit_s: float = LIMIT_S
 

@@ -16,12 +16,12 @@ NOT_EXACT, INTERRUPTED = 1, 130
 def main() -> int:
     """Run the demonstration; the exit status is 0 only if the result is exact."""
     parser = argparse.ArgumentParser(
-        prog="./run demo", description="A sidecar and a Spark query, killed, and the exact result."
+        prog="./run demo", description="A sidecar and two Spark queries, killed, and their exact results."
     )
-    parser.add_argument("--records", type=int, default=2_000_000, help="purchases to append (default %(default)s)")
+    parser.add_argument("--records", type=int, default=800_000, help="purchases to append (default %(default)s)")
     parser.add_argument("--items", type=int, default=500, help="distinct items (default %(default)s)")
     parser.add_argument("--batch", type=int, default=50_000, help="records in a micro-batch (default %(default)s)")
-    parser.add_argument("--kills", type=int, default=6, help="how often to kill (default %(default)s)")
+    parser.add_argument("--kills", type=int, default=4, help="how often to kill (default %(default)s)")
     parser.add_argument("--seed", type=int, default=20_26, help="of purchases and kills (default %(default)s)")
     parser.add_argument("--port", type=int, default=0, help="of the sidecar (default: any free one)")
     parser.add_argument("--heap", default="1g", help="of Spark (default %(default)s)")

@@ -1,12 +1,13 @@
-"""The CEC paper's purchases: what they are, how they travel, and the averages that must come out.
+"""The CEC paper's purchases and who made them: what they are, how they travel, and the results that must come out.
 
-Invariants: a purchase is 100 bytes of text, "item,price,time in ms," and padding; event times are out of order by less
-than `DISORDER_MS`; the same seed gives the same purchases. `averages` is the oracle: it knows nothing of Spark.
+Invariants: a purchase is 100 bytes of text, "item,price,time in ms,customer," and padding; event times are out of order
+by less than `DISORDER_MS`; the same seed gives the same purchases. `averages` and `spendings` are the oracles: they
+know nothing of Spark.
 
 Source: CEC paper, section IV (tuples of item_id, item_price, item_time; 100 bytes).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -16,15 +17,18 @@ import pyarrow as pa
 RECORD_BYTES: Final = 100
 DISORDER_MS: Final = 500
 WINDOW_MS: Final = 10_000
+CUSTOMER_WINDOW_MS: Final = 60_000
+CUSTOMERS: Final = 2_000
 EVENTS_PER_SECOND: Final = 1000
 """In event time: how densely purchases happen, not how fast they are sent."""
-FIRST_EVENT_MS: Final = 1_700_000_000_000 // WINDOW_MS * WINDOW_MS
+FIRST_EVENT_MS: Final = 1_700_000_000_000 // CUSTOMER_WINDOW_MS * CUSTOMER_WINDOW_MS
 CLOSING_ITEM: Final = 999_999
 """The last purchase, far ahead in time: it moves the watermark so that every window before it closes."""
 CLOSING_DELAY_MS: Final = 3_600_000
-_ITEM_DIGITS, _PRICE_DIGITS, _TIME_DIGITS = 6, 6, 13
+_ITEM_DIGITS, _PRICE_DIGITS, _TIME_DIGITS, _CUSTOMER_DIGITS = 6, 6, 13, 6
 _PRICE_AT = _ITEM_DIGITS + 1
 _TIME_AT = _PRICE_AT + _PRICE_DIGITS + 1
+_CUSTOMER_AT = _TIME_AT + _TIME_DIGITS + 1
 _COMMA, _ZERO, _PADDING = ord(","), ord("0"), ord(".")
 
 Ints = npt.NDArray[np.int64]
@@ -36,6 +40,7 @@ class Purchases(NamedTuple):
     items: Ints
     prices: Ints
     times_ms: Ints
+    customers: Ints
 
 
 def generate(count: int, items: int, seed: int, block: int) -> Iterator[Purchases]:
@@ -48,9 +53,10 @@ def generate(count: int, items: int, seed: int, block: int) -> Iterator[Purchase
             random.integers(0, items, rows, dtype=np.int64),
             random.integers(1, 100_000, rows, dtype=np.int64),
             moments + random.integers(0, DISORDER_MS, rows, dtype=np.int64),
+            random.integers(0, CUSTOMERS, rows, dtype=np.int64),
         )
     end_ms = FIRST_EVENT_MS + count * 1000 // EVENTS_PER_SECOND + CLOSING_DELAY_MS
-    yield Purchases(*(np.array([value], dtype=np.int64) for value in (CLOSING_ITEM, 1, end_ms)))
+    yield Purchases(*(np.array([value], dtype=np.int64) for value in (CLOSING_ITEM, 1, end_ms, CLOSING_ITEM)))
 
 
 def to_values(purchases: Purchases) -> pa.Array:
@@ -61,6 +67,7 @@ def to_values(purchases: Purchases) -> pa.Array:
         (purchases.items, 0, _ITEM_DIGITS),
         (purchases.prices, _PRICE_AT, _PRICE_DIGITS),
         (purchases.times_ms, _TIME_AT, _TIME_DIGITS),
+        (purchases.customers, _CUSTOMER_AT, _CUSTOMER_DIGITS),
     )
     for column, at, digits in columns:
         for digit in range(digits):
@@ -84,23 +91,41 @@ def from_values(values: pa.Array) -> Purchases:
         weights = 10 ** np.arange(count - 1, -1, -1, dtype=np.int64)
         return np.asarray(digits[:, at : at + count] @ weights, dtype=np.int64)
 
-    return Purchases(number(0, _ITEM_DIGITS), number(_PRICE_AT, _PRICE_DIGITS), number(_TIME_AT, _TIME_DIGITS))
+    return Purchases(
+        number(0, _ITEM_DIGITS),
+        number(_PRICE_AT, _PRICE_DIGITS),
+        number(_TIME_AT, _TIME_DIGITS),
+        number(_CUSTOMER_AT, _CUSTOMER_DIGITS),
+    )
 
 
-Averages = dict[tuple[int, int], tuple[int, float]]
-"""(window start in ms, item) to (purchases, average price)."""
+Expected = dict[tuple[int, int], tuple[int, float]]
+"""(window start in ms, item or customer) to (purchases, average price or sum of prices)."""
 
 
-def averages(blocks: Iterator[Purchases]) -> Averages:
-    """What the query must put out for these purchases: every window that the closing purchase closes."""
+def averages(purchases: Purchases) -> Expected:
+    """The average price of each item in each window that the closing purchase closes."""
+    sums = _sums(purchases, purchases.items, WINDOW_MS)
+    return {key: (count, total / count) for key, (count, total) in sums.items()}
+
+
+def spendings(purchases: Purchases) -> Expected:
+    """What each customer has spent in each window that the closing purchase closes."""
+    return _sums(purchases, purchases.customers, CUSTOMER_WINDOW_MS)
+
+
+def together(blocks: Iterable[Purchases]) -> Purchases:
+    """All blocks as one."""
     whole = [block for block in blocks if len(block.items)]
-    items, prices, times = (np.concatenate(columns) for columns in zip(*whole, strict=True))
-    keep = items != CLOSING_ITEM
-    windows = times[keep] // WINDOW_MS * WINDOW_MS
-    keys = windows * 1_000_000 + items[keep]
-    unique, inverse, counts = np.unique(keys, return_inverse=True, return_counts=True)
-    sums = np.bincount(inverse, weights=prices[keep], minlength=len(unique))
+    return Purchases(*(np.concatenate(columns) for columns in zip(*whole, strict=True)))
+
+
+def _sums(purchases: Purchases, keys: Ints, window_ms: int) -> Expected:
+    keep = purchases.items != CLOSING_ITEM
+    windows = purchases.times_ms[keep] // window_ms * window_ms
+    unique, inverse, counts = np.unique(windows * 1_000_000 + keys[keep], return_inverse=True, return_counts=True)
+    sums = np.bincount(inverse, weights=purchases.prices[keep], minlength=len(unique))
     return {
-        (key // 1_000_000, key % 1_000_000): (count, total / count)
-        for key, count, total in zip(unique.tolist(), counts.tolist(), sums.tolist(), strict=True)
+        (both // 1_000_000, both % 1_000_000): (count, total)
+        for both, count, total in zip(unique.tolist(), counts.tolist(), sums.tolist(), strict=True)
     }

@@ -1,4 +1,7 @@
-"""The Spark side of the demonstration, run as a process of its own so that it can be killed.
+"""The Spark side of the demonstration, run as a process of its own so that it can be killed: two queries.
+
+One averages prices per item with Spark's own aggregation and writes them through the exactly-once sink; the other adds
+up what each customer spends, as a stateful query whose state is checkpointed in its own output topic.
 
 Prints one JSON line for each finished micro-batch. Ends when its standard input closes, so it never outlives who
 started it.
@@ -8,16 +11,22 @@ import argparse
 import json
 import sys
 import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spe_adapter.demo.purchases import WINDOW_MS
+from spe_adapter import Aggregate, StatefulQuery, Tumbling, agg, stateful
+from spe_adapter.demo.purchases import CUSTOMER_WINDOW_MS, WINDOW_MS
 
 WATERMARK = "60 seconds"
 """Far above the disorder of the events and the distance of the partitions from each other, so nothing is ever late."""
-POLL_S = 0.2
+POLL_S: Final = 0.2
+MAX_STARTS: Final = 5
+_SPARK_GAVE_UP: Final = "Python worker failed to connect back"
 
 
 def session(heap: str) -> SparkSession:
@@ -35,16 +44,22 @@ def session(heap: str) -> SparkSession:
     )
 
 
+def parsed(purchases: DataFrame) -> DataFrame:
+    """The purchases' fields as columns."""
+    text = sf.col("value").cast("string")
+    return purchases.select(
+        sf.substring(text, 1, 6).cast("int").alias("item"),
+        sf.substring(text, 8, 6).cast("long").alias("price"),
+        sf.timestamp_millis(sf.substring(text, 15, 13).cast("long")).alias("time"),
+        sf.substring(text, 29, 6).cast("int").cast("string").alias("customer"),
+    )
+
+
 def averages_of(purchases: DataFrame) -> DataFrame:
     """Average price per item and window, as records: key "item", value "window start in ms,item,count,average"."""
-    text = sf.col("value").cast("string")
-    parsed = purchases.select(
-        sf.substring(text, 1, 6).cast("int").alias("item"),
-        sf.substring(text, 8, 6).cast("int").alias("price"),
-        sf.timestamp_millis(sf.substring(text, 15, 13).cast("long")).alias("time"),
-    )
     grouped = (
-        parsed.withWatermark("time", WATERMARK)
+        parsed(purchases)
+        .withWatermark("time", WATERMARK)
         .groupBy(sf.window("time", f"{WINDOW_MS} milliseconds"), "item")
         .agg(sf.count("*").alias("count"), sf.avg("price").alias("average"))
     )
@@ -53,9 +68,9 @@ def averages_of(purchases: DataFrame) -> DataFrame:
     return grouped.select(sf.col("item").cast("string").alias("key"), sf.concat_ws(",", *fields).alias("value"))
 
 
-def start(spark: SparkSession, options: argparse.Namespace) -> StreamingQuery:
-    """Start the query, or go on where its checkpoint says."""
-    source = (
+def read(spark: SparkSession, options: argparse.Namespace) -> DataFrame:
+    """The purchases as they come."""
+    return (
         spark.readStream.format("cairn")
         .option("kafka.bootstrap.servers", options.bootstrap)
         .option("subscribe", options.source)
@@ -63,22 +78,74 @@ def start(spark: SparkSession, options: argparse.Namespace) -> StreamingQuery:
         .option("maxOffsetsPerTrigger", options.batch)
         .load()
     )
+
+
+def start_averages(spark: SparkSession, options: argparse.Namespace) -> StreamingQuery:
+    """Start the query of items, or go on where its checkpoint says."""
     return (
-        averages_of(source)
+        averages_of(read(spark, options))
         .writeStream.format("cairn")
         .option("kafka.bootstrap.servers", options.bootstrap)
-        .option("topic", options.sink)
-        .option("checkpointLocation", options.checkpoint)
+        .option("topic", options.averages)
+        .option("checkpointLocation", f"{options.checkpoints}/averages")
         .outputMode("append")
         .start()
     )
 
 
+def start_spendings(spark: SparkSession, options: argparse.Namespace) -> StatefulQuery:
+    """Start the query of customers, or go on where its log says."""
+    windows = Tumbling(f"{CUSTOMER_WINDOW_MS} milliseconds", time="time", delay=WATERMARK)
+    spendings = Aggregate(windows, purchases=agg.count(), spent=agg.sum("price"))
+    return (
+        stateful(parsed(read(spark, options)), key="customer", operator=spendings, partitions=options.partitions)
+        .option("kafka.bootstrap.servers", options.bootstrap)
+        .option("stateDirectory", options.state)
+        .start(topic=options.spendings, checkpointLocation=f"{options.checkpoints}/spendings")
+    )
+
+
+STARTS: Final[Mapping[str, Callable[[SparkSession, argparse.Namespace], StreamingQuery | StatefulQuery]]] = {
+    "averages": start_averages,
+    "spendings": start_spendings,
+}
+
+
+class Watched:
+    """A query that is started, told of, and started again when Spark gave up on one of its own Python processes.
+
+    Spark waits ten seconds for such a process to start, which no setting changes and a busy machine exceeds.
+    """
+
+    def __init__(self, name: str, start: Callable[[], StreamingQuery | StatefulQuery]) -> None:
+        self.name = name
+        self._start = start
+        self._starts = 1
+        self._last_batch = -1
+        self.query = start()
+
+    def goes_on(self) -> bool:
+        """Whether it runs, perhaps anew."""
+        if not self.query.isActive and _SPARK_GAVE_UP in str(self.query.exception()) and self._starts < MAX_STARTS:
+            self._starts += 1
+            self.query = self._start()
+        return self.query.isActive
+
+    def tell_progress(self) -> None:
+        """Print a line for each batch that has ended since the last call."""
+        for progress in self.query.recentProgress:
+            batch = int(progress["batchId"])
+            if batch > self._last_batch:
+                self._last_batch = batch
+                _say({"query": self.name, "batch": batch, "rows": int(progress["numInputRows"])})
+
+
 def main() -> int:
     """Run until standard input closes or the query fails."""
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("bootstrap", "source", "sink", "checkpoint", "batch"):
+    for name in ("bootstrap", "source", "averages", "spendings", "checkpoints", "state", "batch"):
         parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--partitions", type=int, required=True)
     parser.add_argument("--heap", default="1g")
     options = parser.parse_args()
     orphaned = threading.Event()
@@ -88,21 +155,18 @@ def main() -> int:
         orphaned.set()
 
     threading.Thread(target=watch, daemon=True).start()
-    query = start(session(options.heap), options)
+    spark = session(options.heap)
+    watched = [Watched(name, partial(start, spark, options)) for name, start in STARTS.items()]
     _say({"started": True})
-    last_batch = -1
-    while query.isActive and not orphaned.is_set():
-        for progress in query.recentProgress:
-            batch = int(progress["batchId"])
-            if batch > last_batch:
-                last_batch = batch
-                _say({"batch": batch, "rows": int(progress["numInputRows"])})
+    while all(each.goes_on() for each in watched) and not orphaned.is_set():
+        for each in watched:
+            each.tell_progress()
         orphaned.wait(POLL_S)
-    failure = query.exception()
-    if failure is not None:
-        _say({"failed": str(failure)[:2000]})
-        return 1
-    return 0
+    failures = [(each.name, each.query.exception()) for each in watched]
+    for name, failure in failures:
+        if failure is not None:
+            _say({"failed": f"{name}: {failure}"[:2000]})
+    return 1 if any(failure for _, failure in failures) else 0
 
 
 def _say(message: dict[str, object]) -> None:

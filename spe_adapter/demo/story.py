@@ -10,8 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,17 +22,20 @@ from logstore.client.network import Address
 from logstore.client.wire import TopicPartition
 from logstore.disk.clock import SystemClock
 from spe_adapter.demo.processes import Killable, sidecar_command
-from spe_adapter.demo.purchases import CLOSING_ITEM, Averages, Purchases, averages, from_values, generate
+from spe_adapter.demo.purchases import CLOSING_ITEM, Expected, averages, from_values, generate, spendings, together
 from spe_adapter.demo.report import Kill, Outcome
+from spe_adapter.demo.results import Result, Results, parse_average, parse_spending
 from spe_adapter.demo.streams import Appender, Follower
 
 PARTITIONS: Final = 2
-SOURCE, SINK = "purchases", "averages"
+SOURCE: Final = "purchases"
+PARSERS: Final[Mapping[str, Callable[[str], Result]]] = {"averages": parse_average, "spendings": parse_spending}
+"""The queries, named as their topics, and how their results are read."""
 BLOCK: Final = 20_000
 MOMENT_S: Final = 1.2
 """About an epoch: kills are spread over that much time."""
-START_S: Final = 120.0
-STALLED_S: Final = 240.0
+START_S: Final = 300.0
+STALLED_S: Final = 600.0
 POLL_S: Final = 0.1
 CLIENT_LIMIT_S: Final = 60.0
 SCHEDULE: Final = ("Spark", "sidecar", "Spark and sidecar", "sidecar", "Spark", "sidecar")
@@ -67,11 +69,10 @@ class Story:
     _query: Killable | None = None
     _port: int = 0
     _started_s: float = 0.0
-    _finished_rows: int = 0
+    _rows: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PARSERS, 0))
     _append_failure: BaseException | None = None
-    _results: Counter[tuple[int, int, int, float]] = field(default_factory=Counter)
+    _results: dict[str, Results] = field(default_factory=dict)
     _unanswered: list[Kill] = field(default_factory=list)
-    _followers: list[Follower] = field(default_factory=list)
 
     def run(self) -> Outcome:
         """Run it all. Raises Failed."""
@@ -80,7 +81,7 @@ class Story:
             self._start_sidecar()
             with self._client() as client:
                 client.partitions(SOURCE, create=True)
-                client.partitions(SINK, create=True)
+                client.partitions("averages", create=True)  # the stateful query makes its own topic
             self._started_s = time.monotonic()
             self._start_query()
             appender = threading.Thread(target=self._append_all, daemon=True)
@@ -104,6 +105,7 @@ class Story:
 
     def _start_sidecar(self) -> None:
         command = [*sidecar_command(self.directory / "data", self._port), "--default-partitions", str(PARTITIONS)]
+        command += ["--state-directory", str(self.directory / "state")]
         self._sidecar = Killable("sidecar", command, self.directory / "sidecar.log", {})
         line = self._line(self._sidecar, START_S)
         if not line.startswith("cairn ready"):
@@ -112,8 +114,9 @@ class Story:
 
     def _start_query(self) -> None:
         command = [sys.executable, "-m", "spe_adapter.demo.query", "--bootstrap", f"127.0.0.1:{self._port}"]
-        command += ["--source", SOURCE, "--sink", SINK, "--checkpoint", str(self.directory / "checkpoint")]
-        command += ["--batch", str(self.plan.batch), "--heap", self.plan.heap]
+        command += ["--source", SOURCE, *(word for topic in PARSERS for word in (f"--{topic}", topic))]
+        command += ["--checkpoints", str(self.directory / "checkpoints"), "--state", str(self.directory / "state")]
+        command += ["--batch", str(self.plan.batch), "--partitions", str(PARTITIONS), "--heap", self.plan.heap]
         environment = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
         self._query = Killable("Spark", command, self.directory / "spark.log", environment)
 
@@ -163,8 +166,8 @@ class Story:
         if "failed" in message:
             raise Failed(f"the query failed: {message['failed']}; see {self.directory / 'spark.log'}")
         if message.get("rows"):
-            self._finished_rows += message["rows"]
-            self.outcome.batches.append((self._now_s(), message["rows"]))
+            self._rows[message["query"]] += message["rows"]
+            self.outcome.batches[message["query"]].append((self._now_s(), message["rows"]))
         self.tell(f"{self._finished_rows:,} purchases done", min(1.0, self._finished_rows / self.plan.records))
 
     def _kill_on_schedule(self) -> None:
@@ -184,6 +187,11 @@ class Story:
                 self._follow()
             if time.monotonic() > give_up_s:
                 raise Failed(f"{complaint}; see the logs in {self.directory}")
+
+    @property
+    def _finished_rows(self) -> int:
+        """What both queries have done."""
+        return min(self._rows.values())
 
     def _has_finished(self, rows: float) -> bool:
         return self._finished_rows >= rows
@@ -207,37 +215,32 @@ class Story:
 
     def _follow(self) -> int:
         """Read new results; returns how many. The first after a kill answers it."""
-        new = 0
-        if not self._followers:
+        if not self._results:
             client = self._client()
-            self._followers = [Follower(client, TopicPartition(SINK, number)) for number in range(PARTITIONS)]
-        for follower in self._followers:
-            for batch in follower.read_new():
-                for value in batch.column("value").to_pylist():
-                    window, item, count, average = value.decode().split(",")
-                    self._results[int(window), int(item), int(count), float(average)] += 1
-                    new += 1
+            for topic, parse in PARSERS.items():
+                streams = [TopicPartition(topic, number) for number in range(PARTITIONS)]
+                self._results[topic] = Results([Follower(client, stream) for stream in streams], parse)
+        new = sum(results.read_new() for results in self._results.values())
         if new:
             for kill in self._unanswered:
                 kill.first_result_s = self._now_s() - kill.at_s
             self._unanswered.clear()
         return new
 
-    def _expected(self) -> Averages:
-        """The averages, computed from what the input stream holds."""
+    def _expected(self) -> dict[str, Expected]:
+        """The results of both queries, computed from what the input stream holds."""
         with self._client() as client:
-            blocks: list[Purchases] = []
-            for number in range(PARTITIONS):
-                follower = Follower(client, TopicPartition(SOURCE, number))
-                blocks.extend(from_values(batch.column("value")) for batch in follower.read_new())
-        self.outcome.records = sum(int((block.items != CLOSING_ITEM).sum()) for block in blocks)
-        return averages(iter(blocks))
+            followers = [Follower(client, TopicPartition(SOURCE, number)) for number in range(PARTITIONS)]
+            batches = (batch for follower in followers for batch in follower.read_new())
+            purchases = together(from_values(batch.column("value")) for batch in batches)
+        self.outcome.records = int((purchases.items != CLOSING_ITEM).sum())
+        return {"averages": averages(purchases), "spendings": spendings(purchases)}
 
-    def _follow_until(self, expected: Averages) -> None:
+    def _follow_until(self, expected: Mapping[str, Expected]) -> None:
         """Wait until as many results are there as there should be, then a little for any that should not."""
         self._follow()
         quiet_since_s = time.monotonic()
-        while sum(self._results.values()) < len(expected) and time.monotonic() - quiet_since_s < STALLED_S:
+        while self._lacks(expected) and time.monotonic() - quiet_since_s < STALLED_S:
             self._listen()
             if self._follow():
                 quiet_since_s = time.monotonic()
@@ -247,14 +250,12 @@ class Story:
             self._listen()
         self._follow()
 
-    def _compare(self, expected: Averages) -> None:
-        found = Counter((window, item) for window, item, *_ in self._results.elements())
-        self.outcome.results = sum(found.values())
-        self.outcome.missing = sum(1 for key in expected if not found[key])
-        self.outcome.doubled = sum(count - 1 for count in found.values())
-        self.outcome.wrong = sum(
-            1 for window, item, count, average in self._results if expected.get((window, item)) != (count, average)
-        )
+    def _lacks(self, expected: Mapping[str, Expected]) -> bool:
+        return any(len(self._results[topic]) < len(results) for topic, results in expected.items())
+
+    def _compare(self, expected: Mapping[str, Expected]) -> None:
+        for topic, results in expected.items():
+            self.outcome.comparisons[topic] = self._results[topic].compare(results)
 
 
 def _is_past(moment_s: float) -> bool:

@@ -46,7 +46,7 @@ def conclude(overlay: Overlay, before: Counters, epoch: int, extent_limit: int |
     """
     changes = overlay.changes()
     live = overlay.live
-    counters = before.after(footprints=changes.footprints.num_rows, closes=changes.closed.num_rows)
+    counters = before.after(footprints=changes.footprints.num_rows)
     count = _checks(overlay, counters, live, changes.footprints.num_rows, extent_limit)
     if count:
         overlay.touch(overlay.oldest(count))

@@ -3,7 +3,10 @@
 Invariants:
 * The log is the truth. At its first epoch a driver takes the query over and reads the last END; from then on what it
   has decided itself is what the log says, as nobody else can decide.
-* A batch that is committed is dropped before any work; batches come without gaps.
+* A batch that is committed is dropped before any work, if its input is what the log says: the same number with other
+  input (a checkpoint that lost its newest batch) is refused. Batches come without gaps: each begins where the one
+  before ended, by number and by offsets.
+* A new query has its topic for itself, unless its user says otherwise.
 * The watermark is Spark's: rows are late by the watermark of the epoch before, windows close by the newest event time
   committed before the epoch, over all partitions. When input pauses, one epoch without input does what is due.
 * Epochs come one at a time: a lock is held from the plan to the decision.
@@ -18,22 +21,27 @@ from dataclasses import dataclass
 from typing import Final
 
 from logstore.client.blocking import Client, TopicPartition
+from logstore.client.wire import EARLIEST
 from logstore.errors import CairnError, StaleEpoch
 from logstore.format.private import AbortRequest, TaskOutput
 from spe_adapter.cec.control import Progress
-from spe_adapter.errors import StateInconsistent
+from spe_adapter.errors import CheckpointDiffers, StateInconsistent, StateTrimmed
 from spe_adapter.host import Host
+from spe_adapter.logscan import find_head
+from spe_adapter.microbatch.choosing import Choice
 from spe_adapter.microbatch.errors import BatchesMissing, OperatorChanged
 from spe_adapter.microbatch.fencing import decide, take_over
-from spe_adapter.microbatch.logscan import find_head
 from spe_adapter.microbatch.messages import Fixed, Parent, Plan, Rebase, Report, log_epoch, newest_of
 from spe_adapter.microbatch.probe import Probe, Step
-from spe_adapter.microbatch.topics import trim
+from spe_adapter.microbatch.topics import refuse_taken, trim
 from spe_adapter.operators.base import next_watermark
+from spe_adapter.planned import Planned, following_problem, repeated_problem, way_out
 from spe_adapter.sink import ABORT_LIMIT_S
 
 Execute = Callable[[Plan], Sequence[str]]
 """Runs the tasks of an epoch; the reports of those that succeeded."""
+PlannedInput = Callable[[int], Planned]
+"""The input that Spark's checkpoint has for a batch."""
 
 _DRIVER: Final = -1
 _TRIMS_PER_RETENTION: Final = 8
@@ -62,8 +70,11 @@ class Driver:
         self._host = host
         self._probe = probe
         self._lock = threading.Lock()
+        self._choice = Choice(fixed)
         self._begun = False
         self._committed: Committed | None = None
+        self.hosts: set[str] = set()
+        """Where tasks of this run have left state in memory."""
         self._busy_s = host.network.monotonic_s()
         self._trimmed_s = self._busy_s
 
@@ -72,20 +83,29 @@ class Driver:
         """The last committed epoch as far as it is known."""
         return self._committed
 
+    @property
+    def combine(self) -> bool:
+        """Whether the next epoch's rows should be combined in front of the shuffle."""
+        return self._choice.combine
+
     def idle_s(self) -> float:
         """For how long there has been no epoch; 0 while there is one."""
         return 0.0 if self._lock.locked() else self._host.network.monotonic_s() - self._busy_s
 
-    def run_batch(self, batch: int, execute: Execute) -> None:
+    def run_batch(self, batch: int, planned: PlannedInput, execute: Execute) -> None:
         """Spark's batch, unless it is committed already.
 
-        Raises StaleEpoch, BatchesMissing, FencedRun, StateTrimmed, OperatorChanged and what tasks fail with.
+        Raises StaleEpoch, BatchesMissing, CheckpointDiffers, TopicTaken, FencedRun, StateTrimmed, OperatorChanged and
+        what tasks fail with.
         """
         with self._lock:
             try:
                 self._begin()
-                if not self._is_done(batch):
-                    self._epoch(batch, closing=False, execute=execute)
+                repeated = self._is_done(batch)
+                plan = planned(batch)
+                self._check_input(plan, repeated=repeated)
+                if not repeated:
+                    self._epoch(batch, plan, closing=False, execute=execute)
             finally:
                 self._busy_s = self._host.network.monotonic_s()
 
@@ -102,7 +122,7 @@ class Driver:
                     return False
                 if self._watermark_ms(last) <= last.progress.watermark_ms:
                     return False
-                self._epoch(last.progress.batch, closing=True, execute=execute)
+                self._epoch(last.progress.batch, last.progress.planned, closing=True, execute=execute)
                 return True
             finally:
                 self._busy_s = self._host.network.monotonic_s()
@@ -122,6 +142,8 @@ class Driver:
             if last_epoch is not None:
                 self._committed = read_committed(client, self._fixed.options.topic, self._query, last_epoch)
                 self._check_operator(client, self._committed)
+            elif not self._fixed.options.allow_other_queries:
+                refuse_taken(client, self._fixed.options.topic, self._query)
         self._begun = True
 
     def _check_operator(self, client: Client, last: Committed) -> None:
@@ -160,9 +182,23 @@ class Driver:
             )
         return batch == known
 
+    def _check_input(self, planned: Planned, *, repeated: bool) -> None:
+        """Whether the batch has the input that it had in the log, or begins where the log ends.
+
+        Raises CheckpointDiffers.
+        """
+        last = self._committed
+        if last is None or self._fixed.options.sink.accept_changed_checkpoint:
+            return
+        noted = last.progress.planned
+        where = f"topic {self._fixed.options.topic!r}"
+        problem = repeated_problem(noted, planned) if repeated else following_problem(noted, planned)
+        if problem is not None:
+            raise CheckpointDiffers(f"query {self._query}: {problem} (the log is {where}); {way_out(self._query)}")
+
     # ---- one epoch
 
-    def _epoch(self, batch: int, *, closing: bool, execute: Execute) -> None:
+    def _epoch(self, batch: int, planned: Planned | None, *, closing: bool, execute: Execute) -> None:
         started_s = self._host.network.monotonic_s()
         plan = self._plan(batch, closing=closing)
         self._at("driver before tasks", plan)
@@ -184,7 +220,9 @@ class Driver:
             max_event_ms=max((moment for moment in newest_ms if moment is not None), default=None),
             partitions=self._fixed.partitions,
             layout=plan.layout,
+            planned=planned,
         )
+        self.hosts.update(report.host for report in reports)
         self._at("driver before decide", plan)
         outputs = [TaskOutput(report.partition, report.attempt, report.pieces) for report in reports]
         with self._client() as client:
@@ -193,6 +231,7 @@ class Driver:
             seconds = self._host.network.monotonic_s() - started_s
             parents = tuple(report.counters for report in reports)
             self._committed = Committed(plan.epoch, progress, parents, newest_ms, tuple(reports), seconds)
+            self._choice.note(reports)
             self._trim(client, reports)
 
     def _plan(self, batch: int, *, closing: bool) -> Plan:
@@ -264,6 +303,7 @@ def read_committed(client: Client, topic: str, query: str, last_epoch: int) -> C
     """The last committed epoch, from the topic. Raises BatchesMissing or StateInconsistent if it is not there."""
     head = find_head(client, TopicPartition(topic, 0), query)
     if head is None or head.end.epoch != last_epoch:
+        _check_not_trimmed(client, TopicPartition(topic, 0), query, last_epoch)
         found = "none" if head is None else f"epoch {head.end.epoch}"
         raise BatchesMissing(
             f"query {query}: its last committed epoch is {last_epoch}, but topic {topic!r} holds {found}; write to the "
@@ -274,8 +314,20 @@ def read_committed(client: Client, topic: str, query: str, last_epoch: int) -> C
     for partition in range(progress.partitions):
         own = find_head(client, TopicPartition(topic, partition), query)
         if own is None or own.mark is None or own.end.epoch != last_epoch:
+            _check_not_trimmed(client, TopicPartition(topic, partition), query, last_epoch)
             raise StateInconsistent(f"query {query}: stream {topic}-{partition} holds no mark of epoch {last_epoch}")
         mark = own.mark
         parents.append(Parent(mark.attempt, mark.emitted, mark.seen, mark.sequence))
         newest_ms = newest_of(newest_ms, mark.newest_ms)
     return Committed(last_epoch, progress, tuple(parents), newest_ms)
+
+
+def _check_not_trimmed(client: Client, stream: TopicPartition, query: str, last_epoch: int) -> None:
+    """Raise StateTrimmed if a stream that lacks the query's last epoch has lost records at its start."""
+    start = client.offsets({stream: EARLIEST})[stream].offset
+    if start > 0:
+        raise StateTrimmed(
+            f"query {query}: topic {stream.topic!r} was trimmed: partition {stream.partition} starts at offset {start} "
+            f"and does not hold the query's last epoch, {last_epoch}, any more, so its state is gone. Start with a new "
+            "checkpoint, and leave trimming to the query's option 'retention', which keeps what is needed"
+        )

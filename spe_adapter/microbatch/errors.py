@@ -20,6 +20,13 @@ class TasksFailed(CairnError):
     blame: ClassVar[Blame] = "client"
 
 
+class StateNotForgotten(CairnError):
+    """A stopped query's state is still in the memory of some hosts; the message names them. It does no harm there."""
+
+    blame: ClassVar[Blame] = "client"
+    retriable: ClassVar[bool] = True
+
+
 class OperatorChanged(CairnError):
     """The state in the log is of another operator, has other columns or another key."""
 

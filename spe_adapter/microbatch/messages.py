@@ -20,6 +20,9 @@ from spe_adapter.operators.base import Operator
 
 PLAN_PROPERTY: Final = "cairn.stateful.plan"
 """The local property with the plan of a job's epoch."""
+COMBINE_PROPERTY: Final = "cairn.stateful.combine"
+"""The local property that says whether rows are combined: "true" or "false". It is of the thread and not of the plan,
+as Spark may run the stage in front of the shuffle before it asks for the epoch's tasks."""
 REPORT_COLUMN: Final = "report"
 REPORT_SCHEMA: Final = f"{REPORT_COLUMN} string"
 MOVED: Final = "moved"
@@ -31,6 +34,17 @@ EPOCHS_PER_GENERATION: Final = 2**40
 def log_epoch(generation: int, batch: int, *, closing: bool) -> int:
     """The epoch's number in the log: higher with each reset, batch, and closing epoch behind a batch."""
     return generation * EPOCHS_PER_GENERATION + 2 * batch + (1 if closing else 0)
+
+
+def batch_of(epoch: int) -> int:
+    """Spark's number of the batch that this epoch of the log is of."""
+    return epoch % EPOCHS_PER_GENERATION // 2
+
+
+def epoch_name(epoch: int) -> str:
+    """An epoch as messages name it: by Spark's number first, which its reader knows."""
+    what = "pause behind batch" if epoch % 2 else "batch"
+    return f"{what} {batch_of(epoch)} (epoch {epoch} in the log)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +136,12 @@ class Seconds:
 class Report:
     """What a task did.
 
-    `attempt` and `pieces` name what it staged; `counters` are those of the state it leaves; `open_windows` is N,
+    `started_ms` is when it began, by the host's clock. `moved` are the rows that came through the shuffle, `combined`
+    or not, `windows` those that its calls touched. `attempt` and `pieces` name what it staged; `counters` are those of
+    the state it leaves; `open_windows` is N,
     `extent` is q; `oldest_epoch` is that of the oldest footprint. `max_events_ms` has the newest event time of each
     input of the operator in this epoch. `how` says where the state came from: MOVED, or see
-    `state.versions.OpenState`.
+    `state.versions.OpenState`. `host` is where the task ran, and left state in memory.
     """
 
     partition: int
@@ -134,6 +150,9 @@ class Report:
     pieces: int
     counters: Parent
     records: int
+    combined: bool
+    moved: int
+    windows: int
     late: int
     results: int
     footprints: int
@@ -145,7 +164,9 @@ class Report:
     load_seconds: float
     state_bytes: int
     delta_bytes: int
+    started_ms: int
     seconds: Seconds
+    host: str = ""
 
     def to_json(self) -> str:
         """As a row carries it."""

@@ -9,14 +9,26 @@ Invariant: names are case-insensitive; nothing here talks to a sidecar.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from logstore.errors import InvalidConfig
 from spe_adapter.options import HARMLESS_SINK_OPTIONS, OptionReader, SinkOptions, parse_sink
 
 STATE_OPTIONS: Final = frozenset(
-    ("allowTrimming", "closingDelay", "extentLimit", "retention", "stateDirectory", "stateLimit")
+    (
+        "allowOtherQueries",
+        "allowTrimming",
+        "closingDelay",
+        "combine",
+        "extentLimit",
+        "retention",
+        "stateDirectory",
+        "stateLimit",
+    )
 )
+Combine = Literal["auto", "always", "never"]
+COMBINE: Final[tuple[Combine, ...]] = ("auto", "always", "never")
+"""What the option `combine` may be, the default first."""
 DEFAULT_STATE_LIMIT_BYTES: Final = 2 * 1024 * 1024 * 1024
 """Per query and host. Shared memory is half of a machine's memory unless set; a query should not take all of it."""
 DEFAULT_CLOSING_DELAY_MS: Final = 300
@@ -24,6 +36,7 @@ DEFAULT_CLOSING_DELAY_MS: Final = 300
 
 _SINK_OPTIONS: Final = frozenset(
     (
+        "changedCheckpoint",
         "kafka.acks",
         "kafka.batch.size",
         "kafka.bootstrap.servers",
@@ -44,7 +57,7 @@ class StatefulOptions:
 
     `extent_limit` is Q, in control tuples (None: four times what is open). `retention_ms` None: keep all results.
     `state_root` None: the state rooms' default. `closing_delay_ms`: how long no batch must have started before windows
-    that are due are closed without one.
+    that are due are closed without one. `combine`: whether rows are combined in front of the shuffle.
     """
 
     sink: SinkOptions
@@ -53,8 +66,10 @@ class StatefulOptions:
     state_root: str | None
     state_limit_bytes: int
     allow_trimming: bool
+    allow_other_queries: bool
     retention_ms: int | None
     closing_delay_ms: int
+    combine: Combine
 
 
 def parse_stateful(options: Mapping[str, str], topic: str) -> StatefulOptions:
@@ -72,9 +87,19 @@ def parse_stateful(options: Mapping[str, str], topic: str) -> StatefulOptions:
         state_root=reader.text("stateDirectory"),
         state_limit_bytes=_size(reader, "stateLimit", DEFAULT_STATE_LIMIT_BYTES),
         allow_trimming=reader.flag("allowTrimming", False),
+        allow_other_queries=reader.flag("allowOtherQueries", False),
         retention_ms=None if reader.text("retention") is None else reader.duration_ms("retention", 0),
         closing_delay_ms=reader.duration_ms("closingDelay", DEFAULT_CLOSING_DELAY_MS),
+        combine=_combine(reader),
     )
+
+
+def _combine(reader: OptionReader) -> Combine:
+    text = reader.text("combine")
+    for allowed in COMBINE:
+        if text is None or text.lower() == allowed:
+            return allowed
+    raise InvalidConfig(f"option 'combine' is {text!r}; allowed: {', '.join(COMBINE)}")
 
 
 def _size(reader: OptionReader, name: str, default_bytes: int) -> int:

@@ -14,9 +14,11 @@ from spe_adapter.microbatch.messages import Seconds
 
 @dataclass(frozen=True, slots=True)
 class EpochProgress:
-    """An epoch. Sums over the partitions: `windows` (N), `records`, `late`, `results`, `footprints`, `state_bytes`,
-    `delta_bytes`. Of the worst partition: `extent` (q), `load_seconds` and each of `task_seconds`. `how` counts
-    partitions by where their state came from; it and the sums are empty or 0 until this run has had an epoch.
+    """An epoch. Sums over the partitions: `windows` (N), `records`, `moved` (rows that the shuffle carried: fewer than
+    `records` where they were combined), `late`, `results`, `footprints`, `state_bytes`, `delta_bytes`. Of the worst
+    partition: `extent` (q), `load_seconds` and each of `task_seconds`. `how` counts partitions by where their state
+    came from; `started_ms` is when the first task began, by its host's clock. All of it but what the log says of the
+    epoch is empty or 0 until this run has had one.
     """
 
     batch: int
@@ -27,6 +29,7 @@ class EpochProgress:
     windows: int
     extent: int
     records: int
+    moved: int
     late: int
     results: int
     footprints: int
@@ -35,6 +38,7 @@ class EpochProgress:
     how: Mapping[str, int]
     load_seconds: float
     task_seconds: Seconds
+    started_ms: int
     seconds: float
 
 
@@ -51,6 +55,7 @@ def progress_of(last: Committed) -> EpochProgress:
         windows=sum(report.open_windows for report in reports),
         extent=max((report.extent for report in reports), default=0),
         records=sum(report.records for report in reports),
+        moved=sum(report.moved for report in reports),
         late=sum(report.late for report in reports),
         results=sum(report.results for report in reports),
         footprints=sum(report.footprints for report in reports),
@@ -61,5 +66,6 @@ def progress_of(last: Committed) -> EpochProgress:
         task_seconds=Seconds(
             *(max((getattr(report.seconds, name) for report in reports), default=0.0) for name in names)
         ),
+        started_ms=min((report.started_ms for report in reports), default=0),
         seconds=last.seconds,
     )

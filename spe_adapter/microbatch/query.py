@@ -17,8 +17,10 @@ Source: docs/decisions/0010.
 import re
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final, Self
 
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -28,15 +30,19 @@ from spe_adapter.host import ThisHost
 from spe_adapter.microbatch.closing import Closer
 from spe_adapter.microbatch.driver import Driver
 from spe_adapter.microbatch.errors import TasksFailed
-from spe_adapter.microbatch.messages import PLAN_PROPERTY, REPORT_SCHEMA, Fixed, Plan
+from spe_adapter.microbatch.forgetting import OnSpark, forget
+from spe_adapter.microbatch.handover import HANDED_SCHEMA, PARTITION, HandOver
+from spe_adapter.microbatch.messages import COMBINE_PROPERTY, PLAN_PROPERTY, REPORT_SCHEMA, Fixed, Plan, epoch_name
 from spe_adapter.microbatch.options import parse_stateful
+from spe_adapter.microbatch.planning import RunningCheckpoint
 from spe_adapter.microbatch.probe import Probe, silent
 from spe_adapter.microbatch.progress import EpochProgress, progress_of
-from spe_adapter.microbatch.routing import arrow_schema, check, partition_column
+from spe_adapter.microbatch.routing import arrow_schema, check
 from spe_adapter.microbatch.task import ClosingTask, Task
 from spe_adapter.microbatch.topics import prepare_topic
+from spe_adapter.microbatch.watermarks import check_watermarks
 from spe_adapter.operators.base import Operator
-from spe_adapter.state.versions import StateDirectory
+from spe_adapter.operators.errors import OperatorFailed
 
 _QUERY_PROPERTY: Final = "sql.streaming.queryId"
 _RUN_PROPERTY: Final = "spark.jobGroup.id"
@@ -122,6 +128,7 @@ class Stateful:
             raise InvalidConfig("the data frame is not streaming; stateful queries run on spark.readStream")
         schema = arrow_schema(self._frame)
         fingerprint = check(self._operator, schema, self._key)
+        check_watermarks(self._frame, self._operator)
         host = ThisHost()
         spark = self._frame.sparkSession
         sink = parsed.sink
@@ -152,16 +159,22 @@ class _Starting:
     """What Spark calls: it may do so before `start` has the query's ids, so the driver is made by whoever is first."""
 
     def __init__(self, frame: DataFrame, fixed: Fixed, probe: Probe) -> None:
-        self._spark = frame.sparkSession
+        self.spark = frame.sparkSession
         self.fixed = fixed
         self._probe = probe
         self._task = Task(fixed, probe)
         self._lock = threading.Lock()
         self._driver: Driver | None = None
+        self._checkpoint: RunningCheckpoint | None = None
         self._run = ""
         self.stopping = threading.Event()
-        column = partition_column(fixed.schema, fixed.key, fixed.partitions)
-        self.reports = frame.repartitionById(fixed.partitions, column).mapInArrow(self._task, REPORT_SCHEMA)
+        rows = self.spark.range(0, fixed.partitions, 1, fixed.partitions)
+        self._closing = rows.mapInArrow(ClosingTask(self._task), REPORT_SCHEMA)
+        """A row for each partition. Made once: each pause would plan it and pickle the operator again."""
+        self.failure: BaseException | None = None
+        """What the last batch failed with."""
+        handed = frame.mapInArrow(HandOver(fixed), HANDED_SCHEMA)
+        self.reports = handed.repartitionById(fixed.partitions, PARTITION).mapInArrow(self._task, REPORT_SCHEMA)
 
     def driver(self, query: str, run: str) -> Driver:
         """The run's driver."""
@@ -173,20 +186,30 @@ class _Starting:
 
     def on_batch(self, reports: DataFrame, batch: int) -> None:
         """One of Spark's batches."""
-        context = self._spark.sparkContext
+        context = self.spark.sparkContext
         query, run = context.getLocalProperty(_QUERY_PROPERTY), context.getLocalProperty(_RUN_PROPERTY)
-        self.driver(str(query), str(run)).run_batch(batch, lambda plan: self._collect(reports, plan))
+        driver = self.driver(str(query), str(run))
+        self._choose(driver)
+        try:
+            if self._checkpoint is None:
+                self._checkpoint = RunningCheckpoint(self.spark, str(query))
+            driver.run_batch(batch, self._checkpoint.planned, partial(self._collect, reports))
+        except Exception as error:
+            self.failure = error
+            raise
+        self._choose(driver)
+
+    def _choose(self, driver: Driver) -> None:
+        self.spark.sparkContext.setLocalProperty(COMBINE_PROPERTY, str(driver.combine).lower())
 
     def execute_closing(self, plan: Plan) -> list[str]:
         """The tasks of an epoch without input; they end with the query's other jobs when it is stopped."""
-        partitions = self.fixed.partitions
-        empty = self._spark.range(0, partitions, 1, partitions).mapInArrow(ClosingTask(self._task), REPORT_SCHEMA)
-        self._spark.sparkContext.setLocalProperty(_RUN_PROPERTY, self._run)
-        self._spark.sparkContext.setInterruptOnCancel(False)
-        return self._collect(empty, plan)
+        self.spark.sparkContext.setLocalProperty(_RUN_PROPERTY, self._run)
+        self.spark.sparkContext.setInterruptOnCancel(False)
+        return self._collect(self._closing, plan)
 
     def _collect(self, reports: DataFrame, plan: Plan) -> list[str]:
-        context = self._spark.sparkContext
+        context = self.spark.sparkContext
         context.setLocalProperty(PLAN_PROPERTY, plan.to_json())
         try:
             texts = [row[0] for row in reports.collect()]
@@ -196,7 +219,7 @@ class _Starting:
                 raise
             # Not chained: Spark's text repeats the worker's traceback several times, and Spark searches what comes out
             # of here with an expression that overflows its stack on long texts, losing the error.
-            raise TasksFailed(f"query {plan.query}, epoch {plan.epoch}: {said}") from None
+            raise TasksFailed(f"query {plan.query}, {epoch_name(plan.epoch)}: {said}") from None
         finally:
             context.setLocalProperty(PLAN_PROPERTY, "")
         # A plan that Spark knows to be empty has no tasks at all.
@@ -210,8 +233,17 @@ def said_by_worker(text: str) -> str | None:
     if not lines:
         return None
     kind, message = lines[-1].groups()
+    if kind == OperatorFailed.__name__:
+        # It names the line that its reader can change; the frames around it are not theirs.
+        return f"{kind}: {message}"
     frames = "\n".join(line for line in trace[: lines[-1].start()].splitlines() if line.startswith("  File"))
     return f"{kind}: {message[:_MESSAGE_CHARACTERS]}\nraised at\n{frames[-_TRACE_CHARACTERS:]}"
+
+
+def _condensed(query: str, reported: BaseException) -> BaseException:
+    """What a Python worker said (a source's, say) out of Spark's report; the report where there is none."""
+    said = said_by_worker(str(reported))
+    return reported if said is None else TasksFailed(f"query {query}: {said.splitlines()[0]}")
 
 
 class StatefulQuery:
@@ -271,16 +303,24 @@ class StatefulQuery:
         return self._started.fixed.partitions
 
     def exception(self) -> BaseException | None:
-        """What it failed with; what its batch failed with because it was stopped does not count."""
+        """What it failed with, as the error that says so first and not as Spark's report of it (which
+        `awaitTermination` raises, from this). What its batch failed with because it was stopped does not count.
+        """
         if self._started.stopping.is_set():
             return self._failed_before_stop
-        return self._closer.failure or self._query.exception()
+        if self._closer.failure is not None:
+            return self._closer.failure
+        reported = self._query.exception()
+        return reported if reported is None else self._started.failure or _condensed(self.id, reported)
 
     def awaitTermination(self, timeout: int | None = None) -> bool | None:  # noqa: N802 - Spark's name
         """Wait until the query has ended, what is due at its end closed; as Spark's, with what it failed with."""
         if self._started.stopping.is_set():
             return None if timeout is None else True
-        ended = self._query.awaitTermination(timeout) if timeout is not None else self._query.awaitTermination()
+        try:
+            ended = self._query.awaitTermination(timeout) if timeout is not None else self._query.awaitTermination()
+        except StreamingQueryException as reported:
+            raise reported from self.exception()
         if ended is not False:
             over = self._closer.join(timeout)
             ended = over if timeout is not None else None
@@ -294,8 +334,9 @@ class StatefulQuery:
         self._closer.close_now()
 
     def stop(self, *, forget_state: bool = False) -> None:
-        """Stop the query. Its state stays in this host's memory for a restart, until the sidecar finds it unused for
-        long; `forget_state` removes it now (the log has it all). Other hosts' copies always wait for their sidecars.
+        """Stop the query. Its state stays in the hosts' memory for a restart, until their sidecars find it unused for
+        long; `forget_state` removes it now (the log has it all), here and on the other hosts that this run's tasks were
+        on. Raises StateNotForgotten, which names the hosts where that could not be; the query has stopped all the same.
         """
         if not self._started.stopping.is_set():
             self._failed_before_stop = self.exception()
@@ -304,5 +345,5 @@ class StatefulQuery:
         self._query.stop()
         self._closer.join()
         if forget_state:
-            options = self._started.fixed.options
-            StateDirectory(options.state_root, self.id, options.state_limit_bytes).remove()
+            root = self._started.fixed.options.state_root
+            forget(self.id, root, self._driver.hosts, OnSpark(self._started.spark))

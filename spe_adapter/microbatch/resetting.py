@@ -24,10 +24,10 @@ from logstore.client.blocking import Client, TopicPartition
 from logstore.format.private import DescribeRequest, TaskOutput
 from spe_adapter.cec.control import End, Mark, Progress, encode_mark
 from spe_adapter.host import Host, ThisHost
+from spe_adapter.logscan import ends
 from spe_adapter.microbatch.errors import ResetRefused
 from spe_adapter.microbatch.fencing import decide, take_over
 from spe_adapter.microbatch.loading import reconstruct
-from spe_adapter.microbatch.logscan import ends
 from spe_adapter.microbatch.messages import log_epoch
 from spe_adapter.microbatch.options import StatefulOptions, parse_stateful
 from spe_adapter.microbatch.pieces import Pieces

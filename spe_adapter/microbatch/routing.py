@@ -1,34 +1,19 @@
-"""Which rows go to which task: by key, as Kafka's partitioner does; and what a data frame must look like for it.
+"""What a data frame must look like for a stateful query, and the types in which its rows come.
 
-A row's partition is computed in front of the shuffle by a vectorised function that Spark hands the key columns alone,
-and `repartitionById` sends the row exactly there. So state, results and keys of partition p meet in stream p, and a
-producer with Kafka's default partitioner sends a key's records to the partition with the same number.
-
-Invariants:
-* The key's bytes, hence the partition, are those that the operator's windows have (`KeyCodec`), whatever the column's
-  type. Null keys are partition 0's.
-* What does not suit (columns, types, the operator's demands) is refused on the driver, before anything starts.
-
-Source: Kafka's BuiltInPartitioner; measurements in docs/decisions/0010.
+Invariant: what does not suit (columns, types, the operator's demands) is refused on the driver, before anything starts.
 """
 
 from collections.abc import Sequence
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as sf
-from pyspark.sql.pandas.functions import arrow_udf
+from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import IntegerType
 
-from spe_adapter.codec.partitioner import partitions_of
 from spe_adapter.errors import SchemaRefused
 from spe_adapter.operators.base import Operator
 from spe_adapter.operators.keys import KeyCodec
 from spe_adapter.operators.output import output_schema
-
-NULL_PARTITION = 0
-"""Where null keys go: state cannot wander, as records without a key do in Kafka."""
+from spe_adapter.state.layout import columns_of
 
 
 def arrow_schema(frame: DataFrame) -> pa.Schema:
@@ -67,27 +52,14 @@ def check(operator: Operator, schema: pa.Schema, key: Sequence[str]) -> str:
     prepared = operator.prepared(schema)
     codec = KeyCodec(prepared, key)
     operator.times(pa.RecordBatch.from_pylist([], schema=prepared))
-    output_schema(codec.fields, operator.output(schema))
+    output = operator.output(schema)
+    if not isinstance(output, pa.Schema):
+        raise SchemaRefused(
+            f"output of operator {operator.name} gave a {type(output).__name__}; it must give a pyarrow.Schema"
+        )
+    output_schema(codec.fields, output)
     state = operator.state_schema(schema)
+    columns_of(state)
     keys = ", ".join(f"{field.name} {field.type}" for field in codec.fields)
     columns = ", ".join(f"{field.name} {field.type}" for field in state)
     return f"{operator.description}; {columns}; by {keys}"
-
-
-def partitions_for(codec: KeyCodec, batch: pa.RecordBatch, partitions: int) -> pa.Array:
-    """The partition of each row, int32."""
-    return pa.array(partitions_of(codec.encode(batch), batch.num_rows, partitions, NULL_PARTITION))
-
-
-def partition_column(schema: pa.Schema, key: Sequence[str], partitions: int) -> Column:
-    """The partition of each row, from 0 to `partitions` - 1, as a column to hand to `repartitionById`."""
-    wanted = pa.schema([schema.field(name) for name in key])
-    names = wanted.names
-
-    def route(*columns: pa.Array) -> pa.Array:
-        batch = as_schema(pa.RecordBatch.from_arrays(list(columns), names=names), wanted)
-        return partitions_for(KeyCodec(wanted, names), batch, partitions)
-
-    # Spark wants the kind of function to be told by the hints above, not by an argument, which its own stubs demand.
-    router = arrow_udf(route, IntegerType())  # type: ignore[call-overload]
-    return router(*[sf.col(f"`{name}`") for name in key])

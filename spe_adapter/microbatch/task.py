@@ -13,7 +13,6 @@ Source: CEC paper, section II.B; docs/decisions/0010.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from traceback import extract_tb
 
 import numpy as np
 import pyarrow as pa
@@ -23,9 +22,11 @@ from logstore.client.blocking import Client, TopicPartition
 from spe_adapter.cec.control import Mark
 from spe_adapter.cec.extent import Counters
 from spe_adapter.codec.partitioner import partitions_of
+from spe_adapter.collector import spare_loaded_code
 from spe_adapter.errors import NoTaskContext, SchemaRefused
-from spe_adapter.host import Host, ThisHost
+from spe_adapter.host import Host, ThisHost, host_name
 from spe_adapter.microbatch.beat import Beat, conclude, control_batches
+from spe_adapter.microbatch.handover import Received, new_seed, received
 from spe_adapter.microbatch.loading import LogLoader, moved_windows
 from spe_adapter.microbatch.messages import (
     MOVED,
@@ -36,27 +37,19 @@ from spe_adapter.microbatch.messages import (
     Plan,
     Report,
     Seconds,
+    batch_of,
     newest_of,
 )
 from spe_adapter.microbatch.pieces import Pieces
 from spe_adapter.microbatch.probe import Probe, Step
-from spe_adapter.microbatch.routing import NULL_PARTITION, as_schema
-from spe_adapter.operators.errors import OperatorFailed
+from spe_adapter.operators.combining import NULL_PARTITION
 from spe_adapter.operators.keys import KeyCodec
-from spe_adapter.operators.output import Output, record_times, to_records
+from spe_adapter.operators.output import Output, record_times
 from spe_adapter.operators.processor import Processor
 from spe_adapter.staging import Attempt
 from spe_adapter.state.overlay import Overlay
 from spe_adapter.state.store import Changes
 from spe_adapter.state.versions import OpenState, StateDirectory, Tag
-
-CALL_ROWS = 131_072
-CALL_BYTES = 32 * 1024 * 1024
-"""Spark sends batches of 10,000 rows. An operator is called with more at once, for it takes time by the call too, and
-tells of a key once a call; up to these bounds, for memory.
-"""
-_SEED_DIGITS = 15
-"""Of a random token, in hexadecimal: nobody can know which keys collide."""
 
 
 class Task:
@@ -67,9 +60,11 @@ class Task:
         self._probe = probe
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows of this task's partition, in the epoch that the job's plan names. Raises NoTaskContext, and all
-        that an epoch may fail with.
+        """The rows of this task's partition as `HandOver` gave them, in the epoch that the job's plan names.
+
+        Raises NoTaskContext, and all that an epoch may fail with.
         """
+        spare_loaded_code()
         context = TaskContext.get()
         text = context.getLocalProperty(PLAN_PROPERTY) if context is not None else None
         if context is None or not text:
@@ -77,11 +72,7 @@ class Task:
         host, plan = ThisHost(), Plan.from_json(text)
         name = f"{context.taskAttemptId()}-{host.new_token()}"
         attempt = Attempt(plan.query, plan.run, plan.epoch, context.partitionId(), name)
-        try:
-            report = _Run(self._fixed, plan, attempt, host, self._probe).report(batches)
-        except OperatorFailed as error:
-            # Spark shows no causes, and the line in the user's code is what the user looks for.
-            raise OperatorFailed(f"{error}{_place_of(error.__cause__)}") from error
+        report = run_task(self._fixed, plan, attempt, host, self._probe, received(batches))
         yield pa.RecordBatch.from_arrays([pa.array([report.to_json()])], names=[REPORT_COLUMN])
 
 
@@ -96,6 +87,13 @@ class ClosingTask:
         for _ in batches:
             continue
         return self._task(iter(()))
+
+
+def run_task(
+    fixed: Fixed, plan: Plan, attempt: Attempt, host: Host, probe: Probe, batches: Iterator[Received]
+) -> Report:
+    """One attempt at one partition of one epoch, over that partition's rows. Raises all that an epoch may fail with."""
+    return _Run(fixed, plan, attempt, host, probe).report(batches)
 
 
 @dataclass
@@ -122,16 +120,18 @@ class _Run:
         self._codec = KeyCodec(fixed.operator.prepared(fixed.schema), fixed.key)
         self._spent = _Spent()
         self._results = 0
+        self._started_ms = host.wall_ms()
+        self._moved = 0
+        self._combined = False
 
-    def report(self, batches: Iterator[pa.RecordBatch]) -> Report:
+    def report(self, batches: Iterator[Received]) -> Report:
         """Do all of it."""
         plan, options, sink = self._plan, self._fixed.options, self._fixed.options.sink
         self._at("task started")
         stream = TopicPartition(options.topic, self._partition)
         operator = self._fixed.operator
         schema = operator.state_schema(self._fixed.schema)
-        seed = int(self._host.new_token()[:_SEED_DIGITS], 16)
-        directory = StateDirectory(options.state_root, plan.query, options.state_limit_bytes, seed=seed)
+        directory = StateDirectory(options.state_root, plan.query, options.state_limit_bytes, seed=new_seed())
         started_s = self._host.network.monotonic_s()
         with (
             Client(sink.servers, self._host.network, limit_s=sink.limit_s, client_id=sink.client_id) as client,
@@ -174,12 +174,13 @@ class _Run:
     # ---- the epoch
 
     def _epoch(
-        self, batches: Iterator[pa.RecordBatch], overlay: Overlay, parent: Parent, pieces: Pieces, state: OpenState
+        self, batches: Iterator[Received], overlay: Overlay, parent: Parent, pieces: Pieces, state: OpenState
     ) -> Report:
         fixed, plan = self._fixed, self._plan
         processor = Processor(
             fixed.operator, self._codec, fixed.schema, overlay, parent.sequence, parent.seen, plan.epoch
         )
+        processor.batch = batch_of(plan.epoch)
         self._process(batches, processor, pieces)
         with self._timed("process"):
             before = Counters(parent.emitted + self._results, processor.seen)
@@ -202,6 +203,9 @@ class _Run:
             pieces=staged,
             counters=Parent(self._attempt.attempt, mark.emitted, mark.seen, mark.sequence),
             records=processor.seen - parent.seen,
+            combined=self._combined,
+            moved=self._moved,
+            windows=processor.windows,
             late=processor.late,
             results=self._results,
             footprints=beat.changes.footprints.num_rows,
@@ -213,26 +217,30 @@ class _Run:
             load_seconds=state.load_seconds,
             state_bytes=state.base.size_bytes + overlay.size_bytes,
             delta_bytes=delta_bytes,
+            started_ms=self._started_ms,
             seconds=Seconds(**vars(self._spent)),
+            host=host_name(),
         )
 
-    def _process(self, batches: Iterator[pa.RecordBatch], processor: Processor, pieces: Pieces) -> None:
+    def _process(self, batches: Iterator[Received], processor: Processor, pieces: Pieces) -> None:
         """All rows, then what the watermark closes."""
         while True:
             with self._timed("input"):
-                taken = list(_taken(batches))
-            if not taken:
+                taken = next(batches, None)
+            if taken is None:
                 break
             with self._timed("process"):
-                rows = as_schema(_whole(taken), self._fixed.schema)
-                self._stage(processor.process(rows, late_ms=self._plan.late_ms), pieces)
+                self._moved += taken.rows.num_rows
+                self._combined = taken.combined
+                take = processor.process_combined if taken.combined else processor.process
+                self._stage(processor, take(taken.rows, late_ms=self._plan.late_ms), pieces)
         with self._timed("process"):
-            self._stage(processor.expire(self._plan.watermark_ms), pieces)
+            self._stage(processor, processor.expire(self._plan.watermark_ms), pieces)
 
-    def _stage(self, output: Output | None, pieces: Pieces) -> None:
+    def _stage(self, processor: Processor, output: Output | None, pieces: Pieces) -> None:
         if output is None or not output.rows.num_rows:
             return
-        keys, values = to_records(output)
+        keys, values = processor.records(output)
         self._results += len(keys)
         pieces.add_results(keys, values, record_times(output, self._host.wall_ms()))
 
@@ -282,26 +290,3 @@ class _Run:
 
     def _at(self, step: Step) -> None:
         self._probe(step, self._plan.epoch, self._partition)
-
-
-def _place_of(cause: BaseException | None) -> str:
-    """Where a user's operator raised, if that is known: the innermost frame that is not in a library."""
-    frames = [] if cause is None else extract_tb(cause.__traceback__)
-    own = [frame for frame in frames if "site-packages" not in frame.filename]
-    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
-
-
-def _taken(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The batches of one call of the operator."""
-    rows = size_bytes = 0
-    for batch in batches:
-        yield batch
-        rows += batch.num_rows
-        size_bytes += batch.nbytes
-        if rows >= CALL_ROWS or size_bytes >= CALL_BYTES:
-            return
-
-
-def _whole(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """All of them as one."""
-    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

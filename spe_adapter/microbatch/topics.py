@@ -3,28 +3,37 @@
 Invariants:
 * A topic that trims itself by age or size is refused unless the user says that it may: it would forget open windows.
 * The driver trims nothing that an open window or the last epoch needs.
+* A topic gets more partitions only where no key of anybody else's moves.
 
 Source: CEC paper, section II.B (the extent is what recovery reads); Kafka's topic settings.
 """
 
+import logging
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Final
 
 from logstore.client.blocking import Client, TopicPartition
 from logstore.client.errors import UNKNOWN_TOPIC_OR_PARTITION, Refused
+from logstore.client.wire import LATEST
 from logstore.errors import InvalidConfig, InvalidPartitions, TopicExists
 from logstore.format.batch import parse_header
-from logstore.format.control import END_TYPE
-from spe_adapter.cec.control import End, decode
-from spe_adapter.microbatch.logscan import Scan
+from logstore.format.control import END_TYPE, MARK_TYPE
+from spe_adapter.cec.control import End, decode, holds_progress
+from spe_adapter.errors import TopicTaken
+from spe_adapter.logscan import HEAD_BYTES, Scan, ends
+from spe_adapter.planned import rebuild_command
+
+_log = logging.getLogger(__name__)
 
 _KEEP_ALL: Final[Mapping[str, str]] = {"retention.ms": "-1", "retention.bytes": "-1"}
 
 
 def prepare_topic(client: Client, topic: str, partitions: int | None, default: int, *, allow_trimming: bool) -> int:
-    """Make the topic if there is none; the number of state partitions (given, or the topic's, or `default`).
+    """Make the topic if there is none, give it more partitions if it has too few; the number of state partitions
+    (given, or the topic's, or `default`).
 
-    Raises InvalidPartitions (too few) or InvalidConfig (a topic that trims itself).
+    Raises InvalidPartitions (too few in a topic that others use) or InvalidConfig (a topic that trims itself).
     """
     info = client.topics([topic])[topic]
     if info.error == UNKNOWN_TOPIC_OR_PARTITION:
@@ -36,11 +45,6 @@ def prepare_topic(client: Client, topic: str, partitions: int | None, default: i
     if info.error:
         raise Refused(f"topic {topic!r} at {client.where}", code=info.error)
     there = len(info.partitions)
-    if partitions is not None and partitions > there:
-        raise InvalidPartitions(
-            f"{partitions} state partitions, but topic {topic!r} has {there}; a state partition is a partition of its "
-            f"topic: use at most {there}, or give the topic more partitions"
-        )
     settings = client.topic_configs(topic)
     trims = {name: settings[name] for name in _KEEP_ALL if settings.get(name, "-1") != "-1"}
     if trims and not allow_trimming:
@@ -50,7 +54,72 @@ def prepare_topic(client: Client, topic: str, partitions: int | None, default: i
             "the option 'retention', which keeps what is needed; or set 'allowTrimming' to true if no window stays "
             "open for so long"
         )
-    return partitions if partitions is not None else there
+    if partitions is None:
+        return there
+    if partitions > there:
+        _grow(client, topic, there, partitions, settings)
+    return partitions
+
+
+def _grow(client: Client, topic: str, there: int, partitions: int, settings: Mapping[str, str]) -> None:
+    """Give the topic as many partitions as the query is to have, if that moves nobody else's keys.
+
+    State that lies in fewer is dealt out anew by the query's first epoch (see `messages.Rebase`), as long as the topic
+    holds nothing but it: then it is made as this module makes topics, and each stream is empty or has a mark.
+    """
+    others = [name for name, value in _KEEP_ALL.items() if settings.get(name) != value]
+    if not others:
+        others = [
+            f"the records in partition {partition}"
+            for partition in range(there)
+            if not _is_a_querys(client, TopicPartition(topic, partition))
+        ]
+    if others:
+        raise InvalidPartitions(
+            f"{partitions} state partitions, but topic {topic!r} has {there}, and is not a stateful query's alone (see "
+            f"{others[0]}): more partitions would move the keys of others. Use at most {there}, give the topic more "
+            "partitions yourself (kafka-topics.sh --alter --partitions), or write to a topic of its own"
+        )
+    try:
+        client.create_partitions(topic, partitions)
+    except InvalidPartitions:
+        # Another driver was faster, or this one's first answer was lost.
+        if client.partitions(topic) < partitions:
+            raise
+    _log.info("topic %r has %d partitions now, %d before", topic, partitions, there)
+
+
+def _is_a_querys(client: Client, stream: TopicPartition) -> bool:
+    """Whether a stream is empty, or a stateful query has left a mark in it."""
+    if client.offsets({stream: LATEST})[stream].offset == 0:
+        return True
+    with Scan(client, stream, types=(MARK_TYPE,)) as scan:
+        return next(scan, None) is not None
+
+
+def refuse_taken(client: Client, topic: str, query: str) -> None:
+    """Refuse a topic into which another query has written last. Raises TopicTaken.
+
+    A query without epochs is new: its checkpoint is new, or was lost. In the second case all its results would come
+    once more, and nothing in Spark says so.
+    """
+    for partition in range(client.partitions(topic)):
+        with closing(ends(client, TopicPartition(topic, partition), first_bytes=HEAD_BYTES)) as found:
+            newest = next(found, None)
+        if newest is not None and newest.query != query:
+            raise TopicTaken(taken_message(topic, partition, query, newest))
+
+
+def taken_message(topic: str, partition: int, query: str, newest: End) -> str:
+    """Why a new query may not write into the topic, and the ways out."""
+    kept = "state and results" if holds_progress(newest) else "output"
+    return (
+        f"query {query} is new (its checkpoint is empty), but topic {topic!r} holds the {kept} of query "
+        f"{newest.query}, up to epoch {newest.epoch} (partition {partition}). If that is this query's former self, "
+        f"whose checkpoint was lost, make the checkpoint anew: {rebuild_command(newest.query)}; otherwise write to a "
+        "new topic, or delete this one; or, if both queries shall write here, set the option 'allowOtherQueries' to "
+        "true"
+    )
 
 
 def trim(client: Client, stream: TopicPartition, query: str, oldest_epoch: int, before_ms: int) -> int:

@@ -14,7 +14,7 @@ aggregation on the same rows (append mode for windows by event time, update mode
 Source: CEC paper, section II (the aggregate operator); Spark's StateStoreSaveExec.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import numpy as np
@@ -25,6 +25,7 @@ from spe_adapter.codec.kernels import Int64s
 from spe_adapter.operators import counting
 from spe_adapter.operators.base import (
     Assignment,
+    Combining,
     Emitted,
     Operator,
     Overlapping,
@@ -34,12 +35,16 @@ from spe_adapter.operators.base import (
     Times,
     time_index,
 )
-from spe_adapter.operators.cells import Cells, Slot, read, write
-from spe_adapter.operators.functions import Aggregation
+from spe_adapter.operators.cells import Cells, Slot, arrow_of, fresh, read, write
+from spe_adapter.operators.functions import Aggregation, Edge
 from spe_adapter.operators.windows import Counting, Sliding, Window, window_column, window_type
 
 WINDOW: Final = "window"
 """The result column that says which event-time window it is."""
+
+
+_Change = Callable[[str, Aggregation, list[Cells]], list[Cells]]
+_Changed = Callable[[State, _Change], Emitted]
 
 
 class Aggregate(Operator):
@@ -90,10 +95,25 @@ class Aggregate(Operator):
         if isinstance(self._window, Counting):
             filled = counting.fold(self._window, self._aggregations, rows, state)
             return Results(self._results(filled.cells, state), filled.owner)
+        return self._changed(state, lambda _, one, cells: one.fold(cells, rows.batch, rows.window))
+
+    def combining(self, schema: pa.Schema) -> Combining | None:
+        """By window, but: which window of a number of rows a row is in is known only where all rows of its key are; and
+        where windows overlap, rows of one window are combined in several groups, so their order is lost.
+        """
+        if isinstance(self._window, Counting):
+            return None
+        if isinstance(self._window, Sliding) and self._window.overlaps > 1:
+            if any(isinstance(one, Edge) for one in self._aggregations.values()):
+                return None
+        return _Combining(self._window, self._aggregations, self._slots(schema), self._changed)
+
+    def _changed(self, state: State, change: _Change) -> Emitted:
+        """The state of each aggregate changed, and what that results in."""
         folded = {}
         for name, one in self._aggregations.items():
             slots = one.slots(state.schema)
-            cells = one.fold([read(state, name + slot.suffix, slot) for slot in slots], rows.batch, rows.window)
+            cells = change(name, one, [read(state, name + slot.suffix, slot) for slot in slots])
             for slot, cell in zip(slots, cells, strict=True):
                 write(state, name + slot.suffix, cell)
             folded[name] = cells
@@ -121,3 +141,37 @@ class Aggregate(Operator):
 
     def _slots(self, schema: pa.Schema) -> list[tuple[str, Slot]]:
         return [(name + slot.suffix, slot) for name, one in self._aggregations.items() for slot in one.slots(schema)]
+
+
+class _Combining(Combining):
+    """Rows become the state that their window would have if there were no others."""
+
+    def __init__(
+        self, window: Window, aggregations: Mapping[str, Aggregation], slots: list[tuple[str, Slot]], changed: _Changed
+    ) -> None:
+        self._window = window
+        self._aggregations = aggregations
+        self._changed = changed
+        self.cells = pa.schema([pa.field(name, slot.type) for name, slot in slots])
+
+    def fold(self, batch: pa.RecordBatch, groups: Int64s, count: int) -> list[pa.Array]:
+        """Fold into fresh cells."""
+        columns = []
+        for one in self._aggregations.values():
+            slots = one.slots(batch.schema)
+            cells = one.fold([fresh(slot, count) for slot in slots], batch, groups)
+            columns += [arrow_of(cell, slot.type) for cell, slot in zip(cells, slots, strict=True)]
+        return columns
+
+    def placed(self, numbers: Int64s) -> Assignment | Overlapping:
+        """By event time, or one window per key."""
+        return self._window.placed(numbers) if isinstance(self._window, Sliding) else Assignment(numbers)
+
+    def merge(self, rows: Rows, state: State) -> Emitted:
+        """Merge cells into those of the windows."""
+
+        def merged(name: str, one: Aggregation, cells: list[Cells]) -> list[Cells]:
+            slots = one.slots(state.schema)
+            return one.merge(cells, [rows.batch.column(name + slot.suffix) for slot in slots], rows.window)
+
+        return self._changed(state, merged)

@@ -43,7 +43,9 @@ from numpy.typing import NDArray
 from spe_adapter.codec.kernels import Int64s
 from spe_adapter.errors import SchemaRefused
 from spe_adapter.operators.keys import KeyCodec
-from spe_adapter.state.columns import Bools
+from spe_adapter.state import exact
+from spe_adapter.state.columns import Bools, fixed_array, fixed_values
+from spe_adapter.state.errors import StateSchemaRefused, StateValueRefused
 from spe_adapter.state.layout import NEVER as _NEVER
 from spe_adapter.state.store import StateStore
 
@@ -126,6 +128,7 @@ class State:
         self._columns: dict[str, pa.Array | tuple[Numbers, Bools | None]] = {}
         self._expires: Int64s | None = None
         self._closed: Bools | None = None
+        self._renewed: Bools | None = None
         self.is_new = is_new
         """True where the window has been opened by this call: its state is null."""
 
@@ -162,8 +165,9 @@ class State:
             return self._store.get(name, self._rows)
         if isinstance(pending, tuple):
             return pending[0].copy()
-        plain = pending.cast(pa.int64()) if pa.types.is_temporal(pending.type) else pending
-        return plain.fill_null(False if pa.types.is_boolean(plain.type) else 0).to_numpy(zero_copy_only=False).copy()
+        if pa.types.is_string(pending.type) or pa.types.is_binary(pending.type):
+            return self._store.get(name, self._rows)  # which refuses it
+        return fixed_values(pending, exact.dtype_of(pending.type))[0].copy()
 
     def nulls(self, name: str) -> Bools:
         """Where a column is null, as it is in a new window."""
@@ -175,9 +179,18 @@ class State:
         return pending.is_null().to_numpy(zero_copy_only=False)
 
     def set(self, name: str, values: Numbers, nulls: Bools | None = None) -> None:
-        """Write a fixed-width column, one value per window, null where `nulls`."""
-        self._check_length(name, len(values))
-        self._columns[name] = values, nulls
+        """Write a fixed-width column, one value per window, null where `nulls` (booleans).
+
+        Values of another type are taken if nothing is lost (see `spe_adapter.state.exact`), else StateValueRefused
+        names the column and the value. What is kept is a copy.
+        """
+        if nulls is None and isinstance(values, pa.Array | pa.ChunkedArray):
+            self.set_column(name, values)
+            return
+        kind = self._type_of(name)
+        if pa.types.is_string(kind) or pa.types.is_binary(kind):
+            raise StateValueRefused(f"state column {name!r} is {kind}: write it with set_column, as a pyarrow.Array")
+        self._columns[name] = exact.fixed(f"state column {name!r}", kind, values, nulls, self.size)
 
     def column(self, name: str) -> pa.Array:
         """A column of any type, as Arrow has it."""
@@ -186,31 +199,46 @@ class State:
             return self._store.get_arrow(name, self._rows)
         if not isinstance(pending, tuple):
             return pending
-        kind = self._store.schema.field(name).type
         values, nulls = pending
-        if pa.types.is_temporal(kind):
-            width = pa.int32() if pa.types.is_date32(kind) else pa.int64()
-            return pa.array(values, width, mask=nulls).view(kind)
-        return pa.array(values, kind, mask=nulls)
+        return fixed_array(self._type_of(name), values, np.zeros(self.size, np.bool_) if nulls is None else nulls)
 
     def set_column(self, name: str, values: pa.Array) -> None:
-        """Write a column of any type, one value per window."""
-        self._check_length(name, len(values))
-        self._columns[name] = values
+        """Write a column of any type, one value per window. Raises StateValueRefused where the declared type cannot
+        hold it without loss.
+        """
+        taken = exact.column(f"state column {name!r}", self._type_of(name), values)
+        if len(taken) != self.size:
+            raise StateValueRefused(f"state column {name!r}: {len(taken)} values; {self.size} are needed")
+        self._columns[name] = taken
 
     def expires(self) -> Int64s:
         """Event time in ms at which each window is due; NEVER where it is not."""
         return self._store.expires(self._rows) if self._expires is None else self._expires.copy()
 
     def expire_at(self, ms: int | Int64s, where: Bools | None = None) -> None:
-        """Have `expire` called when the watermark reaches `ms` (one for all, or one each); NEVER takes it back."""
-        wanted = np.broadcast_to(np.asarray(ms, np.int64), (self.size,))
-        self._expires = wanted.copy() if where is None else np.where(where, wanted, self.expires())
+        """Have `expire` called when the watermark reaches `ms` (one for all, or one each); NEVER takes it back.
+
+        Whole milliseconds since 1970, or datetime64 that are whole in them. Raises StateValueRefused.
+        """
+        given = ms if np.ndim(ms) else np.broadcast_to(np.asarray(ms), (self.size,))
+        wanted, _ = exact.fixed("expire_at, the time in ms,", _MILLISECOND, given, None, self.size)
+        if where is not None:
+            wanted = np.where(exact.flags("expire_at, the places", where, self.size), wanted, self.expires())
+        self._expires = wanted
 
     def close(self, where: Bools | None = None) -> None:
-        """Forget these windows (None: all) at the end of the call; the next row of the same key opens a new one."""
-        closed = np.ones(self.size, np.bool_) if where is None else np.asarray(where, np.bool_)
+        """Forget these windows (booleans; None: all) at the end of the call; the next row of the same key opens a new
+        one. Raises StateValueRefused.
+        """
+        closed = np.ones(self.size, np.bool_) if where is None else exact.flags("close, the places", where, self.size)
         self._closed = closed if self._closed is None else self._closed | closed
+
+    def renew(self, where: Bools) -> None:
+        """Say that a window ended in this call and its successor, in the same entry of the state, began. A window that
+        was just opened need not be named. The state is then written to the log as that of a window that opened, so that
+        no recovery has to begin before its first row.
+        """
+        self._renewed = np.asarray(where, np.bool_)
 
     def all_open(self) -> "State":
         """Every open window of the partition, those of this call included, to be read only."""
@@ -229,8 +257,10 @@ class State:
         )
         return State(self._store, self._rows[which], self.is_new[which], identity)
 
-    def commit(self) -> None:
-        """Hand what was written on to the store."""
+    def commit(self, *, is_replay: bool = False) -> None:
+        """Hand what was written on to the store. In a replay nothing begins: what began is in the log, or was never
+        written by the version of Cairn that ran then, and the older footprint serves.
+        """
         rows, keep = self._rows, None
         if self._closed is not None and self._closed.any():
             keep = np.flatnonzero(~self._closed)
@@ -246,6 +276,12 @@ class State:
                     self._store.set_arrow(name, rows, pending if keep is None else pending.take(pa.array(keep)))
             if self._expires is not None:
                 self._store.set_expires(rows, self._expires if keep is None else self._expires[keep])
+        if self._renewed is not None and not is_replay:
+            begun = self._renewed & ~self.is_new
+            if self._closed is not None:
+                begun &= ~self._closed
+            if begun.any():
+                self._store.renew(self._rows[begun])
         if self._closed is not None and keep is not None:
             self._store.close(self._rows[self._closed])
 
@@ -254,11 +290,10 @@ class State:
         still = self.expires() > watermark_ms
         return still if self._closed is None else still & ~self._closed
 
-    def _check_length(self, name: str, length: int) -> None:
-        if length != self.size:
-            raise SchemaRefused(f"state {name!r}: {length} values for {self.size} windows")
+    def _type_of(self, name: str) -> pa.DataType:
         if self._store.schema.get_field_index(name) < 0:
             raise SchemaRefused(f"state {name!r} was not declared; there is {', '.join(self._store.schema.names)}")
+        return self._store.schema.field(name).type
 
 
 class Identities(NamedTuple):
@@ -268,6 +303,27 @@ class Identities(NamedTuple):
     numbers: Int64s | None
     codec: KeyCodec
     schema: pa.Schema
+
+
+class Combining(ABC):
+    """How rows of one window become one row in front of a shuffle, which carries that instead of them.
+
+    `cells` are the columns that say what became of the rows; the order of rows and of what they became is the same.
+    """
+
+    cells: pa.Schema
+
+    @abstractmethod
+    def fold(self, batch: pa.RecordBatch, groups: Int64s, count: int) -> list[pa.Array]:
+        """The cells of `count` groups of rows (of the prepared input): `groups` has that of each row."""
+
+    @abstractmethod
+    def placed(self, numbers: Int64s) -> Assignment | Overlapping:
+        """The windows of groups, by the number that the operator's `assign` gave for all of their rows."""
+
+    @abstractmethod
+    def merge(self, rows: Rows, state: "State") -> Emitted:
+        """As the operator's `process`, of combined rows: their batch has the columns `cells`."""
 
 
 class Operator(ABC):
@@ -300,6 +356,11 @@ class Operator(ABC):
         """What it does, for people and for telling whether a query's operator has changed."""
         return self.name
 
+    @property
+    def inner(self) -> "Operator":
+        """The operator without the steps around it: whose code a message points to."""
+        return self
+
     @abstractmethod
     def output(self, schema: pa.Schema) -> pa.Schema:
         """The columns of the results, without the key's, for an input of this schema.
@@ -320,7 +381,14 @@ class Operator(ABC):
     # ---- what fewer operators change
 
     def state_schema(self, schema: pa.Schema) -> pa.Schema:
-        """The state's columns for an input of this schema (as `output` gets it, before `prepare`)."""
+        """The state's columns for an input of this schema (as `output` gets it, before `prepare`). Raises
+        StateSchemaRefused.
+        """
+        for name, kind in self.state.items():
+            if not isinstance(kind, pa.DataType):
+                raise StateSchemaRefused(
+                    f"state column {name!r} is declared as {kind!r}; give an Arrow type: pa.int64()"
+                )
         return pa.schema(list(self.state.items()))
 
     def inputs(self) -> tuple[Input, ...]:
@@ -355,6 +423,10 @@ class Operator(ABC):
         """What happens to rows before they get keys and windows."""
         return batch
 
+    def combining(self, schema: pa.Schema) -> Combining | None:
+        """How rows can be combined before they are shuffled, for an input of this schema; None: they cannot."""
+        return None
+
     def changes(self, column: str) -> bool:
         """Whether `prepare` may give a column other values: what rows are routed by must stay as it is."""
         return False
@@ -364,6 +436,7 @@ class Operator(ABC):
         return results
 
 
+_MILLISECOND: Final = pa.timestamp("ms")
 _FAR_US: Final = 2**62
 """Later than any watermark: a row without event time is never late, as in Spark."""
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from spe_adapter.operators.base import State
 from spe_adapter.state.columns import Bools, fixed_array, fixed_values
+from spe_adapter.state.exact import dtype_of
 
 NOT_NULL: Final = np.empty(0, np.bool_)
 
@@ -81,15 +82,6 @@ def arrow_of(cells: Cells, kind: pa.DataType) -> pa.Array:
         return cells
     nulls = np.zeros(len(cells.values), np.bool_) if cells.nulls is None else cells.nulls
     return fixed_array(kind, cells.values, nulls)
-
-
-def dtype_of(kind: pa.DataType) -> np.dtype[Any]:
-    """How a type of fixed width lies in an array: dates are days, timestamps and durations counts of their unit."""
-    if pa.types.is_date32(kind):
-        return np.dtype(np.int32)
-    if pa.types.is_timestamp(kind) or pa.types.is_duration(kind):
-        return np.dtype(np.int64)
-    return np.dtype(kind.to_pandas_dtype())
 
 
 def steady(array: NDArray[Any], kind: Any) -> NDArray[Any]:

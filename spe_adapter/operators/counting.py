@@ -2,9 +2,13 @@
 
 All windows of a key are one unit of state, as which rows a window gets follows from how many the key had before: the
 number of rows, and `overlaps` places for open windows, window i in place i modulo `overlaps`. Windows that do not
-overlap leave nothing behind when they are full.
+overlap leave nothing behind when they are full. Where they do overlap, a key always has an open window, so its unit is
+never closed.
 
-Invariants: results come in the order of the rows that filled their windows; a window is folded from left to right.
+Invariants:
+* Results come in the order of the rows that filled their windows; a window is folded from left to right.
+* A unit in which a window began that is still open is renewed, so that its footprint is never older than the first row
+  of its newest window.
 
 Source: CEC paper, section II (overlapping windows as separate windows that both take tuples during the overlap).
 """
@@ -77,6 +81,9 @@ def fold(window: Counting, aggregations: Mapping[str, Aggregation], rows: Rows, 
         filled[name] = [gather(cell, full) for cell in cells]
         for slot, cell in zip(slots, cells, strict=True):
             _store(state, name + slot.suffix, slot, cell, plan, window.overlaps)
+    begun = np.zeros(state.size, np.bool_)
+    begun[plan.group[~plan.started & ~plan.full]] = True
+    state.renew(begun)
     if window.overlaps == 1:
         counters %= window.size
         state.close(counters == 0)

@@ -9,7 +9,8 @@ from logstore.errors import Blame, CairnError
 
 
 class OperatorFailed(CairnError):
-    """A user's operator raised; the message names operator, epoch and, where one key alone provokes it, the key.
+    """A user's operator raised, or gave what it did not declare. The message, one line, names operator, batch and
+    epoch, the key where one alone provokes it, and the line in the user's code.
 
     The state committed last is intact: nothing that the failed call wrote was kept.
     """

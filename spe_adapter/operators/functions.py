@@ -50,6 +50,13 @@ class Aggregation(ABC):
     def fold(self, cells: list[Cells], batch: pa.RecordBatch, windows: Int64s) -> list[Cells]:
         """Rows, each with the index of its window, into the windows' cells."""
 
+    def merge(self, cells: list[Cells], combined: list[pa.Array], windows: Int64s) -> list[Cells]:
+        """State that was folded elsewhere, a row of `combined` (one column per slot) for each of `windows`, into the
+        windows' cells. Here: as if its value had come as one row.
+        """
+        value = pa.RecordBatch.from_arrays([combined[0]], names=[str(self.column)])
+        return self.fold(cells, value, windows)
+
     @abstractmethod
     def result_type(self, schema: pa.Schema) -> pa.DataType:
         """The type of its result."""
@@ -116,6 +123,13 @@ def _fixed(cells: Cells) -> Fixed:
     return cells
 
 
+def _plus(cells: Cells, combined: pa.Array, windows: Int64s) -> Fixed:
+    """Cells with the values of a column added, each to its window, in their order."""
+    sums = _fixed(cells).values.copy()
+    np.add.at(sums, windows, column_values(combined, sums.dtype)[0])
+    return Fixed(sums, None)
+
+
 class Count(Aggregation):
     """Rows, or those whose column is not null."""
 
@@ -133,6 +147,10 @@ class Count(Aggregation):
             if values.null_count:
                 windows = windows[values.is_valid().to_numpy(zero_copy_only=False)]
         return [Fixed(before + np.bincount(windows, minlength=len(before)), None)]
+
+    def merge(self, cells: list[Cells], combined: list[pa.Array], windows: Int64s) -> list[Cells]:
+        """Add the counts."""
+        return [_plus(cells[0], combined[0], windows)]
 
     def result_type(self, schema: pa.Schema) -> pa.DataType:
         """A number of rows."""
@@ -188,6 +206,10 @@ class Avg(Aggregation):
             windows = windows[~nulls]
         return [Fixed(sums, None), Fixed(counts + np.bincount(windows, minlength=len(counts)), None)]
 
+    def merge(self, cells: list[Cells], combined: list[pa.Array], windows: Int64s) -> list[Cells]:
+        """Add sums and counts."""
+        return [_plus(cell, part, windows) for cell, part in zip(cells, combined, strict=True)]
+
     def result(self, cells: list[Cells], kind: pa.DataType) -> pa.Array:
         """Sum by count."""
         sums, counts = _fixed(cells[0]).values, _fixed(cells[1]).values
@@ -213,6 +235,16 @@ class Stddev(Aggregation):
         counts, means, squares = (_fixed(part).values for part in cells)
         values, nulls = column_values(batch.column(self.column), np.float64)
         kernels.moments(values, nulls, steady(windows, np.int64), counts, means, squares)
+        return [Fixed(counts, None), Fixed(means, None), Fixed(squares, None)]
+
+    def merge(self, cells: list[Cells], combined: list[pa.Array], windows: Int64s) -> list[Cells]:
+        """As Spark's CentralMomentAgg merges."""
+        counts, means, squares = (_fixed(part).values for part in cells)
+        parts = (
+            column_values(part, kind)[0]
+            for part, kind in zip(combined, (np.int64, np.float64, np.float64), strict=True)
+        )
+        kernels.merge_moments(*parts, steady(windows, np.int64), counts, means, squares)
         return [Fixed(counts, None), Fixed(means, None), Fixed(squares, None)]
 
     def result(self, cells: list[Cells], kind: pa.DataType) -> pa.Array:
@@ -295,10 +327,17 @@ class Edge(Aggregation):
 
     def fold(self, cells: list[Cells], batch: pa.RecordBatch, windows: Int64s) -> list[Cells]:
         """Choose a row for each window."""
+        return self._choose(cells, batch.column(self.column), windows)
+
+    def merge(self, cells: list[Cells], combined: list[pa.Array], windows: Int64s) -> list[Cells]:
+        """The same of what was chosen elsewhere."""
+        return self._choose(cells, combined[0], windows)
+
+    def _choose(self, cells: list[Cells], given: pa.Array, windows: Int64s) -> list[Cells]:
         before = cells[0]
         if isinstance(before, Fixed):
             raise SchemaRefused("state of fixed width where Arrow's was expected")
-        column = batch.column(self.column).cast(before.type)
+        column = given.cast(before.type)
         rows = np.arange(len(windows))
         if self.ignore_nulls and column.null_count:
             rows = rows[column.is_valid().to_numpy(zero_copy_only=False)]

@@ -148,7 +148,11 @@ def objects_of(names: Sequence[str], texts: Sequence[Text], rows: int) -> pa.Bin
 def moments(column: pa.Array, fraction_digits: int, *, utc: bool = False) -> pa.BinaryArray:
     """Timestamps as ISO 8601 text, in the column's zone or in UTC. Raises InvalidRecord for years beyond 0 to 9999."""
     zone = column.type.tz
-    column = column.cast(pa.timestamp("us", zone), safe=False)
+    # Finer units are cut; coarser ones might not fit, which must not go unnoticed.
+    try:
+        column = column.cast(pa.timestamp("us", zone), safe=column.type.unit != "ns")
+    except pa.ArrowInvalid as error:
+        raise InvalidRecord(f"a timestamp lies beyond the years 0 to 9999: {error}") from None
     us = _int64s(column)
     offsets = _NO_OFFSETS
     local = us

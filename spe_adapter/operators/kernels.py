@@ -92,6 +92,30 @@ def moments(values: Doubles, nulls: Bools, windows: Int64s, counts: Int64s, mean
 
 
 @compiled
+def merge_moments(
+    others: Int64s,
+    other_means: Doubles,
+    other_squares: Doubles,
+    windows: Int64s,
+    counts: Int64s,
+    means: Doubles,
+    squares: Doubles,
+) -> None:
+    """Moments that were computed apart, into those of their windows, as Spark's CentralMomentAgg merges them."""
+    for row in range(others.shape[0]):
+        window, other = windows[row], others[row]
+        if other == 0:
+            continue
+        before = counts[window]
+        count = before + other
+        delta = other_means[row] - means[window]
+        part = delta / count
+        counts[window] = count
+        means[window] += part * other
+        squares[window] += other_squares[row] + delta * part * before * other
+
+
+@compiled
 def number_rows(groups: Int64s, counters: Int64s, out: Int64s) -> None:
     """Number the rows of each group on from its counter, which ends behind its last row."""
     for row in range(groups.shape[0]):

@@ -16,11 +16,14 @@ from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from logstore.errors import CairnError
 from spe_adapter.codec.kernels import Int64s
+from spe_adapter.errors import SchemaRefused
 from spe_adapter.operators.base import (
     MICROSECONDS,
+    Assignment,
     Emitted,
     Identities,
     Operator,
@@ -30,11 +33,12 @@ from spe_adapter.operators.base import (
     State,
     Times,
 )
-from spe_adapter.operators.blame import Trial, blamed
-from spe_adapter.operators.errors import BadResults, OperatorFailed
+from spe_adapter.operators.blame import blamed, failed
+from spe_adapter.operators.combining import take_apart
 from spe_adapter.operators.keys import KeyCodec
-from spe_adapter.operators.output import Output, is_raw, output_schema
+from spe_adapter.operators.output import Output, is_raw, output_schema, to_records
 from spe_adapter.operators.replay import Replay
+from spe_adapter.operators.results import check_columns, normal
 from spe_adapter.state.columns import distinct, hashes_of, keys_of
 from spe_adapter.state.store import StateStore
 
@@ -59,8 +63,9 @@ class Processor:
     `codec` is over the schema that the operator's `prepare` gives (without steps in front: the input's).
     `sequence` and `seen` count rows and input records of the partition; `max_events_ms` is the newest event time of
     each of the operator's inputs since this object was made, late rows included (None: no row yet); `late` counts rows
-    dropped because they came too late; `suppressed` counts results of replays, which are in the log already; `epoch` is
-    named in errors.
+    dropped because they came too late; `suppressed` counts results of replays, which are in the log already; `windows`
+    adds up the distinct windows of each call; `epoch` and `batch` (Spark's number of it, None: there is none) are named
+    in errors.
     """
 
     def __init__(
@@ -76,6 +81,7 @@ class Processor:
         self._operator = operator
         self._codec = codec
         self._store = store
+        self._schema = schema
         self._inner = operator.output(schema)
         self._prepared = operator.prepared(schema)
         self._needed = list(operator.columns(self._prepared))
@@ -83,9 +89,11 @@ class Processor:
         self.sequence = sequence
         self.seen = seen
         self.epoch = epoch
+        self.batch: int | None = None
         self.max_events_ms: list[int | None] = [None] * len(operator.inputs())
         self.late = 0
         self.suppressed = 0
+        self.windows = 0
 
     @property
     def max_event_ms(self) -> int | None:
@@ -104,7 +112,7 @@ class Processor:
         self.sequence += batch.num_rows
         if not batch.num_rows:
             return None
-        times = self._operator.times(batch)
+        times = self._guarded(lambda: self._operator.times(batch))
         self._note_times(batch, times)
         assigned = self._assign(batch, times, sequence, late_ms)
         if replay is not None:
@@ -114,12 +122,45 @@ class Processor:
         rows = self._rows(batch, assigned, times, sequence)
         state = self._state(assigned)
         results = self._call(
+            "process",
             state,
             lambda: self._operator.process(rows, state),
-            lambda which: self._operator.process(_part(rows, which, state.size), state.part(which)),
+            lambda part, which: self._operator.process(_part(rows, which, state.size), part),
+        )
+        state.commit(is_replay=replay is not None)
+        return self._output(results, state, replay)
+
+    def process_combined(self, batch: pa.RecordBatch, *, late_ms: int = 0) -> Output | None:
+        """Take rows in that were combined (see combining). Raises OperatorFailed, and SchemaRefused for an operator
+        whose rows cannot be.
+        """
+        combining = self._operator.combining(self._schema)
+        if combining is None:
+            raise SchemaRefused(f"combined rows for operator {self._operator.name}, which takes none")
+        given = take_apart(batch, len(self._codec.fields))
+        self.seen += int(given.records.sum())
+        self.sequence += int(given.rows.sum())
+        if self.max_events_ms and given.newest_us.null_count < len(given.newest_us):
+            self._note_newest(0, pc.max(given.newest_us).as_py())
+        keys, number, weights, cells = self._codec.encode(given.keys), given.number, given.rows, given.cells
+        if number.null_count:
+            kept = number.is_valid()
+            keys, number, cells = keys.filter(kept), number.filter(kept), cells.filter(kept)
+            weights = weights[kept.to_numpy(zero_copy_only=False)]
+        assigned = self._located(combining.placed(number.to_numpy()), keys, late_ms, weights)
+        if not len(assigned.window):
+            return None
+        positions = np.arange(len(keys)) if assigned.positions is None else assigned.positions
+        rows = Rows(cells.take(pa.array(positions)), assigned.window, None, positions)
+        state = self._state(assigned)
+        results = self._call(
+            "process",
+            state,
+            lambda: combining.merge(rows, state),
+            lambda part, which: combining.merge(_part(rows, which, state.size), part),
         )
         state.commit()
-        return self._output(results, state, replay)
+        return self._output(results, state, None)
 
     def expire(self, watermark_ms: int, *, replay: Replay | None = None) -> Output | None:
         """Close the windows that are due at this watermark. Raises OperatorFailed."""
@@ -130,14 +171,15 @@ class Processor:
         identity = Identities(self._store.keys(ids), self._store.numbers(ids), self._codec, self._prepared)
         state = State(self._store, ids, np.zeros(len(ids), np.bool_), identity)
         results = self._call(
+            "expire",
             state,
             lambda: self._operator.expire(state, watermark_ms),
-            lambda which: self._operator.expire(state.part(which), watermark_ms),
+            lambda part, _: self._operator.expire(part, watermark_ms),
         )
         # Keys are read before the windows are gone.
         output = self._output(results, state, replay)
         state.close(~state.open_until(watermark_ms))
-        state.commit()
+        state.commit(is_replay=replay is not None)
         return output
 
     # ---- rows and their windows
@@ -152,24 +194,31 @@ class Processor:
                 here = sources == index if here is None else here & (sources == index)
             us = times.us if here is None else times.us[here]
             if len(us):
-                newest = int(us.max()) // MICROSECONDS
-                before = self.max_events_ms[index]
-                self.max_events_ms[index] = newest if before is None else max(before, newest)
+                self._note_newest(index, int(us.max()))
+
+    def _note_newest(self, index: int, us: int) -> None:
+        newest, before = us // MICROSECONDS, self.max_events_ms[index]
+        self.max_events_ms[index] = newest if before is None else max(before, newest)
 
     def _assign(self, batch: pa.RecordBatch, times: Times | None, sequence: Int64s, late_ms: int) -> _Assigned:
         given = self._guarded(lambda: self._operator.assign(batch, times, sequence))
-        keys = self._codec.encode(batch)
+        return self._located(given, self._codec.encode(batch), late_ms, None)
+
+    def _located(
+        self, given: Assignment | Overlapping, keys: pa.BinaryArray, late_ms: int, weights: Int64s | None
+    ) -> _Assigned:
+        """The windows of rows that are not late. `weights`: how many rows each stands for (None: itself)."""
         if isinstance(given, Overlapping):
-            return self._spread(given, keys, late_ms)
+            return self._spread(given, keys, late_ms, weights)
         numbers, positions, late_from = given
         on_time = None if late_from is None else late_from > late_ms
         if on_time is not None and not on_time.all():
-            self.late += int(len(on_time) - on_time.sum())
+            self.late += int(len(on_time) - on_time.sum() if weights is None else weights[~on_time].sum())
             positions = np.flatnonzero(on_time) if positions is None else positions[on_time]
             numbers = numbers[on_time]
         return _Assigned(positions, *self._distinct(_taken(keys, positions), numbers))
 
-    def _spread(self, given: Overlapping, keys: pa.BinaryArray, late_ms: int) -> _Assigned:
+    def _spread(self, given: Overlapping, keys: pa.BinaryArray, late_ms: int, weights: Int64s | None) -> _Assigned:
         """Rows in several windows each: groups of rows in the same windows first, then their windows."""
         positions = np.arange(len(keys)) if given.rows is None else given.rows
         group, group_keys, group_numbers = self._distinct(_taken(keys, given.rows), given.numbers)
@@ -177,10 +226,11 @@ class Processor:
         owner = np.repeat(np.arange(len(counts)), counts)
         on_time = None if late_from is None else late_from > late_ms
         if on_time is not None and not on_time.all():
-            before = counts[group].sum()
+            before = counts
             owner, numbers = owner[on_time], numbers[on_time]
             counts = np.bincount(owner, minlength=len(counts))
-            self.late += int(before - counts[group].sum())
+            dropped = (before - counts)[group]
+            self.late += int((dropped if weights is None else dropped * weights).sum())
         window, window_keys, numbers = self._distinct(group_keys.take(pa.array(owner)), numbers)
         repeats = counts[group]
         ends = np.cumsum(repeats)
@@ -207,6 +257,7 @@ class Processor:
         return Rows(taken, assigned.window, times_ms, sequence)
 
     def _state(self, assigned: _Assigned) -> State:
+        self.windows += len(assigned.numbers)
         identity = Identities(assigned.keys, assigned.numbers, self._codec, self._prepared)
         if self._operator.stateless:
             nobody = np.zeros(len(assigned.numbers), np.int64)
@@ -221,13 +272,29 @@ class Processor:
 
     # ---- calls and results
 
-    def _call(self, state: State, call: Callable[[], Emitted], trial: Trial) -> Results | None:
+    @property
+    def _when(self) -> str:
+        """The epoch, by the number that its reader knows it by."""
+        return f"epoch {self.epoch}" if self.batch is None else f"batch {self.batch} (epoch {self.epoch} in the log)"
+
+    def _call(
+        self,
+        method: str,
+        state: State,
+        call: Callable[[], Emitted],
+        again: Callable[[State, Int64s], Emitted],
+    ) -> Results | None:
         try:
-            emitted = call()
-            results = _normal(emitted, state.size)
-            return None if results is None else self._operator.conclude(results)
+            return self._whole(call(), state.size)
         except Exception as error:
-            raise blamed(self._operator.name, self.epoch, state, trial, error) from error
+            raise blamed(
+                self._operator,
+                self._when,
+                method,
+                state,
+                lambda part, which: self._whole(again(part, which), part.size),
+                error,
+            ) from error
 
     def _guarded(self, call: Callable[[], _T]) -> _T:
         """A step of the operator that knows no keys yet."""
@@ -236,8 +303,23 @@ class Processor:
         except CairnError:
             raise
         except Exception as error:
-            said = f"{type(error).__name__}: {error}"
-            raise OperatorFailed(f"operator {self._operator.name} failed in epoch {self.epoch}: {said}") from error
+            raise failed(self._operator, self._when, "prepare", error) from error
+
+    def _whole(self, emitted: Emitted, windows: int) -> Results | None:
+        """What a call gave, if it has the declared columns and a window for each result. Raises BadResults."""
+        results = normal(emitted, windows)
+        if results is None:
+            return None
+        results = self._operator.conclude(results)
+        check_columns(results.rows, self._inner)
+        return results
+
+    def records(self, output: Output) -> tuple[pa.BinaryArray, pa.BinaryArray]:
+        """Results as keys and values of records. Raises OperatorFailed where a value cannot be written."""
+        try:
+            return to_records(output)
+        except Exception as error:
+            raise failed(self._operator, self._when, "output", error) from error
 
     def _output(self, results: Results | None, state: State, replay: Replay | None) -> Output | None:
         if results is None or not results.rows.num_rows:
@@ -245,38 +327,12 @@ class Processor:
         if replay is not None:
             self.suppressed += results.rows.num_rows
             return None
-        columns = self._checked(results.rows)
+        columns = list(results.rows.columns)
         keys = state.keys.take(pa.array(results.window))
         if len(self.schema) > len(columns):
             columns = [*self._codec.decode(keys), *columns]
         rows = pa.RecordBatch.from_arrays(columns, schema=self.schema)
         return Output(keys, rows, results.times_ms, is_raw(self._inner))
-
-    def _checked(self, rows: pa.RecordBatch) -> list[pa.Array]:
-        if rows.schema.names != self._inner.names:
-            raise BadResults(
-                f"operator {self._operator.name} gave columns {', '.join(rows.schema.names)}; declared are "
-                f"{', '.join(self._inner.names)}"
-            )
-        for given, declared in zip(rows.schema, self._inner, strict=True):
-            if given.type != declared.type:
-                wrong = f"gave column {given.name!r} as {given.type}; declared is {declared.type}"
-                raise BadResults(f"operator {self._operator.name} {wrong}")
-        return list(rows.columns)
-
-
-def _normal(emitted: Emitted, windows: int) -> Results | None:
-    """What an operator gave, with the window of each result."""
-    if emitted is None:
-        return None
-    if isinstance(emitted, pa.RecordBatch):
-        if emitted.num_rows != windows:
-            raise BadResults(f"{emitted.num_rows} results for {windows} windows; give Results to say whose they are")
-        return Results(emitted, np.arange(windows, dtype=np.int64))
-    rows, window, times_ms = emitted
-    if len(window) != rows.num_rows or (times_ms is not None and len(times_ms) != rows.num_rows):
-        raise BadResults(f"{rows.num_rows} results with windows of {len(window)}")
-    return emitted
 
 
 def _taken(keys: pa.BinaryArray, positions: Int64s | None) -> pa.BinaryArray:

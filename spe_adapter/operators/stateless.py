@@ -20,7 +20,18 @@ from pyarrow import acero
 from logstore.errors import InvalidConfig
 from spe_adapter.codec.kernels import Int64s
 from spe_adapter.errors import SchemaRefused
-from spe_adapter.operators.base import Assignment, Emitted, Input, Operator, Overlapping, Results, Rows, State, Times
+from spe_adapter.operators.base import (
+    Assignment,
+    Combining,
+    Emitted,
+    Input,
+    Operator,
+    Overlapping,
+    Results,
+    Rows,
+    State,
+    Times,
+)
 
 _COMPUTED: Final = "computed"
 
@@ -135,6 +146,11 @@ class Chain(Operator):
         return self._inner.name
 
     @property
+    def inner(self) -> Operator:
+        """The stateful operator."""
+        return self._inner
+
+    @property
     def description(self) -> str:
         """That of the stateful operator; steps may change without touching its state."""
         return self._inner.description
@@ -150,6 +166,10 @@ class Chain(Operator):
         for step in self._before:
             batch, _ = step.apply(batch)
         return batch
+
+    def combining(self, schema: pa.Schema) -> Combining | None:
+        """The stateful operator's, behind the steps in front."""
+        return self._inner.combining(self.prepared(schema))
 
     def changes(self, column: str) -> bool:
         """Whether a step in front does."""

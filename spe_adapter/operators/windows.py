@@ -115,10 +115,16 @@ class Sliding:
         us = times.us if rows is None else times.us[rows]
         last = us - (us - duration_us(self.start)) % self.slide_us
         if self.overlaps == 1:
-            return Assignment(last, rows, self.ends_ms(last))
+            return self.placed(last, rows)
         # Which windows a row is in follows from the last that started before it, and whether it is in the first.
         in_first = us < last - self.slide_us * (self.overlaps - 1) + self.length_us
-        return Overlapping(2 * last + in_first, rows, self._spread)
+        return self.placed(2 * last + in_first, rows)
+
+    def placed(self, numbers: Int64s, rows: Int64s | None = None) -> Assignment | Overlapping:
+        """The windows behind numbers that `assign` gave."""
+        if self.overlaps == 1:
+            return Assignment(numbers, rows, self.ends_ms(numbers))
+        return Overlapping(numbers, rows, self._spread)
 
     def _spread(self, groups: Int64s) -> tuple[Int64s, Assignment]:
         counts = self.overlaps - 1 + (groups & 1)

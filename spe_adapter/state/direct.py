@@ -15,11 +15,17 @@ from spe_adapter.state.table import Table
 
 
 class Direct:
-    """A `StateStore` over one table, which whoever loads state fills first. Ids are the table's rows."""
+    """A `StateStore` over one table, which whoever loads state fills first. Ids are the table's rows.
 
-    def __init__(self, table: Table) -> None:
+    A runner that footprints only what opens and what is checked need not be told of other changes
+    (`tells_changes=False`), one without checkpoints need be told nothing (`tells_windows=False`).
+    """
+
+    def __init__(self, table: Table, *, tells_changes: bool = True, tells_windows: bool = True) -> None:
         self.table = table
         self.schema = table.schema
+        self._tells_changes = tells_changes
+        self._tells_windows = tells_windows
         self._journal = Journal(table)
 
     @property
@@ -44,14 +50,21 @@ class Direct:
     def ensure(self, keys: pa.Array, numbers: Int64s) -> tuple[Int64s, Bools]:
         """The id of each window, opening those that are not; and which are new."""
         rows, is_new = self.table.ensure(keys, numbers)
-        if is_new.any():
+        if self._tells_windows and is_new.any():
             self._journal.opened(rows[is_new])
         return rows, is_new
 
     def close(self, ids: Int64s) -> None:
         """Close windows."""
-        self._journal.closing(ids)
+        if self._tells_windows:
+            self._journal.closing(ids)
         self.table.remove(ids)
+
+    def renew(self, ids: Int64s) -> None:
+        """Say of open windows that what they hold began anew. Like windows just opened they have no footprint yet."""
+        if self._tells_windows:
+            self._journal.renewed(ids)
+        self.table.set_mark(ids, 0, 0, 0)
 
     def get(self, name: str, ids: Int64s) -> Values:
         """Values of a column of fixed width, 0 where null."""
@@ -64,7 +77,8 @@ class Direct:
     def set(self, name: str, ids: Int64s, values: Any, nulls: Bools | None = None) -> None:
         """Store values of fixed width."""
         self.table.set(name, ids, values, nulls)
-        self._journal.changed(ids)
+        if self._tells_changes:
+            self._journal.changed(ids)
 
     def get_arrow(self, name: str, ids: Int64s) -> pa.Array:
         """A column of any type."""
@@ -73,7 +87,8 @@ class Direct:
     def set_arrow(self, name: str, ids: Int64s, values: pa.Array) -> None:
         """Store a column of any type."""
         self.table.set_arrow(name, ids, values)
-        self._journal.changed(ids)
+        if self._tells_changes:
+            self._journal.changed(ids)
 
     def keys(self, ids: Int64s) -> pa.BinaryArray:
         """The key of each window."""
@@ -90,7 +105,8 @@ class Direct:
     def set_expires(self, ids: Int64s, expires_ms: Int64s | int) -> None:
         """Say when windows expire."""
         self.table.set_expires(ids, expires_ms)
-        self._journal.changed(ids)
+        if self._tells_changes:
+            self._journal.changed(ids)
 
     def due(self, watermark_ms: int) -> Int64s:
         """Open windows that expire at the watermark or before it."""
@@ -125,9 +141,12 @@ class Direct:
         """
         rows, opened = self._journal.changed_rows()
         if checks is not None:
-            checks = np.setdiff1d(checks, rows[opened])
-            rows = np.concatenate((rows[opened], checks))
-            opened = np.arange(len(rows)) < len(rows) - len(checks)
+            if not opened.all():
+                rows = rows[opened]
+            begun = len(rows)
+            if len(checks):
+                rows = np.concatenate((rows, np.setdiff1d(checks, rows)))
+            opened = np.arange(len(rows)) < begun
         closed, transient = self._journal.gone()
         changes = Changes(self.table.take(rows), opened, closed, transient, rows)
         self._journal.start_beat()

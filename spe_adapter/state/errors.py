@@ -11,6 +11,14 @@ class StateSchemaRefused(CairnError):
     blame: ClassVar[Blame] = "client"
 
 
+class StateValueRefused(CairnError):
+    """A value that a column of state cannot hold without loss, or none for a column; the message names the column, its
+    type and the value.
+    """
+
+    blame: ClassVar[Blame] = "client"
+
+
 class StateTooLarge(CairnError):
     """A query's state on this host would outgrow its limit, or the memory there is; the last version stays usable.
 

@@ -103,6 +103,10 @@ class Overlay:
             self._shadow[base_rows] = _CLOSED
             self._closed += len(base_rows)
 
+    def renew(self, ids: Int64s) -> None:
+        """Say of open windows that what they hold began anew."""
+        self._journal.renewed(self._copied(ids))
+
     def all_rows(self) -> Int64s:
         """Every open window."""
         base_rows = self._base.live_rows()

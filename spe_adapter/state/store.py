@@ -20,6 +20,11 @@ from spe_adapter.state.table import Table
 
 IDENTITY_SCHEMA: Final = pa.schema([pa.field("key", pa.binary()), pa.field("number", pa.int64())])
 
+_NO_IDENTITIES: Final = pa.RecordBatch.from_arrays(
+    [pa.nulls(0, pa.binary()), pa.nulls(0, pa.int64())], schema=IDENTITY_SCHEMA
+)
+_NO_ROWS: Final = np.empty(0, np.int64)
+_NO_FLAGS: Final = np.empty(0, np.bool_)
 _SCAN_FACTOR: Final = 32
 """Looking at the flags of so many rows costs as much as sorting one."""
 
@@ -28,8 +33,8 @@ class Changes(NamedTuple):
     """What a beat changed.
 
     footprints: windows that changed or were touched and are still open, as `Table.take` gives them; `opened` says of
-    each whether it opened in this beat, `ids` are theirs. closed: were open before, and are not any more. transient:
-    opened and closed within the beat. Both are batches of (key, number).
+    each whether it opened (or was renewed) in this beat, `ids` are theirs. closed: were open before, and are not any
+    more. transient: opened and closed within the beat. Both are batches of (key, number).
     """
 
     footprints: pa.RecordBatch
@@ -64,6 +69,11 @@ class StateStore(Protocol):
 
     def close(self, ids: Int64s) -> None:
         """Close windows. Their ids are void; `ensure` of the same identity gives a fresh window."""
+
+    def renew(self, ids: Int64s) -> None:
+        """Say of open windows that what they hold began anew: a full window and its successor share an identity. They
+        are footprinted as windows that opened in this beat.
+        """
 
     def get(self, name: str, ids: Int64s) -> Values:
         """Values of a column of fixed width, 0 where null."""
@@ -120,6 +130,8 @@ class Journal:
 
     _CHANGED = 1
     _OPENED = 2
+    _RENEWED = 4
+    """Open before the beat, so its end has to be told like that of any other; but what it holds is new."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
@@ -136,6 +148,10 @@ class Journal:
         """Rows of windows that opened just now."""
         self._mark(rows, self._CHANGED | self._OPENED)
 
+    def renewed(self, rows: Int64s) -> None:
+        """Rows of windows whose content began anew just now."""
+        self._mark(rows, self._CHANGED | self._RENEWED)
+
     def is_changed(self, rows: Int64s) -> Bools:
         """Which of the rows are to be footprinted."""
         self._grow()
@@ -145,10 +161,11 @@ class Journal:
         """Rows that are about to be removed, of windows that only this table knows."""
         self._grow()
         opened = self._flags[rows] & self._OPENED != 0
-        self.dropped(rows)
-        for log, part in ((self._transient, rows[opened]), (self._closed, rows[~opened])):
-            if len(part):
-                log.append(identity_batch(self._table, part))
+        self._flags[rows] = 0
+        if opened.any():
+            self._transient.append(identity_batch(self._table, rows[opened]))
+        if not opened.all():
+            self._closed.append(identity_batch(self._table, rows[~opened]))
 
     def dropped(self, rows: Int64s) -> None:
         """Rows that are removed, and of which nothing is to be told."""
@@ -160,25 +177,30 @@ class Journal:
         self._closed.append(identities)
 
     def changed_rows(self) -> tuple[Int64s, Bools]:
-        """The rows to be footprinted, ascending, and which of them opened in this beat."""
+        """The rows to be footprinted, ascending, and which of them opened or were renewed in this beat."""
         self._grow()
+        if not self._changed:
+            return _NO_ROWS, _NO_FLAGS
         if _SCAN_FACTOR * sum(map(len, self._changed)) > self._table.used:
             rows = np.flatnonzero(self._flags[: self._table.used])
         else:
             # A row can be here twice, if it was freed and used again.
-            rows = np.unique(np.concatenate([np.empty(0, np.int64), *self._changed]))
+            rows = np.unique(np.concatenate(self._changed) if len(self._changed) > 1 else self._changed[0])
             rows = rows[self._flags[rows] != 0]
-        return rows, self._flags[rows] & self._OPENED != 0
+        return rows, self._flags[rows] & (self._OPENED | self._RENEWED) != 0
 
     def gone(self) -> tuple[pa.RecordBatch, pa.RecordBatch]:
         """Windows (closed, transient) as `Changes` has them: none of them is open."""
         closed = self._not_open(_joined(self._closed))
         transient = self._not_open(_joined(self._transient))
-        if transient.num_rows and (closed.num_rows or len(self._transient) > 1):
+        if transient.num_rows and len(self._transient) > 1:
+            rows = self._first_of_each(transient)
+            if len(rows) < transient.num_rows:
+                transient = transient.take(pa.array(rows))
+        if transient.num_rows and closed.num_rows:
             known = Table.in_memory(pa.schema([]), closed.num_rows + transient.num_rows, self._table.seed)
             known.ensure(*identities_of(closed))
-            rows = self._first_of_each(transient)
-            transient = transient.take(pa.array(rows[known.find(*identities_of(transient.take(pa.array(rows)))) < 0]))
+            transient = transient.take(pa.array(np.flatnonzero(known.find(*identities_of(transient)) < 0)))
         return closed, transient
 
     def start_beat(self) -> None:
@@ -203,7 +225,8 @@ class Journal:
     def _not_open(self, identities: pa.RecordBatch) -> pa.RecordBatch:
         if not identities.num_rows:
             return identities
-        return identities.take(pa.array(np.flatnonzero(self._table.find(*identities_of(identities)) < 0)))
+        gone = self._table.find(*identities_of(identities)) < 0
+        return identities if gone.all() else identities.take(pa.array(np.flatnonzero(gone)))
 
     def _first_of_each(self, identities: pa.RecordBatch) -> Int64s:
         return distinct(*identities_of(identities), self._table.seed).first
@@ -223,5 +246,5 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     if len(batches) == 1:
         return batches[0]
     if not batches:
-        return pa.RecordBatch.from_arrays([pa.nulls(0, pa.binary()), pa.nulls(0, pa.int64())], schema=IDENTITY_SCHEMA)
-    return pa.Table.from_batches(batches, IDENTITY_SCHEMA).combine_chunks().to_batches()[0]
+        return _NO_IDENTITIES
+    return pa.concat_batches(batches)

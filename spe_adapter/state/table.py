@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from spe_adapter.codec.columns import BytesColumn
 from spe_adapter.codec.kernels import Bytes, Int64s
-from spe_adapter.state import kernels
+from spe_adapter.state import exact, kernels
 from spe_adapter.state.columns import (
     Bools,
     Values,
@@ -276,9 +276,14 @@ class Table:
         return self._views["n_" + name][rows] != 0
 
     def set(self, name: str, rows: Int64s, values: Any, nulls: Bools | None = None) -> None:
-        """Store values of fixed width, null where `nulls` says so."""
+        """Store values of fixed width (or one for all), null where `nulls` says so. Raises StateValueRefused for values
+        of another type that the column cannot hold without loss.
+        """
         self._fixed(name)
         column = self._views[STATE_PREFIX + name]
+        if getattr(values, "dtype", None) != column.dtype:
+            given = values if np.ndim(values) else np.broadcast_to(np.asarray(values), (len(rows),))
+            values, nulls = exact.fixed(f"state column {name!r}", self._column(name).type, given, nulls, len(rows))
         if nulls is None:
             column[rows] = values
             self._views["n_" + name][rows] = 0
@@ -294,12 +299,11 @@ class Table:
         return fixed_array(column.type, self._views[STATE_PREFIX + name][rows], self.nulls(name, rows))
 
     def set_arrow(self, name: str, rows: Int64s, values: pa.Array) -> None:
-        """Store a column of any type; values are cast to the column's type."""
+        """Store a column of any type; values are cast to the column's type. Raises StateValueRefused where that would
+        lose something.
+        """
         column = self._column(name)
-        if isinstance(values, pa.ChunkedArray):
-            values = values.combine_chunks()
-        if values.type != column.type:
-            values = values.cast(column.type)
+        values = exact.column(f"state column {name!r}", column.type, values)
         if len(values) != len(rows):
             raise ValueError(f"{len(values)} values for {len(rows)} windows")
         if column.dtype is not None:

@@ -193,7 +193,7 @@ class OperatorHarness:
         footprints, opened = self._chosen(changes)
         closed = [changes.closed] if self._checks is None else [changes.closed, changes.transient]
         closes = pa.Table.from_batches(closed).combine_chunks().to_batches()
-        self._emitted += footprints.num_rows + sum(batch.num_rows for batch in closes)
+        self._emitted += footprints.num_rows
         if self._checks is None:
             self._table.remove(
                 self._table.find(changes.closed.column("key"), changes.closed.column("number").to_numpy())

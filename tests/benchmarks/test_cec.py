@@ -1,6 +1,7 @@
-"""The benchmark of continuous checkpoints still works: its items, what it leaves out, its goals, and a tiny run."""
+"""The benchmark of continuous checkpoints still works: its items, its counts, its intervals, and a tiny run."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -10,16 +11,21 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from benchmarks.continuous import items, report
-from benchmarks.continuous.runs import divided
+from benchmarks.continuous import figures, intervals, items, report
+from benchmarks.continuous.baseline import Kind, NoWork, counted
+from benchmarks.continuous.items import Source
+from benchmarks.continuous.runs import Ran, Setting, Slice, Timeline, divided
 from benchmarks.harness.report import Rows
 from logstore.format.control import encode_control_record
 from logstore.format.private import Part
 from spe_adapter.codec.encode import Columns, encode
+from spe_adapter.continuous.core import Figures
+from spe_adapter.continuous.fragment import Limits
+from spe_adapter.continuous.loop import Progress
 from spe_adapter.continuous.port import Piece
+from tests.support.limits import PROGRAM_S
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 120
 
 
 @pytest.mark.clients
@@ -30,17 +36,23 @@ def test_smoke_run(tmp_path: Path) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=SECONDS,
+        timeout=PROGRAM_S,
         check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    for title in ("Figure 5", "Figures 6 and 7", "Figures 8 and 9", "Goals"):
+    for title in ("Figure 5", "Figures 6 and 7", "Figures 8 and 9", "Windows loaded", "Goals"):
         assert title in done.stdout
     results = json.loads((tmp_path / "cec.json").read_text())
     assert results["mode"] == "smoke"
-    assert {"machine", "versions", "plan", "goals", "shown_apart", "paper", "notes", "medians"} <= results.keys()
-    assert {row["what"] for row in results["rows"]} == {"baseline", "recovery", "period"}
+    assert {"machine", "versions", "plan", "goals", "paper", "notes", "overheads"} <= results.keys()
+    measured = {"slice", "counts", "recovery", "load", "replay", "period", "loading", "costs"}
+    assert {row["what"] for row in results["rows"]} == measured
+    for row in results["rows"]:
+        if row["what"] == "counts" and row["kind"] != figures.NATIVE:
+            assert row["opens"] == row["opens_wanted"]
+            assert row["opens"] > 0 or row["workload"] == figures.FAST
+            assert row["closes"] > 0 or row["workload"] == figures.SLOW
     assert (tmp_path / "cec.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cec.json", "cec.png"]
 
@@ -87,16 +99,64 @@ def test_gopen_net_commits_results_only() -> None:
     assert divided(Piece(Part("topic", 0, len(control), 1, 1), control)) == (None, len(control))
 
 
-def test_overhead_is_that_of_each_round() -> None:
-    """A slow round slows both sides; many items are shown apart and are no goal."""
+def counts_of(ids: list[int], window: int, bounds: list[int]) -> tuple[int, int]:
+    """G_opens and results, one record after the other."""
+    held: dict[int, int] = {}
+    opened_in: dict[int, int] = {}
+    opens = results = 0
+    for beat, (first, end) in enumerate(zip([0, *bounds], bounds, strict=False)):
+        for item in ids[first:end]:
+            if not held.get(item):
+                opened_in[item] = beat
+            held[item] = held.get(item, 0) + 1
+            if held[item] == window:
+                held[item] = 0
+                results += 1
+        opens += sum(1 for item, count in held.items() if count and opened_in[item] == beat)
+    return opens, results
+
+
+@pytest.mark.parametrize("window", [1, 3, 10])
+def test_what_a_run_must_write_is_counted_from_its_items(window: int) -> None:
+    """Opens and results, in beats of any length and several readings of the source, are as counted one by one."""
+    source = Source("topic", 5, 300, 50)
+    bounds = np.cumsum(np.random.default_rng(window).integers(1, 400, 12))
+    ids = source.ids(int(bounds[-1])).tolist()
+    opens, results = counts_of(ids, window, bounds.tolist())
+    assert items.opens_of(source, window, bounds) == opens
+    assert items.results_of(source, window, int(bounds[-1])) == results
+
+
+def test_a_run_that_wrote_too_little_is_refused() -> None:
+    """Without the G_opens that its items demand a run's figures are not taken."""
+    source = Source("topic", 2, 100, 50)
+    figures_at_end = Figures(1, 2, 0, 0, 0, 0, 0, 100, 30, 0, 0)
+    timeline = Timeline([1.0], [Progress(figures_at_end, 0)])
+    ran = Ran(Setting(source, 3, Limits()), timeline, (Slice(0, 1.0, 100, 32, 0, 0.1, 0.0),), 0, 0)
+    with pytest.raises(NoWork, match="the items demand"):
+        counted(ran, Kind())
+
+
+def test_an_overhead_is_that_of_paired_blocks() -> None:
+    """A slow block slows both sides; the goal is judged by the interval's upper end, in each load."""
     rows = Rows()
-    for number, machine in enumerate((1.0, 0.5, 0.25)):
-        for workload in (report.SLOW, report.MANY):
-            for kind, rate in ((report.NATIVE, 100.0), (report.DISK, 99.0)):
-                cost = {"records_per_s": rate * machine, "cpu_us_per_record": 1 / rate}
-                rows.add(what="baseline", workload=workload, kind=kind, round=number, **cost)
-    overhead = report.overhead_of(rows, report.SLOW, report.DISK, "records_per_s")
-    assert overhead == pytest.approx(0.01)
-    assert all(goal.holds and goal.name.startswith("slow") for goal in report.find_goals(rows))
-    assert report.find_goals(rows)
-    assert {goal.name.split()[0] for goal in report.shown_apart(rows)} == {"many"}
+    for block, machine in enumerate((1.0, 0.5, 0.25, 0.3)):
+        for workload in (figures.SLOW, figures.MANY):
+            for kind, cost in ((figures.NATIVE, 100.0), (figures.DISK, 101.0 + 0.1 * (block % 2))):
+                row = {"what": "slice", "workload": workload, "speed": figures.PAPER_RATE, "kind": kind}
+                rows.add(**row, round=block, cpu_s=cost * machine, records=1)
+    overhead = figures.overhead_of(rows, figures.SLOW, figures.PAPER_RATE, figures.DISK)
+    assert overhead is not None
+    assert overhead.n == 4
+    assert 0.0095 < overhead.low < overhead.mean < overhead.high < 0.0115
+    goals = report.find_goals(rows)
+    assert {goal.name.split()[0] for goal in goals} == {"slow", "many"}
+    assert all(goal.holds and goal.value == pytest.approx(overhead.high, abs=1e-4) for goal in goals)
+
+
+def test_intervals_are_students() -> None:
+    """Mean ± t s / √n, as a table of Student's t has it; one value alone says nothing of its spread."""
+    found = intervals.of_values([1.0, 2.0, 3.0, 4.0])
+    assert (found.mean, found.n) == (2.5, 4)
+    assert found.high - found.mean == pytest.approx(3.182 * 1.29099 / 2, rel=1e-4)
+    assert intervals.of_values([1.0]).high == math.inf

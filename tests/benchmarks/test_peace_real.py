@@ -29,12 +29,11 @@ from benchmarks.cluster.writer import write_planned
 from scheduler.client import CoordinatorClient
 from scheduler.coordinator.testing import running
 from scheduler.topology import racks
+from tests.support.limits import PATIENCE_S
 
 DATA = memoryview(Random(5).randbytes(5 * BLOCK_BYTES + 17))
 CHUNK = Chunk("checkpoint 1", 3)
 SILENCE_S = 0.3
-END_S = 60.0
-"""Nothing takes this long, on any machine."""
 
 Start = Callable[..., ChunkServer]
 
@@ -52,7 +51,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         def starter(name: str, disk: Pace | None = None) -> ChunkServer:
             own = tmp_path / name
             own.mkdir()
-            server = ChunkServer(name, own, disk or unpaced(), silence_s=END_S)
+            server = ChunkServer(name, own, disk or unpaced(), silence_s=PATIENCE_S)
             stack.callback(server.close)
             return server
 
@@ -92,7 +91,7 @@ def test_wrong_crc_is_refused(start: Start, tmp_path: Path) -> None:
     sender.close()
     assert failed.value.suspects == ()
     for server in servers:
-        server.wait_served(1, END_S)
+        server.wait_served(1, PATIENCE_S)
     assert files(tmp_path) == {}
 
 
@@ -103,7 +102,7 @@ def test_sender_that_vanishes_leaves_nothing(start: Start, tmp_path: Path) -> No
     sender.send(DATA[: 2 * BLOCK_BYTES])
     sender.close()
     for server in servers:
-        server.wait_served(1, END_S)
+        server.wait_served(1, PATIENCE_S)
     assert files(tmp_path) == {}
     send_chunk(CHUNK, DATA, [server.hop for server in servers], unpaced())
     assert set(files(tmp_path).values()) == {bytes(DATA)}
@@ -118,7 +117,7 @@ def test_host_that_is_down_is_suspected(start: Start, tmp_path: Path, dead: str)
         send_chunk(CHUNK, DATA, [server.hop for server in servers.values()], unpaced())
     assert failed.value.suspects == (dead,)
     for name in "abc"[: "abc".index(dead)]:
-        servers[name].wait_served(1, END_S)
+        servers[name].wait_served(1, PATIENCE_S)
     assert files(tmp_path) == {}
 
 
@@ -132,7 +131,7 @@ def test_host_that_dies_in_mid_chain_is_suspected(start: Start, tmp_path: Path, 
         send_chunk(CHUNK, DATA, [server.hop for server in servers.values()], unpaced())
     assert failed.value.suspects == (dead,)
     for name in set("abc") - {dead}:
-        servers[name].wait_served(1, END_S)
+        servers[name].wait_served(1, PATIENCE_S)
     assert not [name for name in files(tmp_path) if not name.startswith(dead)]
 
 
@@ -169,7 +168,7 @@ def test_disk_that_fails_is_named(start: Start, tmp_path: Path, bad: str) -> Non
 def test_bad_headers_are_answered(start: Start, tmp_path: Path, garbage: bytes) -> None:
     """What is no header gets an error, and the server goes on."""
     server = start("a")
-    with socket.create_connection((server.hop.address, server.hop.port), timeout=5.0) as sock:
+    with socket.create_connection((server.hop.address, server.hop.port), timeout=PATIENCE_S) as sock:
         sock.sendall(garbage)
         answer = Connection(sock).answer()
     assert answer.error is not None

@@ -13,9 +13,9 @@ from benchmarks.cluster import chains
 from benchmarks.cluster.network import Network, NetworkUnavailable, interfaces, namespaces, why_not
 from benchmarks.cluster.setting import Setting
 from scheduler.simulation.policies import hdfs_default
+from tests.support.limits import PROGRAM_S
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 150
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 QUICK = (sys.executable, "-u", "benchmarks/peace_real.py", "--quick", "--parts", "chains")
 HOLDER = """
@@ -72,7 +72,7 @@ def test_second_start_is_refused_while_the_first_lives() -> None:
             Network([1, 1], 5e6).__enter__()
         assert len(namespaces()) == 5
     finally:
-        first.communicate("", timeout=SECONDS)
+        first.communicate("", timeout=PROGRAM_S)
     assert first.returncode == 0
     assert gone()
 
@@ -86,10 +86,10 @@ def test_leftovers_of_a_killed_run_are_removed() -> None:
     assert inside.stdout is not None
     assert inside.stdout.readline() == "in\n"
     first.kill()
-    first.communicate(timeout=SECONDS)
+    first.communicate(timeout=PROGRAM_S)
     assert len(namespaces()) == 5
     with Network([1, 1], 5e6):
-        assert inside.wait(SECONDS) == -signal.SIGKILL
+        assert inside.wait(PROGRAM_S) == -signal.SIGKILL
         inside.stdout.close()
         assert len(namespaces()) == 3
     assert gone()
@@ -115,7 +115,7 @@ def test_interrupted_run_cleans_up(tmp_path: Path, number: signal.Signals) -> No
         line = process.stdout.readline()
         assert line, "it ended before it was interrupted"
     process.send_signal(number)
-    _, errors = process.communicate(timeout=SECONDS)
+    _, errors = process.communicate(timeout=PROGRAM_S)
     assert process.returncode == 1
     assert "interrupted" in errors
     assert gone()
@@ -132,7 +132,7 @@ def test_quick_run_leaves_results(tmp_path: Path) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=SECONDS,
+        timeout=PROGRAM_S,
         check=False,
         env=ENVIRONMENT,
     )

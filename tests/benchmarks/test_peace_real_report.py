@@ -53,14 +53,15 @@ def test_nothing_measured_no_goals() -> None:
     assert report.shown_apart(Rows()) == []
 
 
-def test_hdfs_is_shown_apart() -> None:
-    """The real HDFS is no goal but stands beside them, with the share of chunks that lay as planned."""
+def test_the_real_hdfs_has_goals_of_its_own() -> None:
+    """COMP no more than the default's is a goal; the bounds of paced disks stand apart, with the share as planned."""
     rows = Rows()
     for policy, io_s in ((DEFAULT, 40.0), (PEACE, 10.0)):
         rows.add(
             part=HDFS_PART, source=REAL, policy=policy, round=1, io_s=io_s, response_s=1.0, comp_s=40.0, as_planned=1.0
         )
-    assert report.find_goals(rows, {"mode": "full"}) == []
+    (goal,) = report.find_goals(rows, {"mode": "full"})
+    assert (goal.value, goal.goal, goal.holds) == (1.0, "≤ 1", True)
     apart = report.shown_apart(rows)
     assert [goal.value for goal in apart] == pytest.approx([0.25, 1.0, 1.0])
     assert [goal.holds for goal in apart] == [True, False, True]

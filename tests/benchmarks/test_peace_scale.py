@@ -11,9 +11,9 @@ import pytest
 from benchmarks.harness.report import Rows
 from benchmarks.scale import report
 from benchmarks.scale.cases import LOADS, case, rack_sizes, tiny
+from tests.support.limits import PROGRAM_S
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 120
 
 
 @pytest.mark.slow
@@ -24,7 +24,7 @@ def test_smoke_run(tmp_path: Path) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=SECONDS,
+        timeout=PROGRAM_S,
         check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )

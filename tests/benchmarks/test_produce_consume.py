@@ -11,9 +11,9 @@ import pytest
 from benchmarks.harness.load import payload, walk
 from benchmarks.harness.produce_consume_report import find_goals
 from benchmarks.harness.report import Rows
+from tests.support.limits import PROGRAM_S
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 120
 
 
 @pytest.mark.clients
@@ -25,7 +25,7 @@ def test_smoke_run(tmp_path: Path) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=SECONDS,
+        timeout=PROGRAM_S,
         check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )

@@ -16,9 +16,9 @@ from benchmarks.stateful import data
 from benchmarks.stateful.engines import CAIRN, ROCKSDB_CHANGELOG, ROCKSDB_PLAIN, TRANSFORM_ROW
 from benchmarks.stateful.meters import CheckpointMeter
 from benchmarks.stateful.report import KEPT, LOST, find_goals
+from tests.support.limits import PROGRAM_S
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 280
 
 
 @pytest.mark.spark
@@ -39,7 +39,7 @@ def test_smoke_run(tmp_path: Path) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=SECONDS,
+        timeout=PROGRAM_S,
         check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )

@@ -208,7 +208,7 @@ class Model:
                     state.closed[identity] = before.closed.get(identity, -1)
         for identity in chosen:
             state.footprints[identity] = Footprint(epoch, state.live[identity])
-        state.emitted += results + len(chosen) + len(gone)
+        state.emitted += results + len(chosen)
         state.seen += len(inputs)
         state.epoch = epoch
         state.lineage = (*before.lineage, epoch)

@@ -36,7 +36,9 @@ from spe_adapter.cec.control import (
     encode_closes,
     encode_footprints,
     encode_mark,
+    holds_progress,
 )
+from spe_adapter.planned import Planned
 from tests.cec.model import Window, close_rows, footprint_rows
 
 MARK = Mark(
@@ -68,6 +70,12 @@ PROGRESS = Progress(
     partitions=4,
     layout=2,
     reset_to=8,
+    planned=Planned(3, "a0", "b1", offsets=('{"in":{"0":40}}',)),
+)
+GOLDEN_PROGRESS = (
+    '{"v":2,"generation":1,"batch":3,"closing":false,"late_ms":0,"watermark_ms":10,"max_event_ms":null,"partitions":4,'
+    '"layout":2,"reset_to":8,"input":{"batch":3,"start":"a0","end":"b1","version":"v1","metadata":"{}",'
+    '"offsets":["{\\"in\\":{\\"0\\":40}}"]}}'
 )
 GOLDEN_MARK = (
     b'{"query":"orders","epoch":1099511627782,"attempt":"17-b","partition":1,"partitions":4,"layout":2,'
@@ -152,6 +160,21 @@ def test_progress_comes_back(changed: Progress) -> None:
     end = decode(encode_control(End("q", 1, 1, changed.to_json().encode()), timestamp_ms=1))
     assert isinstance(end, End)
     assert Progress.from_json(end.positions) == changed
+
+
+def test_progress_as_it_is_written() -> None:
+    """Byte for byte; and a log of version 1, which did not note the input, is read."""
+    assert PROGRESS.to_json() == GOLDEN_PROGRESS
+    former = GOLDEN_PROGRESS[: GOLDEN_PROGRESS.index(',"input"')].replace('"v":2', '"v":1') + "}"
+    assert Progress.from_json(former.encode()) == replace(PROGRESS, planned=None)
+    with pytest.raises(UnknownFormatVersion, match="progress version 3"):
+        Progress.from_json(GOLDEN_PROGRESS.replace('"v":2', '"v":3').encode())
+
+
+def test_whose_end_is_a_stateful_querys() -> None:
+    """A sink's END has other positions, a batch job's none."""
+    for positions, expected in ((PROGRESS.to_json(), True), ("", False), ("{}", False), ('{"v":2,"of":"sink"}', False)):
+        assert holds_progress(End("q", 1, 1, positions.encode())) is expected
 
 
 def test_a_batch_is_decoded_where_it_stands() -> None:
@@ -282,8 +305,8 @@ def test_a_newer_version_is_named() -> None:
     newer = encode_batch([Record(0, 1, struct.pack(">hh", 0, MARK_TYPE), value)], control=True)
     with pytest.raises(UnknownFormatVersion, match="version 1"):
         decode(newer)
-    with pytest.raises(UnknownFormatVersion, match="version 2"):
-        Progress.from_json(PROGRESS.to_json().replace('"v":1', '"v":2').encode())
+    with pytest.raises(UnknownFormatVersion, match="version 3"):
+        Progress.from_json(PROGRESS.to_json().replace('"v":2', '"v":3').encode())
 
 
 def test_a_batch_that_is_no_control_batch_is_refused() -> None:
@@ -407,9 +430,11 @@ def test_batches_stay_below_their_size(sizes: list[int]) -> None:
 
 
 def test_small_rows_fill_their_batches() -> None:
-    """Hardly more batches than the bytes need."""
-    count = 200_000
-    rows = close_rows([(b"12345678", index) for index in range(count)])
+    """Hardly more batches than the bytes need, of rows that cannot be packed."""
+    count = 100_000
+    dice = np.random.default_rng(1)
+    keys = [bytes(key) for key in dice.integers(0, 256, (count, 24), dtype=np.uint8)]
+    rows = close_rows(list(zip(keys, dice.integers(-(2**63), 2**63 - 1, count).tolist(), strict=True)))
     batches = list(encode_closes("q", 1, rows, 1))
     assert len(batches) <= sum(map(len, batches)) // BATCH_TARGET_BYTES + 2
     assert max(map(len, batches)) <= BATCH_TARGET_BYTES

@@ -9,7 +9,18 @@ from hypothesis import strategies as st
 
 from logstore.errors import InvalidConfig
 from spe_adapter.cec.extent import Counters
-from spe_adapter.cec.policy import Budget, CostBenefit, Costs, NoChecks, Policy, Targets, View
+from spe_adapter.cec.policy import (
+    DEFAULT_Q,
+    DEFAULT_U,
+    Budget,
+    CostBenefit,
+    Costs,
+    NoChecks,
+    Policy,
+    Targets,
+    View,
+)
+from spe_adapter.continuous import Options
 
 COSTS = Costs(footprint_s=1e-6, footprint_bytes=60.0, byte_s=1e-9, tuple_s=2e-7, record_s=1e-6)
 
@@ -247,6 +258,25 @@ def test_rarer_failures_and_dearer_checks_never_mean_more_checks(view: View, mtb
     assert CostBenefit(COSTS, mtbf_s * factor, records_per_s=100.0).checks(view) <= checks
     dearer = COSTS._replace(footprint_s=COSTS.footprint_s * factor, byte_s=COSTS.byte_s * factor)
     assert CostBenefit(dearer, mtbf_s, records_per_s=100.0).checks(view) <= checks
+
+
+def test_what_a_record_costs_is_taken_from_the_runner() -> None:
+    """Where the view says what a record takes to process, that counts: dearer replays are worth more checks."""
+    view = View(1_000, 10_000, 100, np.arange(100), np.arange(0, 1_000, 10))
+    cheap, dear = (
+        CostBenefit(COSTS, 3600.0, records_per_s=1e4).checks(view._replace(record_s=record_s))
+        for record_s in (1e-9, 1e-3)
+    )
+    assert cheap < dear == 100
+
+
+def test_a_runner_that_is_told_nothing_bounds_its_recovery() -> None:
+    """By default q and u have limits."""
+    policy = Options("127.0.0.1:9092").policy()
+    old = np.zeros(1, np.int64)
+    assert policy.checks(View(DEFAULT_Q + 2, 0, 1, old, old)) == 1
+    assert policy.checks(View(1, DEFAULT_U + 1, 1, old, old)) == 1
+    assert policy.checks(View(1, DEFAULT_U, 1, old, old)) == 0
 
 
 def test_the_interval_is_youngs() -> None:

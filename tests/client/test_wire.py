@@ -8,6 +8,8 @@ from datetime import timedelta
 from typing import TypeVar
 
 import pytest
+from kio.schema.create_partitions.v1 import request as grow_request
+from kio.schema.create_partitions.v1 import response as grow_response
 from kio.schema.create_topics.v4 import request as create_request
 from kio.schema.create_topics.v4 import response as create_response
 from kio.schema.delete_records.v1 import request as trim_request
@@ -81,6 +83,9 @@ def test_requests_about_topics_are_what_kio_reads() -> None:
     assert (topic.name, topic.num_partitions, topic.replication_factor, topic.assignments) == ("ü", 3, -1, ())
     assert {entry.name: entry.value for entry in topic.configs} == {"a.b": "1", "c": ""}
     assert (made.timeout, made.validate_only) == (timedelta(milliseconds=1500), False)
+    grown = read(grow_request.CreatePartitionsRequest, wire.create_partitions_request("t", 5, timeout_ms=9))
+    assert (grown.topics[0].name, grown.topics[0].count, grown.topics[0].assignments) == ("t", 5, None)
+    assert (grown.timeout, grown.validate_only) == (timedelta(milliseconds=9), False)
     trimmed = read(trim_request.DeleteRecordsRequest, wire.delete_records_request(T1, 2**40, timeout_ms=9))
     (partition,) = trimmed.topics[0].partitions
     assert (trimmed.topics[0].name, partition.partition_index, partition.offset) == ("t", 1, 2**40)
@@ -95,6 +100,14 @@ CREATED = create_response.CreateTopicsResponse(
     topics=(
         create_response.CreatableTopicResult(
             name=TopicName("t"), error_code=ErrorCode.topic_already_exists, error_message="there"
+        ),
+    ),
+)
+GROWN = grow_response.CreatePartitionsResponse(
+    throttle_time=WAIT,
+    results=(
+        grow_response.CreatePartitionsTopicResult(
+            name=TopicName("t"), error_code=ErrorCode.invalid_partitions, error_message=None
         ),
     ),
 )
@@ -138,6 +151,7 @@ CONFIGS = configs_response.DescribeConfigsResponse(
 def test_replies_about_topics_are_read_as_kio_wrote_them() -> None:
     """Nulls and empty texts are told apart."""
     assert wire.create_topic_reply(written(CREATED)) == wire.Created(36, "there")
+    assert wire.create_topic_reply(written(GROWN)) == wire.Created(37, "")
     assert wire.delete_records_reply(written(TRIMMED)) == wire.Trimmed(0, 2**40)
     assert wire.describe_topic_reply(written(CONFIGS)) == wire.TopicConfigs(0, "", {"a.b": "1", "empty": ""})
 
@@ -234,6 +248,7 @@ def test_replies_are_read_as_kio_wrote_them() -> None:
         (FETCH, wire.fetch_reply),
         (PRODUCED, wire.produce_reply),
         (CREATED, wire.create_topic_reply),
+        (GROWN, wire.create_topic_reply),
         (TRIMMED, wire.delete_records_reply),
         (CONFIGS, wire.describe_topic_reply),
     ],

@@ -12,6 +12,7 @@ from logstore.client.errors import TOPIC_ALREADY_EXISTS
 from logstore.errors import (
     CorruptChunk,
     InvalidConfig,
+    InvalidPartitions,
     InvalidRecord,
     OffsetOutOfRange,
     TopicExists,
@@ -216,12 +217,20 @@ def test_trimmed_and_damaged(client: Client, sidecar: Sidecar) -> None:
 
 
 def test_topics_are_made_once(client: Client) -> None:
-    """A topic has the partitions and settings asked for; another one of that name is told apart from other refusals."""
+    """A topic has the partitions and settings asked for, and more partitions later; another one of that name is told
+    apart from other refusals.
+    """
     client.create_topic("made", 3, {"segment.bytes": "4096", "retention.ms": "-1"})
     assert client.partitions("made") == 3
     settings = client.topic_configs("made")
     assert (settings["segment.bytes"], settings["retention.ms"]) == ("4096", "-1")
     assert settings["max.message.bytes"] == "1048588"
+    client.create_partitions("made", 5)
+    assert client.partitions("made") == 5
+    with pytest.raises(InvalidPartitions, match="'made' has 5 partitions; 5 would not be more"):
+        client.create_partitions("made", 5)
+    with pytest.raises(Refused, match="UNKNOWN_TOPIC_OR_PARTITION"):
+        client.create_partitions("nowhere", 5)
     with pytest.raises(TopicExists, match="made"):
         client.create_topic("made", 1)
     with pytest.raises(InvalidConfig, match="nonsense"):

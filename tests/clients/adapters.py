@@ -16,7 +16,7 @@ import kafka
 import kafka.codec
 import kafka.errors
 
-from tests.clients.broker import WAIT_SECONDS
+from tests.support.limits import PATIENCE_S
 
 Headers = Sequence[tuple[str, bytes | None]]
 EARLIEST, LATEST = -2, -1
@@ -111,7 +111,7 @@ class ConfluentClient:
                 headers=list(message.headers),
                 on_delivery=lambda error, sent: reports.append((error, sent)),
             )
-        assert producer.flush(WAIT_SECONDS) == 0
+        assert producer.flush(PATIENCE_S) == 0
         for error, _ in reports:
             if error is not None:
                 raise Refused(error.code())
@@ -139,9 +139,9 @@ class ConfluentClient:
         try:
             place = confluent_kafka.TopicPartition(topic, partition, timestamp_ms)
             if timestamp_ms < 0:
-                low, high = consumer.get_watermark_offsets(place, timeout=WAIT_SECONDS)
+                low, high = consumer.get_watermark_offsets(place, timeout=PATIENCE_S)
                 return int(low if timestamp_ms == EARLIEST else high)
-            return int(consumer.offsets_for_times([place], timeout=WAIT_SECONDS)[0].offset)
+            return int(consumer.offsets_for_times([place], timeout=PATIENCE_S)[0].offset)
         finally:
             consumer.close()
 
@@ -169,7 +169,7 @@ class ConfluentClient:
         )
 
 
-def confluent_poll(consumer: confluent_kafka.Consumer, count: int, seconds: float = WAIT_SECONDS) -> list[Message]:
+def confluent_poll(consumer: confluent_kafka.Consumer, count: int, seconds: float = PATIENCE_S) -> list[Message]:
     """Poll until `count` records came; AssertionError when time runs out first."""
     deadline = time.monotonic() + seconds
     got: list[Message] = []
@@ -221,12 +221,12 @@ class KafkaPythonClient:
                 )
                 for message in messages
             ]
-            producer.flush(WAIT_SECONDS)
-            return [future.get(WAIT_SECONDS).offset for future in futures]
+            producer.flush(PATIENCE_S)
+            return [future.get(PATIENCE_S).offset for future in futures]
         except kafka.errors.BrokerResponseError as error:
             raise Refused(error.errno) from None
         finally:
-            producer.close(WAIT_SECONDS)
+            producer.close(PATIENCE_S)
 
     def consume(self, topic: str, count: int, *, offset: int = 0, partition: int = 0) -> list[Message]:
         """As the protocol says."""
@@ -277,10 +277,10 @@ class KafkaPythonClient:
         )
 
     def _poll(self, consumer: kafka.KafkaConsumer, count: int) -> list[Message]:
-        deadline = time.monotonic() + WAIT_SECONDS
+        deadline = time.monotonic() + PATIENCE_S
         got: list[Message] = []
         while len(got) < count:
-            assert time.monotonic() < deadline, f"{len(got)} of {count} records within {WAIT_SECONDS} s"
+            assert time.monotonic() < deadline, f"{len(got)} of {count} records within {PATIENCE_S} s"
             for batch in consumer.poll(timeout_ms=200, max_records=count - len(got)).values():
                 got += [from_python(record) for record in batch]
         return got
@@ -321,7 +321,7 @@ class AiokafkaClient:
                 )
                 for message in messages
             ]
-            async with asyncio.timeout(WAIT_SECONDS):
+            async with asyncio.timeout(PATIENCE_S):
                 sent = [await future for future in futures]
             return [-1 if one is None else one.offset for one in sent]
         except aiokafka.errors.BrokerResponseError as error:
@@ -381,7 +381,7 @@ class AiokafkaClient:
             )
             await consumer.start()
             try:
-                async with asyncio.timeout(WAIT_SECONDS):
+                async with asyncio.timeout(PATIENCE_S):
                     return await body(consumer)
             finally:
                 await consumer.stop()

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
-WAIT_SECONDS = 20.0
-"""No promise here takes longer; a test that waits this long has failed."""
+from tests.support.limits import PATIENCE_S
+
 POLL_SECONDS = 0.02
 
 
@@ -47,11 +47,11 @@ class Broker:
         name = f"t-{uuid.uuid4().hex[:12]}"
         settings = {"retention.ms": "-1", **{key.replace("_", "."): value for key, value in config.items()}}
         admin = self.admin()
-        admin.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result(WAIT_SECONDS)
+        admin.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result(PATIENCE_S)
         eventually(lambda: led_partitions(admin, name) == partitions)
         # A Kafka names a leader before that leader accepts anything, and drops acks=0 requests of that moment.
         places = {TopicPartition(name, partition): OffsetSpec.earliest() for partition in range(partitions)}
-        eventually(lambda: [found.result(WAIT_SECONDS) for found in admin.list_offsets(places).values()])
+        eventually(lambda: [found.result(PATIENCE_S) for found in admin.list_offsets(places).values()])
         return name
 
 
@@ -62,11 +62,11 @@ def connect(kind: str, port: int) -> Broker:
 
 def led_partitions(admin: AdminClient, topic: str) -> int:
     """How many partitions of a topic have a leader."""
-    found = admin.list_topics(topic, timeout=WAIT_SECONDS).topics[topic]
+    found = admin.list_topics(topic, timeout=PATIENCE_S).topics[topic]
     return 0 if found.error else sum(part.leader >= 0 for part in found.partitions.values())
 
 
-def eventually(condition: Callable[[], object], seconds: float = WAIT_SECONDS) -> None:
+def eventually(condition: Callable[[], object], seconds: float = PATIENCE_S) -> None:
     """Wait until `condition()` is true; it may raise KafkaException meanwhile. AssertionError when time runs out."""
     deadline = time.monotonic() + seconds
     pause = threading.Event()

@@ -15,7 +15,8 @@ from benchmarks.harness.raw import RawConnection, make_batch
 from logstore.format import private
 from logstore.format.control import CLOSES_TYPE, FOOTPRINTS_TYPE, MARK_TYPE, encode_control_record
 from tests.clients.adapters import LATEST, Client, ConfluentClient, Message
-from tests.clients.broker import WAIT_SECONDS, Broker, eventually
+from tests.clients.broker import Broker, eventually
+from tests.support.limits import PATIENCE_S
 
 TIMESTAMP_MS = 1_700_000_000_000
 
@@ -43,11 +44,11 @@ def commit_epoch(broker: Broker, topic: str, values: list[bytes]) -> None:
 def commit_transaction(broker: Broker, topic: str, values: list[bytes]) -> None:
     """Publish one Kafka transaction with these records."""
     producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": uuid.uuid4().hex})
-    producer.init_transactions(WAIT_SECONDS)
+    producer.init_transactions(PATIENCE_S)
     producer.begin_transaction()
     for value in values:
         producer.produce(topic, value, partition=0, timestamp=TIMESTAMP_MS)
-    producer.commit_transaction(WAIT_SECONDS)
+    producer.commit_transaction(PATIENCE_S)
 
 
 def publish_hidden(broker: Broker, topic: str, values: list[bytes]) -> None:
@@ -84,5 +85,5 @@ def test_transactions_are_refused_by_name(broker: Broker) -> None:
         pytest.skip("Kafka has transactions")
     producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": "refused"})
     with pytest.raises(KafkaException) as refused:
-        producer.init_transactions(WAIT_SECONDS)
+        producer.init_transactions(PATIENCE_S)
     assert refused.value.args[0].code() not in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT)

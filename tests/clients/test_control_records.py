@@ -125,6 +125,6 @@ def test_the_java_consumer_reads_the_results(broker: Broker, topic: str) -> None
     eventually(lambda: client.offset_at(topic, LATEST) > len(RESULTS))
     printed = run_tool(
         "console-consumer",
-        ["--bootstrap-server", broker.bootstrap, "--topic", topic, "--from-beginning", "--timeout-ms", "5000"],
+        ["--bootstrap-server", broker.bootstrap, "--topic", topic, "--from-beginning", "--timeout-ms", "10000"],
     )
     assert printed.encode().split() == RESULTS

@@ -21,7 +21,8 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient
 
 from tests.clients.adapters import Client, ConfluentClient, Message
-from tests.clients.broker import WAIT_SECONDS, Broker
+from tests.clients.broker import Broker
+from tests.support.limits import PATIENCE_S
 
 Open = Callable[..., Consumer]
 
@@ -60,7 +61,7 @@ def partitions(consumer: Consumer) -> set[int]:
 
 def poll_until(members: list[Consumer], condition: Callable[[], bool]) -> None:
     """Poll all members, which is what moves a rebalance on, until the condition holds."""
-    deadline = time.monotonic() + WAIT_SECONDS
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, [partitions(consumer) for consumer in members]
         for consumer in members:
@@ -70,7 +71,7 @@ def poll_until(members: list[Consumer], condition: Callable[[], bool]) -> None:
 def committed(broker: Broker, group: str, topic: str, partition: int = 0) -> int:
     """The group's committed offset; -1001 when there is none."""
     request = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, partition)])
-    found = broker.admin().list_consumer_group_offsets([request])[group].result(WAIT_SECONDS)
+    found = broker.admin().list_consumer_group_offsets([request])[group].result(PATIENCE_S)
     return int(found.topic_partitions[0].offset)
 
 
@@ -113,7 +114,7 @@ def test_a_record_goes_to_one_member(broker: Broker, member: Open) -> None:
     sent = [Message(value=b"%d" % number, partition=number % 4) for number in range(40)]
     ConfluentClient(broker.bootstrap).produce(topic, sent)
     got: list[bytes] = []
-    deadline = time.monotonic() + WAIT_SECONDS
+    deadline = time.monotonic() + PATIENCE_S
     while len(got) < 40:
         assert time.monotonic() < deadline, f"{len(got)} of 40"
         for consumer in both:
@@ -143,7 +144,7 @@ def test_a_second_member_of_one_name_fences_the_first(broker: Broker, member: Op
     poll_until([first], lambda: partitions(first) == {0})
     second = member(topic, group_instance_id="only")
     poll_until([second], lambda: partitions(second) == {0})
-    deadline = time.monotonic() + WAIT_SECONDS
+    deadline = time.monotonic() + PATIENCE_S
     code = None
     while code is None:
         assert time.monotonic() < deadline
@@ -171,7 +172,7 @@ def test_metadata_of_commits_is_kept(broker: Broker, member: Open, topic: str) -
     consumer = member(topic)
     poll_until([consumer], lambda: partitions(consumer) == {0})
     consumer.commit(offsets=[TopicPartition(topic, 0, 2, metadata="half way")], asynchronous=False)
-    found = consumer.committed([TopicPartition(topic, 0)], timeout=WAIT_SECONDS)[0]
+    found = consumer.committed([TopicPartition(topic, 0)], timeout=PATIENCE_S)[0]
     assert (found.offset, found.metadata) == (2, "half way")
 
 
@@ -181,15 +182,15 @@ def test_groups_are_listed_and_described(broker: Broker, member: Open, group: st
     admin: AdminClient = broker.admin()
     consumer = member(topic, client_id="describer")
     poll_until([consumer], lambda: partitions(consumer) == {0, 1})
-    listed = {one.group_id: one.state for one in admin.list_consumer_groups().result(WAIT_SECONDS).valid}
+    listed = {one.group_id: one.state for one in admin.list_consumer_groups().result(PATIENCE_S).valid}
     assert listed[group] == ConsumerGroupState.STABLE
-    described = admin.describe_consumer_groups([group])[group].result(WAIT_SECONDS)
+    described = admin.describe_consumer_groups([group])[group].result(PATIENCE_S)
     assert described.state == ConsumerGroupState.STABLE
     assert [one.client_id for one in described.members] == ["describer"]
     assert {place.partition for place in described.members[0].assignment.topic_partitions} == {0, 1}
     consumer.unsubscribe()
-    deadline = time.monotonic() + WAIT_SECONDS
-    while admin.describe_consumer_groups([group])[group].result(WAIT_SECONDS).state == ConsumerGroupState.STABLE:
+    deadline = time.monotonic() + PATIENCE_S
+    while admin.describe_consumer_groups([group])[group].result(PATIENCE_S).state == ConsumerGroupState.STABLE:
         assert time.monotonic() < deadline
         consumer.poll(0.05)
 
@@ -201,13 +202,13 @@ def test_groups_in_use_are_not_deleted(broker: Broker, member: Open, group: str,
     poll_until([consumer], lambda: partitions(consumer) == {0})
     consumer.commit(offsets=[TopicPartition(topic, 0, 2)], asynchronous=False)
     with pytest.raises(KafkaException) as refused:
-        admin.delete_consumer_groups([group])[group].result(WAIT_SECONDS)
+        admin.delete_consumer_groups([group])[group].result(PATIENCE_S)
     assert refused.value.args[0].code() == KafkaError.NON_EMPTY_GROUP
     consumer.close()
-    admin.delete_consumer_groups([group])[group].result(WAIT_SECONDS)
+    admin.delete_consumer_groups([group])[group].result(PATIENCE_S)
     assert committed(broker, group, topic) == -1001
     with pytest.raises(KafkaException) as unknown:
-        admin.delete_consumer_groups([group])[group].result(WAIT_SECONDS)
+        admin.delete_consumer_groups([group])[group].result(PATIENCE_S)
     assert unknown.value.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND
 
 
@@ -216,14 +217,14 @@ def test_offsets_can_be_set_from_outside(broker: Broker, topic: str, group: str)
     client = ConfluentClient(broker.bootstrap)
     client.produce(topic, [Message(value=b"%d" % number) for number in range(8)])
     request = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, 0, 5)])
-    broker.admin().alter_consumer_group_offsets([request])[group].result(WAIT_SECONDS)
+    broker.admin().alter_consumer_group_offsets([request])[group].result(PATIENCE_S)
     assert [message.offset for message in client.consume_as_group(topic, group, 3)] == [5, 6, 7]
 
 
 def test_offsets_can_be_deleted(broker: Broker, topic: str, group: str) -> None:
     """OffsetDelete forgets one partition's commit and keeps the others (kafka-python)."""
     request = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, 0, 0)])
-    broker.admin().alter_consumer_group_offsets([request])[group].result(WAIT_SECONDS)
+    broker.admin().alter_consumer_group_offsets([request])[group].result(PATIENCE_S)
     assert committed(broker, group, topic) == 0
     admin = kafka.KafkaAdminClient(bootstrap_servers=broker.bootstrap)
     try:
@@ -271,7 +272,7 @@ def test_members_of_different_clients_share(broker: Broker, member: Open, group:
         partition_assignment_strategy=[kafka.coordinator.assignors.range.RangePartitionAssignor],
     )
     try:
-        deadline = time.monotonic() + WAIT_SECONDS
+        deadline = time.monotonic() + PATIENCE_S
         while len(second.assignment()) != 2 or len(partitions(first)) != 2:
             assert time.monotonic() < deadline
             second.poll(timeout_ms=20)

@@ -24,6 +24,15 @@ def test_topics_tool(broker: Broker) -> None:
     assert "retention.ms=60000" in described
 
 
+def test_features_tool(broker: Broker) -> None:
+    """kafka-features lists Kafka's features with their levels."""
+    described = run_tool("features", ["--bootstrap-server", broker.bootstrap, "describe"])
+    found = {line.split()[1] for line in described.splitlines() if line.startswith("Feature: ")}
+    assert found >= {"metadata.version", "group.version", "transaction.version"}
+    (level,) = [line.split("FinalizedVersionLevel: ")[1] for line in described.splitlines() if "metadata.ver" in line]
+    assert level.startswith("4.")
+
+
 def test_console_tools_and_groups_tool(broker: Broker, topic: str, group: str) -> None:
     """What the console producer sends, the console consumer prints; get-offsets and consumer-groups agree on it."""
     server = ("--bootstrap-server", broker.bootstrap)
@@ -36,7 +45,7 @@ def test_console_tools_and_groups_tool(broker: Broker, topic: str, group: str) -
             *(*server, "--topic", topic, "--group", group, "--from-beginning", "--max-messages", "20"),
             *(
                 "--timeout-ms",
-                "20000",
+                "120000",
                 "--formatter-property",
                 "print.key=true",
                 "--formatter-property",

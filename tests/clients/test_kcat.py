@@ -10,6 +10,7 @@ import pytest
 
 from tests.clients.adapters import ConfluentClient, Message
 from tests.clients.broker import Broker
+from tests.support.limits import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(shutil.which("kcat") is None, reason="no kcat on the path")
 
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.skipif(shutil.which("kcat") is None, reason="no kcat on
 def kcat(broker: Broker, *arguments: str, text: str | None = None) -> str:
     """What kcat prints."""
     command = ["kcat", "-b", broker.bootstrap, *arguments]
-    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

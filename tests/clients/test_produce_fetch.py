@@ -9,7 +9,7 @@ import pytest
 from tests.clients.adapters import CLIENTS, CODECS, Client, ConfluentClient, Message, Refused, Sending
 from tests.clients.broker import Broker, eventually
 
-MESSAGE_TOO_LARGE = 10
+MESSAGE_TOO_LARGE, INVALID_TIMESTAMP = 10, 32
 
 
 def test_bytes_come_back_unchanged(client: Client, topic: str) -> None:
@@ -47,6 +47,37 @@ def test_acked_records_have_offsets(client: Client, acks: str, topic: str) -> No
         range(10)
     )
     assert [message.value for message in client.consume(topic, 10)] == [b"%d" % number for number in range(10)]
+
+
+def test_append_time(client: Client, broker: Broker) -> None:
+    """With LogAppendTime every record has the time at which it came, for readers and for offsets by time."""
+    topic = broker.create_topic(message_timestamp_type="LogAppendTime")
+    before_ms = int(time.time() * 1000)
+    client.produce(topic, [Message(value=b"x", timestamp_ms=1_600_000_000_000 + number) for number in range(3)])
+    times_ms = {message.timestamp_ms for message in client.consume(topic, 3)}
+    assert min(times_ms) >= before_ms
+    assert max(times_ms) <= int(time.time() * 1000)
+    assert client.offset_at(topic, min(times_ms)) == 0
+    assert client.offset_at(topic, max(times_ms) + 1) in (-1, 3)
+
+
+def test_no_more_replicas_are_waited_for_than_there_are(client: Client, broker: Broker) -> None:
+    """min.insync.replicas above the number of replicas does not keep records out."""
+    topic = broker.create_topic(min_insync_replicas="2")
+    assert client.produce(topic, [Message(value=b"x")], Sending(acks="all")) == [0]
+
+
+def test_old_records_are_refused_where_a_topic_says_so(client: Client, broker: Broker) -> None:
+    """message.timestamp.before.max.ms refuses a batch with an older record, compressed or not."""
+    topic = broker.create_topic(message_timestamp_before_max_ms="3600000")
+    now_ms = int(time.time() * 1000)
+    new, old = Message(value=b"new", timestamp_ms=now_ms), Message(value=b"old", timestamp_ms=now_ms - 7_200_000)
+    assert client.produce(topic, [new, new]) == [0, 1]
+    for compression in ("none", "gzip"):
+        with pytest.raises(Refused) as refused:
+            client.produce(topic, [old], Sending(compression=compression))
+        assert refused.value.code == INVALID_TIMESTAMP
+    assert client.produce(topic, [new]) == [2]
 
 
 def test_acks_0_are_kept_too(client: Client, topic: str) -> None:

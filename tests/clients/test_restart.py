@@ -12,8 +12,9 @@ from confluent_kafka.admin import ConfigResource, ResourceType
 from benchmarks.harness.kafka import KafkaPeer
 from benchmarks.harness.sidecar import SidecarPeer
 from tests.clients.adapters import LATEST, ConfluentClient, Message, Sending, confluent_poll
-from tests.clients.broker import WAIT_SECONDS, connect, eventually
+from tests.clients.broker import connect, eventually
 from tests.support.kafka_peer import start_kafka
+from tests.support.limits import PATIENCE_S
 
 
 @pytest.fixture
@@ -30,7 +31,6 @@ def peer(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SidecarPeer
     started.kill()
 
 
-@pytest.mark.timeout(180)  # a real Kafka on a busy machine takes half a minute to start
 def test_a_killed_server_comes_back_with_everything(peer: SidecarPeer | KafkaPeer) -> None:
     """After kill -9 the acked records, the topics and their settings, and the groups' offsets are there; a producer and
     a consumer that were connected go on by themselves.
@@ -45,15 +45,15 @@ def test_a_killed_server_comes_back_with_everything(peer: SidecarPeer | KafkaPee
     consumer = Consumer({**settings, "group.id": group, "enable.auto.commit": False, "auto.offset.reset": "error"})
     try:
         producer.produce(topic, b"20", partition=0)
-        assert producer.flush(WAIT_SECONDS) == 0
+        assert producer.flush(PATIENCE_S) == 0
         peer.kill()
         producer.produce(topic, b"21", partition=0)
         peer.start()
         peer.wait_serving()
-        assert producer.flush(WAIT_SECONDS) == 0
+        assert producer.flush(PATIENCE_S) == 0
         assert client.offset_at(topic, LATEST) == 22
         resource = ConfigResource(ResourceType.TOPIC, topic)
-        entries = broker.admin().describe_configs([resource])[resource].result(WAIT_SECONDS)
+        entries = broker.admin().describe_configs([resource])[resource].result(PATIENCE_S)
         assert entries["max.message.bytes"].value == "123456"
         consumer.subscribe([topic])
         got = confluent_poll(consumer, 22 - 12)

@@ -32,6 +32,7 @@ from logstore.format.records import Record, decode_batch, encode_batch, write_va
 from spe_adapter.codec.compression import ZSTD, compress, decompress
 from spe_adapter.codec.decode import Decoder, scan
 from tests.codec.batches import EVERYTHING, at_offset, decode, encode_all, sample
+from tests.support.limits import PROGRAM_S
 
 TEXTS = st.text(max_size=12).filter(lambda text: "\x00" not in text)
 PAYLOADS = st.none() | st.binary(max_size=300)
@@ -176,7 +177,7 @@ def test_hostile_bytes_with_valid_checksums_stay_within_bounds(tmp_path: Path) -
     environment = {**os.environ, "NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONWARNINGS": "error"}
     done = subprocess.run(
         [sys.executable, "-c", FLIPS_WITH_VALID_CHECKSUMS, str(root)],
-        env=environment, capture_output=True, text=True, check=False, timeout=200,
+        env=environment, capture_output=True, text=True, check=False, timeout=PROGRAM_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "refused" in done.stdout

@@ -1,14 +1,20 @@
-"""Kafka's default partitioner, vectorised, against a client's."""
+"""The default partitioners of Kafka's clients, vectorised, against theirs."""
 
 from __future__ import annotations
 
+import zlib
+from pathlib import Path
+
 import pyarrow as pa
 import pytest
+from confluent_kafka import Producer
 from hypothesis import given
 from hypothesis import strategies as st
 from kafka.partitioner.default import murmur2
 
 from spe_adapter.codec.partitioner import partitions_of
+from tests.spark.streams import create_topic
+from tests.support.sidecar import Sidecar
 
 
 @given(st.lists(st.none() | st.binary(max_size=40), min_size=1), st.integers(1, 1000))
@@ -33,6 +39,30 @@ def test_the_digests_of_kafkas_own_tests(key: str, digest: int) -> None:
     """Kafka's UtilsTest fixes these values of murmur2."""
     partitions = 2**31 - 1
     assert partitions_of(pa.array([key]), 1, partitions, 0).tolist() == [(digest & 0x7FFFFFFF) % partitions]
+
+
+@given(st.lists(st.none() | st.binary(max_size=40), min_size=1), st.integers(1, 1000))
+def test_keys_go_where_librdkafka_puts_them(keys: list[bytes | None], partitions: int) -> None:
+    """crc32(key) % partitions; without a key or with an empty one, where the caller says. Slices and gaps alike."""
+    expected = [zlib.crc32(key) % partitions if key else 7 for key in keys]
+    column = pa.array([b"in front", *keys], pa.binary())[1:]
+    assert partitions_of(column, len(keys), partitions, 7, "consistent_random").tolist() == expected
+
+
+def test_librdkafka_itself_agrees(tmp_path: Path) -> None:
+    """A producer with its default settings, asked where its records went."""
+    keys = [b"key-%d" % number for number in range(200)]
+    places: dict[bytes, int] = {}
+    with Sidecar(tmp_path / "data") as sidecar:
+        create_topic(sidecar.address, "keyed", 7)
+        producer = Producer({"bootstrap.servers": sidecar.address})
+        for key in keys:
+            producer.produce(
+                "keyed", b"", key, on_delivery=lambda _, message: places.update({message.key(): message.partition()})
+            )
+        assert producer.flush(60) == 0
+    expected = partitions_of(pa.array(keys), len(keys), 7, 0, "consistent_random").tolist()
+    assert [places[key] for key in keys] == expected
 
 
 def test_without_keys_everything_goes_to_the_given_partition() -> None:

@@ -23,9 +23,8 @@ from spe_adapter.operators import functions as agg
 from spe_adapter.operators.aggregates import Aggregate
 from spe_adapter.operators.windows import Counting
 from tests.continuous.fragments import START_MS, parse
+from tests.support.limits import PATIENCE_S
 
-HEARD_S: Final = 60.0
-"""No runner is silent for longer unless it is lost."""
 WINDOW: Final = 7
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -97,7 +96,7 @@ class RunnerProcess:
 
     def hear(self) -> tuple[object, ...]:
         """The next thing it says. AssertionError if it is silent for too long or gone."""
-        assert self._pipe.poll(HEARD_S), "the runner is silent"
+        assert self._pipe.poll(PATIENCE_S), "the runner is silent"
         heard = self._pipe.recv()
         assert isinstance(heard, tuple)
         return heard
@@ -113,7 +112,7 @@ class RunnerProcess:
     def kill(self) -> None:
         """SIGKILL."""
         self._process.kill()
-        self._process.join(HEARD_S)
+        self._process.join(PATIENCE_S)
         self._pipe.close()
 
 

@@ -19,7 +19,7 @@ def test_the_guide_runs(tmp_path: Path) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", GUIDE.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     assert len(blocks) == 2
     payments = [(b"c7", b'{"customer":"c7","amount":%d}' % amount) for amount in [-5, *range(1, 11), 0, *range(11, 15)]]
-    with Sidecar(tmp_path) as sidecar:
+    with Sidecar(tmp_path / "data") as sidecar:
         create(sidecar.address, "payments")
         produce_values(sidecar.address, "payments", payments)
         space: dict[str, Any] = {}

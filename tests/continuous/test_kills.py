@@ -11,6 +11,7 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
 from tests.continuous.processes import RunnerProcess, Work, create, expected, produce
+from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import Sidecar
 
 pytestmark = pytest.mark.crash
@@ -19,7 +20,6 @@ RECORDS = 24_000
 KEYS = 900
 KILLS = 15
 KILLS_LONG = 100
-READ_S = 30.0
 MOST_HEARD = 10_000
 FOR_EVER = 10**12
 
@@ -27,7 +27,7 @@ FOR_EVER = 10**12
 @pytest.fixture
 def sidecar(tmp_path: Path) -> Iterator[Sidecar]:
     """A sidecar process."""
-    with Sidecar(tmp_path) as running:
+    with Sidecar(tmp_path / "data") as running:
         yield running
 
 
@@ -44,7 +44,7 @@ def consumed(address: str, topic: str) -> list[tuple[bytes | None, bytes | None]
         consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
         found: list[tuple[bytes | None, bytes | None]] = []
         while True:
-            message = consumer.poll(READ_S)
+            message = consumer.poll(PATIENCE_S)
             assert message is not None, f"{len(found)} records, then silence"
             if message.error() is not None:
                 return found

@@ -9,21 +9,23 @@ import subprocess
 import sys
 from pathlib import Path
 
+from spe_adapter.continuous import Options
+from spe_adapter.continuous.calibration import measured_costs
 from tests.continuous.processes import Work, create, described, expected, produce
 from tests.continuous.test_kills import consumed
+from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import ROOT, Sidecar
 
 ROWS = [(b"key-%d" % (number % 9), number) for number in range(700)]
-END_S = 30.0
 HERE = "tests.continuous.test_program"
 
 FRAGMENT = described(Work("", "program", 0))
 """What the program is told to run."""
 
 
-def run(address: str, fragment: str = f"{HERE}:FRAGMENT") -> subprocess.Popen[str]:
-    """The program as a process."""
-    command = [sys.executable, "-m", "spe_adapter.continuous", fragment, "--servers", address, "--report-s", "0"]
+def run(address: str, *more: str, fragment: str = f"{HERE}:FRAGMENT") -> subprocess.Popen[str]:
+    """The program as a process, with further arguments."""
+    command = [sys.executable, "-m", "spe_adapter.continuous", fragment, "--servers", address, "--report-s", "0", *more]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
         command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -31,12 +33,14 @@ def run(address: str, fragment: str = f"{HERE}:FRAGMENT") -> subprocess.Popen[st
 
 
 def test_the_program_runs_and_ends_when_told(tmp_path: Path) -> None:
-    """It says what it recovered and commits what there is; after SIGTERM it exits with 0."""
-    with Sidecar(tmp_path) as sidecar:
+    """It says what it recovered and commits what there is; after SIGTERM it exits with 0. Also where it measures costs
+    for the cost-benefit policy first, of which nothing stays in the topic.
+    """
+    with Sidecar(tmp_path / "data") as sidecar:
         create(sidecar.address, "in")
         produce(sidecar.address, "in", ROWS)
         for life in range(2):
-            with run(sidecar.address) as process:
+            with run(sidecar.address, *(("--mtbf-s", "3600") if life else ())) as process:
                 assert process.stdout is not None
                 recovered = json.loads(process.stdout.readline())
                 assert recovered["event"] == "recovered"
@@ -47,14 +51,16 @@ def test_the_program_runs_and_ends_when_told(tmp_path: Path) -> None:
                     assert beat["event"] == "beat"
                     records = beat["records"]
                 process.send_signal(signal.SIGTERM)
-                assert process.wait(END_S) == 0
+                assert process.wait(PATIENCE_S) == 0
+        costs = measured_costs(FRAGMENT, 0, Options(sidecar.address))
+        assert min(costs.footprint_s, costs.footprint_bytes, costs.tuple_s, costs.record_s) > 0
         assert consumed(sidecar.address, "out-program") == expected(ROWS)
 
 
 def test_a_fragment_that_is_none_is_refused(tmp_path: Path) -> None:
     """The message says what was found under the name; the exit code is 1."""
     for name, message in ((f"{HERE}:ROWS", "is a list"), ("no.such.module:x", "names no fragment"), ("x", "write")):
-        with run("127.0.0.1:1", name) as process:
-            assert process.wait(END_S) == 1
+        with run("127.0.0.1:1", fragment=name) as process:
+            assert process.wait(PATIENCE_S) == 1
             assert process.stderr is not None
             assert message in process.stderr.read()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import replace
 from random import Random
 
@@ -193,12 +194,30 @@ def test_a_source_with_other_records_is_noticed() -> None:
 
 
 def test_keys_in_the_wrong_partition_are_refused_if_asked() -> None:
-    """With `check_keys` the message names the key, where it is and where it belongs."""
+    """With `check_keys` the message names the key, where it is and where it belongs; where all keys lie as another
+    client's partitioner has them, it says so, and with that partitioner they are taken.
+    """
     described = replace(fragment(counting()), check_keys=True)
     core = Core(plan(described), Place(0, 8, "run"), NoChecks(), lambda: 0.0)
     core.begin([0])
     keys = [b"key-%d" % number for number in range(30)]
-    batch = pa.RecordBatch.from_pylist(
+    with pytest.raises(WrongPartition, match=r"key b'key-\d+' is in in-0.*partition [1-7] of 8; have the producer use"):
+        core.process(Run(0, len(keys)), _keyed(keys))
+    mine = [key for key in keys if zlib.crc32(key) % 8 == 0]
+    assert mine
+    with pytest.raises(WrongPartition, match="give the fragment partitioner='consistent_random', or the producer part"):
+        core.process(Run(0, len(mine)), _keyed(mine))
+    core = Core(plan(replace(described, partitioner="consistent_random")), Place(0, 8, "run"), NoChecks(), lambda: 0.0)
+    core.begin([0])
+    core.process(Run(0, len(mine)), _keyed(mine))
+    assert core.windows == len(mine)
+    with pytest.raises(FragmentRefused, match="partitioner 'murmur'; allowed are murmur2_random, consistent_random"):
+        replace(described, partitioner="murmur")  # type: ignore[arg-type]
+
+
+def _keyed(keys: list[bytes]) -> pa.RecordBatch:
+    """Records with these keys."""
+    return pa.RecordBatch.from_pylist(
         [
             {
                 "key": key,
@@ -213,8 +232,6 @@ def test_keys_in_the_wrong_partition_are_refused_if_asked() -> None:
         ],
         schema=SCHEMA,
     )
-    with pytest.raises(WrongPartition, match=r"key b'key-\d+' is in in-0.*partition [1-7] of 8"):
-        core.process(Run(0, len(keys)), batch)
 
 
 def test_a_state_that_outgrows_its_limit_ends_the_runner() -> None:
@@ -230,3 +247,16 @@ def test_a_state_that_outgrows_its_limit_ends_the_runner() -> None:
         while loop.step():
             pass
     run_all(world, described)
+
+
+def test_a_new_query_behind_anothers_state_is_refused() -> None:
+    """A mistyped name would begin anew and tell every result twice: it is refused with the name that is there, unless
+    the user says that both shall write.
+    """
+    world = a_world()
+    run_all(world, fragment(counting()))
+    mistyped = replace(fragment(counting()), query="stroy")
+    with pytest.raises(FragmentRefused, match=r"'stroy' is new.*'story\.0'.*allow_other_queries"):
+        recover(world, mistyped)
+    recover(world, replace(mistyped, allow_other_queries=True))
+    recover(world, fragment(counting()))

@@ -28,13 +28,13 @@ from tests.clients.broker import eventually
 from tests.continuous.fragments import parse
 from tests.continuous.processes import WINDOW, as_text, expected, produce
 from tests.spark.session import start_spark
+from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import Sidecar
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash]
 
 PARTITIONS = 2
 RECORDS = 6_000
-READ_S = 60.0
 
 Rows = list[tuple[bytes, int]]
 
@@ -72,7 +72,7 @@ class Reader:
     def read_to(self, count: int) -> None:
         """Read until so many records are here."""
         while len(self.read) < count:
-            message = self._consumer.poll(READ_S)
+            message = self._consumer.poll(PATIENCE_S)
             assert message is not None, f"{len(self.read)} of {count} records, then silence"
             assert message.error() is None, message.error()
             self.read.append((message.key(), message.value()))

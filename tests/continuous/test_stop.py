@@ -8,9 +8,9 @@ from pathlib import Path
 from spe_adapter.continuous.loop import Event, Progress, Recovered
 from spe_adapter.continuous.runner import Options, Runner
 from tests.continuous.processes import Work, create, described, produce
+from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import Sidecar
 
-WAIT_S = 30.0
 ROWS = [(b"key-%d" % (number % 50), number) for number in range(400)]
 
 
@@ -32,14 +32,14 @@ def started(address: str) -> tuple[Runner, threading.Thread, list[Event], thread
 
 def test_stop_commits_and_returns(tmp_path: Path) -> None:
     """After a stop nothing is left to process, and the next runner has nothing to replay that was not footprinted."""
-    with Sidecar(tmp_path) as sidecar:
+    with Sidecar(tmp_path / "data") as sidecar:
         create(sidecar.address, "in")
         produce(sidecar.address, "in", ROWS)
         runner, thread, seen, done = started(sidecar.address)
         assert runner.needed_offsets() in ({}, {"in": 0})
-        assert done.wait(WAIT_S)
+        assert done.wait(PATIENCE_S)
         runner.stop()
-        thread.join(WAIT_S)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
         assert isinstance(seen[0], Recovered)
         assert seen[0].beat == 0
@@ -47,13 +47,13 @@ def test_stop_commits_and_returns(tmp_path: Path) -> None:
 
 def test_stop_does_not_wait_for_a_sidecar_that_is_away(tmp_path: Path) -> None:
     """The sidecar is gone for good: the runner asks for it again and again, until it is told to stop."""
-    with Sidecar(tmp_path) as sidecar:
+    with Sidecar(tmp_path / "data") as sidecar:
         create(sidecar.address, "in")
         produce(sidecar.address, "in", ROWS)
         runner, thread, _, done = started(sidecar.address)
-        assert done.wait(WAIT_S)
+        assert done.wait(PATIENCE_S)
         sidecar.kill()
         runner.stop()
-        thread.join(WAIT_S)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
         sidecar.restart()

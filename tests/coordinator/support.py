@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,8 +15,7 @@ from typing import Any, NamedTuple
 
 from scheduler.topology import Topology, racks
 from scheduler.topology_file import topology_toml
-
-PATIENCE_S = 20.0
+from tests.support.limits import PATIENCE_S
 
 
 def topology_file(directory: Path, sizes: Sequence[int] = (4, 4), *, uplink: int = 4) -> tuple[Path, Topology]:
@@ -129,7 +129,7 @@ def conforms(value: object, schema: Mapping[str, Any], document: Mapping[str, An
         return [] if any(not one for one in tries) else tries[0]
     known = {
         *("type", "properties", "required", "additionalProperties", "items", "maxItems", "enum", "description"),
-        *("minimum", "maximum", "minLength", "maxLength", "default"),
+        *("minimum", "maximum", "minLength", "maxLength", "default", "pattern"),
     }
     assert set(schema) <= known, f"{where}: the checker does not know {set(schema) - known}"
     kinds: dict[str, Any] = {
@@ -149,6 +149,7 @@ def conforms(value: object, schema: Mapping[str, Any], document: Mapping[str, An
     broken = [] if value in schema.get("enum", [value]) else [f"{where}: {value!r} is not in {schema['enum']}"]
     if isinstance(value, str):
         fits = schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", len(value))
+        fits = fits and re.search(schema.get("pattern", ""), value) is not None
         return broken if fits else [*broken, f"{where}: length of {value!r}"]
     if isinstance(value, int | float) and not isinstance(value, bool):
         if not schema.get("minimum", value) <= value <= schema.get("maximum", value):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import permutations
 from typing import Any
 from urllib.parse import quote
 
@@ -112,6 +113,30 @@ def test_a_request_from_beginning_to_end(url: str) -> None:
     assert checked(url, "PUT", path, template, {"chunks": 2}).status == 409
 
 
+def test_only_a_submission_may_be_large(url: str) -> None:
+    """Its sources need room; every other body is a few fields, and one that says it is large is refused unread."""
+    large = b"{" + b" " * 100_000 + b"}"
+    assert "chunks: is missing" in ask(url, "POST", "/v1/requests", body=large).text
+    for method, path in (("POST", "/v1/hosts"), ("PUT", "/v1/requests/a"), ("POST", "/v1/requests/a/chunks/0/failed")):
+        answer = ask(url, method, path, body=large)
+        assert (answer.status, "at most 65536" in answer.text) == (413, True), answer
+    assert ask(url, "POST", "/v1/requests", body=b"{" + b" " * (1 << 20) + b"}").status == 413
+
+
+def test_a_large_read_is_checked_beside_everything_else(url: str) -> None:
+    """16,384 chunks from a few hosts are taken; more different sets of hosts than one event can plan are refused."""
+    hosts = [f"r{rack}h{number}" for rack in (1, 2) for number in (1, 2, 3, 4)]
+    sources = [[hosts[number % 8], hosts[(number + 1) % 8]] for number in range(16_384)]
+    answer = submit(url, name="large", writer="r1h1", kind="read", chunks=16_384, sources=sources)
+    assert answer.status == 201
+    several = [list(one) for size in (4, 5, 6) for one in permutations(hosts, size)][: 4096 + 1]
+    refused = submit(url, writer="r1h1", kind="read", chunks=len(several), sources=several)
+    assert (refused.status, refused.json()["field"]) == (400, "sources")
+    assert "4097 different sets of hosts; at most 4096" in refused.text
+    refused = submit(url, writer="r1h1", kind="read", chunks=1, sources=[["r1h2"] * 17])
+    assert refused.status == 400
+
+
 def test_a_writer_that_must_wait_is_told_its_place(url: str) -> None:
     """A busy writer's second request waits behind the first; it can change its size and be given up."""
     first = submit(url, writer="r1h2", chunks=3).json()
@@ -161,7 +186,7 @@ def test_hosts_come_go_and_come_back(url: str) -> None:
     [
         ({"writer": "r1h1"}, "chunks", "is missing"),
         ({"writer": "r1h1", "chunks": 0}, "chunks", "from 1 to"),
-        ({"writer": "r1h1", "chunks": 1.0}, "chunks", "whole number"),
+        ({"writer": "r1h1", "chunks": 1.5}, "chunks", "whole number"),
         ({"writer": "r1h1", "chunks": True}, "chunks", "whole number"),
         ({"writer": "r1h1", "chunks": 10**400}, "chunks", "from 1 to"),
         ({"writer": "r1h9", "chunks": 1}, "writer", "r1h9"),
@@ -178,7 +203,7 @@ def test_hosts_come_go_and_come_back(url: str) -> None:
         ({"writer": "r1h1", "chunks": 1, "kind": "wriet"}, "kind", "did you mean 'write'"),
         ({"writer": "r1h1", "chunks": 1, "kind": "read"}, "sources", ""),
         ({"writer": "r1h1", "chunks": 1, "kind": "read", "sources": [["r2h7"]]}, "sources", "r2h7"),
-        ({"writer": "r1h1", "chunks": 1, "name": "a\nb"}, "name", "printable"),
+        ({"writer": "r1h1", "chunks": 1, "name": "a\nb"}, "name", "control characters"),
         ({"writer": "r1h1", "chunks": 1, "name": ""}, "name", "1 to 200"),
     ],
 )

@@ -36,6 +36,7 @@ from scheduler.coordinator.testing import CoordinatorProcess, running
 from scheduler.peace.online import Settings
 from scheduler.topology import racks
 from tests.coordinator.support import Reply, raw, stand_in, topology_file
+from tests.support.limits import PATIENCE_S
 
 NETWORK = racks([4, 4], 4)
 
@@ -267,8 +268,8 @@ def test_a_restart_goes_unnoticed(tmp_path: Path) -> None:
         process.kill()
         process.start()
         assert [go.done() for _, go in gos] == [True, True]
-        assert came.get(timeout=30).done()
-        waiter.join(30)
+        assert came.get(timeout=PATIENCE_S).done()
+        waiter.join(PATIENCE_S)
         assert second.state == "finished"
 
 
@@ -321,7 +322,7 @@ def test_connections_that_died_idle_cost_no_keep_alive() -> None:
 
     def answer(asked: str) -> Reply:
         if asked.endswith("/first"):
-            together.wait(20)
+            together.wait(PATIENCE_S)
         return Reply(200, {}, close=True)
 
     first, later = core.Ask("GET", "/first"), core.Ask("GET", "/later")
@@ -368,7 +369,7 @@ def test_a_host_that_leaves_is_not_brought_back() -> None:
 
     def use(client: CoordinatorClient) -> None:
         client.register("r1h1")
-        assert asked.wait(20)
+        assert asked.wait(PATIENCE_S)
         client.deregister("r1h1")
         assert log[-1] == "DELETE"
         asked.clear()
@@ -410,7 +411,7 @@ def test_closing_ends_what_waits() -> None:
 
     def answer(what: str) -> Reply:
         waiting.set()
-        over.wait(30)
+        over.wait(PATIENCE_S)
         return Reply(200, {})
 
     def ask(client: CoordinatorClient) -> None:
@@ -420,12 +421,12 @@ def test_closing_ends_what_waits() -> None:
             caught.put(error)
 
     with stand_in(answer) as url:
-        client = CoordinatorClient(url, timeout_s=30)
+        client = CoordinatorClient(url, timeout_s=PATIENCE_S)
         thread = threading.Thread(target=ask, args=(client,), daemon=True)
         thread.start()
-        assert waiting.wait(20)
+        assert waiting.wait(PATIENCE_S)
         client.close()
-        assert isinstance(caught.get(timeout=5), Unavailable)
+        assert isinstance(caught.get(timeout=PATIENCE_S), Unavailable)
         over.set()
 
         async def main() -> None:
@@ -470,7 +471,7 @@ def test_who_does_not_even_greet_is_not_waited_for() -> None:
 
         async def main() -> None:
             async with TrioCoordinatorClient(url, timeout_s=0.1, patience_s=0) as client:
-                with trio.fail_after(10), pytest.raises(Unavailable):
+                with trio.fail_after(PATIENCE_S), pytest.raises(Unavailable):
                     await client.ask(question)
 
         trio.run(main)

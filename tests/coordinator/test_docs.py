@@ -17,11 +17,11 @@ from scheduler.coordinator import command
 from scheduler.coordinator.api import ROUTES
 from scheduler.coordinator.testing import CoordinatorProcess
 from tests.coordinator.support import ask
+from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import ROOT
 
 PAGE = (ROOT / "docs/coordinator.md").read_text(encoding="utf-8")
 ADDRESS = "127.0.0.1:9880"
-PATIENCE_S = 60
 
 
 @pytest.fixture(scope="module")

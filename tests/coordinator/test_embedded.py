@@ -13,9 +13,8 @@ from scheduler.client import CoordinatorClient
 from scheduler.coordinator import embedded
 from scheduler.coordinator.testing import silent
 from tests.coordinator.support import topology_file
+from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import ROOT, Sidecar
-
-PATIENCE_S = 30
 
 
 def test_one_host_runs_both(tmp_path: Path) -> None:

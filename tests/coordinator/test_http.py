@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import h11
 import pytest
@@ -14,6 +14,7 @@ from trio.testing import MockClock, memory_stream_pair
 from scheduler.coordinator.http.connection import Connection
 from scheduler.coordinator.http.messages import HttpRequest, HttpResponse, HttpSettings, json_response
 from scheduler.coordinator.http.server import Address, HttpServer, is_loopback
+from tests.support.limits import PATIENCE_S
 
 SETTINGS = HttpSettings(max_header_bytes=2048, max_body_bytes=1000, header_s=10, body_s=20, idle_s=60, send_s=5)
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -225,7 +226,7 @@ async def test_a_drain_answers_what_is_under_way() -> None:
 async def test_a_drain_cuts_who_is_not_ready_in_time() -> None:
     """A client in the middle of its body cannot hold up the end for longer than the drain's patience."""
     server = HttpServer(HttpSettings(body_s=60), echo, silent)
-    with trio.fail_after(10):
+    with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             address = await nursery.start(server.serve, Address("127.0.0.1", 0))
             slow = await trio.open_tcp_stream("127.0.0.1", address.port)
@@ -258,14 +259,35 @@ async def test_a_fault_of_the_handlers_costs_one_connection() -> None:
     assert reports == ["connection crashed"] * 2
 
 
-async def test_strangers_send_small_bodies() -> None:
-    """Who did not prove who it is gets less room; who did, all of it."""
-    limits = HttpSettings(max_body_bytes=1000, max_unknown_body_bytes=100)
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Length: 0\r\n\r\n",
+        b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n",
+    ],
+)
+async def test_a_body_with_two_ends_ends_the_connection(head: bytes) -> None:
+    """Content-Length and Transfer-Encoding in one request (RFC 9112, 6.1): nothing behind it is taken for a request."""
+    received = await talk(head + b"0\r\n\r\n" + GET)
+    assert statuses(received) == [400]
+    assert b"connection: close" in received.lower()
+
+
+async def test_most_bodies_are_small() -> None:
+    """Only the requests that may be large get all the room; which these are, their method, target and headers say."""
+    limits = HttpSettings(max_body_bytes=1000, max_small_body_bytes=100)
     found: list[int] = []
+
+    def large(method: str, target: str, headers: Mapping[str, str]) -> bool:
+        return (method, target) == ("POST", "/large") and "known" in headers
+
     for name in (b"Known", b"Unknown"):
         ours, theirs = memory_stream_pair()
-        connection = Connection(theirs, "test", limits, echo, lambda _: False, lambda headers: "known" in headers)
-        head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 101\r\nConnection: close\r\n" + name + b": 1\r\n\r\n"
+        connection = Connection(theirs, "test", limits, echo, lambda _: False, large)
+        head = (
+            b"POST /large HTTP/1.1\r\nHost: x\r\nContent-Length: 101\r\nConnection: close\r\n" + name + b": 1\r\n\r\n"
+        )
         await ours.send_all(head + bytes(b"a" * 101))
         await ours.send_eof()
         await connection.run()

@@ -13,8 +13,6 @@ from scheduler.client.trio_client import TrioCoordinatorClient
 from scheduler.coordinator.testing import CoordinatorProcess
 from tests.coordinator.support import topology_file
 
-PATIENCE_S = 60
-
 
 async def write_all(url: str, writers: int, chunks: int, hosts: list[str]) -> dict[str, float]:
     """Every writer submits and writes; requests per second and the time of a submission (p99)."""

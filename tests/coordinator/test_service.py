@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, closing
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
 import trio
+import trio.lowlevel
 from trio.testing import MockClock
 
 from scheduler.coordinator import ledger
+from scheduler.coordinator.deadlines import chunk_deadline_ms
 from scheduler.coordinator.errors import ApiError, StoreError
+from scheduler.coordinator.http.server import Report
 from scheduler.coordinator.journal import Journal, OffLoad
 from scheduler.coordinator.metadata.interface import Metadata
 from scheduler.coordinator.metadata.sqlite import SqliteMetadata
@@ -20,7 +24,9 @@ from scheduler.coordinator.running import make_planner
 from scheduler.coordinator.service import Coordinator, CoordinatorSettings, World
 from scheduler.coordinator.testing import silent
 from scheduler.peace.online import Submission
-from scheduler.topology import racks
+from scheduler.peace.paper import PaperPlanner
+from scheduler.peace.plan import Chain, Planner, Request, Residual
+from scheduler.topology import Link, Server, Topology, racks
 
 NETWORK = racks([4, 4], 4)
 SETTINGS = CoordinatorSettings(host_deadline_ms=10_000, writer_deadline_ms=60_000, remember_ms=100_000, tick_s=0.5)
@@ -47,14 +53,27 @@ async def at_once(work: Callable[[], None]) -> None:
     work()
 
 
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[SqliteMetadata]:
+    """A store of its own, closed at the end."""
+    with closing(SqliteMetadata(tmp_path / "a.db")) as opened:
+        yield opened
+
+
 @asynccontextmanager
 async def coordinator(
-    metadata: Metadata, clock: Clock, off_load: OffLoad = at_once
+    metadata: Metadata,
+    clock: Clock,
+    off_load: OffLoad = at_once,
+    *,
+    report: Report = silent,
+    planner: Planner | None = None,
+    chunk_deadline_ms: int | None = None,
 ) -> AsyncGenerator[Coordinator, None]:
     """A coordinator that keeps time and stores, without a server."""
     journal = Journal(metadata, silent, off_load)
-    world = World(NETWORK, make_planner("paper", NETWORK), clock, Random(0), silent)
-    found = Coordinator(world, SETTINGS, journal)
+    world = World(NETWORK, planner or make_planner("paper", NETWORK), clock, Random(0), report)
+    found = Coordinator(world, replace(SETTINGS, chunk_deadline_ms=chunk_deadline_ms), journal)
     found.restore(metadata.load())
     async with trio.open_nursery() as nursery:
         nursery.start_soon(journal.run)
@@ -73,9 +92,9 @@ def write(host: str) -> object:
     return lambda name: Submission(name=name, writer=host, chunks=1)
 
 
-async def test_a_host_is_lost_when_its_deadline_is_over(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_a_host_is_lost_when_its_deadline_is_over(database: SqliteMetadata, autojump_clock: MockClock) -> None:
     """Keep-alives hold it for as long as they come; then it is lost within the deadline and a tick."""
-    async with coordinator(SqliteMetadata(tmp_path / "a.db"), Clock()) as found:
+    async with coordinator(database, Clock()) as found:
         await found.register("r1h1", None)
         for _ in range(20):
             await trio.sleep(9)
@@ -90,10 +109,10 @@ async def test_a_host_is_lost_when_its_deadline_is_over(tmp_path: Path, autojump
         assert lost(found) == []
 
 
-async def test_who_was_away_blames_nobody(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_who_was_away_blames_nobody(database: SqliteMetadata, autojump_clock: MockClock) -> None:
     """A coordinator that was stopped for an hour heard nobody: hosts and writers get that hour."""
     clock = Clock()
-    async with coordinator(SqliteMetadata(tmp_path / "a.db"), clock) as found:
+    async with coordinator(database, clock) as found:
         await found.register("r1h1", None)
         tracked, _ = await found.submit("a", write("r1h1"))  # type: ignore[arg-type]
         clock.away_s += 3600
@@ -104,9 +123,11 @@ async def test_who_was_away_blames_nobody(tmp_path: Path, autojump_clock: MockCl
         assert lost(found) == ["r1h1"]
 
 
-async def test_a_silent_writer_holds_capacity_for_a_bounded_time(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_a_silent_writer_holds_capacity_for_a_bounded_time(
+    database: SqliteMetadata, autojump_clock: MockClock
+) -> None:
     """One that asks now and then goes on for ever; one that does not is cancelled."""
-    async with coordinator(SqliteMetadata(tmp_path / "a.db"), Clock()) as found:
+    async with coordinator(database, Clock()) as found:
         await found.submit("silent", write("r1h1"))  # type: ignore[arg-type]
         await found.submit("asking", write("r1h2"))  # type: ignore[arg-type]
         for _ in range(5):
@@ -118,9 +139,9 @@ async def test_a_silent_writer_holds_capacity_for_a_bounded_time(tmp_path: Path,
         assert "silent" not in found.ledger.requests
 
 
-async def test_a_writer_that_waits_is_not_silent(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_a_writer_that_waits_is_not_silent(database: SqliteMetadata, autojump_clock: MockClock) -> None:
     """A question for events that waits for longer than the deadline is heard all the while, and from its end on."""
-    async with coordinator(SqliteMetadata(tmp_path / "a.db"), Clock()) as found:
+    async with coordinator(database, Clock()) as found:
         tracked, _ = await found.submit("a", write("r1h1"))  # type: ignore[arg-type]
         await found.wait("a", 1, 70)
         await trio.sleep(50)
@@ -129,9 +150,181 @@ async def test_a_writer_that_waits_is_not_silent(tmp_path: Path, autojump_clock:
         assert tracked.state == "cancelled"
 
 
-async def test_only_news_ends_a_wait(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_who_watches_keeps_no_writer_alive(database: SqliteMetadata, autojump_clock: MockClock) -> None:
+    """A monitor that asks for a dead writer's request, its place and the status does not count: it is cancelled."""
+    async with coordinator(database, Clock()) as found:
+        await found.submit("dead", write("r1h1"))  # type: ignore[arg-type]
+        await found.submit("alive", write("r1h2"))  # type: ignore[arg-type]
+        for _ in range(7):
+            await trio.sleep(10)
+            await found.request("dead")
+            found.place("dead")
+            found.status()
+            tracked, new = await found.submit("alive", write("r1h2"))  # type: ignore[arg-type]
+            assert not new
+        assert found.ledger.requests["dead"].state == "cancelled"
+        assert tracked.state == "running"
+
+
+async def test_a_chunk_that_hangs_is_revoked(database: SqliteMetadata, autojump_clock: MockClock) -> None:
+    """A writer that polls and never reports holds a chunk for its deadline; then it is told, and goes another way."""
+    said: list[tuple[str, object]] = []
+    made = coordinator(
+        database, Clock(), chunk_deadline_ms=30_000,
+        report=lambda event, fields: said.append((event, fields.get("request"))),
+    )  # fmt: skip
+    async with made as found:
+        tracked, _ = await found.submit("hung", write("r1h1"))  # type: ignore[arg-type]
+        for _ in range(59):
+            await found.wait("hung", len(tracked.log.events), 0.5)
+        assert found.ledger.oldest_ms(found.now_ms()) == pytest.approx(29_500, abs=600)
+        assert found.counts["overdue"] == 0
+        await found.wait("hung", 1, 60)
+        assert trio.current_time() == pytest.approx(30.5, abs=0.6)
+        await trio.lowlevel.checkpoint()
+        (go, revoked, again) = tracked.log.events
+        assert [event["event"] for event in tracked.log.events] == ["go", "revoked", "go"]
+        assert revoked["hosts"] == go["hosts"]
+        assert set(again["hosts"]) & set(go["hosts"]) == {"r1h1"}, "its chain's hosts are suspects"
+        assert ("chunk overdue", "hung") in said
+        assert found.counts["overdue"] == 1
+        assert found.ledger.oldest_ms(found.now_ms()) < 1000
+        _, counted = await found.done("hung", 0, 1)
+        assert not counted, "the attempt that was revoked"
+        await found.done("hung", 0, 2)
+        assert tracked.state == "finished"
+
+
+async def test_a_chunk_has_its_time_again_when_nobody_could_report(
+    database: SqliteMetadata, autojump_clock: MockClock
+) -> None:
+    """A restart, a coordinator that was stopped, a store that failed: none of it is the writer's fault."""
+    clock = Clock()
+    async with coordinator(database, clock, chunk_deadline_ms=30_000) as found:
+        await found.submit("a", write("r1h1"))  # type: ignore[arg-type]
+        await trio.sleep(20)
+    async with coordinator(database, Clock(wall_ms=5_000_000), chunk_deadline_ms=30_000) as found:
+        await trio.sleep(29)
+        assert found.counts["overdue"] == 0
+        await trio.sleep(2)
+        assert found.counts["overdue"] == 1
+    slow = trio.Event()
+    slow.set()
+
+    async def off_load(work: Callable[[], None]) -> None:
+        await slow.wait()
+        work()
+
+    clock = Clock(wall_ms=9_000_000)
+    async with coordinator(database, clock, off_load, chunk_deadline_ms=30_000) as found:
+        await trio.sleep(1)
+        clock.away_s += 3600
+        await trio.sleep(19)
+        slow = trio.Event()
+        with pytest.raises(StoreError):
+            await found.submit("b", write("r1h2"))  # type: ignore[arg-type]
+        await trio.sleep(1000)
+        slow.set()
+        await trio.sleep(1)
+        assert found.counts["overdue"] == 0
+        await trio.sleep(12)
+        assert found.counts["overdue"] == 1
+
+
+@pytest.mark.parametrize(
+    ("topology", "expected_ms"),
+    [
+        (racks([4, 4], 4), 600_000),
+        (Topology([Server("a", "r", disk_bytes_s=64 << 10), Server("b", "r")]), 10 * 1024_000),
+        (Topology([Server("a", "r", send=4, link_bytes_s=64 << 18), Server("b", "r")]), 10 * 16_000),
+        (Topology([Server("a", "r", link_bytes_s=1e10), Server("b", "r")]), 30_000),
+        (
+            Topology(
+                [Server("a", "x", disk_bytes_s=64 << 20), Server("b", "y")],
+                [Link("x", "y", 8, bytes_s=64 << 20), Link("y", "x", 8)],
+            ),
+            10 * 8_000,
+        ),
+    ],
+)
+def test_the_deadline_of_a_chunk(topology: Topology, expected_ms: int) -> None:
+    """Ten times what the slowest link or disk needs for it while as many use it as may; 30 s at least."""
+    assert chunk_deadline_ms(topology) == expected_ms
+
+
+async def test_a_stranded_request_is_told(database: SqliteMetadata, autojump_clock: MockClock) -> None:
+    """When hosts that are lost leave a request no path, the log says so with their names; and when one is back."""
+    said: list[str] = []
+
+    def report(event: str, fields: Mapping[str, object]) -> None:
+        if "stranded" in event or "path" in event:
+            said.append(f"{event}: {fields['request']} {fields.get('hosts_lost', '')}".strip())
+
+    async with coordinator(database, Clock(), report=report) as found:
+        for host in ("r2h1", "r2h2", "r2h3", "r2h4"):
+            await found.deregister(host)
+        await found.submit("a", lambda name: Submission(name=name, writer="r1h1", chunks=1, replicas=3))
+        await found.submit("b", lambda name: Submission(name=name, writer="r1h1", chunks=1, replicas=1))
+        await trio.sleep(2)
+        assert found.stranded == {"a"}
+        await found.register("r2h1", None)
+        await found.register("r2h2", None)
+        await trio.sleep(2)
+        assert found.stranded == frozenset()
+    assert said == ["request stranded: a r2h1,r2h2,r2h3,r2h4", "request has a path again: a"]
+
+
+class Faulty(PaperPlanner):
+    """A planner with a fault that shows when it is told to."""
+
+    faults = 0
+
+    def chain(self, request: Request, number: int, residual: Residual, random: Random) -> Chain | None:
+        """See Planner."""
+        if self.faults:
+            self.faults -= 1
+            raise ZeroDivisionError("a fault of the planner's")
+        return super().chain(request, number, residual, random)
+
+
+async def test_an_event_that_fails_in_the_middle_leaves_no_trace(
+    database: SqliteMetadata, autojump_clock: MockClock
+) -> None:
+    """Its caller gets the fault, the next ones 503, until the plan is what is stored; then all goes on."""
+    planner = Faulty(NETWORK)
+    async with coordinator(database, Clock(), planner=planner) as found:
+        tracked, _ = await found.submit("a", lambda name: Submission(name=name, writer="r1h1", chunks=4, replicas=1))
+        assert len(tracked.under_way()) == 2
+        before = found.status()
+        planner.faults = 1
+        with pytest.raises(ZeroDivisionError):
+            await found.done("a", 0, 1)  # the chunk is landed, then the search for the next one fails
+        assert found.status() != before, "memory is ahead of the store"
+        with pytest.raises(StoreError, match="failed in the middle"):
+            await found.done("a", 0, 1)
+        with pytest.raises(StoreError, match="failed in the middle"):
+            await found.submit("b", write("r1h2"))  # type: ignore[arg-type]
+        assert "failed in the middle" in str(found.trouble)
+        await trio.sleep(1)
+        assert str(found.trouble) == "None"
+        assert found.counts["rebuilt"] == 1
+        assert found.status() == before
+        assert await found.done("a", 0, 1) == (tracked, True)
+        assert len(tracked.log.events) == 3, "who waits for events waits on the same request"
+        # A submission that fails is not there afterwards.
+        planner.faults = 1
+        with pytest.raises(ZeroDivisionError):
+            await found.submit("c", write("r1h3"))  # type: ignore[arg-type]
+        assert "c" not in found.ledger.requests
+        await trio.sleep(1)
+        assert str(found.trouble) == "None"
+        _, new = await found.submit("c", write("r1h3"))  # type: ignore[arg-type]
+        assert new
+
+
+async def test_only_news_ends_a_wait(database: SqliteMetadata, autojump_clock: MockClock) -> None:
     """A report that leads to no event for the writer leaves its question waiting."""
-    async with coordinator(SqliteMetadata(tmp_path / "a.db"), Clock()) as found:
+    async with coordinator(database, Clock()) as found:
         await found.submit("a", lambda name: Submission(name=name, writer="r1h1", chunks=2))
         began = trio.current_time()
         async with trio.open_nursery() as nursery:
@@ -141,32 +334,30 @@ async def test_only_news_ends_a_wait(tmp_path: Path, autojump_clock: MockClock) 
         assert trio.current_time() - began == pytest.approx(30)
 
 
-async def test_what_is_given_up_is_under_way_no_more(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_what_is_given_up_is_under_way_no_more(database: SqliteMetadata, autojump_clock: MockClock) -> None:
     """Chunks of a cancelled request leave the picture at once, and a restart does not bring them back."""
-    metadata = SqliteMetadata(tmp_path / "a.db")
-    async with coordinator(metadata, Clock()) as found:
+    async with coordinator(database, Clock()) as found:
         await found.submit("a", write("r1h1"))  # type: ignore[arg-type]
         assert len(found.ledger.spans()) == 1
         await found.cancel("a")
         assert found.ledger.spans() == []
-    async with coordinator(metadata, Clock()) as found:
+    async with coordinator(database, Clock()) as found:
         assert found.ledger.spans() == []
 
 
 async def test_large_requests_are_remembered_for_less_long(
-    tmp_path: Path, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    database: SqliteMetadata, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not only the requests that are over are bounded, their events are too; a restart counts them as before."""
     monkeypatch.setattr(ledger, "MOST_EVENTS", 7)
-    metadata = SqliteMetadata(tmp_path / "a.db")
-    async with coordinator(metadata, Clock()) as found:
+    async with coordinator(database, Clock()) as found:
         for name in ("a", "b", "c"):
             await found.submit(name, lambda name: Submission(name=name, writer="r1h1", chunks=1))
             await found.cancel(name)  # go, revoked, cancelled
         await trio.sleep(1)
         assert list(found.ledger.requests) == ["b", "c"]
         await found.submit("live", write("r1h1"))  # type: ignore[arg-type]
-    async with coordinator(metadata, Clock()) as found:
+    async with coordinator(database, Clock()) as found:
         await trio.sleep(1)
         assert list(found.ledger.requests) == ["b", "c", "live"]
         await found.cancel("live")
@@ -174,21 +365,19 @@ async def test_large_requests_are_remembered_for_less_long(
         assert list(found.ledger.requests) == ["c", "live"]
 
 
-async def test_made_up_names_are_new_after_a_restart(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_made_up_names_are_new_after_a_restart(database: SqliteMetadata, autojump_clock: MockClock) -> None:
     """With the same seed the same names come again: a new writer must not get an old one's request."""
-    metadata = SqliteMetadata(tmp_path / "a.db")
     names = []
     for _ in range(3):
-        async with coordinator(metadata, Clock()) as found:
+        async with coordinator(database, Clock()) as found:
             tracked, new = await found.submit(None, write("r1h1"))  # type: ignore[arg-type]
             assert new
             names.append(tracked.log.prefix)
     assert len(set(names)) == 3
 
 
-async def test_what_is_not_stored_is_not_told(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_what_is_not_stored_is_not_told(database: SqliteMetadata, autojump_clock: MockClock) -> None:
     """While a report is being stored, the request is told as it was; killed then, that is how it comes back."""
-    metadata = SqliteMetadata(tmp_path / "a.db")
     slow = trio.Event()
     slow.set()
 
@@ -196,7 +385,7 @@ async def test_what_is_not_stored_is_not_told(tmp_path: Path, autojump_clock: Mo
         await slow.wait()
         work()
 
-    async with coordinator(metadata, Clock(), off_load) as found:
+    async with coordinator(database, Clock(), off_load) as found:
         tracked, _ = await found.submit("a", write("r1h1"))  # type: ignore[arg-type]
         slow = trio.Event()
         async with trio.open_nursery() as nursery:
@@ -206,14 +395,14 @@ async def test_what_is_not_stored_is_not_told(tmp_path: Path, autojump_clock: Mo
             assert (tracked.told.state, tracked.done) == ("running", set())  # type: ignore[union-attr]
             assert [event["chunk"] for event in tracked.under_way()] == [0]
             nursery.cancel_scope.cancel()
-    async with coordinator(metadata, Clock()) as found:
+    async with coordinator(database, Clock()) as found:
         tracked = await found.request("a")
         assert (tracked.state, len(tracked.under_way())) == ("running", 1)
         await found.done("a", 0, 1)
         assert (tracked.told.state, tracked.done, tracked.under_way()) == ("finished", {0}, [])  # type: ignore[union-attr]
 
 
-async def test_a_disk_that_hangs_is_one_that_fails(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_a_disk_that_hangs_is_one_that_fails(database: SqliteMetadata, autojump_clock: MockClock) -> None:
     """Nobody waits for it for long, nothing is begun, no host is blamed; when it comes back, all of it is there."""
     slow = trio.Event()
     slow.set()
@@ -222,7 +411,7 @@ async def test_a_disk_that_hangs_is_one_that_fails(tmp_path: Path, autojump_cloc
         await slow.wait()
         work()
 
-    async with coordinator(SqliteMetadata(tmp_path / "a.db"), Clock(), off_load) as found:
+    async with coordinator(database, Clock(), off_load) as found:
         await found.register("r1h1", None)
         slow = trio.Event()
         began = trio.current_time()
@@ -242,22 +431,21 @@ async def test_a_disk_that_hangs_is_one_that_fails(tmp_path: Path, autojump_cloc
         await found.submit("b", write("r1h2"))  # type: ignore[arg-type]
 
 
-async def test_time_never_goes_back(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_time_never_goes_back(database: SqliteMetadata, autojump_clock: MockClock) -> None:
     """A restart with a clock that was set back: the queue's order, and so who is next, stays."""
-    metadata = SqliteMetadata(tmp_path / "a.db")
-    async with coordinator(metadata, Clock(wall_ms=2_000_000)) as found:
+    async with coordinator(database, Clock(wall_ms=2_000_000)) as found:
         await trio.sleep(100)
         await found.submit("first", write("r1h1"))  # type: ignore[arg-type]
         before_ms = found.now_ms()
-    async with coordinator(metadata, Clock(wall_ms=5)) as found:
+    async with coordinator(database, Clock(wall_ms=5)) as found:
         assert found.now_ms() >= before_ms
         await found.submit("second", write("r1h2"))  # type: ignore[arg-type]
         assert [one.name for one in found.status().requests] == ["first", "second"]
 
 
-async def test_a_stop_answers_those_who_wait(tmp_path: Path, autojump_clock: MockClock) -> None:
+async def test_a_stop_answers_those_who_wait(database: SqliteMetadata, autojump_clock: MockClock) -> None:
     """A long poll ends at once when the service stops; later ones do not begin."""
-    async with coordinator(SqliteMetadata(tmp_path / "a.db"), Clock()) as found:
+    async with coordinator(database, Clock()) as found:
         await found.submit("a", write("r1h1"))  # type: ignore[arg-type]
         began = trio.current_time()
         async with trio.open_nursery() as nursery:

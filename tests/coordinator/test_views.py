@@ -6,6 +6,7 @@ import io
 import json
 import re
 from collections.abc import Iterator
+from html import escape
 from pathlib import Path
 from random import Random
 from xml.etree import ElementTree as ET
@@ -14,6 +15,8 @@ import pytest
 
 from scheduler.client import CoordinatorClient
 from scheduler.coordinator import metrics, page
+from scheduler.coordinator.folding import MOST_KINDS, Folding
+from scheduler.coordinator.histogram import Histogram
 from scheduler.coordinator.journal import Journal
 from scheduler.coordinator.ledger import Span
 from scheduler.coordinator.report import Reporter
@@ -60,6 +63,40 @@ def test_the_page_escapes_what_came_from_outside(busy: str) -> None:
     ET.fromstring(re.sub(r"<!DOCTYPE html>|<meta [^>]*>", "", text))
 
 
+def test_the_page_says_who_waits_and_what_colours_mean(busy: str) -> None:
+    """A legend with each request's colour, how long each has been there, what is stranded; readable on a telephone."""
+    with CoordinatorClient(busy) as client:
+        long = "a name that goes on and on " * 7
+        client.submit("r1h2", chunks=2, name=long)
+        for host in ("r2h1", "r2h2", "r2h3"):
+            client.deregister(host)
+        while "stranded" not in (text := ask(busy, "GET", "/").text):
+            pass
+    assert '<meta name="viewport" content="width=device-width' in text
+    legend = re.findall(r'<li><i style="background:(hsl[^"]+)"></i>([^<]*)</li>', text)
+    assert len({colour for colour, _ in legend}) == len(legend) >= 1
+    assert all(f'fill="{colour}"' in text for colour, _ in legend), "the colours of the bars"
+    rows = re.findall(r"<tr><td>([^<]*)</td>.*?<td class=\"n\">([0-9.]+ s)</td></tr>", text)
+    assert {escape(long), escape(NASTY)} <= {name for name, _ in rows}
+    assert '<span class="bad">stranded</span>' in text
+
+
+def test_long_names_fit_into_the_picture() -> None:
+    """Hosts and links with names of any length have their room; the whole name is where the pointer rests."""
+    host, switch = "h" * 60 + "-1.example.org", "s" * 80
+    chunk = ChunkRecord("q", 0, 1, "running", (host, "b"), (((switch, switch + "2"),),), 1000, 0)
+    drawn = page.svg(page.Picture([Span(chunk, None)], 2000))
+    labels = re.findall(r'text-anchor="end"[^>]*>([^<]*)<title>([^<]*)</title>', drawn)
+    assert [title for _, title in labels] == [host, f"{switch} → {switch}2"]
+    assert all(len(label) <= page.MOST_LABEL_CHARACTERS for label, _ in labels)
+    assert labels[1][0].count(" → ") == 1
+
+
+def test_durations_are_for_people() -> None:
+    """Seconds, then minutes, then hours."""
+    assert [page.duration(ms) for ms in (0, 1234, 61_000, 3_725_000)] == ["0.0 s", "1.2 s", "1 min 1 s", "1 h 2 min"]
+
+
 def test_the_picture_is_bounded() -> None:
     """However many hosts and links: a bounded number of rows, and it says how many are left out."""
     spans = [
@@ -85,6 +122,14 @@ def test_metrics_are_prometheus_text(busy: str) -> None:
     prefix = "cairn_coordinator_"
     assert samples[prefix + 'requests{state="finished"}'] == 1
     assert samples[prefix + "chunks_in_flight"] == 2
+    assert 0 < samples[prefix + "oldest_chunk_age_seconds"] < samples[prefix + "chunk_deadline_seconds"] == 600
+    assert samples[prefix + "requests_stranded"] == 0
+    for name, count in (("waiting", samples[prefix + 'events_total{event="go"}']), ("writing", 1)):
+        histogram = f"{prefix}chunk_{name}_seconds"
+        assert samples[histogram + '_count{kind="write"}'] == count
+        assert samples[histogram + '_bucket{kind="write",le="+Inf"}'] == count
+        assert 0 <= samples[histogram + '_sum{kind="write"}'] < 600 * count
+        assert samples[histogram + '_count{kind="read"}'] == 0
     assert samples[prefix + "chunks_waiting"] == 1
     assert samples[prefix + 'hosts{state="lost"}'] == 1
     assert samples[prefix + 'events_total{event="go"}'] >= 3
@@ -92,6 +137,16 @@ def test_metrics_are_prometheus_text(busy: str) -> None:
     assert samples[prefix + 'capacity_total{resource="send"}'] == 16  # the lost one too: it may come back
     names = re.findall(r"^# TYPE (\S+)", answer.text, flags=re.MULTILINE)
     assert len(names) == len(set(names))
+
+
+def test_histograms_are_cumulative() -> None:
+    """Each bucket counts what was at most so long; what is longer than all bounds is in the last; the sum is exact."""
+    histogram = Histogram()
+    for duration_ms in (-5, 0, 50, 51, 999, 1000, 7_000_000):
+        histogram.add(duration_ms)
+    buckets = dict(histogram.buckets())
+    assert [buckets[bound] for bound in ("0.05", "0.1", "0.5", "1", "1800", "+Inf")] == [3, 4, 4, 6, 6, 7]
+    assert histogram.sum_ms == 7_002_100
 
 
 def test_large_counters_are_whole(tmp_path: Path) -> None:
@@ -129,6 +184,29 @@ def test_the_log_is_one_line_for_each_event(tmp_path: Path) -> None:
     assert fields[0]["seed"] == "7"
     assert json.loads(fields[2]["request"]) == 'a "b" level=error'
     assert all(one["level"] == "info" for one in fields)
+
+
+def test_lines_that_strangers_cause_are_folded() -> None:
+    """Of like lines the first is written, then one in ten seconds with the number of those held back; none is lost."""
+    lines: list[tuple[str, object]] = []
+    now_s = 0.0
+    report = Folding(lambda event, fields: lines.append((event, fields.get("repeated", 0))), lambda: now_s)
+    for second in range(25):
+        now_s = float(second)
+        for client in ("a", "b"):
+            for _ in range(100):
+                report("connection refused", {"client": client, "why": "too many connections"})
+        report("go", {})
+    assert [event for event, _ in lines].count("go") == 25, "other events pass"
+    report.flush()
+    refused = [number for event, number in lines if event == "connection refused"]
+    assert len(refused) == 2 * (1 + 25 // 10 + 1)
+    held = sum(number for number in refused if isinstance(number, int))
+    assert 2 * 25 * 100 - len(refused) <= held < 2 * 25 * 100
+    lines.clear()
+    for stranger in range(5000):
+        report("connection refused", {"client": str(stranger)})
+    assert len(lines) == MOST_KINDS + 1, "however many clients there are"
 
 
 def test_a_log_that_cannot_be_written_is_lost() -> None:

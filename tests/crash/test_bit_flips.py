@@ -112,7 +112,8 @@ def test_every_bit_of_the_ledgers(capsys: pytest.CaptureFixture[str]) -> None:
             except CorruptFile as error:
                 refused += name in str(error)
             else:
-                cut += damaged.store.groups.get("a") == b"1"
+                # The last frames: the second put, and the retention clock of the clean stop.
+                cut += damaged.store.groups.get("a") == b"1" or damaged.store.catalogue.get("retention-clock") is None
     with capsys.disabled():
         print(f"\n  {refused + cut} bits of ledgers flipped: {refused} refused, {cut} in a last frame, which was cut")
     assert refused

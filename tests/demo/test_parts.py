@@ -14,27 +14,36 @@ from logstore.client.wire import TopicPartition
 from logstore.disk.clock import SystemClock
 from spe_adapter.demo.purchases import (
     CLOSING_ITEM,
+    CUSTOMER_WINDOW_MS,
     RECORD_BYTES,
     WINDOW_MS,
     Purchases,
     averages,
     from_values,
     generate,
+    spendings,
     to_values,
+    together,
 )
 from spe_adapter.demo.report import Kill, Outcome, write_page
+from spe_adapter.demo.results import Comparison, Results, parse_average, parse_spending
 from spe_adapter.demo.streams import Appender, Follower
 from tests.support.sidecar import Sidecar
 
+Prices = dict[tuple[int, int], list[int]]
 
-def naive_averages(blocks: list[Purchases]) -> dict[tuple[int, int], tuple[int, float]]:
-    """The same averages, one purchase at a time."""
-    prices: dict[tuple[int, int], list[int]] = {}
+
+def naive(blocks: list[Purchases]) -> tuple[Prices, Prices]:
+    """The prices in each window of each item and of each customer, one purchase at a time."""
+    items: Prices = {}
+    customers: Prices = {}
     for block in blocks:
-        for item, price, time_ms in zip(*(column.tolist() for column in block), strict=True):
+        for item, price, time_ms, customer in zip(*(column.tolist() for column in block), strict=True):
             if item != CLOSING_ITEM:
-                prices.setdefault((time_ms // WINDOW_MS * WINDOW_MS, item), []).append(price)
-    return {key: (len(found), sum(found) / len(found)) for key, found in prices.items()}
+                items.setdefault((time_ms // WINDOW_MS * WINDOW_MS, item), []).append(price)
+                start_ms = time_ms // CUSTOMER_WINDOW_MS * CUSTOMER_WINDOW_MS
+                customers.setdefault((start_ms, customer), []).append(price)
+    return items, customers
 
 
 def test_purchases_are_a_hundred_bytes_and_come_back() -> None:
@@ -57,9 +66,12 @@ def test_a_value_of_another_size_is_refused() -> None:
 
 
 def test_the_oracle_agrees_with_the_naive_one() -> None:
-    """The vectorised averages are those of a loop over the purchases."""
-    blocks = list(generate(20_000, 11, 5, 3000))
-    assert averages(iter(blocks)) == naive_averages(blocks)
+    """The vectorised averages and sums are those of a loop over the purchases."""
+    blocks = list(generate(100_000, 11, 5, 3000))
+    items, customers = naive(blocks)
+    assert averages(together(blocks)) == {key: (len(found), sum(found) / len(found)) for key, found in items.items()}
+    assert spendings(together(blocks)) == {key: (len(found), sum(found)) for key, found in customers.items()}
+    assert len({start_ms for start_ms, _ in customers}) > 1
 
 
 def test_appending_goes_on_across_a_kill(tmp_path: Path) -> None:
@@ -75,12 +87,14 @@ def test_appending_goes_on_across_a_kill(tmp_path: Path) -> None:
                 sidecar.kill()
                 sidecar.restart()
         found = [from_values(batch.column("value")) for batch in Follower(client, stream).read_new()]
-        assert averages(iter(found)) == averages(iter(blocks))
+        assert averages(together(found)) == averages(together(blocks))
 
 
 def test_the_page_needs_no_network(tmp_path: Path) -> None:
     """The page shows verdict and kills, and names no address that a browser would fetch."""
-    outcome = Outcome(records=10, results=3, seconds=5.0, kills=[Kill("Spark", 1.0, 2.5)], batches=[(1.0, 5), (4.0, 5)])
+    comparisons = {"averages": Comparison(3, 0, 0, 0), "spendings": Comparison(2, 0, 0, 0)}
+    outcome = Outcome(records=10, seconds=5.0, comparisons=comparisons, kills=[Kill("Spark", 1.0, 2.5)])
+    outcome.batches["averages"] += [(1.0, 5), (4.0, 5)]
     write_page(outcome, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "exact: 3 results" in page
@@ -91,12 +105,39 @@ def test_the_page_needs_no_network(tmp_path: Path) -> None:
 
 def test_a_wrong_result_is_not_called_exact() -> None:
     """One missing, doubled or wrong result, or none at all, and the verdict says so."""
-    assert Outcome(results=1).is_exact
-    for outcome in (
-        Outcome(),
-        Outcome(results=1, missing=1),
-        Outcome(results=2, doubled=1),
-        Outcome(results=1, wrong=1),
+    exact = Comparison(found=1, missing=0, doubled=0, wrong=0)
+    assert Outcome(comparisons={"averages": exact}).is_exact
+    assert not Outcome().is_exact
+    for other in (
+        Comparison(0, 0, 0, 0),
+        exact._replace(missing=1),
+        exact._replace(found=2, doubled=1),
+        exact._replace(wrong=1),
     ):
-        assert not outcome.is_exact
-        assert outcome.verdict.startswith("NOT exact")
+        assert not Outcome(comparisons={"averages": exact, "spendings": other}).is_exact
+        assert other.verdict.startswith("NOT exact")
+
+
+class Given:
+    """Results as they come from a topic."""
+
+    def __init__(self, *values: str) -> None:
+        self.values = values
+
+    def read_new(self) -> list[pa.RecordBatch]:
+        """All of them."""
+        return [pa.record_batch({"value": pa.array([value.encode() for value in self.values])})]
+
+
+def test_results_are_compared_with_what_must_be_there() -> None:
+    """One that lacks, one that comes twice and one that differs are counted as that."""
+    results = Results([Given("10,1,2,5.5", "10,1,2,5.5", "10,2,1,7.0", "20,3,1,1.0")], parse_average)  # type: ignore[list-item]
+    assert results.read_new() == 4
+    expected = {(10, 1): (2, 5.5), (10, 2): (1, 8.0), (20, 3): (1, 1.0), (20, 4): (1, 1.0)}
+    assert results.compare(expected) == Comparison(found=4, missing=1, doubled=1, wrong=1)
+
+
+def test_a_result_of_the_stateful_query_is_read() -> None:
+    """Its JSON, with the window's start as a moment."""
+    value = '{"customer":"7","window":{"start":"2023-11-14T22:13:00.000Z","end":"…"},"purchases":3,"spent":600}'
+    assert parse_spending(value) == (1_699_999_980_000, 7, 3, 600.0)

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.limits import PROGRAM_S
+
 ROOT = Path(__file__).resolve().parents[2]
-STORY_S = 280
 
 
 @pytest.mark.spark
@@ -24,7 +25,7 @@ def test_the_demonstration_ends_exact(tmp_path: Path) -> None:
         env={**os.environ, "TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=STORY_S,
+        timeout=PROGRAM_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -60,6 +60,9 @@ def signature(thing: object) -> str:
         return "(…)"
     parameters = [parameter for name, parameter in found.parameters.items() if name != "self"]
     text = str(found.replace(parameters=parameters)).replace("spe_adapter.", "").replace("'", "")
+    text = text.replace("pathlib._local.", "pathlib.")  # where Python 3.13 keeps the class
+    # Newer versions of numpy spell the alias out as its own name, older ones as what it stands for.
+    text = re.sub(r"numpy\.ndarray\[tuple\[typing\.Any, \.\.\.\], numpy\.dtype\[([\w.]+)\]\]", r"NDArray[\1]", text)
     return re.sub(r"<function (\w+) at 0x[0-9a-f]+>", r"\1", text)
 
 

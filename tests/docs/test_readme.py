@@ -12,12 +12,12 @@ import pytest
 
 from scheduler.coordinator.testing import running
 from scheduler.topology_file import load_topology
+from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import Sidecar
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 README_ADDRESS = "127.0.0.1:9092"
-COMMAND_DEADLINE_S = 60
 
 
 def commands() -> list[str]:
@@ -31,7 +31,7 @@ def shell(command: str) -> str:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     finished = subprocess.run(
         ["sh", "-c", command],
-        cwd=ROOT, env={**os.environ, "PATH": path}, text=True, timeout=COMMAND_DEADLINE_S, check=True,
+        cwd=ROOT, env={**os.environ, "PATH": path}, text=True, timeout=PATIENCE_S, check=True,
         stdout=subprocess.PIPE,
     )  # fmt: skip
     return finished.stdout

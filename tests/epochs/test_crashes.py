@@ -178,4 +178,4 @@ def test_a_commit_acked_before_the_crash_is_a_duplicate_after() -> None:
     run_epochs(sidecar, "run-1", 0, {})
     revived = recover(disk.kill_state())
     last = EPOCHS - 1
-    assert decide(revived, decision(run="run-2", epoch=last)) == DecideReply("duplicate", last)
+    assert decide(revived, decision(run="run-2", epoch=last)) == DecideReply("duplicate", last, f"positions of {last}")

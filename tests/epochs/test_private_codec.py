@@ -43,9 +43,9 @@ REQUESTS: list[tuple[int, Request]] = [
 ]
 REPLIES: list[tuple[int, Reply]] = [
     (STAGE, StageReply(3)),
-    (DECIDE, DecideReply("duplicate", 4)),
+    (DECIDE, DecideReply("duplicate", 4, '{"täglich": 1}')),
     (ABORT, AbortReply(17)),
-    (DESCRIBE, DescribeReply(4, "r", "idle", 0, 0)),
+    (DESCRIBE, DescribeReply(4, "r", "idle", 0, 0, "positions")),
     (DESCRIBE, DescribeReply(None, None, "idle", 0, 0)),
     (SCAN, ScanReply(b"", 0, 0, 0)),
 ]
@@ -90,6 +90,12 @@ def test_errors_come_back_with_their_class() -> None:
     _, other = decode_reply(DECIDE, encode_reply(CairnError("what"), correlation_id=3))
     assert isinstance(other, CairnError)
     assert str(other) == "CairnError: what"
+
+
+def test_replies_of_a_sidecar_that_noted_no_positions_are_read() -> None:
+    """A sidecar of a former version answers without positions: there are none."""
+    decided = encode_fields({"error": None, "outcome": "duplicate", "last_epoch": 4})
+    assert decode_reply(DECIDE, b"\0\0\0\3" + decided) == (3, DecideReply("duplicate", 4, ""))
 
 
 @pytest.mark.parametrize(("api_key", "request_"), REQUESTS)

@@ -4,6 +4,7 @@ import pytest
 
 from logstore.errors import FencedRun, InvalidRecord, StagedMissing, StagePosition, StaleEpoch, StorageFailed
 from logstore.format.private import AbortRequest, DecideReply, StageReply
+from logstore.log.decisions import Last, decode_last, encode_last
 from logstore.testing.clock import ManualClock
 from logstore.testing.faults import EIO, ENOSPC, Call, Fault
 from logstore.testing.simdisk import SimDisk
@@ -37,9 +38,28 @@ def test_the_last_epoch_again_is_a_duplicate(sidecar: Sidecar) -> None:
     decide(sidecar, decision((0, "a0", 1), epoch=7))
     stage(sidecar, piece({0: ["other"]}, epoch=7, run="run-2"))
     reply = decide(sidecar, decision((0, "a0", 1), epoch=7, run="run-2"))
-    assert reply == DecideReply("duplicate", 7)
+    assert reply == DecideReply("duplicate", 7, "positions of 7")
     assert sidecar.records("out", 0) == ["a"]
     assert sidecar.epochs.describe("query-1").staged_bytes == 0
+
+
+def test_positions_of_the_last_epoch_outlive_its_publication() -> None:
+    """What an epoch was decided with is told with its duplicate and by describe: also of one without output, which
+    leaves no END in any stream, and after a restart.
+    """
+    disk = SimDisk()
+    decide(Sidecar(disk, ManualClock()), decision((0, "a0", 0), epoch=5))
+    revived = Sidecar(disk.kill_state(), ManualClock())
+    revived.roll_forward()
+    assert revived.epochs.describe("query-1").positions == "positions of 5"
+    assert decide(revived, decision(epoch=5, run="run-2")) == DecideReply("duplicate", 5, "positions of 5")
+    assert revived.epochs.describe("query-1").positions == "positions of 5"
+
+
+def test_a_last_epoch_of_a_former_version_has_no_positions() -> None:
+    """The ledger's entry of a version that did not keep them is read as it is."""
+    assert decode_last("q", b'{"version":1,"epoch":3,"decided_ms":9,"forget":false}') == Last(3, 9, False, "")
+    assert decode_last("q", encode_last(Last(3, 9, False, "here"))) == Last(3, 9, False, "here")
 
 
 def test_a_rewound_checkpoint_is_an_error_naming_both_epochs(sidecar: Sidecar) -> None:
@@ -133,14 +153,14 @@ def test_a_decision_repeated_while_it_is_under_way_joins_it(sidecar: Sidecar) ->
     first = sidecar.epochs.decide(decision((0, "a0", 1), epoch=0), now_ms=now_ms)
     second = sidecar.epochs.decide(decision((0, "a0", 1), epoch=0), now_ms=now_ms)
     assert sidecar.settle(first) == DecideReply("committed", 0)
-    assert second.result() == DecideReply("duplicate", 0)
+    assert second.result() == DecideReply("duplicate", 0, "positions of 0")
     assert sidecar.records("out", 0) == ["a"]
 
 
 def test_an_empty_epoch_is_remembered(sidecar: Sidecar) -> None:
     """An epoch without output touches no stream, yet counts as the last one."""
     assert decide(sidecar, decision((0, "a0", 0), epoch=5)) == DecideReply("committed", 5)
-    assert decide(sidecar, decision(epoch=5)) == DecideReply("duplicate", 5)
+    assert decide(sidecar, decision(epoch=5)) == DecideReply("duplicate", 5, "positions of 5")
     assert sidecar.values("out", 0) == []
 
 
@@ -250,7 +270,7 @@ def test_a_stream_that_fails_leaves_the_epoch_decided(sidecar: Sidecar) -> None:
     sidecar.epochs.tick(now_ms=sidecar.clock.wall_ms())
     sidecar.run()
     assert (sidecar.records("out", 0), sidecar.records("out", 1)) == (["a"], ["b"])
-    assert decide(sidecar, decision((0, "a0", 1), epoch=0)) == DecideReply("duplicate", 0)
+    assert decide(sidecar, decision((0, "a0", 1), epoch=0)) == DecideReply("duplicate", 0, "positions of 0")
 
 
 def test_staged_output_nobody_decides_upon_is_reclaimed(sidecar: Sidecar) -> None:

@@ -19,6 +19,7 @@ from logstore.format.batch import (
     CRC_START,
     HEADER,
     HEADER_BYTES,
+    TIMESTAMP_TYPE_BIT,
     BatchHeader,
     check_batch,
     empty_batch,
@@ -40,7 +41,16 @@ from logstore.format.control import (
     encode_control_record,
     known_type,
 )
-from logstore.format.index import CONTROL_FLAG, TYPE_SHIFT, IndexBlock, IndexEntry, decode_blocks, encode_block
+from logstore.format.index import (
+    CONTROL_FLAG,
+    TYPE_SHIFT,
+    UNKNOWN_TIME,
+    IndexBlock,
+    IndexEntry,
+    decode_blocks,
+    decode_seal,
+    encode_block,
+)
 from logstore.format.journal import KIND_CHANGES, KIND_SNAPSHOT, Frame, encode_frame, scan_frames
 from logstore.format.records import Record, decode_batch, encode_batch, iterate_times
 from logstore.format.snapshot import ProducerBatch, ProducerEntry, Snapshot, decode_snapshots, encode_snapshot
@@ -55,7 +65,7 @@ BEGIN = Begin("query", 3, 2, ("a0", "a1"), 1234, 5)
 END = End("query", 3, 2, b"positions")
 STATE = ControlRecord(FOOTPRINTS_TYPE, {"query": "query", "epoch": 3, "n": 2}, memoryview(b"columns"))
 BLOCK = IndexBlock(
-    4096, 17, 1_700_000_000_005, [IndexEntry(0, -1, 0, 0xDEADBEEF, 0), IndexEntry(9, 5, 999, 1, CONTROL_FLAG)]
+    4096, 17, 1_700_000_000_005, [IndexEntry(0, -1, 0, 0xDEADBEEF, 0), IndexEntry(9, 5, 999, 1, CONTROL_FLAG)], 60_001
 )
 TYPED_BLOCK = IndexBlock(
     9000, 18, 5, [IndexEntry(17, 5, 4096, 0xDEADBEEF, CONTROL_FLAG | FOOTPRINTS_TYPE << TYPE_SHIFT)]
@@ -135,12 +145,12 @@ GOLDEN = {
     + "7000000008000003ea5c000000000021"
     + b'{"query":"query","epoch":3,"n":2}columns'.hex()
     + "00",
-    "index block with types": "434944580001000000000001"
-    "000000000000232800000000000000120000000000000005a9426b06"
+    "index block with types": "434944580002000000000001"
+    "000000000000232800000000000000120000000000000005ffffffffffffffffd4439005"
     "000000000000001100000000000000050000000000001000deadbeef03ea0001",
-    "index block": "434944580001000000000002"
+    "index block": "434944580002000000000002"
     "00000000000010000000000000000011"
-    "0000018bcfe56805ee3c346a"
+    "0000018bcfe56805000000000000ea61df290b56"
     "0000000000000000ffffffffffffffff0000000000000000deadbeef00000000"
     "0000000000000009000000000000000500000000000003e70000000100000001",
     "producer snapshot": "435052440001000000000002"
@@ -350,23 +360,39 @@ def test_records_round_trip(values: list[tuple[bytes | None, bytes | None, int]]
 # ---- versions
 
 
-def _as_version_2(data: bytes, version_at: int, crc_at: int) -> bytes:
-    """The same bytes as a later version would have them: version 2, checksum right."""
+def _as_next_version(data: bytes, version_at: int, crc_at: int) -> bytes:
+    """The same bytes as a later version would have them: the next version, checksum right."""
     changed = bytearray(data)
-    changed[version_at : version_at + 2] = (2).to_bytes(2, "big")
+    changed[version_at + 1] += 1
     crc = crc32c(bytes(changed[crc_at + 4 :]), crc32c(bytes(changed[:crc_at])))
     changed[crc_at : crc_at + 4] = crc.to_bytes(4, "big")
     return bytes(changed)
 
 
+def test_index_blocks_of_version_1_are_read() -> None:
+    """They lack the time of the last append: it is unknown."""
+    golden = (
+        "43494458000100000000000200000000000010000000000000000011"
+        "0000018bcfe56805ee3c346a"
+        "0000000000000000ffffffffffffffff0000000000000000deadbeef00000000"
+        "0000000000000009000000000000000500000000000003e70000000100000001"
+    )
+    old = bytes.fromhex(golden)
+    blocks, end = decode_blocks(old + encode_block(BLOCK))
+    assert (blocks, end) == ([BLOCK._replace(written_ms=UNKNOWN_TIME), BLOCK], len(old) + len(encode_block(BLOCK)))
+    sealed = encode_block(BLOCK._replace(entries=[]))
+    assert decode_seal(old[-8:] + sealed) == BLOCK._replace(entries=[])
+    assert decode_seal(old) is None
+
+
 def test_unknown_versions_are_named() -> None:
     """Intact data of a newer version is no damage: the error says which version it is."""
+    with pytest.raises(UnknownFormatVersion, match="3"):
+        decode_blocks(_as_next_version(encode_block(BLOCK), 4, 44))
     with pytest.raises(UnknownFormatVersion, match="2"):
-        decode_blocks(_as_version_2(encode_block(BLOCK), 4, 36))
+        decode_snapshots(_as_next_version(encode_snapshot(SNAPSHOT), 4, 32))
     with pytest.raises(UnknownFormatVersion, match="2"):
-        decode_snapshots(_as_version_2(encode_snapshot(SNAPSHOT), 4, 32))
-    with pytest.raises(UnknownFormatVersion, match="2"):
-        scan_frames(_as_version_2(encode_frame(FRAME), 4, 20), "file")
+        scan_frames(_as_next_version(encode_frame(FRAME), 4, 20), "file")
     batch = bytearray(encode_control(END, timestamp_ms=1))
     at = bytes(batch).index(b'{"query"') - 6
     batch[at : at + 2] = (1).to_bytes(2, "big")
@@ -410,6 +436,17 @@ def test_times_are_those_of_the_records() -> None:
     """A look at offsets and timestamps alone sees what decoding the records does, and stops at a record that lies."""
     batch = bytes(encode_batch(RECORDS, base_offset=41))
     expected = [(record.offset, record.timestamp) for record in decode_batch(batch)]
-    assert list(iterate_times(memoryview(batch), parse_header(batch))) == expected
+    records = memoryview(batch)[HEADER_BYTES:]
+    assert list(iterate_times(records, parse_header(batch))) == expected
+    found = iterate_times(records[: len(records) // 2], parse_header(batch))
     with pytest.raises(CorruptBatch):
-        list(iterate_times(memoryview(batch)[:-1], parse_header(batch)))
+        list(found)
+
+
+def test_times_of_appends_are_the_header_s() -> None:
+    """In a batch with LogAppendTime every record has the header's time, whatever it says itself."""
+    batch = encode_batch(RECORDS, base_offset=41)
+    header = parse_header(batch)
+    header = header._replace(attributes=header.attributes | TIMESTAMP_TYPE_BIT, max_timestamp=77)
+    expected = [(41 + number, 77) for number in range(len(RECORDS))]
+    assert list(iterate_times(memoryview(batch)[HEADER_BYTES:], header)) == expected

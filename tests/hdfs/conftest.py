@@ -1,8 +1,7 @@
 """One small HDFS for all tests of this folder; skipped, with the reason, where Java or Maven is missing."""
 
 import shutil
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
@@ -11,15 +10,6 @@ from scheduler.hdfs.launch import Runtime
 from scheduler.hdfs.runtime import hadoop
 
 DATANODES = 6
-LIMIT_S = 600
-"""For one test: the first of all waits until Maven has fetched and built what the others find."""
-
-
-def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """Give the tests here the time that a first run needs."""
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker(pytest.mark.timeout(LIMIT_S))
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ from scheduler.hdfs.cluster import HdfsCluster, network
 from scheduler.hdfs.plan_table import PlanTable
 from scheduler.hdfs.writer import CheckpointWriter
 from tests.hdfs.writers import chunks_of, not_as_planned, table_of, write_all
+from tests.support.limits import PATIENCE_S
 
 CHUNK_BYTES = 200_000
 UPLINK = 4
@@ -63,7 +64,9 @@ def test_a_plan_that_cannot_be_followed_leaves_the_choice_to_hdfs(hdfs: HdfsClus
 
 def fsck(hdfs: HdfsCluster, path: str) -> str:
     """What the NameNode's own check says of a file, now."""
-    with urllib.request.urlopen(f"{hdfs.webhdfs_url}/fsck?ugi=test&files=1&blocks=1&path={path}", timeout=60) as answer:
+    with urllib.request.urlopen(
+        f"{hdfs.webhdfs_url}/fsck?ugi=test&files=1&blocks=1&path={path}", timeout=PATIENCE_S
+    ) as answer:
         return str(answer.read().decode())
 
 

@@ -17,8 +17,8 @@ from scheduler.hdfs.plan_table import PlanTable
 from scheduler.hdfs.webhdfs import block_bytes
 from scheduler.hdfs.writer import CheckpointWriter, WriterSettings
 from tests.hdfs.writers import table_of, wait_until
+from tests.support.limits import PATIENCE_S
 
-WAIT_S = 60
 CHUNK = b"0123456789" * 100_000
 
 
@@ -35,7 +35,7 @@ class Held(Sequence[bytes]):
         self.reads += 1
         if self.reads == 1:
             self.reading.set()
-            assert self.release.wait(WAIT_S)
+            assert self.release.wait(PATIENCE_S)
         return CHUNK
 
 
@@ -50,13 +50,13 @@ def test_a_chunk_that_is_planned_anew_is_written_once_more_and_only_then(hdfs: H
     ):
         writer = CheckpointWriter(client, table, hdfs.webhdfs_url)
         future = pool.submit(writer.write, hdfs.nodes[0].name, "/anew", held)
-        assert held.reading.wait(WAIT_S)
+        assert held.reading.wait(PATIENCE_S)
         (flight,) = client.status()["in_flight"]
         client.deregister(flight["hosts"][2])
         wait_until(lambda: [one["attempt"] for one in client.status()["in_flight"]] == [2], "a second attempt")
         assert held.reads == 1  # the new attempt waits for the old one
         held.release.set()
-        (written,) = future.result(WAIT_S)
+        (written,) = future.result(PATIENCE_S)
         assert (written.attempt, held.reads) == (2, 2)
         assert flight["hosts"][2] not in written.hosts
         assert writer.read(written) == CHUNK

@@ -12,9 +12,7 @@ from scheduler.client import CoordinatorClient
 from scheduler.hdfs.cluster import HdfsCluster
 from scheduler.hdfs.plan_table import PlanTable
 from scheduler.hdfs.writer import CheckpointWriter, WriterSettings, Written
-
-PATIENCE_S = 60.0
-END_S = 60
+from tests.support.limits import PATIENCE_S
 
 
 def chunks_of(seed: int, writer: int, chunks: int, size_bytes: int) -> list[bytes]:
@@ -48,9 +46,9 @@ def write_all(
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
     """Wait for something that must come."""
-    deadline = time.monotonic() + END_S
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < deadline, f"not within {END_S} s: {what}"
+        assert time.monotonic() < deadline, f"not within {PATIENCE_S} s: {what}"
         Event().wait(0.05)
 
 

@@ -31,10 +31,10 @@ from logstore.kafka.server import KafkaServer, Listener
 from logstore.kafka.wire import build
 from logstore.log.store import Store, StoreSettings
 from logstore.log.stream import Stream
+from tests.support.limits import PATIENCE_S
 
 PRODUCE, FETCH, METADATA, API_VERSIONS = 0, 1, 3, 18
 TOPIC = "orders"
-PATIENCE_S = 20.0
 NOW_MS = SystemClock().wall_ms()
 
 

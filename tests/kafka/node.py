@@ -19,28 +19,42 @@ from logstore.format.records import Record, encode_batch
 from logstore.kafka import codec
 from logstore.kafka.configs import ConfigHandlers
 from logstore.kafka.dispatch import Api, Caller, Front, FrontSettings
+from logstore.kafka.groups.coordinator import Coordinator, GroupSettings
+from logstore.kafka.groups.offsets import OffsetStore
+from logstore.kafka.groups.service import GroupService, OffsetSettings
 from logstore.kafka.metadata import MetadataHandlers
 from logstore.kafka.offsets import OffsetHandlers
 from logstore.kafka.producer_ids import ProducerIdHandlers
+from logstore.kafka.server import Listener
 from logstore.kafka.topics import TopicHandlers
 from logstore.kafka.wire import build
 from logstore.log.store import Store, StoreSettings
 
 CALLER = Caller("tests", "127.0.0.1", "log.example", 9092)
+LISTENERS = (Listener("0.0.0.0", 9092), Listener("::1", 9094, "queue.example", 19094))
 NOW_MS = 1_700_000_000_000
 
 
 class Node:
     """Handlers over one engine."""
 
-    def __init__(self, engine: Engine, settings: FrontSettings) -> None:
+    def __init__(self, engine: Engine, settings: FrontSettings, events: list[tuple[str, object]]) -> None:
         self.engine = engine
+        self.events = events
         self.store = engine.store
         front = Front(engine, SystemClock(), settings)
         apis: list[Api] = []
-        for owner in (MetadataHandlers, OffsetHandlers, TopicHandlers, ConfigHandlers, ProducerIdHandlers):
+        for owner in (MetadataHandlers, OffsetHandlers, ProducerIdHandlers):
             apis += owner(front).apis()
+        coordinator = Coordinator(GroupSettings(), lambda: uuid.uuid4().hex)
+        self.groups = GroupService(coordinator, OffsetStore(self.store.groups), self._look_up, OffsetSettings(), 0.0)
+        apis += TopicHandlers(front, self.groups.forget_topic).apis()
+        apis += ConfigHandlers(front, LISTENERS).apis()
         self.apis = {api.key: api for api in apis}
+
+    def _look_up(self, name: str) -> tuple[str, int] | None:
+        topic = self.store.topics.get(name)
+        return None if topic is None else (topic.topic_id.hex, len(topic.partitions))
 
     def versions(self, key: int) -> range:
         """All versions that are offered of a request."""
@@ -55,8 +69,11 @@ class Node:
     async def append(self, topic: str, timestamps: list[int], partition: int = 0) -> None:
         """One batch of records with those timestamps."""
         records = [Record(i, timestamp, None, b"value", ()) for i, timestamp in enumerate(timestamps)]
-        stream = self.store.stream(topic, partition)
-        await self.engine.wait(stream.append(encode_batch(records), now_ms=max(timestamps)))
+        await self.send(topic, encode_batch(records), now_ms=max(timestamps), partition=partition)
+
+    async def send(self, topic: str, batch: bytearray, *, now_ms: int, partition: int = 0) -> None:
+        """A batch as it is."""
+        await self.engine.wait(self.store.stream(topic, partition).append(batch, now_ms=now_ms))
 
 
 def over_the_wire(message: Any) -> Any:
@@ -74,7 +91,12 @@ def over_the_wire(message: Any) -> Any:
 async def running(root: Path, settings: FrontSettings | None = None) -> AsyncIterator[Node]:
     """A node on a directory, closed in order at the end of the block."""
     files = OsFiles(root)
-    store = Store.open(files, SystemClock(), StoreSettings(), new_id=uuid.uuid4, report=lambda event, fields: None)
+    events: list[tuple[str, object]] = []
+
+    def report(event: str, fields: object) -> None:
+        events.append((event, fields))
+
+    store = Store.open(files, SystemClock(), StoreSettings(), new_id=uuid.uuid4, report=report)
     async with open_engine(store, files) as engine:
-        yield Node(engine, settings or FrontSettings())
+        yield Node(engine, settings or FrontSettings(), events)
     files.close()

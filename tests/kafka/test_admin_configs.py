@@ -72,6 +72,11 @@ def test_the_node_shows_its_settings(tmp_path: Path) -> None:
                 assert shown["auto.create.topics.enable"] == ("false", OF_FILE)
                 assert shown["num.partitions"] == ("1", DEFAULT)
                 assert shown["message.max.bytes"] == ("1048588", DEFAULT)
+                assert shown["log.retention.check.interval.ms"] == ("300000", DEFAULT)
+                assert shown["node.id"][0] == shown["broker.id"][0] == "0"
+                assert shown["listeners"][0] == "PLAINTEXT://0.0.0.0:9092,PLAINTEXT_1://[::1]:9094"
+                told = "PLAINTEXT://log.example:9092,PLAINTEXT_1://queue.example:19094"
+                assert shown["advertised.listeners"][0] == told
                 assert all(entry.read_only for entry in result.configs)
 
     trio.run(story)
@@ -126,6 +131,9 @@ def test_refused_changes(tmp_path: Path) -> None:
                 ("no.such.setting", SET, "1"),
                 ("no.such.setting", UNSET, None),
                 ("cleanup.policy", SET, "compact"),
+                ("compression.type", SET, "zstd"),
+                ("message.timestamp.type", SET, "NoTime"),
+                ("min.insync.replicas", SET, "0"),
                 ("cleanup.policy", APPEND, "compact"),
                 ("cleanup.policy", SUBTRACT, "delete"),
                 ("retention.bytes", APPEND, "1"),

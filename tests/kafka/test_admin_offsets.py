@@ -3,10 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
 from kio.schema.errors import ErrorCode
 
+from logstore.format.records import Record, encode_batch
+from logstore.log import reading
 from tests.kafka.node import NOW_MS, Node, running
+from tests.support.compressed import CODECS, compressed, with_body
 
 LIST_OFFSETS, LEADER_EPOCH, DELETE_RECORDS = 2, 23, 21
 EARLIEST, LATEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = -2, -1, -3, -4, -5
@@ -59,6 +63,65 @@ def test_offsets_by_time(tmp_path: Path) -> None:
                 assert await offset(node, version, NOW_MS + 1000) == (ErrorCode.none, 1, NOW_MS + 1000)
                 assert await offset(node, version, NOW_MS + 1001) == (ErrorCode.none, 2, NOW_MS + 9000)
                 assert await offset(node, version, NOW_MS + 9001) == (ErrorCode.none, -1, -1)
+
+    trio.run(story)
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_offsets_by_time_inside_compressed_batches(tmp_path: Path, name: str) -> None:
+    """Whatever the codec and its framing, a time finds the record itself, and the newest record is found as well."""
+
+    async def story() -> None:
+        async with running(tmp_path) as node:
+            await node.engine.wait(node.store.create_topic("t", 1, {}))
+            seconds = [*range(40), 90, *range(40, 50)]
+            for shift in (0, 100):
+                times = [NOW_MS + 1000 * (shift + second) for second in seconds]
+                records = [Record(0, at_ms, None, b"value" * 20) for at_ms in times]
+                await node.send("t", compressed(encode_batch(records), name), now_ms=max(times))
+            for second, expected in ((-1, 0), (0, 0), (33, 33), (41, 40), (90, 40), (91, 51), (133, 84), (190, 91)):
+                found_ms = NOW_MS + 1000 * ([*seconds, *(100 + second for second in seconds)][expected])
+                assert await offset(node, 10, NOW_MS + 1000 * second) == (ErrorCode.none, expected, found_ms)
+            assert await offset(node, 10, NOW_MS + 190_001) == (ErrorCode.none, -1, -1)
+            assert await offset(node, 10, MAX_TIMESTAMP) == (ErrorCode.none, 91, NOW_MS + 190_000)
+
+    trio.run(story)
+
+
+def test_a_batch_that_does_not_open_is_never_passed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a batch opens to more than the bound, the answer is the first record that was not seen: early, never late,
+    with the batch's latest time; the operator is told.
+    """
+    monkeypatch.setattr(reading, "MAX_OPENED_BYTES", 1000)
+
+    async def story() -> None:
+        async with running(tmp_path) as node:
+            await node.engine.wait(node.store.create_topic("t", 1, {}))
+            records = [Record(0, NOW_MS + number, None, bytes(90)) for number in range(50)]
+            await node.send("t", compressed(encode_batch(records), "zstd"), now_ms=NOW_MS)
+            await node.send("t", with_body(encode_batch(records), 3, b"no lz4"), now_ms=NOW_MS)
+            assert await offset(node, 10, NOW_MS + 5) == (ErrorCode.none, 5, NOW_MS + 5)
+            assert "look-up inexact" not in [event for event, _ in node.events]
+            error, found, found_ms = await offset(node, 10, NOW_MS + 40)
+            assert (error, found_ms) == (ErrorCode.none, NOW_MS + 49)
+            assert 5 < found < 12
+            assert [event for event, _ in node.events].count("look-up inexact") == 1
+            await node.engine.wait(node.store.stream("t", 0).delete_records(50))
+            assert await offset(node, 10, NOW_MS + 40) == (ErrorCode.none, 50, NOW_MS + 49)
+
+    trio.run(story)
+
+
+def test_the_newest_record_behind_a_trim(tmp_path: Path) -> None:
+    """If the record that was the newest is trimmed, the newest of those that are left is found."""
+
+    async def story() -> None:
+        async with running(tmp_path) as node:
+            await node.engine.wait(node.store.create_topic("t", 1, {}))
+            await node.append("t", [NOW_MS + 9000, NOW_MS + 1000, NOW_MS + 3000, NOW_MS + 2000])
+            await node.append("t", [NOW_MS + 3000])
+            await node.engine.wait(node.store.stream("t", 0).delete_records(1))
+            assert await offset(node, 10, MAX_TIMESTAMP) == (ErrorCode.none, 2, NOW_MS + 3000)
 
     trio.run(story)
 

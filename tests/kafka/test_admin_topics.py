@@ -9,6 +9,8 @@ import trio
 from kio.schema.errors import ErrorCode
 
 from logstore.kafka.dispatch import FrontSettings
+from logstore.kafka.groups.offsets import TopicPartition
+from logstore.kafka.groups.service import CommitRequest, Position
 from tests.kafka.node import NOW_MS, Node, running
 
 CREATE, DELETE, GROW, LOG_DIRS, ALTER = 19, 20, 37, 35, 44
@@ -150,6 +152,28 @@ def test_deleted_by_every_version(tmp_path: Path) -> None:
             assert refused.error_code is ErrorCode.invalid_request
         async with running(tmp_path) as node:
             assert node.store.topics == {}
+
+    trio.run(story)
+
+
+def test_offsets_of_a_deleted_topic_go_with_it(tmp_path: Path) -> None:
+    """When the deletion of a topic is answered, no group's offsets of it are on disk; those of other topics stay."""
+
+    async def story() -> None:
+        async with running(tmp_path) as node:
+            await create(node, wanted("t"))
+            await create(node, wanted("kept"))
+            for group in ("a", "b"):
+                at = {TopicPartition(topic, 0): Position(5, 0, "") for topic in ("t", "kept")}
+                _, ticket = node.groups.commit(CommitRequest(group, -1, "", None), at, 0.0, 0)
+                await node.engine.wait(ticket)
+            assert len(list(node.store.groups.items("offset/"))) == 4
+            await node.ask(DELETE, 6, topics=[{"name": "t"}])
+            assert {key.split("/")[2] for key, _ in node.store.groups.items("offset/")} == {"kept"}
+        async with running(tmp_path) as node:
+            assert {group: list(node.groups.fetch(group, None)) for group in ("a", "b")} == {
+                group: [TopicPartition("kept", 0)] for group in ("a", "b")
+            }
 
     trio.run(story)
 

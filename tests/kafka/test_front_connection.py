@@ -21,7 +21,6 @@ from tests.kafka.front_driver import (
     API_VERSIONS,
     FETCH,
     METADATA,
-    PATIENCE_S,
     PRODUCE,
     Peer,
     Server,
@@ -32,6 +31,7 @@ from tests.kafka.front_driver import (
     request_frame,
     serving,
 )
+from tests.support.limits import PATIENCE_S
 
 RAW_KEY = 31_000
 
@@ -228,28 +228,38 @@ async def test_a_frame_must_be_whole_in_time(tmp_path: Path, mock_clock: trio.te
                 await peer.produce(batch())
             await small.send(produce_frame([batch()])[:50])
             await large.send(produce_frame([batch(1, 1_000_000)])[:300_000])
-            await wait_until(lambda: server.kafka._requests.used_bytes > 900_000)
+            await wait_until(lambda: server.kafka._arrivals.ordinary.used_bytes > 299_000)
             mock_clock.jump(60)
             assert await small.ended()
             assert await large.ended()
-            assert server.kafka._requests.used_bytes == 0
+            assert server.kafka._arrivals.ordinary.used_bytes == 0
             assert (await idle.produce(batch())).error_code is ErrorCode.none
 
 
 # ---- greed
 
 
-async def test_too_many_connections_are_refused(tmp_path: Path) -> None:
-    """One connection more than max-connections is closed at once; when one goes, another may come."""
-    async with serving(tmp_path, FrontSettings(max_connections=2)) as server, await server.connect() as first:
-        second = await server.connect()
+async def test_a_newcomer_takes_the_place_of_the_longest_idle(tmp_path: Path) -> None:
+    """One connection more than max-connections ends the one that was silent the longest: first who has sent no
+    request, then whose last request is the longest ago. Nobody is locked out, on loopback neither.
+    """
+    async with serving(tmp_path, FrontSettings(max_connections=3)) as server:
+        first, second = await server.connect(), await server.connect()
         await first.produce(batch())
         await second.produce(batch())
-        async with await server.connect() as third:
-            assert await third.ended()
-        await second.stream.aclose()
-        await wait_until(lambda: len(server.kafka._connections) == 1)
-        await assert_well(server)
+        await first.produce(batch())
+        silent = await server.connect()
+        await wait_until(lambda: len(server.kafka._connections) == 3)
+        third = await server.connect()
+        assert await silent.ended()
+        await third.produce(batch())
+        fourth = await server.connect()
+        assert await second.ended()
+        for peer in (fourth, first, third):
+            assert (await peer.produce(batch())).error_code is ErrorCode.none
+        assert "max-connections" in str(server.reported("connection closed")[-1]["why"])
+        for peer in (silent, second, first, third, fourth):
+            await peer.stream.aclose()
 
 
 async def test_one_connection_cannot_fill_the_memory(tmp_path: Path) -> None:

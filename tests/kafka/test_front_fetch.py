@@ -13,7 +13,8 @@ from logstore.format.control import Begin, End, encode_control
 from logstore.format.records import Record, decode_batch, encode_batch
 from logstore.log.store import StoreSettings
 from logstore.log.ticket import Ticket
-from tests.kafka.front_driver import NOW_MS, PATIENCE_S, Peer, Server, batch, fetch_frame, produce_frame, serving
+from tests.kafka.front_driver import NOW_MS, Peer, Server, batch, fetch_frame, produce_frame, serving
+from tests.support.limits import PATIENCE_S
 
 VERSIONS = range(4, 13)
 LONG_MS = int(PATIENCE_S * 1000)

@@ -174,5 +174,9 @@ async def test_a_full_disk_refuses_and_goes_on(tmp_path: Path) -> None:
         server.files.failure = OSError(28, "No space left on device")
         assert (await peer.produce(batch())).error_code is ErrorCode.kafka_storage_error
         assert (await peer.fetch()).responses[0].partitions[0].records
+        assert len(server.reported("disk full")) == 1
+        assert not server.reported("disk full over")
         server.files.failure = None
         assert (await peer.produce(batch())).base_offset == 1
+        await peer.produce(batch(1, 1000))
+        assert len(server.reported("disk full")) == len(server.reported("disk full over")) == 1

@@ -18,6 +18,7 @@ from logstore.kafka.scans import MAX_SCAN_BYTES
 from logstore.log.store import StoreSettings
 from logstore.testing.world import ListGroup
 from tests.kafka.front_driver import NOW_MS, TOPIC, Peer, Server, batch, request_frame, serving
+from tests.support.limits import PATIENCE_S
 
 ON_DISK = StoreSettings(tail_bytes=1)
 
@@ -79,7 +80,7 @@ async def test_unread_answers_to_scans_are_bounded(tmp_path: Path) -> None:
             assert 200_000 <= len((await ask(peer, 50 << 20)).batches) < 3 << 20
         for peer in deaf:
             await peer.stream.aclose()
-        with trio.fail_after(20):
+        with trio.fail_after(PATIENCE_S):
             while server.kafka._connections:
                 await trio.lowlevel.checkpoint()
         assert server.kafka._answers.free_bytes == 4 << 20

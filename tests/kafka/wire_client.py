@@ -14,8 +14,8 @@ from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
 
 from logstore.kafka.wire import build
+from tests.support.limits import PATIENCE_S
 
-PATIENCE_S = 20.0
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, API_VERSIONS, CREATE_TOPICS, INIT_PRODUCER_ID = 0, 1, 2, 3, 18, 19, 22
 
 

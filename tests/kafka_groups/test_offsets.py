@@ -146,7 +146,8 @@ def test_a_topic_made_again_does_not_inherit_offsets(disk: Disk) -> None:
     sidecar.topics["orders"] = ("id-3", 3)
     assert sidecar.offsets() == {RETURNS: 6}
     assert sidecar.offsets([ORDERS]) == {ORDERS: None}
-    sidecar.service.forget_topic("returns")
+    assert sidecar.service.forget_topic("returns", "another topic of that name") == []
+    sidecar.service.forget_topic("returns", sidecar.topics["returns"][0])
     sidecar.service.expire(0.0, NOW_MS)
     sidecar.work()
     assert not list(sidecar.ledger.items())

@@ -16,6 +16,7 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import Sidecar
 
 pytestmark = pytest.mark.crash
@@ -24,8 +25,6 @@ KILLS, LONG_KILLS = 50, 500
 
 PARTITIONS = 2
 SHORTEST_LIFE_S, LONGEST_LIFE_S = 0.02, 0.35
-FLUSH_S = 60.0
-READ_DEADLINE_S = 60.0
 QUIET = {"log_level": 0, "reconnect.backoff.ms": 5, "reconnect.backoff.max.ms": 20, "broker.address.family": "v4"}
 
 
@@ -71,7 +70,7 @@ class Load:
         """Send what is queued, and end."""
         self._stop.set()
         self._thread.join()
-        assert self._producer.flush(FLUSH_S) == 0, f"{self.topic}: not everything was delivered"
+        assert self._producer.flush(PATIENCE_S) == 0, f"{self.topic}: not everything was delivered"
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -97,10 +96,10 @@ def read_all(address: str, topic: str, partition: int) -> list[tuple[int, int]]:
     consumer = Consumer({**QUIET, "bootstrap.servers": address, "group.id": "check", "enable.auto.commit": False})
     try:
         target = TopicPartition(topic, partition, OFFSET_BEGINNING)
-        _, end = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=READ_DEADLINE_S)
+        _, end = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=PATIENCE_S)
         consumer.assign([target])
         found: list[tuple[int, int]] = []
-        deadline = time.monotonic() + READ_DEADLINE_S
+        deadline = time.monotonic() + PATIENCE_S
         while (not found or found[-1][0] < end - 1) and end:
             assert time.monotonic() < deadline, f"{topic}-{partition}: read {len(found)}, the log ends at {end}"
             for message in consumer.consume(5000, timeout=1.0):
@@ -149,7 +148,7 @@ def sidecar(tmp_path: Path) -> Iterator[Sidecar]:
             for name in ("once", "plain")
         ]
         for future in admin.create_topics(topics).values():
-            future.result(30)
+            future.result(PATIENCE_S)
         yield running
 
 
@@ -169,7 +168,7 @@ def test_kill_nine(sidecar: Sidecar, pytestconfig: pytest.Config, capsys: pytest
     try:
         for load in (once, plain):
             load.start()
-            assert load.delivering.wait(FLUSH_S)
+            assert load.delivering.wait(PATIENCE_S)
         for _ in range(kills):
             over.wait(moments.uniform(SHORTEST_LIFE_S, LONGEST_LIFE_S))
             sidecar.kill()

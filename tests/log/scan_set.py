@@ -21,6 +21,7 @@ from logstore.log.ticket import Ticket
 from logstore.log.topics import TopicConfig
 from logstore.testing.clock import ManualClock
 from logstore.testing.world import FIRST_TIMESTAMP, ListGroup
+from tests.support.limits import PATIENCE_S
 
 TOPIC = "state"
 
@@ -140,7 +141,7 @@ async def scan(
 
 async def until(condition: Callable[[], bool]) -> None:
     """Give others their turn until something is so."""
-    with trio.fail_after(30):
+    with trio.fail_after(PATIENCE_S):
         while not condition():
             await trio.lowlevel.checkpoint()
 

@@ -429,6 +429,7 @@ async def test_chunks_of_control_batches_have_an_age(tmp_path: Path) -> None:
         await place.plain(2, 800)
         place.clock.advance(week_ms - 1000)
         place.engine.store.tick()
+        place.engine.kick()
         await until(lambda: place.engine.store.queue.idle)
         assert place.stream.log_start_offset == 0
         place.clock.advance(2000)

@@ -1,5 +1,6 @@
 """Random lives of an online scheduler, as a Hypothesis state machine over `world.World`."""
 
+from collections.abc import Callable
 from random import Random
 
 from hypothesis import strategies as st
@@ -8,7 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from scheduler.errors import RequestError
 from scheduler.peace.online import Mode, Settings, Stragglers, Submission
 from scheduler.peace.paper import PaperPlanner
-from scheduler.peace.plan import Kind
+from scheduler.peace.plan import Kind, Planner
+from scheduler.peace.repaired import RepairedPlanner
 from scheduler.peace.tree import TreePlanner
 from scheduler.topology import Link, Server, Topology, both_ways, racks
 from tests.online.world import World
@@ -53,7 +55,7 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(
         network=st.sampled_from(sorted(NETWORKS)),
-        tree=st.booleans(),
+        planner=st.sampled_from([PaperPlanner, TreePlanner, RepairedPlanner]),
         mode=st.sampled_from([Mode.CONTINUOUS, Mode.CONTINUOUS, Mode.TIMESTEPS]),
         stragglers=st.sampled_from(Stragglers),
         fraction=st.sampled_from([0.5, 0.8, 1.0]),
@@ -61,13 +63,20 @@ class Machine(RuleBasedStateMachine):
         seed=st.integers(0, 1000),
     )
     def found(
-        self, network: str, tree: bool, mode: Mode, stragglers: Stragglers, fraction: float, tries: int, seed: int
+        self,
+        network: str,
+        planner: Callable[[Topology], Planner],
+        mode: Mode,
+        stragglers: Stragglers,
+        fraction: float,
+        tries: int,
+        seed: int,
     ) -> None:
         """A network and a scheduler."""
         topology = NETWORKS[network]
         settings = Settings(mode, fraction, stragglers, 12, 6, 3, 3, 50, tries)
-        planner = TreePlanner if tree and topology.tree is not None else PaperPlanner
-        self.world = World(topology, planner, settings, seed)
+        chosen = planner if topology.tree is not None else PaperPlanner
+        self.world = World(topology, chosen, settings, seed)
         self.names = 0
 
     # ---- requests
@@ -129,6 +138,12 @@ class Machine(RuleBasedStateMachine):
         attempt = data.draw(st.sampled_from(sorted(self.world.in_flight)))
         hosts = [self.world.topology.servers[host].name for host in self.world.in_flight[attempt].hosts]
         self.world.fail(attempt, (hosts[-1],) if suspect else ())
+
+    @precondition(lambda self: self.world.in_flight)
+    @rule(data=st.data())
+    def expire(self, data: st.DataObject) -> None:
+        """A chunk hangs."""
+        self.world.expire(data.draw(st.sampled_from(sorted(self.world.in_flight))))
 
     @precondition(lambda self: self.world.old)
     @rule(data=st.data(), failed=st.booleans())

@@ -216,7 +216,9 @@ def test_a_request_without_a_path_lets_others_pass() -> None:
     world.submit(Submission("stranded", "a", 1, placement=("other-rack:0", "same-rack:1")))
     assert world.submit(Submission("other", "c", 1, placement=("same-rack:0",))).go
     assert [each.stranded for each in world.scheduler.status().requests] == [True, False]
+    assert world.scheduler.stranded() == {"stranded"}
     assert [go.request for go in world.regain("b1").go] == ["stranded"]
+    assert world.scheduler.stranded() == frozenset()
 
 
 def test_a_chunk_without_a_source_fails_its_request() -> None:

@@ -98,6 +98,15 @@ class World:
         self.see(outcome, disturbed=True)
         return outcome
 
+    def expire(self, attempt: Attempt) -> Outcome:
+        """A chunk in flight takes too long: it is revoked, told so, and waits again."""
+        self.stepped.pop(attempt, None)
+        outcome = self.scheduler.overdue(*attempt, self._tick())
+        assert outcome.ignored is None
+        assert attempt in {(go.request, go.chunk, go.attempt) for go in outcome.revoked}
+        self.see(outcome, disturbed=True)
+        return outcome
+
     def cancel(self, name: str) -> Outcome:
         """A request is cancelled."""
         ended = self.request(name).state in {"finished", "cancelled", "failed"}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -16,7 +17,7 @@ from spe_adapter.errors import SchemaRefused
 from spe_adapter.operators import functions as agg
 from spe_adapter.operators.aggregates import Aggregate
 from spe_adapter.operators.base import Emitted, Operator, Results, Rows, State, next_watermark
-from spe_adapter.operators.errors import BadResults, OperatorFailed
+from spe_adapter.operators.errors import OperatorFailed
 from spe_adapter.operators.join import WindowJoin
 from spe_adapter.operators.keys import KeyCodec
 from spe_adapter.operators.output import Output
@@ -29,20 +30,23 @@ from spe_adapter.testing import OperatorHarness
 
 MOMENT = pa.timestamp("us", "UTC")
 SCHEMA = pa.schema([("k", pa.string()), ("x", pa.int64()), ("ts", MOMENT)])
+WHOLE = pa.schema([pa.field("y", pa.int64(), nullable=False)])
+ONE = pa.RecordBatch.from_pydict({"y": [1]}, WHOLE)
 
 
 class Free(Operator):
     """An operator made of functions."""
 
-    def __init__(self, process: Callable[[Rows, State], Emitted], **settings: Any) -> None:
+    def __init__(self, process: Callable[[Rows, State], Emitted], *, whole: bool = False, **settings: Any) -> None:
         self._process = process
+        self._whole = whole
         self.state = {"n": pa.int64(), "note": pa.string()}
         for name, value in settings.items():
             setattr(self, name, value)
 
     def output(self, schema: pa.Schema) -> pa.Schema:
         """One number."""
-        return pa.schema([("y", pa.int64())])
+        return WHOLE if self._whole else pa.schema([("y", pa.int64())])
 
     def process(self, rows: Rows, state: State) -> Emitted:
         """The function."""
@@ -65,10 +69,6 @@ def batch(*rows: tuple[str | None, int | None, int | None]) -> pa.RecordBatch:
 def rows_of(output: Output | None) -> list[dict[str, Any]]:
     """Results as dictionaries."""
     return [] if output is None else output.rows.to_pylist()
-
-
-def _ignoring(emitted: Emitted, rows: Rows, state: State) -> Emitted:
-    return emitted
 
 
 def test_a_window_is_late_and_due_at_the_very_microsecond() -> None:
@@ -154,25 +154,81 @@ def test_a_window_can_be_given_more_time() -> None:
     ("emitted", "message"),
     [
         (pa.RecordBatch.from_pydict({"y": [1, 2, 3]}), "3 results for 2 windows; give Results"),
-        (Results(pa.RecordBatch.from_pydict({"y": [1, 2]}), np.array([0])), "2 results with windows of 1"),
+        (Results(ONE, np.array([0, 1])), r"Results\(window=\.\.\.\): 2 values; 1 are needed"),
+        (
+            Results(ONE, np.array([2])),
+            r"Results\(window=\.\.\.\) has 2 for result 0; the call's windows are 0 to",
+        ),
+        (Results(ONE, np.array([-1])), r"Results\(window=\.\.\.\) has -1 for result 0"),
+        (Results(ONE, np.array([0.5])), r"Results\(window=\.\.\.\) is int64 and cannot hold 0.5"),
+        (Results(ONE, np.array([True])), r"Results\(window=\.\.\.\) has booleans"),
+        (Results(ONE, np.array([0]), np.array([np.nan])), r"Results\(times_ms=\.\.\.\) .* cannot hold nan"),
+        ({"y": [1, 2]}, "a dict came back; give a pyarrow.RecordBatch"),
+        ((ONE, np.array([0])), "a tuple came back; give a pyarrow.RecordBatch"),
+        (pa.Table.from_pydict({"y": [1, 2]}), "a pyarrow.Table came back; give"),
+        (pd.DataFrame({"y": [1, 2]}), "a pandas.DataFrame came back; give"),
+        (Results({"y": [1]}, np.array([0])), "Results with a dict; give"),
+        (Results(pa.RecordBatch.from_pydict({"z": [1]}), np.array([0])), "columns z came back; declared are y"),
+        (
+            Results(pa.RecordBatch.from_pydict({"y": ["t"]}), np.array([0])),
+            "'y' came back as string; declared is int64",
+        ),
+        (
+            Results(pa.RecordBatch.from_pydict({"y": [None]}, WHOLE), np.array([0])),
+            "'y' is null in result 0; it is dec",
+        ),
     ],
 )
-def test_results_that_do_not_add_up_are_the_operators_fault(emitted: Emitted, message: str) -> None:
-    """With the operator's name."""
-    with pytest.raises(OperatorFailed, match=f"operator Free failed in epoch 0.*{message}"):
-        processor_of(Free(lambda rows, state: emitted)).process(batch(("a", 1, 1), ("b", 1, 1)))
+def test_wrong_results_are_named(emitted: Any, message: str) -> None:
+    """Operator, epoch, key, what was given and what to give, and where the operator is: on one line."""
+    operator = Free(lambda rows, state: emitted, whole=True)
+    wanted = (
+        rf"^operator Free failed in epoch 0 at key 'a': \w+: .*{message}.*process: .*test_processor.py, line \d+\)$"
+    )
+    with pytest.raises(OperatorFailed, match=wanted) as failure:
+        processor_of(operator).process(batch(("a", 1, 1), ("b", 1, 1)))
+    assert "\n" not in str(failure.value)
 
 
-def test_results_of_other_columns_than_declared_are_refused() -> None:
-    """By name and type."""
-    for columns, message in (
-        ({"z": [1]}, "gave columns z; declared are y"),
-        ({"y": ["t"]}, "'y' as string; declared is int64"),
+def test_an_error_names_sparks_batch_and_the_users_own_line() -> None:
+    """The line is that of the user's code, also where the error comes from a library or from here; a message of several
+    lines becomes one.
+    """
+
+    def in_a_library(rows: Rows, state: State) -> None:
+        json.loads("{")
+
+    def in_here(rows: Rows, state: State) -> None:
+        state.set("n", np.array([0.5]))
+
+    def of_several_lines(rows: Rows, state: State) -> None:
+        raise ValueError("one\ntwo: three")
+
+    for function, message in (
+        (in_a_library, "JSONDecodeError: .*"),
+        (in_here, "StateValueRefused: state column 'n' is int64 and cannot hold 0.5 .*"),
+        (of_several_lines, "ValueError: one two: three "),
     ):
-        given = pa.RecordBatch.from_pydict(columns)
-        processor = processor_of(Free(partial(_ignoring, given)))
-        with pytest.raises(BadResults, match=message):
+        processor = processor_of(Free(function))
+        processor.epoch, processor.batch = 7, 3
+        line = function.__code__.co_firstlineno + 1
+        wanted = rf"^operator Free failed in batch 3 \(epoch 7 in the log\) at key 'a': {message}\(.*, line {line}\)$"
+        with pytest.raises(OperatorFailed, match=wanted):
             processor.process(batch(("a", 1, 1)))
+
+
+def test_a_result_that_cannot_be_written_is_the_operators_fault() -> None:
+    """A moment beyond the year 9999 has no text: operator and epoch are named."""
+    far = pa.array([2**62]).view(pa.timestamp("us"))
+    operator = Free(lambda rows, state: pa.RecordBatch.from_arrays([far], names=["y"]))
+    operator.output = lambda schema: pa.schema([("y", pa.timestamp("us"))])  # type: ignore[method-assign]
+    processor = processor_of(operator)
+    output = processor.process(batch(("a", 1, 1)))
+    assert output is not None
+    with pytest.raises(
+        OperatorFailed, match=r"operator Free failed in epoch 0: InvalidRecord: timestamp .* years 0 to"
+    ):
+        processor.records(output)
 
 
 def test_state_that_was_not_declared_or_does_not_fit_is_named() -> None:
@@ -186,8 +242,51 @@ def test_state_that_was_not_declared_or_does_not_fit_is_named() -> None:
 
     with pytest.raises(OperatorFailed, match="state 'm' was not declared; there is n, note"):
         processor_of(Free(undeclared)).process(batch(("a", 1, 1)))
-    with pytest.raises(OperatorFailed, match="state 'n': 0 values for 1 windows"):
+    with pytest.raises(OperatorFailed, match="state column 'n': 0 values; 1 are needed"):
         processor_of(Free(short)).process(batch(("a", 1, 1)))
+
+
+def test_what_is_written_is_a_copy() -> None:
+    """An array that the operator goes on to change does not change what it has written."""
+
+    def reuse(rows: Rows, state: State) -> None:
+        values = np.array([1])
+        state.set("n", values)
+        values += 1
+        state.expire_at(values)
+        values += 1
+
+    harness = OperatorHarness(Free(reuse), key="k", schema=SCHEMA)
+    harness.send(batch(("a", 1, 1)))
+    assert harness.state() == [{"k": "a", "expires_ms": 2, "n": 1, "note": None}]
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda state: state.set("note", np.array(["x"])), "state column 'note' is string: write it with set_column"),
+        (lambda state: state.set_column("note", np.array(["x"])), "'note' is string; give a pyarrow.Array, not numpy"),
+        (lambda state: state.set_column("note", pa.array(["x", "y"])), "'note': 2 values; 1 are needed"),
+        (lambda state: state.set_column("n", pa.array([1.5])), "'n' is int64 and cannot hold 1.5 without loss"),
+        (lambda state: state.set("n", pa.array([1.5])), "'n' is int64 and cannot hold 1.5 without loss"),
+        (lambda state: state.set("n", np.ma.masked_array([1], [True])), "'n': a masked array"),
+        (lambda state: state.set("n", np.array([1]), np.array([0])), "'n': the nulls are int64; give 1 booleans"),
+        (lambda state: state.expire_at(1.5), r"expire_at.* cannot hold 1.5"),
+        (lambda state: state.expire_at(float("nan")), r"expire_at.* cannot hold nan"),
+        (lambda state: state.expire_at(np.array(["2026-01-01T00:00:00.0005"], "M8[us]")), "expire_at.* without loss"),
+        (lambda state: state.expire_at(5, where=np.array([0])), "expire_at, the places are int64; give 1 booleans"),
+        (lambda state: state.close(np.array([0])), "close, the places are int64; give 1 booleans"),
+        (lambda state: state.close(np.array([True, False])), "close, the places: 2 values; 1 are needed"),
+    ],
+)
+def test_every_way_into_state_is_checked(write: Callable[[State], None], message: str) -> None:
+    """Fixed width and text, nulls, expiry, close: what does not fit is refused by name, at the line that writes it."""
+
+    def process(rows: Rows, state: State) -> None:
+        write(state)
+
+    with pytest.raises(OperatorFailed, match=f"at key 'a': StateValueRefused: .*{message}"):
+        processor_of(Free(process)).process(batch(("a", 1, 1)))
 
 
 @given(st.integers(1, 40), st.sets(st.integers(0, 39), min_size=1, max_size=3))
@@ -218,7 +317,7 @@ def test_keys_that_fail_only_together_are_said_to() -> None:
         if state.size > 2:
             raise ValueError("a crowd")
 
-    with pytest.raises(OperatorFailed, match=r"ValueError: a crowd \(no key alone provokes it; the call had 4\)"):
+    with pytest.raises(OperatorFailed, match=r"ValueError: a crowd \(no key alone provokes it; the call had 4; .*\)"):
         processor_of(Free(process)).process(batch(*((name, 1, 1) for name in "abcd")))
 
 

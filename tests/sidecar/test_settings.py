@@ -30,7 +30,7 @@ def other_value(setting: Setting) -> str:
     if isinstance(setting.default, bool):
         return str(not setting.default).lower()
     if isinstance(setting.default, str):
-        return '"json"'
+        return f'"{setting.choices[-1]}"' if setting.choices else '"json"'
     return str(setting.minimum if setting.default != setting.minimum else setting.minimum + 1)
 
 

@@ -18,10 +18,10 @@ from logstore.disk.shared_state import GONE_PREFIX, LOCK_NAME, Kept, Reclaimed, 
 from logstore.testing.clock import ManualClock
 from spe_adapter.state.files import World
 from spe_adapter.state.query import QueryPlace
+from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import Sidecar
 
 IDLE_MS = 600_000
-PATIENCE_S = 30.0
 
 
 class Host:

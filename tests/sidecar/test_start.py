@@ -1,17 +1,24 @@
 """Starting: what prevents it is one clear line and exit status 2; what is served is what was asked for."""
 
+import importlib.metadata
 import json
+import re
 import socket
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
 
+from logstore.disk.clock import SystemClock
+from logstore.disk.files import OsFiles
+from logstore.errors import CorruptFile
+from logstore.log.store import Store, StoreSettings
 from tests.kafka.wire_client import METADATA, WireClient
+from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import ROOT, Sidecar
 
-PATIENCE_S = 30.0
 REFUSED = 2
 
 
@@ -103,6 +110,86 @@ def test_a_newer_format_is_refused_by_its_version(tmp_path: Path) -> None:
     said = refused("--data-dir", str(tmp_path), "--kafka", "127.0.0.1:0")
     assert "format version 2, this Cairn knows 1" in one_line(said)
     assert {path: path.stat().st_size for path in tmp_path.rglob("*") if path.name != "lock"} == before
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("format", 0, "its format version is 0"),
+        ("format", -1, "its format version is -1"),
+        ("format", "1", "its format version is '1'"),
+        ("format", 1.0, "its format version is 1.0"),
+        ("format", True, "its format version is True"),
+        ("format", None, "its format version is None"),
+        ("cluster_id", 5, "its cluster_id is 5"),
+        ("cluster_id", "", "its cluster_id is ''"),
+    ],
+)
+def test_a_format_nobody_wrote_is_refused(tmp_path: Path, field: str, value: object, words: str) -> None:
+    """Whatever no Cairn has ever written into cairn.json is named with its value, and nothing is started."""
+    files = OsFiles(tmp_path)
+    identity = {"format": 1, "cluster_id": "abc", field: value}
+    (tmp_path / "cairn.json").write_text(json.dumps(identity), encoding="utf-8")
+    with pytest.raises(CorruptFile, match=re.escape(words)):
+        Store.open(files, SystemClock(), StoreSettings(), new_id=uuid.uuid4, report=lambda event, fields: None)
+    files.close()
+
+
+def test_a_directory_with_foreign_files_is_refused(tmp_path: Path) -> None:
+    """A directory that holds somebody else's files is named with them, and left as it was; so is a foreign name among
+    the streams of a directory of ours. Hidden files and a file system's lost+found are no hindrance.
+    """
+    (tmp_path / "home").mkdir()
+    for name in ("thesis.tex", ".hidden", "lost+found"):
+        (tmp_path / "home" / name).touch()
+    said = one_line(refused("--data-dir", str(tmp_path / "home"), "--kafka", "127.0.0.1:0"))
+    assert said.startswith(f"cairn: {tmp_path}/home holds 'thesis.tex', which no sidecar has made")
+    assert {path.name for path in (tmp_path / "home").iterdir()} == {"thesis.tex", ".hidden", "lost+found"}
+    (tmp_path / "home/thesis.tex").unlink()
+    with Sidecar(tmp_path / "home") as sidecar:
+        with WireClient(sidecar.port) as client:
+            assert client.create_topic("orders") == 0
+        assert sidecar.terminate() == 0
+        sidecar.restart()
+        assert sidecar.terminate() == 0
+        (tmp_path / "home/streams/copy of orders").mkdir()
+        said = one_line(refused("--data-dir", str(tmp_path / "home"), "--kafka", "127.0.0.1:0"))
+        assert "streams holds 'copy of orders', which no sidecar has made" in said
+        (tmp_path / "home/streams/copy of orders").rmdir()
+        sidecar.restart()
+
+
+def test_open_files_bound_the_connections(tmp_path: Path) -> None:
+    """The soft limit of open files is raised to the hard one; connections it does not allow are left out, with a line
+    that names the figures.
+    """
+    serve = f"{sys.executable} -m logstore.cli serve --data-dir {tmp_path}/data --kafka 127.0.0.1:0 --log-format json"
+    command = ["sh", "-c", f"ulimit -Sn 64 && ulimit -Hn 700 && exec {serve}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().startswith("cairn ready")
+        limits = Path(f"/proc/{process.pid}/limits").read_text(encoding="ascii")
+        process.terminate()
+        events = [json.loads(line) for line in process.stderr.read().splitlines()]
+    assert re.search(r"Max open files +700 +700", limits)
+    (fewer,) = [event for event in events if event["event"] == "fewer connections"]
+    assert (fewer["max_connections"], fewer["wanted"], fewer["open_files"]) == (188, 10_000, 700)
+
+
+def test_the_version_is_told() -> None:
+    """`cairn --version` prints the version that is installed."""
+    command = [sys.executable, "-m", "logstore.cli", "--version"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT, check=True)
+    assert ended.stdout == f"cairn {importlib.metadata.version('cairn')}\n"
+
+
+def test_log_level_leaves_lines_out(tmp_path: Path) -> None:
+    """With `log-level` at warning an ordinary life writes no line; at info it says that it is ready."""
+    for level, expected in (("warning", []), ("info", ["recovered", "ready", "stopping", "stopped"])):
+        with Sidecar(tmp_path / level, "--log-format", "json", "--log-level", level) as sidecar:
+            assert sidecar.terminate() == 0
+            assert [json.loads(line)["event"] for line in sidecar.log().splitlines()] == expected
 
 
 def newest_format_file(data_dir: Path) -> Path:

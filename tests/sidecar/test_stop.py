@@ -10,9 +10,8 @@ import pytest
 from logstore.format.records import Record, encode_batch
 from tests.kafka.front_driver import NOW_MS
 from tests.kafka.wire_client import FETCH, WireClient, fetch_values
+from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import Sidecar
-
-PATIENCE_S = 30.0
 
 
 def batch(size: int = 100) -> bytes:
@@ -37,6 +36,17 @@ def test_a_signal_ends_it_cleanly(tmp_path: Path, number: signal.Signals) -> Non
         assert_nothing_to_repair(sidecar)
         with WireClient(sidecar.port) as again:
             assert again.latest("orders") == 10
+
+
+def test_a_hangup_changes_nothing(tmp_path: Path) -> None:
+    """SIGHUP, as a closed terminal or a log rotation sends it, is named in the log; clients are served as before."""
+    with Sidecar(tmp_path, "--log-format", "json") as sidecar, WireClient(sidecar.port) as client:
+        client.create_topic("orders")
+        for _ in range(3):
+            sidecar.process.send_signal(signal.SIGHUP)
+            assert client.produce("orders", batch()).error == 0
+        assert sidecar.terminate() == 0
+        assert '"event": "hangup ignored"' in sidecar.log()
 
 
 def assert_nothing_to_repair(sidecar: Sidecar) -> None:

@@ -15,13 +15,16 @@ sys.path.insert(0, str(ROOT))
 from tests.spark.session import read_stream, start_spark, write_stream  # noqa: E402 - the path comes first
 from tests.spark.test_sink import signed  # noqa: E402
 
+PATIENT = {"kafka.delivery.timeout.ms": "3600000"}
+"""Longer than any test holds a request back."""
+
 
 def main() -> None:
     """Run the query to its end."""
     address, proxy, checkpoint, local = sys.argv[1:]
     spark = start_spark(Path(local))
     frame = signed(read_stream(spark, address, subscribe="in", maxOffsetsPerTrigger="700"))
-    write_stream(frame, proxy, Path(checkpoint), topic="out")
+    write_stream(frame, proxy, Path(checkpoint), topic="out", **PATIENT)
     spark.stop()
 
 

@@ -1,7 +1,7 @@
 """A proxy between Spark and a sidecar that stops at a chosen request, so that a test can kill one of them exactly
 there.
 
-Invariant: bytes pass unchanged, one connection here for each connection there. A `Trap` fires once; whatever it does
+Invariant: bytes pass unchanged, one connection here for each connection there. Whatever a `Trap` does
 happens before the request (or its answer) travels on.
 """
 
@@ -23,12 +23,14 @@ class Trap:
     """Fires at the `nth` request with `api_key`: before it reaches the sidecar, or after it was answered.
 
     What fires decides by its result whether the request (or the answer) then travels on; if not, the connection is cut.
+    `again`: every later request of the kind fires it too, as those of a client that lost patience and asks again.
     """
 
     api_key: int
     moment: Moment
     fire: Callable[[], bool]
     nth: int = 1
+    again: bool = False
     fired: threading.Event = field(default_factory=threading.Event)
 
 
@@ -101,7 +103,7 @@ class Proxy:
         (api_key,) = struct.unpack_from(">h", request, 4)
         with self._lock:
             trap = self._trap
-            if trap is None or api_key != trap.api_key or trap.fired.is_set():
+            if trap is None or api_key != trap.api_key or (trap.fired.is_set() and not trap.again):
                 return None
             trap.nth -= 1
             if trap.nth > 0:

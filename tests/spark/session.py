@@ -13,13 +13,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from benchmarks.harness.jars import KafkaUnavailable, spark_kafka_jars
+from tests.support.limits import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
-QUERY_S = 90
 
 
-def start_spark(directory: Path) -> SparkSession:
-    """A session of this process."""
+def start_spark(directory: Path, *, daemon: str = "pyspark.daemon") -> SparkSession:
+    """A session of this process; `daemon` is what forks its Python workers."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
@@ -28,6 +28,7 @@ def start_spark(directory: Path) -> SparkSession:
         .appName("cairn-tests")
         .config("spark.driver.memory", "512m")
         .config("spark.ui.enabled", "false")
+        .config("spark.python.daemon.module", daemon)
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.default.parallelism", "2")
         .config("spark.sql.session.timeZone", "UTC")
@@ -74,7 +75,7 @@ def write_stream(
 def finish(query: StreamingQuery) -> StreamingQuery:
     """Wait for a query that ends by itself."""
     try:
-        assert query.awaitTermination(QUERY_S), f"the query still runs after {QUERY_S} s: {query.status}"
+        assert query.awaitTermination(PATIENCE_S), f"the query still runs after {PATIENCE_S} s: {query.status}"
     finally:
         query.stop()
     return query

@@ -12,8 +12,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from logstore.client.blocking import Client, parse_addresses
 from logstore.client.wire import EARLIEST, LATEST, TopicPartition
 from spe_adapter.codec.decode import Decoder, scan
-
-WAIT_S = 20.0
+from tests.support.limits import PATIENCE_S
 
 
 class Row(NamedTuple):
@@ -32,13 +31,13 @@ def create_topic(address: str, topic: str, partitions: int = 1, config: Mapping[
     made = admin.create_topics(
         [NewTopic(topic, num_partitions=partitions, replication_factor=1, config=dict(config or {}))]
     )
-    made[topic].result(WAIT_S)
+    made[topic].result(PATIENCE_S)
 
 
 def delete_topic(address: str, topic: str) -> None:
     """Away with it."""
     admin = AdminClient({"bootstrap.servers": address})
-    admin.delete_topics([topic])[topic].result(WAIT_S)
+    admin.delete_topics([topic])[topic].result(PATIENCE_S)
 
 
 def produce(
@@ -59,14 +58,14 @@ def produce(
             topic, value, key, partition=partition, timestamp=timestamp_ms, headers=list(headers or []),
             on_delivery=lambda error, _: failures.append(error) if error else None,
         )  # fmt: skip
-    assert producer.flush(WAIT_S) == 0
+    assert producer.flush(PATIENCE_S) == 0
     assert not failures, failures
 
 
 def read_all(address: str, topic: str) -> list[Row]:
     """Every record of a topic, by partition and offset."""
     rows: list[Row] = []
-    with Client(parse_addresses(address), limit_s=WAIT_S) as client:
+    with Client(parse_addresses(address), limit_s=PATIENCE_S) as client:
         for partition in range(client.partitions(topic)):
             stream = TopicPartition(topic, partition)
             position = client.offsets({stream: EARLIEST})[stream].offset

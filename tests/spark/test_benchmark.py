@@ -22,6 +22,6 @@ def test_the_benchmark_leaves_its_table_figures_and_picture(tmp_path: Path) -> N
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads((tmp_path / "spark_throughput.json").read_text())
-    assert [set(goal) for goal in found["goals"]] == [{"name", "value", "unit", "goal", "holds"}] * 2
+    assert [set(goal) for goal in found["goals"]] == [{"name", "value", "low", "high", "unit", "goal", "holds"}] * 2
     assert all(goal["value"] > 0 for goal in found["goals"])
     assert (tmp_path / "spark_throughput.png").stat().st_size > 10_000

@@ -16,12 +16,12 @@ from logstore.format.private import DECIDE, STAGE
 from tests.spark.proxy import Moment, Proxy, Trap
 from tests.spark.streams import assert_exactly_once, create_topic, produce, read_all
 from tests.spark.test_sink import assert_one_execution_per_task, keys
+from tests.support.limits import PATIENCE_S, PROGRAM_S
 from tests.support.sidecar import Sidecar
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash]
 
 DRIVER = Path(__file__).with_name("driver.py")
-DRIVER_S = 120
 
 # Where each life of the driver ends. The one after DECIDE has committed but not told anyone; the next life starts
 # with the same epoch again. The one before STAGE of a later epoch ends between two commits.
@@ -63,17 +63,16 @@ class Driver:
     def wait(self) -> int:
         """The exit code: −9 if it was killed."""
         try:
-            return self._process.wait(DRIVER_S)
+            return self._process.wait(PROGRAM_S)
         finally:
             self.kill()
-            self._process.wait(10)
+            self._process.wait(PATIENCE_S)
 
     def log(self) -> str:
         """What it said."""
         return self._log_path.read_text(errors="replace")[-20000:]
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "deaths",
     [
@@ -104,7 +103,6 @@ def test_a_driver_killed_within_commits(tmp_path: Path, deaths: Sequence[tuple[i
         assert_one_execution_per_task(rows)
 
 
-@pytest.mark.timeout(600)
 def test_a_driver_that_was_replaced_cannot_commit(tmp_path: Path) -> None:
     """A driver hangs just before it commits; another takes over its checkpoint and finishes; the first wakes up, and
     fails.
@@ -115,12 +113,12 @@ def test_a_driver_that_was_replaced_cannot_commit(tmp_path: Path) -> None:
         create_topic(sidecar.address, "in", partitions=2)
         create_topic(sidecar.address, "out", partitions=2)
         produce(sidecar.address, "in", keys(0, 2000))
-        trap = Trap(DECIDE, "before", lambda: replaced.wait(2 * DRIVER_S), nth=2)
+        trap = Trap(DECIDE, "before", lambda: replaced.wait(2 * PROGRAM_S), nth=2, again=True)
         proxy.set(trap)
         (tmp_path / "first").mkdir()
         zombie = Driver(sidecar.address, proxy.address, checkpoint, tmp_path / "first" / "local")
         try:
-            assert trap.fired.wait(DRIVER_S), zombie.log()
+            assert trap.fired.wait(PROGRAM_S), zombie.log()
             (tmp_path / "second").mkdir()
             successor = Driver(sidecar.address, sidecar.address, checkpoint, tmp_path / "second" / "local")
             assert successor.wait() == 0, successor.log()

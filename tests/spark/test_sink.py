@@ -15,7 +15,9 @@ from kafka.partitioner.default import murmur2
 from pyspark import TaskContext
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
+from logstore.cli import main
 from logstore.client.blocking import Client, parse_addresses
 from logstore.format.private import DECIDE, STAGE, DescribeRequest
 from tests.spark.proxy import Proxy, Trap
@@ -223,6 +225,40 @@ def test_a_rewound_checkpoint_is_an_error_or_skipped_as_asked(
     assert_exactly_once((row.value for row in read_all(address, f"{topic}-out")), keys(0, 40))
     produce(address, f"{topic}-in", keys(40, 50))
     run(old, rewoundCheckpoint="skip")
+    assert_exactly_once((row.value for row in read_all(address, f"{topic}-out")), keys(0, 50))
+
+
+def test_a_checkpoint_that_lost_its_newest_batch_is_refused_then_rebuilt(
+    spark: SparkSession, address: str, topic: str, checkpoint: Path
+) -> None:
+    """The number of the last committed batch, planned anew with more input, is refused and not dropped; with the
+    checkpoint made from the log the query goes on, each record once. An empty checkpoint in its place is refused too.
+    """
+    create_topic(address, f"{topic}-in")
+    create_topic(address, f"{topic}-out")
+
+    def run() -> StreamingQuery:
+        frame = read_stream(spark, address, subscribe=f"{topic}-in", maxOffsetsPerTrigger="10").selectExpr("value")
+        return write_stream(frame, address, checkpoint, topic=f"{topic}-out")
+
+    produce(address, f"{topic}-in", keys(0, 15))
+    query = run()
+    for name in ("offsets/1", "offsets/.1.crc", "commits/1", "commits/.1.crc"):
+        (checkpoint / name).unlink()
+    produce(address, f"{topic}-in", keys(15, 40))
+    with pytest.raises(StreamingQueryException, match=r"CheckpointDiffers.*lost batch 1"):
+        run()
+    rebuild = ["checkpoint", "rebuild", str(checkpoint), "--query", str(query.id), "--servers", address]
+    assert main(rebuild) == 0
+    run()
+    assert_exactly_once((row.value for row in read_all(address, f"{topic}-out")), keys(0, 40))
+    shutil.rmtree(checkpoint)
+    with pytest.raises(StreamingQueryException, match=rf"TopicTaken.*{query.id}"):
+        run()
+    shutil.rmtree(checkpoint)
+    assert main(rebuild) == 0
+    produce(address, f"{topic}-in", keys(40, 50))
+    run()
     assert_exactly_once((row.value for row in read_all(address, f"{topic}-out")), keys(0, 50))
 
 

@@ -12,8 +12,10 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
 
+from spe_adapter.offsets import BEGAN
 from tests.spark.session import finish, last_line, read_batch, read_stream
-from tests.spark.streams import WAIT_S, create_topic, delete_topic, produce
+from tests.spark.streams import create_topic, delete_topic, produce
+from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import Sidecar
 
 pytestmark = pytest.mark.spark
@@ -31,7 +33,7 @@ def trim(address: str, topic: str, before_offset: int) -> None:
     """Delete the records before an offset, as an operator would."""
     admin = AdminClient({"bootstrap.servers": address})
     for result in admin.delete_records([ClientTopicPartition(topic, 0, before_offset)]).values():
-        result.result(WAIT_S)
+        result.result(PATIENCE_S)
 
 
 def test_columns_are_those_of_sparks_kafka_source(spark: SparkSession, address: str, topic: str) -> None:
@@ -112,7 +114,8 @@ def test_available_now_in_limited_steps(spark: SparkSession, address: str, topic
     """maxOffsetsPerTrigger bounds each micro-batch over all partitions; the query ends where the streams ended at its
     start.
 
-    The progress has offsets as Spark's Kafka source writes them, and how far the streams reach.
+    The progress has offsets as Spark's Kafka source writes them, the first with where the query began, and how far the
+    streams reach.
     """
     create_topic(address, topic, partitions=2)
     produce(address, topic, numbers(0, 60), partition=0)
@@ -127,7 +130,9 @@ def test_available_now_in_limited_steps(spark: SparkSession, address: str, topic
     )
     progress = [step for step in query.recentProgress if step["numInputRows"]]
     assert [step["numInputRows"] for step in progress] == [30, 30, 30]
-    assert json.loads(progress[0]["sources"][0]["endOffset"]) == {topic: {"0": 20, "1": 10}}
+    first, second = (json.loads(step["sources"][0]["endOffset"]) for step in progress[:2])
+    assert first == {BEGAN: {f"{topic}-0": 0, f"{topic}-1": 0}, topic: {"0": 20, "1": 10}}
+    assert second == {topic: {"0": 40, "1": 20}}
     assert json.loads(progress[0]["sources"][0]["latestOffset"]) == {topic: {"0": 60, "1": 30}}
     rows = spark.table("limited").selectExpr("cast(cast(value as string) as int) as n").collect()
     assert sorted(row["n"] for row in rows) == list(range(90))
@@ -157,7 +162,7 @@ def test_a_running_query_sees_new_records_partitions_and_topics(
         assert seen() == list(range(5))
         admin = AdminClient({"bootstrap.servers": address})
         grown = admin.create_partitions([NewPartitions(f"{topic}-a", 2)])
-        grown[f"{topic}-a"].result(WAIT_S)
+        grown[f"{topic}-a"].result(PATIENCE_S)
         produce(address, f"{topic}-a", numbers(5, 8), partition=1)
         assert seen() == list(range(8))
         create_topic(address, f"{topic}-b")

@@ -36,6 +36,7 @@ steps = st.one_of(
     st.tuples(st.just("ensure"), groups, st.none()),
     st.tuples(st.just("close"), groups, st.none()),
     st.tuples(st.just("touch"), groups, st.none()),
+    st.tuples(st.just("renew"), groups, st.none()),
     st.tuples(st.just("due"), st.just([]), st.integers(0, 9)),
     st.tuples(st.just("beat"), st.just([]), st.none()),
 )
@@ -138,6 +139,9 @@ class Model:
         elif name == "expire":
             self.store.set_expires(ids, np.full(len(ids), value, np.int64))
             windows = {identity: window._replace(expires=value) for identity, window in windows.items()}
+        elif name == "renew":
+            self.store.renew(ids)
+            self.opened.update(group)
         else:
             self.store.touch(ids)
         self.now.update(windows)
@@ -230,3 +234,25 @@ def test_a_fresh_window_of_an_old_name_is_new(kind: type[Direct] | type[Overlay]
     changes = store.changes()
     assert changes.opened.tolist() == [True]
     assert changes.closed.num_rows == changes.transient.num_rows == 0
+
+
+def test_a_store_tells_no_more_than_is_asked_for() -> None:
+    """Without other changes: what opened, was renewed, closed or is to be checked; without windows: nothing."""
+    old: dict[Identity, Window] = {
+        (b"a", 0): Window(5, 7, "x"),
+        (b"b", 0): Window(5, 8, "y"),
+        (b"c", 0): Window(5, 9, "z"),
+    }
+    for tells_windows in (True, False):
+        store = Direct(filled(dict(old)), tells_changes=False, tells_windows=tells_windows)
+        a, b, c = (store.find(*columns([(key, 0)])) for key in (b"a", b"b", b"c"))
+        opened, _ = store.ensure(*columns([(b"d", 0)]))
+        store.set("total", np.concatenate((a, opened)), 1)
+        store.renew(b)
+        store.close(c)
+        changes = store.changes(a)
+        told = dict(zip(identities_in(changes.footprints), changes.opened.tolist(), strict=True))
+        begun = {(b"b", 0): True, (b"d", 0): True} if tells_windows else {}
+        assert told == {**begun, (b"a", 0): False}
+        assert identities_in(changes.closed) == ([(b"c", 0)] if tells_windows else [])
+        assert store.changes(np.empty(0, np.int64)).footprints.num_rows == 0

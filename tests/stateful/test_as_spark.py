@@ -66,17 +66,24 @@ def milliseconds(text: str) -> int:
     return int(datetime.fromisoformat(text).timestamp() * 1000)
 
 
-@pytest.mark.parametrize("slide", ["2 seconds", pytest.param("6 seconds", marks=pytest.mark.slow)])
-def test_windows_are_those_of_spark(world: World, tmp_path: Path, slide: str) -> None:
+@pytest.mark.parametrize(
+    ("slide", "combine"),
+    [
+        ("2 seconds", "always"),
+        pytest.param("6 seconds", "always", marks=pytest.mark.slow),
+        pytest.param("6 seconds", "never", marks=pytest.mark.slow),
+    ],
+)
+def test_windows_are_those_of_spark(world: World, tmp_path: Path, slide: str, combine: str) -> None:
     """Both are fed the same rows in steps, with pauses and with bursts of batches; after each step both have told the
-    same, rows that come too late by then included.
+    same, rows that come too late by then included; with rows combined in front of the shuffle, and without.
     """
     kind = Tumbling("6 seconds", time="ts", delay="2 seconds")
     window = kind if slide == "6 seconds" else Sliding("6 seconds", slide, time="ts", delay="2 seconds")
     operator = aggregates.Aggregate(window, n=agg.count(), total=agg.sum("amount"), mean=agg.avg("amount"))
     frame = world.frame(30)
     reference = Reference(frame, slide, tmp_path / "reference")
-    query = world.start(world.over(frame, operator))
+    query = world.start(world.over(frame, operator).option("combine", combine))
     try:
         epochs = rows_of(14, 30, 12, seed=7)
         burst, rest = (list(chain(*part)) for part in (epochs[2:7], epochs[10:]))

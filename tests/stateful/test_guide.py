@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.spark.streams import create_topic, produce, read_all
+from tests.support.limits import PROGRAM_S
 from tests.support.sidecar import Sidecar
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = (ROOT / "docs/spark.md").read_text(encoding="utf-8")
 GUIDE_ADDRESS = "127.0.0.1:9092"
-GUIDE_S = 150
 LAST_WORDS = """
 for query in (averages, alarms):
     query.processAllAvailable()
@@ -65,7 +65,7 @@ def test_the_guide_runs(tmp_path: Path) -> None:
         environment["SPARK_LOCAL_IP"] = "127.0.0.1"
         ran = subprocess.run(
             [sys.executable, str(script)],
-            cwd=tmp_path, env=environment, text=True, timeout=GUIDE_S, check=False,
+            cwd=tmp_path, env=environment, text=True, timeout=PROGRAM_S, check=False,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         assert ran.returncode == 0, ran.stdout[-4000:]

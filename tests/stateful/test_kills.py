@@ -22,12 +22,12 @@ from spe_adapter.microbatch.probe import STEPS, Step
 from tests.stateful.faults import Fault, Faults, Victim, kill_family, save
 from tests.stateful.operators import expected_of, rows_of
 from tests.stateful.world import World, by_key
+from tests.support.limits import PATIENCE_S, PROGRAM_S
 from tests.support.sidecar import Sidecar
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash]
 
 DRIVER = Path(__file__).with_name("driver.py")
-LIFE_S = 240
 ROWS = 40
 KEYS = 20
 TASK_STEPS: tuple[Step, ...] = tuple(step for step in STEPS if step.startswith("task"))
@@ -105,10 +105,10 @@ def lives(directory: Path, sidecar: Sidecar, faults: Sequence[Fault], epochs: in
             command = [sys.executable, str(DRIVER), str(directory / "settings.json")]
             process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
-            status = process.wait(LIFE_S)
+            status = process.wait(PROGRAM_S)
         finally:
             kill_family(process.pid)
-            process.wait(10)
+            process.wait(PATIENCE_S)
         if status == 0:
             break
         assert status == -9, log_path.read_text(errors="replace")[-20000:]
@@ -121,7 +121,6 @@ def lives(directory: Path, sidecar: Sidecar, faults: Sequence[Fault], epochs: in
 DEATHS = [Fault("driver", "driver after decide", 2), Fault("driver", "task after delta", 5)]
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("faults", [DEATHS[:1], pytest.param(DEATHS, marks=pytest.mark.slow)], ids=["once", "twice"])
 def test_a_driver_that_dies_between_decision_and_commit(tmp_path: Path, faults: list[Fault]) -> None:
     """The epoch is decided but Spark does not know: the next driver is handed the batch again, and drops it. One that

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
@@ -15,16 +16,19 @@ from spe_adapter.errors import SchemaRefused
 from spe_adapter.microbatch import reset
 from spe_adapter.microbatch.errors import ResetRefused
 from spe_adapter.operators.stateless import Chain, Filter, Map
+from spe_adapter.state.errors import StateSchemaRefused
 from tests.spark.streams import create_topic
 from tests.stateful.operators import Model, Row, Visits, rows_of
 from tests.stateful.world import World, by_key
+from tests.support.limits import PATIENCE_S
 
 pytestmark = [pytest.mark.spark]
 
 
 def test_other_numbers_of_partitions(world: World) -> None:
-    """2, then 3, then 1, then 2 partitions: each time the state is moved from the log, and results go on."""
-    create_topic(world.address, world.topic, 3, {"retention.ms": "-1", "retention.bytes": "-1"})
+    """2, then 3, then 1, then 2 partitions: each time the state is moved from the log, and results go on. The topic,
+    which is the query's own, gets its third partition by itself.
+    """
     epochs = rows_of(8, 40, 20)
     model = Model()
     for life, partitions in enumerate((2, 3, 1, 2)):
@@ -92,7 +96,7 @@ def test_a_rewound_checkpoint_is_told_the_way_out(world: World, tmp_path: Path) 
         world.run(world.query())
     with pytest.raises(Exception, match="BatchesMissing"):
         query = world.query().trigger(availableNow=True)
-        query.start(topic=f"{world.topic}-other", checkpointLocation=str(world.checkpoint)).awaitTermination(60)
+        query.start(topic=f"{world.topic}-other", checkpointLocation=str(world.checkpoint)).awaitTermination(PATIENCE_S)
 
 
 def test_what_start_refuses(world: World) -> None:
@@ -101,12 +105,21 @@ def test_what_start_refuses(world: World) -> None:
     create_topic(world.address, f"{world.topic}-trims", 2, {"retention.ms": "60000"})
     with pytest.raises(InvalidConfig, match=r"retention.ms=60000.*allowTrimming"):
         world.query().start(topic=f"{world.topic}-trims")
-    with pytest.raises(InvalidPartitions, match=r"5 state partitions, but topic .* has 2"):
+    with pytest.raises(InvalidPartitions, match=r"5 state partitions, but topic .* has 2.*\(see retention.ms\)"):
         world.query(partitions=5).option("allowTrimming", True).start(topic=f"{world.topic}-trims")
+    with pytest.raises(InvalidConfig, match=r"withWatermark\('ts', 60000 ms\).*Visits goes by 'ts' with a delay of 2"):
+        world.over(world.frame().withWatermark("ts", "1 minute"), Visits()).start(topic=world.topic)
     with pytest.raises(SchemaRefused, match=r"'key' is missing; there is missing,"):
         world.over(world.frame().withColumnRenamed("key", "missing"), Visits()).start(topic=world.topic)
     with pytest.raises(SchemaRefused, match="'ts'"):
         world.over(world.frame().drop("ts"), Visits()).start(topic=world.topic)
+    listed = Visits()
+    listed.state = {"n": pa.int64(), "seen": pa.list_(pa.int64())}
+    with pytest.raises(StateSchemaRefused, match=r"state column 'seen' has type list<.*>; state can hold integers,"):
+        world.query(listed).start(topic=world.topic)
+    listed.state = {"n": int}
+    with pytest.raises(StateSchemaRefused, match="state column 'n' is declared as <class 'int'>; give an Arrow type"):
+        world.query(listed).start(topic=world.topic)
     with pytest.raises(InvalidConfig, match="'nonsense'"):
         world.query().option("nonsense", 1).start(topic=world.topic)
     with pytest.raises(InvalidConfig, match="not streaming"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from logstore.client.blocking import Client, parse_addresses
@@ -9,6 +11,7 @@ from spe_adapter.microbatch.errors import TasksFailed
 from spe_adapter.microbatch.fencing import take_over
 from tests.stateful.operators import DELAY_MS, Failing, Model, Row, Silent, Visits, rows_of
 from tests.stateful.world import World, by_key, until
+from tests.support.limits import PATIENCE_S
 
 pytestmark = [pytest.mark.spark]
 
@@ -79,7 +82,7 @@ def test_a_failure_while_input_pauses_ends_the_query(world: World) -> None:
     world.feed([Row("early", 100_000, 1), Row("late", 130_000, 2)])
     query = world.start(world.query(Silent()).option("closingDelay", "50ms"))
     with pytest.raises(TasksFailed, match=r"OperatorFailed: operator Silent.*epoch 1.*no last word"):
-        query.awaitTermination(120)
+        query.awaitTermination(PATIENCE_S)
     assert not query.isActive
     assert isinstance(query.exception(), TasksFailed)
     query.stop()
@@ -87,17 +90,26 @@ def test_a_failure_while_input_pauses_ends_the_query(world: World) -> None:
 
 
 def test_an_operator_that_fails_is_named(world: World) -> None:
-    """The query's exception names operator, epoch and key; the state committed before is intact."""
+    """The query's exception is one line with operator, batch, key and the user's own line; the state committed before
+    is intact.
+    """
     epochs = rows_of(3, 20, 5)
     for rows in epochs:
         world.feed(rows)
     world.run(world.query(rows_per_batch=20))
     bad = [Row("k1", 105_000, 1), Row("bad", 105_000, 1)]
     world.feed(bad)
-    with pytest.raises(Exception, match=r"OperatorFailed: operator Visits.* epoch 6.*bad") as failure:
-        world.run(world.query(Failing()))
-    assert "this key I cannot count" in str(failure.value)
-    assert "operators.py, line" in str(failure.value)
+    query = world.start(world.query(Failing()))
+    with pytest.raises(Exception, match=r"operator Visits failed in batch 3 \(epoch 6 in the log\) at key 'bad'"):
+        query.awaitTermination(120)
+    said = str(query.exception())
+    assert re.fullmatch(
+        rf"query {query.id}, batch 3 \(epoch 6 in the log\): OperatorFailed: operator Visits failed in batch 3 .* "
+        r"at key 'bad': ValueError: this key I cannot count \(.*operators\.py, line \d+\)",
+        said,
+    ), said
+    query.stop()
+    assert str(query.exception()) == said
     world.run(world.query())
     model = Model()
     for rows in epochs:
@@ -117,7 +129,7 @@ def test_a_query_that_was_taken_over_cannot_commit(world: World) -> None:
         assert take_over(client, query.id, "somebody else") == 1
     world.feed([Row("k", 100_001, 1)])
     with pytest.raises(Exception, match="FencedRun"):
-        query.awaitTermination(120)
+        query.awaitTermination(PATIENCE_S)
     query.stop()
     assert world.told() == [("k", 1, 1, False)]
 

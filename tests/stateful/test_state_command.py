@@ -21,7 +21,7 @@ RECORDS = 1000
 @pytest.fixture
 def work(tmp_path: Path) -> Iterator[Work]:
     """A query that has summed RECORDS values, WINDOW by WINDOW, and stopped; the values count up from 0."""
-    with Sidecar(tmp_path) as sidecar:
+    with Sidecar(tmp_path / "data") as sidecar:
         create(sidecar.address, "in")
         produce(sidecar.address, "in", [(b"key-%d" % (n % KEYS), n) for n in range(RECORDS)])
         done = Work(sidecar.address, "sums", RECORDS)

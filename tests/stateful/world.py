@@ -13,15 +13,15 @@ from pyspark.sql import functions as sf
 
 from spe_adapter.microbatch import Stateful, StatefulQuery, stateful
 from spe_adapter.operators.base import Operator
-from tests.spark.session import QUERY_S, read_stream
+from tests.spark.session import read_stream
 from tests.spark.streams import create_topic, produce, read_all
 from tests.stateful.operators import Row, Visits
+from tests.support.limits import PATIENCE_S
 
-WAIT_S = 60.0
 _POLL_S = 0.05
 
 
-def until(condition: Callable[[], bool], what: str, wait_s: float = WAIT_S) -> None:
+def until(condition: Callable[[], bool], what: str, wait_s: float = PATIENCE_S) -> None:
     """Wait until something holds; an assertion that names it if it does not."""
     tick = threading.Event()
     for _ in range(int(wait_s / _POLL_S)):
@@ -104,7 +104,7 @@ def parsed(frame: DataFrame) -> DataFrame:
 def ended(query: StatefulQuery) -> StatefulQuery:
     """Wait for a query that ends by itself."""
     try:
-        assert query.awaitTermination(QUERY_S), f"the query still runs after {QUERY_S} s: {query.status}"
+        assert query.awaitTermination(PATIENCE_S), f"the query still runs after {PATIENCE_S} s: {query.status}"
     finally:
         query.stop()
     return query

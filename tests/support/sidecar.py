@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-START_DEADLINE_S = 30.0
-STOP_DEADLINE_S = 30.0
+from tests.support.limits import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -77,7 +77,7 @@ class Sidecar:
         )
         stdout = self._process.stdout
         assert stdout is not None
-        readable, _, _ = select.select([stdout], [], [], START_DEADLINE_S)
+        readable, _, _ = select.select([stdout], [], [], PATIENCE_S)
         line = stdout.readline() if readable else ""
         if not line.startswith("cairn ready"):
             self.kill()
@@ -96,7 +96,7 @@ class Sidecar:
     def _end(self, number: signal.Signals) -> int:
         process = self.process
         process.send_signal(number)
-        status = process.wait(STOP_DEADLINE_S)
+        status = process.wait(PATIENCE_S)
         if process.stdout is not None:
             process.stdout.close()
         self._process = None

@@ -21,10 +21,10 @@ from scheduler.calibration.rules import calibrate
 from scheduler.calibration.tasks import first_of, together
 from scheduler.calibration.wire import MOST_LINE_BYTES, Address, CalibrationError, ask, parse_address, proof
 from scheduler.topology import racks
+from tests.support.limits import PATIENCE_S
 
 LOCAL = Address("127.0.0.1", 0)
 TOKEN = b"secret"
-LIMIT_S = 30.0
 SMALL = Limits(connections=4, seconds=1, streams=4, writers=4, disk_bytes=1 << 20, disk_s=20)
 
 
@@ -44,7 +44,7 @@ def files_in(directory: Path) -> list[Path]:
 async def send(address: Address, *targets: Address, **how: object) -> list[float]:
     """Let an agent send to others."""
     request = {"do": "send", "to": [str(target) for target in targets], **how}
-    rates = (await ask(address, TOKEN, request, LIMIT_S))["bytes_s"]
+    rates = (await ask(address, TOKEN, request, PATIENCE_S))["bytes_s"]
     assert isinstance(rates, list)
     return rates
 
@@ -52,7 +52,7 @@ async def send(address: Address, *targets: Address, **how: object) -> list[float
 async def problem_of(address: Address, request: dict[str, object]) -> str | None:
     """What the agent has against a request."""
     try:
-        await ask(address, TOKEN, request, LIMIT_S)
+        await ask(address, TOKEN, request, PATIENCE_S)
     except CalibrationError as error:
         return str(error)
     return None
@@ -81,7 +81,7 @@ async def test_writes_through_to_disks(tmp_path: Path) -> None:
 async def test_disks(tmp_path: Path) -> None:
     """So many writers, so many rates, no file left."""
     async with running(tmp_path) as agent:
-        done = await ask(agent, TOKEN, {"do": "write", "writers": 3, "bytes": 100_000}, LIMIT_S)
+        done = await ask(agent, TOKEN, {"do": "write", "writers": 3, "bytes": 100_000}, PATIENCE_S)
         assert isinstance(done["bytes_s"], list)
         assert len(done["bytes_s"]) == 3
         assert min(done["bytes_s"]) > 0
@@ -161,7 +161,7 @@ async def test_the_wrong_token(tmp_path: Path) -> None:
     async with running(tmp_path) as agent, running(tmp_path, token=b"other") as stranger:
         for token in (b"", b"Secret", b"other"):
             with pytest.raises(CalibrationError, match=f"{agent}: wrong token.*--token-file"):
-                await ask(agent, token, {"do": "hello"}, LIMIT_S)
+                await ask(agent, token, {"do": "hello"}, PATIENCE_S)
         with pytest.raises(CalibrationError, match=f"{stranger}: wrong token"):
             await send(agent, stranger, seconds=0.1, warm_up_s=0)
 
@@ -214,9 +214,9 @@ async def test_bad_requests(tmp_path: Path, request_: dict[str, object], message
     """The error names the value; the agent lives on, and all its room with it."""
     async with running(tmp_path) as agent:
         with pytest.raises(CalibrationError) as caught:
-            await ask(agent, TOKEN, request_, LIMIT_S)
+            await ask(agent, TOKEN, request_, PATIENCE_S)
         assert message in str(caught.value)
-        await ask(agent, TOKEN, {"do": "write", "writers": 4, "bytes": 1 << 18}, LIMIT_S)
+        await ask(agent, TOKEN, {"do": "write", "writers": 4, "bytes": 1 << 18}, PATIENCE_S)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ async def test_strangers(tmp_path: Path, data: bytes) -> None:
     async with running(tmp_path) as agent:
         async with await trio.open_tcp_stream(*agent) as stream:
             await stream.send_all(data)
-            with trio.fail_after(LIMIT_S):
+            with trio.fail_after(PATIENCE_S):
                 said = b""
                 try:
                     while part := await stream.receive_some(1000):
@@ -240,7 +240,7 @@ async def test_strangers(tmp_path: Path, data: bytes) -> None:
                 except trio.BrokenResourceError:
                     pass
         assert b"nonce" in said
-        await ask(agent, TOKEN, {"do": "hello"}, LIMIT_S)
+        await ask(agent, TOKEN, {"do": "hello"}, PATIENCE_S)
 
 
 async def test_bytes_nobody_asked_for(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ async def test_bytes_nobody_asked_for(tmp_path: Path) -> None:
             line = {"request": request, "proof": proof(TOKEN, nonce, request)}
             await stream.send_all(json.dumps(line).encode() + b"\n" + bytes(10))
             said = b""
-            with trio.fail_after(LIMIT_S):
+            with trio.fail_after(PATIENCE_S):
                 while b"before they were asked for" not in said:
                     part = await stream.receive_some(1000)
                     assert part, said
@@ -267,14 +267,14 @@ async def test_silent_and_many_connections(tmp_path: Path) -> None:
         for stream in silent:
             assert b"nonce" in await stream.receive_some(1000)
         with pytest.raises(CalibrationError, match="busy: 4 connections"):
-            await ask(agent, TOKEN, {"do": "hello"}, LIMIT_S)
-        with trio.fail_after(LIMIT_S):
+            await ask(agent, TOKEN, {"do": "hello"}, PATIENCE_S)
+        with trio.fail_after(PATIENCE_S):
             for stream in silent:
                 await stream.aclose()
             while (problem := await problem_of(agent, {"do": "hello"})) is not None:
                 assert "busy" in problem
     async with running(tmp_path, limits=replace(SMALL, handshake_s=0.2)) as agent:
-        with trio.fail_after(LIMIT_S):
+        with trio.fail_after(PATIENCE_S):
             async with await trio.open_tcp_stream(*agent) as stream:
                 said = b""
                 while part := await stream.receive_some(1000):
@@ -289,8 +289,8 @@ async def test_a_calibrator_that_goes_away_stops_its_work(tmp_path: Path) -> Non
         with trio.move_on_after(0.3):
             await send(one, two, seconds=60, warm_up_s=0)
         with trio.move_on_after(0.2):
-            await ask(one, TOKEN, {"do": "take", "bytes": 1 << 20}, LIMIT_S)
-        with trio.fail_after(LIMIT_S):
+            await ask(one, TOKEN, {"do": "take", "bytes": 1 << 20}, PATIENCE_S)
+        with trio.fail_after(PATIENCE_S):
             while (problem := await problem_of(one, {"do": "write", "writers": 1, "bytes": 1 << 20})) is not None:
                 assert "in use" in problem
 
@@ -298,7 +298,7 @@ async def test_a_calibrator_that_goes_away_stops_its_work(tmp_path: Path) -> Non
 async def test_no_agent_and_no_answer(tmp_path: Path) -> None:
     """Nobody there, somebody else there, somebody silent: each has its message, with the address."""
     with pytest.raises(CalibrationError, match=r"no agent there .* start: cairn topology agent"):
-        await ask(Address("127.0.0.1", 1), TOKEN, {"do": "hello"}, LIMIT_S)
+        await ask(Address("127.0.0.1", 1), TOKEN, {"do": "hello"}, PATIENCE_S)
 
     async def other(stream: trio.SocketStream) -> None:
         await stream.send_all(b"SSH-2.0-OpenSSH_9.2\r\n")

@@ -13,14 +13,15 @@ import pytest
 from logstore import cli
 from scheduler.topology import Topology
 from scheduler.topology_file import load_network, load_topology
+from tests.support.limits import PATIENCE_S
 from tests.topology.shaped import MB, PORT, PREFIX, SWITCH, ShapedNetwork, agents, cairn, why_not
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "topologies"
 PAPER = str(EXAMPLES / "paper.toml")
-LIMIT_S = 60
-TOLERANCE = 0.4
-"""How far one short measurement on a busy machine may be from the shaped rate; headers alone take 4 to 6 % of it."""
-TOLERANCE_LONG = 0.12
+BUSY, MOST = 0.05, 1.15
+"""Shares of a link's rate that a short measurement may find on a machine that does much else."""
+QUIET, MOST_LONG = 0.88, 1.04
+"""The same with time to measure, on a quiet machine."""
 
 
 def run(*words: str) -> int:
@@ -38,7 +39,7 @@ def test_check_says_what_was_read(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[0] == "SGuard's cluster: 17 servers in 2 racks, 2 switches, 2 links between them"
     assert lines[1] == "chunks of 64 MiB, a timestep is 2.98 s; capacities are chunks per timestep"
     assert lines[2] == "a tree with 2 levels of switches: every planner can plan on it"
-    assert lines[5].split() == ["rack1", "8", "16", "16", "–", "5", "5", "3.2", ":", "1", "3.2", ":", "1"]
+    assert lines[5].split() == ["rack1", "8", "40", "16", "–", "5", "5", "8", ":", "1", "3.2", ":", "1"]
     assert "  link number 1, 'rack1' to 'rack2': capacity=5" in lines
 
 
@@ -46,7 +47,7 @@ def test_check_in_other_forms(capsys: pytest.CaptureFixture[str], tmp_path: Path
     """As JSON with the overview; as TOML that reads the same."""
     assert run("check", "--json", PAPER) == 0
     values = json.loads(capsys.readouterr().out)
-    assert values["overview"]["racks"][1]["over_out"] == 3.6
+    assert values["overview"]["racks"][1]["over_out"] == 9.0
     assert run("check", "--toml", PAPER) == 0
     copy = tmp_path / "copy.toml"
     copy.write_text(capsys.readouterr().out, encoding="utf-8")
@@ -77,6 +78,16 @@ def test_draw(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert capsys.readouterr().out == f"drawn: {target}\n"
     assert run("draw", PAPER) == 0
     assert capsys.readouterr().out == target.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["network.png", "network.PDF", "network.svg.gz"])
+def test_only_svg_is_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str) -> None:
+    """A file that promises another kind of picture is not written; the message names it and what can be drawn."""
+    target = tmp_path / name
+    assert run("draw", PAPER, "-o", str(target)) == 1
+    assert f"{name}: a picture ends in .svg" in capsys.readouterr().err
+    assert not target.exists()
+    assert run("draw", PAPER, "-o", str(tmp_path / "NETWORK.SVG")) == 0
 
 
 @pytest.mark.parametrize("action", ["check", "draw"])
@@ -141,13 +152,13 @@ def test_calibrate_on_loopback(tmp_path: Path) -> None:
             try:
                 assert _is_up(slow, where[0])
                 slow.send_signal(signal.SIGINT)  # the first measurement takes 30 s
-                assert slow.wait(LIMIT_S) == 130
+                assert slow.wait(PATIENCE_S) == 130
                 assert "interrupted: nothing was written" in slow.stderr.read()
             finally:
                 slow.kill()
         assert sorted(path.name for path in tmp_path.iterdir()) == ["net.toml"]
         done = subprocess.run(
-            [*command, "--seconds", "100 ms"], capture_output=True, text=True, timeout=LIMIT_S, check=True
+            [*command, "--seconds", "100 ms"], capture_output=True, text=True, timeout=PATIENCE_S, check=True
         )
     assert "[1/12] h1 → h2: " in done.stderr
     assert f"written: {out}" in done.stdout
@@ -187,21 +198,20 @@ def measure_shaped(tmp_path: Path, seconds: str, partners: int) -> tuple[Topolog
             out = tmp_path / "out.toml"
             options += ["--seconds", seconds, "--partners", str(partners), "--file-size", "200 kB"]
             command = cairn("calibrate", description, "-o", out, *options, space=SWITCH)
-            done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S * 3, check=False)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S * 3, check=False)
             assert done.returncode == 0, done.stderr
             return load_topology(out), done.stderr
 
 
-def check_shaped(topology: Topology, log: str, tolerance: float) -> None:
-    """Every rate is the shaped one's: never more, and not much less."""
+def check_shaped(topology: Topology, log: str, least: float, most: float) -> None:
+    """Every rate is the shaped one's: at most `most` of it, and at least `least`."""
     links = {server.name: server.link_bytes_s or 0 for server in topology.servers}
     expected = {"a1": 16 * MB, "a2": 16 * MB, "b1": 10 * MB, "b2": 10 * MB}  # the slower of both ways
     for name, rate in expected.items():
-        assert rate * (1 - tolerance) < links[name] < rate * (1 + tolerance / 3), (name, links[name], log)
+        assert rate * least < links[name] < rate * most, (name, links[name], log)
     between = {(link.source, link.target): link.bytes_s or 0 for link in topology.links}
     for pair, rate in {("ra", "rb"): 8 * MB, ("rb", "ra"): 12 * MB}.items():
-        assert rate * (1 - tolerance) < between[pair] < rate * (1 + tolerance / 3), (pair, between[pair], log)
-    assert "at least" not in log  # both links between the switches were filled
+        assert rate * least < between[pair] < rate * most, (pair, between[pair], log)
 
 
 needs_namespaces = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
@@ -209,15 +219,17 @@ needs_namespaces = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 
 @needs_namespaces
 def test_shaped_links_are_measured(tmp_path: Path) -> None:
-    """Each way of each link within a wide tolerance, a moment each."""
-    check_shaped(*measure_shaped(tmp_path, "300 ms", 1), TOLERANCE)
+    """Each way of each link, a moment each: never faster than it is, however busy this machine; that slows only."""
+    check_shaped(*measure_shaped(tmp_path, "300 ms", 1), BUSY, MOST)
 
 
 @needs_namespaces
 @pytest.mark.slow
 def test_shaped_links_are_measured_well(tmp_path: Path) -> None:
-    """With two seconds each and the best of three, closer."""
-    check_shaped(*measure_shaped(tmp_path, "2 s", 3), TOLERANCE_LONG)
+    """With two seconds each and the best of three, on a quiet machine: closely, and the links between are filled."""
+    topology, log = measure_shaped(tmp_path, "2 s", 3)
+    check_shaped(topology, log, QUIET, MOST_LONG)
+    assert "at least" not in log
 
 
 def _is_up(process: subprocess.Popen[str], address: str) -> bool:

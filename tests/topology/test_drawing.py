@@ -153,7 +153,7 @@ def test_oversubscription() -> None:
     """How many times more a rack's servers could send than its links carry."""
     seen = overview(load_network(DOCS / "topologies" / "paper.toml").topology)
     assert [(rack.name, rack.servers, rack.send, rack.out, rack.over_out) for rack in seen.racks] == [
-        ("rack1", 8, 16, 5, 3.2), ("rack2", 9, 18, 5, 3.6)
+        ("rack1", 8, 40, 5, 8.0), ("rack2", 9, 45, 5, 9.0)
     ]  # fmt: skip
     assert (seen.is_tree, seen.levels, seen.warnings) == (True, 2, ())
 

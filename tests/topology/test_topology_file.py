@@ -45,15 +45,15 @@ def same(one: Topology, other: Topology) -> None:
 
 
 def test_the_papers_cluster() -> None:
-    """17 hosts in racks of 8 and 9; the link between them carries 5 chunks in the time a disk takes for one."""
+    """17 hosts in racks of 8 and 9; each link carries 5 chunks in the time a disk takes for one."""
     network = load_network(next(path for path in EXAMPLES if path.stem == "paper"))
     topology = network.topology
     assert [len(members) for members in topology.members] == [8, 9]
-    assert {(server.send, server.receive, server.disk) for server in topology.servers} == {(2, 2, None)}
+    assert {(server.send, server.receive, server.disk) for server in topology.servers} == {(5, 2, None)}
     assert {server.link_bytes_s for server in topology.servers} == {125e6}
     assert [(link.capacity, link.bytes_s) for link in topology.links] == [(5, 125e6)] * 2
     assert network.timestep_s == pytest.approx(CHUNK_BYTES / 22.5e6)
-    assert len(network.derived) == 1
+    assert len(network.derived) == 3  # the link between the racks, and what each rack's hosts may send
 
 
 def test_figure_5_from_a_file() -> None:

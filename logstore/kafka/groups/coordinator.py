@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from kio.schema.errors import ErrorCode
 
+from logstore.interfaces import Report
 from logstore.kafka.groups.group import Group
 from logstore.kafka.groups.members import (
     MEMBER_BYTES,
@@ -78,9 +79,12 @@ class _Deadline(NamedTuple):
 class Coordinator:
     """All groups of one sidecar. `new_id` gives unique text for member ids."""
 
-    def __init__(self, settings: GroupSettings, new_id: Callable[[], str]) -> None:
+    def __init__(
+        self, settings: GroupSettings, new_id: Callable[[], str], report: Report = lambda event, fields: None
+    ) -> None:
         self._settings = settings
         self._new_id = new_id
+        self._report = report
         self._groups: dict[str, Group] = {}
         self._sizes: dict[str, int] = {}
         self._size_bytes = 0
@@ -308,6 +312,8 @@ class Coordinator:
             member.is_new = False
             self._heard(group, member, now_s)
             group.pending_syncs.add(member.member_id)
+        formed = {"group": group.group_id, "generation": group.generation_id, "members": len(group.members)}
+        self._report("group rebalanced", formed)
         if group.members:
             self._timers.set(_Deadline(_Kind.SYNC, group.group_id), now_s + group.rebalance_timeout_ms / 1000)
 

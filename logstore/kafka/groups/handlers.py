@@ -21,6 +21,7 @@ from logstore.kafka.groups.group import Group
 from logstore.kafka.groups.offsets import NO_EPOCH, NO_OFFSET, Committed, TopicPartition
 from logstore.kafka.groups.service import CommitRequest, GroupService, Position
 from logstore.kafka.groups.state import GroupState
+from logstore.kafka.pace import Pace
 from logstore.kafka.wire import milliseconds, respond
 from logstore.log.ticket import Ticket
 
@@ -49,6 +50,11 @@ class GroupHandlers:
         self._wait = wait
         self._woken = trio.Event()
         self._planned_s = math.inf
+
+    @property
+    def service(self) -> GroupService:
+        """The groups themselves."""
+        return self._service
 
     def apis(self) -> list[Api]:
         """What to offer in ApiVersions, and how to answer it."""
@@ -100,7 +106,7 @@ class GroupHandlers:
         ticket = self._service.coordinator.join(joining, self._clock.monotonic_s())
         self._replan()
         result = await self._wait(ticket)
-        return respond(
+        return await respond(
             request,
             {
                 "error_code": result.error,
@@ -120,7 +126,7 @@ class GroupHandlers:
     async def sync_group(self, request: Any, _: Caller) -> ResponsePayload:
         """SyncGroup 0 to 5; from version 5 the protocol must be named (KIP-559)."""
         if request.__version__ >= 5 and (request.protocol_type is None or request.protocol_name is None):
-            return respond(request, {"error_code": ErrorCode.inconsistent_group_protocol, "assignment": b""})
+            return await respond(request, {"error_code": ErrorCode.inconsistent_group_protocol, "assignment": b""})
         syncing = members.SyncRequest(
             group_id=request.group_id,
             generation_id=request.generation_id,
@@ -133,7 +139,7 @@ class GroupHandlers:
         ticket = self._service.coordinator.sync(syncing, self._clock.monotonic_s())
         self._replan()
         result = await self._wait(ticket)
-        return respond(
+        return await respond(
             request,
             {
                 "error_code": result.error,
@@ -153,7 +159,7 @@ class GroupHandlers:
             self._clock.monotonic_s(),
         )
         self._replan()
-        return respond(request, {"error_code": error})
+        return await respond(request, {"error_code": error})
 
     async def leave_group(self, request: Any, _: Caller) -> ResponsePayload:
         """LeaveGroup 0 to 5: one member up to version 2, any number from version 3."""
@@ -168,7 +174,7 @@ class GroupHandlers:
             for leaver, error in zip(leavers, errors, strict=True)
         ]
         top = ErrorCode.none if request.__version__ >= 3 else errors[0]
-        return respond(request, {"error_code": top, "members": answers})
+        return await respond(request, {"error_code": top, "members": answers})
 
     # ---- offsets
 
@@ -198,19 +204,21 @@ class GroupHandlers:
             }
         self._replan()
         accepted = await self._settled(ticket)
-        return respond(request, {"topics": _by_partition(request, lambda where: refused.get(where, accepted))})
+        return await respond(request, {"topics": _by_partition(request, lambda where: refused.get(where, accepted))})
 
     async def offset_fetch(self, request: Any, _: Caller) -> ResponsePayload:
         """OffsetFetch 1 to 9: one group up to version 7, any number from version 8."""
         if request.__version__ >= 8:
-            groups = [
-                {"group_id": wanted.group_id, "topics": self._fetched(wanted.group_id, wanted.topics)}
-                | {"error_code": ErrorCode.none}
-                for wanted in request.groups
-            ]
-            return respond(request, {"groups": groups})
+            groups = []
+            pace = Pace()
+            # A group that is named twice is answered once: an answer may have all that the group has committed.
+            for wanted in {wanted.group_id: wanted for wanted in request.groups}.values():
+                topics = self._fetched(wanted.group_id, wanted.topics)
+                groups.append({"group_id": wanted.group_id, "topics": topics, "error_code": ErrorCode.none})
+                await pace.step(1 + sum(len(topic["partitions"]) for topic in topics))
+            return await respond(request, {"groups": groups})
         topics = self._fetched(request.group_id, request.topics)
-        return respond(request, {"topics": topics, "error_code": ErrorCode.none})
+        return await respond(request, {"topics": topics, "error_code": ErrorCode.none})
 
     def _fetched(self, group_id: str, topics: Sequence[Any] | None) -> list[Mapping[str, Any]]:
         wanted = None
@@ -228,10 +236,10 @@ class GroupHandlers:
         ]
         top, errors, ticket = self._service.delete_offsets(request.group_id, partitions)
         if top is not ErrorCode.none:
-            return respond(request, {"error_code": top, "topics": []})
+            return await respond(request, {"error_code": top, "topics": []})
         deleted = await self._settled(ticket)
         topics = _by_partition(request, lambda where: errors[where] or deleted)
-        return respond(request, {"error_code": ErrorCode.none, "topics": topics})
+        return await respond(request, {"error_code": ErrorCode.none, "topics": topics})
 
     # ---- administration
 
@@ -244,15 +252,19 @@ class GroupHandlers:
         for group_id, error, ticket in attempts:
             settled = await self._settled(ticket)
             results.append({"group_id": group_id, "error_code": error or settled})
-        return respond(request, {"results": results})
+        return await respond(request, {"results": results})
 
     async def describe_groups(self, request: Any, _: Caller) -> ResponsePayload:
         """DescribeGroups 0 to 6. A group that is not there is Dead, and from version 6 an error as well."""
         operations = _ALLOWED_OPERATIONS if getattr(request, "include_authorized_operations", False) else _NOT_ASKED
         groups: list[Mapping[str, Any]] = []
-        for group_id in request.groups:
+        pace = Pace()
+        # A group that is named twice is answered once: an answer has all of its members.
+        for group_id in dict.fromkeys(request.groups):
+            await pace.step()
             group = self._service.coordinator.find(group_id)
             if group is not None:
+                await pace.step(len(group.members))
                 groups.append({**_described(group), "authorized_operations": operations})
                 continue
             missing = request.__version__ >= 6
@@ -268,7 +280,7 @@ class GroupHandlers:
                     "authorized_operations": _NOT_ASKED if missing else operations,
                 }
             )
-        return respond(request, {"groups": groups})
+        return await respond(request, {"groups": groups})
 
     async def list_groups(self, request: Any, _: Caller) -> ResponsePayload:
         """ListGroups 0 to 5, filtered by states (version 4) and types (version 5)."""
@@ -284,7 +296,7 @@ class GroupHandlers:
             for group in self._service.coordinator.groups()
             if (not states or group.state.value.lower() in states) and (not kinds or GROUP_TYPE in kinds)
         ]
-        return respond(request, {"error_code": ErrorCode.none, "groups": groups})
+        return await respond(request, {"error_code": ErrorCode.none, "groups": groups})
 
     async def _settled(self, ticket: Ticket[None]) -> ErrorCode:
         try:

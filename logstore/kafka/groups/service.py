@@ -152,14 +152,17 @@ class GroupService:
         """The disk refused a deletion: the group with its offsets is still there."""
         self.coordinator.ensure(group.group_id, group.emptied_s, protocol_type=group.protocol_type)
 
-    def forget_topic(self, topic: str) -> list[Ticket[None]]:
-        """Remove all offsets of a topic that was deleted."""
-        return [
-            self._offsets.delete(
-                group_id, [where for where in self._offsets.of_group(group_id) if where.topic == topic]
-            )
-            for group_id, _ in self._offsets.groups()
-        ]
+    def forget_topic(self, topic: str, topic_id: str) -> list[Ticket[None]]:
+        """Remove all offsets of a topic that was deleted; those of a later one of the same name stay. One ticket for
+        each group that had some.
+        """
+        tickets = []
+        for group_id, _ in self._offsets.groups():
+            offsets = self._offsets.of_group(group_id)
+            gone = [where for where, kept in offsets.items() if (where.topic, kept.topic_id) == (topic, topic_id)]
+            if gone:
+                tickets.append(self._offsets.delete(group_id, gone))
+        return tickets
 
     def _topic_id(self, where: TopicPartition) -> str | None:
         found = self._topics(where.topic)

@@ -2,6 +2,7 @@
 
 Invariants:
 * h11 judges what is HTTP; what is not gets one 4xx and the connection ends.
+* A request whose end can be understood in two ways gets 400, and the connection ends.
 * Headers and bodies are bounded before they are kept; a body that says it is too large is refused unread.
 * Requests of one connection are answered one after the other; the next is not read before the last is answered.
 * A client that stops sending or taking loses its connection, and nothing else.
@@ -19,8 +20,8 @@ from scheduler.coordinator.http.messages import (
     HttpRequest,
     HttpResponse,
     HttpSettings,
-    Knows,
     MayWait,
+    TakesLarge,
     error_response,
 )
 
@@ -70,14 +71,14 @@ class Connection:
         settings: HttpSettings,
         handler: Handler,
         may_wait: MayWait,
-        knows: Knows = lambda _: True,
+        takes_large: TakesLarge = lambda *_: True,
     ) -> None:
         self._stream = stream
         self._client = client
         self._settings = settings
         self._handler = handler
         self._may_wait = may_wait
-        self._knows = knows
+        self._takes_large = takes_large
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=settings.max_header_bytes)
         # One scope for all deadlines of the connection: its deadline moves with what is being done.
         self._scope = trio.CancelScope()
@@ -153,13 +154,16 @@ class Connection:
         if event.http_version not in VERSIONS:
             raise Refused(NO_SUCH_VERSION, "HTTP/1.1 is spoken here")
         headers = {name.decode("ascii"): value.decode("latin-1") for name, value in event.headers}
-        body = await self._body(headers)
+        if "transfer-encoding" in headers and ("content-length" in headers or event.http_version == b"1.0"):
+            # RFC 9112, 6.1: somebody in between may have seen another end of the body than we do.
+            raise Refused(BAD_REQUEST, "Transfer-Encoding cannot come with Content-Length, nor with HTTP/1.0")
         method, target = event.method.decode("ascii"), event.target.decode("ascii")
+        limits = self._settings
+        large = self._takes_large(method, target, headers)
+        body = await self._body(headers, limits.max_body_bytes if large else limits.max_small_body_bytes)
         return HttpRequest(method, target, headers, body, self._client)
 
-    async def _body(self, headers: dict[str, str]) -> bytes:
-        known = self._knows(headers)
-        limit = self._settings.max_body_bytes if known else self._settings.max_unknown_body_bytes
+    async def _body(self, headers: dict[str, str], limit: int) -> bytes:
         length = headers.get("content-length", "0")
         if len(length) > len(str(limit)) or int(length) > limit:
             raise Refused(PAYLOAD_TOO_LARGE, f"a body of {length[:20]} bytes; at most {limit} are taken")

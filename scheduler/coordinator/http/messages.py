@@ -20,8 +20,8 @@ class HttpSettings:
     """Request line and headers; ours need a few hundred bytes."""
     max_body_bytes: int = 1 << 20
     """A request for 10,000 chunks with their sources stays below it."""
-    max_unknown_body_bytes: int = 64 * 1024
-    """From a client that did not prove who it is, where that is asked for: it will be refused anyway."""
+    max_small_body_bytes: int = 64 * 1024
+    """Of every other request; and of all from a client that did not prove who it is, where that is asked for."""
     max_connections: int = 4096
     """1,000 writers with a long poll and a report each, and room for people."""
     max_connections_per_address: int = 512
@@ -59,8 +59,8 @@ class HttpResponse:
 Handler = Callable[[HttpRequest], Awaitable[HttpResponse]]
 MayWait = Callable[[HttpRequest], bool]
 """Whether a request may take long, so that the server watches for a client that goes away meanwhile."""
-Knows = Callable[[Mapping[str, str]], bool]
-"""Whether a request's headers prove who its client is, where that is asked for; else bodies are kept small."""
+TakesLarge = Callable[[str, str, Mapping[str, str]], bool]
+"""Whether a request with this method, target and headers may have a large body; else it must be small."""
 
 
 def json_response(status: int, value: object, headers: Mapping[str, str] | None = None) -> HttpResponse:

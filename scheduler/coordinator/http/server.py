@@ -17,7 +17,7 @@ from typing import NamedTuple
 import trio
 
 from scheduler.coordinator.http.connection import Connection, Stream
-from scheduler.coordinator.http.messages import Handler, HttpSettings, Knows, MayWait
+from scheduler.coordinator.http.messages import Handler, HttpSettings, MayWait, TakesLarge
 
 BACKLOG = 2048
 """A thousand writers may connect at the same moment."""
@@ -52,14 +52,14 @@ class HttpServer:
         report: Report,
         *,
         may_wait: MayWait = lambda _: False,
-        knows: Knows = lambda _: True,
+        takes_large: TakesLarge = lambda *_: True,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._settings = settings
         self._handler = handler
         self._report = report
         self._may_wait = may_wait
-        self._knows = knows
+        self._takes_large = takes_large
         self._tls = tls
         self._clients: Counter[str] = Counter()
         self._connections: dict[Connection, None] = {}
@@ -134,7 +134,7 @@ class HttpServer:
             stream = await self._stream(client)
             if stream is None:
                 return
-            connection = Connection(stream, host, self._settings, self._handler, self._may_wait, self._knows)
+            connection = Connection(stream, host, self._settings, self._handler, self._may_wait, self._takes_large)
             self._connections[connection] = None
             if self._accepting.cancel_called:
                 connection.stop()

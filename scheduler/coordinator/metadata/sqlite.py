@@ -3,9 +3,15 @@
 Invariants:
 * Write-ahead log with synchronous=FULL: a commit returns after its fsync, so what `apply` returned from survives a
   power cut.
-* One table, one transaction per `apply`. After an error the connection is opened anew: what a failed commit left in
-  its caches is not believed.
-* A file that is damaged, of another program, or of a newer version is refused at the start, and left as it is.
+* One transaction per `apply`. After an error the connection is opened anew: what a failed commit left in its caches is
+  not believed.
+* Every row has a CRC-32 of its key and value. `summary` has the number of rows, the sum of their CRCs and the number of
+  transactions, with a CRC of its own. A file beside the database has the number of transactions too: it is written
+  after each commit, without a sync, so it may be behind the database and is never ahead of it. `load` compares all
+  three: a row that changed, rows that are missing, and transactions that SQLite drops because its write-ahead log is
+  damaged are all found.
+* A file that is damaged, of another program, or of a newer version is refused at the start.
+* A file of version 1, which had no CRCs, is taken over as it is, in one transaction.
 """
 
 import os
@@ -13,18 +19,52 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import NamedTuple
+from zlib import crc32
 
 from scheduler.coordinator.errors import StoreDamaged, StoreError
 from scheduler.coordinator.metadata.interface import Change, Put
 
 APPLICATION_ID = 0x4361_726E
 """`Carn` in a SQLite file's header: whose it is."""
-VERSION = 1
+VERSION = 2
+VERSION_WITHOUT_CRCS = 1
 LOCK_WAIT_S = 5.0
 """For somebody who looks into the file with other tools."""
 CHECKPOINT_PAGES = 1000
 LAST_CHARACTER = "\U0010ffff"
 """Behind every character of a key."""
+ENTRIES = "CREATE TABLE entries (key TEXT PRIMARY KEY, value TEXT NOT NULL, crc INTEGER NOT NULL) WITHOUT ROWID"
+SUMMARY = (
+    "CREATE TABLE summary (transactions INTEGER NOT NULL, entries INTEGER NOT NULL, sum INTEGER NOT NULL, "
+    "crc INTEGER NOT NULL)"
+)
+TABLES = {"entries": ENTRIES, "summary": SUMMARY}
+COUNT_SUFFIX = ".transactions"
+"""Of the file that has the number of transactions."""
+FILE_MODE = 0o600
+_DAMAGE = frozenset(
+    (
+        sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_ERROR,  # nothing is wrong with our statements, so the tables are not what they were
+        sqlite3.SQLITE_MISMATCH,
+        sqlite3.SQLITE_NOTADB,
+        sqlite3.SQLITE_SCHEMA,
+        sqlite3.SQLITE_TOOBIG,
+    )
+)
+
+
+class _Summary(NamedTuple):
+    """What the rows add up to."""
+
+    transactions: int
+    entries: int
+    sum: int
+
+    @property
+    def crc(self) -> int:
+        return crc32(f"{self.transactions} {self.entries} {self.sum}".encode())
 
 
 class SqliteMetadata:
@@ -32,13 +72,14 @@ class SqliteMetadata:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._count = Path(f"{path}{COUNT_SUFFIX}")
         self._connection: sqlite3.Connection | None = None
         try:
             if not path.exists():
-                _create(path)
+                _create(path, self._count)
             self._connection = self._open()
             self._check()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             self.close()
             raise _judge(path, error) from error
         except StoreDamaged:
@@ -47,10 +88,40 @@ class SqliteMetadata:
 
     def load(self) -> Mapping[str, str]:
         """See Metadata."""
+        entries: dict[str, str] = {}
+        total = 0
         try:
-            return dict(self._opened().execute("SELECT key, value FROM entries ORDER BY key"))
-        except sqlite3.Error as error:
+            connection = self._opened()
+            # As bytes: a damaged text need not be one.
+            rows = connection.execute("SELECT CAST(key AS BLOB), CAST(value AS BLOB), crc FROM entries ORDER BY key")
+            for key, value, crc in rows:
+                if crc32(key + b"\0" + value) != crc:
+                    name = key.decode(errors="backslashreplace")
+                    raise _damaged(self._path, f"the checksum of entry {name!r} does not fit")
+                entries[key.decode()] = value.decode()
+                total += crc
+            self._compare(connection, entries, total)
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise _judge(self._path, error) from error
+        return entries
+
+    def _compare(self, connection: sqlite3.Connection, entries: Mapping[str, str], total: int) -> None:
+        """Whether these rows are all, and the newest that were stored. Raises StoreDamaged."""
+        rows = connection.execute("SELECT transactions, entries, sum, crc FROM summary").fetchall()
+        if len(rows) != 1 or not all(type(value) is int for value in rows[0]):
+            raise _damaged(self._path, "its summary cannot be read")
+        summary = _Summary(*rows[0][:3])
+        if summary.crc != rows[0][3]:
+            raise _damaged(self._path, "the checksum of its summary does not fit")
+        if (summary.entries, summary.sum) != (len(entries), total):
+            raise _damaged(self._path, f"it has {len(entries)} entries, and its summary says {summary.entries}")
+        stored = _read_count(self._count)
+        if stored is not None and stored > summary.transactions:
+            raise _damaged(
+                self._path,
+                f"{stored - summary.transactions} transactions that were stored are missing: its write-ahead log is "
+                f"damaged, or it is an old copy; to go on with an old copy, remove {self._count.name}",
+            )
 
     def apply(self, changes: Sequence[Change]) -> None:
         """See Metadata."""
@@ -58,7 +129,7 @@ class SqliteMetadata:
             connection = self._opened()
             connection.execute("BEGIN IMMEDIATE")
             try:
-                _change(connection, changes)
+                transactions = _change(connection, changes)
                 connection.execute("COMMIT")
             except sqlite3.Error:
                 with suppress(sqlite3.Error):
@@ -67,6 +138,7 @@ class SqliteMetadata:
         except sqlite3.Error as error:
             self.close()
             raise StoreError(f"{self._path.name} cannot be written: {error}") from error
+        _write_count(self._count, transactions)
 
     def close(self) -> None:
         """See Metadata."""
@@ -87,7 +159,7 @@ class SqliteMetadata:
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=FULL")
             connection.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
-        except sqlite3.Error:
+        except (sqlite3.Error, UnicodeDecodeError):
             connection.close()
             raise
         return connection
@@ -96,35 +168,69 @@ class SqliteMetadata:
         connection = self._opened()
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         (version,) = connection.execute("PRAGMA user_version").fetchone()
-        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        tables = dict(connection.execute("SELECT name, sql FROM sqlite_master"))
         if not tables:
             raise _damaged(self._path, "it is empty")
         if application != APPLICATION_ID:
             raise StoreDamaged(f"{self._path} is a database of another program: choose another --data-dir")
-        if version != VERSION:
+        if version not in (VERSION, VERSION_WITHOUT_CRCS):
             raise StoreDamaged(f"{self._path} has version {version}; this Cairn knows {VERSION}: use a newer one")
         with closing(connection.execute("PRAGMA integrity_check(1)")) as found:
             (verdict,) = found.fetchone()
         if verdict != "ok":
             raise _damaged(self._path, verdict)
+        if version == VERSION_WITHOUT_CRCS and "summary" not in tables:
+            _migrate(self._path, connection)
+        elif tables != TABLES:
+            raise _damaged(self._path, "its tables are not those that were made")
 
 
-def _create(path: Path) -> None:
+def _create(path: Path, count: Path) -> None:
     """A new file under its name only when it is whole: what has the name and is empty was cut."""
     log = Path(f"{path}-wal")
     if log.exists():
         raise _damaged(path, f"it is missing, and {log.name} is there")
     new = Path(f"{path}.new")
     new.unlink(missing_ok=True)
+    count.unlink(missing_ok=True)
     with closing(sqlite3.connect(new, isolation_level=None)) as connection:
         connection.execute("PRAGMA synchronous=FULL")
         connection.execute("BEGIN IMMEDIATE")
-        connection.execute("CREATE TABLE entries (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID")
         connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
-        connection.execute(f"PRAGMA user_version={VERSION}")
+        _make_tables(connection)
         connection.execute("COMMIT")
     new.rename(path)
     sync_directory(path.parent)
+
+
+def _make_tables(connection: sqlite3.Connection) -> None:
+    for statement in TABLES.values():
+        connection.execute(statement)
+    nothing = _Summary(0, 0, 0)
+    connection.execute("INSERT INTO summary VALUES (?, ?, ?, ?)", (*nothing, nothing.crc))
+    connection.execute(f"PRAGMA user_version={VERSION}")
+
+
+def _migrate(path: Path, connection: sqlite3.Connection) -> None:
+    """From version 1, whose rows had no CRCs: what is there is taken as it is. Raises StoreDamaged."""
+    connection.create_function("crc_of", 2, _crc, deterministic=True)
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        odd = "SELECT count(*) FROM entries WHERE typeof(key) != 'text' OR typeof(value) != 'text'"
+        (strange,) = connection.execute(odd).fetchone()
+        if strange:
+            raise _damaged(path, f"{strange} entries are no texts")
+        connection.execute("ALTER TABLE entries RENAME TO old_entries")
+        _make_tables(connection)
+        connection.execute("INSERT INTO entries SELECT key, value, crc_of(key, value) FROM old_entries")
+        connection.execute("DROP TABLE old_entries")
+        found = connection.execute("SELECT 0, count(*), coalesce(sum(crc), 0) FROM entries").fetchone()
+        _store_summary(connection, _Summary(*found))
+        connection.execute("COMMIT")
+    except (sqlite3.Error, StoreDamaged):
+        with suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
+        raise
 
 
 def sync_directory(path: Path) -> None:
@@ -136,26 +242,69 @@ def sync_directory(path: Path) -> None:
         os.close(directory)
 
 
-def _change(connection: sqlite3.Connection, changes: Sequence[Change]) -> None:
+def _crc(key: str, value: str) -> int:
+    return crc32(f"{key}\0{value}".encode())
+
+
+def _change(connection: sqlite3.Connection, changes: Sequence[Change]) -> int:
+    """Make the changes and keep the summary true; returns the number of transactions, with this one."""
+    transactions, entries, total = connection.execute("SELECT transactions, entries, sum FROM summary").fetchone()
     for change in changes:
         if isinstance(change, Put):
-            connection.execute("INSERT OR REPLACE INTO entries VALUES (?, ?)", (change.key, change.value))
+            before = connection.execute("SELECT crc FROM entries WHERE key = ?", (change.key,)).fetchone()
+            crc = _crc(change.key, change.value)
+            connection.execute("INSERT OR REPLACE INTO entries VALUES (?, ?, ?)", (change.key, change.value, crc))
+            entries += before is None
+            total += crc - (0 if before is None else before[0])
         else:
-            last = change.prefix + LAST_CHARACTER
-            connection.execute("DELETE FROM entries WHERE key >= ? AND key < ?", (change.prefix, last))
+            below = (change.prefix, change.prefix + LAST_CHARACTER)
+            gone, their_sum = connection.execute(
+                "SELECT count(*), coalesce(sum(crc), 0) FROM entries WHERE key >= ? AND key < ?", below
+            ).fetchone()
+            connection.execute("DELETE FROM entries WHERE key >= ? AND key < ?", below)
+            entries, total = entries - gone, total - their_sum
+    _store_summary(connection, _Summary(transactions + 1, entries, total))
+    return int(transactions) + 1
 
 
-def _judge(path: Path, error: sqlite3.Error) -> StoreDamaged | StoreError:
-    """Damage is no matter of trying again."""
-    code = getattr(error, "sqlite_errorcode", None)
-    primary = None if code is None else code & 0xFF
-    if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_SCHEMA, sqlite3.SQLITE_MISMATCH):
+def _store_summary(connection: sqlite3.Connection, summary: _Summary) -> None:
+    connection.execute("UPDATE summary SET transactions = ?, entries = ?, sum = ?, crc = ?", (*summary, summary.crc))
+
+
+def _write_count(path: Path, transactions: int) -> None:
+    """Note that so many transactions are stored. A failure costs the comparison at the next start, nothing else."""
+    text = f"{transactions:020d}"
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        try:
+            os.pwrite(descriptor, f"{text} {crc32(text.encode()):08x}\n".encode(), 0)
+        finally:
+            os.close(descriptor)
+
+
+def _read_count(path: Path) -> int | None:
+    """How many transactions are stored at least; None where nothing readable says so."""
+    try:
+        text, _, crc = path.read_bytes().decode("ascii").strip().partition(" ")
+        return int(text) if int(crc, 16) == crc32(text.encode()) else None
+    except (OSError, ValueError):
+        return None
+
+
+def _judge(path: Path, error: sqlite3.Error | UnicodeDecodeError) -> StoreDamaged | StoreError:
+    """Damage is no matter of trying again. A damaged text cannot be decoded, also where SQLite's own message has it."""
+    if isinstance(error, UnicodeDecodeError):
+        return _damaged(path, f"a text in it cannot be read: {error}")
+    # Python's own errors have no code: a text that cannot be decoded is one.
+    primary = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+    # A file that may be written and says that it may not: the version in its header is damaged.
+    if primary in _DAMAGE or (primary == sqlite3.SQLITE_READONLY and os.access(path, os.W_OK)):
         return _damaged(path, str(error))
     return StoreError(f"{path} cannot be opened: {error}")
 
 
 def _damaged(path: Path, what: str) -> StoreDamaged:
-    line = " ".join(what.split())[:200]
+    line = " ".join(what.split())[:300]
     return StoreDamaged(
         f"{path} is damaged ({line}): restore it from a copy, or move it away and start without what was planned"
     )

@@ -18,6 +18,10 @@ has no free path, it reserves:
    back. Others start only with what is left beyond this (backfill, in order of rank). When nothing is owed any more, or
    some other path is free earlier, it starts.
 
+*Together.* With a planner that plans jointly (`repaired`) an event first plans all that may profit from what it freed
+in one go: what would be late otherwise, then as many chunks as fit (`together`). That may pass over the head; what
+follows is as above, so the head starts if it still can, else it reserves at this same event.
+
 *Bound.* Let a round be a span of time at whose end all chunks have ended that were in flight at its beginning; if a
 chunk takes at most T from go to its end, a round takes at most T. **A request with C chunks ahead of it starts its next
 chunk within 2 (C + 1) rounds, so within 2 (C + 1) T**, as long as nothing new comes ahead of it.
@@ -41,7 +45,8 @@ planner that picks at random may also miss a path in all of many tries: one of t
 event, in turn, and comes back when a path is found.
 
 *Work.* An event looks at those requests only that wait for a resource that it freed: `index`. It searches in vain at
-most `most_tries` times (for a family of like requests at most twice) and goes on at the next event.
+most `most_tries` times (for a family of like requests at most twice), or plans at most MOST_TOGETHER groups of requests
+together, and goes on at the next event.
 
 **TIMESTEPS.** As the paper: `timesteps` tells how. *Bound:* **a request with C chunks ahead of it starts its next chunk
 within C + 1 timesteps**: a timestep begins only if the first request of the queue gets a chunk in it. What moves it is

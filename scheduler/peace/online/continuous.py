@@ -5,7 +5,8 @@ What is proven, and why, is told in `scheduler.peace.online`.
 Invariants:
 * At most one reservation, for the head: the first unit of the queue that has a path in the network as it is.
 * While it stands, none of its tokens goes to anybody else, also not one that comes back later.
-* After `advance`, no chunk of the head can start; those behind it were tried as far as `most_tries` reached.
+* After `advance`, no chunk of the head can start; those behind it were tried as far as `most_tries` reached, or (with a
+  planner that plans together) as MOST_TOGETHER did.
 """
 
 from collections.abc import Hashable
@@ -16,6 +17,7 @@ from scheduler.peace.online.jobs import Flight, Job, Unit
 from scheduler.peace.online.line import Line
 from scheduler.peace.online.records import Settings
 from scheduler.peace.online.stranded import TRIES, Launch, Stranded, search, ways
+from scheduler.peace.online.together import Together
 from scheduler.peace.online.tokens import Key, Tokens
 from scheduler.peace.plan import Chain, Planner, Resource, demands
 from scheduler.topology import Topology
@@ -30,6 +32,11 @@ _TRIES_FAMILY_SMALL = 8
 _RACK_SMALL = 16
 """So many writers of a rack find no path: the others will not, either. In a small rack more are worth a try, since each
 writer lacks just the host that it is itself."""
+
+MOST_TOGETHER = 256
+"""Groups of requests that are planned together at one event."""
+_HOSTS_A_TIME = 1000
+"""In networks with so many times more hosts than that, only every so manieth event plans together: it looks at all."""
 
 
 class _Held:
@@ -60,17 +67,23 @@ class Continuous:
         self._hopeless: dict[Hashable, int] = {}
         """How many of a family were stranded since a host came back: the next ones are given up sooner."""
         self._in_flight = 0
+        self._together = Together.of(topology, planner, random, self._tokens.whole)
+        self._hosts = len(topology.servers)
+        self._events = 0
+        """Since the last that planned together."""
 
     # ---- what happened
 
     def enter(self, unit: Unit) -> None:
         """The unit has a chunk waiting (again)."""
         self._index.add(unit)
+        self._is_changed()
 
     def leave(self, job: Job) -> None:
         """None of the job's units waits any more."""
         self._index.remove(job.units)
         self._stranded.leave(job.units)
+        self._is_changed()
         if self._held is not None and self._held.unit.job is job:
             self._drop()
 
@@ -78,6 +91,10 @@ class Continuous:
         """A chunk is in flight no more."""
         self._in_flight -= 1
         self._tokens.give(flight.chain)
+
+    def stranded_jobs(self) -> set[Job]:
+        """The jobs of which something has no path."""
+        return self._stranded.jobs()
 
     def resume_at(self, step: int) -> None:
         """The scheduler is being restored: there are no timesteps."""
@@ -98,10 +115,12 @@ class Continuous:
         if held is not None and any(number == host for resource, number in held.keys if resource is not Resource.LINK):
             self._drop()
         self._tokens.lose(host)
+        self._is_changed()
 
     def regain(self, host: int) -> None:
         """A lost host is back."""
         self._tokens.regain(host)
+        self._is_changed()
         self._hopeless.clear()
         self._stranded.again()
 
@@ -111,14 +130,58 @@ class Continuous:
         """Start everything that can start: the head, then those behind it with what the head leaves."""
         for found in self._stranded.some_again(idle=not self._in_flight):
             self._hopeless.pop(self._index.family_key(found), None)
+        self._events += 1
+        together = self._together is not None and self._events * _HOSTS_A_TIME >= self._hosts
+        if together and self._held is not None and self._serves_anew():
+            self._serve_head(launch)
+        if together and self._held is None:
+            self._plan_together(launch)
         if self._serves_anew():
-            while (unit := self._head()) is not None:
-                chain = self._serve(unit)
-                if chain is not None:
-                    launch(unit, chain)
-                elif not unit.stranded:
-                    break
-        self._backfill(launch)
+            while self._serve_head(launch):
+                pass
+        if together:
+            self._plan_together(launch)
+        else:
+            self._backfill(launch)
+
+    def _serve_head(self, launch: Launch) -> bool:
+        """Start the head's next chunk if there is a way; whether the next head is worth a try."""
+        unit = self._head()
+        if unit is None:
+            return False
+        chain = self._serve(unit)
+        if chain is not None:
+            launch(unit, chain)
+        return chain is not None or unit.stranded
+
+    def _plan_together(self, launch: Launch) -> None:
+        """All that may profit from what was freed, planned together with what the head leaves."""
+        if self._together is None:
+            return
+        self._events = 0
+        tokens, index = self._tokens, self._index
+        index.wake(tokens.freed)
+        tokens.freed.clear()
+        head = self._held.unit if self._held is not None else None
+        groups, asks = dict[Family, list[Group]](), list[tuple[Unit, int]]()
+        while len(asks) < MOST_TOGETHER and (group := index.pop()) is not None:
+            groups.setdefault(group.family, []).append(group)
+            most = MOST_TOGETHER if group.own is None else int(tokens.left.counts(group.own[0])[group.own[1]])
+            for unit in group.units(most):
+                if unit is not head:
+                    asks.append((unit, min(most, unit.waiting)))
+        if asks:
+            for unit, chain in self._together.plan(asks, self._line, tokens.left):
+                launch(unit, chain)
+        for family, aside in groups.items():
+            last = next((first for group in aside if (first := group.first()) is not None), None)
+            self._set_back(aside)
+            if last is not None and not family.awake:
+                index.sleep(family, last)
+
+    def _is_changed(self) -> None:
+        if self._together is not None:
+            self._together.changed()
 
     @property
     def reservation(self) -> tuple[str, Chain | None] | None:

@@ -69,6 +69,18 @@ class Group:
                 unit.group = None
         return None
 
+    def units(self, chunks: int) -> list[Unit]:
+        """The first units that still wait, in order: as many as have so many chunks together."""
+        found: list[Unit] = []
+        first = self.first()
+        if first is None or first.waiting >= chunks or len(self._units) == 1:
+            return found if first is None else [first]
+        for _, _, unit in sorted(self._units, key=lambda each: each[:2]):
+            if chunks > 0 and unit.group is self and unit.waiting:
+                found.append(unit)
+                chunks -= unit.waiting
+        return found
+
     def tidy(self) -> int:
         """Keep the units that wait only; how many these are."""
         self._units[:] = [each for each in self._units if each[2].group is self and each[2].waiting]

@@ -24,7 +24,9 @@ from scheduler.topology import Topology
 
 MOST_NAME_CHARACTERS = 256
 MOST_PATHS_KNOWN = 10_000
-"""Writers and placements whose path need not be looked for again."""
+"""Writers and placements, and readers and sources, whose path need not be looked for again."""
+MOST_SOURCE_SETS = 4096
+"""Different sets of sources in one request: each is planned for itself, and one event plans the whole request."""
 NOBODY = -1
 """The writer of a COPY."""
 
@@ -76,7 +78,7 @@ class PathCheck:
         self._planner = planner
         self._random = random
         self._whole = Residual.full(topology)
-        self._known: dict[tuple[int, Placement], None] = {}
+        self._known: dict[tuple[int, Placement | int], None] = {}
 
     def check(self, job: Job) -> None:
         """There is one for each chunk of a job that was sorted. Else RequestError."""
@@ -84,16 +86,24 @@ class PathCheck:
         if job.kind is Kind.WRITE and known in self._known:
             return
         for unit in job.units:
+            # A read has a path if one of its sources has: there are far fewer sources than sets of them.
+            if job.kind is Kind.READ and any((job.writer, source) in self._known for source in unit.sources):
+                continue
             chain = find(self._planner, unit, self._whole, self._random, TRIES)
             if chain is None:
                 field = "sources" if job.kind is Kind.READ else "placement"
                 texts = " | ".join(placement_texts(job.placement)) or "its sources"
                 raise RequestError(field, f"no path for chunk {unit.first} in the whole network: {texts}; ask for less")
             self._whole.give(chain)
+            if job.kind is Kind.READ:
+                self._know(job.writer, chain.hosts[0])
         if job.kind is Kind.WRITE:
-            self._known[known] = None
-            if len(self._known) > MOST_PATHS_KNOWN:
-                del self._known[next(iter(self._known))]
+            self._know(*known)
+
+    def _know(self, writer: int, what: Placement | int) -> None:
+        self._known[writer, what] = None
+        if len(self._known) > MOST_PATHS_KNOWN:
+            del self._known[next(iter(self._known))]
 
 
 def job_of(topology: Topology, settings: Settings, record: RequestRecord) -> Job:
@@ -155,6 +165,12 @@ def _sources(topology: Topology, submission: Submission, kind: Kind) -> tuple[tu
     for chunk, names in enumerate(submission.sources):
         if not names or len(set(names)) != len(names) or len(names) > MOST_REPLICAS:
             raise RequestError("sources", f"chunk {chunk}: {names!r} must be 1 to {MOST_REPLICAS} different hosts")
+    different = len(set(submission.sources))
+    if different > MOST_SOURCE_SETS:
+        raise RequestError(
+            "sources",
+            f"{different} different sets of hosts; at most {MOST_SOURCE_SETS} are taken: submit several requests",
+        )
     return tuple(tuple(host_number(topology, "sources", name) for name in names) for names in submission.sources)
 
 

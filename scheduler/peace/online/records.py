@@ -25,7 +25,7 @@ class Mode(StrEnum):
 class Stragglers(StrEnum):
     """TIMESTEPS: what the next timestep's graph makes of chunks that the last one has not finished."""
 
-    IGNORED = "ignored"  # the paper: each timestep is planned on the full graph
+    IGNORED = "ignored"  # the paper: each timestep is planned on the full graph, so capacities may be in use twice
     COUNTED = "counted"  # what they use is taken from the graph
 
 
@@ -40,7 +40,7 @@ class Settings:
 
     mode: Mode = Mode.CONTINUOUS
     finish_fraction: float = 0.8
-    stragglers: Stragglers = Stragglers.IGNORED
+    stragglers: Stragglers = Stragglers.COUNTED
     most_waiting: int = 10_000
     most_chunks: int = 16_384
     most_attempts: int = 10

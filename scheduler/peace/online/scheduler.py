@@ -114,14 +114,31 @@ class OnlineScheduler:
             return Outcome(ignored=self._why(job, chunk, attempt))
         self._begin(now_ms)
         self._land(flight, done=False)
+        why = f"attempt {attempt} of chunk {chunk} failed, at {', '.join(suspects) or 'no known host'}"
+        self._around(flight, hosts, why)
+        return self._finish()
+
+    def overdue(self, request: str, chunk: int, attempt: int, now_ms: int) -> Outcome:
+        """A chunk's attempt takes too long: it is revoked, and planned again around the hosts of its chain."""
+        job = self._job(request)
+        flight = self._flight(job, chunk, attempt)
+        if flight is None:
+            return Outcome(ignored=self._why(job, chunk, attempt))
+        self._begin(now_ms)
+        self._revoke(flight)
+        self._around(flight, set(flight.chain.hosts), f"attempt {attempt} of chunk {chunk} took too long")
+        return self._finish()
+
+    def _around(self, flight: Flight, hosts: set[int], why: str) -> None:
+        """An attempt came to nothing: its chunk waits again, and these hosts are suspects."""
+        job = flight.job
         suspected = hosts - job.avoid - ({job.writer} if job.kind is not Kind.COPY else set())
         if suspected:
             job.avoid |= suspected
             self._event.jobs[job] = None
-        self._again(flight, f"attempt {attempt} of chunk {chunk} failed, at {', '.join(suspects) or 'no known host'}")
+        self._again(flight, why)
         if suspected and not job.state.ended:
             self._sort(job)
-        return self._finish()
 
     def cancel(self, request: str, now_ms: int) -> Outcome:
         """Give a request up; what is in flight of it is revoked. An ended request stays as it ended."""
@@ -191,6 +208,10 @@ class OnlineScheduler:
     def status(self) -> Status:
         """Everything at this moment."""
         return status_of(self._known())
+
+    def stranded(self) -> frozenset[str]:
+        """The requests of which nothing that waits has a path while some hosts are lost."""
+        return frozenset(job.name for job in self._policy.stranded_jobs() if job.stranded)
 
     def state(self, request: str) -> RequestState:
         """The state of a request. Raises RequestError if it is not known (any more)."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from random import Random
 
-from scheduler.peace.online.jobs import Unit
+from scheduler.peace.online.jobs import Job, Unit
 from scheduler.peace.online.line import Line
 from scheduler.peace.plan import Chain, Planner, Request, Residual
 
@@ -38,6 +38,10 @@ class Stranded:
         unit.stranded = True
         self._units[unit] = None
         self._line.put(unit.job, unit.job.counted)
+
+    def jobs(self) -> set[Job]:
+        """The jobs of all units that are here."""
+        return {unit.job for unit in self._units}
 
     def leave(self, units: Iterable[Unit]) -> None:
         """None of these waits any more."""

@@ -1,8 +1,9 @@
 """TIMESTEPS mode: the paper's (SGuard, end of section 5, section 6.2). A plan for all that wait, then the next.
 
-A timestep begins with a plan over the whole queue, on the full graph (`Stragglers.IGNORED`, as the paper plans each
-timestep) or on what the last timestep's unfinished chunks leave of it (`Stragglers.COUNTED`). A request that arrives
-later joins the running timestep as far as the residual graph still has a path for it: Algorithm 1 takes and returns the
+A timestep begins with a plan over the whole queue, on what the last timestep's unfinished chunks leave of the graph
+(`Stragglers.COUNTED`), or on the full graph, as the paper plans each timestep (`Stragglers.IGNORED`: up to twice a
+capacity is in use then, by the last timestep's stragglers and by the new one's chunks). A request that arrives later
+joins the running timestep as far as the residual graph still has a path for it: Algorithm 1 takes and returns the
 residual graph "for the current timestep". So do chunks that failed or lost a host. The next timestep begins as soon as
 `finish_fraction` of the timestep's chunks are done, or none of it is in flight.
 
@@ -12,7 +13,8 @@ because of stragglers, the timestep does not begin until more of them are done.
 
 Invariants:
 * In a timestep that has begun, the first request of the queue got a chunk, unless no path for it exists at all.
-* The chains of one timestep that were not revoked fit into the graph that it was planned on.
+* The chains of one timestep that were not revoked fit into the graph that it was planned on. With stragglers counted,
+  all chains in flight fit into the network together, except after a restart on a smaller one.
 """
 
 from itertools import islice
@@ -23,6 +25,7 @@ from scheduler.peace.online.jobs import Flight, Job, Unit
 from scheduler.peace.online.line import Line
 from scheduler.peace.online.records import Settings, Stragglers
 from scheduler.peace.online.stranded import TRIES, Launch, Stranded, find
+from scheduler.peace.online.together import Together
 from scheduler.peace.plan import Chain, Kind, Planner, Request, Residual, demands
 from scheduler.topology import Topology, disk_capacity
 
@@ -50,6 +53,7 @@ class Timesteps:
         """Stragglers: in flight since an earlier timestep."""
         self._joining: dict[Job, None] = {}
         self._stranded = Stranded(line, planner, random, self._whole)
+        self._together = Together.of(topology, planner, random, self._whole)
 
     # ---- what happened
 
@@ -75,6 +79,10 @@ class Timesteps:
     def started(self, flight: Flight) -> None:
         """A chunk was launched in the running timestep."""
         self._open.add(flight)
+
+    def stranded_jobs(self) -> set[Job]:
+        """The jobs of which something has no path."""
+        return self._stranded.jobs()
 
     def resume_at(self, step: int) -> None:
         """The scheduler is being restored, in this timestep."""
@@ -164,6 +172,13 @@ class Timesteps:
 
     def _plan(self, jobs: list[Job], left: Residual, but: int | None = None) -> list[Chain]:
         """The plan for all that wait; of the first job without the chunk `but`."""
+        if self._together is not None:
+            self._together.changed()
+            asks = [(unit, min(unit.waiting, self._most(job))) for job in jobs for unit in job.units if unit.waiting]
+            if but is not None:
+                asks[0] = (asks[0][0], min(asks[0][0].waiting - 1, asks[0][1]))
+            found = self._together.plan(asks, jobs, left)
+            return [chain._replace(chunk=unit.first) for unit, chain in found]
         requests = [self._ask(jobs[0], but), *map(self._ask, jobs[1:])]
         return list(self._planner.plan([each for each in requests if each.chunks], left, self._random).chains)
 

@@ -20,7 +20,7 @@ from spe_adapter.cec.control import End, Mark, decode
 
 SCAN_BYTES: Final = 4 * 1024 * 1024
 """Large enough for the disk and the wire, small enough that decoding and reading overlap."""
-_HEAD_BYTES: Final = 16 * 1024
+HEAD_BYTES: Final = 16 * 1024
 """More than the newest END and MARK take."""
 END_OF_STREAM: Final = -1
 
@@ -80,9 +80,9 @@ class Scan:
         return self._client.start_scan(request)
 
 
-def ends(client: Client, stream: TopicPartition) -> Generator[End, None, None]:
+def ends(client: Client, stream: TopicPartition, *, first_bytes: int = SCAN_BYTES) -> Generator[End, None, None]:
     """The epoch markers of a stream, newest first, whichever query they are of. Close it if you stop early."""
-    with Scan(client, stream, types=(END_TYPE,)) as scan:
+    with Scan(client, stream, types=(END_TYPE,), first_bytes=first_bytes) as scan:
         for piece in scan:
             position = 0
             while position < len(piece):
@@ -103,7 +103,7 @@ class Head(NamedTuple):
 def find_head(client: Client, stream: TopicPartition, query: str, *, epoch: int | None = None) -> Head | None:
     """The newest epoch of `query`, or that one, in a stream; None if the log does not hold any (or it)."""
     found: tuple[End, int] | None = None
-    with Scan(client, stream, types=(END_TYPE, MARK_TYPE), first_bytes=_HEAD_BYTES) as scan:
+    with Scan(client, stream, types=(END_TYPE, MARK_TYPE), first_bytes=HEAD_BYTES) as scan:
         for piece in scan:
             position = 0
             while position < len(piece):

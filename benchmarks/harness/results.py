@@ -1,0 +1,131 @@
+"""Where a benchmark's results go, which commit they measured, and how much of what they measured has changed since.
+
+Invariants:
+* `benchmarks/results` holds results of full runs only; all others go to `build/benchmarks`, which git ignores.
+* A result names the commit that it measured, and whether the work tree held more than that.
+
+`python -m benchmarks.harness.results` prints the state of all results (`./run bench --status`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+RESULTS: Final = ROOT / "benchmarks" / "results"
+TRIALS: Final = ROOT / "build" / "benchmarks"
+FULL: Final = "full"
+
+_SIDECAR = ("logstore", ":!logstore/testing")
+_OPERATORS = ("spe_adapter/cec", "spe_adapter/state", "spe_adapter/operators", "spe_adapter/codec")
+_PLANNERS = ("scheduler/peace", "scheduler/topology.py")
+MEASURED: Final[Mapping[str, tuple[str, ...]]] = {
+    "cec": (*_SIDECAR, *_OPERATORS, "spe_adapter/continuous"),
+    "peace": (*_PLANNERS, "scheduler/simulation", "scheduler/calibration"),
+    "peace_real": (*_PLANNERS, "scheduler/coordinator", "scheduler/client", "scheduler/hdfs"),
+    "peace_scale": _PLANNERS,
+    "produce_consume": _SIDECAR,
+    "spark_throughput": (*_SIDECAR, "spe_adapter/codec", ":(glob)spe_adapter/*.py"),
+    "stateful_spark": (*_SIDECAR, *_OPERATORS, "spe_adapter/microbatch", ":(glob)spe_adapter/*.py"),
+}
+"""The code whose speed each benchmark measures, as git's path specifications."""
+
+
+class State(NamedTuple):
+    """What is known of one result."""
+
+    name: str
+    mode: str
+    finished: str
+    commit: str
+    goals: int
+    held: int
+    changed_lines: int | None
+    """Lines added or removed in the measured code since; None: git does not know the commit."""
+    lines: int
+    """Lines of the measured code today."""
+
+
+def directory(parser: argparse.ArgumentParser, given: Path | None, mode: str) -> Path:
+    """Where the results of a run of this mode go; ends the program if a shorter run was told to replace a full one."""
+    if given is None:
+        return RESULTS if mode == FULL else TRIALS
+    if mode != FULL and given.resolve() == RESULTS:
+        parser.error(
+            f"--results {given}: a {mode} run does not replace a full one; leave it out, or name another folder"
+        )
+    return given
+
+
+def commit() -> dict[str, Any]:
+    """The commit that is measured, and whether anything in the work tree differs from it."""
+    try:
+        return {"commit": _git("rev-parse", "HEAD").strip(), "uncommitted": bool(_git("status", "--porcelain", "-uno"))}
+    except (OSError, subprocess.CalledProcessError):
+        return {"commit": "unknown: not a git checkout", "uncommitted": False}
+
+
+def states(results: Path = RESULTS) -> list[State]:
+    """The state of every result in a folder, by name. Raises KeyError for a result without its commit."""
+    found = []
+    for path in sorted(results.glob("*.json")):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        goals = content["goals"]
+        measured = MEASURED[path.stem]
+        found.append(
+            State(
+                path.stem,
+                content["mode"],
+                content["finished"],
+                content["commit"],
+                len(goals),
+                sum(goal["holds"] for goal in goals),
+                _changed_lines(content["commit"], measured),
+                _lines(measured),
+            )
+        )
+    return found
+
+
+def _changed_lines(since: str, paths: Sequence[str]) -> int | None:
+    try:
+        rows = _git("diff", "--numstat", since, "--", *paths).splitlines()
+    except subprocess.CalledProcessError:
+        return None
+    return sum(int(count) for row in rows for count in row.split("\t")[:2] if count != "-")
+
+
+def _lines(paths: Sequence[str]) -> int:
+    files = _git("ls-files", "--", *paths).splitlines()
+    return sum((ROOT / file).read_bytes().count(b"\n") for file in files if (ROOT / file).is_file())
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+
+
+def main() -> None:
+    """Print the table."""
+    table = Table("result", "run", "finished", "commit", "goals held", "lines changed since, of")
+    try:
+        for state in states():
+            changed = "unknown commit" if state.changed_lines is None else f"{state.changed_lines:,}"
+            goals = f"{state.held} of {state.goals}"
+            moment = state.finished[:16].replace("T", " ")
+            table.add_row(state.name, state.mode, moment, state.commit[:10], goals, f"{changed}, {state.lines:,}")
+    except (OSError, subprocess.CalledProcessError) as error:
+        sys.exit(f"bench --status compares with git's history, which is not to be had here: {error}")
+    Console(width=None if sys.stdout.isatty() else 130).print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""Who may be connected: a bounded number of clients, over all and from each address, and who gives way to a newcomer.
+
+A newcomer is never turned away. Invariants:
+* There are never more than `limit` connections, and never more than `per_address` of one address but loopback.
+* When all places are taken, the newcomer gets one of the address that holds the most: so whoever comes from an address
+  with few connections finds a place, however many another has. Of that address the connection goes that has sent no
+  request yet, the longest connected first; then the one whose last request is the longest ago.
+* All of loopback is one address, and so are the addresses of an IPv6 /64 network: who has one has them all.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from ipaddress import IPv6Address, ip_address
+from typing import Final
+
+LOOPBACK: Final = "loopback"
+_NETWORK_BYTES = 8
+
+End = Callable[[], None]
+"""Ends a connection; stands for it here."""
+
+
+def address_group(host: str) -> str:
+    """What counts as one address."""
+    try:
+        address = ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    if address.is_loopback:
+        return LOOPBACK
+    return address.packed[:_NETWORK_BYTES].hex() if isinstance(address, IPv6Address) else str(address)
+
+
+class _Address:
+    """The connections of one address, each kind in the order in which they give way."""
+
+    __slots__ = ("greeted", "silent")
+
+    def __init__(self) -> None:
+        self.silent: OrderedDict[End, None] = OrderedDict()
+        self.greeted: OrderedDict[End, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self.silent) + len(self.greeted)
+
+    def first(self) -> End:
+        """Who gives way."""
+        return next(iter(self.silent or self.greeted))
+
+
+class Places:
+    """The places of one server. Every operation takes constant time."""
+
+    def __init__(self, limit: int, per_address: int) -> None:
+        self._limit = limit
+        self._per_address = per_address
+        self._addresses: dict[str, _Address] = {}
+        self._by_size: dict[int, dict[str, None]] = {}
+        self._largest = 0
+        self._groups: dict[End, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def enter(self, host: str, end: End) -> None:
+        """Give a newcomer a place; ends another connection if there is none."""
+        group = address_group(host)
+        held = len(self._addresses.get(group, ()))
+        if group != LOOPBACK and held >= self._per_address:
+            self._give_way(group)
+        elif len(self._groups) >= self._limit:
+            self._give_way(next(iter(self._by_size[self._largest])))
+        self._resize(group, +1)
+        self._groups[end] = group
+        self._addresses[group].silent[end] = None
+
+    def touch(self, end: End) -> None:
+        """A connection has sent a request."""
+        group = self._groups.get(end)
+        if group is not None:
+            address = self._addresses[group]
+            address.silent.pop(end, None)
+            address.greeted[end] = None
+            address.greeted.move_to_end(end)
+
+    def leave(self, end: End) -> None:
+        """A connection is over; one that gave way has left already."""
+        group = self._groups.pop(end, None)
+        if group is not None:
+            address = self._addresses[group]
+            address.silent.pop(end, None)
+            address.greeted.pop(end, None)
+            self._resize(group, -1)
+
+    def _give_way(self, group: str) -> None:
+        end = self._addresses[group].first()
+        self.leave(end)
+        end()
+
+    def _resize(self, group: str, change: int) -> None:
+        """Keep the addresses sorted by how many connections they have, before (+1) or after (-1) the change."""
+        before = len(self._addresses.setdefault(group, _Address())) - min(change, 0)
+        after = before + change
+        if before:
+            del self._by_size[before][group]
+            if not self._by_size[before]:
+                del self._by_size[before]
+        if after:
+            self._by_size.setdefault(after, {})[group] = None
+        else:
+            del self._addresses[group]
+        # One connection more or less: the largest number changes by one at most.
+        if after > self._largest:
+            self._largest = after
+        elif self._largest not in self._by_size:
+            self._largest -= 1

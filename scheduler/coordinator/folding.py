@@ -1,0 +1,73 @@
+"""Lines of the log that strangers can cause as often as they like: of like ones, few are written, with their number.
+
+Invariants: the first line of a kind is written at once; the next of the same kind INTERVAL_S later at the earliest, and
+says how many there were meanwhile (`repeated`). At most MOST_KINDS kinds are told apart; other events pass unchanged.
+"""
+
+from collections.abc import Callable, Mapping
+
+Report = Callable[[str, Mapping[str, object]], None]
+
+INTERVAL_S = 10.0
+MOST_KINDS = 1000
+"""A kind is an event with its client, or its operation. Further clients share one kind for each event."""
+FOLDED = frozenset(("cannot accept", "connection crashed", "connection refused", "request crashed"))
+OTHERS = "others"
+
+
+class _Kind:
+    __slots__ = ("fields", "held", "written_s")
+
+    def __init__(self, written_s: float) -> None:
+        self.written_s = written_s
+        self.held = 0
+        self.fields: Mapping[str, object] = {}
+
+
+class Folding:
+    """A report that folds repeated lines. `now_s`: seconds that never go back."""
+
+    def __init__(self, report: Report, now_s: Callable[[], float]) -> None:
+        self._report = report
+        self._now_s = now_s
+        self._kinds: dict[tuple[str, str], _Kind] = {}
+        self._look_s = 0.0
+
+    def __call__(self, event: str, fields: Mapping[str, object]) -> None:
+        """Write one event, or count it."""
+        if event not in FOLDED:
+            self._report(event, fields)
+            return
+        now_s = self._now_s()
+        if now_s >= self._look_s:
+            self._sweep(now_s)
+        key = (event, str(fields.get("client") or fields.get("operation") or ""))
+        if key not in self._kinds and len(self._kinds) >= MOST_KINDS:
+            key = (event, OTHERS)
+        kind = self._kinds.get(key)
+        if kind is None:
+            self._kinds[key] = _Kind(now_s)
+            self._report(event, fields)
+        elif now_s - kind.written_s >= INTERVAL_S:
+            self._report(event, {**fields, "repeated": kind.held} if kind.held else fields)
+            kind.written_s, kind.held = now_s, 0
+        else:
+            kind.held, kind.fields = kind.held + 1, fields
+
+    def _sweep(self, now_s: float) -> None:
+        """Write what was counted in intervals that are over, and forget the kinds of which nothing came."""
+        self._look_s = now_s + INTERVAL_S
+        for key, kind in list(self._kinds.items()):
+            if now_s - kind.written_s >= INTERVAL_S:
+                if kind.held:
+                    self._report(key[0], {**kind.fields, "repeated": kind.held})
+                    kind.written_s, kind.held = now_s, 0
+                else:
+                    del self._kinds[key]
+
+    def flush(self) -> None:
+        """Write all that was counted."""
+        for key, kind in self._kinds.items():
+            if kind.held:
+                self._report(key[0], {**kind.fields, "repeated": kind.held})
+        self._kinds.clear()

@@ -1,0 +1,83 @@
+"""Planning many waiting chunks together: what must start now first, then as many as fit.
+
+A chunk's chain takes slots that other chunks need; chosen one after the other, chains leave a part of the network idle.
+A planner that sees all that wait (`repaired`) leaves none. It also sees what would be left over at the end
+(`scheduler.peace.urgency`): those chunks go first, and all others in the order of the queue.
+
+Invariants:
+* What is planned is taken from the residual; no unit gets more chains than it has chunks waiting.
+* What is urgent is counted anew when a good part of what waited has started; until then it is what was left of it.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from random import Random
+
+from scheduler.peace.online.jobs import Job, Unit
+from scheduler.peace.plan import Chain, Kind, Planner, Request, Residual
+from scheduler.peace.repaired import RepairedPlanner
+from scheduler.peace.urgency import Urgency
+from scheduler.topology import Topology
+
+_SHARE_ANEW = 64
+"""What is urgent is counted anew when one of so many waiting chunks has started."""
+
+
+class Together:
+    """Plans for units with a planner that plans jointly. `whole`: the network with nothing in flight."""
+
+    def __init__(self, topology: Topology, planner: RepairedPlanner, random: Random, whole: Residual) -> None:
+        self._planner = planner
+        self._random = random
+        self._whole = whole
+        self._urgency = Urgency(topology, planner)
+        self._urgent: dict[Job, int] = {}
+        self._good_for = 0
+        """So many chunks may start, or come, before what is urgent is counted anew."""
+
+    @classmethod
+    def of(cls, topology: Topology, planner: Planner, random: Random, whole: Residual) -> "Together | None":
+        """None for planners that take one chunk after the other."""
+        return cls(topology, planner, random, whole) if isinstance(planner, RepairedPlanner) else None
+
+    def changed(self) -> None:
+        """Requests, or the network, are not what they were: what is urgent is to be counted anew."""
+        self._good_for = 0
+
+    def plan(self, asks: Sequence[tuple[Unit, int]], line: Iterable[Job], left: Residual) -> list[tuple[Unit, Chain]]:
+        """Chains for these units, for at most so many chunks of each, taken from `left`; in the order of service.
+
+        `line`: all that wait, in order.
+        """
+        if self._good_for <= 0:
+            self._count(line)
+        must = [min(most, self._urgent.get(unit.job, 0)) for unit, most in asks]
+        found = self._planned([(unit, count) for (unit, _), count in zip(asks, must, strict=True)], left)
+        had = dict.fromkeys((unit for unit, _ in asks), 0)
+        for unit, _ in found:
+            had[unit] += 1
+            self._urgent[unit.job] -= 1
+        found += self._planned([(unit, most - had[unit]) for unit, most in asks], left)
+        self._good_for -= len(found)
+        return found
+
+    def _planned(self, asks: Sequence[tuple[Unit, int]], left: Residual) -> list[tuple[Unit, Chain]]:
+        requests, units = list[Request](), dict[str, Unit]()
+        for unit, count in asks:
+            if count > 0:
+                name = str(len(requests))
+                units[name] = unit
+                sources = unit.request.sources * count
+                requests.append(replace(unit.request, name=name, chunks=count, sources=sources, numbers=()))
+        if not requests:
+            return []
+        plan = self._planner.plan(requests, left, self._random)
+        return [(units[chain.request], chain._replace(request=units[chain.request].job.name)) for chain in plan.chains]
+
+    def _count(self, line: Iterable[Job]) -> None:
+        """What is urgent of all that wait."""
+        jobs = [job for job in line if job.kind is Kind.WRITE and job.waiting and not job.avoid]
+        requests = [Request(job.name, job.writer, job.waiting, job.placement) for job in jobs]
+        counts = self._urgency.urgent(requests, self._whole) if requests else []
+        self._urgent = {job: count for job, count in zip(jobs, counts, strict=True) if count}
+        self._good_for = max(1, sum(job.waiting for job in jobs) // _SHARE_ANEW)

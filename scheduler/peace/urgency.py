@@ -1,0 +1,88 @@
+"""Which chunks must start now if all that wait shall be over as soon as they can be.
+
+The most chunks in each timestep are not the fewest timesteps: who has much to write is left over at the end, alone, and
+the network idles. So let T be the fewest timesteps that all waiting chunks need by the aggregate model of
+`scheduler.peace.repaired_kernels`, with T times its capacities. A writer that sends s chunks in a timestep and has more
+than s (T − 1) waiting cannot be done by then unless the rest starts now; likewise a rack by what it can begin. These go
+first, and all others in their order.
+
+Invariants:
+* Says something of writes with the default placement of two or three replicas only, and only while T is at most
+  LONGEST; otherwise nothing is urgent.
+* Of several requests of a rack the earlier ones are named first, and no more of a writer than it can send at once.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from scheduler.peace.plan import Counts, Request, Residual
+from scheduler.peace.repaired import Demand, RepairedPlanner
+from scheduler.peace.tree_kernels import Numbers
+from scheduler.topology import Topology
+
+LONGEST = 1 << 12
+"""Timesteps. Beyond, nothing that starts now can be late."""
+
+
+class Urgency:
+    """Of one network."""
+
+    def __init__(self, topology: Topology, planner: RepairedPlanner) -> None:
+        self._planner = planner
+        self._racks = np.array(topology.rack_of, np.int64)
+        self._switches = len(topology.switches)
+
+    def urgent(self, requests: Sequence[Request], whole: Residual) -> list[int]:
+        """For each request, in the order of service, how many of its chunks must start now.
+
+        `whole`: the network with nothing in flight.
+        """
+        nothing = [0] * len(requests)
+        demand = self._planner.demand(requests)
+        horizon = None if demand is None else self._horizon(demand, sum(each.chunks for each in requests), whole)
+        if demand is None or horizon is None:
+            return nothing
+        begins = self._planner.begins(demand, whole)
+        send = whole.send
+        by_writer: dict[int, int] = {}
+        by_rack = np.zeros(self._switches, np.int64)
+        for request in requests:
+            by_writer[request.writer] = by_writer.get(request.writer, 0) + request.chunks
+            by_rack[self._racks[request.writer]] += request.chunks
+        late = {writer: chunks - int(send[writer]) * (horizon - 1) for writer, chunks in by_writer.items()}
+        must = nothing
+        for place, request in enumerate(requests):
+            must[place] = max(0, min(request.chunks, late[request.writer]))
+            late[request.writer] -= must[place]
+        return self._of_racks(requests, must, by_rack - begins * (horizon - 1), send)
+
+    def _of_racks(self, requests: Sequence[Request], must: list[int], late: Numbers, send: Counts) -> list[int]:
+        """Also so many of each rack's, the earlier requests' first."""
+        room: dict[int, int] = {}
+        for request, count in zip(requests, must, strict=True):
+            late[self._racks[request.writer]] -= count
+            room[request.writer] = room.get(request.writer, int(send[request.writer])) - count
+        for place, request in enumerate(requests):
+            rack = self._racks[request.writer]
+            more = min(int(late[rack]), request.chunks - must[place], room[request.writer])
+            if more > 0:
+                must[place] += more
+                late[rack] -= more
+                room[request.writer] -= more
+        return must
+
+    def _horizon(self, demand: Demand, chunks: int, whole: Residual) -> int | None:
+        """The fewest timesteps by the model, or None if that is no use."""
+        low = high = 1
+        while self._planner.most(demand, whole, high) < chunks:
+            low, high = high + 1, high * 2
+            if high > LONGEST:
+                return None
+        while low < high:
+            middle = (low + high) // 2
+            if self._planner.most(demand, whole, middle) >= chunks:
+                high = middle
+            else:
+                low = middle + 1
+        return low

@@ -1,0 +1,81 @@
+"""`cairn checkpoint`: which queries wrote into a topic, and a query's checkpoint made anew from the log.
+
+Invariant: `show` changes nothing; `rebuild` changes files of the named directory alone, and says which.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+from logstore.client.blocking import Client, TopicPartition, parse_addresses
+from logstore.errors import CairnError
+from spe_adapter.cec.control import End, holds_progress
+from spe_adapter.logscan import ends
+from spe_adapter.planned import Planned
+from spe_adapter.rebuilding import planned_in_log, planned_of_positions, rebuild
+from spe_adapter.state_command import DEFAULT_LIMIT_S, DEFAULT_SERVERS, EXIT_FAILED
+
+_MOST_QUERIES: Final = 64
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command line of `cairn checkpoint`."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    show = actions.add_parser(
+        "show", help="the queries that wrote into a topic, newest first, and how far each has read"
+    )
+    show.add_argument("topic", help="the queries' output topic")
+    again = actions.add_parser("rebuild", help="have a stopped query's checkpoint say what the log says")
+    again.add_argument("directory", type=Path, help="the checkpoint, on this machine; it may be empty or missing")
+    again.add_argument("--query", required=True, help="the query's id, as `show` lists it")
+    for action in (show, again):
+        action.add_argument("--servers", default=DEFAULT_SERVERS, help="the sidecar, HOST:PORT (default: %(default)s)")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Run it; returns the exit status."""
+    try:
+        with Client(parse_addresses(arguments.servers), limit_s=DEFAULT_LIMIT_S) as client:
+            if arguments.action == "show":
+                _show(client, arguments.topic)
+            else:
+                _rebuild(client, arguments.directory, arguments.query)
+    except (CairnError, OSError) as error:
+        print(f"cairn checkpoint {arguments.action}: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    return 0
+
+
+def _show(client: Client, topic: str) -> None:
+    seen: set[str] = set()
+    for end in _newest(client, topic):
+        if end.query in seen or len(seen) == _MOST_QUERIES:
+            continue
+        seen.add(end.query)
+        planned = planned_of_positions(bytes(end.positions).decode(errors="replace"))
+        kept = "keeps its state here" if holds_progress(end) else "writes here"
+        print(f"{end.query}  {kept}, epoch {end.epoch}, {_read_up_to(planned)}")
+    if not seen:
+        print(f"no query has written epochs into {topic}")
+
+
+def _newest(client: Client, topic: str) -> Iterator[End]:
+    for partition in range(client.partitions(topic)):
+        with closing(ends(client, TopicPartition(topic, partition))) as found:
+            yield from found
+
+
+def _read_up_to(planned: Planned | None) -> str:
+    return "its input is not noted" if planned is None else f"batch {planned.batch}, read up to {planned.said()}"
+
+
+def _rebuild(client: Client, directory: Path, query: str) -> None:
+    planned = planned_in_log(client, query)
+    done = rebuild(directory, query, planned)
+    print(f"{query} goes on behind batch {done.batch}, at {planned.said()}")
+    print(f"written in {directory}: {', '.join(done.written) or 'nothing, it says so already'}")
+    if done.replaced:
+        print(f"moved to {directory}/replaced: {', '.join(done.replaced)}")

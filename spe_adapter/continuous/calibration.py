@@ -1,0 +1,78 @@
+"""What checks cost on this platform, for the cost-benefit policy: measured with a query's state and its own sidecar.
+
+Invariants:
+* Nothing of a measurement stays: what is written is staged for an epoch that is never decided, and dropped at the end.
+* What one input record costs to replay is not measured here: the runner measures it while it works, and tells its
+  policy.
+
+Source: CEC paper, section III.A (cost and benefit, calibrated for a platform).
+"""
+
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from logstore.client.blocking import Client, parse_addresses
+from logstore.format.batch import iterate_batches
+from logstore.format.private import AbortRequest, Part, StageRequest
+from spe_adapter.cec.calibrate import calibrate
+from spe_adapter.cec.policy import CostBenefit, Costs, Policy
+from spe_adapter.continuous.client_port import CLIENT_ID
+from spe_adapter.continuous.fragment import Fragment, plan
+from spe_adapter.continuous.runner import Options, prepare
+from spe_adapter.host import Host, ThisHost
+from spe_adapter.state.table import Table
+
+WINDOWS: Final = 4096
+"""Enough that what a batch costs beside its rows does not count."""
+FIRST_RECORD_S: Final = 1e-6
+"""What a record is taken to cost until the runner has measured it."""
+_EPOCH: Final = 1
+
+
+def cost_benefit(
+    fragment: Fragment, partition: int, options: Options, mtbf_s: float, *, host: Host | None = None
+) -> Callable[[], Policy]:
+    """What makes a cost-benefit policy with the costs of this platform; a failure is expected once in `mtbf_s`.
+
+    Raises InvalidConfig, and what `measured_costs` raises.
+    """
+    costs = measured_costs(fragment, partition, options, host=host)
+    CostBenefit(costs, mtbf_s)
+    return partial(CostBenefit, costs, mtbf_s)
+
+
+def measured_costs(fragment: Fragment, partition: int, options: Options, *, host: Host | None = None) -> Costs:
+    """The costs of footprints of the fragment's windows, written to the sidecar. Takes some tenths of a second.
+
+    Raises FragmentRefused and the client's errors.
+    """
+    host = host or ThisHost()
+    prepare(fragment, options, host)
+    rows = sample(fragment, WINDOWS)
+    query, run, attempt = f"{fragment.name_in(partition)}.calibration", host.new_token(), "calibration"
+    positions = count()
+    with Client(parse_addresses(options.servers), host.network, limit_s=options.limit_s, client_id=CLIENT_ID) as client:
+
+        def write(data: bytes) -> None:
+            batches = sum(1 for _ in iterate_batches(data))
+            part = Part(fragment.topic, partition, len(data), batches, batches)
+            client.stage(StageRequest(query, run, _EPOCH, partition, attempt, next(positions), (part,), data))
+
+        try:
+            return calibrate(rows, clock=host.network.monotonic_s, write=write, record_s=FIRST_RECORD_S)
+        finally:
+            client.abort(AbortRequest(query, run, _EPOCH))
+
+
+def sample(fragment: Fragment, windows: int) -> pa.RecordBatch:
+    """So many windows with the state's columns, all null, as `control.Footprints.rows`."""
+    checked = plan(fragment)
+    table = Table.in_memory(fragment.operator.state_schema(checked.input_schema), windows)
+    keys = pa.array([b"%016d" % number for number in range(windows)], pa.binary())
+    found, _ = table.ensure(keys, np.zeros(windows, np.int64))
+    return table.take(found)

@@ -1,0 +1,148 @@
+"""How rows get from Spark's input partitions to the tasks that hold their state: a shuffle of whole Arrow batches.
+
+In front of the shuffle a vectorised pass cuts the rows of an input partition by state partition, as Kafka's partitioner
+does, and hands Spark one row per state partition: its number, and the batch as bytes. `repartitionById` brings that
+exactly there. So Spark moves a few large rows instead of many small ones, and converts none of them a second time.
+
+Where the driver chose so, the pass combines the rows of a window first, and their number falls to that of windows.
+
+Invariants:
+* The key's bytes, hence the partition, are those that the operator's windows have (`KeyCodec`), whatever the column's
+  type. So state, results and keys of partition p meet in stream p, and a producer with Kafka's default partitioner
+  sends a key's records to the partition with the same number.
+* Rows of one input partition stay in order.
+* A batch holds what CALL_ROWS and CALL_BYTES allow, so that neither side needs more memory than for that.
+
+Source: Kafka's BuiltInPartitioner; measurements in docs/decisions/0010.
+"""
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from pyspark import TaskContext
+
+from logstore.errors import CairnError
+from spe_adapter.codec.kernels import Int64s
+from spe_adapter.codec.partitioner import partitions_of
+from spe_adapter.collector import spare_loaded_code
+from spe_adapter.host import ThisHost
+from spe_adapter.microbatch.messages import COMBINE_PROPERTY, Fixed
+from spe_adapter.microbatch.routing import as_schema
+from spe_adapter.operators.blame import failed
+from spe_adapter.operators.combining import NULL_PARTITION, Combiner
+from spe_adapter.operators.keys import KeyCodec
+
+PARTITION: Final = "partition"
+HANDED_SCHEMA: Final = f"{PARTITION} int, combined boolean, rows binary"
+CALL_ROWS: Final = 131_072
+CALL_BYTES: Final = 32 * 1024 * 1024
+"""Spark sends batches of 10,000 rows. An operator is called with more at once, for it takes time by the call too, and
+tells of a key once a call; up to these bounds, for memory.
+"""
+_SEED_DIGITS: Final = 15
+"""Of a random token, in hexadecimal: nobody can know which keys collide."""
+
+
+def new_seed() -> int:
+    """A key for hashes that nobody else knows."""
+    return int(ThisHost().new_token()[:_SEED_DIGITS], 16)
+
+
+class HandOver:
+    """Runs in an executor's Python worker, as the function of a `mapInArrow` in front of the shuffle."""
+
+    def __init__(self, fixed: Fixed) -> None:
+        self._fixed = fixed
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Rows of an input partition, cut by state partition. Raises what combining fails with."""
+        spare_loaded_code()
+        fixed = self._fixed
+        codec = KeyCodec(fixed.schema, fixed.key)
+        combining = fixed.operator.combining(fixed.schema) if self._combines() else None
+        combiner = None
+        if combining is not None:
+            prepared = KeyCodec(fixed.operator.prepared(fixed.schema), fixed.key)
+            combiner = Combiner(fixed.operator, combining, prepared, codec, fixed.partitions, new_seed())
+        while taken := list(of_one_call(batches)):
+            rows = as_schema(whole(taken), fixed.schema)
+            if combiner is None:
+                targets = partitions_of(codec.encode(rows), rows.num_rows, fixed.partitions, NULL_PARTITION)
+                yield _handed(rows, targets.astype(np.int64), fixed.partitions, combined=False)
+            else:
+                try:
+                    combined = combiner.combine(rows)
+                except CairnError:
+                    raise
+                except Exception as error:
+                    raise failed(fixed.operator, "the pass in front of the shuffle", "prepare", error) from error
+                yield _handed(*combined, fixed.partitions, combined=True)
+
+    def _combines(self) -> bool:
+        context = TaskContext.get()
+        said = context.getLocalProperty(COMBINE_PROPERTY) if context is not None else None
+        return said == "true" if said else self._fixed.options.combine == "always"
+
+
+class Received(NamedTuple):
+    """Rows behind the shuffle."""
+
+    combined: bool
+    rows: pa.RecordBatch
+
+
+def received(handed: Iterator[pa.RecordBatch]) -> Iterator[Received]:
+    """The batches behind the shuffle, joined to those of a call of the operator."""
+    for combined, group in groupby(_unpacked(handed), key=lambda each: each.combined):
+        batches = (each.rows for each in group)
+        while taken := list(of_one_call(batches)):
+            yield Received(combined, whole(taken))
+
+
+def _unpacked(handed: Iterator[pa.RecordBatch]) -> Iterator[Received]:
+    for batch in handed:
+        for combined, packed in zip(batch.column(1), batch.column(2), strict=True):
+            # In memory of its own, aligned as loops want it.
+            for rows in pa.ipc.open_stream(pa.py_buffer(packed.as_py())):
+                yield Received(combined.as_py(), rows)
+
+
+def of_one_call(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The batches of one call of the operator."""
+    rows = size_bytes = 0
+    for batch in batches:
+        yield batch
+        rows += batch.num_rows
+        size_bytes += batch.nbytes
+        if rows >= CALL_ROWS or size_bytes >= CALL_BYTES:
+            return
+
+
+def whole(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """All of them as one."""
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def _handed(rows: pa.RecordBatch, targets: Int64s, count: int, *, combined: bool) -> pa.RecordBatch:
+    """One row for each partition that gets any of the rows."""
+    ordered = rows.take(pa.array(np.argsort(targets, kind="stable"))) if count > 1 else rows
+    ends = np.cumsum(np.bincount(targets, minlength=count))
+    partitions, packed, start = [], [], 0
+    for partition, end in enumerate(ends.tolist()):
+        if end > start:
+            partitions.append(partition)
+            packed.append(_packed(ordered.slice(start, end - start)))
+            start = end
+    flags = pa.array([combined] * len(packed), pa.bool_())
+    columns = [pa.array(partitions, pa.int32()), flags, pa.array(packed, pa.binary())]
+    return pa.RecordBatch.from_arrays(columns, names=[PARTITION, "combined", "rows"])
+
+
+def _packed(rows: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_batch(rows)
+    return sink.getvalue().to_pybytes()

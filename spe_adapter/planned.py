@@ -1,0 +1,231 @@
+"""The input that Spark planned for a batch, as Spark's checkpoint has it and as the log notes it in an epoch's END.
+
+A batch has a number and, in the checkpoint's file `offsets/N`, the offsets of each source where it ends; it begins
+where batch N - 1 ended. The number alone says nothing: a checkpoint that has lost its newest batches (a power cut, for
+Spark does not sync them; a copy that was brought back) has Spark plan the same numbers again with other input.
+
+Invariants:
+* Two plans are of the same input if the batch, the offsets where it begins and those where it ends are the same, and
+  the files listed for it where a source numbers its files. Spark's times and settings do not count.
+* Offsets are compared as JSON values, not as text; what is no JSON, as text.
+* What is noted is bounded: offsets beyond MAX_OFFSETS_CHARACTERS are noted by digest alone. They can be compared then,
+  but no checkpoint can be made of them.
+
+Source: Spark's OffsetSeqLog (a version, the metadata, a line for each source), MicroBatchExecution.populateStartOffsets
+and FileStreamSource (offsets that only count lists of files); docs/format.md; docs/decisions/0016.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, Final
+
+from logstore.errors import CorruptBatch, UnknownFormatVersion
+
+MAX_OFFSETS_CHARACTERS: Final = 128 * 1024
+"""Offsets of about 8,000 partitions; END holds them once in each stream of the epoch."""
+MAX_NOTE_CHARACTERS: Final = 4096
+"""A source's note of where it began: offsets of a few hundred partitions, or a time."""
+_DIGEST_BYTES: Final = 16
+_FIRST_OFFSET_LINE: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The input of one batch.
+
+    `start` and `end` are digests of the offsets where it begins ("" for the first batch: wherever the sources began)
+    and ends. `files` is the digest of the lists of files that the offsets count ("" without such a source). `version`,
+    `metadata` (without Spark's settings) and `offsets` (a line for each source; None if they are too long) are the file
+    `offsets/N`, `notes` the sources' own small files (name below the checkpoint's `sources`, and content), from which
+    a checkpoint is made anew.
+    """
+
+    batch: int
+    start: str
+    end: str
+    files: str = ""
+    version: str = "v1"
+    metadata: str = "{}"
+    offsets: tuple[str, ...] | None = None
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+    def is_same_input(self, other: "Planned") -> bool:
+        """Whether both plan the same batch with the same input."""
+        return (self.batch, self.start, self.end, self.files) == (other.batch, other.start, other.end, other.files)
+
+    def to_fields(self) -> dict[str, Any]:
+        """As END carries it."""
+        fields: dict[str, Any] = {"batch": self.batch, "start": self.start, "end": self.end}
+        if self.files:
+            fields["files"] = self.files
+        fields |= {"version": self.version, "metadata": self.metadata}
+        fields["offsets"] = None if self.offsets is None else list(self.offsets)
+        if self.notes:
+            fields["notes"] = dict(self.notes)
+        return fields
+
+    @classmethod
+    def from_fields(cls, value: object) -> "Planned":
+        """The inverse of `to_fields`. Raises CorruptBatch."""
+        if not isinstance(value, dict):
+            raise CorruptBatch(f"planned input {str(value)[:80]!r} is not an object")
+        batch, offsets, notes = value.get("batch"), value.get("offsets"), value.get("notes", {})
+        if not isinstance(batch, int) or isinstance(batch, bool) or batch < 0:
+            raise CorruptBatch(f"planned input: field batch is {str(batch)[:80]!r}")
+        if offsets is not None and not _are_texts(offsets):
+            raise CorruptBatch(f"planned input: field offsets is {str(offsets)[:80]!r}")
+        if not isinstance(notes, dict) or not _are_texts(list(notes.values())):
+            raise CorruptBatch(f"planned input: field notes is {str(notes)[:80]!r}")
+        texts = {name: value.get(name, "") for name in ("start", "end", "files", "version", "metadata")}
+        if not _are_texts(list(texts.values())):
+            raise CorruptBatch(f"planned input: fields {str(texts)[:160]} are not text")
+        return cls(batch=batch, offsets=None if offsets is None else tuple(offsets), notes=notes, **texts)
+
+    def offsets_text(self, settings: object) -> str:
+        """The file `offsets/N`, with Spark's `settings` in its metadata. Raises ValueError if it was too long."""
+        if self.offsets is None:
+            raise ValueError("the offsets were too long to be noted")
+        metadata = {**json.loads(self.metadata), "conf": settings}
+        return "\n".join((self.version, json.dumps(metadata, separators=(",", ":")), *self.offsets))
+
+    def said(self) -> str:
+        """The offsets where it ends, for a message."""
+        text = "; ".join(self.offsets) if self.offsets is not None else f"digest {self.end}"
+        return text if len(text) <= _SAID_CHARACTERS else f"{text[:_SAID_CHARACTERS]}… (digest {self.end})"
+
+
+_SAID_CHARACTERS: Final = 400
+
+
+def planned_of(
+    batch: int, text: str, before: str | None, *, files: Sequence[str] = (), notes: Mapping[str, str] | None = None
+) -> Planned:
+    """What Spark planned, from the text of `offsets/N` and that of `offsets/N-1` (None for the first batch).
+
+    `files` are the lists that `file_lists` names, in its order; `notes` the sources' small files.
+    """
+    version, metadata, lines = _parts(text)
+    short = len(text) <= MAX_OFFSETS_CHARACTERS
+    return Planned(
+        batch=batch,
+        start="" if before is None else offsets_digest(before),
+        end=offsets_digest(text),
+        files=lists_digest(files),
+        version=version,
+        metadata=metadata,
+        offsets=tuple(lines) if short else None,
+        notes={name: note for name, note in (notes or {}).items() if len(note) <= MAX_NOTE_CHARACTERS},
+    )
+
+
+def offsets_digest(text: str) -> str:
+    """A digest of the offsets in the text of a file `offsets/N`, whatever its metadata say."""
+    return _digest([_value(line) for line in _parts(text)[_FIRST_OFFSET_LINE]])
+
+
+def lists_digest(lists: Sequence[str]) -> str:
+    """A digest of lists of files; "" of none."""
+    return _digest(list(lists)) if lists else ""
+
+
+def file_lists(offsets: Sequence[str]) -> list[tuple[int, int]]:
+    """Which sources number their lists of files: (source, number of the newest list) for each of them."""
+    found: list[tuple[int, int]] = []
+    for source, line in enumerate(offsets):
+        value = _value(line)
+        if isinstance(value, dict) and set(value) == {"logOffset"} and isinstance(value["logOffset"], int):
+            found.append((source, value["logOffset"]))
+    return found
+
+
+def offset_lines(text: str) -> list[str]:
+    """The line of each source in the text of a file `offsets/N`."""
+    return _parts(text)[_FIRST_OFFSET_LINE]
+
+
+def settings_of(text: str) -> object:
+    """Spark's settings in the text of a file `offsets/N`; none if there are none."""
+    lines = text.split("\n")
+    metadata = _value(lines[1]) if len(lines) > 1 else {}
+    return metadata.get("conf", {}) if isinstance(metadata, dict) else {}
+
+
+def _parts(text: str) -> tuple[str, str, list[str]]:
+    """Version, metadata without Spark's settings, and the sources' lines. Raises UnknownFormatVersion."""
+    lines = text.split("\n")
+    if len(lines) < _FIRST_OFFSET_LINE or not (lines[0].startswith("v") and lines[0][1:].isdigit()):
+        raise UnknownFormatVersion(
+            f"Spark's file of offsets begins with {text[:80]!r}, not with a version and metadata"
+        )
+    metadata = _value(lines[1])
+    kept = {name: value for name, value in metadata.items() if name != "conf"} if isinstance(metadata, dict) else {}
+    offsets = lines[_FIRST_OFFSET_LINE:]
+    while offsets and not offsets[-1]:
+        offsets.pop()
+    return lines[0], json.dumps(kept, separators=(",", ":")), offsets
+
+
+def _value(line: str) -> Any:
+    """A line as a JSON value, or as it is."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return line
+
+
+def _digest(values: list[Any]) -> str:
+    canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    return blake2b(canonical.encode(), digest_size=_DIGEST_BYTES).hexdigest()
+
+
+def _are_texts(values: object) -> bool:
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)
+
+
+# ---- what a checkpoint says against what the log says
+
+
+def repeated_problem(noted: Planned | None, planned: Planned) -> str | None:
+    """What is wrong with a batch that comes again although the log holds it; None if it is the same input."""
+    if noted is None:
+        return (
+            f"batch {planned.batch} comes again, and the log does not say what its input was: it was written by a "
+            "version of Cairn that did not note it"
+        )
+    if planned.is_same_input(noted):
+        return None
+    if (planned.start, planned.end) == (noted.start, noted.end):
+        where = "with the same offsets, but they count other lists of files"
+    elif planned.start != noted.start:
+        where = f"from other offsets on, up to {planned.said()}; the log has it up to {noted.said()}"
+    else:
+        where = f"up to {planned.said()}; the log has it up to {noted.said()}"
+    return f"Spark's checkpoint has lost batch {noted.batch}, which is committed, and plans it anew: {where}"
+
+
+def following_problem(noted: Planned | None, planned: Planned) -> str | None:
+    """What is wrong with a batch behind the last one in the log; None if it begins where that ended, or if the log does
+    not say where that was.
+    """
+    if noted is None or planned.start == noted.end:
+        return None
+    return (
+        f"batch {planned.batch} of Spark's checkpoint does not begin where batch {noted.batch} ended in the log, at "
+        f"{noted.said()}: the checkpoint is another query's, or it went another way since batch {noted.batch}"
+    )
+
+
+def way_out(query: str) -> str:
+    """What to do about either."""
+    return (
+        f"nothing was written. Have the checkpoint say what the log says: {rebuild_command(query)}, then start the "
+        "query again; or bring back the checkpoint that belongs to it. To go on with this checkpoint, whatever input "
+        "is lost or comes twice by it, set the option 'changedCheckpoint' to 'accept'"
+    )
+
+
+def rebuild_command(query: str) -> str:
+    """The command that makes a query's checkpoint anew."""
+    return f"cairn checkpoint rebuild CHECKPOINT --query {query}"

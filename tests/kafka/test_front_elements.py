@@ -1,0 +1,176 @@
+"""Requests of many small parts: no more than can be meant, each answered once, and others served in between.
+
+The promise is counted: how often another task runs while one request is decoded, handled, and its answer encoded.
+"""
+
+import struct
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from kio.schema.errors import ErrorCode
+
+from logstore.errors import MalformedRequest
+from logstore.format.private import DESCRIBE, MAX_FIELDS_VALUES, decode_request
+from logstore.kafka import codec, fetch, produce
+from logstore.kafka.guard import MAX_ELEMENTS, most_elements
+from logstore.kafka.pace import STEPS
+from logstore.log.topics import MAX_PARTITIONS
+from tests.kafka.front_driver import TOPIC, batch, fetch_frame, produce_frame, request_frame, serving
+from tests.kafka.node import CALLER, Node, running
+from tests.kafka.wire_client import encode
+
+MANY = 20_000
+FEWEST_TURNS = MANY // STEPS // 4
+"""Of another task, while a request of MANY parts is served; served in one go, it lets it run a few times."""
+
+LARGE: dict[str, tuple[int, int, Mapping[str, Any]]] = {
+    "Metadata": (3, 9, {"topics": [{"name": f"n{n}"} for n in range(MANY)], "allow_auto_topic_creation": False}),
+    "ListOffsets": (
+        2,
+        5,
+        {"topics": [{"name": TOPIC, "partitions": [{"partition_index": 0, "timestamp": -1}] * MANY}]},
+    ),
+    "FindCoordinator": (10, 4, {"coordinator_keys": [f"g{n}" for n in range(MANY)]}),
+    "CreateTopics": (
+        19,
+        5,
+        {"topics": [{"name": f"n{n}", "num_partitions": 0, "replication_factor": 1} for n in range(MANY)]},
+    ),
+    "DeleteTopics": (20, 6, {"topics": [{"topic_id": uuid.UUID(int=n + 1)} for n in range(MANY)]}),
+    "DeleteRecords": (
+        21,
+        2,
+        {"topics": [{"name": TOPIC, "partitions": [{"partition_index": 9, "offset": 0}] * MANY}]},
+    ),
+    "OffsetForLeaderEpoch": (23, 4, {"topics": [{"topic": TOPIC, "partitions": [{"partition": 0}] * MANY}]}),
+    "AlterConfigs": (33, 2, {"resources": [{"resource_type": 2, "resource_name": f"n{n}"} for n in range(MANY)]}),
+    "CreatePartitions": (37, 3, {"topics": [{"name": f"n{n}", "count": 2} for n in range(MANY)]}),
+}
+
+
+async def serve_counting(node: Node, key: int, version: int, values: Mapping[str, Any]) -> tuple[Any, int]:
+    """Serve a request as a connection does; its response, and how often another task ran meanwhile."""
+    body = encode(codec.request_type(key, version), values)
+    header = codec.RequestHeader(key, version, 1, "", 0)
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(count_turns)
+        request = await codec.decode_large(memoryview(body), header, 0)
+        response = await node.apis[key].handle(request, CALLER)
+        await codec.encode_large(response)
+        nursery.cancel_scope.cancel()
+    return response, turns
+
+
+@pytest.mark.parametrize("name", LARGE)
+async def test_a_request_of_many_parts_gives_way(tmp_path: Path, name: str) -> None:
+    """While a request of 20,000 parts is served, others run after every hundred of them; it costs no more than its
+    parts, however often it names the same.
+    """
+    key, version, values = LARGE[name]
+    async with running(tmp_path) as node:
+        await node.engine.wait(node.store.create_topic(TOPIC, 1, {}))
+        _, turns = await serve_counting(node, key, version, values)
+    assert turns >= FEWEST_TURNS
+
+
+@pytest.mark.parametrize("key", [2, 3, 8, 9, 10, 11, 32, 42])
+def test_more_parts_than_can_be_meant_are_refused(key: int) -> None:
+    """An array of more elements than such a request can mean is refused before anything is made of it, although the
+    bytes are there.
+    """
+    name = {2: "topics", 3: "topics", 8: "topics", 9: "groups", 10: "coordinator_keys"}
+    name |= {11: "protocols", 32: "resources", 42: "groups_names"}
+    version = {2: 5, 3: 1, 8: 5, 9: 8, 10: 4, 11: 5, 32: 2, 42: 1}[key]
+    count = most_elements(key) + 1
+    kind = codec.request_type(key, version)
+    (one,) = [field for field in kind.__dataclass_fields__.values() if field.name == name[key]]
+    element: Any = "" if "kafka_type" in one.metadata else {}
+    body = encode(kind, {name[key]: [element] * count})
+    with pytest.raises(MalformedRequest, match="more than such a request can mean"):
+        codec.decode(memoryview(body), codec.RequestHeader(key, version, 1, "", 0), 0)
+
+
+def test_a_resource_named_often_is_described_once(tmp_path: Path) -> None:
+    """An answer is many times longer than a question: what is asked a thousand times is answered once."""
+
+    async def ask() -> None:
+        async with running(tmp_path) as node:
+            await node.engine.wait(node.store.create_topic(TOPIC, 1, {}))
+            resources = [{"resource_type": 2, "resource_name": TOPIC}] * 1000
+            answer = await node.ask(32, 4, resources=resources)
+            assert len(answer.results) == 1
+            assert answer.results[0].configs
+
+    trio.run(ask)
+
+
+async def test_a_fetch_that_names_a_partition_twice_is_refused(tmp_path: Path) -> None:
+    """A million times the same partition is no question: twice is one time too many. Other clients do not notice."""
+    frame = fetch_frame(11, offsets=(0, 0))
+    twice = frame.replace(struct.pack(">iiq", 1, -1, 0), struct.pack(">iiq", 0, -1, 0))
+    assert twice != frame
+    async with serving(tmp_path) as server, await server.connect() as peer, await server.connect() as other:
+        await peer.send(twice)
+        assert await peer.ended()
+        assert "names a partition twice" in str(server.reported("connection closed")[0]["why"])
+        assert (await other.produce(batch())).error_code is ErrorCode.none
+
+
+def test_fetch_and_produce_name_a_bounded_number_of_partitions() -> None:
+    """Their frames may be long; the number of partitions in them is bounded all the same."""
+    one = struct.pack(">iqi", 0, 0, 1)
+    body = struct.pack(">iiiib", -1, 0, 0, 0, 0) + struct.pack(">ih", 1, 1) + b"t"
+    with pytest.raises(MalformedRequest, match=f"at most {MAX_ELEMENTS}"):
+        fetch.decode(memoryview(body + struct.pack(">i", MAX_ELEMENTS + 1) + one * (MAX_ELEMENTS + 1)), 0, 4)
+    count = MAX_PARTITIONS + 1
+    body = struct.pack(">hhi", -1, 1, 0) + struct.pack(">ih", 1, 1) + b"t" + struct.pack(">i", count)
+    with pytest.raises(MalformedRequest, match=f"at most {MAX_PARTITIONS}"):
+        produce.decode(memoryview(body + struct.pack(">ii", 0, -1) * count), 0, 3)
+
+
+async def test_a_large_produce_request_is_appended_in_order(tmp_path: Path) -> None:
+    """A Produce request of so many partitions that others run in between is appended before the one behind it."""
+    partitions = 3 * STEPS
+    async with serving(tmp_path, partitions=partitions) as server, await server.connect() as peer:
+        frames = [produce_frame([batch(1, 10 + n)] * partitions, correlation_id=n) for n in range(3)]
+        await peer.send(*frames)
+        for number in range(3):
+            assert (await peer.answer())[0] == number
+        for partition in (0, partitions - 1):
+            stream = server.engine.store.stream(TOPIC, partition)
+            sizes = [len(entry.buffer) for entry in stream.read_tail(0, 1 << 20) or []]
+            assert sizes == [len(batch(1, 10 + n)) for n in range(3)]
+
+
+def test_a_body_of_many_values_is_refused() -> None:
+    """A private request is JSON: millions of values in it are refused before they are made."""
+    values = b"[" + b"0," * MAX_FIELDS_VALUES + b"0]"
+    text = b'{"query":"q","tasks":' + values + b"}"
+    with pytest.raises(MalformedRequest, match=f"more than {MAX_FIELDS_VALUES} values"):
+        decode_request(DESCRIBE, struct.pack(">i", len(text)) + text)
+
+
+async def test_hostile_requests_close_one_connection_only(tmp_path: Path) -> None:
+    """A frame of 1 MiB with as many empty names as fit ends its connection at once; others are served."""
+    count = 500_000
+    for name in ("node", "front"):
+        (tmp_path / name).mkdir()
+    async with running(tmp_path / "node") as node:
+        apis = list(node.apis.values())
+        async with serving(tmp_path / "front", apis=apis) as server, await server.connect() as peer:
+            await peer.send(request_frame(3, 1, struct.pack(">i", count) + struct.pack(">h", 0) * count))
+            assert await peer.ended()
+            async with await server.connect() as other:
+                assert (await other.produce(batch())).error_code is ErrorCode.none

@@ -1,0 +1,272 @@
+"""Clients that want much and send little: frames announced and not sent, frames half sent, sockets held, fetches that
+wait. Whatever they do, a client beside them is served, and memory stays within its bounds.
+
+The promise is stated by counts and bytes, not by the clock: healthy requests are answered while the others wait.
+"""
+
+import struct
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+import trio
+import trio.lowlevel
+import trio.testing
+from kio.schema.errors import ErrorCode
+
+from logstore.kafka.arrivals import PIECE_BYTES, SLOW_PIECE_S, Arrival, ArrivalBudget
+from logstore.kafka.dispatch import FrontSettings
+from logstore.kafka.frames import CONTROL_FRAME_BYTES, SMALL_BYTES
+from logstore.kafka.places import Places, address_group
+from logstore.log.store import StoreSettings
+from logstore.log.topics import TopicConfig
+from tests.kafka.front_driver import (
+    FETCH,
+    METADATA,
+    PRODUCE,
+    Peer,
+    Server,
+    batch,
+    fetch_frame,
+    produce_frame,
+    serving,
+)
+from tests.support.limits import PATIENCE_S
+
+MIB = 1 << 20
+
+
+def announced(size: int, sent: int, key: int = PRODUCE) -> bytes:
+    """The head of a frame of `size` bytes, and the first `sent` of them."""
+    head = struct.pack(">hhih", key, 8, 7, 4) + b"test"
+    return struct.pack(">i", size) + head + bytes(sent - len(head))
+
+
+async def wait_until(condition: Callable[[], bool]) -> None:
+    """Until a condition of the server's own state holds."""
+    with trio.fail_after(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110  (the server's own state, seen from outside)
+            await trio.sleep(0.001)
+
+
+async def connect_many(server: Server, stack: AsyncExitStack, count: int, data: bytes) -> list[Peer]:
+    """Clients that each send the same, and then wait."""
+    peers = [await stack.enter_async_context(await server.connect()) for _ in range(count)]
+    async with trio.open_nursery() as nursery:
+        for peer in peers:
+            nursery.start_soon(peer.send, data)
+    return peers
+
+
+async def assert_served(server: Server, requests: int = 20) -> None:
+    """A healthy client's small and largest default batches are answered, one after the other."""
+    async with await server.connect() as peer:
+        for number in range(requests):
+            answer = await peer.produce(batch(1, 1_000_000 if number % 2 else 100))
+            assert answer.error_code is ErrorCode.none
+
+
+@pytest.mark.parametrize("sent", [20, 5_000])
+async def test_frames_that_are_announced_hold_what_has_come_of_them(tmp_path: Path, sent: int) -> None:
+    """A hundred clients that announce 16 MiB each, fifty times what all requests may hold, take the memory of what they
+    have sent and hold nobody up.
+    """
+    async with serving(tmp_path) as server, AsyncExitStack() as stack:
+        peers = await connect_many(server, stack, 100, announced(16 * MIB, sent))
+        await assert_served(server)
+        assert server.kafka._arrivals.long.used_bytes == len(peers) * sent
+        assert server.kafka._requests.used_bytes == 0
+        assert len(server.kafka._connections) >= len(peers)
+
+
+@pytest.mark.parametrize("size", [MIB, 16 * MIB])
+async def test_frames_half_sent_give_way(tmp_path: Path, size: int) -> None:
+    """Clients that send almost a MiB of a frame and stop fill their budget, and no more: a healthy client's frames are
+    received all the same, because the slowest are given up.
+    """
+    async with serving(tmp_path) as server, AsyncExitStack() as stack:
+        arrivals = server.kafka._arrivals.ordinary if size == MIB else server.kafka._arrivals.long
+        limit = server.kafka._front.settings.total_in_flight_bytes // 2
+        await connect_many(server, stack, 24, announced(size, MIB - 1000))
+        await wait_until(lambda: arrivals.given_up > 0)
+        assert arrivals.used_bytes <= limit + size
+        await assert_served(server)
+        assert "came slower than others" in str(server.reported("connection closed")[0]["why"])
+
+
+async def test_slow_honest_producers_of_large_frames_get_through(tmp_path: Path) -> None:
+    """Producers whose frames together are larger than the budget, and come in small pieces, are all answered; a client
+    with small frames is answered in between.
+    """
+    topics = TopicConfig(max_message_bytes=4 * MIB)
+    settings = FrontSettings(total_in_flight_bytes=8 * MIB, topic_defaults=topics)
+    store = StoreSettings(topic_defaults=topics)
+    frame = produce_frame([batch(1, 3 * MIB)])
+    answered = 0
+
+    async def produce_slowly(peer: Peer) -> None:
+        nonlocal answered
+        for start in range(0, len(frame), PIECE_BYTES):
+            await peer.send(frame[start : start + PIECE_BYTES])
+            await trio.lowlevel.checkpoint()
+        await peer.answer()
+        answered += 1
+
+    async with serving(tmp_path, settings, store_settings=store) as server, AsyncExitStack() as stack:
+        peers = [await stack.enter_async_context(await server.connect()) for _ in range(6)]
+        async with trio.open_nursery() as nursery:
+            for peer in peers:
+                nursery.start_soon(try_until_answered, server, stack, peer, produce_slowly)
+            await assert_served(server, 6)
+        assert answered == len(peers)
+        assert server.kafka._arrivals.long.used_bytes == 0
+
+
+async def try_until_answered(server: Server, stack: AsyncExitStack, peer: Peer, produce: Callable[..., object]) -> None:
+    """As a Kafka client: who was given up connects and sends again."""
+    while True:
+        try:
+            await produce(peer)  # type: ignore[misc]
+        except (EOFError, trio.BrokenResourceError):
+            peer = await stack.enter_async_context(await server.connect())
+        else:
+            return
+
+
+async def test_the_oldest_frame_always_goes_on(autojump_clock: trio.testing.MockClock) -> None:
+    """Frames that together exceed the budget at full speed all get whole, none is given up, and what they hold stays
+    within the limit and one frame: the oldest goes on while the others wait.
+    """
+    size, limit = 40 * PIECE_BYTES, 64 * PIECE_BYTES
+    budget = ArrivalBudget(limit)
+    most = 0
+    whole: list[Arrival] = []
+
+    async def come() -> None:
+        nonlocal most
+        arrival = budget.begin(lambda: pytest.fail("given up"))
+        for _ in range(size // PIECE_BYTES):
+            if not budget.take_nowait(arrival, PIECE_BYTES):
+                await budget.take(arrival, PIECE_BYTES)
+            arrival.advance(PIECE_BYTES)
+            most = max(most, budget.used_bytes)
+            await trio.lowlevel.checkpoint()
+        budget.end(arrival)
+        whole.append(arrival)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(20):
+            nursery.start_soon(come)
+    assert len(whole) == 20
+    assert most <= limit + size
+    assert budget.used_bytes == 0
+
+
+async def test_the_slowest_gives_way_first(autojump_clock: trio.testing.MockClock) -> None:
+    """When a byte does not fit, the frame whose latest piece began first goes, and only as many as must; one that
+    waits for us is not slow.
+    """
+    budget = ArrivalBudget(8 * PIECE_BYTES)
+    gone: list[str] = []
+    slow = []
+    for name in ("slowest", "slow", "waiting", "fresh"):
+        arrival = budget.begin(lambda name=name: gone.append(name))  # type: ignore[misc]
+        assert budget.take_nowait(arrival, 2 * PIECE_BYTES)
+        slow.append(arrival)
+        await trio.sleep(SLOW_PIECE_S)
+    budget.hold_whole(slow[2])
+    slow[3].advance(PIECE_BYTES)
+    newcomer = budget.begin(lambda: gone.append("newcomer"))
+    assert not budget.take_nowait(newcomer, PIECE_BYTES)
+    await budget.take(newcomer, PIECE_BYTES)
+    assert gone == ["slowest"]
+    await budget.take(newcomer, 2 * PIECE_BYTES)
+    assert gone == ["slowest", "slow"]
+    for arrival in (*slow, newcomer):
+        budget.end(arrival)
+    assert budget.used_bytes == 0
+
+
+@pytest.mark.parametrize("key", [FETCH, METADATA, 10, 30_001])
+async def test_only_what_carries_data_may_be_large(tmp_path: Path, key: int) -> None:
+    """A frame of anything but Produce and staged output is refused by its head when it is longer than 1 MiB (a
+    decision: 4 MiB).
+    """
+    limit = 4 * MIB if key == 30_001 else CONTROL_FRAME_BYTES
+    async with serving(tmp_path) as server, await server.connect() as peer, await server.connect() as within:
+        await peer.send(announced(limit + 1, 20, key))
+        assert await peer.ended()
+        assert f"allowed are {limit} for request {key}" in str(server.reported("connection closed")[0]["why"])
+        await within.send(announced(limit, SMALL_BYTES, key))
+        await assert_served(server, 2)
+        assert len(server.reported("connection closed")) == 1
+
+
+async def test_fetches_that_wait_hold_up_nobody(tmp_path: Path) -> None:
+    """Requests that wait for records weigh on their own connections: more of them than the budget of all requests
+    leave room for producers.
+    """
+    settings = FrontSettings(total_in_flight_bytes=64 * 1024)
+    async with serving(tmp_path, settings) as server, AsyncExitStack() as stack:
+        waiting = fetch_frame(offsets=(0, 0), max_wait_ms=60_000, min_bytes=MIB)
+        await connect_many(server, stack, 60, waiting)
+        await wait_until(lambda: len(server.stream._waiters) == 60)
+        await assert_served(server, 2)
+
+
+# ---- places
+
+
+class Ended:
+    """A connection that notes that it was ended."""
+
+    def __init__(self, name: str, gone: list[str]) -> None:
+        self.name, self.gone = name, gone
+
+    def __call__(self) -> None:
+        """End it."""
+        self.gone.append(self.name)
+
+
+def test_many_addresses_keep_their_places_beside_a_greedy_one() -> None:
+    """An address that holds nearly all places gives way to newcomers from others, its silent connections first; who
+    has few connections is not displaced, and who wants more of the greedy address displaces itself.
+    """
+    gone: list[str] = []
+    places = Places(100, 90)
+    few = [Ended(f"few-{number}", gone) for number in range(10)]
+    greedy = [Ended(f"greedy-{number}", gone) for number in range(90)]
+    for number, end in enumerate(few):
+        places.enter(f"10.0.0.{number}", end)
+    for end in greedy:
+        places.enter("10.9.9.9", end)
+        places.touch(end)
+    places.touch(greedy[0])
+    for number in range(10):
+        places.enter(f"10.1.0.{number}", Ended(f"new-{number}", gone))
+        places.enter("10.9.9.9", Ended(f"more-{number}", gone))
+        assert len(places) == 100
+    assert gone[:3] == ["greedy-1", "greedy-2", "more-0"]
+    assert not [name for name in gone if name.startswith(("few", "new"))]
+    for end in few:
+        places.leave(end)
+    assert len(places) == 90
+    assert places._largest == max(places._by_size)
+
+
+def test_loopback_and_networks_are_one_address() -> None:
+    """Addresses that one client can have thousands of count as one."""
+    assert {address_group(host) for host in ("127.0.0.1", "127.8.9.1", "::1", "::ffff:127.0.0.1")} == {"loopback"}
+    assert address_group("2001:db8::1") == address_group("2001:db8::ffff:2%eth0") != address_group("2001:db8:0:1::1")
+    assert address_group("::ffff:10.0.0.1") == address_group("10.0.0.1") != address_group("10.0.0.2")
+
+
+async def test_thousands_of_idle_connections_lock_nobody_out(tmp_path: Path) -> None:
+    """With every place taken by idle connections, each newcomer is served at once."""
+    async with serving(tmp_path, FrontSettings(max_connections=200)) as server, AsyncExitStack() as stack:
+        for _ in range(300):
+            await stack.enter_async_context(await server.connect())
+        for _ in range(5):
+            await assert_served(server, 2)
+        assert len(server.kafka._connections) <= 200
