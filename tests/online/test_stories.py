@@ -412,6 +412,16 @@ def test_a_chunk_that_failed_goes_first_again() -> None:
     assert [(go.chunk, go.attempt) for go in world.fail(("q", 0, 1)).go] == [(0, 2)]
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_a_suspect_that_has_a_chunk_gets_no_second_copy(seed: int) -> None:
+    """A suspect is the only source of one chunk, and has another too: it is a source, never a target, of both."""
+    world = World(racks([4], 1), PaperPlanner, Settings(Mode.TIMESTEPS), seed)
+    world.submit(Submission("copy", None, 2, kind=Kind.COPY, sources=(("r1h1", "r1h2"), ("r1h2",))))
+    for _ in range(3):
+        for attempt in sorted(world.in_flight):
+            world.fail(attempt, ("r1h2",))
+
+
 def test_a_host_that_is_back_is_no_suspect_any_more() -> None:
     """Whatever failed there before."""
     world = world_of(racks([4], 1))

@@ -35,8 +35,8 @@ class Unit:
     """Chunks of a job that are interchangeable for a planner; the lowest number goes first."""
 
     __slots__ = (
-        *("_back", "_next", "_numbers", "first", "group", "job", "key", "last_resort", "own", "request", "sources"),
-        "stranded",
+        *("_back", "_next", "_numbers", "first", "group", "job", "key", "last_resort", "left", "own", "request"),
+        *("sources", "stranded"),
     )
 
     def __init__(self, job: "Job", numbers: Sequence[int], left: tuple[int, ...], avoid: frozenset[int]) -> None:
@@ -49,6 +49,8 @@ class Unit:
         """Whether hosts that are lost leave it no path, even with nothing in flight."""
         self.group: Any = None
         """Where the continuous policy keeps it."""
+        self.left = left
+        """Hosts that have the chunks and are not lost."""
         self.sources = tuple(source for source in left if source not in avoid) or left
         """Hosts to take the chunks from: those left, but suspects only where there are no others."""
         self.request = self._ask(self.sources, avoid.difference(self.sources))

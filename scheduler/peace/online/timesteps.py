@@ -185,17 +185,18 @@ class Timesteps:
     def _ask(self, job: Job, but: int | None = None) -> Request:
         """The job's chunks that wait, as many as its own host could move at once, as one request."""
         most = self._most(job)
-        numbers, sources = list[int](), list[tuple[int, ...]]()
-        avoid = frozenset(job.avoid)
+        numbers, units = list[int](), list[Unit]()
         for unit in job.units:
             chosen = list(islice((n for n in unit.numbers() if n != but), most - len(numbers)))
             numbers += chosen
-            if job.kind is not Kind.WRITE:
-                sources += [unit.sources] * len(chosen)
-                avoid = avoid.difference(unit.sources)
-        return Request(
-            job.name, job.writer, len(numbers), job.placement, job.kind, tuple(sources), tuple(numbers), avoid
-        )
+            units += [unit] * len(chosen)
+        # A suspect that is the only source of one chunk is a source of all chunks it has: no longer avoided, it would
+        # otherwise be taken for a host without them, and be given a second copy.
+        avoid = frozenset(job.avoid).difference(*(unit.sources for unit in units))
+        sources: tuple[tuple[int, ...], ...] = ()
+        if job.kind is not Kind.WRITE:
+            sources = tuple(tuple(host for host in unit.left if host not in avoid) for unit in units)
+        return Request(job.name, job.writer, len(numbers), job.placement, job.kind, sources, tuple(numbers), avoid)
 
     def _most(self, job: Job) -> int:
         """No more of the job's chunks can start in one timestep."""
