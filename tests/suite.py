@@ -1,20 +1,23 @@
 """The whole test run: the checks, then pytest in parts, each with a time it should stay within; a table at the end.
 
 `./run test` calls it. Each part is a process of its own, so that what one leaves in memory cannot help or hurt another.
-Two parts that compute on one core each run side by side; the second one's output follows the first one's.
+The parts run in two lanes beside each other, those of a lane one after another. A part's output is shown when it has
+ended, and once a minute how far the running ones are; a part that runs alone is shown as it runs.
 The last line counts everything: `N passed, N failed, N skipped`. The exit code is 1 if anything failed.
 """
 
 import argparse
+import re
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
+from threading import Lock
 from typing import IO
 from xml.etree import ElementTree as ET
 
@@ -23,22 +26,29 @@ ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("logstore", "scheduler", "spe_adapter", "pyspark_cairn", "tests", "benchmarks")
 LONG_TEST_S = 3600  # what one test may take in a long run
 RULE_CHARACTERS = 100
-GIVES_WAY = 10
+SHOW_S = 60
+
+
+class Lane(Enum):
+    """Never are there two Sparks at the same time, and what computes beside one gives way to it.
+
+    Spark gives a Python process ten seconds to start, which no setting changes.
+    """
+
+    SPARK = 0
+    COMPUTE = 10
+    """The value is the niceness."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of the run: folders below tests/ for pytest; `checks` has none. Budgets are for two cores.
-
-    `beside`: it runs at the same time as the part before it. `niceness`: how far it gives way to the other one.
-    """
+    """One part of the run: folders below tests/ for pytest; `checks` has none. Budgets are for two cores."""
 
     name: str
     folders: tuple[str, ...]
     budget_s: int
     long_budget_s: int
-    beside: bool = False
-    niceness: int = 0
+    lane: Lane
 
 
 CORE = (
@@ -48,16 +58,14 @@ CORE = (
     "continuous",
 )
 PARTS = (
-    Part("checks", (), 30, 90),
-    Part("static", ("static",), 15, 15),
-    # Never two with a Spark at the same time, and what computes beside one gives way to it: Spark gives a Python
-    # process ten seconds to start, which no setting changes.
-    Part("crash", ("crash", "epochs", "log"), 420, 60 * 60, niceness=GIVES_WAY),
-    Part("spark", ("spark",), 420, 30 * 60, beside=True),
-    Part("core", CORE, 420, 60 * 60, niceness=GIVES_WAY),
-    Part("stateful", ("stateful",), 420, 30 * 60, beside=True),
-    Part("clients", ("clients",), 105, 30 * 60),
-    Part("rest", (), 270, 30 * 60),
+    Part("checks", (), 60, 90, Lane.COMPUTE),
+    Part("static", ("static",), 30, 30, Lane.COMPUTE),
+    Part("crash", ("crash", "epochs", "log"), 420, 60 * 60, Lane.COMPUTE),
+    Part("core", CORE, 420, 60 * 60, Lane.COMPUTE),
+    Part("spark", ("spark",), 420, 30 * 60, Lane.SPARK),
+    Part("stateful", ("stateful",), 420, 30 * 60, Lane.SPARK),
+    Part("clients", ("clients",), 105, 30 * 60, Lane.SPARK),
+    Part("rest", (), 270, 30 * 60, Lane.SPARK),
 )
 
 CHECKS = (
@@ -137,7 +145,7 @@ def run_pytest(part: Part, outcome: Outcome, options: Sequence[str], output: IO[
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.xml"
         command = [
-            *("nice", "-n", str(part.niceness)),
+            *("nice", "-n", str(part.lane.value)),
             sys.executable,
             "-m",
             "pytest",
@@ -168,34 +176,61 @@ def run_part(part: Part, *, long: bool, options: Sequence[str], output: IO[str])
     return outcome
 
 
-def run_together(parts: Sequence[Part], *, long: bool, options: Sequence[str]) -> list[Outcome]:
-    """Run parts at the same time; the first one's output is shown as it comes, the others' afterwards."""
-    with ThreadPoolExecutor() as pool, ExitStack() as files:
-        later = [files.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8")) for _ in parts[1:]]
-        headline(" beside ".join(title(part, long=long) for part in parts))
-        running = [
-            pool.submit(run_part, part, long=long, options=options, output=output)
-            for part, output in zip(parts, [sys.stdout, *later], strict=True)
-        ]
-        outcomes = [running[0].result()]
-        for part, output, future in zip(parts[1:], later, running[1:], strict=True):
-            outcomes.append(future.result())
-            headline(f"{part.name}, which ran beside {parts[0].name}")
-            output.seek(0)
-            sys.stdout.writelines(output)
-            sys.stdout.flush()
-    return outcomes
+class Running:
+    """The parts that run now, each with its output, and how far they are."""
+
+    def __init__(self, *, long: bool, options: Sequence[str], live: bool) -> None:
+        self._long = long
+        self._options = options
+        self._live = live
+        self._lock = Lock()
+        self._now = dict[str, tuple[float, Path]]()
+
+    def lane(self, parts: Sequence[Part]) -> list[Outcome]:
+        """Run these parts one after another."""
+        return [self._run(part) for part in parts]
+
+    def show(self) -> None:
+        """Print a line that says how far the running parts are."""
+        with self._lock:
+            texts = [
+                f"{name} {time.monotonic() - started:.0f} s {how_far(path)}".rstrip()
+                for name, (started, path) in self._now.items()
+            ]
+            print(f"… {', '.join(texts)}", flush=True)
+
+    def _run(self, part: Part) -> Outcome:
+        if self._live:
+            headline(title(part, long=self._long))
+            return run_part(part, long=self._long, options=self._options, output=sys.stdout)
+        with tempfile.NamedTemporaryFile("w+", encoding="utf-8") as output:
+            with self._lock:
+                self._now[part.name] = time.monotonic(), Path(output.name)
+            outcome = run_part(part, long=self._long, options=self._options, output=output)
+            with self._lock:
+                del self._now[part.name]
+                headline(title(part, long=self._long))
+                output.seek(0)
+                sys.stdout.writelines(output)
+                sys.stdout.flush()
+        return outcome
 
 
-def groups_of(parts: Sequence[Part]) -> list[list[Part]]:
-    """The parts in their order, those that run at the same time together."""
-    groups: list[list[Part]] = []
-    for part in parts:
-        if part.beside and groups and PARTS[PARTS.index(part) - 1] in groups[-1]:
-            groups[-1].append(part)
-        else:
-            groups.append([part])
-    return groups
+def how_far(output: Path) -> str:
+    """The percentage that pytest printed last; nothing before the first."""
+    found = re.findall(r"\[ *(\d+%)\]", output.read_text(encoding="utf-8", errors="replace"))
+    return found[-1] if found else ""
+
+
+def run_lanes(parts: Sequence[Part], *, long: bool, options: Sequence[str]) -> list[Outcome]:
+    """Run the parts, those of a lane one after another; the outcomes in the order of the parts."""
+    running = Running(long=long, options=options, live=len(parts) == 1)
+    with ThreadPoolExecutor() as pool:
+        lanes = [pool.submit(running.lane, [part for part in parts if part.lane is lane]) for lane in Lane]
+        while wait(lanes, SHOW_S if len(parts) > 1 else None).not_done:
+            running.show()
+        outcomes = {outcome.name: outcome for lane in lanes for outcome in lane.result()}
+    return [outcomes[part.name] for part in parts]
 
 
 def print_table(outcomes: Sequence[Outcome], seconds: float) -> None:
@@ -229,9 +264,7 @@ def main() -> int:
         options.append(f"--randomly-seed={arguments.seed}")
     wanted = [part for part in PARTS if not arguments.parts or part.name in arguments.parts]
     started = time.monotonic()
-    outcomes: list[Outcome] = []
-    for group in groups_of(wanted):
-        outcomes += run_together(group, long=arguments.long, options=options)
+    outcomes = run_lanes(wanted, long=arguments.long, options=options)
     print_table(outcomes, time.monotonic() - started)
     failed = sum(outcome.failed for outcome in outcomes)
     passed, skipped = sum(outcome.passed for outcome in outcomes), sum(outcome.skipped for outcome in outcomes)
