@@ -2,7 +2,8 @@
 
 Invariants:
 * `benchmarks/results` holds results of full runs only; all others go to `build/benchmarks`, which git ignores.
-* A result names the commit that it measured, and whether the work tree held more than that.
+* A result names the commit that it measured, that of the program's start, and whether the work tree held more than
+  that; results themselves do not count.
 
 `python -m benchmarks.harness.results` prints the state of all results (`./run bench --status`).
 """
@@ -10,6 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import subprocess
 import sys
@@ -31,7 +33,16 @@ _PLANNERS = ("scheduler/peace", "scheduler/topology.py")
 MEASURED: Final[Mapping[str, tuple[str, ...]]] = {
     "cec": (*_SIDECAR, *_OPERATORS, "spe_adapter/continuous"),
     "peace": (*_PLANNERS, "scheduler/simulation", "scheduler/calibration"),
-    "peace_real": (*_PLANNERS, "scheduler/coordinator", "scheduler/client", "scheduler/hdfs"),
+    "peace_real": (
+        *_PLANNERS,
+        *(
+            "scheduler/coordinator",
+            "scheduler/client",
+            "scheduler/hdfs",
+            "scheduler/simulation",
+            "scheduler/calibration",
+        ),
+    ),
     "peace_scale": _PLANNERS,
     "produce_consume": _SIDECAR,
     "spark_throughput": (*_SIDECAR, "spe_adapter/codec", ":(glob)spe_adapter/*.py"),
@@ -56,7 +67,11 @@ class State(NamedTuple):
 
 
 def directory(parser: argparse.ArgumentParser, given: Path | None, mode: str) -> Path:
-    """Where the results of a run of this mode go; ends the program if a shorter run was told to replace a full one."""
+    """Where the results of a run of this mode go; ends the program if a shorter run was told to replace a full one.
+
+    Programs call it before they measure, so it also notes the commit.
+    """
+    commit()
     if given is None:
         return RESULTS if mode == FULL else TRIALS
     if mode != FULL and given.resolve() == RESULTS:
@@ -66,10 +81,20 @@ def directory(parser: argparse.ArgumentParser, given: Path | None, mode: str) ->
     return given
 
 
+def partial(folder: Path) -> Path:
+    """Where a run goes that was to be a full one in `folder`, and is not whole: never to the kept results."""
+    return TRIALS if folder.resolve() == RESULTS else folder
+
+
+@functools.cache
 def commit() -> dict[str, Any]:
-    """The commit that is measured, and whether anything in the work tree differs from it."""
+    """The commit that is measured, and whether anything in the work tree but results differs from it.
+
+    The first call decides, for as long as the program runs: what is committed later is not what it loaded.
+    """
+    changes = ("status", "--porcelain", "-uno", "--", ".", ":!benchmarks/results")
     try:
-        return {"commit": _git("rev-parse", "HEAD").strip(), "uncommitted": bool(_git("status", "--porcelain", "-uno"))}
+        return {"commit": _git("rev-parse", "HEAD").strip(), "uncommitted": bool(_git(*changes))}
     except (OSError, subprocess.CalledProcessError):
         return {"commit": "unknown: not a git checkout", "uncommitted": False}
 
