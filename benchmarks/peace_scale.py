@@ -33,7 +33,7 @@ from rich.console import Console
 from benchmarks.harness import results
 from benchmarks.harness.report import Rows, machine
 from benchmarks.scale import report
-from benchmarks.scale.cases import LOADS, Case, case, tiny
+from benchmarks.scale.cases import LOADS, Case, case, irregular, tiny
 from scheduler.peace.brute import most_chunks
 from scheduler.peace.exact import ExactPlan, ExactPlanner
 from scheduler.peace.paper import PaperPlanner
@@ -66,6 +66,8 @@ class Scale:
     exact_limit_s: float
     """And none of `exact`; also what HiGHS gets."""
     tiny_cases: int
+    irregular_cases: int
+    """For two levels of switches and for three, each."""
     weighed: tuple[int, ...]
     compiled: bool
     """Whether compiling from nothing is timed: it takes half a minute."""
@@ -74,10 +76,20 @@ class Scale:
 
 
 FULL = Scale(
-    "full", (17, 68, 200, 400, 1000, 2000, 5000, 10_000), (1000, 10_000), 21, 5, 20, 300, (17, 1000, 10_000), True, 190
+    "full",
+    (17, 68, 200, 400, 1000, 2000, 5000, 10_000),
+    (1000, 10_000),
+    21,
+    5,
+    20,
+    300,
+    100,
+    (17, 1000, 10_000),
+    True,
+    190,
 )
-QUICK = Scale("quick", (17, 200, 1000, 10_000), (10_000,), 9, 1.0, 3.0, 60, (10_000,), False, 35)
-SMOKE = Scale("smoke", (17, 200), (200,), 2, 0.5, 1.0, 10, (17,), False, 20)
+QUICK = Scale("quick", (17, 200, 1000, 10_000), (10_000,), 9, 1.0, 3.0, 60, 20, (10_000,), False, 35)
+SMOKE = Scale("smoke", (17, 200), (200,), 2, 0.5, 1.0, 10, 2, (17,), False, 20)
 
 
 class Benchmark:
@@ -103,6 +115,7 @@ class Benchmark:
                 self._case(load, hosts, levels)
             self._console.log(f"{hosts} hosts, {levels} levels")
         self._tiny()
+        self._irregular()
         self._weigh()
 
     def _warm_up(self) -> None:
@@ -205,6 +218,24 @@ class Benchmark:
                 verify(network.topology, network.requests, plan, full)
                 self.rows.add(load="tiny", planner=planner.name, seed=seed, most=most, chunks=len(plan.chains))
         self._console.log(f"{self.scale.tiny_cases} tiny networks")
+
+    def _irregular(self) -> None:
+        """Networks no two links or racks of which are alike, against the exact planner."""
+        for levels in (2, 3):
+            for number in range(self.scale.irregular_cases):
+                seed = self._seed + number
+                network = irregular(seed, levels)
+                exact = ExactPlanner(network.topology, self.scale.exact_limit_s, ties_s=0)
+                best = exact.plan(network.requests, Residual.full(network.topology), Random(seed))
+                assert isinstance(best, ExactPlan)
+                for planner in (TreePlanner(network.topology), RepairedPlanner(network.topology)):
+                    full = Residual.full(network.topology)
+                    plan = planner.plan(network.requests, full.copy(), Random(seed))
+                    verify(network.topology, network.requests, plan, full)
+                    about = {"load": "irregular", "levels": levels, "hosts": len(network.topology.servers)}
+                    found = {"chunks": len(plan.chains), "most": len(best.chains), "proven": best.proven}
+                    self.rows.add(**about, planner=planner.name, seed=seed, **found)
+            self._console.log(f"{self.scale.irregular_cases} irregular networks, {levels} levels")
 
     def _weigh(self) -> None:
         """Processes of their own: memory, and the time until the first plan."""

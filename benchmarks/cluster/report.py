@@ -50,8 +50,9 @@ NOTES = (
         "excluded, as the paper modified it. Under Peace every chunk's replicas were compared with the plan, in order."
     ),
     (
-        "Peace plans continuously with the tree form, with as many chunks on a link as fill it and two on a disk "
-        "(under HDFS one more on a link than fills it, for a chain sends nothing while a file begins and ends); "
+        "Peace plans continuously with planner `repaired`, the default, with as many chunks on a link as fill it and "
+        "two on a disk (under HDFS one more on a link than fills it, for a chain sends nothing while a file begins and "
+        "ends); "
         "Peace as in the paper (round 1 alone) plans in timesteps that end at 80 %, capacity 2 everywhere."
     ),
     "IO is from a writer's first go to its last ack, means over the writers; COMP from the first submission.",
@@ -221,7 +222,10 @@ def _bars(axes: Axes, rows: Rows, part: str, paper: Mapping[str, tuple[float, fl
             place += 1
     axes.set_xticks(range(place), labels, fontsize=8)
     axes.set_ylabel("seconds")
-    marks = "solid: real, hatched: simulated, dots: single runs" + (", diamonds: the paper's" if paper else "")
+    n = len(rows.select(part=part, policy=PEACE, source=REAL))
+    marks = f"medians of n = {n}, solid: real, hatched: simulated, dots: single runs" + (
+        ", diamonds: the paper's" if paper else ""
+    )
     axes.set_title(f"{TITLES[part]}\n{marks}", fontsize=9)
 
 

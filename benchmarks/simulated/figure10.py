@@ -50,7 +50,9 @@ def draw(rows: Rows, mode: str, path: Path) -> None:
             row[0].set_ylim(bottom=0)
         handles, labels = panels[1][-1].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
-        figure.suptitle(f"Figure 10 in the simulator: three replicas, racks of 8 and 9 hosts ({mode} run)", fontsize=12)
+        title = f"Figure 10 in the simulator: three replicas, racks of 8 and 9 hosts ({mode} run)"
+        seeds = len({row["round"] for row in measured})
+        figure.suptitle(f"{title}\nmedians of n = {seeds} seeds; bands: all of them", fontsize=12)
         figure.savefig(path, dpi=130)
 
 
@@ -60,6 +62,8 @@ def _times(axes: Axes, rows: Rows, what: str, writers: list[int], size_mb: int) 
     for name, colour in COLOURS.items():
         values = [_median(rows, what, name, count, size_mb) for count in writers]
         axes.plot(writers, values, color=colour, marker="o", markersize=4, label=name)
+        fewest, most = zip(*(_ends(rows, what, name, count, size_mb) for count in writers), strict=True)
+        axes.fill_between(writers, fewest, most, color=colour, alpha=0.12, linewidth=0)
         if what == "io_s" and name not in (setups.HDFS, setups.HDFS_FIVE, setups.SINBAD):
             waited = [_median(rows, "response_s", name, count, size_mb) for count in writers]
             axes.plot(writers, waited, color=colour, linestyle=":", linewidth=1.2)
@@ -89,3 +93,9 @@ def _times(axes: Axes, rows: Rows, what: str, writers: list[int], size_mb: int) 
 def _median(rows: Rows, figure: str, setup: str, writers: int, size_mb: int) -> float:
     value = rows.median(figure, what="figure 10", setup=setup, writers=writers, size_mb=size_mb)
     return math.nan if value is None else value
+
+
+def _ends(rows: Rows, figure: str, setup: str, writers: int, size_mb: int) -> tuple[float, float]:
+    found = rows.select(what="figure 10", setup=setup, writers=writers, size_mb=size_mb)
+    values = [row[figure] for row in found]
+    return min(values, default=math.nan), max(values, default=math.nan)

@@ -71,4 +71,14 @@ def test_gaps_count_against_proven_optima_only() -> None:
     assert report.worst_gap(rows, "repaired", 2, 17, "one slot") is None
     goals = {goal.name: goal for goal in report.find_goals(rows)}
     assert not goals["repaired: gap from the optimum, worst case and round"].holds
-    assert goals["cases with a proven optimum"].value == 1
+
+
+def test_irregular_networks_are_goals() -> None:
+    """The worst network with a proven optimum decides, and too few proven ones fail."""
+    rows = Rows()
+    for chunks, proven in ((10, True), (9, True), (5, False)):
+        rows.add(load="irregular", planner="repaired", levels=3, hosts=20, chunks=chunks, most=10, proven=proven)
+    gap, proven_share = (goal for goal in report.find_goals(rows) if "irregular networks of 3" in goal.name)
+    assert (gap.value, gap.holds) == (0.1, False)
+    assert (proven_share.value, proven_share.holds) == (pytest.approx(2 / 3, abs=1e-3), False)
+    assert report.irregular(rows, "repaired", 3)["optimal"] == 1
