@@ -13,7 +13,7 @@ from pathlib import Path
 
 from scheduler.hdfs.cluster import ClusterOptions, HdfsCluster, loopback_nodes, network
 from scheduler.hdfs.errors import HdfsError
-from scheduler.hdfs.jars import default_cache, policy_jar
+from scheduler.hdfs.jars import HADOOP_VERSION, RELEASES, default_cache, hadoop_release, policy_jar
 from scheduler.hdfs.runtime import hadoop
 from scheduler.topology_file import topology_toml
 
@@ -33,6 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of hdfs-site.xml; may be repeated"
     )
+    parser.add_argument(
+        "--hadoop",
+        default=HADOOP_VERSION,
+        metavar="VERSION",
+        help=f"{', '.join(RELEASES)}, or a release of one of them (default: {HADOOP_VERSION})",
+    )
     parser.add_argument("--jar", action="store_true", help="only build the placement policy and print where its jar is")
     parser.add_argument("--json", action="store_true", help="print what is ready as one JSON object")
 
@@ -44,7 +50,7 @@ def main(arguments: argparse.Namespace) -> int:
         print(f"cairn hdfs: {problem}", file=sys.stderr)
         return 2
     if arguments.jar:
-        return _print_jar(arguments.cache or default_cache())
+        return _print_jar(arguments.cache or default_cache(), hadoop_release(arguments.hadoop))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
     settings = dict(entry.split("=", 1) for entry in arguments.set)
@@ -52,7 +58,8 @@ def main(arguments: argparse.Namespace) -> int:
     options = ClusterOptions(namenode_address=arguments.listen, settings=settings)
     try:
         print("cairn hdfs: preparing (the first time, Maven fetches 68 MB)", file=sys.stderr, flush=True)
-        with HdfsCluster(arguments.directory, nodes, options, hadoop(arguments.cache)) as hdfs:
+        runtime = hadoop(arguments.cache, hadoop_release(arguments.hadoop))
+        with HdfsCluster(arguments.directory, nodes, options, runtime) as hdfs:
             if arguments.topology is not None:
                 comment = "The DataNodes of a `cairn hdfs`."
                 arguments.topology.write_text(topology_toml(network(nodes, arguments.uplink), comment=comment))
@@ -66,9 +73,9 @@ def main(arguments: argparse.Namespace) -> int:
         return 1
 
 
-def _print_jar(cache: Path) -> int:
+def _print_jar(cache: Path, version: str) -> int:
     try:
-        print(policy_jar(cache))
+        print(policy_jar(cache, version))
     except (HdfsError, OSError) as error:
         print(f"cairn hdfs: {error}", file=sys.stderr)
         return 1
@@ -98,6 +105,10 @@ def _problem(arguments: argparse.Namespace) -> str | None:
         return f"--racks {arguments.racks}: must be from 1 to the number of DataNodes, {arguments.datanodes}"
     if arguments.uplink < 1:
         return f"--uplink {arguments.uplink}: must be 1 or more"
+    try:
+        hadoop_release(arguments.hadoop)
+    except HdfsError as error:
+        return f"--hadoop: {error}"
     bad = next((entry for entry in arguments.set if "=" not in entry), None)
     return f"--set {bad}: must be KEY=VALUE, such as dfs.replication=2" if bad else None
 

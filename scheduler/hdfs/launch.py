@@ -44,12 +44,14 @@ log4j.appender.out.layout.ConversionPattern=%d{ISO8601} %p %c{1}: %m%n
 class Runtime(NamedTuple):
     """What daemons run from: a class path, and where the archives of loaded classes and an empty name space are kept.
 
-    Without `archives` a daemon starts slower; `record` makes it write an archive when it ends.
+    Without `archives` a daemon starts slower; `record` makes it write an archive when it ends. `options`: what this
+    Hadoop needs of the JVM.
     """
 
     class_path: str
     archives: Path | None = None
     record: bool = False
+    options: tuple[str, ...] = ()
 
     def archive_options(self, role: str) -> list[str]:
         """The JVM's options about its archive of loaded classes."""
@@ -156,6 +158,7 @@ def java_command(
     return [
         find_java(),
         *SMALL_JVM,
+        *runtime.options,
         f"-Xmx{heap_mb}m",
         *runtime.archive_options(role),
         f"-Dlog4j.configuration=file:{directory / 'log4j.properties'}",

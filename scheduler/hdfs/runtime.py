@@ -15,7 +15,7 @@ from pathlib import Path
 from hdfs import InsecureClient
 
 from scheduler.hdfs.errors import HdfsError
-from scheduler.hdfs.jars import class_path, default_cache, made_once
+from scheduler.hdfs.jars import HADOOP_VERSION, class_path, default_cache, made_once
 from scheduler.hdfs.launch import Daemon, Keeper, Runtime, find_java
 from scheduler.hdfs.layout import (
     NameNodePlace,
@@ -29,22 +29,27 @@ from scheduler.hdfs.layout import (
 from scheduler.hdfs.probe import wait_state
 
 RECORD_S = 120.0
+MODULES_CLOSED = "3.5."
+"""Releases that leave the JVM's own modules alone."""
+OPENS = ("--add-opens=java.base/java.lang=ALL-UNNAMED",)
+"""WebHDFS of Hadoop 3.3 and 3.4 defines classes at run time, which Java 17 refuses unless told."""
 
 
-def hadoop(cache: Path | None = None) -> Runtime:
-    """All that is needed to start daemons; makes what is missing. Raises HdfsUnavailable, HdfsError."""
+def hadoop(cache: Path | None = None, version: str = HADOOP_VERSION) -> Runtime:
+    """All that is needed to start daemons of this release; makes what is missing. Raises HdfsUnavailable, HdfsError."""
     cache = default_cache() if cache is None else cache
-    path = class_path(cache)
+    path = class_path(cache, version)
     java = subprocess.run([find_java(), "-version"], capture_output=True, text=True, check=False).stderr
+    options = () if version.startswith(MODULES_CLOSED) else OPENS
     name = hashlib.sha256(f"{path}\0{java}".encode()).hexdigest()[:16]
 
     def record(work: Path) -> Path:
         start = work / "start"
         start.mkdir()
-        _record(Runtime(path, start, record=True), work / "run")
+        _record(Runtime(path, start, record=True, options=options), work / "run")
         return start
 
-    return Runtime(path, made_once(cache, f"hdfs-start-{name}", record))
+    return Runtime(path, made_once(cache, f"hdfs-start-{name}", record), options=options)
 
 
 def _record(runtime: Runtime, directory: Path) -> None:

@@ -125,6 +125,8 @@ def test_bad_options_are_named(capsys: pytest.CaptureFixture[str]) -> None:
         (["--racks", "5"], "from 1 to the number of DataNodes, 4"),
         (["--uplink", "0"], "1 or more"),
         (["--set", "x"], "KEY=VALUE"),
+        (["--hadoop", "3.2"], "must be one of 3.3, 3.4, 3.5"),
+        (["--jar", "--hadoop", "latest"], "must be one of 3.3, 3.4, 3.5"),
     ):
         assert main(["hdfs", *options]) == 2
         assert why in capsys.readouterr().err

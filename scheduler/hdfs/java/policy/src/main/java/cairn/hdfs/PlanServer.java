@@ -1,18 +1,20 @@
 package cairn.hdfs;
 
+import com.fasterxml.jackson.core.JsonProcessingException;
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.ObjectMapper;
 import com.fasterxml.jackson.databind.node.ArrayNode;
 import com.fasterxml.jackson.databind.node.ObjectNode;
 import com.sun.net.httpserver.HttpExchange;
 import com.sun.net.httpserver.HttpServer;
+import java.io.ByteArrayOutputStream;
 import java.io.IOException;
 import java.io.InputStream;
 import java.io.UncheckedIOException;
 import java.net.InetSocketAddress;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
-import java.nio.file.Path;
+import java.nio.file.Paths;
 import java.security.MessageDigest;
 import java.util.ArrayList;
 import java.util.List;
@@ -76,7 +78,8 @@ public final class PlanServer extends Configured implements ServicePlugin {
             throw new IllegalStateException(TOKEN_FILE_KEY + " is not set: name a file that holds the token");
         }
         try {
-            token = Files.readString(Path.of(file)).strip().getBytes(StandardCharsets.UTF_8);
+            String secret = new String(Files.readAllBytes(Paths.get(file)), StandardCharsets.UTF_8).trim();
+            token = secret.getBytes(StandardCharsets.UTF_8);
             if (token.length == 0) {
                 throw new IllegalStateException(TOKEN_FILE_KEY + ": " + file + " is empty");
             }
@@ -118,32 +121,59 @@ public final class PlanServer extends Configured implements ServicePlugin {
         stop();
     }
 
-    private record Answer(int status, JsonNode body) {}
+    private static final class Answer {
+        final int status;
+        final JsonNode body;
+
+        Answer(int status, JsonNode body) {
+            this.status = status;
+            this.body = body;
+        }
+    }
+
+    /** One plan of a request. */
+    private static final class Entry {
+        final String path;
+        final List<String> hosts;
+        final long ttlMs;
+
+        Entry(String path, List<String> hosts, long ttlMs) {
+            this.path = path;
+            this.hosts = hosts;
+            this.ttlMs = ttlMs;
+        }
+    }
 
     private void answer(HttpExchange exchange) throws IOException {
-        try (exchange) {
+        try {
             Answer answer;
             try {
                 byte[] body = body(exchange);
                 answer = allowed(exchange) ? handle(exchange, body) : error(401, "Authorization: Bearer TOKEN is needed");
-            } catch (IllegalArgumentException | com.fasterxml.jackson.core.JsonProcessingException problem) {
+            } catch (IllegalArgumentException | JsonProcessingException problem) {
                 answer = error(400, problem.getMessage());
             }
-            byte[] bytes = json.writeValueAsBytes(answer.body());
+            byte[] bytes = json.writeValueAsBytes(answer.body);
             exchange.getResponseHeaders().set("Content-Type", "application/json");
             exchange.getResponseHeaders().set(RUN_HEADER, run);
-            exchange.sendResponseHeaders(answer.status(), bytes.length);
+            exchange.sendResponseHeaders(answer.status, bytes.length);
             exchange.getResponseBody().write(bytes);
+        } finally {
+            exchange.close();
         }
     }
 
     private static byte[] body(HttpExchange exchange) throws IOException {
         try (InputStream stream = exchange.getRequestBody()) {
-            byte[] body = stream.readNBytes(BODY_BYTES_MAX + 1);
-            if (body.length > BODY_BYTES_MAX) {
-                throw new IllegalArgumentException("body: at most " + BODY_BYTES_MAX + " bytes");
+            ByteArrayOutputStream body = new ByteArrayOutputStream();
+            byte[] piece = new byte[8192];
+            for (int read = stream.read(piece); read >= 0; read = stream.read(piece)) {
+                body.write(piece, 0, read);
+                if (body.size() > BODY_BYTES_MAX) {
+                    throw new IllegalArgumentException("body: at most " + BODY_BYTES_MAX + " bytes");
+                }
             }
-            return body;
+            return body.toByteArray();
         }
     }
 
@@ -157,12 +187,16 @@ public final class PlanServer extends Configured implements ServicePlugin {
         if (!exchange.getRequestURI().getPath().equals("/v1/plans")) {
             return error(404, "no such path: there is /v1/plans");
         }
-        return switch (exchange.getRequestMethod()) {
-            case "GET" -> new Answer(200, list());
-            case "PUT" -> put(json.readTree(body));
-            case "DELETE" -> delete(json.readTree(body));
-            default -> error(405, "GET, PUT or DELETE");
-        };
+        switch (exchange.getRequestMethod()) {
+            case "GET":
+                return new Answer(200, list());
+            case "PUT":
+                return put(json.readTree(body));
+            case "DELETE":
+                return delete(json.readTree(body));
+            default:
+                return error(405, "GET, PUT or DELETE");
+        }
     }
 
     private JsonNode list() {
@@ -181,12 +215,11 @@ public final class PlanServer extends Configured implements ServicePlugin {
     }
 
     private Answer put(JsonNode body) {
-        record Entry(String path, List<String> hosts, long ttlMs) {}
         List<Entry> parsed = new ArrayList<>(); // all of them, before the first is kept
         for (JsonNode entry : list(body, "plans")) {
             List<String> hosts = new ArrayList<>();
             list(entry, "hosts").forEach(host -> hosts.add(host.asText()));
-            if (hosts.isEmpty() || hosts.size() > HOSTS_MAX || !hosts.stream().allMatch(HOST.asMatchPredicate())) {
+            if (hosts.isEmpty() || hosts.size() > HOSTS_MAX || !hosts.stream().allMatch(host -> HOST.matcher(host).matches())) {
                 throw new IllegalArgumentException("hosts: 1 to " + HOSTS_MAX + " DataNodes, by host name, IP or IP:port");
             }
             long ttlMs = entry.path("ttl_ms").asLong(TTL_MS_DEFAULT);
@@ -196,7 +229,7 @@ public final class PlanServer extends Configured implements ServicePlugin {
             parsed.add(new Entry(path(entry.path("path")), hosts, ttlMs));
         }
         for (Entry plan : parsed) {
-            if (!table.put(plan.path(), plan.hosts(), plan.ttlMs())) {
+            if (!table.put(plan.path, plan.hosts, plan.ttlMs)) {
                 return error(507, "the table is full: forget what is written, or give shorter ttl_ms");
             }
         }

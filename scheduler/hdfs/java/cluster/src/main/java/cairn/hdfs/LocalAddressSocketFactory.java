@@ -63,7 +63,8 @@ public final class LocalAddressSocketFactory extends SocketFactory implements Co
 
     @Override
     public boolean equals(Object other) {
-        return other instanceof LocalAddressSocketFactory that && that.address().equals(address());
+        return other instanceof LocalAddressSocketFactory
+                && ((LocalAddressSocketFactory) other).address().equals(address());
     }
 
     @Override

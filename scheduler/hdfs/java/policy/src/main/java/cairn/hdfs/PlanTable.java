@@ -1,6 +1,8 @@
 package cairn.hdfs;
 
 import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.Collections;
 import java.util.List;
 import java.util.Map;
 import java.util.TreeMap;
@@ -14,14 +16,44 @@ import java.util.function.LongSupplier;
  */
 public final class PlanTable {
     /** How many placements followed something, and how many could not. */
-    public record Counts(AtomicLong used, AtomicLong refused) {
-        Counts() {
-            this(new AtomicLong(), new AtomicLong());
+    public static final class Counts {
+        private final AtomicLong used = new AtomicLong();
+        private final AtomicLong refused = new AtomicLong();
+
+        public AtomicLong used() {
+            return used;
+        }
+
+        public AtomicLong refused() {
+            return refused;
         }
     }
 
     /** One chain, when it ends (on the table's clock, in ms), and what became of it. */
-    public record Plan(String path, List<String> hosts, long expiresMs, Counts counts) {}
+    public static final class Plan {
+        private final String path;
+        private final List<String> hosts;
+        private final long expiresMs;
+        private final Counts counts = new Counts();
+
+        Plan(String path, List<String> hosts, long expiresMs) {
+            this.path = path;
+            this.hosts = Collections.unmodifiableList(new ArrayList<>(hosts));
+            this.expiresMs = expiresMs;
+        }
+
+        public String path() {
+            return path;
+        }
+
+        public List<String> hosts() {
+            return hosts;
+        }
+
+        public Counts counts() {
+            return counts;
+        }
+    }
 
     /** The table that the NameNode's plugin fills and its placement policy reads. */
     public static final PlanTable SHARED = new PlanTable(100_000, () -> System.nanoTime() / 1_000_000);
@@ -47,7 +79,7 @@ public final class PlanTable {
                 return false;
             }
         }
-        plans.put(path, new Plan(path, List.copyOf(hosts), clockMs.getAsLong() + ttlMs, new Counts()));
+        plans.put(path, new Plan(path, hosts, clockMs.getAsLong() + ttlMs));
         return true;
     }
 
@@ -62,7 +94,7 @@ public final class PlanTable {
         long now = clockMs.getAsLong();
         while (true) {
             Plan plan = plans.get(path.isEmpty() ? "/" : path);
-            if (plan != null && plan.expiresMs() > now) {
+            if (plan != null && plan.expiresMs > now) {
                 return plan;
             }
             if (path.isEmpty()) {
@@ -80,13 +112,13 @@ public final class PlanTable {
 
     private void expire() {
         long now = clockMs.getAsLong();
-        plans.values().removeIf(plan -> plan.expiresMs() <= now);
+        plans.values().removeIf(plan -> plan.expiresMs <= now);
     }
 
     /** Counts what the policy did with a chain. */
     public void count(Plan plan, boolean wasUsed) {
-        for (Counts each : List.of(counts, plan.counts())) {
-            (wasUsed ? each.used() : each.refused()).incrementAndGet();
+        for (Counts each : Arrays.asList(counts, plan.counts)) {
+            (wasUsed ? each.used : each.refused).incrementAndGet();
         }
     }
 

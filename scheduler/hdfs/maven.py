@@ -1,0 +1,76 @@
+"""Runs Maven, and finds the compiler that it needs.
+
+Invariants:
+* Nothing but Maven talks to a repository, so its own configuration (mirrors, proxies) holds.
+* What compiles runs with the JDK that was found, and never with a Java of Maven's choice that may have no compiler.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from scheduler.hdfs.errors import HdfsUnavailable
+
+JDK_OLDEST = 17
+"""Hadoop 3.5's classes and our tests are Java 17's."""
+MAVEN_SECONDS = 900
+"""68 MB of jars: 30 s with a near mirror."""
+MAVEN_PACKAGES = "Debian 12, Ubuntu: apt-get install maven openjdk-17-jdk-headless; Debian 13: openjdk-21-jdk-headless"
+
+
+def maven(arguments: Sequence[str], what: str, jdk: Path | None = None) -> None:
+    """Run Maven, without the network if it has all it needs.
+
+    `what` it does, for errors; `jdk`: the home of the Java it runs with, None: the one it finds. Raises
+    HdfsUnavailable with what it printed.
+    """
+    program = shutil.which("mvn")
+    if program is None:
+        raise HdfsUnavailable(f"no mvn on the path: Maven must {what} ({MAVEN_PACKAGES})")
+    environment = dict(os.environ) if jdk is None else {**os.environ, "JAVA_HOME": str(jdk)}
+    for offline in (["-o"], []):
+        command = [program, "-q", "-B", *offline, *arguments]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=MAVEN_SECONDS, check=False, env=environment
+            )
+        except subprocess.TimeoutExpired as error:
+            raise HdfsUnavailable(f"Maven could not {what} in {MAVEN_SECONDS} s") from error
+        if done.returncode == 0:
+            return
+    raise HdfsUnavailable(f"Maven could not {what}: {done.stdout[-3000:]}{done.stderr[-1000:]}")
+
+
+def find_jdk() -> Path:
+    """The home of a JDK 17 or newer: of JAVA_HOME, of the `java` on the path, or of the `javac` there.
+
+    Raises HdfsUnavailable, with what was found instead.
+    """
+    seen = []
+    for home in dict.fromkeys(_homes()):
+        compiler = home / "bin" / "javac"
+        if not compiler.is_file():
+            seen.append(f"{home} has no javac")
+            continue
+        said = subprocess.run([str(compiler), "-version"], capture_output=True, text=True, check=False)
+        version = re.search(r"javac (\d+)", said.stdout + said.stderr)  # Java 8 says it on standard error
+        if version and int(version[1]) >= JDK_OLDEST:
+            return home
+        seen.append(f"{home} is older")
+    found = "; ".join(seen) or "there is no java on the path"
+    raise HdfsUnavailable(
+        f"no JDK {JDK_OLDEST} or newer: the placement policy must be compiled, and a Java runtime has no compiler "
+        f"({found}; {MAVEN_PACKAGES})"
+    )
+
+
+def _homes() -> Iterator[Path]:
+    if os.environ.get("JAVA_HOME"):
+        yield Path(os.environ["JAVA_HOME"])
+    for name in ("java", "javac"):
+        program = shutil.which(name)
+        if program is not None:
+            yield Path(program).resolve().parents[1]
