@@ -1,17 +1,17 @@
 """Figure 5: what checkpoints cost, for each load, at the paper's rate and at full speed.
 
-The four kinds of a load run side by side, each in turn for a slice: A B C D, D C B A, and so on (ABBA for each pair).
-Such a block gives one sample of each ratio; what drifts within it cancels out.
+The four kinds of a load run side by side, each in turn for a slice: A B C D D C B A, then B C D A A D C B, and so on
+(ABBA for each pair). Such a block gives one sample of each ratio; what drifts within it cancels out.
 
 Invariants:
-* Nothing is compared before it is known to have done its work: the G_opens and results of each run are counted again
-  from the items alone, and must be equal.
+* Beside what a run wrote stands what its items demand, counted from them alone: a goal compares the two, and a run that
+  wrote something else is not compared with others.
 * Processor time is that of this process and of the sidecar together, what the sidecar does behind a slice included.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from typing import NamedTuple
 
@@ -32,45 +32,41 @@ class Kind(NamedTuple):
     policy: Callable[[], Policy] = NoChecks
 
 
-class NoWork(AssertionError):
-    """A run did not write what its load must write: its figures would say nothing."""
+def in_turn(names: Sequence[str], block: int) -> list[str]:
+    """The order of a block's slices: forth and back, and each time another one begins."""
+    first = block % len(names)
+    forth = [*names[first:], *names[:first]]
+    return [*forth, *reversed(forth)]
 
 
 def interleaved(
-    queries: dict[str, Query], kinds: dict[str, Kind], *, blocks: int, slice_s: float, warm_records: int
+    queries: dict[str, Query], kinds: dict[str, Kind], *, blocks: range, slice_s: float, warm_records: int
 ) -> Iterator[Row]:
-    """Rows of a load: one for each slice, then one for each kind with its counts. Raises NoWork."""
+    """Rows of a load: one for each slice of these blocks, then one for each kind with its counts."""
     with ExitStack() as stack:
         runs: dict[str, Run] = {}
         for name, query in queries.items():
             runs[name] = stack.enter_context(closing(query.start(kinds[name].policy())))
             runs[name].warm_up(warm_records)
-        for block in range(blocks):
-            for name in [*runs, *reversed(runs)]:
+        for block in blocks:
+            for name in in_turn(list(runs), block):
                 one = runs[name].slice(slice_s, settle_s=SETTLE_S)
                 yield {"what": "slice", "kind": name, "round": block, **one._asdict()}
         for name, run in runs.items():
-            yield {"what": "counts", "kind": name, **counted(run.ran(), kinds[name])}
+            yield {"what": "counts", "kind": name, "blocks": len(blocks), **counted(run.ran())}
 
 
-def counted(ran: Ran, kind: Kind) -> Row:
-    """What a run wrote, once it is known to be what its items demand. Raises NoWork."""
+def counted(ran: Ran) -> Row:
+    """What a run wrote since it was started, and what its items demand."""
     figures, bounds = ran.figures, ran.bounds
     source, window = ran.setting.source, ran.setting.window
-    wanted_results = results_of(source, window, figures.records)
-    wanted_opens = opens_of(source, window, bounds) if kind.checkpoints else 0
-    results = figures.emitted - figures.opens - figures.checks
-    if (results, figures.opens) != (wanted_results, wanted_opens):
-        raise NoWork(
-            f"{source.topic}, windows of {window}: {results:,} results and {figures.opens:,} G_opens were written in "
-            f"{len(bounds):,} beats; the items demand {wanted_results:,} and {wanted_opens:,}"
-        )
     return {
         "records": figures.records,
         "beats": len(bounds),
-        "results": results,
+        "results": figures.emitted - figures.opens - figures.checks,
+        "results_wanted": results_of(source, window, figures.records),
         "opens": figures.opens,
-        "opens_wanted": wanted_opens,
+        "opens_wanted": opens_of(source, window, bounds) if ran.setting.checkpoints else 0,
         "checks": figures.checks,
         "closes": figures.closes,
         "seconds": ran.seconds,

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.continuous import figures, paper
+from benchmarks.continuous import figures, intervals, paper
 from benchmarks.continuous.figures import FULL_SPEED, KINDS, LOADS, NATIVE, PAPER_RATE, POLICY
 from benchmarks.continuous.intervals import Interval
 from benchmarks.harness.report import Rows
@@ -19,10 +19,17 @@ from benchmarks.harness.report import Rows
 COLOURS = {NATIVE: "#7f7f7f", figures.NET: "#ff7f0e", figures.DISK: "#1f77b4", POLICY: "#2ca02c"}
 SPEEDS = {PAPER_RATE: 0.9, FULL_SPEED: 0.5}
 """How strong the bars of a speed are."""
+TITLE_CHARACTERS = 45
+"""What fits above a plot, at its width and font: longer titles run into their neighbours."""
 
 
 def draw(rows: Rows, mode: str, path: Path) -> None:
-    """All figures on one page."""
+    """All figures on one page, as a file."""
+    paged(rows, mode).savefig(path, dpi=90)
+
+
+def paged(rows: Rows, mode: str) -> Figure:
+    """All figures on one page; what was not measured stays empty."""
     mpl.rcParams["font.size"] = 8
     page = Figure(figsize=(19, 17), layout="constrained")
     axes: Any = page.subplots(4, 4)
@@ -34,7 +41,7 @@ def draw(rows: Rows, mode: str, path: Path) -> None:
     _loads_by_extent(axes[1][3], rows)
     metrics = (
         ("checks", "G_checks until the crash", None),
-        ("extent_mean", "extent, tuples (mean of the second half)", "extent"),
+        ("extent_mean", "extent, tuples (mean)", "extent"),
         ("to_replay_most", "records to replay, at most", None),
     )
     for axis, (name, unit, theirs) in zip(axes[2], metrics, strict=False):
@@ -47,7 +54,19 @@ def draw(rows: Rows, mode: str, path: Path) -> None:
     page.suptitle(
         f"Continuous eventual checkpoints, the paper's figures 5 to 9 ({mode} run; whiskers: 95 %; crosses: the paper)"
     )
-    page.savefig(path, dpi=90)
+    return page
+
+
+def _title(axis: Axes, text: str) -> None:
+    """A title no wider than its plot; n stays beside its number."""
+    text = text.replace("; n = ", "; n\xa0=\xa0")
+    axis.set_title(textwrap.fill(text, TITLE_CHARACTERS), fontsize=8)
+
+
+def _legend(axis: Axes) -> None:
+    """Of what there is."""
+    if axis.get_legend_handles_labels()[0]:
+        axis.legend(fontsize=7)
 
 
 def _bar(axis: Axes, place: float, found: Interval, scale: float, width: float = 0.8, **look: Any) -> None:
@@ -79,8 +98,8 @@ def _overheads(axis: Axes, rows: Rows, load: str) -> None:
     axis.set_xticks([place + 0.21 for place in range(3)], KINDS[1:])
     axis.set_ylabel("processor time against native, %")
     axis.margins(y=0.15)
-    axis.legend(fontsize=7)
-    axis.set_title(f"Figure 5, {load}: left the paper's rate, right full speed; n = {samples} blocks", fontsize=8)
+    _legend(axis)
+    _title(axis, f"Figure 5, {load}: left the paper's rate, right full speed; n = {samples} blocks")
 
 
 def _throughputs(axis: Axes, rows: Rows, load: str) -> None:
@@ -94,7 +113,7 @@ def _throughputs(axis: Axes, rows: Rows, load: str) -> None:
                 _bar(axis, place + 0.42 * at, found, 1e-3, 0.38, color=COLOURS[kind], alpha=0.8, hatch=hatch)
     axis.set_xticks([place + 0.21 for place in range(len(KINDS))], KINDS)
     axis.set_ylabel("thousand tuples/s at the sink")
-    axis.set_title(f"Figure 5, {load}, full speed: results, and Real (hatched); n = {samples} slices", fontsize=8)
+    _title(axis, f"Figure 5, {load}, full speed: results, and Real (hatched); n = {samples} slices")
 
 
 def _loading(axis: Axes, rows: Rows) -> None:
@@ -108,8 +127,8 @@ def _loading(axis: Axes, rows: Rows) -> None:
     axis.set_xticks([0, 1], [figures.COLD, figures.WARM])
     axis.set_ylabel("M windows/s")
     axis.set_ylim(bottom=0)
-    axis.legend(fontsize=7)
-    axis.set_title("Windows loaded a second", fontsize=8)
+    _legend(axis)
+    _title(axis, "Windows loaded a second")
 
 
 def _loads_by_extent(axis: Axes, rows: Rows) -> None:
@@ -121,8 +140,8 @@ def _loads_by_extent(axis: Axes, rows: Rows) -> None:
     axis.xaxis.set_major_formatter(lambda tuples, _: f"{tuples / 1000:,.0f} k")
     axis.set_xlabel("tuples read")
     axis.set_ylabel("EC load, s (logarithmic)")
-    axis.legend(fontsize=7)
-    axis.set_title("Figures 6 and 7: load by extent", fontsize=8)
+    _legend(axis)
+    _title(axis, "Figures 6 and 7: load by extent")
 
 
 def _target_axis(axis: Axes, rows: Rows) -> list[tuple[float, str, int]]:
@@ -144,16 +163,18 @@ def _targets(axis: Axes, rows: Rows, name: str, unit: str, theirs: str | None) -
             axis.plot([place - 0.4, place + 0.4], [bound, bound], color="black", linestyle="--", linewidth=1)
     axis.yaxis.set_major_formatter(lambda number, _: f"{number / 1000:,.0f} k")
     axis.set_ylabel(unit)
-    axis.set_title(f"Figures 6 and 7: {unit.split(',')[0]} (dashed: the target; n = 1 run)", fontsize=8)
+    _title(axis, f"Figures 6 and 7: {unit.split(',')[0]} (dashed: the target; n = 1 run)")
 
 
 def _target_loads(axis: Axes, rows: Rows) -> None:
+    samples = 0
     for place, target, value in _target_axis(axis, rows):
         found = figures.loads_of(rows, target, value)
         if found is not None:
+            samples = found.n
             _bar(axis, place, found, 1000, color=_target_colour(target))
     axis.set_ylabel("EC load, ms")
-    axis.set_title("Figures 6 and 7: EC load (the paper: 2,500 to 27,000 ms)", fontsize=8)
+    _title(axis, f"Figures 6 and 7: EC load (the paper: 2,500 to 27,000 ms); n = {samples} loads")
 
 
 def _target_colour(target: str) -> str:
@@ -166,11 +187,11 @@ def _curves(axis: Axes, rows: Rows) -> None:
         means: Mapping[Any, float] = row["response_by_second_s"]
         label = "no checks" if period is None else f"CP {period} ms"
         axis.plot([int(second) for second in means], list(means.values()), "o-", markersize=3, label=label)
-    axis.set_xlabel("seconds of the run (first round)")
+    axis.set_xlabel("seconds of the run (first turn)")
     axis.set_ylabel("response time, s")
     axis.set_ylim(bottom=0)
-    axis.legend(fontsize=7)
-    axis.set_title("Figure 8: response time over time, means of each second", fontsize=8)
+    _legend(axis)
+    _title(axis, "Figure 8: response time over time, means of each second")
 
 
 def _responses(axis: Axes, rows: Rows) -> None:
@@ -184,19 +205,22 @@ def _responses(axis: Axes, rows: Rows) -> None:
         axis.plot([place], [paper.FIGURE_8[period] / paper.FIGURE_8[None]], "x", color="red")
     axis.set_xticks(range(len(shown)), [f"CP {period} ms" for period in shown])
     axis.set_ylabel("response time, × without checks")
-    axis.set_title(f"Figure 8: response time by CP, CI 10 ms; n = {samples} rounds", fontsize=8)
+    _title(axis, f"Figure 8: response time by CP, CI 10 ms; n = {samples} turns")
 
 
 def _extents(axis: Axes, rows: Rows) -> None:
     shown = figures.periods(rows)
+    samples = 0
     for place, period in enumerate(shown):
         values = [row["extent_mean"] for row in rows.select(what="period", period_ms=period)]
-        axis.bar([place], [float(np.median(values))], color="#1f77b4")
+        found = intervals.of_values(values)
+        samples = found.n
+        _bar(axis, place, found, 1, color="#1f77b4")
         axis.plot([place] * len(values), values, ".", color="black", alpha=0.6)
     axis.set_xticks(range(len(shown)), ["no checks" if period is None else f"CP {period} ms" for period in shown])
     axis.yaxis.set_major_formatter(lambda number, _: f"{number / 1000:,.0f} k")
     axis.set_ylabel("extent, tuples")
-    axis.set_title("Figure 9: extent by CP (median; dots: rounds)", fontsize=8)
+    _title(axis, f"Figure 9: extent by CP; n = {samples} turns (dots)")
 
 
 def _trade_off(axis: Axes, rows: Rows) -> None:
@@ -207,5 +231,5 @@ def _trade_off(axis: Axes, rows: Rows) -> None:
     axis.yaxis.set_major_formatter(lambda number, _: f"{number / 1000:,.0f} k")
     axis.set_xlabel("response time, s")
     axis.set_ylabel("extent, tuples")
-    axis.legend(fontsize=7)
-    axis.set_title("Figures 8 and 9: what response time buys, each round", fontsize=8)
+    _legend(axis)
+    _title(axis, "Figures 8 and 9: what response time buys, each turn")

@@ -5,6 +5,8 @@ Invariant: everything is computed from the rows; what was not measured is None.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from benchmarks.continuous import intervals, paper
 from benchmarks.continuous.intervals import Interval
 from benchmarks.harness.report import Row, Rows
@@ -19,6 +21,7 @@ NONE, COST = "none", "cost-benefit"
 COLD, WARM = "cold", "warm"
 OVERHEAD = {PAPER_RATE: 0.02, FULL_SPEED: 0.05}
 """Of native's processor time."""
+COUNTS = ("beats", "results", "opens", "checks", "closes")
 WINDOWS_PER_S = 2e6
 RESPONSE: dict[int, float] = {
     period: seconds / paper.FIGURE_8[None] if period < 250 else 1.05
@@ -61,6 +64,24 @@ def throughput_of(rows: Rows, workload: str, speed: str, kind: str, figure: str 
     return intervals.of_values([count / row["seconds"] for count, row in zip(counts, slices, strict=True)])
 
 
+def counts_of(rows: Rows, workload: str, speed: str, kind: str) -> dict[str, int]:
+    """What the runs of a kind wrote, all rounds together; nothing if it was not measured."""
+    found = rows.select(what="counts", workload=workload, speed=speed, kind=kind)
+    return {name: sum(row[name] for row in found) for name in COUNTS} if found else {}
+
+
+def miscounts(rows: Sequence[Row]) -> int:
+    """By how many G_opens and results these runs differ from what their items demand."""
+    return sum(abs(row[name] - row[f"{name}_wanted"]) for row in rows for name in ("opens", "results"))
+
+
+def is_comparable(rows: Rows, workload: str, speed: str, kind: str) -> bool:
+    """Whether a kind's runs and native's wrote what their items demand."""
+    return not any(
+        miscounts(rows.select(what="counts", workload=workload, speed=speed, kind=name)) for name in (kind, NATIVE)
+    )
+
+
 def overheads(rows: Rows) -> list[Row]:
     """All of them, with their intervals."""
     found = []
@@ -69,7 +90,8 @@ def overheads(rows: Rows) -> list[Row]:
             for kind in KINDS[1:]:
                 overhead = overhead_of(rows, workload, speed, kind)
                 if overhead is not None:
-                    found.append({"workload": workload, "speed": speed, "kind": kind, **overhead._asdict()})
+                    written = counts_of(rows, workload, speed, kind)
+                    found.append({"workload": workload, "speed": speed, "kind": kind, **overhead._asdict(), **written})
     return found
 
 
@@ -94,8 +116,10 @@ def loading_of(rows: Rows, storage: str) -> Interval | None:
 
 
 def recoveries(rows: Rows) -> list[Row]:
-    """The runs of figures 6 and 7, in their order."""
-    return rows.select(what="recovery")
+    """The runs of figures 6 and 7: none, Q, U, cost-benefit, each from the smallest value on."""
+    return sorted(
+        rows.select(what="recovery"), key=lambda row: ((NONE, "Q", "U", COST).index(row["target"]), row["value"])
+    )
 
 
 def target_title(target: str, value: int) -> str:

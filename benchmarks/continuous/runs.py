@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -283,11 +282,15 @@ class Run:
         """Stop as a crash would."""
         self._port.close()
 
-    def warm_up(self, records: int) -> None:
-        """Process so many records at full speed: they are no part of any slice."""
+    def warm_up(self, records: int, settle_s: float = 0.0) -> None:
+        """Process so many records at full speed, then what comes in `settle_s` at the source's rate: neither is part of
+        any slice.
+        """
         rate, self._port.rate = self._port.rate, 0.0
         self.slice(math.inf, records=records)
         self._port.restart(rate)
+        if settle_s:
+            self.slice(settle_s)
         self._slices.clear()
 
     def slice(self, seconds: float, *, records: int | None = None, finish: bool = True, settle_s: float = 0.0) -> Slice:
@@ -370,12 +373,18 @@ class Query:
         return Run(self._setting, timeline, port, core, loop, self._sidecar_pid)
 
     def run(
-        self, policy: Policy, *, seconds: float = math.inf, records: int | None = None, warm_records: int = 0
+        self,
+        policy: Policy,
+        *,
+        seconds: float = math.inf,
+        records: int | None = None,
+        warm_records: int = 0,
+        settle_s: float = 0.0,
     ) -> Ran:
         """Process for so long, or so many records, behind those of the warm-up; then crash."""
         with closing(self.start(policy)) as started:
             if warm_records:
-                started.warm_up(warm_records)
+                started.warm_up(warm_records, settle_s)
             started.slice(seconds, records=records, finish=False)
             return started.ran()
 
@@ -414,6 +423,26 @@ class Query:
         )
 
 
-def settled(beats: Sequence[Progress]) -> Sequence[Progress]:
-    """The second half of a run, in which windows are in all stages of their lives."""
-    return beats[len(beats) // 2 :]
+def standing(ran: Ran) -> dict[str, Any]:
+    """Where a run stood at its end, and at every beat since its warm-up. What is `most` leaves out what the beat itself
+    brought, which a policy sees only at the beat's end.
+    """
+    told = [beat.figures for beat in ran.timeline.beats]
+    records, emitted, extents, replays = (
+        np.array([getattr(figures, name) for figures in told], np.int64)
+        for name in ("records", "emitted", "extent", "to_replay")
+    )
+    judged = records >= ran.slices[0].first_record
+    extents, replays = extents[judged], replays[judged]
+    at_end = ran.figures
+    return {
+        "windows": at_end.windows,
+        "checks": at_end.checks,
+        "closes": at_end.closes,
+        "extent": at_end.extent,
+        "extent_mean": float(extents.mean()),
+        "extent_most": int((extents - np.diff(emitted, prepend=0)[judged]).max()),
+        "to_replay": at_end.to_replay,
+        "to_replay_most": int((replays - np.diff(records, prepend=0)[judged]).max()),
+        "beats": int(judged.sum()),
+    }

@@ -56,8 +56,10 @@ class Rows:
         self.all: list[Row] = []
 
     def add(self, **row: Any) -> None:
-        """Keep one measurement; floats are rounded to five places."""
-        self.all.append({key: round(value, 5) if isinstance(value, float) else value for key, value in row.items()})
+        """Keep one measurement; floats keep six significant digits, however small they are."""
+        self.all.append(
+            {key: float(f"{value:.6g}") if isinstance(value, float) else value for key, value in row.items()}
+        )
 
     def select(self, **wanted: Any) -> list[Row]:
         """The rows that have these values."""

@@ -26,6 +26,8 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 RESULTS: Final = ROOT / "benchmarks" / "results"
 TRIALS: Final = ROOT / "build" / "benchmarks"
 FULL: Final = "full"
+PARTIAL: Final = "partial"
+"""The mode of a run that left something out, or was ended by an error."""
 
 _SIDECAR = ("logstore", ":!logstore/testing")
 _OPERATORS = ("spe_adapter/cec", "spe_adapter/state", "spe_adapter/operators", "spe_adapter/codec")

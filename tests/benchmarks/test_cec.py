@@ -1,21 +1,27 @@
 """The benchmark of continuous checkpoints still works: its items, its counts, its intervals, and a tiny run."""
 
+import io
 import json
 import math
 import os
 import subprocess
 import sys
+from functools import partial
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from rich.console import Console
 
-from benchmarks.continuous import figures, intervals, items, report
-from benchmarks.continuous.baseline import Kind, NoWork, counted
+from benchmarks.cec import ENDING_S, FULL, SMOKE, Benchmark, finish
+from benchmarks.continuous import drawing, figures, intervals, items, report
+from benchmarks.continuous.baseline import counted, in_turn
 from benchmarks.continuous.items import Source
-from benchmarks.continuous.runs import Ran, Setting, Slice, Timeline, divided
-from benchmarks.harness.report import Rows
+from benchmarks.continuous.runs import Ran, Setting, Slice, Timeline, divided, standing
+from benchmarks.harness.process import PeerFailed
+from benchmarks.harness.report import Row, Rows
 from logstore.format.control import encode_control_record
 from logstore.format.private import Part
 from spe_adapter.codec.encode import Columns, encode
@@ -54,7 +60,130 @@ def test_smoke_run(tmp_path: Path) -> None:
             assert row["opens"] > 0 or row["workload"] == figures.FAST
             assert row["closes"] > 0 or row["workload"] == figures.SLOW
     assert (tmp_path / "cec.png").read_bytes().startswith(b"\x89PNG")
+    assert all(goal["holds"] for goal in results["goals"] if "that the items demand" in goal["name"])
+    (costs,) = (row for row in results["rows"] if row["what"] == "costs")
+    assert min(costs["footprint_s"], costs["tuple_s"]) > 0
+    assert_every_part_can_be_published(results["rows"], tmp_path / "parts")
+    (tmp_path / "parts").rmdir()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cec.json", "cec.png"]
+
+
+def assert_every_part_can_be_published(rows: list[Row], directory: Path) -> None:
+    """Whatever an error leaves of a run's rows becomes tables, JSON and a plot."""
+    kept = Rows()
+    console = Console(file=io.StringIO())
+    for first in range(0, len(rows) + 1, max(1, len(rows) // 4)):
+        kept.all = rows[:first]
+        report.publish(kept, {"mode": "partial"}, directory, console)
+        for name in ("cec.json", "cec.png"):
+            (directory / name).unlink()
+
+
+class Clock:
+    """Time that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def passes(self, seconds: float) -> None:
+        """So long."""
+        self.now_s += seconds
+
+
+def test_a_part_that_would_end_too_late_is_left_out_by_name(tmp_path: Path) -> None:
+    """How long it takes is known from the rounds before; parts that are shorter still fit in."""
+    clock = Clock()
+    benchmark = Benchmark(FULL, tmp_path, Console(file=io.StringIO()), clock)
+    benchmark.part("long", "long, round 0", partial(clock.passes, 300.0))
+    benchmark.part("short", "short, round 0", partial(clock.passes, 10.0))
+    clock.now_s = FULL.limit_seconds - ENDING_S - 200.0
+    benchmark.part("long", "long, round 1", partial(clock.passes, 300.0))
+    benchmark.part("short", "short, round 1", partial(clock.passes, 10.0))
+    assert benchmark.left_out == ["long, round 1: the run's time was up"]
+    assert clock.now_s == FULL.limit_seconds - ENDING_S - 190.0
+
+
+def test_a_full_run_decides_its_goals() -> None:
+    """Each kind of figure 5 runs for half a minute at each speed, each CP at least five times, within half an hour."""
+    assert 2 * FULL.blocks * FULL.rounds * FULL.slice_s >= 30
+    assert FULL.period_turns * FULL.rounds >= 5
+    assert FULL.large_loads * FULL.rounds >= 9
+    assert FULL.limit_seconds <= 1800
+
+
+def test_what_a_broken_run_measured_is_kept_as_partial(tmp_path: Path) -> None:
+    """An error at the end of a run does not take its rows with it, nor do they pass for a full run's."""
+    benchmark = Benchmark(FULL, tmp_path, Console(file=io.StringIO()), Clock())
+    full, part = tmp_path / "full", tmp_path / "part"
+
+    def run() -> None:
+        benchmark.rows.add(what="costs", byte_s=1e-9)
+        raise PeerFailed("the sidecar is gone")
+
+    with pytest.raises(PeerFailed):
+        finish(benchmark, run, {"mode": "full"}, full, part, Console(file=io.StringIO()))
+    kept = json.loads((part / "cec.json").read_text())
+    assert (kept["mode"], [row["what"] for row in kept["rows"]]) == ("partial", ["costs"])
+    assert kept["left_out"] == ["everything after PeerFailed: the sidecar is gone"]
+    assert not full.exists()
+
+
+@pytest.mark.parametrize("left_out", [[], ["windows loaded, turn 11: the run's time was up"]])
+def test_a_run_that_left_something_out_is_not_full(tmp_path: Path, left_out: list[str]) -> None:
+    """It names what it left out and goes where shorter runs go; only a whole one is kept as full."""
+    benchmark = Benchmark(SMOKE, tmp_path, Console(file=io.StringIO()), Clock())
+    full, part = tmp_path / "full", tmp_path / "part"
+    console = Console(file=io.StringIO())
+    finish(benchmark, partial(benchmark.left_out.extend, left_out), {"mode": "full"}, full, part, console)
+    assert full.exists() is not bool(left_out)
+    kept = json.loads(((part if left_out else full) / "cec.json").read_text())
+    assert (kept["mode"], kept["left_out"]) == ("partial" if left_out else "full", left_out)
+
+
+def test_small_costs_are_kept() -> None:
+    """What a byte costs is some nanoseconds: rows keep significant digits, not decimal places."""
+    rows = Rows()
+    rows.add(byte_s=1.23456789e-9, rate=1234567.89, count=7)
+    assert rows.all == [{"byte_s": 1.23457e-9, "rate": 1234570.0, "count": 7}]
+
+
+def test_bounds_are_judged_at_every_beat_behind_the_warm_up() -> None:
+    """An excess early in a run counts, one of its warm-up does not, and a beat's own records are left out."""
+    timeline = Timeline()
+    for records, extent, to_replay in (
+        (100, 900, 950),
+        (200, 500, 180),
+        (300, 90, 130),
+        (400, 80, 120),
+        (500, 70, 110),
+    ):
+        stood = Figures(1, 5, extent, to_replay, 0, 0, 0, records, records // 2, 0, 0)
+        timeline.moments.append(records / 100)
+        timeline.beats.append(Progress(stood, 0))
+    ran = Ran(
+        Setting(Source("topic", 2, 100, 50), 3, Limits()), timeline, (Slice(150, 3.0, 350, 0, 0, 0.1, 0.0),), 0, 0
+    )
+    found = standing(ran)
+    assert (found["extent_most"], found["to_replay_most"], found["beats"]) == (450, 80, 4)
+    assert (found["extent"], found["to_replay"], found["extent_mean"]) == (70, 110, 185.0)
+
+
+def test_every_kind_begins_as_often_as_the_others() -> None:
+    """A block is the same forth and back, and the kind at its ends is another one in each."""
+    blocks = [in_turn("ABCD", number) for number in range(4)]
+    assert ["".join(block) for block in blocks] == ["ABCDDCBA", "BCDAADCB", "CDABBADC", "DABCCBAD"]
+
+
+def test_titles_do_not_run_into_each_other() -> None:
+    """No title of the plot touches its neighbour's, and none is empty."""
+    page = drawing.paged(Rows(), "full")
+    page.savefig(io.BytesIO())
+    boxes = [axis.title.get_window_extent() for axis in page.axes]
+    assert all(axis.get_title() for axis in page.axes)
+    assert not [(one, other) for one, other in combinations(boxes, 2) if one.overlaps(other)]
 
 
 def test_lives_of_windows() -> None:
@@ -127,14 +256,26 @@ def test_what_a_run_must_write_is_counted_from_its_items(window: int) -> None:
     assert items.results_of(source, window, int(bounds[-1])) == results
 
 
-def test_a_run_that_wrote_too_little_is_refused() -> None:
-    """Without the G_opens that its items demand a run's figures are not taken."""
+def test_a_run_that_wrote_too_little_misses_its_goal() -> None:
+    """Without the G_opens that its items demand a run is not compared, and a goal says by how much it differs."""
     source = Source("topic", 2, 100, 50)
     figures_at_end = Figures(1, 2, 0, 0, 0, 0, 0, 100, 30, 0, 0)
     timeline = Timeline([1.0], [Progress(figures_at_end, 0)])
     ran = Ran(Setting(source, 3, Limits()), timeline, (Slice(0, 1.0, 100, 32, 0, 0.1, 0.0),), 0, 0)
-    with pytest.raises(NoWork, match="the items demand"):
-        counted(ran, Kind())
+    counts = counted(ran)
+    differs = abs(counts["results_wanted"] - 30) + counts["opens_wanted"]
+    assert differs > 0
+    rows = Rows()
+    labels = {"workload": figures.SLOW, "speed": figures.FULL_SPEED}
+    for kind in (figures.NATIVE, figures.DISK):
+        rows.add(what="slice", **labels, kind=kind, round=0, cpu_s=1.0, records=100)
+    rows.add(what="counts", **labels, kind=figures.DISK, **counts)
+    (goal,) = report.find_goals(rows)
+    assert (goal.value, goal.holds) == (differs, False)
+    rows.all[-1].update(opens=counts["opens_wanted"], results=counts["results_wanted"])
+    overhead, goal = report.find_goals(rows)
+    assert goal.holds
+    assert f"{counts['opens_wanted']} G_opens, 0 G_checks, 0 closes in 1 beats" in overhead.name
 
 
 def test_an_overhead_is_that_of_paired_blocks() -> None:

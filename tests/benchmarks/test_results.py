@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness.report import write_json
-from benchmarks.harness.results import FULL, MEASURED, RESULTS, ROOT, TRIALS, commit, directory, states
+from benchmarks.harness.results import FULL, MEASURED, RESULTS, ROOT, TRIALS, commit, directory, partial, states
 from tests.support.limits import PATIENCE_S
 
 KEPT = sorted(RESULTS.glob("*.json"))
@@ -38,6 +38,12 @@ def test_a_shorter_run_does_not_replace_a_full_one(mode: str, capsys: pytest.Cap
     with pytest.raises(SystemExit):
         directory(parser, RESULTS, mode)
     assert f"a {mode} run does not replace a full one" in capsys.readouterr().err
+
+
+def test_a_run_that_turns_out_partial_goes_elsewhere(tmp_path: Path) -> None:
+    """Never among the results of full runs, not even when it was told to; otherwise where it was told to."""
+    assert partial(RESULTS) == TRIALS
+    assert partial(tmp_path) == tmp_path
 
 
 def test_every_benchmark_is_known() -> None:
