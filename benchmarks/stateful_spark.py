@@ -2,6 +2,7 @@
 
 `python benchmarks/stateful_spark.py [--quick] [--smoke]` runs the average price per key and tumbling event-time window
 with six engines over the same files (benchmarks/stateful/engines.py), and leaves results/stateful_spark.json and .png.
+A full run is planned for 22 minutes of a quiet machine with two cores, and begins nothing that would end after 26.
 
 What is measured: the time of an epoch that updates windows (Spark's own `addBatch` and trigger), of the one that closes
 them all, the bytes that an epoch leaves in checkpoint and stream, and the time from kill -9 of Spark and its workers to
@@ -10,211 +11,69 @@ the first correct result.
 Invariants:
 * All engines' queries live in one Spark and take turns, epoch by epoch, in an order that changes; one works at a time.
 * Every result is checked against averages computed here: an engine with a wrong one fails the benchmark, at its end.
-* What took too long was left out, and the results name it.
+* Each part has its share of the time. What would have taken too long was left out, the results name it, and they are
+  those of a partial run then, as they are when the run was cut off.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import os
-import shutil
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console
 
 from benchmarks.harness import results
-from benchmarks.harness.report import Row, Rows, machine, versions
+from benchmarks.harness.report import Rows, machine, versions
 from benchmarks.harness.sidecar import SidecarPeer
 from benchmarks.stateful import data, report
-from benchmarks.stateful.data import Digest, Epoch
-from benchmarks.stateful.engines import (
-    APPLY_PANDAS,
-    CAIRN,
-    ENGINES,
-    OBSERVED,
-    PARTITIONS,
-    ROCKSDB_CHANGELOG,
-    ROCKSDB_PLAIN,
-    TRANSFORM_PANDAS,
-    TRANSFORM_ROW,
-)
-from benchmarks.stateful.meters import CheckpointMeter, ControlMeter, StreamMeter, WriteMeter
+from benchmarks.stateful.data import Epoch
+from benchmarks.stateful.engines import APPLY_PANDAS, CAIRN, ENGINES, TRANSFORM_PANDAS, TRANSFORM_ROW
+from benchmarks.stateful.figures import COLD, KEPT, LOST, WARM
+from benchmarks.stateful.meters import WriteMeter
+from benchmarks.stateful.plans import FULL, NATIVE, PYTHON, QUICK, SMOKE, Group, Plan, TimeLimit
 from benchmarks.stateful.process import DriverFailed, SparkProcess
-from benchmarks.stateful.report import KEPT, LOST
+from benchmarks.stateful.running import (
+    Running,
+    WrongResult,
+    end_of,
+    first_work,
+    forget_state,
+    spark_times,
+    state_times,
+    stream_of,
+    wait_results,
+)
 
-RESULT_SECONDS = 60.0
-SHARED_MEMORY = Path("/dev/shm")
 WARM_UP_KEYS = 1_000
 SECONDS_PER_KEY = {TRANSFORM_ROW: 150e-6, APPLY_PANDAS: 400e-6, TRANSFORM_PANDAS: 550e-6}
 """What a Python engine's epoch takes for each of its keys, about: none begins that would not end in time."""
-UPDATE, AFTER_PAUSE = "update", "update after a pause"
+RECOVERY_SECONDS = {COLD: 25.0, WARM: 60.0}
+"""What a round of one query in a new Spark takes, about, and one of all queries in a Spark that is in use."""
+UPDATE, AFTER_PAUSE, FILL_AGAIN = "update", "update after a pause", "fill again"
 IDLE_SECONDS = 30.0
 """Spark ends Python workers that had nothing to do for a minute. A query that waited so long for slow ones has an epoch
 more, which is told apart."""
+CLOSING_FILES = 2
+"""That a recovering query finds: the first moves the watermark, the next is the epoch in which windows are due."""
 AFTER_PAUSE_EPOCHS = 1_000
 """Added to the number of such an epoch: its rows are others than those of the epochs that all have."""
-NATIVE = (CAIRN, ROCKSDB_PLAIN, ROCKSDB_CHANGELOG)
-PYTHON = (TRANSFORM_ROW, TRANSFORM_PANDAS, APPLY_PANDAS)
-
-
-class Group(NamedTuple):
-    """Queries that run in turn: engine → epochs that update windows."""
-
-    keys: int
-    epochs: dict[str, int]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How much is measured. `first` and `last` are groups of queries that run before and behind the recoveries."""
-
-    mode: str
-    first: tuple[Group, ...]
-    recovery_keys: tuple[int, ...]
-    recovery_updates: int
-    cold_rounds: int
-    warm_rounds: int
-    last: tuple[Group, ...]
-    limit_seconds: float
-    """No epoch begins, and no recovery, when it would end later."""
-    engine_seconds: float = 250.0
-    """The same for one engine in one group."""
-    heap: str = "3g"
-
-
-FULL = Plan(
-    "full",
-    (
-        Group(1_000, dict.fromkeys(NATIVE, 8) | {TRANSFORM_ROW: 5, TRANSFORM_PANDAS: 4, APPLY_PANDAS: 4}),
-        Group(100_000, dict.fromkeys(NATIVE, 9) | {TRANSFORM_ROW: 3}),
-        Group(1_000_000, dict.fromkeys(NATIVE, 7)),
-    ),
-    recovery_keys=(100_000, 1_000_000),
-    recovery_updates=8,
-    cold_rounds=2,
-    warm_rounds=1,
-    last=(
-        Group(100_000, {CAIRN: 1, APPLY_PANDAS: 1}),
-        Group(100_000, {CAIRN: 1, TRANSFORM_PANDAS: 1}),
-    ),
-    limit_seconds=1_700.0,
-)
-QUICK = Plan(
-    "quick",
-    (
-        Group(1_000, dict.fromkeys(NATIVE, 3) | dict.fromkeys(PYTHON, 1)),
-        Group(100_000, dict.fromkeys(NATIVE, 4) | {TRANSFORM_ROW: 1}),
-    ),
-    recovery_keys=(100_000,),
-    recovery_updates=3,
-    cold_rounds=1,
-    warm_rounds=0,
-    last=(),
-    limit_seconds=165.0,
-)
-SMOKE = Plan(
-    "smoke",
-    (Group(100, dict.fromkeys((CAIRN, ROCKSDB_CHANGELOG), 1)),),
-    recovery_keys=(100,),
-    recovery_updates=1,
-    cold_rounds=1,
-    warm_rounds=0,
-    last=(),
-    limit_seconds=400.0,
-    heap="1g",
-)
-
-
-class WrongResult(RuntimeError):
-    """An engine's results differ from the averages computed here; the message names both digests."""
-
-
-@dataclass(eq=False)
-class Running:
-    """One engine's query, and what belongs to it."""
-
-    engine: str
-    keys: int
-    directory: Path
-    query: str
-    address: str
-    epochs: list[Epoch] = field(default_factory=list)
-    seconds: float = 0.0
-    """Spent on it so far."""
-    last_seconds: float = 0.0
-    """Of its last epoch; before the first, a guess at how long that will take."""
-    last_moment: float = 0.0
-    """When its last epoch had ended (Unix time)."""
-    is_over: bool = False
-    file_bytes: int = 0
-    """Of its checkpoint's files, as of the last call of `checkpointed`."""
-
-    def __post_init__(self) -> None:
-        """Make its directories."""
-        self.source = self.directory / "source"
-        self.checkpoint = self.directory / "checkpoint"
-        self.memory = SHARED_MEMORY / f"cairn-bench-{os.getpid()}-{self.query}"
-        self.source.mkdir(parents=True)
-        self._files = CheckpointMeter(self.checkpoint)
-        self._controls: ControlMeter | None = None
-        self._is_started = False
-
-    def checkpointed(self) -> int:
-        """Bytes written for recovery since the last call: files, and in Cairn's stream control batches too."""
-        self.file_bytes = self._files.grown()
-        if self.engine != CAIRN:
-            return self.file_bytes
-        if self._controls is None:
-            self._controls = ControlMeter(self.address, self.query, PARTITIONS)
-        return self.file_bytes + self._controls.grown()
-
-    def remove(self) -> None:
-        """Leave no files behind."""
-        if self._controls is not None:
-            self._controls.close()
-        shutil.rmtree(self.directory, ignore_errors=True)
-        shutil.rmtree(self.memory, ignore_errors=True)
-
-    def start(self, spark: SparkProcess) -> float:
-        """Start the query; the moment (Unix time) at which it ran."""
-        given = {"query": self.query, "engine": self.engine, "address": self.address, "memory": str(self.memory)}
-        started = spark.ask("start", **given, source=str(self.source), checkpoint=str(self.checkpoint))
-        self._is_started = True
-        return float(started["at"])
-
-    def stop(self, spark: SparkProcess) -> None:
-        """Stop the query, if it ever ran."""
-        if self._is_started:
-            spark.ask("stop", query=self.query)
-            self._is_started = False
-
-    def reveal(self, epoch: Epoch) -> float:
-        """Hand the query an epoch's file; the moment."""
-        data.write(epoch, self.source / f"{len(self.epochs):04}.parquet")
-        self.epochs.append(epoch)
-        return time.time()
-
-    def expect(self, what: Digest, first_window: int, last_window: int) -> None:
-        """Raises WrongResult unless the results are those of these windows."""
-        right = data.expected(self.epochs, first_window, last_window)
-        if what != right:
-            raise WrongResult(f"{ENGINES[self.engine].title}, {self.keys:,} keys: {what}, where {right} is right")
 
 
 class Benchmark:
     """One run: a sidecar, Sparks, and the rows that it fills."""
 
-    def __init__(self, plan: Plan, directory: Path, console: Console) -> None:
-        """Everything is written below `directory`."""
+    def __init__(self, plan: Plan, directory: Path, console: Console, keep: Callable[[], object]) -> None:
+        """Everything is written below `directory`; `keep` is called whenever a part of the rows is complete."""
         self.plan = plan
         self.rows = Rows()
         self.left_out: list[str] = []
@@ -223,7 +82,8 @@ class Benchmark:
         self._console = console
         self._directory = directory
         self._sidecar = SidecarPeer(directory)
-        self._began = time.monotonic()
+        self._limit = TimeLimit(plan)
+        self._keep = keep
         self._round = 0
         """Of epochs, over all groups: a row's round names the others that ran beside it."""
 
@@ -234,10 +94,16 @@ class Benchmark:
             stack.callback(self._sidecar.kill)
             self._sidecar.start()
             self._sidecar.wait_serving()
-            self._measure_groups("first", self.plan.first)
+            self._part("the first groups of epochs", self._measure_groups, "first", self.plan.first)
             for keys in self.plan.recovery_keys:
-                Recovery(self, keys).run()
-            self._measure_groups("last", self.plan.last)
+                self._part(f"recovery with {keys:,} keys", Recovery(self, keys).run)
+            self._part("the last groups of epochs", self._measure_groups, "last", self.plan.last)
+
+    def _part(self, title: str, what: Callable[..., object], *arguments: Any) -> None:
+        """One with a share of the time; where it fails, those behind it go on."""
+        self._limit.next_part()
+        self.attempt(title, what, *arguments)
+        self._keep()
 
     def _remove_all(self) -> None:
         for query in self._queries:
@@ -259,10 +125,10 @@ class Benchmark:
         self._console.log(text)
 
     def in_time(self, what: str, needed_s: float) -> bool:
-        """Whether so much time is left; if not, that is noted."""
-        if time.monotonic() - self._began + needed_s < self.plan.limit_seconds:
+        """Whether so much of the part's time is left; if not, that is noted."""
+        if self._limit.allows(needed_s):
             return True
-        self.left_out.append(f"{what}: the run's time was up")
+        self.left_out.append(f"{what}: the time for it was up")
         return False
 
     def warm_up(self, spark: SparkProcess, engine: str, name: str) -> None:
@@ -292,6 +158,7 @@ class Benchmark:
             for number, group in enumerate(groups):
                 if self.in_time(f"{group.keys:,} keys, {', '.join(group.epochs)}", 5.0):
                     self._measure_group(spark, f"{name}-{number}", group)
+                    self._keep()
         finally:
             spark.close()
 
@@ -307,21 +174,30 @@ class Benchmark:
                 if number <= group.epochs[query.engine] and self._may_go_on(query):
                     self.guarded(query, self._measure_epoch, spark, query, kind, epoch)
             self._round += 1
+        for number in range(self.plan.closings):
+            at = number % len(queries)
+            for query in [*queries[at:], *queries[:at]]:
+                if (number == 0 or query.engine not in PYTHON) and self._may_go_on(query):
+                    self.guarded(query, self._measure_closing, spark, query, number * data.CYCLE_WINDOWS)
+            self._round += 1
         for query in queries:
-            if self._may_go_on(query):
-                self.guarded(query, self._measure_closing, spark, query)
             self.guarded(query, query.stop, spark)
             query.remove()
-        self._round += 1
 
     def guarded(self, query: Running, what: Callable[..., object], *arguments: Any) -> None:
         """Do something with a query; if that fails, the query is over, the others go on."""
+        if not self.attempt(f"{ENGINES[query.engine].title}, {query.keys:,} keys", what, *arguments):
+            query.is_over = True
+
+    def attempt(self, title: str, what: Callable[..., object], *arguments: Any) -> bool:
+        """Do something; whether it went well. If not, that is noted."""
         try:
             what(*arguments)
         except (DriverFailed, WrongResult) as error:
-            query.is_over = True
-            self.failures.append(f"{ENGINES[query.engine].title}, {query.keys:,} keys: {type(error).__name__}: {error}")
+            self.failures.append(f"{title}: {type(error).__name__}: {error}")
             self.say(f"failed: {self.failures[-1][:2000]}")
+            return False
+        return True
 
     def _may_go_on(self, query: Running) -> bool:
         """Whether the query may have its next epoch; once it may not, it is over, and the results say so."""
@@ -348,8 +224,8 @@ class Benchmark:
         query.last_seconds = query.last_moment - began
         query.seconds += query.last_seconds
         first = done[0]
-        figures = {**_spark_times(first), "wall_s": _end_of(first) - began, "rows": first["numInputRows"]}
-        figures.update(_state_times(told["epochs"]))
+        figures = {**spark_times(first), "wall_s": end_of(first) - began, "rows": first["numInputRows"]}
+        figures.update(state_times(told["epochs"]))
         figures["checkpoint_bytes"] = query.checkpointed()
         figures["written_bytes"] = figures["checkpoint_bytes"]
         if query.engine == CAIRN:
@@ -359,14 +235,18 @@ class Benchmark:
         self.rows.add(what=kind, **labels, **figures)
         self.say(f"{query.keys:,} keys, {ENGINES[query.engine].title}, {kind}: {figures['addBatch_s']:.2f} s")
 
-    def _measure_closing(self, spark: SparkProcess, query: Running) -> None:
-        """All windows close; what comes out is checked."""
+    def _measure_closing(self, spark: SparkProcess, query: Running, window: int) -> None:
+        """All windows up to this one close, after they were filled if they are not the first ones; what comes out is
+        checked.
+        """
+        if window:
+            self._run_epoch(spark, query, FILL_AGAIN, data.fill(query.keys, len(query.epochs), window))
         os.sync()
-        count = data.expected(query.epochs, -data.EARLY_WINDOWS, 0).results
+        count = data.expected(query.epochs, window - data.EARLY_WINDOWS, window).results
         stream = stream_of(query)
-        began = query.reveal(data.closing(query.keys, len(query.epochs), 0))
+        began = query.reveal(data.closing(query.keys, len(query.epochs), window))
         ended, found, _ = wait_results(spark, query, count, stream)
-        query.expect(found, -data.EARLY_WINDOWS, 0)
+        query.expect(found, window - data.EARLY_WINDOWS, window)
         labels = {"engine": query.engine, "keys": query.keys, "round": self._round}
         figures = {"wall_s": ended - began, "results": found.results, "checkpoint_bytes": query.checkpointed()}
         self.rows.add(what="close", **labels, **figures)
@@ -377,8 +257,10 @@ class Recovery:
     """kill -9 of Spark and all its workers, several times, and the way back to the first result.
 
     One Spark brings all engines' queries to the same place and is killed. Then each round closes one window of one key
-    in EARLY_SHARE: its file appears, a new Spark starts with one engine's query alone, its results come, and it is
-    killed again.
+    in EARLY_SHARE: two files appear, of which the first moves the watermark and the second is the epoch that finds the
+    window due, as in a query whose input goes on. Cold: a new Spark starts with one engine's query alone, its results
+    come, and it is killed again. Warm: a new Spark that ran small queries of all engines gets the queries one by one,
+    and is killed behind the last.
     """
 
     def __init__(self, benchmark: Benchmark, keys: int) -> None:
@@ -386,6 +268,7 @@ class Recovery:
         self._keys = keys
         cases = [(engine, memory) for engine in NATIVE for memory in ((KEPT, LOST) if engine == CAIRN else (LOST,))]
         self._queries = {benchmark.query(f"recovery-{memory[7:]}", engine, keys): memory for engine, memory in cases}
+        self._recovered = dict.fromkeys(self._queries, 0)
 
     def run(self) -> None:
         """All rounds, and nothing is left behind."""
@@ -394,11 +277,11 @@ class Recovery:
             return
         try:
             self._prepare(plan.recovery_updates)
-            for number in range(plan.cold_rounds + plan.warm_rounds):
-                queries, at = list(self._queries), number % len(self._queries)
-                for query in [*queries[at:], *queries[:at]]:
-                    if not query.is_over and self._all.in_time(f"recovery of {query.query}, round {number}", 10.0):
-                        self._all.guarded(query, self._recover, query, number, number >= plan.cold_rounds)
+            for number in range(max(plan.cold_rounds, plan.warm_rounds)):
+                if number < plan.cold_rounds:
+                    self._cold_round(number)
+                if number < plan.warm_rounds:
+                    self._warm_round(number)
         finally:
             for query in self._queries:
                 query.remove()
@@ -418,97 +301,138 @@ class Recovery:
             query.reveal(epoch)
             spark.ask("settle", query=query.query)
 
-    def _recover(self, query: Running, number: int, warm: bool) -> None:
-        window = number - data.EARLY_WINDOWS
-        count = data.expected(query.epochs, window, window).results
-        query.reveal(data.closing(self._keys, len(query.epochs), window))
-        stream = stream_of(query)
-        if self._queries[query] == LOST:
-            forget_state(query)
-        spark = self._all.spark(f"{query.query}-{number}")
+    def _in_turn(self, number: int) -> list[Running]:
+        queries, at = list(self._queries), number % len(self._queries)
+        return [query for query in [*queries[at:], *queries[:at]] if not query.is_over]
+
+    def _cold_round(self, number: int) -> None:
+        for query in self._in_turn(number):
+            if self._all.in_time(f"cold recovery of {query.query}, round {number}", RECOVERY_SECONDS[COLD]):
+                self._all.guarded(query, self._recover_cold, query, number)
+
+    def _recover_cold(self, query: Running, number: int) -> None:
+        count = self._close_next(query)
+        spark = self._all.spark(f"{query.query}-cold-{number}")
         try:
             ready = spark.wait_ready()
-            if warm:
-                self._all.warm_up(spark, query.engine, f"{query.query}-{number}")
-            asked = time.time()
-            started = query.start(spark)
-            ended, found, told = wait_results(spark, query, count, stream)
+            self._recover(spark, query, number, count, COLD, {"spark_start_s": ready - spark.began})
         finally:
             spark.kill()
+
+    def _warm_round(self, number: int) -> None:
+        if not self._all.in_time(f"warm recovery, {self._keys:,} keys, round {number}", RECOVERY_SECONDS[WARM]):
+            return
+        spark = self._all.spark(f"warm-{self._keys}-{number}")
+        try:
+            self._all.attempt(f"warm recovery, round {number}", self._recover_warm, spark, number)
+        finally:
+            spark.kill()
+
+    def _recover_warm(self, spark: SparkProcess, number: int) -> None:
+        spark.wait_ready()
+        for engine in NATIVE:
+            self._all.warm_up(spark, engine, f"{self._keys}-{number}")
+        for query in self._in_turn(number):
+            count = self._close_next(query)
+            self._all.guarded(query, self._recover, spark, query, number, count, WARM, {})
+
+    def _close_next(self, query: Running) -> int:
+        """Reveal what closes the query's next window; how many results that will make."""
+        window = self._recovered[query] - data.EARLY_WINDOWS
+        for _ in range(CLOSING_FILES):
+            query.reveal(data.closing(self._keys, len(query.epochs), window))
+        if self._queries[query] == LOST:
+            forget_state(query)
+        return data.expected(query.epochs, window, window).results
+
+    def _recover(
+        self, spark: SparkProcess, query: Running, number: int, count: int, kind: str, given: dict[str, float]
+    ) -> None:
+        window = self._recovered[query] - data.EARLY_WINDOWS
+        self._recovered[query] += 1
+        stream = stream_of(query)
+        asked = time.time()
+        started = query.start(spark)
+        ended, found, told = wait_results(spark, query, count, stream)
         query.expect(found, window, window)
-        figures = {"query_s": ended - asked, "query_start_s": started - asked}
-        figures.update(_spark_times(told["progress"][0]) | _state_times(told["epochs"]))
-        if told["epochs"]:
-            figures["ours_s"] = ended - told["epochs"][0]["started_ms"] / 1000
-        if not warm:
-            figures.update(total_s=ended - spark.began, spark_start_s=ready - spark.began)
+        figures = {**given, "query_s": ended - asked, "query_start_s": started - asked}
+        figures.update(spark_times(told["progress"][0]) | state_times(told["epochs"]))
+        began = first_work(told, CLOSING_FILES)
+        if began is not None:
+            figures["ours_s"] = ended - began
+        elif query.engine == CAIRN:
+            self._all.left_out.append(f"{query.query}, {kind} recovery, round {number}: not all its epochs were seen")
+        if kind == COLD:
+            figures["total_s"] = ended - spark.began
         labels = {"engine": query.engine, "keys": self._keys, "memory": self._queries[query], "round": number}
-        self._all.rows.add(what="recovery", spark="warm" if warm else "cold", **labels, **figures)
+        self._all.rows.add(what="recovery", spark=kind, **labels, **figures)
         what = f"{self._keys:,} keys, {ENGINES[query.engine].title}, {self._queries[query]}"
-        self._all.say(f"{what}, {'warm' if warm else 'cold'} recovery: {ended - asked:.2f} s after Spark's start")
+        self._all.say(f"{what}, {kind} recovery: {ended - asked:.2f} s after Spark's start")
 
 
-# ---- what engines say
+class Run:
+    """A benchmark and what is left of it, also when it is cut off."""
 
+    def __init__(self, plan: Plan, folder: Path, console: Console) -> None:
+        """Results go to `folder`; those of a run that became partial never to the folder of full ones."""
+        self._plan = plan
+        self._folder = folder
+        self._console = console
+        self._began = time.perf_counter()
+        self._about: dict[str, Any] = {}
 
-def forget_state(query: Running) -> None:
-    """Empty the shared memory of Cairn's query, as on a host that never had it."""
-    if query.engine == CAIRN:
-        shutil.rmtree(query.memory, ignore_errors=True)
+    def run(self, data_directory: Path | None) -> bool:
+        """Measure, and leave the results; whether all engines were right. What cuts it off is raised again, behind the
+        results so far.
+        """
+        with tempfile.TemporaryDirectory(dir=data_directory, prefix="stateful-spark-") as name:
+            self._about = {
+                "benchmark": report.NAME,
+                "mode": self._plan.mode,
+                "plan": asdict(self._plan),
+                "machine": machine(Path(name)),
+                "versions": {
+                    **versions(),
+                    **{name: metadata.version(name) for name in ("pyspark", "pyarrow", "pandas")},
+                },
+            }
+            benchmark = Benchmark(self._plan, Path(name), self._console, lambda: self.keep(benchmark))
+            try:
+                benchmark.run()
+            except BaseException as error:
+                benchmark.failures.append(f"the run was cut off: {type(error).__name__}: {error}")
+                self.keep(benchmark)
+                raise
+        self.publish(benchmark)
+        return not benchmark.failures
 
+    def keep(self, benchmark: Benchmark) -> None:
+        """Write what there is so far, as a partial result."""
+        about = self._told(benchmark, results.PARTIAL)
+        report.write(benchmark.rows, about, results.partial(self._folder))
 
-def stream_of(query: Running) -> StreamMeter | None:
-    """What reads the results of Cairn's query from now on; Spark's engines tell theirs in their progress."""
-    if query.engine != CAIRN:
-        return None
-    results = StreamMeter(query.address, query.query, PARTITIONS)
-    results.skip()
-    return results
+    def publish(self, benchmark: Benchmark) -> None:
+        """Print and write the results. A full run that left something out, or failed in a part, is a partial one."""
+        mode = self._plan.mode
+        if mode == results.FULL:
+            missing = report.missing_goals(benchmark.rows)
+            benchmark.left_out += [f"goal not measured: {name}" for name in missing]
+            if benchmark.left_out or benchmark.failures:
+                mode = results.PARTIAL
+        folder = results.partial(self._folder) if mode == results.PARTIAL else self._folder
+        report.publish(benchmark.rows, self._told(benchmark, mode), folder, self._console)
+        if mode == results.FULL and results.partial(folder) != folder:
+            report.path_in(results.partial(folder)).unlink(missing_ok=True)
 
-
-def wait_results(
-    spark: SparkProcess, query: Running, count: int, stream: StreamMeter | None
-) -> tuple[float, Digest, dict[str, Any]]:
-    """Wait for `count` results: the moment (Unix time) of the last, their digest, and what the query told meanwhile.
-    Raises WrongResult when there are not as many.
-    """
-    if stream is None:
-        told = spark.ask("settle", query=query.query)
-        seen = [(each, Digest(**each["observedMetrics"][OBSERVED])) for each in told["progress"]]
-        seen = [(each, what) for each, what in seen if what.results]
-        if len(seen) != 1 or seen[0][1].results != count:
-            raise WrongResult(f"{query.query}: {[what for _, what in seen]}, where {count} results at once are right")
-        return _end_of(seen[0][0]), seen[0][1], told
-    # Nobody tells the query that there is no more to come: it finds out, as it would in production.
-    ended = stream.wait_results(count, RESULT_SECONDS)
-    told = spark.ask("settle", query=query.query)
-    found = stream.digest()
-    stream.close()
-    if ended is None:
-        raise WrongResult(f"{query.query}: {found}, where {count} results are right, after {RESULT_SECONDS:.0f} s")
-    return ended, found, told
-
-
-def _end_of(progress: dict[str, Any]) -> float:
-    """The moment (Unix time) at which Spark had finished a batch."""
-    began = dt.datetime.fromisoformat(progress["timestamp"]).timestamp()
-    return began + float(progress["durationMs"]["triggerExecution"]) / 1000
-
-
-def _spark_times(progress: dict[str, Any]) -> Row:
-    """How long a batch took: what it did, and with planning and Spark's own logs."""
-    took = progress["durationMs"]
-    return {"addBatch_s": took["addBatch"] / 1000, "trigger_s": took["triggerExecution"] / 1000}
-
-
-def _state_times(epochs: Sequence[dict[str, Any]]) -> Row:
-    """What Cairn tells of its epoch with rows: where its state came from, what loading it took, each step of a task."""
-    with_rows = [epoch for epoch in epochs if epoch["records"] and not epoch["closing"]]
-    if not with_rows:
-        return {}
-    epoch = with_rows[0]
-    steps = {f"task_{name}_s": seconds for name, seconds in epoch["task_seconds"].items()}
-    return {"state_from": "+".join(sorted(epoch["how"])), "load_s": epoch["load_seconds"], **steps}
+    def _told(self, benchmark: Benchmark, mode: str) -> dict[str, Any]:
+        return {
+            **self._about,
+            "mode": mode,
+            "left_out": benchmark.left_out,
+            "failures": benchmark.failures,
+            "seconds": round(time.perf_counter() - self._began, 1),
+            "load_average_after": [round(value, 2) for value in os.getloadavg()],
+        }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -524,27 +448,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     plan = SMOKE if chosen.smoke else QUICK if chosen.quick else FULL
     if chosen.limit:
-        plan = replace(plan, mode="partial", limit_seconds=chosen.limit)
+        plan = replace(plan, mode=results.PARTIAL, limit_seconds=chosen.limit)
     folder = results.directory(parser, chosen.results, plan.mode)
     console = Console(log_path=False, width=None if sys.stdout.isatty() else 130)
-    with tempfile.TemporaryDirectory(dir=chosen.data, prefix="stateful-spark-") as name:
-        directory = Path(name)
-        about: dict[str, Any] = {
-            "benchmark": report.NAME,
-            "mode": plan.mode,
-            "plan": asdict(plan),
-            "machine": machine(directory),
-            "versions": {**versions(), **{name: metadata.version(name) for name in ("pyspark", "pyarrow", "pandas")}},
-        }
-        begin = time.perf_counter()
-        benchmark = Benchmark(plan, directory, console)
-        benchmark.run()
-        about["left_out"] = benchmark.left_out
-        about["failures"] = benchmark.failures
-        about["seconds"] = round(time.perf_counter() - begin, 1)
-        about["load_average_after"] = [round(value, 2) for value in os.getloadavg()]
-    report.publish(benchmark.rows, about, folder, console)
-    return 1 if benchmark.failures else 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to end"))  # what was measured is kept then
+    return 0 if Run(plan, folder, console).run(chosen.data) else 1
 
 
 if __name__ == "__main__":

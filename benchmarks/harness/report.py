@@ -30,13 +30,18 @@ _PACKAGES = ("cairn", "confluent-kafka", "crc32c", "kio", "trio")
 
 
 class Goal(NamedTuple):
-    """One thing to reach: `goal` says which way ("≥ 1.0")."""
+    """One thing to reach: `goal` says which way ("≥ 1.0"). Where the value is a mean of `n` samples, `low` and `high`
+    are the ends of its 95 % confidence interval; None: nothing is known of it.
+    """
 
     name: str
     value: float
     unit: str
     goal: str
     holds: bool
+    low: float | None = None
+    high: float | None = None
+    n: int | None = None
 
 
 def at_least(name: str, value: float, unit: str, bound: float) -> Goal:
@@ -113,8 +118,15 @@ def print_goals(console: Console, goals: Sequence[Goal]) -> None:
     table = Table("goal", "value", "to reach", "", title="Goals", title_justify="left")
     for goal in goals:
         mark = "[green]holds[/]" if goal.holds else "[red]falls short[/]"
-        table.add_row(goal.name, f"{goal.value:,.3f} {goal.unit}", goal.goal, mark)
+        table.add_row(goal.name, f"{goal.value:,.3f} {goal.unit}{_spread(goal)}", goal.goal, mark)
     console.print(table)
+
+
+def _spread(goal: Goal) -> str:
+    if goal.n is None:
+        return ""
+    known = goal.low is not None and goal.high is not None
+    return f" ({goal.low:,.3f} to {goal.high:,.3f}, n = {goal.n})" if known else f" (n = {goal.n})"
 
 
 def print_rows(console: Console, title: str, columns: Sequence[str], lines: Sequence[Sequence[str]]) -> None:

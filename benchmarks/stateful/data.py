@@ -5,8 +5,8 @@ file is one epoch.
 
 Invariants:
 * Everything follows from the number of keys and the epoch: two engines never see different rows.
-* Event time stands still while windows are only updated, so that nobody runs the empty epoch that a moving watermark
-  brings along. It moves in two places: with the first file, and with the one that is to close windows.
+* Event time stands still while windows are only filled or updated, so that nobody runs the empty epoch that a moving
+  watermark brings along. It moves in two places: with the first file, and with the ones that are to close windows.
 * Prices are whole and sums stay far below 2**53: every engine's average is the same double.
 """
 
@@ -25,9 +25,13 @@ import pyarrow.parquet as pq
 Int64s = npt.NDArray[np.int64]
 
 WINDOW_MS = 3_600_000
-EARLY_WINDOWS = 3
+EARLY_WINDOWS = 6
+"""Each can be closed by itself: as many recoveries can follow one another."""
 DELAY_MS = (EARLY_WINDOWS + 1) * WINDOW_MS
 """How far the watermark is behind the newest event."""
+CYCLE_WINDOWS = EARLY_WINDOWS + 2
+"""How much later windows are filled again once all are closed: the newest are those in which the closing rows were, so
+that event time stands still."""
 FIRST_MS = 470_000 * WINDOW_MS
 """Start of window 0, in 2023: sidecars, as Kafka, refuse results with times in the future."""
 EPOCH_ROWS = 100_000
@@ -55,13 +59,16 @@ class Digest(NamedTuple):
     weighted: int
 
 
-def fill(keys: int) -> Epoch:
-    """The first epoch: every key's window 0 opens, and one key in EARLY_SHARE has windows before it."""
+def fill(keys: int, number: int = 0, window: int = 0) -> Epoch:
+    """The first epoch: every key's window 0 opens, and one key in EARLY_SHARE has windows before it. After a `closing`
+    of all windows the same again, CYCLE_WINDOWS later.
+    """
+    start_ms = FIRST_MS + window * WINDOW_MS
     early = np.arange(0, keys, EARLY_SHARE, dtype=np.int64)
     rows = np.arange(max(keys, EPOCH_ROWS), dtype=np.int64) % keys
-    starts = [np.full(len(rows), FIRST_MS, np.int64)]
-    starts += [np.full(len(early), FIRST_MS - back * WINDOW_MS, np.int64) for back in range(1, EARLY_WINDOWS + 1)]
-    return _epoch(keys, 0, np.concatenate([rows, *[early] * EARLY_WINDOWS]), np.concatenate(starts))
+    starts = [np.full(len(rows), start_ms, np.int64)]
+    starts += [np.full(len(early), start_ms - back * WINDOW_MS, np.int64) for back in range(1, EARLY_WINDOWS + 1)]
+    return _epoch(keys, number, np.concatenate([rows, *[early] * EARLY_WINDOWS]), np.concatenate(starts))
 
 
 def update(keys: int, number: int) -> Epoch:

@@ -16,7 +16,7 @@ import threading
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -52,10 +52,20 @@ def session(directory: Path, heap: str) -> SparkSession:
     return spark
 
 
-class Watch:
-    """Notes every epoch of Cairn's query: it tells only its last, and closes windows in epochs of its own."""
+class HasProgress(Protocol):
+    """A query that tells its last epoch."""
 
-    def __init__(self, query: StatefulQuery) -> None:
+    @property
+    def progress(self) -> EpochProgress | None:
+        """None before the first."""
+
+
+class Watch:
+    """Notes every epoch that this run of Cairn's query had: it tells only its last, and closes windows in epochs of its
+    own. What a run finds in the log when it starts is an epoch of the run before it, and no task of this one began.
+    """
+
+    def __init__(self, query: HasProgress) -> None:
         self._query = query
         self._epochs: dict[int, EpochProgress] = {}
         self._told = -1
@@ -68,7 +78,7 @@ class Watch:
 
     def _look(self) -> None:
         progress = self._query.progress
-        if progress is not None and progress.epoch > self._told:
+        if progress is not None and progress.started_ms and progress.epoch > self._told:
             self._epochs.setdefault(progress.epoch, replace(progress, how=dict(progress.how)))
 
     def told(self) -> list[Answer]:
