@@ -46,11 +46,11 @@ from benchmarks.stateful.running import (
     Running,
     WrongResult,
     end_of,
-    first_work,
     forget_state,
     spark_times,
     state_times,
     stream_of,
+    tasks_began,
     wait_results,
 )
 
@@ -357,9 +357,10 @@ class Recovery:
         query.expect(found, window, window)
         figures = {**given, "query_s": ended - asked, "query_start_s": started - asked}
         figures.update(spark_times(told["progress"][0]) | state_times(told["epochs"]))
-        began = first_work(told, CLOSING_FILES)
+        began = tasks_began(told, CLOSING_FILES)
         if began is not None:
-            figures["ours_s"] = ended - began
+            figures["ours_s"] = ended - began[0]
+            figures["ours_last_epoch_s"] = ended - began[-1]
         elif query.engine == CAIRN:
             self._all.left_out.append(f"{query.query}, {kind} recovery, round {number}: not all its epochs were seen")
         if kind == COLD:
@@ -401,9 +402,9 @@ class Run:
                 benchmark.run()
             except BaseException as error:
                 benchmark.failures.append(f"the run was cut off: {type(error).__name__}: {error}")
-                self.keep(benchmark)
+                self.publish(benchmark, results.PARTIAL)
                 raise
-        self.publish(benchmark)
+        self.publish(benchmark, self._plan.mode)
         return not benchmark.failures
 
     def keep(self, benchmark: Benchmark) -> None:
@@ -411,9 +412,8 @@ class Run:
         about = self._told(benchmark, results.PARTIAL)
         report.write(benchmark.rows, about, results.partial(self._folder))
 
-    def publish(self, benchmark: Benchmark) -> None:
+    def publish(self, benchmark: Benchmark, mode: str) -> None:
         """Print and write the results. A full run that left something out, or failed in a part, is a partial one."""
-        mode = self._plan.mode
         if mode == results.FULL:
             missing = report.missing_goals(benchmark.rows)
             benchmark.left_out += [f"goal not measured: {name}" for name in missing]

@@ -112,7 +112,13 @@ def _recoveries(axis: Axes, rows: Rows, spark: str, figure: str, before: str | N
             start, total = intervals.of_values(starts), intervals.of_values(totals)
             if before is not None:
                 axis.barh([place], [start.mean], color=START_COLOUR, label="Spark's own start")
-            axis.barh([place], [total.mean - start.mean], left=[start.mean], color=COLOURS[engine])
+            axis.barh(
+                [place],
+                [total.mean - start.mean],
+                left=[start.mean],
+                color=COLOURS[engine],
+                label=ENGINES[engine].title,
+            )
             axis.plot(totals, [place - _BESIDE] * len(totals), **_DOTS)
             if total.n > 1:
                 axis.errorbar([total.mean], [place + _BESIDE], xerr=_ends(total), **_WHISKERS)

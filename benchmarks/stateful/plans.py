@@ -96,7 +96,7 @@ SMOKE = Plan(
     warm_rounds=1,
     closings=2,
     last=(),
-    limit_seconds=800.0,
+    limit_seconds=3_600.0,
     shares=(0.4, 0.6, 0.0),
     heap="1g",
 )

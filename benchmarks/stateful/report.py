@@ -59,9 +59,10 @@ NOTES = (
     (
         "Recovery is from the start of the new Spark process (the old one is dead by then) to the last of the first "
         "results; 'query' is the part of it after Spark's own start. Input goes on: one epoch moves the watermark, the "
-        "next closes what is due by it, without a pause. 'memory lost': shared memory was emptied first. 'Spark in "
-        "use': the new Spark ran small queries of all engines before, so loading classes is no part; the queries "
-        "recover in it one by one, in another order each round, after one kill -9 for all."
+        "next closes what is due by it, without a pause; ours_s in the rows is from the first task of the one to the "
+        "last result, ours_last_epoch_s from that of the other. 'memory lost': shared memory was emptied first. "
+        "'Spark in use': the new Spark ran small queries of all engines before, so loading classes is no part; the "
+        "queries recover in it one by one, in another order each round, after one kill -9 for all."
     ),
     (
         "'update after a pause': a query that had waited more than 30 s for slower ones. Spark ends Python workers "

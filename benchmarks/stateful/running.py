@@ -164,7 +164,7 @@ def state_times(epochs: Sequence[dict[str, Any]]) -> Row:
     return {"state_from": "+".join(sorted(epoch["how"])), "load_s": epoch["load_seconds"], **steps}
 
 
-def first_work(told: dict[str, Any], batches: int) -> float | None:
-    """The moment (Unix time) at which the first task began of so many epochs with rows; None if not all were seen."""
+def tasks_began(told: dict[str, Any], batches: int) -> list[float] | None:
+    """The moments (Unix time) at which the first tasks of so many epochs with rows began; None if not all were seen."""
     with_rows = [epoch for epoch in told["epochs"] if epoch["records"] and not epoch["closing"]]
-    return float(with_rows[0]["started_ms"]) / 1000 if len(with_rows) == batches else None
+    return [epoch["started_ms"] / 1000 for epoch in with_rows] if len(with_rows) == batches else None

@@ -26,7 +26,7 @@ from benchmarks.stateful.meters import CheckpointMeter
 from benchmarks.stateful.plans import FULL, QUICK, SMOKE, Plan, TimeLimit
 from benchmarks.stateful.process import DriverFailed
 from benchmarks.stateful.report import find_goals, missing_goals
-from benchmarks.stateful.running import first_work
+from benchmarks.stateful.running import tasks_began
 from spe_adapter.cec.control import Progress
 from spe_adapter.microbatch.driver import Committed
 from spe_adapter.microbatch.progress import EpochProgress, progress_of
@@ -180,15 +180,16 @@ def test_a_restart_does_not_tell_the_epoch_of_the_run_before() -> None:
         watch.end()
 
 
-def test_the_first_work_is_that_of_the_first_epoch_with_rows() -> None:
+def test_the_tasks_of_a_recovery_begin_with_its_first_epoch() -> None:
     """Where an epoch was not seen, nothing is said of when the first one began."""
     epochs = [
         {"records": 1000, "closing": False, "started_ms": 5_000},
         {"records": 1000, "closing": False, "started_ms": 7_000},
+        {"records": 0, "closing": True, "started_ms": 9_000},
     ]
-    assert first_work({"epochs": epochs}, 2) == 5.0
-    assert first_work({"epochs": epochs[1:]}, 2) is None
-    assert first_work({"epochs": []}, 2) is None
+    assert tasks_began({"epochs": epochs}, 2) == [5.0, 7.0]
+    assert tasks_began({"epochs": epochs[1:]}, 2) is None
+    assert tasks_began({"epochs": []}, 2) is None
 
 
 def test_files_hold_the_epoch(tmp_path: Path) -> None:
