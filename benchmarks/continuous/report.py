@@ -89,7 +89,7 @@ NOTES = (
         "Figures 8 and 9 run at full speed with a target that always wants more (U = 0; the paper's Q = N, which "
         "counts as attained here), so that CI and CP alone say how many checks are taken. Response time is from "
         "the commit of the beat with a window's first tuple to the commit of the one with its result, for all "
-        "windows that closed behind the warm-up, which ran at the same speed with the same checks."
+        "windows that closed in a run's second half, whenever they opened; the curves show its whole length."
     ),
     (
         "Windows are loaded from a sidecar of their own, so that the sources of the others stay in memory. Cold: "
