@@ -17,7 +17,7 @@ from scheduler.coordinator.running import Security, ServeSettings, make_planner,
 from scheduler.coordinator.service import CoordinatorSettings, World
 from scheduler.coordinator.system_clock import SystemClock
 from scheduler.coordinator.testing import in_thread, silent
-from scheduler.peace.online import Mode, Settings, Stragglers
+from scheduler.peace.online import GATHER_MS, Mode, Settings, Stragglers
 from scheduler.topology import Topology
 
 
@@ -27,9 +27,10 @@ def coordinating(
 ) -> Iterator[str]:
     """Serve meanwhile; gives the URL. Its state is durable, in a temporary directory.
 
-    Timesteps are planned as in the paper: on the full network, whatever the last one has not finished.
+    Timesteps are planned as in the paper: on the full network, whatever the last one has not finished, at once.
     """
-    chosen = CoordinatorSettings(scheduler=Settings(mode=mode, stragglers=Stragglers.IGNORED))
+    gather_ms = GATHER_MS if mode is Mode.CONTINUOUS else 0
+    chosen = CoordinatorSettings(Settings(mode, stragglers=Stragglers.IGNORED, gather_ms=gather_ms))
     served = ServeSettings(Address(address, 0), chosen, security=Security(insecure=True))
     world = World(topology, make_planner(planner, topology), SystemClock(), Random(seed), silent)
     with (

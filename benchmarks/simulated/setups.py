@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from scheduler.peace.online import Mode, Settings, Stragglers
+from scheduler.peace.online import GATHER_MS, Mode, Settings, Stragglers
 from scheduler.peace.paper import PaperPlanner
 from scheduler.peace.repaired import RepairedPlanner
 from scheduler.simulation.cluster import Cluster
@@ -61,8 +61,8 @@ class Setup(NamedTuple):
 
 
 def continuous(name: str = PEACE) -> PolicyMaker:
-    """Cairn's Peace: continuous mode, the default planner."""
-    return peace(name, RepairedPlanner, Settings())
+    """Cairn's Peace: continuous mode, the default planner, gathering as the coordinator does."""
+    return peace(name, RepairedPlanner, Settings(gather_ms=GATHER_MS))
 
 
 def timesteps(name: str = PAPERS_PEACE) -> PolicyMaker:

@@ -60,6 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--finish-fraction", type=float, default=scheduling.finish_fraction, metavar="F",
         help="the next timestep begins when this part of the chunks is done (default %(default)s)",
     )  # fmt: skip
+    parser.add_argument(
+        "--gather-ms", type=_natural, default=defaults.scheduler.gather_ms, metavar="N",
+        help="what happens within so many milliseconds is planned together; 0: nothing waits (default %(default)s)",
+    )  # fmt: skip
     for name, default, says in (
         ("--host-deadline-ms", defaults.host_deadline_ms, "a registered host that says nothing for so long is lost"),
         (
@@ -85,6 +89,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--insecure", action="store_true", help="allow other addresses than loopback without TLS and a token"
     )
+
+
+def _natural(text: str) -> int:
+    return 0 if text == "0" else _count(text)
 
 
 def _count(text: str) -> int:
@@ -130,7 +138,9 @@ def parse(arguments: argparse.Namespace) -> ServeSettings:
     return ServeSettings(
         listen,
         CoordinatorSettings(
-            Settings(mode=Mode(arguments.mode), finish_fraction=arguments.finish_fraction),
+            Settings(
+                mode=Mode(arguments.mode), finish_fraction=arguments.finish_fraction, gather_ms=arguments.gather_ms
+            ),
             host_deadline_ms=arguments.host_deadline_ms,
             writer_deadline_ms=arguments.writer_deadline_ms,
             chunk_deadline_ms=arguments.chunk_deadline_ms,

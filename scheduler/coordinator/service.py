@@ -7,6 +7,8 @@ Invariants:
 * What fails in the middle of an event leaves no trace: nothing changes (503) until the plan is rebuilt from the store.
 * A chunk holds capacity for a bounded time, whatever its writer does; only what a writer does keeps its request alive.
 * Time for the scheduler never goes back, also over restarts.
+* What the scheduler gathers is planned when it is due, while something can be stored; else at the next tick at which it
+  can. It is in no record: a restart, and a plan made anew, plan all that waits.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +29,7 @@ from scheduler.coordinator.journal import Journal
 from scheduler.coordinator.ledger import Ledger, Tracked, asked_text, host_change, restore_hosts
 from scheduler.coordinator.metadata.interface import Change
 from scheduler.errors import PlanInvalid, RequestError, SchedulerError
-from scheduler.peace.online import OnlineScheduler, Place, Settings, Status, Submission
+from scheduler.peace.online import GATHER_MS, OnlineScheduler, Place, Settings, Status, Submission
 from scheduler.peace.online.records import ChunkRecord, Outcome, RequestRecord, RequestState
 from scheduler.peace.plan import Planner
 from scheduler.topology import Topology
@@ -37,6 +39,8 @@ CONFLICT = 409
 UNAVAILABLE = 503
 IN_DOUBT = "an event failed in the middle; the plan is made anew from what is stored"
 LONGEST_REBUILD_PAUSE_S = 30.0
+PLAN_PATIENCE_S = 1.0
+"""How much longer than events are gathered an answer waits for the plan that they lead to."""
 
 
 class Clock(Protocol):
@@ -55,7 +59,7 @@ class Clock(Protocol):
 class CoordinatorSettings:
     """How a coordinator behaves."""
 
-    scheduler: Settings = field(default_factory=Settings)
+    scheduler: Settings = field(default_factory=lambda: Settings(gather_ms=GATHER_MS))
     host_deadline_ms: int = 10_000
     """A registered host that says nothing for so long is lost."""
     writer_deadline_ms: int = 600_000
@@ -104,6 +108,10 @@ class Coordinator:
         self._doubt: str | None = None
         self._rebuild_at_s = 0.0
         self._rebuild_pause_s = 0.0
+        self._gathering = trio.Event()
+        """Set when something is gathered; then another takes its place."""
+        self._planned = trio.Event()
+        """Set when what was gathered is planned; then another takes its place."""
         self.counts = dict.fromkeys(
             ("go", "revoked", "finished", "cancelled", "failed", "hosts_lost", "overdue", "rebuilt"), 0
         )
@@ -144,7 +152,32 @@ class Coordinator:
         return int((self.world.clock.monotonic_s() - self._started_s) * 1000)
 
     async def run(self) -> None:
-        """Look at deadlines and forget what is old, until cancelled."""
+        """Plan what is gathered, look at deadlines and forget what is old, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._plan_when_due)
+            await self._tick()
+
+    async def _plan_when_due(self) -> None:
+        """One timer for all that is gathered."""
+        while True:
+            await self._gathering.wait()
+            self._gathering = trio.Event()
+            due_ms = self._scheduler.plan_at_ms
+            if due_ms is not None:
+                await trio.sleep(max(0, due_ms - self.now_ms()) / 1000)
+                self._plan_gathered()
+
+    def _plan_gathered(self) -> None:
+        """Plan what is gathered, if anything is and can be stored."""
+        if self._scheduler.plan_at_ms is None or self.trouble is not None:
+            return
+        try:
+            self._change(lambda: self._scheduler.plan(self.now_ms()))
+        except Exception as error:  # noqa: BLE001  one event that fails must not end the service
+            self.world.report("request crashed", {"operation": "plan", "trace": "".join(format_exception(error))})
+
+    async def _tick(self) -> None:
+        """Deadlines, and what could not be done when it was due."""
         before_ms = self.now_ms()
         while True:
             await trio.sleep(self.settings.tick_s)
@@ -160,6 +193,7 @@ class Coordinator:
             if self.trouble is not None:
                 self._grant_writers(passed_ms)  # reports could not be stored, and were refused
                 continue
+            self._plan_gathered()  # what could not be stored when it was due
             try:
                 self._look_at_deadlines(now_ms)
             except Exception as error:  # noqa: BLE001  one event that fails must not end the service
@@ -228,7 +262,7 @@ class Coordinator:
                 lambda: self._scheduler.host_back(name, self.now_ms()) if before.lost else Outcome(),
                 [host_change(record)],
             )
-        await self.journal.durable()
+        await self._settled()
         return record
 
     def alive(self, name: str) -> HostRecord:
@@ -241,7 +275,7 @@ class Coordinator:
         await self._ready()
         if not self.hosts.record(name).lost:
             self._lose(name, "left")
-        await self.journal.durable()
+        await self._settled()
         return self.hosts.record(name)
 
     def _lose(self, host: str, why: str) -> None:
@@ -282,7 +316,7 @@ class Coordinator:
         tracked = self.ledger.requests[wanted.name]
         self.world.report("submitted", {"request": wanted.name, "writer": wanted.writer, "chunks": wanted.chunks})
         try:
-            await self.journal.durable()
+            await self._settled()
         except StoreError:
             if name is None and self._doubt is None:
                 # Nobody knows its name, so nobody could ever write it or cancel it.
@@ -329,7 +363,7 @@ class Coordinator:
         await self._ready()
         self._heard(tracked)
         outcome = Outcome(ignored="over") if tracked.state.ended else self._change(event)
-        await self.journal.durable()
+        await self._settled()
         return tracked, outcome.ignored is None
 
     async def cancel(self, name: str) -> Tracked:
@@ -338,7 +372,7 @@ class Coordinator:
         await self._ready()
         if not tracked.state.ended:
             self._change(lambda: self._scheduler.cancel(name, self.now_ms()))
-        await self.journal.durable()
+        await self._settled()
         return tracked
 
     async def resubmit(self, name: str, chunks: int) -> Tracked:
@@ -351,7 +385,7 @@ class Coordinator:
                 why = f"request {shown(name)} is {tracked.state}: only one of which nothing was started can change"
                 raise ApiError(CONFLICT, why, "name")
             self._change(lambda: self._scheduler.resubmit(name, chunks, self.now_ms()))
-        await self.journal.durable()
+        await self._settled()
         return tracked
 
     async def wait(self, name: str, after: int, wait_s: float) -> tuple[Tracked, list[Event]]:
@@ -413,7 +447,26 @@ class Coordinator:
         except Exception:
             self._doubt = IN_DOUBT
             raise
+        self._look_at_gathered()
         return outcome
+
+    async def _settled(self) -> None:
+        """Wait until what changed is planned and durable. Raises StoreError if it cannot be stored.
+
+        Only so long for the plan: its timer may be late, or nothing be stored. What it starts comes as events then.
+        """
+        if self._scheduler.plan_at_ms is not None:
+            with trio.move_on_after(self._scheduling.gather_ms / 1000 + PLAN_PATIENCE_S):
+                await self._planned.wait()
+        await self.journal.durable()
+
+    def _look_at_gathered(self) -> None:
+        """Set the timer, or wake those who wait for it."""
+        if self._scheduler.plan_at_ms is not None:
+            self._gathering.set()
+        else:
+            self._planned.set()
+            self._planned = trio.Event()
 
     async def _rebuild(self) -> None:
         """Make the plan anew from what is stored, after an event that failed in the middle."""
@@ -438,6 +491,7 @@ class Coordinator:
         self.counts["rebuilt"] += 1
         world.report("plan rebuilt", {"requests": self.ledger.live})
         self._commit(scheduler.restored, [host_change(record) for record in self.hosts.known()])
+        self._look_at_gathered()
 
     def _commit(self, outcome: Outcome, extra: list[Change] | None = None) -> None:
         """Record what an event led to, and tell those concerned once it is durable."""

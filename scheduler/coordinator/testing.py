@@ -24,7 +24,7 @@ from scheduler.coordinator.metadata.interface import Metadata
 from scheduler.coordinator.running import Running, ServeSettings, make_planner, opened, serve
 from scheduler.coordinator.service import CoordinatorSettings, World
 from scheduler.coordinator.system_clock import SystemClock
-from scheduler.peace.online import Settings
+from scheduler.peace.online import GATHER_MS, Settings
 from scheduler.topology import Topology
 
 DEADLINE_S = 300.0
@@ -50,7 +50,7 @@ def running(
     `scheduling`: settings of the online scheduler, such as `mode` or `finish_fraction`. Without `data_dir` its state
     goes to a temporary directory.
     """
-    chosen = settings or CoordinatorSettings(scheduler=Settings(**scheduling))
+    chosen = settings or CoordinatorSettings(scheduler=Settings(**{"gather_ms": GATHER_MS, **scheduling}))
     served = ServeSettings(Address("127.0.0.1", 0), chosen)
     with ExitStack() as stack:
         directory = data_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="coordinator-")))

@@ -168,6 +168,11 @@ class Residual:
         """An independent copy."""
         return Residual(self.topology, self.send.copy(), self.receive.copy(), self.disk.copy(), self.link.copy())
 
+    def become(self, other: "Residual") -> None:
+        """Have the same left as another of this network, in place: what shares arrays with this one sees it too."""
+        self.send[:], self.receive[:] = other.send, other.receive
+        self.disk[:], self.link[:] = other.disk, other.link
+
     def counts(self, resource: Resource) -> Counts:
         """What is left of one kind of resource, by number."""
         match resource:

@@ -187,6 +187,9 @@ class Engine:
             self._finish_chunks()
             while self._events and self._events[0][0] <= self._now + SAME_TIME_S:
                 self._happen(heappop(self._events)[2])
+            plan_at_s = self._policy.plan_at_s
+            if plan_at_s is not None and plan_at_s <= self._now + SAME_TIME_S:
+                self._obey(self._policy.plan(self._now))
         requests = [
             RequestRun(job.name, job.host, job.kind, job.at_s, self._go[job.name], self._ended[job.name])
             for job in self._jobs.values()
@@ -209,8 +212,9 @@ class Engine:
             with np.errstate(divide="ignore"):
                 soonest = float((self._flows.left[active] / rates).min())
             soonest = min(soonest, self._disks.full_in())
-        at = self._now + soonest
-        if not len(active) and not any(event is not None for _, _, event in self._events):
+        plan_at_s = self._policy.plan_at_s
+        at = min(self._now + soonest, np.inf if plan_at_s is None else max(self._now, plan_at_s))
+        if not len(active) and plan_at_s is None and not any(event is not None for _, _, event in self._events):
             raise SimulationStuck(f"at {self._now:.3f} s nothing is under way, but {sorted(self._to_ack)[:5]} wait")
         return min(at, self._events[0][0]) if self._events else at
 

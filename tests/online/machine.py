@@ -60,6 +60,7 @@ class Machine(RuleBasedStateMachine):
         stragglers=st.sampled_from(Stragglers),
         fraction=st.sampled_from([0.5, 0.8, 1.0]),
         tries=st.sampled_from([1, 2, 16]),
+        gather_ms=st.sampled_from([0, 0, 1, 30]),
         seed=st.integers(0, 1000),
     )
     def found(
@@ -70,11 +71,12 @@ class Machine(RuleBasedStateMachine):
         stragglers: Stragglers,
         fraction: float,
         tries: int,
+        gather_ms: int,
         seed: int,
     ) -> None:
         """A network and a scheduler."""
         topology = NETWORKS[network]
-        settings = Settings(mode, fraction, stragglers, 12, 6, 3, 3, 50, tries)
+        settings = Settings(mode, fraction, stragglers, 12, 6, 3, 3, 50, tries, gather_ms=gather_ms)
         chosen = planner if topology.tree is not None else PaperPlanner
         self.world = World(topology, chosen, settings, seed)
         self.names = 0

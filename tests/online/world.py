@@ -29,6 +29,8 @@ from scheduler.topology import Topology, disk_capacity
 
 Attempt = tuple[str, int, int]
 PROMISES_KEPT = 4
+TICK_MS = 7
+"""From one event to the next."""
 
 
 @dataclass
@@ -67,6 +69,8 @@ class World:
     events: int = 0
     running: int = 0
     """The sum over events of requests that are running: how interleaved they are."""
+    disturbed: bool = False
+    """Whether an event since the last plan may have put chunks in front of those that wait."""
 
     def __post_init__(self) -> None:
         self.scheduler = OnlineScheduler(self.topology, self.planner(self.topology), self.settings, Random(self.seed))
@@ -163,12 +167,27 @@ class World:
         assert [
             (each.name, each.submitted_ms, each.done, each.in_flight + each.waiting) for each in after.requests
         ] == [(each.name, each.submitted_ms, each.done, each.in_flight + each.waiting) for each in before.requests]
-        self.see(restored, disturbed=True)
+        assert self.scheduler.plan_at_ms is None, "something waits for a plan after a restart"
+        self.see(restored, disturbed=True, planned=True)
+
+    def plan(self) -> Outcome:
+        """What was gathered is planned, when it is due."""
+        due_ms = self.scheduler.plan_at_ms
+        assert due_ms is not None
+        assert due_ms <= self.now_ms + self.settings.gather_ms, "gathered for longer than it should be"
+        self.now_ms = max(self.now_ms, due_ms)
+        outcome = self.scheduler.plan(self.now_ms)
+        assert self.scheduler.plan_at_ms is None
+        self.see(outcome, planned=True)
+        return outcome
 
     def drain(self, random: Random) -> None:
         """All chunks in flight complete, and what starts then, until nothing is in flight."""
         bound = 10 + sum(record.chunks for record in self.requests())
-        while self.in_flight:
+        while self.in_flight or self.scheduler.plan_at_ms is not None:
+            if not self.in_flight:
+                self.plan()
+                continue
             bound -= 1
             assert bound > 0, "more completions than chunks"
             self.finish(random.choice(sorted(self.in_flight)))
@@ -185,12 +204,15 @@ class World:
         assert isinstance(record, RequestRecord)
         return record
 
-    def see(self, outcome: Outcome, *, disturbed: bool = False) -> None:
+    def see(self, outcome: Outcome, *, disturbed: bool = False, planned: bool = False) -> None:
         """Check an outcome against everything seen before, then everything that must hold now.
 
-        `disturbed`: what happened may put chunks in front of those that wait, so they get new promises.
+        `disturbed`: what happened may put chunks in front of those that wait, so they get new promises. `planned`: it
+        is a plan's. Promises are looked at when nothing waits for a plan.
         """
         self.events += 1
+        self.disturbed |= disturbed
+        assert planned or not self.settings.gather_ms or not outcome.go, "an event that is gathered started something"
         new = {
             (record.request, record.chunk, record.attempt): record
             for record in outcome.changed
@@ -211,8 +233,12 @@ class World:
         assert not new, "stored as running, but nobody was told to go"
         self._check_requests(outcome)
         self._check_capacity()
-        self._keep_promises(outcome, disturbed)
         self.running += sum(record.state == "running" for record in self.requests())
+        due_ms = self.scheduler.plan_at_ms
+        if due_ms is None:
+            self._keep_promises()
+        elif due_ms <= self.now_ms + TICK_MS:  # before the next event
+            self.plan()
 
     def _revoked(self, go: Go, new: dict[Attempt, ChunkRecord]) -> None:
         attempt = (go.request, go.chunk, go.attempt)
@@ -300,7 +326,8 @@ class World:
 
     # ---- promises about waiting
 
-    def _keep_promises(self, outcome: Outcome, disturbed: bool) -> None:
+    def _keep_promises(self) -> None:
+        disturbed, self.disturbed = self.disturbed, False
         flying = set(self.in_flight)
         requests = self.scheduler.status().requests
         stranded = {status.name for status in requests if status.stranded}
@@ -351,5 +378,5 @@ class World:
         self.old.append(attempt)
 
     def _tick(self) -> int:
-        self.now_ms += 7
+        self.now_ms += TICK_MS
         return self.now_ms

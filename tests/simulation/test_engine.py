@@ -10,16 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.errors import RequestError
-from scheduler.peace.online import Mode, Settings
+from scheduler.peace.online import GATHER_MS, Mode, Settings
 from scheduler.peace.plan import Kind
 from scheduler.peace.repaired import RepairedPlanner
 from scheduler.peace.tree import TreePlanner
 from scheduler.simulation.cluster import Cluster
 from scheduler.simulation.engine import SimulationStuck, simulate
 from scheduler.simulation.measured import MB, PAPER, Physics, curve, paper_cluster
-from scheduler.simulation.policies import Orders, PolicyMaker, Start, View, hdfs_default, peace, sinbad
+from scheduler.simulation.policies import AtOnce, Orders, PolicyMaker, Start, View, hdfs_default, peace, sinbad
 from scheduler.simulation.run import Run, bounds
 from scheduler.simulation.scenario import Job, Loss, Scenario, checkpoints, spread_writers
+from scheduler.topology import racks
 
 FAST = curve((1,), (1e9,))
 """As fast as need be."""
@@ -34,7 +35,7 @@ EVEN = Physics(
 """Round numbers: disks of 40 MB/s to write and 20 to read for any number of clients, links of 100 MB/s, no memory."""
 
 
-class Fixed:
+class Fixed(AtOnce):
     """Starts every chunk of a job at once on the way that was given for it."""
 
     sample_s: float | None = None
@@ -176,6 +177,7 @@ POLICIES = {
     "hdfs": hdfs_default(2),
     "sinbad": sinbad(2),
     "peace": peace("peace", TreePlanner, Settings()),
+    "peace that gathers": peace("peace that gathers", TreePlanner, Settings(gather_ms=GATHER_MS)),
 }
 
 
@@ -299,3 +301,12 @@ def test_faster_links_and_disks_end_sooner(seed: int, factor: float) -> None:
     )
     slow, fast = ends(run_fixed(EVEN, ways)), ends(run_fixed(faster, ways))
     assert fast == pytest.approx({chunk: end / factor for chunk, end in slow.items()})
+
+
+def test_what_is_gathered_is_planned_when_it_is_due() -> None:
+    """Writers that submit within the time that is gathered start together at its end; the simulator keeps the time."""
+    cluster = Cluster(racks([4, 4], 8), EVEN)
+    jobs = checkpoints(cluster, [0, 4], 2, at_s=[1.0, 1.003])
+    run = simulate(Scenario(cluster, jobs), peace("peace", RepairedPlanner, Settings(gather_ms=GATHER_MS)), 1)
+    assert [request.go_s for request in run.requests] == pytest.approx([1.0 + GATHER_MS / 1000] * 2)
+    assert sum(chunk.acked for chunk in run.chunks) == 4

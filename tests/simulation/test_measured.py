@@ -25,14 +25,14 @@ from scheduler.simulation.measured import (
     link_capacity,
     paper_cluster,
 )
-from scheduler.simulation.policies import Orders, PolicyMaker, Start, View, hdfs_default
+from scheduler.simulation.policies import AtOnce, Orders, PolicyMaker, Start, View, hdfs_default
 from scheduler.simulation.scenario import Job, Scenario
 
 CLUSTER = Cluster(paper_cluster())
 SEEDS = range(1, 6)
 
 
-class OneNode:
+class OneNode(AtOnce):
     """Every job is one chunk to host 0, or from it."""
 
     sample_s: float | None = None

@@ -20,7 +20,15 @@ has no free path, it reserves:
 
 *Together.* With a planner that plans jointly (`repaired`) an event first plans all that may profit from what it freed
 in one go: what would be late otherwise, then as many chunks as fit (`together`). That may pass over the head; what
-follows is as above, so the head starts if it still can, else it reserves at this same event.
+follows is as above, so the head starts if it still can, else it reserves at this same event. Once it has reserved, a
+plan of all together may use what it holds too if one of the head's chunks starts by it; else that plan is not made.
+
+*Gathered.* When many submit or complete at once, chains planned at the first event leave to the later ones what happens
+to be left, and each chunk's successor inherits its place: the pattern of the first moment stays. So with `gather_ms`
+above 0 an event is recorded but starts nothing; `gather_ms` after the first, or after a small part of what chunks take
+if that is less, `plan` starts what all of them allow (`plan_at_ms`; there is no clock in here). Tokens come back, and
+pay what is owed, at the event itself. In what follows T is then the longest time from a chunk's go to the plan after
+its end, at most `gather_ms` more than the chunk.
 
 *Bound.* Let a round be a span of time at whose end all chunks have ended that were in flight at its beginning; if a
 chunk takes at most T from go to its end, a round takes at most T. **A request with C chunks ahead of it starts its next
@@ -46,7 +54,7 @@ event, in turn, and comes back when a path is found.
 
 *Work.* An event looks at those requests only that wait for a resource that it freed: `index`. It searches in vain at
 most `most_tries` times (for a family of like requests at most twice), or plans at most MOST_TOGETHER groups of requests
-together, and goes on at the next event.
+together, and goes on at the next event. Events that were gathered may do so much each.
 
 **TIMESTEPS.** As the paper: `timesteps` tells how. *Bound:* **a request with C chunks ahead of it starts its next chunk
 within C + 1 timesteps**: a timestep begins only if the first request of the queue gets a chunk in it. What moves it is
@@ -54,6 +62,7 @@ the same.
 """
 
 from scheduler.peace.online.records import (
+    GATHER_MS,
     ChunkRecord,
     ChunkState,
     Go,
@@ -74,6 +83,7 @@ from scheduler.peace.online.records import (
 from scheduler.peace.online.scheduler import OnlineScheduler
 
 __all__ = [
+    "GATHER_MS",
     "ChunkRecord",
     "ChunkState",
     "Go",

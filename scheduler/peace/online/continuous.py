@@ -126,23 +126,23 @@ class Continuous:
 
     # ---- what may start
 
-    def advance(self, launch: Launch) -> None:
-        """Start everything that can start: the head, then those behind it with what the head leaves."""
+    def advance(self, launch: Launch, events: int) -> None:
+        """Start what can start after so many events: the head, then those behind it with what the head leaves."""
         for found in self._stranded.some_again(idle=not self._in_flight):
             self._hopeless.pop(self._index.family_key(found), None)
-        self._events += 1
+        self._events += events
         together = self._together is not None and self._events * _HOSTS_A_TIME >= self._hosts
-        if together and self._held is not None and self._serves_anew():
+        if together and self._held is not None and self._serves_anew() and not self._plan_with_head(launch):
             self._serve_head(launch)
         if together and self._held is None:
-            self._plan_together(launch)
+            self._plan_together(launch, events)
         if self._serves_anew():
             while self._serve_head(launch):
                 pass
         if together:
-            self._plan_together(launch)
+            self._plan_together(launch, events)
         else:
-            self._backfill(launch)
+            self._backfill(launch, self._most_tries * events)
 
     def _serve_head(self, launch: Launch) -> bool:
         """Start the head's next chunk if there is a way; whether the next head is worth a try."""
@@ -154,30 +154,68 @@ class Continuous:
             launch(unit, chain)
         return chain is not None or unit.stranded
 
-    def _plan_together(self, launch: Launch) -> None:
-        """All that may profit from what was freed, planned together with what the head leaves."""
+    def _plan_with_head(self, launch: Launch) -> bool:
+        """Plan as if nothing were reserved; False, and nothing changed, if the head does not start by that."""
+        held, tokens, index = self._held, self._tokens, self._index
+        if self._together is None or held is None or held.unit is not self._head():
+            return False
+        tokens.let_go(held.keys, for_good=False)
+        index.wake(tokens.freed | {key for key in held.keys if tokens.free(key)})
+        groups, asks = self._asks(held.unit)
+        most = held.unit.waiting if held.unit.own is None else self._left_of(held.unit.own)
+        asks = [(held.unit, min(most, held.unit.waiting)), *asks]
+        found = self._together.plan(asks, self._line, tokens.left, first=held.unit) if most else []
+        if not found:
+            tokens.hold(held.keys)
+            for group in groups:
+                index.ready(group)
+            return False
+        self._held = None
+        tokens.freed.clear()
+        for unit, chain in found:
+            launch(unit, chain)
+        self._rest(groups)
+        return True
+
+    def _plan_together(self, launch: Launch, events: int) -> None:
+        """All that may profit from what was freed, planned together with what the head leaves; one plan an event."""
         if self._together is None:
             return
         self._events = 0
         tokens, index = self._tokens, self._index
         index.wake(tokens.freed)
         tokens.freed.clear()
-        head = self._held.unit if self._held is not None else None
-        groups, asks = dict[Family, list[Group]](), list[tuple[Unit, int]]()
-        while len(asks) < MOST_TOGETHER and (group := index.pop()) is not None:
-            groups.setdefault(group.family, []).append(group)
-            most = MOST_TOGETHER if group.own is None else int(tokens.left.counts(group.own[0])[group.own[1]])
-            for unit in group.units(most):
-                if unit is not head:
-                    asks.append((unit, min(most, unit.waiting)))
-        if asks:
-            for unit, chain in self._together.plan(asks, self._line, tokens.left):
-                launch(unit, chain)
-        for family, aside in groups.items():
+        for _ in range(events):
+            groups, asks = self._asks(self._held.unit if self._held is not None else None)
+            if asks:
+                for unit, chain in self._together.plan(asks, self._line, tokens.left):
+                    launch(unit, chain)
+            self._rest(groups)
+            if len(asks) < MOST_TOGETHER:
+                break
+
+    def _asks(self, but: Unit | None) -> tuple[list[Group], list[tuple[Unit, int]]]:
+        """The groups that are worth a try, and for how many chunks of each unit of theirs, `but` this one."""
+        groups, asks = list[Group](), list[tuple[Unit, int]]()
+        while len(asks) < MOST_TOGETHER and (group := self._index.pop()) is not None:
+            groups.append(group)
+            most = MOST_TOGETHER if group.own is None else self._left_of(group.own)
+            asks += [(unit, min(most, unit.waiting)) for unit in group.units(most) if unit is not but]
+        return groups, asks
+
+    def _left_of(self, key: Key) -> int:
+        return int(self._tokens.left.counts(key[0])[key[1]])
+
+    def _rest(self, groups: list[Group]) -> None:
+        """What is left of these groups was tried: they wait for tokens."""
+        families = dict[Family, list[Group]]()
+        for group in groups:
+            families.setdefault(group.family, []).append(group)
+        for family, aside in families.items():
             last = next((first for group in aside if (first := group.first()) is not None), None)
             self._set_back(aside)
             if last is not None and not family.awake:
-                index.sleep(family, last)
+                self._index.sleep(family, last)
 
     def _is_changed(self) -> None:
         if self._together is not None:
@@ -269,15 +307,15 @@ class Continuous:
             self._hopeless.clear()
         self._hopeless[key] = self._hopeless.get(key, 0) + 1
 
-    def _backfill(self, launch: Launch) -> None:
-        """Those behind the head, in order, with what it leaves; `most_tries` in vain are enough for one event."""
+    def _backfill(self, launch: Launch, tries: int) -> None:
+        """Those behind the head, in order, with what it leaves; so many `tries` in vain are enough."""
         tokens, index = self._tokens, self._index
         index.wake(tokens.freed)
         rack_of = tokens.topology.rack_of
         touched = {rack_of[number] for resource, number in tokens.freed if resource is not Resource.LINK}
         tokens.freed.clear()
         head = self._held.unit if self._held is not None else None
-        tries, vain = self._most_tries, dict[Family, list[Group]]()
+        vain = dict[Family, list[Group]]()
         while tries > 0 and (group := index.pop()) is not None:
             unit, chain = group.first(), None
             if unit is not None and unit is not head:

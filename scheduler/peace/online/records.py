@@ -14,6 +14,10 @@ from typing import Any, NamedTuple
 from scheduler.errors import RequestError
 from scheduler.peace.plan import Kind
 
+GATHER_MS = 5
+"""For whoever has a timer: a burst of submissions from many hosts takes some milliseconds to arrive."""
+MOST_GATHER_MS = 1000
+
 
 class Mode(StrEnum):
     """When the next chunks start."""
@@ -36,6 +40,8 @@ class Settings:
     `priority_ms`: how much waiting one step of priority is worth, so that low priorities age past high ones.
     `most_tries`: requests behind the head that one event may try in vain (in racks where nothing was freed, a quarter).
     `most_remembered`: ended requests that are still known by name, so that late reports are told apart from wrong ones.
+    `gather_ms`: events of at most so many milliseconds, and of a small part of the time that chunks take, are planned
+    together, by `OnlineScheduler.plan`, which needs the caller's timer; 0: each is planned by itself.
     """
 
     mode: Mode = Mode.CONTINUOUS
@@ -48,6 +54,7 @@ class Settings:
     priority_ms: int = 10_000
     most_tries: int = 16
     most_remembered: int = 10_000
+    gather_ms: int = 0
 
     def __post_init__(self) -> None:
         if not 0 < self.finish_fraction <= 1:
@@ -58,6 +65,8 @@ class Settings:
         for name in ("most_priority", "priority_ms", "most_remembered"):
             if getattr(self, name) < 0:
                 raise RequestError(name, f"{getattr(self, name)!r} must not be negative")
+        if not 0 <= self.gather_ms <= MOST_GATHER_MS:
+            raise RequestError("gather_ms", f"{self.gather_ms!r} must be 0 to {MOST_GATHER_MS}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +102,8 @@ class Place(NamedTuple):
     """A place in the queue: requests and chunks that go first, and the proven bound on the wait.
 
     `starts_within_chunks`: the request's next chunk starts after at most so many times the longest time that a chunk
-    takes (0: nothing of it waits). The bound and what may move it: `scheduler.peace.online`.
+    takes, `Settings.gather_ms` included (0: nothing of it waits). The bound and what may move it:
+    `scheduler.peace.online`.
     """
 
     requests_ahead: int

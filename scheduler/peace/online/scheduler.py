@@ -5,6 +5,8 @@ Invariants:
   too late, changes nothing.
 * A chunk has at most one attempt in flight; attempts count up and are never used twice.
 * Time never goes backwards here, whatever the caller's clock does.
+* With `gather_ms` an event starts nothing: what it changed is recorded, and `plan_at_ms` says when `plan` is to be
+  called. What was gathered is in no record: `restore` plans all that waits, at once.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -34,6 +36,9 @@ from scheduler.peace.online.timesteps import Timesteps
 from scheduler.peace.online.views import Known, place_of, status_of
 from scheduler.peace.plan import Chain, Kind, Planner
 from scheduler.topology import Topology
+
+_GATHER_SHARE = 200
+"""Events of one so manieth of a chunk's time are gathered: what is lost by that is less than what is won."""
 
 
 class _Event:
@@ -67,6 +72,12 @@ class OnlineScheduler:
         self._sequence = 0
         self._now_ms = 0
         self._event = _Event()
+        self._gathered = 0
+        """Events since the last plan."""
+        self._chunk_ms: int | None = None
+        """What the last chunk that was done took."""
+        self.plan_at_ms: int | None = None
+        """When what was gathered is to be planned; None: nothing was."""
         self.restored = Outcome()
         """What `restore` found: chunks that start or stop now, to be stored and told as after any event."""
 
@@ -98,6 +109,7 @@ class OnlineScheduler:
         if flight is None:
             return Outcome(ignored=self._why(job, chunk, attempt))
         self._begin(now_ms)
+        self._chunk_ms = self._now_ms - flight.since_ms
         self._land(flight, done=True)
         job.done.add(chunk)
         self._note_chunk(flight, ChunkState.DONE)
@@ -199,6 +211,13 @@ class OnlineScheduler:
             self._sort(job)
         return self._finish()
 
+    def plan(self, now_ms: int) -> Outcome:
+        """Plan together what was gathered; due at `plan_at_ms`, harmless at any other time."""
+        if self.plan_at_ms is None:
+            return Outcome(ignored="nothing was gathered")
+        self._begin(now_ms)
+        return self._planned()
+
     # ---- questions
 
     def place(self, request: str) -> Place:
@@ -244,8 +263,25 @@ class OnlineScheduler:
         self._event = _Event()
 
     def _finish(self) -> Outcome:
+        """Collect what happened; start what can start, unless more is gathered first."""
+        self._gathered += 1
+        if not self._settings.gather_ms:
+            return self._planned()
+        if self.plan_at_ms is None:
+            self.plan_at_ms = self._now_ms + self._gather_ms()
+        return self._collected()
+
+    def _gather_ms(self) -> int:
+        most = self._settings.gather_ms
+        return most if self._chunk_ms is None else min(most, max(1, self._chunk_ms // _GATHER_SHARE))
+
+    def _planned(self) -> Outcome:
         """Start what can start, and collect what happened."""
-        self._policy.advance(self._launch)
+        self._policy.advance(self._launch, self._gathered)
+        self._gathered, self.plan_at_ms = 0, None
+        return self._collected()
+
+    def _collected(self) -> Outcome:
         event, self._event = self._event, _Event()
         records: list[RequestRecord | ChunkRecord] = [request_record(self._topology, job) for job in event.jobs]
         records += event.chunks.values()
@@ -439,7 +475,8 @@ class OnlineScheduler:
             number = intake.host_number(self._topology, "lost_hosts", host)
             if number not in self._lost:
                 self._lose(number)
-        self.restored = self._finish()
+        self._gathered = 1
+        self.restored = self._planned()
 
     def _resume(self, job: Job, record: ChunkRecord) -> None:
         """A stored chunk takes its state again; one whose chain the topology does not have any more waits again."""

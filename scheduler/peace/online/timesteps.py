@@ -114,7 +114,7 @@ class Timesteps:
 
     # ---- what may start
 
-    def advance(self, launch: Launch) -> None:
+    def advance(self, launch: Launch, events: int) -> None:
         """Let the new ones join, or begin the next timestep if this one is over."""
         self._stranded.some_again(idle=not self._open and not self._older)
         if not self._over():

@@ -44,19 +44,33 @@ class Together:
         """Requests, or the network, are not what they were: what is urgent is to be counted anew."""
         self._good_for = 0
 
-    def plan(self, asks: Sequence[tuple[Unit, int]], line: Iterable[Job], left: Residual) -> list[tuple[Unit, Chain]]:
+    def plan(
+        self, asks: Sequence[tuple[Unit, int]], line: Iterable[Job], left: Residual, first: Unit | None = None
+    ) -> list[tuple[Unit, Chain]]:
         """Chains for these units, for at most so many chunks of each, taken from `left`; in the order of service.
 
-        `line`: all that wait, in order.
+        `line`: all that wait, in order. `first`: without a chain for this one nothing is planned, and nothing taken.
         """
         if self._good_for <= 0:
             self._count(line)
-        must = [min(most, self._urgent.get(unit.job, 0)) for unit, most in asks]
+        if first is None:
+            return self._plan(asks, left, None)
+        urgent, good_for, trial = dict(self._urgent), self._good_for, left.copy()
+        found = self._plan(asks, trial, first)
+        if not any(unit is first for unit, _ in found):
+            self._urgent, self._good_for = urgent, good_for
+            return []
+        left.become(trial)
+        return found
+
+    def _plan(self, asks: Sequence[tuple[Unit, int]], left: Residual, first: Unit | None) -> list[tuple[Unit, Chain]]:
+        """What must start, with one chunk of `first`, then the others."""
+        must = [min(most, max(self._urgent.get(unit.job, 0), int(unit is first))) for unit, most in asks]
         found = self._planned([(unit, count) for (unit, _), count in zip(asks, must, strict=True)], left)
         had = dict.fromkeys((unit for unit, _ in asks), 0)
         for unit, _ in found:
             had[unit] += 1
-            self._urgent[unit.job] -= 1
+            self._urgent[unit.job] = max(0, self._urgent.get(unit.job, 0) - 1)
         found += self._planned([(unit, most - had[unit]) for unit, most in asks], left)
         self._good_for -= len(found)
         return found

@@ -4,12 +4,13 @@ Invariants: a policy sees what its real counterpart would see (submissions, acks
 its randomness comes in as an argument.
 """
 
-from scheduler.simulation.policies.base import Orders, Policy, PolicyMaker, Start, View
+from scheduler.simulation.policies.base import AtOnce, Orders, Policy, PolicyMaker, Start, View
 from scheduler.simulation.policies.hdfs import Era, HdfsDefault, hdfs_default
 from scheduler.simulation.policies.peace import Peace, peace
 from scheduler.simulation.policies.sinbad import Sinbad, sinbad
 
 __all__ = [
+    "AtOnce",
     "Era",
     "HdfsDefault",
     "Orders",

@@ -45,6 +45,15 @@ class Policy(Protocol):
     sample_s: float | None
     """How often `observe` is called; None: never."""
 
+    @property
+    def plan_at_s(self) -> float | None:
+        """When `plan` is to be called next; None: not before something else happens."""
+        ...
+
+    def plan(self, now_s: float) -> Orders:
+        """What was put off until now."""
+        ...
+
     def submit(self, job: Job, now_s: float) -> Orders:
         """A new job."""
         ...
@@ -62,6 +71,16 @@ class Policy(Protocol):
         ...
 
 
+class AtOnce:
+    """A policy that puts nothing off."""
+
+    plan_at_s: float | None = None
+
+    def plan(self, now_s: float) -> Orders:
+        """Never called."""
+        return Orders()
+
+
 class PolicyMaker(NamedTuple):
     """A policy's name, and what makes a new one for a run."""
 
@@ -73,7 +92,7 @@ READING_THREADS = 4
 """With so many the paper's client reads 95 MB/s (table 8), and recovers its checkpoint."""
 
 
-class ThreadedClients:
+class ThreadedClients(AtOnce):
     """Clients as the paper's IOService: each job's chunks in one file per thread, a file's chunks one after the other.
 
     `place` picks a chunk's way when its turn comes. `threads` are for writing; reads and copies have their own number.

@@ -1,7 +1,7 @@
 """Peace in a simulated cluster: the online scheduler itself, told of submissions, acks and lost hosts.
 
 Invariants: what the simulator does is what the scheduler said, no more and no less; the capacities it plans with are
-those of the cluster's topology. Messages take no time.
+those of the cluster's topology. Messages take no time; what the scheduler gathers it plans when it said it would.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,6 +48,16 @@ class Peace:
         """The host's keep-alives stopped."""
         self._lost.add(host)
         return self._orders(self._scheduler.host_lost(self._names[host], _ms(now_s)))
+
+    @property
+    def plan_at_s(self) -> float | None:
+        """When what was gathered is due."""
+        due_ms = self._scheduler.plan_at_ms
+        return None if due_ms is None else due_ms / 1000
+
+    def plan(self, now_s: float) -> Orders:
+        """What was gathered."""
+        return self._orders(self._scheduler.plan(_ms(now_s)))
 
     def observe(self, view: View) -> None:
         """Peace measures nothing: it plans with capacities."""
