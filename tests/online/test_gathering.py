@@ -8,7 +8,6 @@ import pytest
 from scheduler.errors import RequestError
 from scheduler.peace.online import Mode, OnlineScheduler, Outcome, Settings, Submission
 from scheduler.peace.paper import PaperPlanner
-from scheduler.peace.plan import Planner
 from scheduler.peace.repaired import RepairedPlanner
 from scheduler.topology import Topology, racks
 from tests.online.world import World
@@ -95,15 +94,16 @@ def test_a_restart_plans_all_that_waits() -> None:
     assert world.scheduler.plan_at_ms is None
 
 
-@pytest.mark.parametrize("planner", [PaperPlanner, RepairedPlanner])
-def test_many_events_do_the_work_of_many(planner: type[PaperPlanner | RepairedPlanner]) -> None:
-    """However many submit within the time that is gathered, whoever has room starts in the plan."""
-    topology = racks([20] * 20, 20)
-    made: Planner = planner(topology)
-    found = OnlineScheduler(topology, made, SETTINGS, Random(1))
+def test_many_events_do_the_work_of_many() -> None:
+    """However many submit within the time that is gathered, whoever has room starts in the plan: not only the first."""
+    topology = racks([35] * 20, 35)
+    found = OnlineScheduler(topology, RepairedPlanner(topology), SETTINGS, Random(1))
+    found.submit(Submission("busy", "r1h1", 2, placement=("same-rack:0&other-host:0",)), 0)
+    found.plan(10)
     for server in topology.servers:
-        found.submit(Submission(server.name, server.name, 1, placement=("same-host:0",)), 0)
-    assert len(found.plan(10).go) == 400
+        found.submit(Submission(server.name, server.name, 1, placement=("same-rack:0&other-host:0",)), 20)
+    assert found.status().requests[1].name == "r1h1", "who cannot start is the head of the queue"
+    assert len(found.plan(30).go) == len(topology.servers) - 1
 
 
 def test_the_same_events_give_the_same_plans() -> None:
