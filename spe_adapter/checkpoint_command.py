@@ -12,6 +12,7 @@ from typing import Final
 
 from logstore.client.blocking import Client, TopicPartition, parse_addresses
 from logstore.errors import CairnError
+from logstore.format.private import DescribeRequest
 from spe_adapter.cec.control import End, holds_progress
 from spe_adapter.logscan import ends
 from spe_adapter.planned import Planned
@@ -50,19 +51,26 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _show(client: Client, topic: str) -> None:
-    seen: set[str] = set()
-    for end in _newest(client, topic):
-        if end.query in seen or len(seen) == _MOST_QUERIES:
+    newest: dict[str, End] = {}
+    for end in _ends(client, topic):
+        known = newest.get(end.query)
+        if known is None and len(newest) == _MOST_QUERIES:
             continue
-        seen.add(end.query)
-        planned = planned_of_positions(bytes(end.positions).decode(errors="replace"))
+        # A partition that an epoch wrote nothing into has no marker of it.
+        if known is None or known.epoch < end.epoch:
+            newest[end.query] = end
+    for query, end in newest.items():
         kept = "keeps its state here" if holds_progress(end) else "writes here"
-        print(f"{end.query}  {kept}, epoch {end.epoch}, {_read_up_to(planned)}")
-    if not seen:
+        epoch, positions = end.epoch, bytes(end.positions).decode(errors="replace")
+        known_to_all = client.describe(DescribeRequest(query))
+        if known_to_all.last_epoch is not None:  # an epoch without output has no marker anywhere
+            epoch, positions = known_to_all.last_epoch, known_to_all.positions
+        print(f"{query}  {kept}, epoch {epoch}, {_read_up_to(planned_of_positions(positions))}")
+    if not newest:
         print(f"no query has written epochs into {topic}")
 
 
-def _newest(client: Client, topic: str) -> Iterator[End]:
+def _ends(client: Client, topic: str) -> Iterator[End]:
     for partition in range(client.partitions(topic)):
         with closing(ends(client, TopicPartition(topic, partition))) as found:
             yield from found

@@ -13,6 +13,7 @@ Source: Spark's StreamExecution, HDFSMetadataLog and FileStreamSourceLog.
 """
 
 import json
+import posixpath
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
@@ -68,10 +69,19 @@ def local_checkpoint(location: str, query: str | None = None) -> LocalCheckpoint
 
 def local_path(location: str) -> Path:
     """A location as a path of this machine."""
-    for scheme in _FILE_SCHEMES:
-        if location.startswith(scheme):
-            return Path(location.removeprefix(scheme))
-    return Path(location)
+    return Path(_without_scheme(location))
+
+
+def _without_scheme(location: str) -> str:
+    scheme = next((scheme for scheme in _FILE_SCHEMES if location.startswith(scheme)), "")
+    return location.removeprefix(scheme)
+
+
+def is_same_location(one: str, other: str) -> bool:
+    """Whether two locations name one place, however they are spelled: with the scheme of local files or without it,
+    with a slash at the end. Links are not followed, and relative paths are not resolved.
+    """
+    return posixpath.normpath(_without_scheme(one)) == posixpath.normpath(_without_scheme(other))
 
 
 def query_of(checkpoint: Checkpoint) -> str | None:

@@ -145,11 +145,11 @@ def offset_lines(text: str) -> list[str]:
     return _parts(text)[_FIRST_OFFSET_LINE]
 
 
-def settings_of(text: str) -> object:
-    """Spark's settings in the text of a file `offsets/N`; none if there are none."""
+def settings_of(text: str) -> object | None:
+    """Spark's settings in the text of a file `offsets/N`; none if there are none, None if the text is damaged."""
     lines = text.split("\n")
-    metadata = _value(lines[1]) if len(lines) > 1 else {}
-    return metadata.get("conf", {}) if isinstance(metadata, dict) else {}
+    metadata = _value(lines[1]) if len(lines) > 1 else None
+    return metadata.get("conf", {}) if isinstance(metadata, dict) else None
 
 
 def _parts(text: str) -> tuple[str, str, list[str]]:

@@ -6,7 +6,8 @@ which Spark does not start.
 
 Invariants:
 * Nothing is changed before it is certain that the log says enough and that the directory is this query's, or nobody's.
-* Nothing of Spark's is deleted: what the log contradicts is moved to `replaced/K` below the checkpoint.
+* Nothing of Spark's is deleted: what the log contradicts is moved to `replaced/K` below the checkpoint, and so is a
+  file that has lost its content (Spark does not sync them; a power cut leaves them empty).
 * Files are synced, and so are their folders, in an order in which a command that is cut short can be given again.
 * What Spark's own stateful operators keep (`state`), and the lists of files of a file source, are not in the log: they
   are used if they are there, and a checkpoint that would need those that are not is refused.
@@ -17,11 +18,12 @@ Source: Spark's MicroBatchExecution.populateStartOffsets, OffsetSeqLog and Commi
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from logstore.client.blocking import Client
-from logstore.errors import CorruptBatch
+from logstore.errors import CorruptBatch, UnknownFormatVersion
 from logstore.format.private import DescribeRequest
 from spe_adapter.checkpoint_files import (
     COMMITS,
@@ -105,21 +107,39 @@ def _files(checkpoint: LocalCheckpoint, query: str, planned: Planned) -> dict[st
     """What must be there, by name, in the order in which it is written."""
     batch = planned.batch
     wanted = {f"{SOURCES}/{name}": text for name, text in planned.notes.items()}
-    if checkpoint.read(METADATA) is None:
+    if query_of(checkpoint) is None:
         wanted[METADATA] = json.dumps({"id": query}, separators=(",", ":"))
     settings = _settings(checkpoint, batch)
     if batch:
-        before = checkpoint.read(f"{OFFSETS}/{batch - 1}")
+        before = _digest_in(checkpoint, batch - 1)
         # Spark wants the file, and takes nothing from it once batch N is committed: N's end stands in.
-        if before is None or offsets_digest(before) not in (planned.start, planned.end):
+        if before not in (planned.start, planned.end):
             wanted[f"{OFFSETS}/{batch - 1}"] = planned.offsets_text(settings)
-    here = checkpoint.read(f"{OFFSETS}/{batch}")
-    if here is None or offsets_digest(here) != planned.end:
+    if _digest_in(checkpoint, batch) != planned.end:
         wanted[f"{OFFSETS}/{batch}"] = planned.offsets_text(settings)
-    if checkpoint.read(f"{COMMITS}/{batch}") is None or f"{OFFSETS}/{batch}" in wanted:
+    if not _is_committed(checkpoint, batch) or f"{OFFSETS}/{batch}" in wanted:
         watermark_ms = json.loads(planned.metadata).get("batchWatermarkMs", 0)
         wanted[f"{COMMITS}/{batch}"] = "v1\n" + json.dumps({"nextBatchWatermarkMs": watermark_ms})
     return wanted
+
+
+def _digest_in(checkpoint: LocalCheckpoint, batch: int) -> str | None:
+    """The digest of a batch's offsets; None if they are not there, or the file is damaged."""
+    text = checkpoint.read(f"{OFFSETS}/{batch}")
+    if text is None or settings_of(text) is None:
+        return None
+    with suppress(UnknownFormatVersion):
+        return offsets_digest(text)
+    return None
+
+
+def _is_committed(checkpoint: LocalCheckpoint, batch: int) -> bool:
+    """Whether Spark's note that a batch is done is there, and whole."""
+    version, _, content = (checkpoint.read(f"{COMMITS}/{batch}") or "").partition("\n")
+    try:
+        return version.startswith("v") and isinstance(json.loads(content), dict)
+    except ValueError:
+        return False
 
 
 def _settings(checkpoint: LocalCheckpoint, batch: int) -> object:
@@ -127,8 +147,9 @@ def _settings(checkpoint: LocalCheckpoint, batch: int) -> object:
     numbers = [int(name) for name in checkpoint.names(OFFSETS) if name.isdigit() and int(name) <= batch]
     for number in sorted(numbers, reverse=True):
         text = checkpoint.read(f"{OFFSETS}/{number}")
-        if text is not None:
-            return settings_of(text)
+        found = None if text is None else settings_of(text)
+        if found is not None:
+            return found
     return {}
 
 

@@ -181,7 +181,10 @@ def _check_epoch(client: Client, commits: Sequence[TaskCommit], note: SinkNote, 
     """Whether the epoch is one to be decided, or one that is. Raises CheckpointDiffers or TopicTaken."""
     query, epoch = commits[0].attempt.query, commits[0].attempt.epoch
     known = client.describe(DescribeRequest(query))
-    topics = sorted({topic for commit in commits for topic in commit.staged.topics})
+    # The topic of all rows counts before there are any: a first epoch may well have no output, and none is looked at
+    # again.
+    always = () if options.topic is None else (options.topic,)
+    topics = sorted({*always, *(topic for commit in commits for topic in commit.staged.topics)})
     problem = None
     if known.last_epoch is None:
         if not options.allow_other_queries:

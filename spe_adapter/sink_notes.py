@@ -19,8 +19,10 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from logstore.client.blocking import Client, TopicPartition
+from logstore.client.errors import UNKNOWN_TOPIC_OR_PARTITION
 from logstore.errors import CorruptBatch, UnknownFormatVersion
 from spe_adapter.cec.control import End, holds_progress
+from spe_adapter.checkpoint_files import is_same_location
 from spe_adapter.errors import TopicTaken
 from spe_adapter.logscan import ends
 from spe_adapter.planned import Planned, following_problem, rebuild_command, repeated_problem
@@ -156,7 +158,11 @@ def refuse_lost_self(client: Client, topics: Sequence[str], query: str, now: Sin
 def _same(noted: SinkNote | None, now: SinkNote) -> str | None:
     if noted is None:
         return None
-    if now.checkpoint is not None and noted.checkpoint == now.checkpoint:
+    if (
+        now.checkpoint is not None
+        and noted.checkpoint is not None
+        and is_same_location(noted.checkpoint, now.checkpoint)
+    ):
         return f"its checkpoint, {now.checkpoint},"
     if now.name is not None and noted.name == now.name:
         return f"its name, {now.name!r},"
@@ -168,6 +174,9 @@ def _note_of(end: End) -> SinkNote | None:
 
 
 def _streams(client: Client, topics: Sequence[str]) -> Iterator[TopicPartition]:
+    found = client.topics(topics) if topics else {}
     for topic in topics:
+        if topic in found and found[topic].error == UNKNOWN_TOPIC_OR_PARTITION:
+            continue  # nobody has written there
         for partition in range(client.partitions(topic)):
             yield TopicPartition(topic, partition)

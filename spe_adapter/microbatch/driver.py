@@ -2,7 +2,8 @@
 
 Invariants:
 * The log is the truth. At its first epoch a driver takes the query over and reads the last END; from then on what it
-  has decided itself is what the log says, as nobody else can decide.
+  has decided itself is what the log says, as nobody else can decide. When it does not learn whether its decision was
+  made, it reads the log again.
 * A batch that is committed is dropped before any work, if its input is what the log says: the same number with other
   input (a checkpoint that lost its newest batch) is refused. Batches come without gaps: each begins where the one
   before ended, by number and by offsets.
@@ -226,11 +227,14 @@ class Driver:
         self._at("driver before decide", plan)
         outputs = [TaskOutput(report.partition, report.attempt, report.pieces) for report in reports]
         with self._client() as client:
+            # An answer that does not come says nothing: whoever goes on then asks the log what was decided.
+            self._begun = False
             decide(client, self._query, self._run, plan.epoch, outputs, progress.to_json())
             self._at("driver after decide", plan)
             seconds = self._host.network.monotonic_s() - started_s
             parents = tuple(report.counters for report in reports)
             self._committed = Committed(plan.epoch, progress, parents, newest_ms, tuple(reports), seconds)
+            self._begun = True
             self._choice.note(reports)
             self._trim(client, reports)
 

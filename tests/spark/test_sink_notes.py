@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from logstore.cli import main
 from logstore.client.blocking import Client, parse_addresses
 from logstore.errors import CorruptBatch, StaleEpoch, UnknownFormatVersion
 from logstore.format.private import DecideRequest, DescribeRequest, StageRequest
@@ -110,6 +111,39 @@ def test_a_query_with_a_lost_checkpoint_is_refused(query: Query, address: str) -
     assert query.written() == ["a", "a", "b", "b", "c", "d"]
 
 
+def test_a_lost_checkpoint_is_seen_by_an_epoch_without_output(query: Query, address: str) -> None:
+    """What a new query reads first may well lead to no output: that its former self wrote here is seen all the same,
+    and not only while nothing is committed.
+    """
+    anew = Query(address, query.topic, query.checkpoint)
+    anew.location = query.location
+    with pytest.raises(TopicTaken, match=rf"its checkpoint, .*{query.id}"):
+        anew.epoch(0, 1, [])
+    anew.epoch(0, 1, [], allowOtherQueries="true")
+    anew.epoch(1, 2, ["b"])
+    assert query.written() == ["a", "b", "b", "c", "d"]
+
+
+def test_a_first_epoch_without_output_needs_no_topic(address: str, topic: str, tmp_path: Path) -> None:
+    """Where nothing is written yet, nobody has written."""
+    query = Query(address, f"{topic}-later", tmp_path / "checkpoint")
+    query.epoch(0, 1, [])
+    query.epoch(1, 2, ["a"])
+    assert query.written() == ["a"]
+
+
+@pytest.mark.parametrize("spelled", ["file://{}", "file:{}", "{}/", "{}/../checkpoint"])
+def test_a_location_is_the_same_however_it_is_spelled(address: str, topic: str, tmp_path: Path, spelled: str) -> None:
+    """With the scheme of local files, without it, with a slash at its end."""
+    create_topic(address, topic)
+    query = Query(address, topic, tmp_path / "checkpoint")
+    query.epoch(0, 2, ["a", "b"])
+    anew = Query(address, topic, query.checkpoint)
+    anew.location = spelled.format(query.location)
+    with pytest.raises(TopicTaken, match="its checkpoint"):
+        anew.epoch(0, 4, ["a", "b", "c", "d"])
+
+
 def test_several_queries_may_write_into_one_topic(query: Query, address: str, tmp_path: Path) -> None:
     """Queries with checkpoints and names of their own are told apart, without a word from their users; one with the
     name of another is taken for it.
@@ -172,6 +206,24 @@ def test_an_epoch_of_a_former_version_cannot_be_compared(query: Query) -> None:
     query.epoch(2, 5, ["e"], changedCheckpoint="accept")
     query.epoch(3, 6, ["f"])
     assert query.written() == ["a", "b", "c", "d", "f"]
+
+
+def test_show_says_how_far_each_query_has_read(
+    address: str, topic: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whichever partition its newest epoch wrote into, and if it wrote into none."""
+    create_topic(address, topic, partitions=2)
+    query = Query(address, topic, tmp_path / "checkpoint")
+    query.epoch(0, 2, ["a", "b"])
+    for end in range(3, 7):
+        query.epoch(end - 2, end, ["c"])
+        assert main(["checkpoint", "show", topic, "--servers", address]) == 0
+        assert f'{query.id}  writes here, epoch {end - 2}, batch {end - 2}, read up to {{"in":{{"0":{end}}}}}' in (
+            capsys.readouterr().out
+        )
+    query.epoch(5, 7, [])
+    assert main(["checkpoint", "show", topic, "--servers", address]) == 0
+    assert 'epoch 5, batch 5, read up to {"in":{"0":7}}' in capsys.readouterr().out
 
 
 def test_a_note_as_it_is_written() -> None:

@@ -21,7 +21,7 @@ from spe_adapter.microbatch.driver import Driver
 from spe_adapter.microbatch.handover import Received
 from spe_adapter.microbatch.messages import Fixed, Plan
 from spe_adapter.microbatch.options import parse_stateful
-from spe_adapter.microbatch.probe import silent
+from spe_adapter.microbatch.probe import Probe, silent
 from spe_adapter.microbatch.routing import check
 from spe_adapter.microbatch.task import run_task
 from spe_adapter.planned import Planned, offset_lines
@@ -64,18 +64,16 @@ class Query:
         """One run over the input that there is, as with the trigger `availableNow`: first the batch that is planned and
         not committed, then new ones. `dies_before_commit`: before Spark notes the first new batch as committed.
         """
-        if not (self.checkpoint / "metadata").exists():
-            self.write("metadata", json.dumps({"id": str(uuid.uuid4())}))
-        fixed = self._fixed(options)
-        driver = Driver(fixed, self.id, uuid.uuid4().hex, ThisHost(), silent)
+        fixed = self.fixed(options)
+        driver = self.driver(fixed)
         newest = self.newest("offsets")
         if newest is not None and self.newest("commits") != newest:
-            self._batch(driver, fixed, newest)
+            self.batch(driver, fixed, newest)
             self.write(f"commits/{newest}", COMMIT)
         batch = 0 if newest is None else newest + 1
         while self.end(batch - 1) < len(self.rows):
             self.plan(batch, min(len(self.rows), self.end(batch - 1) + rows_per_batch))
-            self._batch(driver, fixed, batch)
+            self.batch(driver, fixed, batch)
             if dies_before_commit:
                 return
             self.write(f"commits/{batch}", COMMIT)
@@ -113,13 +111,28 @@ class Query:
 
     # ---- an epoch
 
-    def _fixed(self, options: dict[str, str]) -> Fixed:
+    def driver(self, fixed: Fixed, probe: Probe = silent) -> Driver:
+        """The driver of a new run."""
+        if not (self.checkpoint / "metadata").exists():
+            self.write("metadata", json.dumps({"id": str(uuid.uuid4())}))
+        return Driver(fixed, self.id, uuid.uuid4().hex, ThisHost(), probe)
+
+    def close_due(self, driver: Driver, fixed: Fixed) -> bool:
+        """An epoch without input, if one is due; whether there was one."""
+        return driver.close_due(
+            lambda plan: [self._task(fixed, plan, partition, []) for partition in range(PARTITIONS)]
+        )
+
+    def fixed(self, options: dict[str, str]) -> Fixed:
+        """What a run is made of."""
         given = {"kafka.bootstrap.servers": self.address, "stateDirectory": str(self._state), **options}
         operator = Visits()
         fingerprint = check(operator, SCHEMA, ("key",))
         return Fixed(operator, ("key",), SCHEMA, fingerprint, PARTITIONS, parse_stateful(given, self.topic))
 
-    def _batch(self, driver: Driver, fixed: Fixed, batch: int) -> None:
+    def batch(self, driver: Driver, fixed: Fixed, batch: int) -> None:
+        """One batch that is planned."""
+
         def execute(plan: Plan) -> Sequence[str]:
             rows = self.rows[self.end(batch - 1) : self.end(batch)]
             self.ran.append(rows)

@@ -4,19 +4,22 @@ checkpoint back. Without Spark; tests/stateful/test_lost_checkpoints.py shows th
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
 from logstore.client.blocking import Client, parse_addresses
+from logstore.client.errors import Unavailable
 from logstore.errors import StaleEpoch
 from spe_adapter.errors import CheckpointDiffers, CheckpointRefused, TopicTaken
 from spe_adapter.microbatch.errors import BatchesMissing
+from spe_adapter.microbatch.probe import Step
 from spe_adapter.microbatch.topics import prepare_topic
 from spe_adapter.rebuilding import planned_in_log, rebuild
 from tests.stateful.below import PARTITIONS, Query
-from tests.stateful.operators import Model, rows_of
+from tests.stateful.operators import Model, Row, rows_of
 from tests.stateful.world import by_key
 from tests.support.sidecar import Sidecar
 
@@ -171,6 +174,62 @@ def test_a_rebuilt_checkpoint_is_rebuilt_again_without_a_change(query: Query) ->
         assert rebuild(query.checkpoint, query.id, planned) == (2, (), ())
         (query.checkpoint / "commits/2").unlink()
         assert rebuild(query.checkpoint, query.id, planned).written == ("commits/2",)
+
+
+class LostAnswer:
+    """The answer to one decision does not arrive: whoever waits for it gives up."""
+
+    def __init__(self) -> None:
+        self.is_due = False
+
+    def __call__(self, step: Step, epoch: int, partition: int) -> None:
+        """See Probe."""
+        if self.is_due and step == "driver after decide":
+            self.is_due = False
+            raise Unavailable("nobody answered")
+
+
+def test_nothing_is_built_over_an_epoch_whose_answer_was_lost(query: Query) -> None:
+    """An epoch without input is decided, and its driver does not learn of it: the next one reads the log again, and
+    closes nothing twice.
+    """
+    lost = LostAnswer()
+    query.rows = [Row(key, 200_000, 1) for key in "abcd"] + [Row("z", 220_000, 1), Row("z", 221_000, 1)]
+    query.topic = f"{query.topic}-2"
+    query.checkpoint = query.checkpoint.with_name("second")
+    with Client(parse_addresses(query.address)) as client:
+        prepare_topic(client, query.topic, PARTITIONS, PARTITIONS, allow_trimming=False)
+    fixed = query.fixed({})
+    driver = query.driver(fixed, lost)
+    query.plan(0, 5)
+    query.batch(driver, fixed, 0)
+    lost.is_due = True
+    with pytest.raises(Unavailable):
+        query.close_due(driver, fixed)
+    query.plan(1, 6)
+    query.batch(driver, fixed, 1)
+    model = Model()
+    model.epoch(query.rows[:5])
+    model.pause()
+    model.epoch(query.rows[5:])
+    assert by_key(query.told()) == by_key(model.told)
+
+
+@pytest.mark.parametrize("text", ["", "\0" * 40, "v1\n{"], ids=["empty", "zeros", "cut"])
+@pytest.mark.parametrize("name", ["offsets/1", "offsets/2", "commits/2", "metadata"])
+def test_a_file_that_a_power_cut_left_without_its_content_is_made_anew(query: Query, name: str, text: str) -> None:
+    """Spark does not sync its files: after a power cut they may be there, and be empty."""
+    former = query.id
+    query.write(name, text)
+    with Client(parse_addresses(query.address)) as client:
+        done = rebuild(query.checkpoint, former, planned_in_log(client, former))
+    assert name in done.written
+    assert name in done.replaced
+    assert query.id == former
+    assert (query.checkpoint / f"replaced/0/{name}").read_text() == text
+    assert json.loads((query.checkpoint / "commits/2").read_text().removeprefix("v1\n")) is not None
+    query.run()
+    assert_each_row_once(query)
 
 
 def test_a_checkpoint_of_another_query_is_not_written_over(query: Query, tmp_path: Path) -> None:
