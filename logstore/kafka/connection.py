@@ -203,16 +203,25 @@ class Connection:
         slot.flexible_header = flexible
         self._push(slot)
         slot.answer = answer = produce.Answer(decoded.version, decoded.acks)
-        if decoded.partitions <= STEPS:
-            produce.start(self._front, decoded, len(request), answer)
-        else:
-            pace = Pace()
-            for _ in produce.steps(self._front, decoded, len(request), answer):
-                await pace.step()
+        is_appended = False
+        try:
+            await self._append(decoded, len(request), answer)
+            is_appended = True
+        finally:
+            if not is_appended:  # the connection ends here; what is appended stays
+                self._drop(slot)
         if slot.answer.waiting:
             slot.answer.on_ready = lambda: self._mark_ready(slot)
         else:
             self._mark_ready(slot)
+
+    async def _append(self, request: produce.ProduceRequest, frame_bytes: int, answer: produce.Answer) -> None:
+        if request.partitions <= STEPS:
+            produce.start(self._front, request, frame_bytes, answer)
+        else:
+            pace = Pace()
+            for _ in produce.steps(self._front, request, frame_bytes, answer):
+                await pace.step()
 
     async def _answer(self, request: memoryview, header: codec.RequestHeader, slot: _Slot) -> list[Buffer]:
         """The body of the answer to any request but Produce."""

@@ -146,8 +146,9 @@ async def _answer(
             topics, size, is_final = await _collect(front, request, room)
             # What was granted is all there will be: with min_bytes above it, waiting would be in vain.
             if is_final or size >= min(request.min_bytes, room) or trio.current_time() >= deadline:
-                kept = size
-                return await _encode(request.version, 0, topics), size
+                body = await _encode(request.version, 0, topics)
+                kept = size  # who is broken off before this keeps nothing
+                return body, size
             answers.give(room)
             room = 0
             with trio.move_on_at(deadline):

@@ -15,9 +15,11 @@ import trio.lowlevel
 import trio.testing
 from kio.schema.errors import ErrorCode
 
+from logstore.kafka import codec, fetch
 from logstore.kafka.arrivals import PIECE_BYTES, SLOW_PIECE_S, Arrival, ArrivalBudget
 from logstore.kafka.dispatch import FrontSettings
 from logstore.kafka.frames import CONTROL_FRAME_BYTES, SMALL_BYTES
+from logstore.kafka.pace import STEPS
 from logstore.kafka.places import Places, address_group
 from logstore.log.store import StoreSettings
 from logstore.log.topics import TopicConfig
@@ -270,3 +272,67 @@ async def test_thousands_of_idle_connections_lock_nobody_out(tmp_path: Path) -> 
         for _ in range(5):
             await assert_served(server, 2)
         assert len(server.kafka._connections) <= 200
+
+
+async def evicted_amid(server: Server, frame: bytes, is_under_way: Callable[[], bool]) -> None:
+    """A request whose connection loses its place while it is worked on."""
+    async with await server.connect() as peer:
+        await peer.send(frame)
+        await wait_until(is_under_way)
+        (connection,) = server.kafka._connections
+        connection.give_way()
+        await wait_until(lambda: not server.kafka._connections)
+
+
+async def test_a_produce_request_that_is_broken_off_gives_its_bytes_back(tmp_path: Path) -> None:
+    """A large one gives others turns, and its connection may end in one of them: what it took of the requests of all is
+    given back, what it had appended stays.
+    """
+    partitions = 20 * STEPS
+    async with serving(tmp_path, partitions=partitions) as server:
+        requests = server.kafka._requests
+        await evicted_amid(server, produce_frame([batch()] * partitions), lambda: requests.used_bytes > 0)
+        assert requests.used_bytes == 0
+        async with await server.connect() as peer:
+            assert (await peer.produce(batch())).base_offset == 1
+
+
+async def test_a_fetch_that_is_broken_off_gives_its_bytes_back(tmp_path: Path) -> None:
+    """Wherever it is then, while it reads or while its answer is encoded: what it took of the answers of all is given
+    back.
+    """
+    partitions = 10 * STEPS
+    async with serving(tmp_path, partitions=partitions) as server:
+        async with await server.connect() as peer:
+            await peer.send(produce_frame([batch()] * partitions))
+            await peer.answer()
+        frame = memoryview(fetch_frame(11, offsets=(0,) * partitions))[4:]
+        request = fetch.decode(frame, codec.decode_header(frame).body_at, 11)
+        answers = server.kafka._answers
+        free_bytes, broken_off = answers.free_bytes, 0
+        for turns in range(100):
+            size = await fetched(server, request, turns)
+            answers.give(size or 0)
+            assert answers.free_bytes == free_bytes, f"broken off after {turns} turns"
+            if size is not None:
+                break
+            broken_off += 1
+        assert broken_off > partitions // STEPS
+
+
+async def fetched(server: Server, request: fetch.FetchRequest, turns: int) -> int | None:
+    """Serve a fetch, which is broken off after so many turns of another task; the bytes that its answer holds, None if
+    there is no answer.
+    """
+    size = None
+    async with trio.open_nursery() as nursery:
+
+        async def break_off() -> None:
+            for _ in range(turns):
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(break_off)
+        _, size = await fetch.handle(server.kafka._front, request, server.kafka._answers)
+        nursery.cancel_scope.cancel()
+    return size
