@@ -216,6 +216,8 @@ class Connection:
             self._mark_ready(slot)
 
     async def _append(self, request: produce.ProduceRequest, frame_bytes: int, answer: produce.Answer) -> None:
+        if produce.needs_check_apart(self._front, request):
+            request = await produce.check_apart(self._front, request)
         if request.partitions <= STEPS:
             produce.start(self._front, request, frame_bytes, answer)
         else:

@@ -10,15 +10,18 @@ Source: Kafka protocol guide, Produce 3 to 11; acks=1 means the same as acks=all
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
-from logstore.errors import CairnError, InvalidRecord, MalformedRequest
+from logstore.errors import CairnError, InvalidRecord, InvalidTimestamp, MalformedRequest
 from logstore.interfaces import Buffer
 from logstore.kafka.dispatch import Front
 from logstore.kafka.errors import error_code
 from logstore.kafka.framing import Reader, Writer
+from logstore.kafka.pace import Walkers
+from logstore.log.admission import check_times_apart, takes_long_to_check
 from logstore.log.stream_state import AppendResult, AppendTicket
-from logstore.log.topics import MAX_PARTITIONS
+from logstore.log.topics import MAX_PARTITIONS, NO_LIMIT_MS, TopicConfig
 
 KEY = 0
 MIN_VERSION, MAX_VERSION = 3, 11
@@ -39,6 +42,9 @@ class PartitionData(NamedTuple):
 
     partition: int
     records: memoryview | None
+    are_times_checked: bool = False
+    problem: CairnError | None = None
+    """What is wrong with them, if that was found out before."""
 
 
 class ProduceRequest(NamedTuple):
@@ -125,6 +131,39 @@ def _bounded(count: int) -> int:
     return count
 
 
+async def check_apart(front: Front, request: ProduceRequest) -> ProduceRequest:
+    """Have a thread look at what takes long to check: some hundred bytes may open to millions of records. The request
+    with what was found.
+    """
+    now_ms = front.clock.wall_ms()
+    topics: list[tuple[str, list[PartitionData]]] = []
+    for name, partitions in request.topics:
+        topic = front.engine.store.topics.get(name)
+        if topic is None or all(
+            data.records is None or not takes_long_to_check(data.records, topic.config) for data in partitions
+        ):
+            topics.append((name, partitions))
+            continue
+        topics.append((name, [await _checked_apart(name, topic.config, data, now_ms) for data in partitions]))
+    return request._replace(topics=topics)
+
+
+async def _checked_apart(topic: str, config: TopicConfig, data: PartitionData, now_ms: int) -> PartitionData:
+    if data.records is None or not takes_long_to_check(data.records, config):
+        return data
+    try:
+        await Walkers.run(partial(check_times_apart, data.records, f"{topic}-{data.partition}", config, now_ms))
+    except InvalidTimestamp as error:
+        return data._replace(problem=error)
+    return data._replace(are_times_checked=True)
+
+
+def needs_check_apart(front: Front, request: ProduceRequest) -> bool:
+    """Whether any of its topics looks at records' times at all."""
+    topics = (front.engine.store.topics.get(name) for name, _ in request.topics)
+    return any(topic is not None and topic.config.timestamp_before_max_ms != NO_LIMIT_MS for topic in topics)
+
+
 def start(front: Front, request: ProduceRequest, frame_bytes: int, answer: Answer) -> None:
     """Append everything at once; the answer settles with the last of its tickets (check `waiting`: it may have settled
     already). See `steps`.
@@ -153,7 +192,7 @@ def steps(front: Front, request: ProduceRequest, frame_bytes: int, answer: Answe
             outcomes.append(outcome)
             if not refused:
                 if data.records is not None and len(data.records) * KEEP_SHARE < frame_bytes:
-                    data = PartitionData(data.partition, memoryview(bytearray(data.records)))
+                    data = data._replace(records=memoryview(bytearray(data.records)))
                 _append(front, answer, name, data, outcome, now_ms)
             yield
 
@@ -162,7 +201,10 @@ def _append(front: Front, answer: Answer, topic: str, data: PartitionData, outco
     try:
         if data.records is None:
             raise InvalidRecord(f"{topic}-{data.partition}: no records")
-        ticket = front.engine.store.stream(topic, data.partition).append(data.records, now_ms=now_ms)
+        stream = front.engine.store.stream(topic, data.partition)
+        if data.problem is not None:
+            raise data.problem
+        ticket = stream.append(data.records, now_ms=now_ms, are_times_checked=data.are_times_checked)
     except CairnError as error:
         _refuse(outcome, error)
         return

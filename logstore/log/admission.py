@@ -6,8 +6,8 @@ Source: Kafka's own checks on produce (magic 2 only; one batch per partition). A
 open chunk from being trimmed by age.
 """
 
-from logstore.errors import CorruptBatch, InvalidRecord, InvalidTimestamp, MessageTooLarge
-from logstore.format.batch import HEADER_BYTES, HIGHEST_COMPRESSION, BatchHeader, check_batch
+from logstore.errors import CorruptBatch, InvalidRecord, InvalidTimestamp, MessageTooLarge, UnsupportedBatchFormat
+from logstore.format.batch import HEADER_BYTES, HIGHEST_COMPRESSION, BatchHeader, check_batch, parse_header
 from logstore.format.compression import open_records
 from logstore.format.records import iterate_times
 from logstore.interfaces import Buffer
@@ -15,11 +15,16 @@ from logstore.log.chunks import MAX_APPEND_BYTES
 from logstore.log.topics import NO_LIMIT_MS, TopicConfig
 
 MAX_CHECKED_BYTES = 16 << 20
-"""To check its records' times, a batch is opened so far: the check is made while everybody waits."""
+"""To check its records' times, a batch is opened so far."""
+FEW_RECORDS = 500
+"""Records whose times are looked at in less than a millisecond."""
 
 
-def check_produced(records: Buffer, stream: str, config: TopicConfig, now_ms: int) -> BatchHeader:
-    """The header of the one batch in `records`, which a client wants appended to `stream`.
+def check_produced(
+    records: Buffer, stream: str, config: TopicConfig, now_ms: int, *, are_times_checked: bool = False
+) -> BatchHeader:
+    """The header of the one batch in `records`, which a client wants appended to `stream`. `are_times_checked`: its
+    records' times need no look (`check_times_apart` had one).
 
     Raises CorruptBatch, UnsupportedBatchFormat, InvalidRecord, MessageTooLarge or InvalidTimestamp.
     """
@@ -38,8 +43,25 @@ def check_produced(records: Buffer, stream: str, config: TopicConfig, now_ms: in
         )
     if header.compression > HIGHEST_COMPRESSION:
         raise InvalidRecord(f"{stream}: compression codec {header.compression} is unknown")
-    check_times(memoryview(records), header, stream, config, now_ms)
+    if not are_times_checked:
+        check_times(memoryview(records), header, stream, config, now_ms)
     return header
+
+
+def takes_long_to_check(records: Buffer, config: TopicConfig) -> bool:
+    """Whether everybody would wait for a look at the times of a batch's records: it is to be made apart."""
+    if config.timestamp_before_max_ms == NO_LIMIT_MS or config.stamps_appends or len(records) < HEADER_BYTES:
+        return False
+    try:
+        header = parse_header(records)
+    except (CorruptBatch, UnsupportedBatchFormat):
+        return False
+    return bool(header.compression) or header.record_count > FEW_RECORDS
+
+
+def check_times_apart(records: Buffer, stream: str, config: TopicConfig, now_ms: int) -> None:
+    """As `check_times`, of a batch that is not checked otherwise yet; for a thread. Raises InvalidTimestamp."""
+    check_times(memoryview(records), parse_header(records), stream, config, now_ms)
 
 
 def check_times(batch: memoryview, header: BatchHeader, stream: str, config: TopicConfig, now_ms: int) -> None:

@@ -113,14 +113,14 @@ class Stream:
         """The offset behind the last record that has been given one, synced or not."""
         return self._write_offset
 
-    def append(self, records: bytearray | memoryview, *, now_ms: int) -> AppendTicket:
+    def append(self, records: bytearray | memoryview, *, now_ms: int, are_times_checked: bool = False) -> AppendTicket:
         """Append one RecordBatch v2 as a client sent it; the buffer is patched in place and kept.
 
         Raises at once: CorruptBatch, UnsupportedBatchFormat, InvalidRecord, MessageTooLarge, InvalidTimestamp,
         OutOfOrderSequence, InvalidProducerEpoch, UnknownTopicOrPartition. The ticket fails with StorageFailed.
         """
         self._refuse_if_gone()
-        header = check_produced(records, self.name, self.config, now_ms)
+        header = check_produced(records, self.name, self.config, now_ms, are_times_checked=are_times_checked)
         ticket: AppendTicket = Ticket()
         if header.producer_id >= 0:
             duplicate = self.producers.admit(header, ticket)

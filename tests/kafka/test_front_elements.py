@@ -13,17 +13,32 @@ import pytest
 import trio
 from kio.schema.errors import ErrorCode
 
+from logstore.disk.clock import SystemClock
 from logstore.errors import MalformedRequest
+from logstore.format.batch import HEADER, HEADER_BYTES, parse_header
 from logstore.format.private import DESCRIBE, MAX_FIELDS_VALUES, decode_request
 from logstore.kafka import codec, fetch, produce
 from logstore.kafka.guard import MAX_ELEMENTS, most_elements
 from logstore.kafka.pace import STEPS
 from logstore.log.topics import MAX_PARTITIONS
-from tests.kafka.front_driver import TOPIC, batch, fetch_frame, produce_frame, request_frame, serving
+from tests.kafka.front_driver import (
+    NOW_MS,
+    PRODUCE,
+    TOPIC,
+    batch,
+    decode_answer,
+    fetch_frame,
+    produce_frame,
+    request_frame,
+    serving,
+)
 from tests.kafka.node import CALLER, Node, running
 from tests.kafka.wire_client import encode
+from tests.support.compressed import CODECS, with_body
 
 MANY = 20_000
+FEWEST_SERVED = 3
+"""Requests of another client, while a million records are looked at."""
 FEWEST_TURNS = MANY // STEPS // 4
 """Of another task, while a request of MANY parts is served; served in one go, it lets it run a few times."""
 
@@ -152,6 +167,30 @@ async def test_a_large_produce_request_is_appended_in_order(tmp_path: Path) -> N
             stream = server.engine.store.stream(TOPIC, partition)
             sizes = [len(entry.buffer) for entry in stream.read_tail(0, 1 << 20) or []]
             assert sizes == [len(batch(1, 10 + n)) for n in range(3)]
+
+
+@pytest.mark.parametrize("behind_ms", [0, 120_000], ids=["in time", "late"])
+async def test_others_are_served_while_records_times_are_looked_at(tmp_path: Path, behind_ms: int) -> None:
+    """Two kilobytes that open to a million records: with `message.timestamp.before.max.ms` each of them is looked at,
+    and others are served meanwhile. What follows on the same connection is appended behind it.
+    """
+    count, body = 1_000_000, batch(1, 0, timestamp=NOW_MS - behind_ms)[HEADER_BYTES:]
+    header = parse_header(batch(1, 0, timestamp=NOW_MS - behind_ms))
+    whole = header._replace(last_offset_delta=count - 1, record_count=count)
+    large = bytes(with_body(HEADER.pack(*whole), *CODECS["zstd"][:1], CODECS["zstd"][1](body * count)))
+    async with serving(tmp_path) as server, await server.connect() as peer, await server.connect() as other:
+        settings = {"message.timestamp.before.max.ms": str(60_000 + SystemClock().wall_ms() - NOW_MS)}
+        await server.engine.wait(server.engine.store.create_topic("late", 1, settings))
+        await peer.send(produce_frame([large], topic="late"), produce_frame([batch()], topic="late", correlation_id=8))
+        served = 0
+        while not server.engine.store.stream("late", 0).high_watermark:
+            assert (await other.produce(batch())).error_code is ErrorCode.none
+            served += 1
+        assert served > FEWEST_SERVED
+        answers = [decode_answer(PRODUCE, 8, (await peer.answer())[1]) for _ in range(2)]
+        outcomes = [answer.responses[0].partition_responses[0] for answer in answers]
+        assert outcomes[0].error_code is (ErrorCode.invalid_timestamp if behind_ms else ErrorCode.none)
+        assert outcomes[1].base_offset == (0 if behind_ms else count)
 
 
 def test_a_body_of_many_values_is_refused() -> None:
