@@ -5,6 +5,9 @@ Invariants: what is taken is given back exactly once; a waiting connection costs
 room.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import trio
 
 
@@ -85,3 +88,73 @@ class AnswerBudget:
     def give(self, size: int) -> None:
         """Give back what was reserved, or take (`size` < 0) what an answer has beyond it."""
         self._free_bytes += size
+
+
+@dataclass(slots=True, eq=False)
+class Unsent:
+    """An answer whose client has not taken all of it. `give_up` ends its connection."""
+
+    give_up: Callable[[], None]
+    since_s: float
+    """When the client took something, or the answer began to wait."""
+    size_bytes: int = 0
+
+
+class UnsentBudget:
+    """What answers hold that their clients do not take, but for those of the answer budget.
+
+    When that is more than the limit, those whose clients have taken nothing for SLOW_ANSWER_S are given up, the longest
+    waiting first, until an eighth of the limit is free. Who reads is never given up.
+    """
+
+    SLOW_ANSWER_S = 1.0
+    FREED_SHARE = 8
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._waiting: dict[Unsent, None] = {}
+        self._short = trio.Event()
+        self.used_bytes = 0
+
+    async def run(self) -> None:
+        """Look again, as long as memory is short, whose client has taken nothing; for ever."""
+        while True:
+            await self._short.wait()
+            await trio.sleep(self.SLOW_ANSWER_S / 2)
+            self._give_up_slow()
+            if self.used_bytes <= self._limit_bytes:
+                self._short = trio.Event()
+
+    def begin(self, give_up: Callable[[], None]) -> Unsent:
+        """An answer begins to wait."""
+        unsent = Unsent(give_up, trio.current_time())
+        self._waiting[unsent] = None
+        return unsent
+
+    def hold(self, unsent: Unsent, size: int) -> None:
+        """So much of an answer is left; less than before if the client took something."""
+        if unsent not in self._waiting:
+            return  # it is given up
+        if size < unsent.size_bytes:
+            unsent.since_s = trio.current_time()
+        self.used_bytes += size - unsent.size_bytes
+        unsent.size_bytes = size
+        if self.used_bytes > self._limit_bytes:
+            self._short.set()
+            self._give_up_slow()
+
+    def end(self, unsent: Unsent) -> None:
+        """An answer is sent, or its connection is over."""
+        if unsent in self._waiting:
+            del self._waiting[unsent]
+            self.used_bytes -= unsent.size_bytes
+
+    def _give_up_slow(self) -> None:
+        goal_bytes = self._limit_bytes - self._limit_bytes // self.FREED_SHARE
+        latest_s = trio.current_time() - self.SLOW_ANSWER_S
+        slow = [unsent for unsent in self._waiting if unsent.since_s <= latest_s]
+        for unsent in sorted(slow, key=lambda unsent: unsent.since_s):
+            if self.used_bytes <= goal_bytes:
+                break
+            self.end(unsent)
+            unsent.give_up()

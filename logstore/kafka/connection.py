@@ -16,6 +16,7 @@ Invariants:
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,12 +25,12 @@ import trio
 from logstore.errors import CairnError, MalformedRequest
 from logstore.interfaces import Buffer
 from logstore.kafka import codec, fetch, produce
-from logstore.kafka.budgets import AnswerBudget
+from logstore.kafka.budgets import AnswerBudget, UnsentBudget
 from logstore.kafka.dispatch import Caller, Front, Handlers
 from logstore.kafka.frames import Arrivals, ClosedError, Deadlines, FrameReader
 from logstore.kafka.framing import Reader, frame
 from logstore.kafka.link import Link, TooSlow
-from logstore.kafka.pace import STEPS, Pace
+from logstore.kafka.pace import STEPS, Pace, collecting
 from logstore.kafka.versions import api_versions_body, served_versions
 
 LINGER_BYTES = 16 * 1024
@@ -39,6 +40,10 @@ SLOT_BYTES = 2048
 """What a request counts beside its bytes: its place in line and its answer."""
 WAITING_KEYS = frozenset((fetch.KEY, 11, 14))
 """Fetch, JoinGroup, SyncGroup: they may wait for long, and are bounded by what they wait for."""
+
+LONG_ANSWER_KEYS = frozenset((3, 9, 15, 32, 35, 75))
+"""Metadata, OffsetFetch, DescribeGroups, DescribeConfigs, DescribeLogDirs, DescribeTopicPartitions: short questions,
+long answers."""
 
 
 @dataclass(slots=True)
@@ -65,6 +70,7 @@ class Connection:
         caller: Caller,
         arrivals: Arrivals,
         answers: AnswerBudget,
+        unsent: UnsentBudget,
         on_request: Callable[[Callable[[], None]], None],
     ) -> None:
         """`on_request` is called with `give_way` at every request that comes, before it is served."""
@@ -74,6 +80,7 @@ class Connection:
         self._caller = caller
         self._requests = arrivals.requests
         self._answers = answers
+        self._unsent_answers = unsent
         self._on_request = on_request
         self._slots: deque[_Slot] = deque()
         self._unsent_bytes = 0
@@ -103,6 +110,10 @@ class Connection:
             "its frame came slower than others while memory for requests was short (total-in-flight-bytes)"
         )
         self._receiving.cancel()
+
+    def _give_up_answer(self) -> None:
+        self._why_ended = "it did not read its answers while memory for them was short (total-answer-bytes)"
+        self._life.cancel()
 
     def stop(self) -> None:
         """Take no more requests; what is being written is still answered, what only waits is not."""
@@ -252,9 +263,10 @@ class Connection:
             return self._refuse_version(header, slot)
         flexible = bool(codec.request_type(header.api_key, header.version).__flexible__)
         decoded = await codec.decode_large(request, header, _body_at(request, header, flexible=flexible))
-        response = await api.handle(decoded, self._caller)
-        slot.flexible_header = codec.has_flexible_response_header(response)
-        return await codec.encode_large(response)
+        async with collecting() if header.api_key in LONG_ANSWER_KEYS else nullcontext():
+            response = await api.handle(decoded, self._caller)
+            slot.flexible_header = codec.has_flexible_response_header(response)
+            return await codec.encode_large(response)
 
     def _refuse_version(self, header: codec.RequestHeader, slot: _Slot) -> list[Buffer]:
         """UNSUPPORTED_VERSION in the nearest version served; answers without room for a code close the connection."""
@@ -343,10 +355,22 @@ class Connection:
                 self._send_wanted = trio.Event()
                 await self._send_wanted.wait()
             answers, self._unsent = self._unsent or self._ready_answers(), None
-            await self._link.send(answers.parts, self._front.settings.idle_s)
+            await self._send(answers.parts)
             if answers.failure is not None:
                 raise ClosedError(f"acks=0, so closing is all it can be told: {answers.failure}")
             self._note_sent(answers)
+
+    async def _send(self, parts: Sequence[Buffer]) -> None:
+        """Send to the end; what the client does not take counts, but for what the answer budget knows of."""
+        unsent = self._unsent_answers.begin(self._give_up_answer)
+        try:
+            await self._link.send(
+                parts,
+                self._front.settings.idle_s,
+                lambda size: self._unsent_answers.hold(unsent, max(0, size - self._answer_bytes)),
+            )
+        finally:
+            self._unsent_answers.end(unsent)
 
     def _ready_answers(self) -> "_Answers":
         """The answers at the head of the line."""

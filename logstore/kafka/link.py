@@ -4,7 +4,7 @@ Invariants: every `receive` gives other tasks a turn; `send` does only if the so
 """
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import trio
 
@@ -69,10 +69,15 @@ class Link:
                 rest[0] = rest[0][sent:]
         return rest
 
-    async def send(self, parts: Sequence[Buffer], patience_s: float) -> None:
-        """Send all parts, in order. Raises TooSlow when the client takes nothing for `patience_s` seconds."""
+    async def send(
+        self, parts: Sequence[Buffer], patience_s: float, on_rest: Callable[[int], None] = lambda size: None
+    ) -> None:
+        """Send all parts, in order. `on_rest` is told how many bytes are left whenever the client has to be waited for.
+        Raises TooSlow when the client takes nothing for `patience_s` seconds.
+        """
         rest = self.send_nowait(parts)
         while rest:
+            on_rest(sum(map(len, rest)))
             with trio.move_on_after(patience_s) as scope:
                 await trio.lowlevel.wait_writable(self._socket)
             if scope.cancelled_caught:

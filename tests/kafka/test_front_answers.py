@@ -1,0 +1,157 @@
+"""Clients that ask for much and take little: short questions with long answers, which nobody reads. Memory stays
+within its bounds, and a client beside them is served.
+"""
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.lowlevel
+import trio.testing
+from kio.schema.errors import ErrorCode
+from kio.static.protocol import ResponsePayload
+
+from logstore.kafka.budgets import UnsentBudget
+from logstore.kafka.dispatch import Api, Caller, FrontSettings
+from logstore.kafka.pace import STEPS, WALK_PARTS, Pace, collecting
+from logstore.kafka.wire import respond
+from tests.kafka.front_driver import METADATA, Peer, batch, kio_frame, serving
+from tests.support.limits import PATIENCE_S
+
+MIB = 1 << 20
+HOST_BYTES = 30_000
+HOSTS = 600
+ANSWER_BYTES = HOSTS * HOST_BYTES
+"""More than a socket takes."""
+FEWEST_GIVEN_UP = 8
+"""Of twelve clients, where memory is for two and sockets take a part."""
+
+
+async def large_metadata(request: Any, _: Caller) -> ResponsePayload:
+    """An answer of many nodes with very long names."""
+    node = {"node_id": 0, "host": "h" * HOST_BYTES, "port": 1}
+    return await respond(request, {"brokers": [node] * HOSTS, "topics": []})
+
+
+async def test_answers_that_nobody_reads_are_given_up(tmp_path: Path) -> None:
+    """Twelve clients ask for 18 MB each and read nothing: those that have taken nothing for a second lose their
+    connections as soon as memory for answers is short. A client that reads, however little at a time, gets all of it.
+    """
+    settings = FrontSettings(total_answer_bytes=2 * ANSWER_BYTES)
+    question = kio_frame(METADATA, 1, {"topics": None})
+    async with (
+        serving(tmp_path, settings, apis=[Api(METADATA, 1, 1, large_metadata)]) as server,
+        AsyncExitStack() as stack,
+    ):
+        unsent = server.kafka._unsent
+        reader = await stack.enter_async_context(await server.connect(receive_buffer_bytes=64 * 1024))
+        await reader.send(question)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(slowly_read, reader)
+            for _ in range(12):
+                peer = await stack.enter_async_context(await server.connect(receive_buffer_bytes=4096))
+                await peer.send(question)
+            async with await server.connect() as other:
+                assert (await other.produce(batch())).error_code is ErrorCode.none
+            with trio.fail_after(PATIENCE_S):
+                while len(server.reported("connection closed")) < FEWEST_GIVEN_UP:  # noqa: ASYNC110
+                    await trio.sleep(0.01)
+        why = {str(fields["why"]) for fields in server.reported("connection closed")}
+        assert len(why) == 1
+        assert "did not read its answers" in why.pop()
+        assert unsent.used_bytes <= settings.total_answer_bytes
+    assert unsent.used_bytes == 0
+
+
+async def slowly_read(reader: Peer) -> None:
+    """Take a whole answer in small pieces."""
+    left = ANSWER_BYTES
+    while left > 0:
+        data = await reader.stream.receive_some(256 * 1024)
+        assert data, "the connection of a client that reads was closed"
+        left -= len(data)
+        await trio.sleep(0.02)
+
+
+async def test_the_answer_that_waits_longest_is_given_up_first(autojump_clock: trio.testing.MockClock) -> None:
+    """Only as many as must, and nobody whose client took something within a second."""
+    budget = UnsentBudget(8 * MIB)
+    gone: list[str] = []
+    held = {}
+    for name in ("longest", "long", "reads", "fresh"):
+        held[name] = budget.begin(lambda name=name: gone.append(name))  # type: ignore[misc]
+        budget.hold(held[name], 2 * MIB)
+        await trio.sleep(UnsentBudget.SLOW_ANSWER_S / 2)
+    budget.hold(held["reads"], 2 * MIB - 1)
+    newcomer = budget.begin(lambda: gone.append("newcomer"))
+    budget.hold(newcomer, 1)
+    assert gone == []
+    budget.hold(newcomer, MIB)
+    assert gone == ["longest"]
+    budget.hold(held["longest"], MIB)  # it is over, whatever is left of it
+    budget.hold(newcomer, 3 * MIB)
+    assert gone == ["longest", "long"]
+    budget.hold(newcomer, 30 * MIB)
+    assert gone == ["longest", "long"]
+    for unsent in (*held.values(), newcomer):
+        budget.end(unsent)
+    assert budget.used_bytes == 0
+
+
+async def test_few_long_answers_are_collected_at_a_time() -> None:
+    """Of a hundred walks, two at most hold more than WALK_PARTS parts until their answers are encoded; short ones do
+    not wait for long ones.
+    """
+    holding = most = 0
+    ended: list[str] = []
+
+    async def walk(name: str, parts: int) -> None:
+        nonlocal holding, most
+        async with collecting():
+            pace = Pace()
+            is_long = False
+            for number in range(parts):
+                await pace.step()
+                if number == WALK_PARTS:
+                    is_long = True
+                    holding += 1
+                    most = max(most, holding)
+            await trio.lowlevel.checkpoint()
+            holding -= is_long
+        ended.append(name)
+
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            for _ in range(100):
+                nursery.start_soon(walk, "long", 3 * WALK_PARTS)
+            nursery.start_soon(walk, "short", STEPS)
+    assert most == 2
+    assert "short" in ended[:3]
+
+
+@pytest.mark.parametrize("walks", [1, 50])
+async def test_one_of_many_walks_goes_on_in_each_turn(walks: int) -> None:
+    """However many clients ask for much at a time, another one waits for some steps of one of them."""
+    steps = 10 * STEPS
+    turns = 0
+
+    async def walk() -> None:
+        pace = Pace()
+        for _ in range(steps):
+            await pace.step()
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(count_turns)
+        async with trio.open_nursery() as inner:
+            for _ in range(walks):
+                inner.start_soon(walk)
+        nursery.cancel_scope.cancel()
+    assert turns >= walks * steps // STEPS - 1
