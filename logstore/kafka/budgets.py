@@ -60,6 +60,8 @@ class AnswerBudget:
     def __init__(self, limit_bytes: int) -> None:
         self._free_bytes = limit_bytes
         self._waiting_parts = 0
+        self.unsent = UnsentBudget(limit_bytes)
+        """Of all other answers."""
 
     def begin_wait(self, parts: int, limit: int) -> bool:
         """Whether one more request may wait for something in `parts` places, if all together wait in up to `limit`; if

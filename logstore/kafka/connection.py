@@ -25,7 +25,7 @@ import trio
 from logstore.errors import CairnError, MalformedRequest
 from logstore.interfaces import Buffer
 from logstore.kafka import codec, fetch, produce
-from logstore.kafka.budgets import AnswerBudget, UnsentBudget
+from logstore.kafka.budgets import AnswerBudget
 from logstore.kafka.dispatch import Caller, Front, Handlers
 from logstore.kafka.frames import Arrivals, ClosedError, Deadlines, FrameReader
 from logstore.kafka.framing import Reader, frame
@@ -70,7 +70,6 @@ class Connection:
         caller: Caller,
         arrivals: Arrivals,
         answers: AnswerBudget,
-        unsent: UnsentBudget,
         on_request: Callable[[Callable[[], None]], None],
     ) -> None:
         """`on_request` is called with `give_way` at every request that comes, before it is served."""
@@ -80,7 +79,7 @@ class Connection:
         self._caller = caller
         self._requests = arrivals.requests
         self._answers = answers
-        self._unsent_answers = unsent
+        self._unsent_answers = answers.unsent
         self._on_request = on_request
         self._slots: deque[_Slot] = deque()
         self._unsent_bytes = 0

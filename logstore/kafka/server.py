@@ -11,7 +11,7 @@ from typing import NamedTuple
 import trio
 
 from logstore.kafka.arrivals import ArrivalBudget
-from logstore.kafka.budgets import AnswerBudget, RequestBudget, UnsentBudget
+from logstore.kafka.budgets import AnswerBudget, RequestBudget
 from logstore.kafka.connection import Connection
 from logstore.kafka.dispatch import Caller, Front, Handlers
 from logstore.kafka.frames import SMALL_BYTES, Arrivals
@@ -48,7 +48,6 @@ class KafkaServer:
             memoryview(bytearray(SMALL_BYTES)),
         )
         self._answers = AnswerBudget(settings.total_answer_bytes)
-        self._unsent = UnsentBudget(settings.total_answer_bytes)
         self._places = Places(settings.max_connections, settings.max_connections_per_address)
         self._connections: dict[Connection, None] = {}
         self._accepting = trio.CancelScope()
@@ -70,7 +69,7 @@ class KafkaServer:
             async with trio.open_nursery() as clients:
                 with self._accepting:
                     async with trio.open_nursery() as acceptors:
-                        acceptors.start_soon(self._unsent.run)
+                        acceptors.start_soon(self._answers.unsent.run)
                         for listener, sock in opened:
                             acceptors.start_soon(self._accept, listener, sock, clients)
                         task_status.started([listener for listener, _ in opened])
@@ -131,7 +130,6 @@ class KafkaServer:
             caller,
             self._arrivals,
             self._answers,
-            self._unsent,
             self._places.touch,
         )
 

@@ -45,7 +45,7 @@ async def test_answers_that_nobody_reads_are_given_up(tmp_path: Path) -> None:
         serving(tmp_path, settings, apis=[Api(METADATA, 1, 1, large_metadata)]) as server,
         AsyncExitStack() as stack,
     ):
-        unsent = server.kafka._unsent
+        unsent = server.kafka._answers.unsent
         reader = await stack.enter_async_context(await server.connect(receive_buffer_bytes=64 * 1024))
         await reader.send(question)
         async with trio.open_nursery() as nursery:
