@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from random import Random
@@ -33,9 +33,11 @@ from rich.console import Console
 from benchmarks.harness import results
 from benchmarks.harness.report import Rows, machine
 from benchmarks.scale import report
+from benchmarks.scale.bursts import burst, fewest
 from benchmarks.scale.cases import LOADS, Case, case, irregular, tiny
 from scheduler.peace.brute import most_chunks
 from scheduler.peace.exact import ExactPlan, ExactPlanner
+from scheduler.peace.online import GATHER_MS
 from scheduler.peace.paper import PaperPlanner
 from scheduler.peace.plan import Plan, Planner, Residual
 from scheduler.peace.repaired import RepairedPlanner
@@ -49,6 +51,10 @@ GROWTH = 1.3
 TELLING = 200
 """Hosts from which on a time tells something about larger networks."""
 CHAIN_CALLS = 2000
+BURST_CHUNKS = 3
+"""Each writer of a burst has so many times its own chunks, so that there is more than a beginning and an end."""
+UNEVEN = 0.02
+"""How far chunks' times are from their mean, at most."""
 CHILD_LIMIT_S = 120
 
 
@@ -68,6 +74,8 @@ class Scale:
     tiny_cases: int
     irregular_cases: int
     """For two levels of switches and for three, each."""
+    bursts: int
+    """Likewise, and once with chunks that take equally long, once with such that do not."""
     weighed: tuple[int, ...]
     compiled: bool
     """Whether compiling from nothing is timed: it takes half a minute."""
@@ -84,12 +92,13 @@ FULL = Scale(
     20,
     300,
     100,
+    48,
     (17, 1000, 10_000),
     True,
     190,
 )
-QUICK = Scale("quick", (17, 200, 1000, 10_000), (10_000,), 9, 1.0, 3.0, 60, 20, (10_000,), False, 35)
-SMOKE = Scale("smoke", (17, 200), (200,), 2, 0.5, 1.0, 10, 2, (17,), False, 20)
+QUICK = Scale("quick", (17, 200, 1000, 10_000), (10_000,), 9, 1.0, 3.0, 60, 20, 6, (10_000,), False, 35)
+SMOKE = Scale("smoke", (17, 200), (200,), 2, 0.5, 1.0, 10, 2, 1, (17,), False, 20)
 
 
 class Benchmark:
@@ -116,6 +125,7 @@ class Benchmark:
             self._console.log(f"{hosts} hosts, {levels} levels")
         self._tiny()
         self._irregular()
+        self._bursts()
         self._weigh()
 
     def _warm_up(self) -> None:
@@ -236,6 +246,19 @@ class Benchmark:
                     found = {"chunks": len(plan.chains), "most": len(best.chains), "proven": best.proven}
                     self.rows.add(**about, planner=planner.name, seed=seed, **found)
             self._console.log(f"{self.scale.irregular_cases} irregular networks, {levels} levels")
+
+    def _bursts(self) -> None:
+        """All submit at once, in continuous mode with the coordinator's defaults."""
+        for levels in (2, 3):
+            for number in range(self.scale.bursts):
+                seed = self._seed + number
+                topology, own = irregular(seed, levels)
+                requests = [replace(one, chunks=one.chunks * BURST_CHUNKS) for one in own]
+                least = fewest(topology, requests)
+                for spread in (0.0, UNEVEN):
+                    took = burst(topology, requests, RepairedPlanner(topology), GATHER_MS, spread, seed)
+                    self.rows.add(load="burst", levels=levels, seed=seed, spread=spread, took=took, least=least)
+            self._console.log(f"{self.scale.bursts} bursts, {levels} levels")
 
     def _weigh(self) -> None:
         """Processes of their own: memory, and the time until the first plan."""

@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from benchmarks.continuous import intervals
 from benchmarks.harness.report import Goal, Rows, at_least, at_most, print_goals, print_rows, write_json
 from benchmarks.scale.cases import LOADS
 
@@ -25,6 +26,7 @@ Lines = list[dict[str, Any]]
 TITLE_WIDTH = 50
 MOST_MS = 20.0
 MOST_GAP = 0.01
+MOST_ABOVE = 0.05
 LARGE = 10_000
 FAST = ("tree", "repaired")
 PLANNERS = ("paper", *FAST, "exact")
@@ -53,6 +55,7 @@ def publish(rows: Rows, about: Mapping[str, Any], directory: Path, console: Cons
         "loads": {name: load.title for name, load in LOADS.items()},
         "summary": lines,
         "tiny networks, chunks missing": {name: _missing(rows, name) for name in FAST},
+        "bursts": [bursts(rows, levels, spread) for levels in (2, 3) for spread in spreads(rows)],
         "irregular networks": [irregular(rows, name, levels) for name in FAST for levels in (2, 3)],
         "rows": [row for row in rows.all if row["load"] != "tiny"],  # those are counted above
     }
@@ -96,6 +99,14 @@ def find_goals(rows: Rows) -> list[Goal]:
             name = f"repaired: irregular networks of {levels} levels"
             goals.append(at_most(f"{name}, worst gap of {found['proven']}", found["worst_gap"], "", MOST_GAP))
             goals.append(at_least(f"{name} with a proven optimum", found["proven"] / found["networks"], "of all", 0.95))
+    for levels in (2, 3):
+        for spread in spreads(rows):
+            span = bursts(rows, levels, spread)
+            even = "equally long chunks" if not spread else f"chunks of ± {spread:.0%}"
+            name = f"continuous: burst on {levels} levels, {even}, above the bound"
+            goals.append(
+                at_most(name, span["mean"], "", MOST_ABOVE)._replace(low=span["low"], high=span["high"], n=span["n"])
+            )
     for planner in FAST[1:]:
         most = sum(row["most"] for row in rows.select(load="tiny", planner=planner))
         if most:
@@ -117,6 +128,20 @@ def irregular(rows: Rows, planner: str, levels: int) -> dict[str, Any]:
         "above_1_percent": sum(gap > MOST_GAP for gap in gaps),
         "worst_gap": max(gaps, default=0.0),
     }
+
+
+def spreads(rows: Rows) -> list[float]:
+    """How uneven the chunks of bursts were, each once."""
+    return sorted({row["spread"] for row in rows.select(load="burst")})
+
+
+def bursts(rows: Rows, levels: int, spread: float) -> dict[str, Any]:
+    """How far bursts are above the bound: the mean over the networks with its 95 % interval, and all taken together."""
+    found = rows.select(load="burst", levels=levels, spread=spread)
+    above = intervals.of_values([row["took"] / row["least"] - 1 for row in found])
+    together = sum(row["took"] for row in found) / sum(row["least"] for row in found) - 1
+    labels = {"levels": levels, "spread": spread, "n": above.n}
+    return {**labels, "together": together, "mean": above.mean, "low": above.low, "high": above.high}
 
 
 def best_known(rows: Rows, levels: int, hosts: int, load: str) -> int | None:

@@ -1,13 +1,12 @@
 """Chunks planned together: few more timesteps than there must be in a burst, and no capacity used twice."""
 
-from collections import deque
 from collections.abc import Callable
-from random import Random
 
 import pytest
 
+from benchmarks.scale.bursts import burst, fewest
 from benchmarks.scale.cases import irregular
-from scheduler.peace.online import GATHER_MS, Go, Mode, OnlineScheduler, Settings, Submission
+from scheduler.peace.online import GATHER_MS, Mode, Settings, Submission
 from scheduler.peace.paper import PaperPlanner
 from scheduler.peace.placement import default_placement
 from scheduler.peace.plan import Planner, Request, Residual
@@ -17,46 +16,8 @@ from scheduler.peace.urgency import Urgency
 from scheduler.topology import Server, Topology, racks
 from tests.online.world import World
 
-CHUNK_MS = 1000
 MANY = 3
 """Each request has so many times the chunks of the network's own, so that there are a dozen timesteps and more."""
-
-
-def burst(topology: Topology, requests: list[Request], planner: Planner, gather_ms: int = 0) -> float:
-    """How many times a chunk's duration it takes if all submit at once and all chunks take equally long."""
-    scheduler = OnlineScheduler(topology, planner, Settings(gather_ms=gather_ms), Random(1))
-    under_way: deque[tuple[int, Go]] = deque()
-    now = 0
-
-    def due() -> int | None:
-        """The time of the plan that comes before whatever else happens."""
-        at_ms = scheduler.plan_at_ms
-        return at_ms if at_ms is not None and (not under_way or at_ms < under_way[0][0]) else None
-
-    for request in requests:
-        name = topology.servers[request.writer].name
-        outcome = scheduler.submit(Submission(request.name, name, request.chunks, len(request.placement)), now)
-        under_way += ((now + CHUNK_MS, go) for go in outcome.go)
-    while under_way or due() is not None:
-        if (at_ms := due()) is not None:
-            now = at_ms
-            outcome = scheduler.plan(now)
-        else:
-            now, go = under_way.popleft()
-            outcome = scheduler.done(go.request, go.chunk, go.attempt, now)
-        under_way += ((now + CHUNK_MS, go) for go in outcome.go)
-    return now / CHUNK_MS
-
-
-def fewest(topology: Topology, requests: list[Request]) -> int:
-    """No schedule takes fewer timesteps."""
-    planner = RepairedPlanner(topology)
-    demand = planner.demand(requests)
-    assert demand is not None
-    chunks, steps = sum(request.chunks for request in requests), 1
-    while planner.most(demand, Residual.full(topology), steps) < chunks:
-        steps += 1
-    return steps
 
 
 @pytest.mark.parametrize("levels", [2, 3])
