@@ -141,7 +141,8 @@ def bursts(rows: Rows, levels: int, spread: float) -> dict[str, Any]:
     above = intervals.of_values([row["took"] / row["least"] - 1 for row in found])
     together = sum(row["took"] for row in found) / sum(row["least"] for row in found) - 1
     labels = {"levels": levels, "spread": spread, "n": above.n}
-    return {**labels, "together": together, "mean": above.mean, "low": above.low, "high": above.high}
+    ends = {"low": above.low, "high": above.high} if above.n > 1 else {"low": None, "high": None}
+    return {**labels, "together": together, "mean": above.mean, **ends}
 
 
 def best_known(rows: Rows, levels: int, hosts: int, load: str) -> int | None:

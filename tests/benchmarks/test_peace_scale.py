@@ -83,3 +83,15 @@ def test_irregular_networks_are_goals() -> None:
     assert proven_share.value == pytest.approx(2 / 3, abs=1e-3)
     assert not proven_share.holds
     assert report.irregular(rows, "repaired", 3)["optimal"] == 1
+
+
+def test_bursts_are_goals() -> None:
+    """The mean over networks decides, with its interval; of one network alone nothing is known of the spread."""
+    rows = Rows()
+    for took in (10.2, 11.0):
+        rows.add(load="burst", levels=2, spread=0.0, took=took, least=10)
+    rows.add(load="burst", levels=3, spread=0.02, took=10.1, least=10)
+    two, three = (goal for goal in report.find_goals(rows) if "burst" in goal.name)
+    assert (two.value, two.holds, two.n) == (0.06, False, 2)
+    assert two.low is not None
+    assert (three.value, three.holds, three.low) == (0.01, True, None)
