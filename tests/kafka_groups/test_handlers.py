@@ -19,6 +19,7 @@ from logstore.kafka.groups.coordinator import Coordinator, GroupSettings
 from logstore.kafka.groups.handlers import GroupHandlers
 from logstore.kafka.groups.offsets import OffsetStore
 from logstore.kafka.groups.service import GroupService, OffsetSettings
+from logstore.kafka.pace import STEPS
 from logstore.kafka.wire import build
 from logstore.log.jobs import JobQueue
 from logstore.log.ledger import DIRECTORY, Ledger
@@ -243,3 +244,49 @@ async def test_a_commit_that_misses_its_group(version: int, expected: ErrorCode,
     }
     (topic,) = (await front.ask(COMMIT, version, commit)).topics
     assert [p.error_code for p in topic.partitions] == [expected, ErrorCode.unknown_topic_or_partition]
+
+
+MANY = 20_000
+LARGE: dict[str, tuple[int, int, Mapping[str, Any]]] = {
+    "OffsetCommit": (
+        COMMIT,
+        5,
+        {
+            "group_id": "g",
+            "generation_id_or_member_epoch": -1,
+            "topics": [{"name": "orders", "partitions": [{"partition_index": n} for n in range(MANY)]}],
+        },
+    ),
+    "OffsetDelete": (
+        OFFSET_DELETE,
+        0,
+        {"group_id": "g", "topics": [{"name": "orders", "partitions": [{"partition_index": n} for n in range(MANY)]}]},
+    ),
+    "DeleteGroups": (DELETE, 1, {"groups_names": [f"g{n}" for n in range(MANY)]}),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+async def test_a_request_of_many_parts_gives_way(tmp_path: Path, name: str) -> None:
+    """While a request of 20,000 parts is served, others run after every hundred of them."""
+    front = Front(tmp_path)
+    await front.ask(COMMIT, 5, {**LARGE["OffsetCommit"][2], "topics": [{"name": "orders", "partitions": [{}]}]})
+    key, version, values = LARGE[name]
+    request = build(load_request_schema(key, version), values)
+    steps = Steps(trio.lowlevel.current_task())
+    trio.lowlevel.add_instrument(steps)
+    await front.apis[key].handle(request, CALLER)
+    trio.lowlevel.remove_instrument(steps)
+    assert steps.taken >= MANY // STEPS
+
+
+class Steps(trio.abc.Instrument):
+    """Counts how often a task goes on."""
+
+    def __init__(self, task: trio.lowlevel.Task) -> None:
+        self._task = task
+        self.taken = 0
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        """See Instrument."""
+        self.taken += task is self._task

@@ -188,13 +188,16 @@ class GroupHandlers:
             instance_id=getattr(request, "group_instance_id", None),
             retention_ms=-1 if retention is None else milliseconds(retention),
         )
-        positions = {
-            TopicPartition(topic.name, part.partition_index): Position(
-                part.committed_offset, getattr(part, "committed_leader_epoch", NO_EPOCH), part.committed_metadata or ""
-            )
-            for topic in request.topics
-            for part in topic.partitions
-        }
+        positions: dict[TopicPartition, Position] = {}
+        pace = Pace()
+        for topic in request.topics:
+            for part in topic.partitions:
+                await pace.step()
+                positions[TopicPartition(topic.name, part.partition_index)] = Position(
+                    part.committed_offset,
+                    getattr(part, "committed_leader_epoch", NO_EPOCH),
+                    part.committed_metadata or "",
+                )
         now_s, now_ms = self._clock.monotonic_s(), self._clock.wall_ms()
         refused, ticket = self._service.commit(committing, positions, now_s, now_ms)
         if request.__version__ < 9:  # clients of that age do not know that a commit can miss its group
@@ -204,7 +207,9 @@ class GroupHandlers:
             }
         self._replan()
         accepted = await self._settled(ticket)
-        return await respond(request, {"topics": _by_partition(request, lambda where: refused.get(where, accepted))})
+        return await respond(
+            request, {"topics": await _by_partition(request, lambda where: refused.get(where, accepted))}
+        )
 
     async def offset_fetch(self, request: Any, _: Caller) -> ResponsePayload:
         """OffsetFetch 1 to 9: one group up to version 7, any number from version 8."""
@@ -238,18 +243,21 @@ class GroupHandlers:
         if top is not ErrorCode.none:
             return await respond(request, {"error_code": top, "topics": []})
         deleted = await self._settled(ticket)
-        topics = _by_partition(request, lambda where: errors[where] or deleted)
+        topics = await _by_partition(request, lambda where: errors[where] or deleted)
         return await respond(request, {"error_code": ErrorCode.none, "topics": topics})
 
     # ---- administration
 
     async def delete_groups(self, request: Any, _: Caller) -> ResponsePayload:
         """DeleteGroups 0 to 2."""
-        attempts = [
-            (group_id, *self._service.delete_group(group_id)) for group_id in dict.fromkeys(request.groups_names)
-        ]
+        pace = Pace()
+        attempts = []
+        for group_id in dict.fromkeys(request.groups_names):
+            await pace.step()
+            attempts.append((group_id, *self._service.delete_group(group_id)))
         results = []
         for group_id, error, ticket in attempts:
+            await pace.step()
             settled = await self._settled(ticket)
             results.append({"group_id": group_id, "error_code": error or settled})
         return await respond(request, {"results": results})
@@ -306,20 +314,17 @@ class GroupHandlers:
         return ErrorCode.none
 
 
-def _by_partition(request: Any, error_of: Callable[[TopicPartition], ErrorCode]) -> list[Mapping[str, Any]]:
-    return [
-        {
-            "name": topic.name,
-            "partitions": [
-                {
-                    "partition_index": part.partition_index,
-                    "error_code": error_of(TopicPartition(topic.name, part.partition_index)),
-                }
-                for part in topic.partitions
-            ],
-        }
-        for topic in request.topics
-    ]
+async def _by_partition(request: Any, error_of: Callable[[TopicPartition], ErrorCode]) -> list[Mapping[str, Any]]:
+    pace = Pace()
+    answers: list[Mapping[str, Any]] = []
+    for topic in request.topics:
+        partitions: list[Mapping[str, Any]] = []
+        for part in topic.partitions:
+            await pace.step()
+            where = TopicPartition(topic.name, part.partition_index)
+            partitions.append({"partition_index": part.partition_index, "error_code": error_of(where)})
+        answers.append({"name": topic.name, "partitions": partitions})
+    return answers
 
 
 def _position(partition: int, committed: Committed | None) -> Mapping[str, Any]:
