@@ -55,7 +55,7 @@ def publish(rows: Rows, about: Mapping[str, Any], directory: Path, console: Cons
         "loads": {name: load.title for name, load in LOADS.items()},
         "summary": lines,
         "tiny networks, chunks missing": {name: _missing(rows, name) for name in FAST},
-        "bursts": [bursts(rows, levels, spread) for levels in (2, 3) for spread in spreads(rows)],
+        "bursts": [bursts(rows, levels, spread) for levels in (2, 3) for spread in spreads(rows, levels)],
         "irregular networks": [irregular(rows, name, levels) for name in FAST for levels in (2, 3)],
         "rows": [row for row in rows.all if row["load"] != "tiny"],  # those are counted above
     }
@@ -100,7 +100,7 @@ def find_goals(rows: Rows) -> list[Goal]:
             goals.append(at_most(f"{name}, worst gap of {found['proven']}", found["worst_gap"], "", MOST_GAP))
             goals.append(at_least(f"{name} with a proven optimum", found["proven"] / found["networks"], "of all", 0.95))
     for levels in (2, 3):
-        for spread in spreads(rows):
+        for spread in spreads(rows, levels):
             span = bursts(rows, levels, spread)
             even = "equally long chunks" if not spread else f"chunks of ± {spread:.0%}"
             name = f"continuous: burst on {levels} levels, {even}, above the bound"
@@ -130,9 +130,9 @@ def irregular(rows: Rows, planner: str, levels: int) -> dict[str, Any]:
     }
 
 
-def spreads(rows: Rows) -> list[float]:
+def spreads(rows: Rows, levels: int) -> list[float]:
     """How uneven the chunks of bursts were, each once."""
-    return sorted({row["spread"] for row in rows.select(load="burst")})
+    return sorted({row["spread"] for row in rows.select(load="burst", levels=levels)})
 
 
 def bursts(rows: Rows, levels: int, spread: float) -> dict[str, Any]:
