@@ -154,13 +154,26 @@ def _moments(what: str, kind: pa.DataType, values: NDArray[Any]) -> Values:
     if not fits and not (values.dtype.kind == "M" and pa.types.is_date32(kind)):
         raise StateValueRefused(f"{what} is {kind} and takes no {values.dtype} values")
     unit = _DATE_UNIT if pa.types.is_date32(kind) else kind.unit
-    counted = values.astype(f"{values.dtype.kind}8[{unit}]")
+    counted = _in_unit(what, kind, values, np.dtype(f"{values.dtype.kind}8[{unit}]"))
     counts = counted.view(np.int64)
     unfit = np.isnat(values) | (counted.astype(values.dtype) != values) | _out_of_range(counts, dtype_of(kind))
     if unfit.any():
         at = int(np.argmax(unfit))
         raise _unfit(what, kind, str(values[at]), at)
     return counts.astype(dtype_of(kind))
+
+
+def _in_unit(what: str, kind: pa.DataType, values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Beyond the unit's range numpy wraps around, which the caller sees, or raises from 2.5 on."""
+    try:
+        return values.astype(dtype)
+    except OverflowError:
+        for at in range(len(values)):
+            try:
+                values[at : at + 1].astype(dtype)
+            except OverflowError:
+                raise _unfit(what, kind, str(values[at]), at) from None
+        raise
 
 
 def _is_plain(kind: pa.DataType) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,10 @@ from benchmarks.harness.results import FULL, MEASURED, RESULTS, ROOT, TRIALS, co
 from tests.support.limits import PATIENCE_S
 
 KEPT = sorted(RESULTS.glob("*.json"))
-in_git = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a git checkout: no history to compare with")
+in_git = pytest.mark.skipif(
+    shutil.which("git") is None or not (ROOT / ".git").exists(),
+    reason="no git, or not a git checkout: no history to compare with",
+)
 
 
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
