@@ -134,7 +134,7 @@ def _loading(axis: Axes, rows: Rows) -> None:
 def _loads_by_extent(axis: Axes, rows: Rows) -> None:
     points = [(row["tuples"], row["seconds"]) for row in rows.select(what="load")]
     axis.plot([tuples for tuples, _ in points], [seconds for _, seconds in points], "o", label="Cairn, each load")
-    theirs = [(each["extent"], each["load_s"]) for each in paper.FIGURE_6.values()]
+    theirs = [(each["extent"], each["load_s"]) for each in paper.FIGURE_6.values() if "extent" in each]
     axis.plot([tuples for tuples, _ in theirs], [seconds for _, seconds in theirs], "x", color="red", label="paper")
     axis.set_yscale("log")
     axis.xaxis.set_major_formatter(lambda tuples, _: f"{tuples / 1000:,.0f} k")
@@ -156,7 +156,7 @@ def _targets(axis: Axes, rows: Rows, name: str, unit: str, theirs: str | None) -
         (row,) = rows.select(what="recovery", target=target, value=value)
         axis.bar([place], [row[name]], color=_target_colour(target))
         said = {"Q": paper.FIGURE_6, "U": paper.FIGURE_7}.get(target, {}).get(value)
-        if theirs is not None and said is not None:
+        if theirs is not None and said is not None and theirs in said:
             axis.plot([place], [said[theirs]], "x", color="red")
         bound = value * row["q_unit"] if target == "Q" else value
         if (name.startswith("extent") and target == "Q") or (name.startswith("to_replay") and target == "U"):
