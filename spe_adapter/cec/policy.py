@@ -21,6 +21,8 @@ DEFAULT_Q: Final = 1_000_000
 """Records in the extent: half a second to read them back at two million windows a second."""
 DEFAULT_U: Final = 1_000_000
 """Input records to replay, the paper's example: about a second."""
+PER_WINDOW: Final = 4
+"""Of `bounded`: one check for every four input records keeps u below it, however many windows are open."""
 _MS_PER_S: Final = 1000.0
 _SMOOTHING: Final = 0.2
 """Weight of the newest measurement of what a check costs."""
@@ -95,23 +97,27 @@ class Targets:
     * Where q cannot be brought to its limit, as many checks as bring it lowest; none if none lowers it. But when q has
       grown to twice the limit, and a block of equally old windows is longer than the list of candidates, the whole
       list is taken: so long a block is crossed step by step, once per N records at most.
+    * Neither limit counts as less than `per_window` times N. To hold u ≤ U costs N / U checks for every input record,
+      and to hold q near N costs no fewer.
     """
 
-    def __init__(self, q_limit: int = UNLIMITED, u_limit: int = UNLIMITED) -> None:
-        if q_limit < 0 or u_limit < 0:
-            raise InvalidConfig(f"targets q {q_limit} and u {u_limit}: use numbers from 0 on")
+    def __init__(self, q_limit: int = UNLIMITED, u_limit: int = UNLIMITED, per_window: int = 0) -> None:
+        if q_limit < 0 or u_limit < 0 or per_window < 0:
+            raise InvalidConfig(f"targets q {q_limit}, u {u_limit}, {per_window} a window: use numbers from 0 on")
         self.q_limit = q_limit
         self.u_limit = u_limit
+        self.per_window = per_window
 
     def checks(self, view: View) -> int:
         """See the class."""
         if not len(view.ordinals):
             return 0
-        limit = max(self.q_limit, view.open_windows)
+        limit = max(self.q_limit, max(self.per_window, 1) * view.open_windows)
+        u_limit = max(self.u_limit, self.per_window * view.open_windows)
         q, u = view.extents(), view.replays()
-        if q[0] <= limit and u[0] <= self.u_limit:
+        if q[0] <= limit and u[0] <= u_limit:
             return 0
-        least = _first(u <= self.u_limit)
+        least = _first(u <= u_limit)
         if least is None:
             return len(view.ordinals)
         reached = _first(q[least:] <= limit)
@@ -127,8 +133,12 @@ class Targets:
 
 
 def bounded() -> Policy:
-    """Targets that let a recovery read and replay about a second's worth: what a runner uses unless told otherwise."""
-    return Targets(DEFAULT_Q, DEFAULT_U)
+    """Targets that let a recovery read and replay about a second's worth: what a runner uses unless told otherwise.
+
+    With more than DEFAULT_Q / PER_WINDOW open windows both grow with their number: checks fall sharply only where Q is
+    above twice the number of open windows (CEC paper, section IV.B).
+    """
+    return Targets(DEFAULT_Q, DEFAULT_U, PER_WINDOW)
 
 
 class Budget:

@@ -19,6 +19,7 @@ from spe_adapter.cec.policy import (
     Policy,
     Targets,
     View,
+    bounded,
 )
 from spe_adapter.continuous import Options
 
@@ -122,6 +123,22 @@ def test_extents_stay_bounded_with_short_lists(windows: int, results: list[int],
     _, extents = run(Targets(0), windows, results, listed=listed)
     steps = -(-windows // listed)
     assert max(extents) <= 3 * windows + (steps + 1) * max(results)
+
+
+@given(views(), st.integers(0, 5))
+def test_limits_grow_with_the_windows(view: View, per_window: int) -> None:
+    """Targets below so many per open window are taken for that, both of them."""
+    least = per_window * view.open_windows
+    assert Targets(0, 0, per_window).checks(view) == Targets(least, least).checks(view)
+
+
+def test_the_default_does_not_write_a_large_state_over_and_over() -> None:
+    """Ten million windows, three records for each since the oldest footprint: a bare million would check them all."""
+    windows = 10_000_000
+    old = np.zeros(100, np.int64)
+    view = View(3 * windows, 3 * windows, windows, old, old)
+    assert bounded().checks(view) == 0
+    assert Targets(DEFAULT_Q, DEFAULT_U).checks(view) == len(old)
 
 
 def test_targets_without_windows_or_limits() -> None:
