@@ -2,7 +2,7 @@
 
 `python benchmarks/stateful_spark.py [--quick] [--smoke]` runs the average price per key and tumbling event-time window
 with six engines over the same files (benchmarks/stateful/engines.py), and leaves results/stateful_spark.json and .png.
-A full run is planned for 22 minutes of a quiet machine with two cores, and begins nothing that would end after 26.
+A full run takes about 28 minutes of a quiet machine with two cores, and begins nothing that would end after 38.
 
 What is measured: the time of an epoch that updates windows (Spark's own `addBatch` and trigger), of the one that closes
 them all, the bytes that an epoch leaves in checkpoint and stream, and the time from kill -9 of Spark and its workers to
