@@ -22,7 +22,7 @@ from scheduler.errors import TopologyError
 
 CHUNK_BYTES = 64 << 20
 DEFAULT_CAPACITY = 2
-"""Chunks per timestep that the paper measured as sensible for a server's link and disk (section 6.2, table 8)."""
+"""The paper's chunks per timestep of a server (section 6.2): to receive by table 8, to send a conservative choice."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,8 @@ def coordinating(
 ) -> Iterator[str]:
     """Serve meanwhile; gives the URL. Its state is durable, in a temporary directory.
 
-    Timesteps are planned as in the paper: on the full network, whatever the last one has not finished, at once.
+    Timesteps are planned on the full network, whatever the last one has not finished, and at once: one reading of the
+    paper, which leaves that open.
     """
     gather_ms = GATHER_MS if mode is Mode.CONTINUOUS else 0
     chosen = CoordinatorSettings(Settings(mode, stragglers=Stragglers.IGNORED, gather_ms=gather_ms))

@@ -41,7 +41,8 @@ MEASURES = {"response_s": "from submission", "io_s": "IO from “go”", "comp_s
 NOTES = (
     (
         "MB is 2**20 bytes. IO is the mean time of a checkpoint from its first “go” to its last ack, the paper's "
-        "measure; response is from its submission; COMP is from the first submission to the last ack."
+        "measure as we read it (the paper does not say whether a write counts from its submission); response is from "
+        "its submission; COMP is from the first submission to the last ack."
     ),
     (
         "What the simulator takes from the paper: rates of disks and clients by the number of clients (table 8, a "
@@ -55,7 +56,8 @@ NOTES = (
     ),
     (
         "What was chosen by the paper's two HDFS numbers, once and for all cells: one writing thread per client of "
-        "HDFS. The table of sensitivity shows others."
+        "HDFS. It contradicts the paper's section 5, where a node's pages are split across worker threads. The table "
+        "of sensitivity shows others."
     ),
     (
         "The simulator's HDFS is faster than the paper's (COMP by a tenth): fluid flows waste nothing. If table 8's "
@@ -64,7 +66,8 @@ NOTES = (
     ),
     (
         "Peace as in the paper: the paper does not say what capacity its link between racks had. 2, that of a host's "
-        "gigabit link, gives its COMP."
+        "gigabit link, gives its COMP; the table of capacities shows others. Nor does it say what a timestep's "
+        "unfinished chunks are to the next: here each is planned on the full network."
     ),
     (
         "Cairn's Peace has the capacities that `cairn topology calibrate` makes of the paper's figures, which are "

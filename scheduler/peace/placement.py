@@ -42,7 +42,9 @@ Placement = tuple[tuple[Rule, ...], ...]
 def default_placement(replicas: int, racks: int = 2) -> Placement:
     """The first replica in the writer's rack, the second in another, the third beside the second, more anywhere.
 
-    HDFS's own policy, but never on the writer (SGuard, section 6.2, footnote 6). With one rack there are no rules.
+    HDFS's own policy since 0.17 (HADOOP-2559), but never on the writer, as in SGuard's measurements (section 6.2,
+    footnote 6); SGuard itself names no full template, only one copy in the same rack and another in a different one as
+    an example (section 5). With one rack there are no rules.
     """
     if not 1 <= replicas <= MOST_REPLICAS:
         raise PlacementError(f"replicas={replicas}: must be from 1 to {MOST_REPLICAS}")

@@ -2,7 +2,8 @@
 
 Invariants:
 * The clock and whatever writes to stable storage come in as arguments; nothing here knows where it runs.
-* Measured are the very functions that run in earnest, on rows like the query's own.
+* Measured are functions that run in earnest, on the caller's rows, and not all that run there: encoding of footprints
+  (without gathering them from a table), decoding with identities (without loading a table), one call of `write`.
 * Of several rounds the fastest counts: what disturbs a measurement only ever makes it slower.
 
 Source: CEC paper, section III.A ("one needs to calibrate it for a given platform by including a number of

@@ -18,9 +18,13 @@ from spe_adapter.codec.kernels import Int64s
 
 UNLIMITED: Final = 2**62
 DEFAULT_Q: Final = 1_000_000
-"""Records in the extent: half a second to read them back at two million windows a second."""
+"""Results and footprints in the extent, as the paper counts it. A recovery reads footprints and closes instead, half a
+second for as many at two million a second.
+"""
 DEFAULT_U: Final = 1_000_000
-"""Input records to replay, the paper's example: about a second."""
+"""Input records to replay, the paper's example: about a second. To keep u below U costs N / U footprints for each
+input record.
+"""
 PER_WINDOW: Final = 4
 """Of `bounded`: one check for every four input records keeps u below it, however many windows are open."""
 _MS_PER_S: Final = 1000.0
@@ -133,10 +137,11 @@ class Targets:
 
 
 def bounded() -> Policy:
-    """Targets that let a recovery read and replay about a second's worth: what a runner uses unless told otherwise.
+    """Targets for about a second of recovery: what a runner uses unless told otherwise.
 
-    With more than DEFAULT_Q / PER_WINDOW open windows both grow with their number: checks fall sharply only where Q is
-    above twice the number of open windows (CEC paper, section IV.B).
+    That is so where each window gives one result when it closes: q counts results, in whose place a recovery reads
+    closes. With more than DEFAULT_Q / PER_WINDOW open windows both grow with their number, and a recovery takes longer:
+    checks fall sharply only where Q is above twice the number of open windows (CEC paper, section IV.B).
     """
     return Targets(DEFAULT_Q, DEFAULT_U, PER_WINDOW)
 

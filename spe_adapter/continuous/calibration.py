@@ -1,6 +1,8 @@
-"""What checks cost on this platform, for the cost-benefit policy: measured with a query's state and its own sidecar.
+"""What checks cost on this platform, for the cost-benefit policy: measured with a query's sidecar and sample rows.
 
 Invariants:
+* The rows have the columns of the query's state, all null: text and lists in a real state make larger footprints.
+* What is written is staged; that a commit writes it once more, into the log, is not measured.
 * Nothing of a measurement stays: what is written is staged for an epoch that is never decided, and dropped at the end.
 * What one input record costs to replay is not measured here: the runner measures it while it works, and tells its
   policy.

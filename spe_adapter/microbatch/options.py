@@ -55,9 +55,9 @@ _SIZE: Final = re.compile(r"\s*(\d+)\s*([kmgt]?)(?:i?b)?\s*", re.IGNORECASE)
 class StatefulOptions:
     """What a stateful query was told.
 
-    `extent_limit` is Q, in control tuples (None: four times what is open). `retention_ms` None: keep all results.
-    `state_root` None: the state rooms' default. `closing_delay_ms`: how long no batch must have started before windows
-    that are due are closed without one. `combine`: whether rows are combined in front of the shuffle.
+    `extent_limit` is Q, in results and footprints (None: four times what is open). `retention_ms` None: keep all
+    results. `state_root` None: the state rooms' default. `closing_delay_ms`: how long no batch must have started before
+    windows that are due are closed without one. `combine`: whether rows are combined in front of the shuffle.
     """
 
     sink: SinkOptions

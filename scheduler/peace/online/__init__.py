@@ -5,8 +5,9 @@ then tell.
 **The queue.** Requests stand in the order of their rank: the time of submission, less `priority_ms` for each step of
 priority; equal ranks in the order of submission. A rank never changes (unless a request is re-submitted larger), so
 ageing is built in: a request of priority p can be overtaken by one of priority q > p only if that arrives less than
-(q − p) · `priority_ms` after it. The chunks of a request are served together, lowest first, before those of the next:
-a checkpoint's chunks stay close together. Writes, recovery reads and copies stand in one queue and share one plan.
+(q − p) · `priority_ms` after it. The chunks of a request are served together, lowest first, before those of the next,
+so that a checkpoint's chunks stay close together, unless the planner plans jointly (below). Writes, recovery reads and
+copies stand in one queue and share one plan.
 
 **CONTINUOUS.** Capacities are tokens in flight. The *head* is the first request with a chunk waiting. If its next chunk
 has no free path, it reserves:
@@ -56,9 +57,9 @@ event, in turn, and comes back when a path is found.
 most `most_tries` times (for a family of like requests at most twice), or plans at most MOST_TOGETHER groups of requests
 together, and goes on at the next event. Events that were gathered may do so much each.
 
-**TIMESTEPS.** As the paper: `timesteps` tells how. *Bound:* **a request with C chunks ahead of it starts its next chunk
-within C + 1 timesteps**: a timestep begins only if the first request of the queue gets a chunk in it. What moves it is
-the same.
+**TIMESTEPS.** After the paper: `timesteps` tells how. *Bound:* **a request with C chunks ahead of it starts its next
+chunk within C + 1 timesteps**: a timestep begins only if the first request of the queue gets a chunk in it. What moves
+it is the same.
 """
 
 from scheduler.peace.online.records import (

@@ -23,13 +23,13 @@ class Mode(StrEnum):
     """When the next chunks start."""
 
     CONTINUOUS = "continuous"  # as soon as their path is free
-    TIMESTEPS = "timesteps"  # the paper: together, when enough of the last timestep's chunks are done
+    TIMESTEPS = "timesteps"  # after the paper: together, when enough of the last timestep's chunks are done
 
 
 class Stragglers(StrEnum):
     """TIMESTEPS: what the next timestep's graph makes of chunks that the last one has not finished."""
 
-    IGNORED = "ignored"  # the paper: each timestep is planned on the full graph, so capacities may be in use twice
+    IGNORED = "ignored"  # nothing: a capacity may be in use once per timestep that overlaps; one reading of the paper
     COUNTED = "counted"  # what they use is taken from the graph
 
 

@@ -1,11 +1,12 @@
-"""TIMESTEPS mode: the paper's (SGuard, end of section 5, section 6.2). A plan for all that wait, then the next.
+"""TIMESTEPS mode: after the paper (SGuard, end of section 5, section 6.2). A plan for all that wait, then the next.
 
 A timestep begins with a plan over the whole queue, on what the last timestep's unfinished chunks leave of the graph
-(`Stragglers.COUNTED`), or on the full graph, as the paper plans each timestep (`Stragglers.IGNORED`: up to twice a
-capacity is in use then, by the last timestep's stragglers and by the new one's chunks). A request that arrives later
-joins the running timestep as far as the residual graph still has a path for it: Algorithm 1 takes and returns the
-residual graph "for the current timestep". So do chunks that failed or lost a host. The next timestep begins as soon as
-`finish_fraction` of the timestep's chunks are done, or none of it is in flight.
+(`Stragglers.COUNTED`), or on the full graph (`Stragglers.IGNORED`). The second is one reading of the paper, which does
+not say what unfinished chunks are to the next timestep; a capacity may be in use once for every timestep that overlaps
+then, by the stragglers of each and by the new one's chunks. A request that arrives later joins the running timestep as
+far as the residual graph still has a path for it: Algorithm 1 takes and returns the residual graph "for the current
+timestep". So do chunks that failed or lost a host. The next timestep begins as soon as `finish_fraction` of the
+timestep's chunks are done, or none of it is in flight.
 
 The plain plan of a whole queue may pass over its first request by bad luck (a random dead end), by choice (`exact`
 serves whom it likes) or because stragglers are in its way. Then its first chunk is planned first, alone; if that fails
