@@ -1,7 +1,7 @@
 """What a simulated run leaves: when each chunk and each request went and was acknowledged, and what each part carried.
 
-Invariants: IO counts from a request's first "go" to its last ack, the paper's measure; the time from its submission is
-always beside it. COMP is from the first submission to the last ack.
+Invariants: IO counts from a request's first "go" to its last ack, the paper's as we read it; the time from its
+submission is always beside it. COMP is from the first submission to the last ack.
 """
 
 from dataclasses import dataclass
