@@ -17,7 +17,7 @@ from functools import partial
 from types import FrameType
 
 from logstore.errors import CairnError
-from spe_adapter.cec.policy import DEFAULT_Q, DEFAULT_U, Targets
+from spe_adapter.cec.policy import DEFAULT_Q, DEFAULT_U, PER_WINDOW, Targets
 from spe_adapter.continuous.calibration import cost_benefit
 from spe_adapter.continuous.errors import FragmentRefused
 from spe_adapter.continuous.fragment import Fragment, Limits
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     given = _parse(arguments)
     try:
         fragment = _load(given.fragment)
-        options = Options(given.servers, partial(Targets, given.q, given.u), Limits(beat_ms=given.beat_ms))
+        options = Options(given.servers, partial(Targets, given.q, given.u, PER_WINDOW), Limits(beat_ms=given.beat_ms))
         if given.mtbf_s is not None:
             policy = cost_benefit(fragment, given.partition, options, given.mtbf_s)
             options = replace(options, policy=policy)
@@ -54,7 +54,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("fragment", metavar="MODULE:FRAGMENT", help="where the Fragment is, in a module on the path")
     parser.add_argument("--servers", required=True, help="HOST:PORT of the sidecar, or several with commas")
     parser.add_argument("--partition", type=int, default=0, help="which partition this process works on")
-    parser.add_argument("--q", type=int, default=DEFAULT_Q, help="Q: records a recovery may have to scan")
+    parser.add_argument("--q", type=int, default=DEFAULT_Q, help="Q: results and footprints since the oldest footprint")
     parser.add_argument("--u", type=int, default=DEFAULT_U, help="U: input records a recovery may have to replay")
     parser.add_argument(
         "--mtbf-s",
