@@ -1,6 +1,7 @@
 """Chunks planned together: few more timesteps than there must be in a burst, and no capacity used twice."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from random import Random
 
 import pytest
 
@@ -9,7 +10,7 @@ from benchmarks.scale.cases import irregular
 from scheduler.peace.online import GATHER_MS, Mode, Settings, Submission
 from scheduler.peace.paper import PaperPlanner
 from scheduler.peace.placement import default_placement
-from scheduler.peace.plan import Planner, Request, Residual
+from scheduler.peace.plan import Chain, Kind, Plan, Planner, Request, Residual
 from scheduler.peace.repaired import RepairedPlanner
 from scheduler.peace.tree import TreePlanner
 from scheduler.peace.urgency import Urgency
@@ -80,3 +81,37 @@ def test_timesteps_use_no_capacity_twice(planner: Callable[[Topology], Planner])
     while world.in_flight:
         world.finish(max(world.in_flight))  # the first of each timestep lag behind
         world.check_use(list(world.in_flight.values()))
+
+
+class Unlucky(RepairedPlanner):
+    """A planner that plans jointly, and plans nothing until it was asked for a single chain and found one."""
+
+    def __init__(self, topology: Topology) -> None:
+        super().__init__(topology)
+        self.has_luck = False
+
+    def chain(self, request: Request, chunk: int, residual: Residual, random: Random) -> Chain | None:
+        """See Planner."""
+        found = super().chain(request, chunk, residual, random)
+        self.has_luck |= found is not None
+        return found
+
+    def plan(self, requests: Sequence[Request], residual: Residual, random: Random) -> Plan:
+        """See Planner."""
+        return super().plan(requests, residual, random) if self.has_luck else Plan(())
+
+
+def test_a_chunk_planned_alone_is_not_planned_again_behind_a_stranded_one() -> None:
+    """The head's first chunk has lost its path and its second is passed over by the plan: this one goes first, alone,
+    and the plan for the rest of the timestep leaves out just it.
+    """
+    topology = racks([3, 2], 4, send=4, receive=4)
+    planner = Unlucky(topology)
+    world = World(topology, lambda _: planner, Settings(mode=Mode.TIMESTEPS, gather_ms=100))
+    sources = (("r2h1",), ("r1h1",))
+    world.submit(Submission("copy", None, 2, placement=("same-rack:0",), kind=Kind.COPY, sources=sources))
+    world.submit(Submission("write", "r1h2", 1, placement=("anywhere",)))
+    world.lose("r2h2")
+    planner.has_luck = False
+    assert [(go.request, go.chunk) for go in world.plan().go] == [("copy", 1), ("write", 0)]
+    assert world.scheduler.stranded() == {"copy"}

@@ -162,7 +162,7 @@ class Timesteps:
                     return False
                 self._stranded.add(unit)
                 return True
-            chains = [chain, *self._plan(list(jobs.values()), left, but=next(unit.numbers()))]
+            chains = [chain, *self._plan(list(jobs.values()), left, but=unit)]
         self.step += 1
         self._left = left
         self._older |= self._open
@@ -171,16 +171,16 @@ class Timesteps:
             launch(jobs[chain.request].unit_of(chain.chunk), chain)
         return True
 
-    def _plan(self, jobs: list[Job], left: Residual, but: int | None = None) -> list[Chain]:
-        """The plan for all that wait; of the first job without the chunk `but`."""
+    def _plan(self, jobs: list[Job], left: Residual, but: Unit | None = None) -> list[Chain]:
+        """The plan for all that wait; without the next chunk of `but`, a unit of the first job."""
         if self._together is not None:
             self._together.changed()
-            asks = [(unit, min(unit.waiting, self._most(job))) for job in jobs for unit in job.units if unit.waiting]
-            if but is not None:
-                asks[0] = (asks[0][0], min(asks[0][0].waiting - 1, asks[0][1]))
+            units = [unit for job in jobs for unit in job.units if unit.waiting]
+            asks = [(unit, min(unit.waiting - (unit is but), self._most(unit.job))) for unit in units]
             found = self._together.plan(asks, jobs, left)
             return [chain._replace(chunk=unit.first) for unit, chain in found]
-        requests = [self._ask(jobs[0], but), *map(self._ask, jobs[1:])]
+        chunk = None if but is None else next(but.numbers())
+        requests = [self._ask(jobs[0], chunk), *map(self._ask, jobs[1:])]
         return list(self._planner.plan([each for each in requests if each.chunks], left, self._random).chains)
 
     def _ask(self, job: Job, but: int | None = None) -> Request:
