@@ -26,6 +26,7 @@ from scheduler.topology import racks
 
 NETWORK = racks([4, 4], 4)
 ENTRIES = {f"requests/a/{number}": f'{{"value":{number}}}' for number in range(6)}
+NOBODY = 65_534
 SMALL_PAGE_BYTES = 512
 """SQLite's smallest: the whole file has few enough bits for each to be tried."""
 
@@ -134,6 +135,26 @@ def test_rows_that_are_gone_or_come_back(tmp_path: Path) -> None:
             connection.execute(statement)
         found = opened(path)
         assert isinstance(found, str), statement
+
+
+def test_a_directory_that_may_not_be_written_is_not_damage(quick_path: Path) -> None:
+    """SQLite calls the database read-only if it may not make its log beside it: nothing is to be restored then."""
+    path = quick_path / "a.db"
+    with closing(SqliteMetadata(path)) as metadata:
+        metadata.apply([Put("hosts/a", "x")])
+    for file in quick_path.iterdir():
+        file.chmod(0o666)
+    quick_path.chmod(0o555)
+    before = os.getresuid()
+    if before[1] == 0:  # who may do everything becomes somebody else for a moment
+        os.setresuid(NOBODY, NOBODY, 0)
+    try:
+        with pytest.raises(StoreError, match=r"cannot be opened.*readonly") as refused:
+            SqliteMetadata(path)
+    finally:
+        os.setresuid(*before)
+        quick_path.chmod(0o755)
+    assert not isinstance(refused.value, StoreDamaged)
 
 
 def test_an_old_copy_is_named(tmp_path: Path) -> None:

@@ -297,8 +297,10 @@ def _judge(path: Path, error: sqlite3.Error | UnicodeDecodeError) -> StoreDamage
         return _damaged(path, f"a text in it cannot be read: {error}")
     # Python's own errors have no code: a text that cannot be decoded is one.
     primary = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
-    # A file that may be written and says that it may not: the version in its header is damaged.
-    if primary in _DAMAGE or (primary == sqlite3.SQLITE_READONLY and os.access(path, os.W_OK)):
+    # A file that may be written and says that it may not: the version in its header is damaged. SQLite says the same of
+    # a directory in which it may not make its log.
+    may_write = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
+    if primary in _DAMAGE or (primary == sqlite3.SQLITE_READONLY and may_write):
         return _damaged(path, str(error))
     return StoreError(f"{path} cannot be opened: {error}")
 
