@@ -1,10 +1,13 @@
 """Lines of the log that strangers can cause as often as they like: of like ones, few are written, with their number.
 
 Invariants: the first line of a kind is written at once; the next of the same kind INTERVAL_S later at the earliest, and
-says how many there were meanwhile (`repeated`). At most MOST_KINDS kinds are told apart; other events pass unchanged.
+says how many there were meanwhile (`repeated`); if none comes, the number is written all the same (`run`). At most
+MOST_KINDS kinds are told apart; other events pass unchanged.
 """
 
 from collections.abc import Callable, Mapping
+
+import trio
 
 Report = Callable[[str, Mapping[str, object]], None]
 
@@ -53,6 +56,12 @@ class Folding:
             kind.written_s, kind.held = now_s, 0
         else:
             kind.held, kind.fields = kind.held + 1, fields
+
+    async def run(self) -> None:
+        """Write what was counted also when nothing else comes, until cancelled."""
+        while True:
+            await trio.sleep(INTERVAL_S)
+            self._sweep(self._now_s())
 
     def _sweep(self, now_s: float) -> None:
         """Write what was counted in intervals that are over, and forget the kinds of which nothing came."""

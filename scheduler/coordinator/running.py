@@ -145,6 +145,7 @@ async def serve(
     async with trio.open_nursery() as background:
         background.start_soon(journal.run)
         background.start_soon(coordinator.run)
+        background.start_soon(report.run)
         async with trio.open_nursery() as front:
             running.address = await front.start(server.serve, settings.listen)
             task_status.started(running)

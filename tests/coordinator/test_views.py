@@ -12,10 +12,12 @@ from random import Random
 from xml.etree import ElementTree as ET
 
 import pytest
+import trio
+from trio.testing import MockClock
 
 from scheduler.client import CoordinatorClient
 from scheduler.coordinator import metrics, page
-from scheduler.coordinator.folding import MOST_KINDS, Folding
+from scheduler.coordinator.folding import INTERVAL_S, MOST_KINDS, Folding
 from scheduler.coordinator.histogram import Histogram
 from scheduler.coordinator.journal import Journal
 from scheduler.coordinator.ledger import Span
@@ -207,6 +209,23 @@ def test_lines_that_strangers_cause_are_folded() -> None:
     for stranger in range(5000):
         report("connection refused", {"client": str(stranger)})
     assert len(lines) == MOST_KINDS + 1, "however many clients there are"
+
+
+def test_what_was_held_back_is_written_when_nothing_else_comes() -> None:
+    """Strangers who went away leave no count behind that is only written at the end."""
+    lines: list[object] = []
+
+    async def main() -> None:
+        report = Folding(lambda event, fields: lines.append(fields.get("repeated", 0)), trio.current_time)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(report.run)
+            for _ in range(5):
+                report("connection refused", {"client": "a"})
+            await trio.sleep(2 * INTERVAL_S + 1)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+    assert lines == [0, 4]
 
 
 def test_a_log_that_cannot_be_written_is_lost() -> None:
