@@ -37,7 +37,7 @@ from logstore.format.control import (
     log_record,
 )
 from logstore.interfaces import Buffer
-from spe_adapter.cec.packing import can_pack, pack, unpack
+from spe_adapter.cec.packing import MAX_UNPACKED_BYTES, can_pack, pack, unpack
 from spe_adapter.planned import Planned
 
 Bools = NDArray[np.bool_]
@@ -187,8 +187,13 @@ class Progress:
 
 
 def holds_progress(end: End) -> bool:
-    """Whether an END is of a query that keeps its state in the log: a sink's has other positions, or none."""
-    return bool(end.positions) and "generation" in _object(end.positions)
+    """Whether an END is of a query that keeps its state in the log: a sink's has other positions, or none. Anybody's
+    may be there, with whatever positions.
+    """
+    try:
+        return bool(end.positions) and "generation" in _object(end.positions)
+    except CorruptBatch:
+        return False
 
 
 Control = Begin | End | Footprints | Closes | Mark
@@ -291,10 +296,10 @@ def _encode_rows(kind: int, query: str, epoch: int, rows: pa.RecordBatch, timest
 
 
 def _to_tail(rows: pa.RecordBatch) -> tuple[dict[str, int], Buffer]:
-    """Rows as opaque bytes, packed where that is shorter; and the fields that say so."""
+    """Rows as opaque bytes, packed where that is shorter and can be read; and the fields that say so."""
     if rows.num_rows >= LEAST_PACKED_ROWS and can_pack(rows.schema):
         packed, size_bytes = pack(rows)
-        if len(packed) < rows.nbytes:
+        if len(packed) < rows.nbytes and size_bytes <= MAX_UNPACKED_BYTES:
             return {"rows": ROWS_PACKED, "size": size_bytes}, packed
     return {}, _to_ipc(rows)
 

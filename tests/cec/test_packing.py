@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from logstore.errors import CorruptBatch, UnknownFormatVersion
 from logstore.format.control import CLOSES_TYPE, encode_control_record
-from spe_adapter.cec.control import Closes, Footprints, decode, encode_closes, encode_footprints
+from spe_adapter.cec.control import LEAST_PACKED_ROWS, Closes, Footprints, decode, encode_closes, encode_footprints
 from spe_adapter.cec.packing import MAX_UNPACKED_BYTES, can_pack, pack, unpack
 
 VALUES: dict[pa.DataType, st.SearchStrategy[Any]] = {
@@ -73,6 +73,23 @@ def test_damage_is_named(rows: pa.RecordBatch, data: st.DataObject) -> None:
             unpack(damaged, count, size_bytes)
         except CorruptBatch:
             continue
+
+
+def test_rows_that_could_not_be_unpacked_are_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """State that is large and all alike is small when it is packed: what is written can be read all the same."""
+    for module in ("control", "packing"):
+        monkeypatch.setattr(f"spe_adapter.cec.{module}.MAX_UNPACKED_BYTES", 1024 * 1024, raising=False)
+    count = LEAST_PACKED_ROWS
+    columns = {
+        "key": pa.array([b"%d" % number for number in range(count)], pa.binary()),
+        "number": pa.array(range(count), pa.int64()),
+        "expires": pa.array([0] * count, pa.int64()),
+        "s_text": pa.array([b" " * 20_000] * count, pa.binary()),
+    }
+    rows = pa.RecordBatch.from_pydict(columns)
+    found = [decode(batch) for batch in encode_footprints("q", 1, rows, np.ones(count, np.bool_), 0)]
+    read = [one.rows for one in found if isinstance(one, Footprints)]
+    assert pa.Table.from_batches(read).equals(pa.Table.from_batches([rows]))
 
 
 def averages(count: int) -> pa.RecordBatch:
