@@ -6,12 +6,12 @@ Invariant: `show` changes nothing; `rebuild` changes files of the named director
 import argparse
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
 
 from logstore.client.blocking import Client, TopicPartition, parse_addresses
-from logstore.errors import CairnError
+from logstore.errors import CairnError, CorruptBatch
 from logstore.format.private import DescribeRequest
 from spe_adapter.cec.control import End, holds_progress
 from spe_adapter.logscan import ends
@@ -65,7 +65,7 @@ def _show(client: Client, topic: str) -> None:
         known_to_all = client.describe(DescribeRequest(query))
         if known_to_all.last_epoch is not None:  # an epoch without output has no marker anywhere
             epoch, positions = known_to_all.last_epoch, known_to_all.positions
-        print(f"{query}  {kept}, epoch {epoch}, {_read_up_to(planned_of_positions(positions))}")
+        print(f"{query}  {kept}, epoch {epoch}, {_read_up_to(positions)}")
     if not newest:
         print(f"no query has written epochs into {topic}")
 
@@ -76,7 +76,10 @@ def _ends(client: Client, topic: str) -> Iterator[End]:
             yield from found
 
 
-def _read_up_to(planned: Planned | None) -> str:
+def _read_up_to(positions: str) -> str:
+    planned: Planned | None = None
+    with suppress(CorruptBatch):  # a query that is not one of Cairn's may note anything
+        planned = planned_of_positions(positions)
     return "its input is not noted" if planned is None else f"batch {planned.batch}, read up to {planned.said()}"
 
 

@@ -8,6 +8,8 @@ Invariants:
 * Two plans are of the same input if the batch, the offsets where it begins and those where it ends are the same, and
   the files listed for it where a source numbers its files. Spark's times and settings do not count.
 * Offsets are compared as JSON values, not as text; what is no JSON, as text.
+* What a note says is never believed to be ours: any client of the log may write one. So the names of sources' files,
+  which become paths when a checkpoint is made, are of one form.
 * What is noted is bounded: offsets beyond MAX_OFFSETS_CHARACTERS are noted by digest alone. They can be compared then,
   but no checkpoint can be made of them.
 
@@ -16,6 +18,7 @@ and FileStreamSource (offsets that only count lists of files); docs/format.md; d
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -29,6 +32,8 @@ MAX_NOTE_CHARACTERS: Final = 4096
 """A source's note of where it began: offsets of a few hundred partitions, or a time."""
 _DIGEST_BYTES: Final = 16
 _FIRST_OFFSET_LINE: Final = 2
+_NOTE_NAME: Final = re.compile(r"[0-9]{1,9}/0")
+"""A source, by its number, and the first of its files: no other name may lead out of the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,9 @@ class Planned:
             raise CorruptBatch(f"planned input: field offsets is {str(offsets)[:80]!r}")
         if not isinstance(notes, dict) or not _are_texts(list(notes.values())):
             raise CorruptBatch(f"planned input: field notes is {str(notes)[:80]!r}")
+        for name in notes:
+            if not _NOTE_NAME.fullmatch(name):
+                raise CorruptBatch(f"planned input: field notes names {name[:80]!r}, which is no source's first file")
         texts = {name: value.get(name, "") for name in ("start", "end", "files", "version", "metadata")}
         if not _are_texts(list(texts.values())):
             raise CorruptBatch(f"planned input: fields {str(texts)[:160]} are not text")
@@ -116,13 +124,17 @@ def planned_of(
         version=version,
         metadata=metadata,
         offsets=tuple(lines) if short else None,
-        notes={name: note for name, note in (notes or {}).items() if len(note) <= MAX_NOTE_CHARACTERS},
+        notes={
+            name: note
+            for name, note in (notes or {}).items()
+            if len(note) <= MAX_NOTE_CHARACTERS and _NOTE_NAME.fullmatch(name)
+        },
     )
 
 
 def offsets_digest(text: str) -> str:
     """A digest of the offsets in the text of a file `offsets/N`, whatever its metadata say."""
-    return _digest([_value(line) for line in _parts(text)[_FIRST_OFFSET_LINE]])
+    return _digest([_value(line) for line in offset_lines(text)])
 
 
 def lists_digest(lists: Sequence[str]) -> str:
@@ -142,7 +154,8 @@ def file_lists(offsets: Sequence[str]) -> list[tuple[int, int]]:
 
 def offset_lines(text: str) -> list[str]:
     """The line of each source in the text of a file `offsets/N`."""
-    return _parts(text)[_FIRST_OFFSET_LINE]
+    _, _, lines = _parts(text)
+    return lines
 
 
 def settings_of(text: str) -> object | None:

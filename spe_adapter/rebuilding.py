@@ -106,7 +106,8 @@ def rebuild(directory: str | Path, query: str, planned: Planned) -> Rebuilt:
 def _files(checkpoint: LocalCheckpoint, query: str, planned: Planned) -> dict[str, str]:
     """What must be there, by name, in the order in which it is written."""
     batch = planned.batch
-    wanted = {f"{SOURCES}/{name}": text for name, text in planned.notes.items()}
+    noted = {f"{SOURCES}/{name}": text for name, text in planned.notes.items()}
+    wanted = {name: text for name, text in noted.items() if checkpoint.read(name) != text}
     if query_of(checkpoint) is None:
         wanted[METADATA] = json.dumps({"id": query}, separators=(",", ":"))
     settings = _settings(checkpoint, batch)

@@ -41,7 +41,7 @@ from spe_adapter.collector import spare_loaded_code
 from spe_adapter.errors import CheckpointDiffers, NoTaskContext, SchemaRefused
 from spe_adapter.host import Host, ThisHost
 from spe_adapter.options import SinkOptions
-from spe_adapter.planned import way_out
+from spe_adapter.planned import rebuild_command, way_out
 from spe_adapter.sink_notes import (
     SinkNote,
     Written,
@@ -61,10 +61,6 @@ RUN_PROPERTY: Final = "spark.jobGroup.id"
 # Whoever aborts has failed already and must not be kept: what is left behind, the sidecar reclaims by itself.
 ABORT_LIMIT_S: Final = 5.0
 
-_WAY_OUT: Final = (
-    "bring back the checkpoint that belongs to it, start anew with an empty one, or set the option 'rewoundCheckpoint' "
-    "to 'skip' to leave out the epochs that are committed"
-)
 _COLUMNS: Final = ("key", "value", "topic", "partition", "headers", "timestamp")
 _log = logging.getLogger(__name__)
 
@@ -194,7 +190,10 @@ def _check_epoch(client: Client, commits: Sequence[TaskCommit], note: SinkNote, 
     elif epoch == known.last_epoch + 1:
         problem = following_epoch_problem(SinkNote.from_json(known.positions), note)
     elif epoch < known.last_epoch and options.rewind == "skip":
-        problem = repeated_epoch_problem(noted_epoch(client, topics, query, epoch), note, epoch)
+        noted = noted_epoch(client, topics, query, epoch)
+        # Nothing is left out with an epoch that has no output, and an epoch that had none has left no note.
+        if noted is not None or any(commit.staged.pieces for commit in commits):
+            problem = repeated_epoch_problem(noted, note, epoch)
     if problem is not None and not options.accept_changed_checkpoint:
         raise CheckpointDiffers(f"query {query}: {problem} (at {client.where}); {way_out(query)}")
 
@@ -218,12 +217,21 @@ def _decide(
         try:
             reply = client.decide(request)
         except StaleEpoch as error:
-            raise StaleEpoch(f"{error} (at {client.where}); {_WAY_OUT}") from error
+            raise StaleEpoch(f"{error} (at {client.where}); {_rewound_way_out(first.query)}") from error
     if reply.outcome == "skipped":
         _log.warning(
             "epoch %d of query %s was not written again: epoch %d is committed, and rewoundCheckpoint is skip",
             first.epoch, first.query, reply.last_epoch,
         )  # fmt: skip
+
+
+def _rewound_way_out(query: str) -> str:
+    """What to do about a checkpoint that is older than the log."""
+    return (
+        f"have the checkpoint say what the log says: {rebuild_command(query)}, then start the query again; or bring "
+        "back the checkpoint that belongs to it, or start anew with an empty one and a new topic. To leave out the "
+        "epochs that are committed, set the option 'rewoundCheckpoint' to 'skip'"
+    )
 
 
 def _abort(query: str, run: str, epoch: int, options: SinkOptions, host: Host) -> None:

@@ -116,7 +116,8 @@ def repeated_epoch_problem(noted: SinkNote | None, now: SinkNote, epoch: int) ->
         )
     return (
         f"epoch {epoch} comes again, and it cannot be told whether its input is the same: it was committed by a "
-        "version of Cairn that did not note it, or the driver could read Spark's checkpoint only then, or only now"
+        "version of Cairn that did not note it, what it noted was trimmed with the topic, it had no output then, or "
+        "the driver could read Spark's checkpoint only then, or only now"
     )
 
 
@@ -128,7 +129,9 @@ def following_epoch_problem(noted: SinkNote | None, now: SinkNote) -> str | None
 
 
 def noted_epoch(client: Client, topics: Sequence[str], query: str, epoch: int) -> SinkNote | None:
-    """What was noted with an epoch that is not the last one, from its END in any stream; None without one."""
+    """What was noted with an epoch that is not the last one, from its END in any stream; None without one, as after an
+    epoch without output, or where it was trimmed.
+    """
     for stream in _streams(client, topics):
         with closing(ends(client, stream)) as found:
             for end in found:
@@ -144,7 +147,7 @@ def refuse_lost_self(client: Client, topics: Sequence[str], query: str, now: Sin
     for stream in _streams(client, topics):
         with closing(ends(client, stream, first_bytes=_RECENT_BYTES)) as found:
             for _, end in zip(range(_RECENT_ENDS), found, strict=False):
-                said = None if end.query == query else _same(_note_of(end), now)
+                said = None if end.query == query else _same(_others_note(end), now)
                 if said is not None:
                     raise TopicTaken(
                         f"query {query} is new (its checkpoint is empty), but {said} was query {end.query}'s, which "
@@ -170,7 +173,17 @@ def _same(noted: SinkNote | None, now: SinkNote) -> str | None:
 
 
 def _note_of(end: End) -> SinkNote | None:
-    return None if not end.positions or holds_progress(end) else SinkNote.from_json(end.positions.decode())
+    return (
+        None if not end.positions or holds_progress(end) else SinkNote.from_json(end.positions.decode(errors="replace"))
+    )
+
+
+def _others_note(end: End) -> SinkNote | None:
+    """The same of a query that need not be one of Cairn's: what cannot be read says nothing."""
+    try:
+        return _note_of(end)
+    except CorruptBatch:
+        return None
 
 
 def _streams(client: Client, topics: Sequence[str]) -> Iterator[TopicPartition]:

@@ -374,8 +374,8 @@ class Epochs:
         if request.rewind == "error":
             raise StaleEpoch(
                 f"epoch {request.epoch} of query {query.name!r} is older than the last committed epoch {last.epoch}: "
-                "its checkpoint was rewound. Restore the newer checkpoint, or start with a new one, or set the option "
-                "that skips epochs up to the last committed one"
+                "its checkpoint was rewound. Restore the newer checkpoint, or start with a new one and a new topic, or "
+                "set the option that skips epochs up to the last committed one"
             )
         self._drop_old(query)
         return DecideReply("skipped", last.epoch)

@@ -36,7 +36,7 @@ from spe_adapter.microbatch.messages import Fixed, Parent, Plan, Rebase, Report,
 from spe_adapter.microbatch.probe import Probe, Step
 from spe_adapter.microbatch.topics import refuse_taken, trim
 from spe_adapter.operators.base import next_watermark
-from spe_adapter.planned import Planned, following_problem, repeated_problem, way_out
+from spe_adapter.planned import Planned, following_problem, rebuild_command, repeated_problem, way_out
 from spe_adapter.sink import ABORT_LIMIT_S
 
 Execute = Callable[[Plan], Sequence[str]]
@@ -153,8 +153,8 @@ class Driver:
         if found != self._fixed.fingerprint:
             raise OperatorChanged(
                 f"query {self._query}: the state of epoch {last.epoch} in topic {self._fixed.options.topic!r} is of "
-                f"{found}, the operator now is {self._fixed.fingerprint}; start with a new checkpoint, or with the "
-                "operator as it was"
+                f"{found}, the operator now is {self._fixed.fingerprint}; start with a new checkpoint and a new topic, "
+                "or with the operator as it was"
             )
 
     def _is_done(self, batch: int) -> bool:
@@ -171,15 +171,17 @@ class Driver:
         if batch < known:
             raise StaleEpoch(
                 f"query {self._query}: batch {batch} is older than the last committed one, {known}: its checkpoint was "
-                f"rewound. Bring back the newer checkpoint, or reset the state too: "
+                f"rewound. Have it say what the log says: {rebuild_command(self._query)}, then start the query again; "
+                f"or bring back the newer checkpoint; or reset the state too: "
                 f"spe_adapter.reset(topic={self._fixed.options.topic!r}, query={self._query!r}, "
                 f"batch={batch - 1}, ...)"
             )
         if batch > known + 1:
             raise BatchesMissing(
                 f"query {self._query}: Spark's checkpoint is at batch {batch}, the state in topic "
-                f"{self._fixed.options.topic!r} at {known}; remove what is newer than {known} from the checkpoint's "
-                "directories 'offsets' and 'commits'"
+                f"{self._fixed.options.topic!r} at {known}. Have the checkpoint say what the log says: "
+                f"{rebuild_command(self._query)}; or remove what is newer than {known} from its directories 'offsets' "
+                "and 'commits'"
             )
         return batch == known
 
@@ -311,7 +313,7 @@ def read_committed(client: Client, topic: str, query: str, last_epoch: int) -> C
         found = "none" if head is None else f"epoch {head.end.epoch}"
         raise BatchesMissing(
             f"query {query}: its last committed epoch is {last_epoch}, but topic {topic!r} holds {found}; write to the "
-            "topic that the query had before, or start with a new checkpoint"
+            "topic that the query had before, or start with a new checkpoint and a new topic"
         )
     progress = Progress.from_json(head.end.positions)
     parents, newest_ms = [], tuple[int | None, ...]()
@@ -333,5 +335,6 @@ def _check_not_trimmed(client: Client, stream: TopicPartition, query: str, last_
         raise StateTrimmed(
             f"query {query}: topic {stream.topic!r} was trimmed: partition {stream.partition} starts at offset {start} "
             f"and does not hold the query's last epoch, {last_epoch}, any more, so its state is gone. Start with a new "
-            "checkpoint, and leave trimming to the query's option 'retention', which keeps what is needed"
+            "checkpoint and a new topic, and leave trimming to the query's option 'retention', which keeps what is "
+            "needed"
         )

@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 from logstore.client.blocking import Client, TopicPartition
 from logstore.format.private import DescribeRequest, TaskOutput
 from spe_adapter.cec.control import End, Mark, Progress, encode_mark
+from spe_adapter.checkpoint_files import local_path
 from spe_adapter.host import Host, ThisHost
 from spe_adapter.logscan import ends
 from spe_adapter.microbatch.errors import ResetRefused
@@ -62,7 +63,7 @@ def reset(
     """
     parsed, host = parse_stateful(options, topic), ThisHost()
     sink = parsed.sink
-    directory = None if checkpoint is None else Path(str(checkpoint).removeprefix("file://").removeprefix("file:"))
+    directory = None if checkpoint is None else local_path(str(checkpoint))
     newer = [] if directory is None else _newer_files(directory, batch)
     with Client(sink.servers, host.network, limit_s=sink.limit_s, client_id=sink.client_id) as client:
         if client.describe(DescribeRequest(query)).last_epoch is None:

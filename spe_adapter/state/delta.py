@@ -161,7 +161,7 @@ def check_schema(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> None:
             )
             raise StateSchemaChanged(
                 f"the state in the log has other columns than the operator ({told}); restore the operator's state, or "
-                "start a new query with a new checkpoint location"
+                "start a new query with a new checkpoint location and a new topic"
             )
 
 

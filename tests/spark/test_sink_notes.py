@@ -11,12 +11,14 @@ import pyarrow as pa
 import pytest
 
 from logstore.cli import main
-from logstore.client.blocking import Client, parse_addresses
+from logstore.client.blocking import Client, TopicPartition, parse_addresses
+from logstore.client.wire import LATEST
 from logstore.errors import CorruptBatch, StaleEpoch, UnknownFormatVersion
-from logstore.format.private import DecideRequest, DescribeRequest, StageRequest
+from logstore.format.private import DecideRequest, DescribeRequest, StageRequest, TaskOutput
 from spe_adapter.codec.digests import MODULUS, digest_of
 from spe_adapter.errors import CheckpointDiffers, TopicTaken
 from spe_adapter.host import ThisHost
+from spe_adapter.microbatch.topics import refuse_taken
 from spe_adapter.options import parse_sink
 from spe_adapter.planned import planned_of
 from spe_adapter.rebuilding import planned_in_log, rebuild
@@ -159,12 +161,59 @@ def test_several_queries_may_write_into_one_topic(query: Query, address: str, tm
 
 def test_epochs_left_out_are_compared_too(query: Query, tmp_path: Path) -> None:
     """`rewoundCheckpoint=skip` leaves out older epochs that are the committed ones, not others with their numbers."""
-    with pytest.raises(StaleEpoch, match="rewoundCheckpoint"):
+    with pytest.raises(StaleEpoch, match=rf"rebuild CHECKPOINT --query {query.id}.*new topic.*rewoundCheckpoint"):
         query.epoch(0, 2, ["a", "b"])
     query.epoch(0, 2, ["a", "b"], rewoundCheckpoint="skip")
     with pytest.raises(CheckpointDiffers):
         query.epoch(0, 6, ["a", "b", "c", "d", "e", "f"], rewoundCheckpoint="skip")
     assert query.written() == ["a", "b", "c", "d"]
+
+
+def test_an_epoch_without_output_is_left_out_too(query: Query) -> None:
+    """It has no END to compare it with, and nothing is left out with it; with output, it is another one."""
+    query.epoch(2, 5, [])
+    query.epoch(3, 6, ["e"])
+    query.epoch(2, 5, [], rewoundCheckpoint="skip")
+    with pytest.raises(CheckpointDiffers, match=r"trimmed with the topic.*no output"):
+        query.epoch(2, 6, ["e"], rewoundCheckpoint="skip")
+    assert query.written() == ["a", "b", "c", "d", "e"]
+
+
+def test_an_epoch_that_was_trimmed_can_be_left_out_if_the_user_says_so(query: Query) -> None:
+    """What it wrote cannot be told any more; the message says so."""
+    with Client(parse_addresses(query.address)) as client:
+        for partition in range(2):
+            stream = TopicPartition(query.topic, partition)
+            client.delete_records(stream, client.offsets({stream: LATEST})[stream].offset)
+    query.epoch(2, 5, ["e"])
+    with pytest.raises(CheckpointDiffers, match="trimmed with the topic"):
+        query.epoch(0, 2, ["a", "b"], rewoundCheckpoint="skip")
+    query.epoch(0, 2, ["a", "b"], rewoundCheckpoint="skip", changedCheckpoint="accept")
+    assert query.written() == ["e"]
+
+
+@pytest.mark.parametrize("positions", ["no JSON", "[1]", '{"v":2,"of":"sink","name":3}'])
+def test_positions_of_another_client_say_nothing(
+    address: str, topic: str, tmp_path: Path, positions: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever commits epochs may note what he likes with them: other queries start beside him, `show` goes on."""
+    name = topic.replace("[", "-").replace("]", "-")
+    create_topic(address, name)
+    foreign = Query(address, name, tmp_path / "foreign")
+    foreign.id = f"foreign-{uuid.uuid4()}"
+    foreign.epoch(0, 1, ["a"])
+    with Client(parse_addresses(address)) as client:
+        attempt = Attempt(foreign.id, "run", 1, 0, "attempt")
+        stager = Stager(client, attempt, parse_sink({"kafka.bootstrap.servers": address, "topic": name}), ThisHost())
+        stager.add(pa.RecordBatch.from_arrays([pa.array([b"b"], pa.binary())], names=["value"]))
+        output = TaskOutput(0, "attempt", stager.finish().pieces)
+        client.decide(DecideRequest(foreign.id, "run", 1, "error", (output,), positions, False))
+        with pytest.raises(TopicTaken, match=f"output of query {foreign.id}"):
+            refuse_taken(client, name, "new")
+    Query(address, name, tmp_path / "new").epoch(0, 1, ["c"])
+    assert foreign.written() == ["a", "b", "c"]
+    assert main(["checkpoint", "show", name, "--servers", address]) == 0
+    assert f"{foreign.id}  writes here, epoch 1, its input is not noted" in capsys.readouterr().out
 
 
 def test_a_gap_between_epochs_is_refused(address: str, topic: str, tmp_path: Path) -> None:

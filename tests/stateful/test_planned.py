@@ -110,6 +110,18 @@ def test_every_field_is_checked(name: str) -> None:
         planned_of_positions("{")
 
 
+@pytest.mark.parametrize(
+    "name", ["../escaped", "/tmp/escaped", "0/../../../escaped", "0/1", "0", "", "1/0/0", "1/0\n", "\u0661/0", "-1/0"]
+)
+def test_a_note_leads_nowhere_but_to_a_sources_first_file(name: str) -> None:
+    """Any client of the log may write notes, and `rebuild` makes files of them: other names are refused, and are not
+    noted.
+    """
+    with pytest.raises(CorruptBatch, match="field notes"):
+        planned_of_positions(json.dumps({"input": {**PLANNED.to_fields(), "notes": {name: "text"}}}))
+    assert planned_of(3, TEXT, BEFORE, notes={name: "text", "1/0": "kept"}).notes == {"1/0": "kept"}
+
+
 def test_a_checkpoint_is_made_of_what_was_noted(tmp_path: Path) -> None:
     """Files as Spark writes them; the settings are those of the newest file of offsets that is left."""
     rebuild(tmp_path / "empty", "q", PLANNED)
@@ -121,6 +133,11 @@ def test_a_checkpoint_is_made_of_what_was_noted(tmp_path: Path) -> None:
         text = made.read(f"offsets/{batch}")
         assert text is not None
         assert text.replace("{}", '{"spark.sql.shuffle.partitions":"2"}') == TEXT
+    assert rebuild(tmp_path / "empty", "q", PLANNED) == (3, (), ())
+    (tmp_path / "empty/sources/1/0").write_text("other")
+    again = rebuild(tmp_path / "empty", "q", PLANNED)
+    assert (again.written, again.replaced) == (("sources/1/0",), ("sources/1/0",))
+    assert made.read("replaced/0/sources/1/0") == "other"
     older = tmp_path / "older"
     (older / "offsets").mkdir(parents=True)
     (older / "offsets/2").write_text(BEFORE)
