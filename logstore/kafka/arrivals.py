@@ -2,8 +2,8 @@
 short.
 
 A frame that is announced holds nothing. Invariants:
-* What the frames of one budget hold together stays below its limit, but for one frame: the oldest that is still
-  coming may always go on, so that some frame always gets whole.
+* What the frames of one budget hold together stays below its limit, but for one frame: the oldest may always go on, so
+  that some frame always gets whole; but none goes beyond the limit while a whole one waits to be worked on.
 * When a byte more does not fit, frames whose latest PIECE_BYTES took SLOW_PIECE_S or longer are given up, the slowest
   first, until an eighth of the limit is free beside it. Who sends faster never waits for who sends slower.
 * A frame that waits here is not slow: its client cannot send.
@@ -48,6 +48,7 @@ class ArrivalBudget:
         self._limit_bytes = limit_bytes
         self._arrivals: dict[Arrival, None] = {}
         self._freed: trio.Event | None = None
+        self._whole = 0
         self.used_bytes = 0
         self.given_up = 0
         """Frames that gave way so far."""
@@ -62,14 +63,13 @@ class ArrivalBudget:
         """A frame is whole and counted elsewhere, or will not come."""
         if arrival in self._arrivals:
             del self._arrivals[arrival]
+            self._whole -= arrival.is_whole
             self._give(arrival, arrival.held_bytes)
 
     def hold_whole(self, arrival: Arrival) -> None:
         """A frame is whole, and held until there is room to work on it."""
         arrival.is_waiting = arrival.is_whole = True
-        if self._freed is not None:  # another is the oldest now
-            self._freed.set()
-            self._freed = None
+        self._whole += 1
 
     def take_nowait(self, arrival: Arrival, size: int) -> bool:
         """Count bytes that are about to be received, if there is room."""
@@ -104,7 +104,7 @@ class ArrivalBudget:
             self._freed = None
 
     def _is_first(self, arrival: Arrival) -> bool:
-        return next((other for other in self._arrivals if not other.is_whole), None) is arrival
+        return not self._whole and next(iter(self._arrivals), None) is arrival
 
     def _give_up_slow(self, size: int) -> None:
         """Make room for `size` bytes, and some for whoever comes next."""

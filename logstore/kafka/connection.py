@@ -15,8 +15,8 @@ Invariants:
 
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -38,9 +38,12 @@ LINGER_S = 1.0
 """How long a client may go on sending after our last answer; closing earlier could destroy that answer on its way."""
 SLOT_BYTES = 2048
 """What a request counts beside its bytes: its place in line and its answer."""
-WAITING_KEYS = frozenset((fetch.KEY, 11, 14))
-"""Fetch, JoinGroup, SyncGroup: they may wait for long, and are bounded by what they wait for."""
-
+GROUP_KEYS = frozenset((11, 14))
+"""JoinGroup, SyncGroup: they wait for the other members."""
+MAX_WAITING_BYTES = 64 << 20
+"""Of them, over all connections: twice what the members of all groups may be. Who comes beyond it is closed."""
+WAITING_KEYS = GROUP_KEYS | {fetch.KEY}
+"""They may wait for long, and do not stand in the way of others; fetches have a bound of their own."""
 LONG_ANSWER_KEYS = frozenset((3, 9, 15, 32, 35, 75))
 """Metadata, OffsetFetch, DescribeGroups, DescribeConfigs, DescribeLogDirs, DescribeTopicPartitions: short questions,
 long answers."""
@@ -78,6 +81,7 @@ class Connection:
         self._handlers = handlers
         self._caller = caller
         self._requests = arrivals.requests
+        self._waiting = arrivals.waiting
         self._answers = answers
         self._unsent_answers = answers.unsent
         self._on_request = on_request
@@ -201,8 +205,7 @@ class Connection:
 
     async def _wait_for_room(self) -> None:
         """Read nothing more until there is room for it."""
-        self._frames.pause()
-        self._front.engine.kick()
+        self._let_others_run()
         await self._wait_unsent(self._front.settings.connection_in_flight_bytes)
         await self._requests.wait_room()
 
@@ -227,13 +230,20 @@ class Connection:
 
     async def _append(self, request: produce.ProduceRequest, frame_bytes: int, answer: produce.Answer) -> None:
         if produce.needs_check_apart(self._front, request):
+            self._let_others_run()
             request = await produce.check_apart(self._front, request)
         if request.partitions <= STEPS:
             produce.start(self._front, request, frame_bytes, answer)
         else:
+            self._let_others_run()
             pace = Pace()
             for _ in produce.steps(self._front, request, frame_bytes, answer):
                 await pace.step()
+
+    def _let_others_run(self) -> None:
+        """A request takes long to append: its client cannot be late meanwhile, and what is appended is written."""
+        self._frames.pause()
+        self._front.engine.kick()
 
     async def _answer(self, request: memoryview, header: codec.RequestHeader, slot: _Slot) -> list[Buffer]:
         """The body of the answer to any request but Produce."""
@@ -250,7 +260,8 @@ class Connection:
                 decoded = await fetch.decode_large(request, at, header.version)
                 body, self._answer_bytes = await fetch.handle(self._front, decoded, self._answers)
                 return body
-            return await self._answer_decoded(request, header, slot)
+            with self._counted_waiting(len(request)) if header.api_key in GROUP_KEYS else nullcontext():
+                return await self._answer_decoded(request, header, slot)
         except (MalformedRequest, ClosedError):
             raise
         except (CairnError, OSError) as error:
@@ -285,6 +296,17 @@ class Connection:
         self._unsent_bytes += slot.size_bytes
         if slot.is_shared:
             self._requests.take(slot.size_bytes)
+
+    @contextmanager
+    def _counted_waiting(self, size: int) -> Iterator[None]:
+        """Around a request that may wait for a group and keeps its frame meanwhile."""
+        if not self._waiting.has_room:
+            raise ClosedError("requests that wait for their groups hold too much memory")
+        self._waiting.take(size)
+        try:
+            yield
+        finally:
+            self._waiting.give(size)
 
     def _drop(self, slot: _Slot) -> None:
         """The last request gets no answer; those in front of it still do."""

@@ -30,6 +30,8 @@ MAX_RESPONSE_BYTES = 16 << 20
 """Whatever a client asks for: bounds what one connection holds in memory."""
 MAX_WAITING_PARTITIONS = 200_000
 """Partitions that fetches of all clients wait for, at some hundred bytes each; further fetches are answered at once."""
+WAITING_PART_BYTES = 100
+"""A fetch of long names counts as a partition for each of these bytes: it keeps its frame while it waits."""
 _SESSION_NOT_FOUND = 70
 _INVALID_SESSION_EPOCH = 71
 _FENCED_LEADER_EPOCH, _UNKNOWN_LEADER_EPOCH = 74, 75
@@ -54,7 +56,8 @@ class FetchRequest(NamedTuple):
     session_id: int
     session_epoch: int
     topics: list[tuple[str, list[FetchPartition]]]
-    partitions: int
+    weight: int
+    """What it counts while it waits, in partitions."""
 
 
 class _Answer(NamedTuple):
@@ -94,7 +97,8 @@ def decode(frame: memoryview, at: int, version: int) -> FetchRequest:
         topics.append((name, partitions))
     if len({(name, part.partition) for name, parts in topics for part in parts}) < total:
         raise MalformedRequest("a fetch names a partition twice")
-    return FetchRequest(version, max_wait_ms, min_bytes, max_bytes, session_id, session_epoch, topics, total)
+    weight = max(total, len(frame) // WAITING_PART_BYTES)
+    return FetchRequest(version, max_wait_ms, min_bytes, max_bytes, session_id, session_epoch, topics, weight)
 
 
 async def decode_large(frame: memoryview, at: int, version: int) -> FetchRequest:
@@ -120,13 +124,13 @@ async def handle(front: Front, request: FetchRequest, answers: AnswerBudget) -> 
     if request.session_epoch > 0:
         return await _encode(request.version, _INVALID_SESSION_EPOCH, []), 0
     deadline = trio.current_time()
-    if not answers.begin_wait(request.partitions, MAX_WAITING_PARTITIONS):
+    if not answers.begin_wait(request.weight, MAX_WAITING_PARTITIONS):
         return await _answer(front, request, answers, deadline)
     try:
         deadline += min(max(0, request.max_wait_ms), MAX_WAIT_MS) / 1000
         return await _answer(front, request, answers, deadline)
     finally:
-        answers.end_wait(request.partitions)
+        answers.end_wait(request.weight)
 
 
 async def _answer(
@@ -137,12 +141,12 @@ async def _answer(
         changed = trio.Event()
         streams = _streams(front, request)
         pace = Pace()
-        for stream in streams:
-            stream.add_waiter(changed.set)
-            await pace.step()
-        room = answers.take(min(max(0, request.max_bytes), MAX_RESPONSE_BYTES))
-        kept = 0
+        room = kept = 0
         try:
+            for stream in streams:
+                stream.add_waiter(changed.set)
+                await pace.step()
+            room = answers.take(min(max(0, request.max_bytes), MAX_RESPONSE_BYTES))
             topics, size, is_final = await _collect(front, request, room)
             # What was granted is all there will be: with min_bytes above it, waiting would be in vain.
             if is_final or size >= min(request.min_bytes, room) or trio.current_time() >= deadline:

@@ -52,14 +52,15 @@ class ClosedError(CairnError):
 
 
 class Arrivals(NamedTuple):
-    """What all connections of a server share on the way in: the budgets of ordinary frames, of long frames and of whole
-    requests; and SMALL_BYTES where what is received lands first, to be copied out before anybody else runs, so that
-    idle connections hold no buffer.
+    """What all connections of a server share on the way in: the budgets of ordinary frames, of long frames, of whole
+    requests, and of those that wait for their groups; and SMALL_BYTES where what is received lands first, to be copied
+    out before anybody else runs, so that idle connections hold no buffer.
     """
 
     ordinary: ArrivalBudget
     long: ArrivalBudget
     requests: RequestBudget
+    waiting: RequestBudget
     scratch: memoryview
 
 
@@ -204,6 +205,7 @@ class FrameReader:
             await budget.take(arrival, size)
             waited_s = trio.current_time() - waited_from_s
             self._frame_deadline_s += waited_s
+            self._handshake_deadline_s += waited_s
             self._scope.deadline = deadline_s + waited_s
 
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from logstore.errors import CairnError, InvalidRecord, InvalidTimestamp, MalformedRequest
+from logstore.errors import CairnError, InvalidRecord, MalformedRequest
 from logstore.interfaces import Buffer
 from logstore.kafka.dispatch import Front
 from logstore.kafka.errors import error_code
 from logstore.kafka.framing import Reader, Writer
 from logstore.kafka.pace import Walkers
-from logstore.log.admission import check_times_apart, takes_long_to_check
+from logstore.log.admission import check_produced, takes_long_to_check
 from logstore.log.stream_state import AppendResult, AppendTicket
 from logstore.log.topics import MAX_PARTITIONS, NO_LIMIT_MS, TopicConfig
 
@@ -139,12 +139,9 @@ async def check_apart(front: Front, request: ProduceRequest) -> ProduceRequest:
     topics: list[tuple[str, list[PartitionData]]] = []
     for name, partitions in request.topics:
         topic = front.engine.store.topics.get(name)
-        if topic is None or all(
-            data.records is None or not takes_long_to_check(data.records, topic.config) for data in partitions
-        ):
-            topics.append((name, partitions))
-            continue
-        topics.append((name, [await _checked_apart(name, topic.config, data, now_ms) for data in partitions]))
+        if topic is not None:
+            partitions = [await _checked_apart(name, topic.config, data, now_ms) for data in partitions]
+        topics.append((name, partitions))
     return request._replace(topics=topics)
 
 
@@ -152,16 +149,21 @@ async def _checked_apart(topic: str, config: TopicConfig, data: PartitionData, n
     if data.records is None or not takes_long_to_check(data.records, config):
         return data
     try:
-        await Walkers.run(partial(check_times_apart, data.records, f"{topic}-{data.partition}", config, now_ms))
-    except InvalidTimestamp as error:
+        await Walkers.run(partial(check_produced, data.records, f"{topic}-{data.partition}", config, now_ms))
+    except CairnError as error:
         return data._replace(problem=error)
     return data._replace(are_times_checked=True)
 
 
 def needs_check_apart(front: Front, request: ProduceRequest) -> bool:
-    """Whether any of its topics looks at records' times at all."""
-    topics = (front.engine.store.topics.get(name) for name, _ in request.topics)
-    return any(topic is not None and topic.config.timestamp_before_max_ms != NO_LIMIT_MS for topic in topics)
+    """Whether any of its batches takes long to check; none does in topics that do not look at records' times."""
+    for name, partitions in request.topics:
+        topic = front.engine.store.topics.get(name)
+        if topic is not None and topic.config.timestamp_before_max_ms != NO_LIMIT_MS:
+            batches = (data.records for data in partitions if data.records is not None)
+            if any(takes_long_to_check(records, topic.config) for records in batches):
+                return True
+    return False
 
 
 def start(front: Front, request: ProduceRequest, frame_bytes: int, answer: Answer) -> None:

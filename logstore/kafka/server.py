@@ -12,7 +12,7 @@ import trio
 
 from logstore.kafka.arrivals import ArrivalBudget
 from logstore.kafka.budgets import AnswerBudget, RequestBudget
-from logstore.kafka.connection import Connection
+from logstore.kafka.connection import MAX_WAITING_BYTES, Connection
 from logstore.kafka.dispatch import Caller, Front, Handlers
 from logstore.kafka.frames import SMALL_BYTES, Arrivals
 from logstore.kafka.link import Link
@@ -45,6 +45,7 @@ class KafkaServer:
             ArrivalBudget(settings.total_in_flight_bytes // 2),
             ArrivalBudget(settings.total_in_flight_bytes // 2),
             self._requests,
+            RequestBudget(MAX_WAITING_BYTES),
             memoryview(bytearray(SMALL_BYTES)),
         )
         self._answers = AnswerBudget(settings.total_answer_bytes)

@@ -24,7 +24,7 @@ def check_produced(
     records: Buffer, stream: str, config: TopicConfig, now_ms: int, *, are_times_checked: bool = False
 ) -> BatchHeader:
     """The header of the one batch in `records`, which a client wants appended to `stream`. `are_times_checked`: its
-    records' times need no look (`check_times_apart` had one).
+    records' times need no look (they had one, on a thread).
 
     Raises CorruptBatch, UnsupportedBatchFormat, InvalidRecord, MessageTooLarge or InvalidTimestamp.
     """
@@ -57,11 +57,6 @@ def takes_long_to_check(records: Buffer, config: TopicConfig) -> bool:
     except (CorruptBatch, UnsupportedBatchFormat):
         return False
     return bool(header.compression) or header.record_count > FEW_RECORDS
-
-
-def check_times_apart(records: Buffer, stream: str, config: TopicConfig, now_ms: int) -> None:
-    """As `check_times`, of a batch that is not checked otherwise yet; for a thread. Raises InvalidTimestamp."""
-    check_times(memoryview(records), parse_header(records), stream, config, now_ms)
 
 
 def check_times(batch: memoryview, header: BatchHeader, stream: str, config: TopicConfig, now_ms: int) -> None:

@@ -6,11 +6,13 @@ The promise is counted: how often another task runs while one request is decoded
 import struct
 import uuid
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from kio.schema.errors import ErrorCode
 
 from logstore.disk.clock import SystemClock
@@ -19,7 +21,7 @@ from logstore.format.batch import HEADER, HEADER_BYTES, parse_header
 from logstore.format.private import DESCRIBE, MAX_FIELDS_VALUES, decode_request
 from logstore.kafka import codec, fetch, produce
 from logstore.kafka.guard import MAX_ELEMENTS, most_elements
-from logstore.kafka.pace import STEPS
+from logstore.kafka.pace import STEPS, _Limiters
 from logstore.log.topics import MAX_PARTITIONS
 from tests.kafka.front_driver import (
     NOW_MS,
@@ -34,9 +36,11 @@ from tests.kafka.front_driver import (
 )
 from tests.kafka.node import CALLER, Node, running
 from tests.kafka.wire_client import encode
-from tests.support.compressed import CODECS, with_body
+from tests.support.compressed import CODECS, compressed, with_body
+from tests.support.limits import PATIENCE_S
 
 MANY = 20_000
+MONTH_MS = 30 * 86_400_000
 FEWEST_SERVED = 3
 """Requests of another client, while a million records are looked at."""
 FEWEST_TURNS = MANY // STEPS // 4
@@ -191,6 +195,48 @@ async def test_others_are_served_while_records_times_are_looked_at(tmp_path: Pat
         outcomes = [answer.responses[0].partition_responses[0] for answer in answers]
         assert outcomes[0].error_code is (ErrorCode.invalid_timestamp if behind_ms else ErrorCode.none)
         assert outcomes[1].base_offset == (0 if behind_ms else count)
+
+
+async def test_a_client_is_not_late_while_its_batch_is_looked_at(
+    tmp_path: Path, mock_clock: trio.testing.MockClock
+) -> None:
+    """While a batch waits for a thread that looks at its records' times, what its client sent before is written, and
+    the client's own deadlines stand still.
+    """
+    mock_clock.rate = 1
+    late = bytes(compressed(batch(3), "zstd"))
+    async with serving(tmp_path) as server, await server.connect() as peer:
+        await server.engine.wait(
+            server.engine.store.create_topic("late", 1, {"message.timestamp.before.max.ms": str(MONTH_MS)})
+        )
+        walkers = _Limiters.current().walkers
+        async with AsyncExitStack() as stack:
+            for _ in range(int(walkers.total_tokens)):
+                await walkers.acquire_on_behalf_of(owner := object())
+                stack.callback(walkers.release_on_behalf_of, owner)
+            await peer.send(produce_frame([batch()]), produce_frame([late], topic="late", correlation_id=8))
+            with trio.fail_after(PATIENCE_S):
+                while server.stream.high_watermark == 0:  # noqa: ASYNC110  (the server's own state, seen from outside)
+                    await trio.sleep(0.001)
+            assert walkers.statistics().tasks_waiting == 1
+            mock_clock.jump(600)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+        assert (await peer.answer())[0] == 7
+        assert (await peer.answer())[0] == 8
+        assert not server.reported("connection closed")
+
+
+@pytest.mark.parametrize(("limit", "error"), [(1 << 20, ErrorCode.corrupt_message), (100, ErrorCode.message_too_large)])
+async def test_what_is_damaged_is_not_called_late(tmp_path: Path, limit: int, error: ErrorCode) -> None:
+    """A batch whose records' times are looked at apart is refused for what is wrong with it, as any other: a client
+    sends a damaged one again, but not one that is too old.
+    """
+    damaged = compressed(batch(300), "zstd")
+    damaged[-1] ^= 1
+    settings = {"message.timestamp.before.max.ms": str(MONTH_MS), "max.message.bytes": str(limit)}
+    async with serving(tmp_path) as server, await server.connect() as peer:
+        await server.engine.wait(server.engine.store.create_topic("late", 1, settings))
+        assert (await peer.produce(bytes(damaged), topic="late")).error_code is error
 
 
 def test_a_body_of_many_values_is_refused() -> None:

@@ -7,30 +7,36 @@ The promise is stated by counts and bytes, not by the clock: healthy requests ar
 import struct
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 import trio.lowlevel
 import trio.testing
 from kio.schema.errors import ErrorCode
+from kio.static.protocol import ResponsePayload
 
 from logstore.kafka import codec, fetch
 from logstore.kafka.arrivals import PIECE_BYTES, SLOW_PIECE_S, Arrival, ArrivalBudget
-from logstore.kafka.dispatch import FrontSettings
+from logstore.kafka.dispatch import Api, Caller, FrontSettings
 from logstore.kafka.frames import CONTROL_FRAME_BYTES, SMALL_BYTES
 from logstore.kafka.pace import STEPS
 from logstore.kafka.places import Places, address_group
+from logstore.kafka.wire import respond
 from logstore.log.store import StoreSettings
 from logstore.log.topics import TopicConfig
 from tests.kafka.front_driver import (
     FETCH,
     METADATA,
     PRODUCE,
+    TOPIC,
     Peer,
     Server,
     batch,
     fetch_frame,
+    kio_frame,
     produce_frame,
     serving,
 )
@@ -165,6 +171,57 @@ async def test_the_oldest_frame_always_goes_on(autojump_clock: trio.testing.Mock
     assert budget.used_bytes == 0
 
 
+async def test_while_a_whole_frame_waits_none_exceeds_the_limit(autojump_clock: trio.testing.MockClock) -> None:
+    """With the disk held, whole frames fill the budget: frames behind them wait for room, the oldest of them too, and
+    go on when there is some.
+    """
+    limit = 8 * PIECE_BYTES
+    budget = ArrivalBudget(limit)
+    whole = budget.begin(lambda: pytest.fail("given up"))
+    assert budget.take_nowait(whole, limit)
+    budget.hold_whole(whole)
+
+    async def come() -> None:
+        arrival = budget.begin(lambda: pytest.fail("given up"))
+        for _ in range(4):
+            await budget.take(arrival, PIECE_BYTES)
+        budget.hold_whole(arrival)
+        await disk.wait()
+        budget.end(arrival)
+
+    disk = trio.Event()
+    async with trio.open_nursery() as nursery:
+        for _ in range(10):
+            nursery.start_soon(come)
+        await trio.sleep(10 * SLOW_PIECE_S)
+        assert budget.used_bytes == limit
+        budget.end(whole)
+        await trio.sleep(10 * SLOW_PIECE_S)
+        assert budget.used_bytes == limit
+        disk.set()
+    assert budget.used_bytes == 0
+
+
+async def test_waiting_for_memory_does_not_make_a_first_frame_late(
+    tmp_path: Path, mock_clock: trio.testing.MockClock
+) -> None:
+    """A new client's first frame is long, and memory for it is short until `handshake-s` is over: it may go on then."""
+    mock_clock.rate = 1
+    async with serving(tmp_path, FrontSettings(handshake_s=10)) as server, await server.connect() as peer:
+        budget = server.kafka._arrivals.ordinary
+        older = budget.begin(lambda: pytest.fail("given up"))
+        assert budget.take_nowait(older, server.kafka._front.settings.total_in_flight_bytes // 2)
+        older.is_waiting = True
+        frame = produce_frame([batch(1, 500_000)])
+        await peer.send(frame[:100_000])
+        await wait_until(lambda: any(arrival.is_waiting for arrival in budget._arrivals if arrival is not older))
+        mock_clock.jump(15)
+        budget.end(older)
+        await wait_until(lambda: budget.used_bytes > 99_000)
+        await peer.send(frame[100_000:])
+        await peer.answer()
+
+
 async def test_the_slowest_gives_way_first(autojump_clock: trio.testing.MockClock) -> None:
     """When a byte does not fit, the frame whose latest piece began first goes, and only as many as must; one that
     waits for us is not slow.
@@ -215,6 +272,60 @@ async def test_fetches_that_wait_hold_up_nobody(tmp_path: Path) -> None:
         await connect_many(server, stack, 60, waiting)
         await wait_until(lambda: len(server.stream._waiters) == 60)
         await assert_served(server, 2)
+
+
+async def test_fetches_of_long_names_do_not_wait_beside_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fetch that waits keeps its frame, also if it names topics without a partition: beyond a bound one is answered
+    at once.
+    """
+    first = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1000, "current_leader_epoch": -1}
+    names = [{"topic": f"{number}-{'n' * 200}", "partitions": []} for number in range(100)]
+    frame = fetch_frame(topics=[{"topic": TOPIC, "partitions": [first]}, *names], max_wait_ms=60_000)
+    monkeypatch.setattr(fetch, "MAX_WAITING_PARTITIONS", 3 * len(frame) // fetch.WAITING_PART_BYTES)
+    async with serving(tmp_path) as server, AsyncExitStack() as stack:
+        await connect_many(server, stack, 3, frame)
+        await wait_until(lambda: len(server.stream._waiters) == 3)
+        async with await server.connect() as one_more:
+            await one_more.ask(frame)
+        assert len(server.stream._waiters) == 3
+
+
+async def test_requests_that_wait_for_a_group_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What JoinGroup and SyncGroup keep while they wait is counted over all connections: who comes beyond the bound is
+    closed; when some are answered, there is room again.
+    """
+    gate, joined = trio.Event(), 0
+
+    async def join(request: Any, _: Caller) -> ResponsePayload:
+        nonlocal joined
+        joined += 1
+        await gate.wait()
+        return await respond(request, {"error_code": ErrorCode.none, "generation_id": 1, "members": []})
+
+    values = {
+        "group_id": "g",
+        "session_timeout": timedelta(seconds=10),
+        "rebalance_timeout": timedelta(seconds=60),
+        "member_id": "",
+        "protocol_type": "consumer",
+        "protocols": [{"name": "range", "metadata": bytes(100_000)}],
+    }
+    frame = kio_frame(11, 2, values)
+    monkeypatch.setattr("logstore.kafka.server.MAX_WAITING_BYTES", MIB)
+    most = MIB // len(frame) + 1
+    async with serving(tmp_path, apis=[Api(11, 2, 2, join)]) as server, AsyncExitStack() as stack:
+        peers = await connect_many(server, stack, most, frame)
+        await wait_until(lambda: joined == most)
+        async with await server.connect() as one_more:
+            await one_more.send(frame)
+            assert await one_more.ended()
+        assert "wait for their groups" in str(server.reported("connection closed")[0]["why"])
+        gate.set()
+        for peer in peers:
+            await peer.answer()
+        async with await server.connect() as next_one:
+            await next_one.ask(frame)
+        assert server.kafka._arrivals.waiting.used_bytes == 0
 
 
 # ---- places
@@ -298,8 +409,8 @@ async def test_a_produce_request_that_is_broken_off_gives_its_bytes_back(tmp_pat
 
 
 async def test_a_fetch_that_is_broken_off_gives_its_bytes_back(tmp_path: Path) -> None:
-    """Wherever it is then, while it reads or while its answer is encoded: what it took of the answers of all is given
-    back.
+    """Wherever it is then, while it begins to listen, reads, or its answer is encoded: what it took of the answers of
+    all is given back, and no stream will wake it.
     """
     partitions = 10 * STEPS
     async with serving(tmp_path, partitions=partitions) as server:
@@ -314,6 +425,8 @@ async def test_a_fetch_that_is_broken_off_gives_its_bytes_back(tmp_path: Path) -
             size = await fetched(server, request, turns)
             answers.give(size or 0)
             assert answers.free_bytes == free_bytes, f"broken off after {turns} turns"
+            streams = server.engine.store.topics[TOPIC].partitions
+            assert not any(stream._waiters for stream in streams), f"broken off after {turns} turns"
             if size is not None:
                 break
             broken_off += 1
