@@ -89,6 +89,9 @@ class Planned:
         texts = {name: value.get(name, "") for name in ("start", "end", "files", "version", "metadata")}
         if not _are_texts(list(texts.values())):
             raise CorruptBatch(f"planned input: fields {str(texts)[:160]} are not text")
+        metadata = _value(texts["metadata"])
+        if not isinstance(metadata, dict) or not isinstance(metadata.get("batchWatermarkMs", 0), int):
+            raise CorruptBatch(f"planned input: field metadata is {texts['metadata'][:80]!r}")
         return cls(batch=batch, offsets=None if offsets is None else tuple(offsets), notes=notes, **texts)
 
     def offsets_text(self, settings: object) -> str:

@@ -122,6 +122,15 @@ def test_a_note_leads_nowhere_but_to_a_sources_first_file(name: str) -> None:
     assert planned_of(3, TEXT, BEFORE, notes={name: "text", "1/0": "kept"}).notes == {"1/0": "kept"}
 
 
+@pytest.mark.parametrize(
+    "text", ["", "no JSON", "[1]", '{"batchWatermarkMs":', '{"batchWatermarkMs":"soon"}', "[" * 10**5]
+)
+def test_metadata_that_spark_did_not_write_is_named(text: str) -> None:
+    """The files that `rebuild` makes are made of it."""
+    with pytest.raises(CorruptBatch, match="field metadata"):
+        Planned.from_fields({**PLANNED.to_fields(), "metadata": text})
+
+
 def test_a_checkpoint_is_made_of_what_was_noted(tmp_path: Path) -> None:
     """Files as Spark writes them; the settings are those of the newest file of offsets that is left."""
     rebuild(tmp_path / "empty", "q", PLANNED)
