@@ -495,17 +495,17 @@ def decode_fields(body: Buffer) -> tuple[dict[str, object], memoryview]:
     end = _LENGTH.size + length
     if not 0 <= length <= MAX_FIELDS_BYTES or end > len(view):
         raise MalformedRequest(f"{length} bytes of JSON do not fit into a body of {len(view)} bytes")
-    return parse_object(view[_LENGTH.size : end]), view[end:]
+    encoded = bytes(view[_LENGTH.size : end])
+    # Each value but the first stands behind a comma, or opens an object or an array.
+    if encoded.count(b",") + encoded.count(b"{") + encoded.count(b"[") > MAX_FIELDS_VALUES:
+        raise MalformedRequest(f"more than {MAX_FIELDS_VALUES} values in {length} bytes of JSON")
+    return parse_object(encoded), view[end:]
 
 
 def parse_object(encoded: Buffer) -> dict[str, object]:
     """A JSON object from its UTF-8 bytes. MalformedRequest."""
-    plain = bytes(encoded)
-    # Each value but the first stands behind a comma, or opens an object or an array.
-    if plain.count(b",") + plain.count(b"{") + plain.count(b"[") > MAX_FIELDS_VALUES:
-        raise MalformedRequest(f"more than {MAX_FIELDS_VALUES} values in {len(plain)} bytes of JSON")
     try:
-        value = json.loads(plain)
+        value = json.loads(bytes(encoded))
     except (ValueError, RecursionError) as error:
         raise MalformedRequest(f"not JSON: {error}") from None
     return _object(value, "the body")

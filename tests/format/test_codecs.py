@@ -52,8 +52,10 @@ from logstore.format.index import (
     encode_block,
 )
 from logstore.format.journal import KIND_CHANGES, KIND_SNAPSHOT, Frame, encode_frame, scan_frames
+from logstore.format.private import MAX_FIELDS_VALUES, TaskOutput
 from logstore.format.records import Record, decode_batch, encode_batch, iterate_times
 from logstore.format.snapshot import ProducerBatch, ProducerEntry, Snapshot, decode_snapshots, encode_snapshot
+from logstore.log.decisions import Decision, Target, decode_decision, encode_decision
 
 RECORDS = [
     Record(0, 1_700_000_000_000, b"key", b"value", (("h", b"x"), ("empty", None))),
@@ -450,3 +452,12 @@ def test_times_of_appends_are_the_header_s() -> None:
     header = header._replace(attributes=header.attributes | TIMESTAMP_TYPE_BIT, max_timestamp=77)
     expected = [(41 + number, 77) for number in range(len(RECORDS))]
     assert list(iterate_times(memoryview(batch)[HEADER_BYTES:], header)) == expected
+
+
+def test_a_decision_of_as_many_values_as_a_request_may_have_is_read_again() -> None:
+    """The ledger's form of a decision has more values than the request that it came with, and a query's positions may
+    hold commas: what was accepted and stored is read, however many values that makes.
+    """
+    targets = tuple(Target("topic", "id", number, 0) for number in range(MAX_FIELDS_VALUES // 4))
+    decision = Decision("query", "run", 1, 1, "," * MAX_FIELDS_VALUES, (TaskOutput(0, "a", 1),), targets)
+    assert decode_decision("query", encode_decision(decision)) == decision
