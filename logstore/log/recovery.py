@@ -18,7 +18,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from logstore.errors import CorruptBatch, CorruptFile, UnsupportedBatchFormat
-from logstore.format.batch import HEADER, HEADER_BYTES, MAGIC_OFFSET, BatchHeader, check_batch, parse_header
+from logstore.format.batch import (
+    HEADER,
+    HEADER_BYTES,
+    LEADER_EPOCH,
+    MAGIC_OFFSET,
+    BatchHeader,
+    check_batch,
+    parse_header,
+)
 from logstore.format.control import BEGIN_TYPE, END_TYPE, known_type
 from logstore.format.index import BLOCK, UNKNOWN_TIME, IndexBlock, IndexEntry, decode_blocks, decode_seal, encode_block
 from logstore.format.snapshot import decode_snapshots
@@ -331,6 +339,10 @@ def _batch_at(
     """The header of the intact batch at `position`, of which `data` has the beginning; None if there is none."""
     try:
         header = parse_header(data)
+        # Whatever stands in records may look like a header; few of them are worth a read. How far ahead its offset is
+        # says nothing: compressed, a batch may have more records than bytes.
+        if header.partition_leader_epoch != LEADER_EPOCH or header.last_offset_delta < 0:
+            return None
         if header.base_offset <= after_offset or header.size_bytes > min(end - position, MAX_APPEND_BYTES):
             return None
         whole = data if header.size_bytes <= len(data) else memoryview(fs.read(path, position, header.size_bytes))
