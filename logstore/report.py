@@ -2,10 +2,11 @@
 
 Invariants:
 * Every line has time, level and event; values that need it are quoted.
-* Of lines that say the same again within REPEAT_S seconds the first is written and the others are counted: clients
-  cannot fill the disk with the log. Lines about a client are the same if event and address are; other lines, if all of
-  their fields are. The count follows as `repeated`, in the next such line or when `flush` is called.
-* What is remembered of former lines is bounded (REMEMBERED).
+* Of lines that say the same again within REPEAT_S seconds the first is written and the others are counted. Lines about
+  a client are the same if event and address are; other lines, if all of their fields are. The count follows as
+  `repeated`, in the next such line or when `flush` is called.
+* What is remembered of former lines is bounded (REMEMBERED). Beyond that no line is written of what clients can cause
+  (CAUSED_BY_CLIENTS, and lines about a client): they cannot fill the disk with the log.
 * A line that cannot be written is lost, never an error.
 """
 
@@ -49,11 +50,25 @@ WARNINGS = frozenset(
     }
 )
 """Events an operator should look at."""
+CAUSED_BY_CLIENTS = frozenset(
+    {
+        "group rebalanced",
+        "look-up failed",
+        "look-up inexact",
+        "read failed",
+        "topic altered",
+        "topic created",
+        "topic deleted",
+        "topic grown",
+        "trimmed",
+    }
+)
+"""Events that a client can cause as often as it likes, with other fields each time; but that tell of no client."""
 
 REPEAT_S = 5.0
 """A line that says the same again within this time is counted, not written."""
 REMEMBERED = 1000
-"""Lines that repeats are recognised of. Of more addresses at a time than this, no line is written."""
+"""Lines that repeats are recognised of. Of what clients cause, no more than this are written at a time."""
 KEY_CHARACTERS = 1000
 """What is compared of a line without an address: an error's message may be long."""
 
@@ -80,7 +95,7 @@ class Reporter:
             said.left_out, said.fields = said.left_out + 1, fields
             return
         if said is None and not self._may_remember(now_s):
-            if "client" not in fields:
+            if "client" not in fields and event not in CAUSED_BY_CLIENTS:
                 self._write(event, level, fields, 0)
             return
         self._write(event, level, fields, 0 if said is None else said.left_out)

@@ -5,7 +5,9 @@ import json
 from datetime import timedelta
 from pathlib import Path
 
-from logstore.report import REMEMBERED, REPEAT_S, Reporter
+import pytest
+
+from logstore.report import CAUSED_BY_CLIENTS, REMEMBERED, REPEAT_S, Reporter
 from tests.kafka.wire_client import WireClient
 from tests.support.sidecar import Sidecar
 
@@ -100,6 +102,21 @@ def test_more_addresses_than_can_be_remembered_write_no_more_lines() -> None:
     clock.now_s += REPEAT_S
     report("connection closed", {"client": "10.0.0.1", "why": "nonsense"})
     assert json.loads(target.getvalue().splitlines()[-1])["client"] == "10.0.0.1"
+
+
+@pytest.mark.parametrize("event", sorted(CAUSED_BY_CLIENTS))
+def test_what_clients_cause_is_bounded_whatever_it_says(event: str) -> None:
+    """A client that makes topics, rebalances groups or reads what is damaged, each time with other fields, gets no more
+    lines than can be remembered; what the sidecar says by itself is still written.
+    """
+    target, clock = io.StringIO(), Clock()
+    report = Reporter(clock, as_json=True, target=target)
+    for number in range(3 * REMEMBERED):
+        report(event, {"topic": f"topic-{number}"})
+    report("durable data damaged", {"path": "x"})
+    lines = [json.loads(line) for line in target.getvalue().splitlines()]
+    assert len(lines) == REMEMBERED + 1
+    assert lines[-1]["event"] == "durable data damaged"
 
 
 def test_lines_below_the_level_are_left_out() -> None:
