@@ -171,6 +171,83 @@ async def test_the_oldest_frame_always_goes_on(autojump_clock: trio.testing.Mock
     assert budget.used_bytes == 0
 
 
+class Steps(trio.abc.Instrument):
+    """Counts the steps of all tasks."""
+
+    count = 0
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        """One more."""
+        self.count += 1
+
+
+async def test_few_of_those_who_wait_wake_up(autojump_clock: trio.testing.MockClock) -> None:
+    """While a thousand frames wait for room, time that passes and pieces that are freed wake a few of them, not all;
+    when there is room for them, all go on, none left behind.
+    """
+    waiting, rounds = 1_000, 20
+    limit = 64 * PIECE_BYTES
+    budget = ArrivalBudget(limit)
+    oldest = budget.begin(lambda: pytest.fail("given up"))
+    assert budget.take_nowait(oldest, limit)
+    oldest.is_waiting = True
+    served: list[int] = []
+
+    async def come(number: int, size: int) -> None:
+        arrival = budget.begin(lambda: pytest.fail("given up"))
+        await budget.take(arrival, size)
+        served.append(number)
+        budget.end(arrival)
+
+    steps = Steps()
+    async with trio.open_nursery() as nursery:
+        for number in range(waiting):
+            nursery.start_soon(come, number, 4 * PIECE_BYTES)
+        await trio.testing.wait_all_tasks_blocked()
+        trio.lowlevel.add_instrument(steps)
+        for _ in range(rounds):
+            await trio.sleep(SLOW_PIECE_S)
+            budget.give_back(oldest, PIECE_BYTES // rounds)
+        trio.lowlevel.remove_instrument(steps)
+        assert not served
+        assert steps.count < waiting
+        budget.end(oldest)
+    assert sorted(served) == list(range(waiting))
+    assert budget.used_bytes == 0
+
+
+async def test_who_fits_goes_on_in_front_of_who_does_not(autojump_clock: trio.testing.MockClock) -> None:
+    """A piece that is freed goes to the first of those who wait that it is enough for; who waits for more keeps its
+    place, and an oldest frame that waits goes on when no whole one does.
+    """
+    budget = ArrivalBudget(8 * PIECE_BYTES)
+    whole, oldest, *others = [budget.begin(lambda: pytest.fail("given up")) for _ in range(4)]
+    assert budget.take_nowait(whole, 8 * PIECE_BYTES)
+    budget.hold_whole(whole)
+    order: list[int] = []
+
+    async def take(number: int, arrival: Arrival, pieces: int) -> None:
+        await budget.take(arrival, pieces * PIECE_BYTES)
+        order.append(number)
+
+    async with trio.open_nursery() as nursery:
+        for number, (arrival, pieces) in enumerate(zip((*others, oldest), (4, 1, 9), strict=True)):
+            nursery.start_soon(take, number, arrival, pieces)
+            await trio.testing.wait_all_tasks_blocked()
+        budget.give_back(whole, PIECE_BYTES)
+        await trio.testing.wait_all_tasks_blocked()
+        assert order == [1]
+        budget.give_back(whole, 4 * PIECE_BYTES)
+        await trio.testing.wait_all_tasks_blocked()
+        assert order == [1, 0]
+        budget.end(whole)
+        await trio.testing.wait_all_tasks_blocked()
+        assert order == [1, 0, 2]
+    for arrival in (oldest, *others):
+        budget.end(arrival)
+    assert budget.used_bytes == 0
+
+
 async def test_while_a_whole_frame_waits_none_exceeds_the_limit(autojump_clock: trio.testing.MockClock) -> None:
     """With the disk held, whole frames fill the budget: frames behind them wait for room, the oldest of them too, and
     go on when there is some.
