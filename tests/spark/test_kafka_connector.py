@@ -11,6 +11,8 @@ from pyspark.sql import functions as sf
 from benchmarks.harness.jars import KafkaUnavailable, spark_kafka_jars
 from tests.spark.session import finish
 
+pytestmark = pytest.mark.spark
+
 ROWS = 5000
 
 
