@@ -53,7 +53,8 @@ NOTES = (
         "Peace plans continuously with planner `repaired`, the default, with as many chunks on a link as fill it and "
         "two on a disk (under HDFS one more on a link than fills it, for a chain sends nothing while a file begins and "
         "ends); "
-        "Peace as in the paper (round 1 alone) plans in timesteps that end at 80 %, capacity 2 everywhere."
+        "Peace as in the paper (round 1 alone) plans in timesteps that end at 80 %, capacity 2 everywhere, which the "
+        "paper says of hosts; of the link between the racks it is our reading."
     ),
     "IO is from a writer's first go to its last ack, means over the writers; COMP from the first submission.",
     "busy_cpus counts everything on the machine, own_cpus the hosts' processes without the kernel's work for others.",
