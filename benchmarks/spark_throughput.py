@@ -44,9 +44,8 @@ from pyspark.sql import DataFrame, SparkSession
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.continuous import intervals
-from benchmarks.continuous.intervals import Interval
-from benchmarks.harness import results
+from benchmarks.harness import intervals, results
+from benchmarks.harness.intervals import Interval
 from benchmarks.harness.jars import KafkaUnavailable, spark_kafka_jars
 from benchmarks.harness.report import machine, versions, write_json
 from benchmarks.harness.sidecar import SidecarPeer

@@ -11,9 +11,10 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.continuous import figures, intervals, paper
+from benchmarks.continuous import figures, paper
 from benchmarks.continuous.figures import FULL_SPEED, KINDS, LOADS, NATIVE, PAPER_RATE, POLICY
-from benchmarks.continuous.intervals import Interval
+from benchmarks.harness import intervals
+from benchmarks.harness.intervals import Interval
 from benchmarks.harness.report import Rows
 
 COLOURS = {NATIVE: "#7f7f7f", figures.NET: "#ff7f0e", figures.DISK: "#1f77b4", POLICY: "#2ca02c"}

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.continuous import intervals, paper
-from benchmarks.continuous.intervals import Interval
+from benchmarks.continuous import paper
+from benchmarks.harness import intervals
+from benchmarks.harness.intervals import Interval
 from benchmarks.harness.report import Row, Rows
 
 FAST, SLOW, MANY = "fast windows (1 tuple)", "slow windows (1000 tuples)", "many items (10 tuples)"

@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.continuous import drawing, intervals, paper
+from benchmarks.continuous import drawing, paper
 from benchmarks.continuous.figures import (
     COLD,
     DISK,
@@ -41,6 +41,7 @@ from benchmarks.continuous.figures import (
     target_title,
     throughput_of,
 )
+from benchmarks.harness import intervals
 from benchmarks.harness.report import Goal, Row, Rows, at_least, at_most, print_goals, print_rows, write_json
 
 NAME = "cec"

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from benchmarks.continuous import intervals
+from benchmarks.harness import intervals
 from benchmarks.harness.report import Goal, Rows, at_least, at_most, print_goals, print_rows, write_json
 from benchmarks.scale.cases import LOADS
 

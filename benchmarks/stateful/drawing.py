@@ -13,8 +13,8 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.continuous import intervals
-from benchmarks.continuous.intervals import Interval
+from benchmarks.harness import intervals
+from benchmarks.harness.intervals import Interval
 from benchmarks.harness.report import Row, Rows
 from benchmarks.stateful.engines import CAIRN, ENGINES, ROCKSDB_CHANGELOG, ROCKSDB_PLAIN, TRANSFORM_ROW
 from benchmarks.stateful.figures import COLD, WARM, keys_of, recoveries_of

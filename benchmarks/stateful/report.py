@@ -14,8 +14,8 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.continuous import intervals
-from benchmarks.continuous.intervals import Interval
+from benchmarks.harness import intervals
+from benchmarks.harness.intervals import Interval
 from benchmarks.harness.report import Goal, Rows, at_least, at_most, print_goals, print_rows, write_json
 from benchmarks.stateful import drawing
 from benchmarks.stateful.engines import CAIRN, ENGINES, ROCKSDB_CHANGELOG, ROCKSDB_PLAIN, TRANSFORM_ROW

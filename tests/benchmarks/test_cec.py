@@ -16,10 +16,11 @@ import pytest
 from rich.console import Console
 
 from benchmarks.cec import ENDING_S, FULL, SMOKE, Benchmark, finish
-from benchmarks.continuous import drawing, figures, intervals, items, report
+from benchmarks.continuous import drawing, figures, items, report
 from benchmarks.continuous.baseline import counted, in_turn
 from benchmarks.continuous.items import Source
 from benchmarks.continuous.runs import Ran, Setting, Slice, Timeline, divided, standing
+from benchmarks.harness import intervals
 from benchmarks.harness.process import PeerFailed
 from benchmarks.harness.report import Row, Rows
 from logstore.format.control import encode_control_record

@@ -1,4 +1,4 @@
-"""Means with 95 % confidence intervals: what stands beside each figure of benchmarks/cec.py.
+"""Means with 95 % confidence intervals: what stands beside the figures of benchmarks.
 
 Invariants:
 * A ratio's interval is that of paired samples: both sides of each ratio ran in the same block, one after the other.
