@@ -18,6 +18,7 @@ from logstore.kafka.dispatch import Api, Caller, FrontSettings
 from logstore.kafka.pace import STEPS, WALK_PARTS, Pace, collecting
 from logstore.kafka.wire import respond
 from tests.kafka.front_driver import METADATA, Peer, batch, kio_frame, serving
+from tests.kafka.turns import counted_turns
 from tests.support.limits import PATIENCE_S
 
 MIB = 1 << 20
@@ -135,23 +136,13 @@ async def test_few_long_answers_are_collected_at_a_time() -> None:
 async def test_one_of_many_walks_goes_on_in_each_turn(walks: int) -> None:
     """However many clients ask for much at a time, another one waits for some steps of one of them."""
     steps = 10 * STEPS
-    turns = 0
 
     async def walk() -> None:
         pace = Pace()
         for _ in range(steps):
             await pace.step()
 
-    async def count_turns() -> None:
-        nonlocal turns
-        while True:
-            await trio.lowlevel.checkpoint()
-            turns += 1
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(count_turns)
-        async with trio.open_nursery() as inner:
-            for _ in range(walks):
-                inner.start_soon(walk)
-        nursery.cancel_scope.cancel()
-    assert turns >= walks * steps // STEPS - 1
+    async with counted_turns() as turns, trio.open_nursery() as nursery:
+        for _ in range(walks):
+            nursery.start_soon(walk)
+    assert turns.count >= walks * steps // STEPS - 1

@@ -35,6 +35,7 @@ from tests.kafka.front_driver import (
     serving,
 )
 from tests.kafka.node import CALLER, Node, running
+from tests.kafka.turns import counted_turns
 from tests.kafka.wire_client import encode
 from tests.support.compressed import CODECS, compressed, with_body
 from tests.support.limits import PATIENCE_S
@@ -75,21 +76,11 @@ async def serve_counting(node: Node, key: int, version: int, values: Mapping[str
     """Serve a request as a connection does; its response, and how often another task ran meanwhile."""
     body = encode(codec.request_type(key, version), values)
     header = codec.RequestHeader(key, version, 1, "", 0)
-    turns = 0
-
-    async def count_turns() -> None:
-        nonlocal turns
-        while True:
-            await trio.lowlevel.checkpoint()
-            turns += 1
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(count_turns)
+    async with counted_turns() as turns:
         request = await codec.decode_large(memoryview(body), header, 0)
         response = await node.apis[key].handle(request, CALLER)
         await codec.encode_large(response)
-        nursery.cancel_scope.cancel()
-    return response, turns
+    return response, turns.count
 
 
 @pytest.mark.parametrize("name", LARGE)
