@@ -69,7 +69,7 @@ FULL = Plan(
         Group(100_000, {CAIRN: 1, APPLY_PANDAS: 1}),
         Group(100_000, {CAIRN: 1, TRANSFORM_PANDAS: 1}),
     ),
-    limit_seconds=2_300.0,
+    limit_seconds=3_600.0,
     shares=(0.30, 0.24, 0.28, 0.18),
 )
 QUICK = Plan(
