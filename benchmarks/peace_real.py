@@ -67,7 +67,8 @@ PAYLOAD_SHARE = 1448 / 1514
 class Plan:
     """How much is measured. `chunks` and `runs` by part; no run begins after `limit_seconds`.
 
-    `papers`: once also Peace as in the paper.
+    `papers`: once also Peace as in the paper. `neighbours`: so many rounds with chains have also Peace with capacities
+    beside those of the calibrator's rule.
     """
 
     mode: str
@@ -75,10 +76,11 @@ class Plan:
     runs: dict[str, int]
     limit_seconds: float
     papers: bool
+    neighbours: int
 
 
-FULL = Plan("full", {CHAINS: 8, HDFS_PART: 8}, {CHAINS: 5, HDFS_PART: 5}, 1500.0, papers=True)
-QUICK = Plan("quick", {CHAINS: 2, HDFS_PART: 1}, {CHAINS: 1, HDFS_PART: 1}, 100.0, papers=False)
+FULL = Plan("full", {CHAINS: 8, HDFS_PART: 8}, {CHAINS: 5, HDFS_PART: 5}, 2400.0, papers=True, neighbours=3)
+QUICK = Plan("quick", {CHAINS: 2, HDFS_PART: 1}, {CHAINS: 1, HDFS_PART: 1}, 100.0, papers=False, neighbours=0)
 
 
 class Turn(NamedTuple):
@@ -137,7 +139,7 @@ class Benchmark:
                     self._rounds(part, cluster, real_hdfs.hdfs_chooses(WRITER_THREADS))
 
     def _rounds(self, part: str, cluster: Experiment, default: PolicyMaker) -> None:
-        """Default and Peace by turns; in the part with chains once also Peace as in the paper."""
+        """Default and Peace by turns; in the part with chains also Peace with other capacities, and as in the paper."""
         self.about["links"][part] = _links(cluster)
         self._say(f"{part}: links {cluster.rates.figures()}")
         papers = cluster.setting.papers_cluster(cluster.cluster)
@@ -151,6 +153,11 @@ class Benchmark:
                 Turn(DEFAULT, partial(cluster.default, default, seed), self._default(part), cluster.cluster),
                 Turn(PEACE, partial(_continuous, cluster, seed), setups.continuous(), cluster.cluster),
             ]
+            if part == CHAINS and number <= self.plan.neighbours:
+                turns += [
+                    Turn(name, partial(_continuous, cluster, seed, name, other), setups.continuous(name), other)
+                    for name, other in cluster.setting.neighbours(cluster.cluster).items()
+                ]
             if number % 2 == 0:
                 turns.reverse()
             if self.plan.papers and part == CHAINS and number == 1:
@@ -199,10 +206,12 @@ class Benchmark:
         self._console.log(text)
 
 
-def _continuous(experiment: Experiment, seed: int) -> tuple[Run, Load]:
-    """Peace with a coordinator of its own."""
-    with coordinating(experiment.cluster.topology, Mode.CONTINUOUS, seed) as url:
-        return experiment.peace(url, seed, PEACE)
+def _continuous(
+    experiment: Experiment, seed: int, name: str = PEACE, cluster: Cluster | None = None
+) -> tuple[Run, Load]:
+    """Peace with a coordinator of its own, which knows the experiment's cluster, or this one."""
+    with coordinating((cluster or experiment.cluster).topology, Mode.CONTINUOUS, seed) as url:
+        return experiment.peace(url, seed, name)
 
 
 def _papers(experiment: Experiment, cluster: Cluster, seed: int) -> tuple[Run, Load]:

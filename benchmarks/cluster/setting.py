@@ -98,11 +98,30 @@ class Setting:
 
     def papers_cluster(self, cluster: Cluster) -> Cluster:
         """The same with the capacities that the paper planned with: two everywhere."""
+        return self.with_capacities(cluster, HOST_CAPACITY, HOST_CAPACITY, PAPER_LINK_CAPACITY)
+
+    def neighbours(self, cluster: Cluster) -> dict[str, Cluster]:
+        """The same with other capacities than the calibrator's rule gives: on all links, or on all disks, one chunk
+        less and one more.
+        """
+        return {
+            f"{where}, {'one less' if step < 0 else 'one more'}": self.with_capacities(
+                cluster,
+                self.capacity + step * on_links,
+                HOST_CAPACITY + step * (not on_links),
+                self.capacity + step * on_links,
+            )
+            for where, on_links in (("links", True), ("disks", False))
+            for step in (-1, 1)
+        }
+
+    def with_capacities(self, cluster: Cluster, send: int, receive: int, link: int) -> Cluster:
+        """The same cluster, as planners know it with these capacities of hosts and of links between switches."""
         base = cluster.topology
         return Cluster(
             Topology(
-                [replace(server, send=HOST_CAPACITY, receive=HOST_CAPACITY) for server in base.servers],
-                [replace(link, capacity=PAPER_LINK_CAPACITY) for link in base.links],
+                [replace(server, send=send, receive=receive) for server in base.servers],
+                [replace(one, capacity=link) for one in base.links],
                 switches=base.switches,
                 name=base.name,
                 chunk_bytes=base.chunk_bytes,

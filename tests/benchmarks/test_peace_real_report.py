@@ -47,6 +47,38 @@ def test_goals_follow_from_rows() -> None:
     assert goals["chains: slowest link below its rate by"].holds
 
 
+def test_the_rule_is_held_to_its_best_neighbour() -> None:
+    """Where one chunk more or less is better by more than the margin, the calibrator's rule misses its goal."""
+    rows = measured()
+    for number in (1, 2):
+        for name, comp_s in zip(report.NEIGHBOURS, (37.0, 33.0, 60.0, 36.0), strict=True):
+            slow = (1.0, 1.5)[number - 1]
+            figures = {"comp_s": comp_s * slow, "response_s": 19.5 * slow, "io_s": 1.0, "busy_cpus": 0.5, "cpus": 2}
+            rows.add(part=CHAINS, source=REAL, policy=name, round=number, **figures)
+    found = [goal for goal in report.find_goals(rows, ABOUT) if "calibrated" in goal.name]
+    assert [goal.value for goal in found] == pytest.approx([20.0 / 19.5, 35.0 / 33.0], abs=1e-3)
+    assert [goal.holds for goal in found] == [True, False]
+
+
+def test_neighbours_differ_in_planning_alone() -> None:
+    """The same hosts and rates; one chunk less and one more on links, then on disks, under the report's names."""
+    setting = Setting()
+    cluster = setting.cluster()
+    found = setting.neighbours(cluster)
+    assert tuple(found) == report.NEIGHBOURS
+    base = setting.capacity
+    told = [
+        (other.topology.servers[0].send, other.topology.servers[0].receive, other.topology.links[0].capacity)
+        for other in found.values()
+    ]
+    assert told == [(base - 1, 2, base - 1), (base + 1, 2, base + 1), (base, 1, base), (base, 3, base)]
+    for other in found.values():
+        assert other.physics == cluster.physics
+        assert [server.link_bytes_s for server in other.topology.servers] == [
+            server.link_bytes_s for server in cluster.topology.servers
+        ]
+
+
 def test_nothing_measured_no_goals() -> None:
     """What was not measured is no goal, in either part."""
     assert report.find_goals(Rows(), {"mode": "quick"}) == []
