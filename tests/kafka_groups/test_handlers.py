@@ -29,6 +29,7 @@ from tests.kafka_groups.driver import subscription
 T = TypeVar("T")
 CALLER = Caller("tool", "127.0.0.1", "localhost", 9092)
 MILLISECONDS = 1000
+MANY = 20_000
 
 
 class TrioClock:
@@ -54,7 +55,7 @@ class Front:
         clock = TrioClock()
         numbers = iter(range(1000))
         coordinator = Coordinator(GroupSettings(), lambda: str(next(numbers)))
-        topics = {"orders": ("id-1", 3)}
+        topics = {"orders": ("id-1", 3), "wide": ("id-2", MANY)}
         service = GroupService(
             coordinator, OffsetStore(ledger), topics.get, OffsetSettings(), now_s=clock.monotonic_s()
         )
@@ -246,7 +247,6 @@ async def test_a_commit_that_misses_its_group(version: int, expected: ErrorCode,
     assert [p.error_code for p in topic.partitions] == [expected, ErrorCode.unknown_topic_or_partition]
 
 
-MANY = 20_000
 LARGE: dict[str, tuple[int, int, Mapping[str, Any]]] = {
     "OffsetCommit": (
         COMMIT,
@@ -278,6 +278,33 @@ async def test_a_request_of_many_parts_gives_way(tmp_path: Path, name: str) -> N
     await front.apis[key].handle(request, CALLER)
     trio.lowlevel.remove_instrument(steps)
     assert steps.taken >= MANY // STEPS
+
+
+@pytest.mark.parametrize("named", [False, True])
+async def test_a_group_that_has_committed_much_is_told_in_turns(tmp_path: Path, *, named: bool) -> None:
+    """OffsetFetch lets others run after every hundred partitions, whether it names them or asks for all; what is
+    committed meanwhile is not in the answer.
+    """
+    front = Front(tmp_path)
+    parts = [{"partition_index": n, "committed_offset": n} for n in range(MANY)]
+    commit = {"group_id": "g", "generation_id_or_member_epoch": -1, "topics": [{"name": "wide", "partitions": parts}]}
+    await front.ask(COMMIT, 5, commit)
+    topics = [{"name": "wide", "partition_indexes": list(range(MANY))}] if named else None
+    request = build(load_request_schema(FETCH, 5), {"group_id": "g", "topics": topics})
+    steps = Steps(trio.lowlevel.current_task())
+    later = [{"partition_index": n, "committed_offset": 7_000_000} for n in range(MANY - 3, MANY)]
+
+    async def commit_later() -> None:
+        await front.ask(COMMIT, 5, {**commit, "topics": [{"name": "wide", "partitions": later}]})
+
+    trio.lowlevel.add_instrument(steps)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(commit_later)
+        answer: Any = await front.apis[FETCH].handle(request, CALLER)
+    trio.lowlevel.remove_instrument(steps)
+    assert steps.taken >= MANY // STEPS
+    (topic,) = answer.topics
+    assert [part.committed_offset for part in topic.partitions] == list(range(MANY))
 
 
 class Steps(trio.abc.Instrument):

@@ -6,7 +6,7 @@ ConsumerGroupDescribe) are not offered.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import trio
@@ -215,23 +215,28 @@ class GroupHandlers:
         """OffsetFetch 1 to 9: one group up to version 7, any number from version 8."""
         if request.__version__ >= 8:
             groups = []
-            pace = Pace()
             # A group that is named twice is answered once: an answer may have all that the group has committed.
             for wanted in {wanted.group_id: wanted for wanted in request.groups}.values():
-                topics = self._fetched(wanted.group_id, wanted.topics)
+                topics = await self._fetched(wanted.group_id, wanted.topics)
                 groups.append({"group_id": wanted.group_id, "topics": topics, "error_code": ErrorCode.none})
-                await pace.step(1 + sum(len(topic["partitions"]) for topic in topics))
             return await respond(request, {"groups": groups})
-        topics = self._fetched(request.group_id, request.topics)
+        topics = await self._fetched(request.group_id, request.topics)
         return await respond(request, {"topics": topics, "error_code": ErrorCode.none})
 
-    def _fetched(self, group_id: str, topics: Sequence[Any] | None) -> list[Mapping[str, Any]]:
-        wanted = None
-        if topics is not None:
-            wanted = [TopicPartition(topic.name, index) for topic in topics for index in topic.partition_indexes]
+    async def _fetched(self, group_id: str, topics: Sequence[Any] | None) -> list[Mapping[str, Any]]:
+        """What a group has committed, for these topics or (None) all, as of one moment."""
+        pace = Pace()
+        await pace.step()
+        known = self._service.committed(group_id)
+        wanted = known if topics is None else _named(topics)
         answers: dict[str, list[Mapping[str, Any]]] = {} if topics is None else {topic.name: [] for topic in topics}
-        for where, committed in self._service.fetch(group_id, wanted).items():
-            answers.setdefault(where.topic, []).append(_position(where.partition, committed))
+        for where in wanted:
+            await pace.step()
+            committed = known.get(where)
+            if committed is not None and not self._service.is_current(where, committed):
+                committed = None
+            if committed is not None or topics is not None:
+                answers.setdefault(where.topic, []).append(_position(where.partition, committed))
         return [{"name": name, "partitions": partitions} for name, partitions in answers.items()]
 
     async def offset_delete(self, request: Any, _: Caller) -> ResponsePayload:
@@ -312,6 +317,17 @@ class GroupHandlers:
         except StorageFailed:
             return ErrorCode.coordinator_not_available
         return ErrorCode.none
+
+
+def _named(topics: Sequence[Any]) -> Iterator[TopicPartition]:
+    """The partitions that an OffsetFetch asks for, each once."""
+    seen: set[TopicPartition] = set()
+    for topic in topics:
+        for index in topic.partition_indexes:
+            where = TopicPartition(topic.name, index)
+            if where not in seen:
+                seen.add(where)
+                yield where
 
 
 async def _by_partition(request: Any, error_of: Callable[[TopicPartition], ErrorCode]) -> list[Mapping[str, Any]]:

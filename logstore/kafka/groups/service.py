@@ -5,7 +5,7 @@ before it is written; a group without members and offsets is forgotten at a swee
 never answered, and are removed when the deletion is told, or at the next sweep.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -106,19 +106,13 @@ class GroupService:
         protocol_type = None if group is None else group.protocol_type
         return refused, self._offsets.commit(request.group_id, protocol_type, offsets)
 
-    def fetch(
-        self, group_id: str, partitions: Iterable[TopicPartition] | None
-    ) -> dict[TopicPartition, Committed | None]:
-        """OffsetFetch: durable offsets of some partitions (None: nothing committed), or all there are."""
-        known = self._offsets.of_group(group_id)
-        wanted = list(known) if partitions is None else partitions
-        answers = {where: known.get(where) for where in wanted}
-        for where, committed in answers.items():
-            if committed is not None and self._topic_id(where) != committed.topic_id:
-                answers[where] = None
-        if partitions is None:
-            return {where: committed for where, committed in answers.items() if committed is not None}
-        return answers
+    def committed(self, group_id: str) -> Mapping[TopicPartition, Committed]:
+        """OffsetFetch: what the group has durably committed at this moment, for topics that are gone too."""
+        return dict(self._offsets.of_group(group_id))
+
+    def is_current(self, where: TopicPartition, committed: Committed) -> bool:
+        """Whether an offset was committed for the topic that has the name now."""
+        return self._topic_id(where) == committed.topic_id
 
     def delete_offsets(
         self, group_id: str, partitions: Sequence[TopicPartition]
