@@ -28,6 +28,11 @@ from spe_adapter.daemon import preload
 assert not preload(["pyspark.sql.worker.lookup_data_sources"])
 assert not {"numpy", "pyarrow", "numba", "pandas"} & set(sys.modules)
 """
+TASK_ONLY = """
+import sys
+import spe_adapter.microbatch.task, spe_adapter.microbatch.handover
+assert not {f"spe_adapter.microbatch.{name}" for name in ("driver", "query", "joining", "resetting")} & set(sys.modules)
+"""
 
 
 def run(program: str) -> None:
@@ -43,3 +48,8 @@ def test_a_worker_finds_all_it_needs() -> None:
 def test_other_daemons_load_nothing() -> None:
     """Those that look for data sources need none of it."""
     run(OTHERS)
+
+
+def test_tasks_do_without_the_drivers_side() -> None:
+    """A worker need not load what plans and decides epochs."""
+    run(TASK_ONLY)

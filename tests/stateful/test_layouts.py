@@ -13,8 +13,8 @@ from logstore.client.blocking import Client, TopicPartition, parse_addresses
 from logstore.client.wire import LATEST
 from logstore.errors import InvalidConfig, InvalidPartitions
 from spe_adapter.errors import SchemaRefused
-from spe_adapter.microbatch import reset
 from spe_adapter.microbatch.errors import ResetRefused
+from spe_adapter.microbatch.resetting import reset
 from spe_adapter.operators.stateless import Chain, Filter, Map
 from spe_adapter.state.errors import StateSchemaRefused
 from tests.spark.streams import create_topic

@@ -11,7 +11,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from spe_adapter.microbatch import Stateful, StatefulQuery, stateful
+from spe_adapter.microbatch.query import Stateful, StatefulQuery, stateful
 from spe_adapter.operators.base import Operator
 from tests.spark.session import read_stream
 from tests.spark.streams import create_topic, produce, read_all
