@@ -77,6 +77,8 @@ class Benchmark:
         self.plan = plan
         self.rows = Rows()
         self.left_out: list[str] = []
+        self.stopped: list[str] = []
+        """Slow peers that had used the time that the plan has for one engine: a full run is full without the rest."""
         self.failures: list[str] = []
         self._queries: list[Running] = []
         self._console = console
@@ -205,7 +207,9 @@ class Benchmark:
         if not query.is_over and not self.in_time(what, query.last_seconds):
             query.is_over = True
         if not query.is_over and query.seconds + query.last_seconds >= self.plan.engine_seconds:
-            self.left_out.append(f"{what}: the engine had used {query.seconds:.0f} s")
+            (self.stopped if query.engine in PYTHON else self.left_out).append(
+                f"{what}: the engine had used {query.seconds:.0f} s"
+            )
             query.is_over = True
         return not query.is_over
 
@@ -429,6 +433,7 @@ class Run:
             **self._about,
             "mode": mode,
             "left_out": benchmark.left_out,
+            "stopped": benchmark.stopped,
             "failures": benchmark.failures,
             "seconds": round(time.perf_counter() - self._began, 1),
             "load_average_after": [round(value, 2) for value in os.getloadavg()],

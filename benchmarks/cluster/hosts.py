@@ -55,6 +55,8 @@ class Hosts:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for process in self._processes.values():
+            process.close()
+        for process in self._processes.values():
             process.end()
         self._processes.clear()
 
@@ -179,14 +181,17 @@ class _Process:
             raise self._failed(answer["error"])
         return answer
 
-    def end(self) -> None:
-        """Close its input, which ends it; kill it if that does not help."""
+    def close(self) -> None:
+        """Close its input, which ends it."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 try:
                     pipe.close()
                 except OSError:  # it is gone already, and what was written to it with it
                     continue
+
+    def end(self) -> None:
+        """Wait until it has ended behind `close`; kill it if that does not help."""
         try:
             self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:

@@ -89,6 +89,8 @@ def publish(rows: Rows, about: Mapping[str, Any], directory: Path, console: Cons
     print_goals(console, goals)
     for what in about.get("left_out", ()):
         console.print(f"left out: {what}")
+    for what in about.get("stopped", ()):
+        console.print(f"stopped: {what}")
     for what in about.get("failures", ()):
         console.print(f"[red]failed:[/] {what}")
     write(rows, about, directory)

@@ -128,7 +128,7 @@ def test_a_plan_has_windows_and_time_for_all_it_measures(plan: Plan) -> None:
     assert sum(plan.shares) == pytest.approx(1.0)
     if plan.mode == results.FULL:
         assert min(plan.cold_rounds, plan.warm_rounds, plan.closings) >= 3
-        assert plan.limit_seconds <= 40 * 60
+        assert plan.limit_seconds <= 60 * 60
 
 
 def test_no_part_takes_the_time_of_those_behind_it() -> None:
@@ -338,7 +338,7 @@ def test_a_part_that_fails_leaves_the_others_their_turn(tmp_path: Path) -> None:
     assert benchmark.failures == ["recovery with 100 keys: DriverFailed: the Spark process ended"]
 
 
-@pytest.mark.parametrize("missing", ["nothing", "rows", "part", "engine"])
+@pytest.mark.parametrize("missing", ["nothing", "epochs of a slow peer", "rows", "part", "engine"])
 def test_only_a_run_that_left_nothing_out_is_full(
     missing: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -348,14 +348,18 @@ def test_only_a_run_that_left_nothing_out_is_full(
         for row in _all_rows():
             if missing != "rows" or row["what"] != "recovery":
                 benchmark.rows.add(**row)
+        if missing == "epochs of a slow peer":
+            benchmark.stopped.append("applyInPandasWithState, 100,000 keys, from epoch 2 on")
         if missing == "part":
             benchmark.left_out.append("the last groups of epochs: the time for it was up")
         if missing == "engine":
             benchmark.failures.append("an engine: WrongResult")
 
     full, trials = _run(monkeypatch, tmp_path, measure)
-    if missing == "nothing":
-        assert json.loads(report.path_in(full).read_text())["mode"] == results.FULL
+    if missing in ("nothing", "epochs of a slow peer"):
+        left = json.loads(report.path_in(full).read_text())
+        assert left["mode"] == results.FULL
+        assert len(left["stopped"]) == (missing != "nothing")
         assert not report.path_in(trials).exists()
         return
     left = json.loads(report.path_in(trials).read_text())
