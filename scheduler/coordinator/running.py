@@ -7,12 +7,11 @@ recorded is stored, and writers who wait are answered.
 import fcntl
 import os
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from random import Random
 
 import trio
 
@@ -26,7 +25,8 @@ from scheduler.coordinator.journal import Journal
 from scheduler.coordinator.metadata.interface import Metadata
 from scheduler.coordinator.metadata.sqlite import SqliteMetadata, sync_directory
 from scheduler.coordinator.service import Coordinator, CoordinatorSettings, World
-from scheduler.peace.plan import Planner, Request, Residual
+from scheduler.coordinator.warming import warm
+from scheduler.peace.plan import Planner
 from scheduler.topology import Topology
 
 DATABASE = "coordinator.db"
@@ -161,12 +161,9 @@ def make_planner(name: str | None, topology: Topology) -> Planner:
     if chosen not in PLANNERS:
         raise StartError(f"planner {chosen!r}: must be one of {', '.join(PLANNERS)}")
     module, kind = PLANNERS[chosen]
-    planner: Planner = getattr(import_module(module), kind)(topology)
-    # Compiled code is loaded now, or made where nothing keeps it: not while the first writer waits.
-    request = Request("warm", 0, 1, ((),))
-    planner.plan([request], Residual.full(topology), Random(0))  # noqa: S311
-    planner.chain(request, 0, Residual.full(topology), Random(0))  # noqa: S311
-    return planner
+    make: Callable[[Topology], Planner] = getattr(import_module(module), kind)
+    warm(make)
+    return make(topology)
 
 
 @contextmanager
