@@ -118,9 +118,9 @@ class Targets:
             return 0
         limit = max(self.q_limit, max(self.per_window, 1) * view.open_windows)
         u_limit = max(self.u_limit, self.per_window * view.open_windows)
-        q, u = view.extents(), view.replays()
-        if q[0] <= limit and u[0] <= u_limit:
+        if view.emitted - view.ordinals[0] <= limit and view.seen - view.seens[0] <= u_limit:
             return 0
+        q, u = view.extents(), view.replays()
         least = _first(u <= u_limit)
         if least is None:
             return len(view.ordinals)

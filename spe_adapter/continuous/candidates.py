@@ -51,33 +51,33 @@ class Candidates:
         self._is_whole = True
 
     def add(self, rows: Int64s, ordinal: int) -> None:
-        """These windows were footprinted last; a list of all open windows stays one of all."""
+        """These windows were footprinted last; a list of all open windows stays one of all, until it is too long."""
         if self._is_whole and len(rows):
-            self._drop_stale()
             self._rows = np.concatenate((self._rows, rows))
             self._ordinals = np.concatenate((self._ordinals, np.full(len(rows), ordinal)))
-            self._is_whole = len(self._rows) <= MOST
 
     def refresh(self) -> None:
         """Make the list anew if it runs short."""
         self._drop_stale()
+        self._is_whole = self._is_whole and len(self._rows) <= MOST
         if len(self._rows) < min(FEWEST, self._table.live):
             self._rows = self._table.oldest(MOST)
-            self._ordinals = self._table.marks(self._rows)[1]
+            self._ordinals = self._table.ordinals()[self._rows]
             self._is_whole = len(self._rows) == self._table.live
 
     def front(self) -> Front:
         """The oldest windows that are still open; opened ones of this beat are not among them."""
         self._drop_stale()
         fresh = self._table.live - len(self._rows) if self._is_whole else 0
-        return Front(self._rows, self._ordinals, self._table.marks(self._rows)[2], fresh)
+        return Front(self._rows, self._ordinals, self._table.seens(self._rows), fresh)
 
     def longer_front(self) -> Front:
         """`front` with up to MOST_CHECKS windows, where the policy wants more than there were in it."""
         # What opened in this beat has no footprint yet, and the ordinal 0.
-        fresh = int(np.count_nonzero(self._table.ordinals() == 0))
+        known = self._table.ordinals()
+        fresh = int(np.count_nonzero(known == 0))
         rows = self._table.oldest(MOST_CHECKS + fresh)
-        ordinals = self._table.marks(rows)[1]
+        ordinals = known[rows]
         self._rows, self._ordinals = rows[ordinals > 0], ordinals[ordinals > 0]
         self._is_whole = len(self._rows) + fresh == self._table.live
         return self.front()
@@ -90,6 +90,6 @@ class Candidates:
         return Oldest(int(beats[0]), int(ordinals[0]), int(seens[0]))
 
     def _drop_stale(self) -> None:
-        fresh = self._table.marks(self._rows)[1] == self._ordinals
+        fresh = self._table.ordinals()[self._rows] == self._ordinals
         if not fresh.all():
             self._rows, self._ordinals = self._rows[fresh], self._ordinals[fresh]

@@ -136,8 +136,8 @@ class Direct:
     def changes(self, checks: Int64s | None = None) -> Changes:
         """What changed since the last call, and the start of the next beat.
 
-        With `checks`, only windows that opened and these are footprinted; what else changed is left for a replay of
-        the input to bring back. Whoever writes the footprints notes their marks in `table`.
+        With `checks` (each named once), only windows that opened and these are footprinted; what else changed is left
+        for a replay of the input to bring back. Whoever writes the footprints notes their marks in `table`.
         """
         rows, opened = self._journal.changed_rows()
         if checks is not None:
@@ -145,7 +145,7 @@ class Direct:
                 rows = rows[opened]
             begun = len(rows)
             if len(checks):
-                rows = np.concatenate((rows, np.setdiff1d(checks, rows)))
+                rows = np.concatenate((rows, checks[~self._journal.is_new(checks)]))
             opened = np.arange(len(rows)) < begun
         closed, transient = self._journal.gone()
         changes = Changes(self.table.take(rows), opened, closed, transient, rows)

@@ -157,6 +157,11 @@ class Journal:
         self._grow()
         return self._flags[rows] != 0
 
+    def is_new(self, rows: Int64s) -> Bools:
+        """Which of the rows opened or were renewed in this beat."""
+        self._grow()
+        return self._flags[rows] & (self._OPENED | self._RENEWED) != 0
+
     def closing(self, rows: Int64s) -> None:
         """Rows that are about to be removed, of windows that only this table knows."""
         self._grow()

@@ -79,6 +79,7 @@ class Table:
         self.schema = schema
         self._allocate = allocate
         self._take_schema = take_schema(schema)
+        self._nothing = pa.RecordBatch.from_pylist([], schema=self._take_schema)
         self._adopt(layout, block)
         if not is_torn:
             check_counters(self._counters, layout)
@@ -361,6 +362,10 @@ class Table:
         """Beats, ordinals and counts of seen records of windows' last footprints."""
         return self._views["beat"][rows], self._views["ordinal"][rows], self._views["seen"][rows]
 
+    def seens(self, rows: Int64s) -> Int64s:
+        """Counts of seen records of windows' last footprints, as in `marks`."""
+        return self._views["seen"][rows]
+
     def ordinals(self) -> Int64s:
         """The ordinal of every row below `used`, NEVER where there is no window. A view: do not write."""
         return self._views["ordinal"][: self.used]
@@ -381,6 +386,8 @@ class Table:
 
     def take(self, rows: Int64s) -> pa.RecordBatch:
         """Windows as a batch: key, number, expires, and the state's columns with their prefix."""
+        if not len(rows):
+            return self._nothing
         return self.take_as(rows, self.keys(rows), self.numbers(rows))
 
     def take_as(self, rows: Int64s, keys: pa.Array, numbers: Int64s) -> pa.RecordBatch:
