@@ -12,6 +12,7 @@ Source: Spark's Structured Streaming + Kafka Integration Guide.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Final, Literal
 
 from logstore.client.blocking import parse_addresses
@@ -250,7 +251,10 @@ class OptionReader:
         allowed = {name.lower() for name in (*known, *harmless, *SPARK_OPTIONS)}
         for name in sorted(self._options):
             if name not in allowed:
-                raise InvalidConfig(f"option {name!r} is not one of the {what}'s: {', '.join(sorted(known))}")
+                meant = {one.lower(): one for one in known}
+                near = get_close_matches(name, meant, n=1)
+                hint = f" (did you mean {meant[near[0]]}?)" if near else ""
+                raise InvalidConfig(f"option {name!r} is not one of the {what}'s{hint}: {', '.join(sorted(known))}")
 
     def refuse(self, names: tuple[str, ...], reason: str) -> None:
         """Refuse options that have no meaning here."""

@@ -44,6 +44,8 @@ from spe_adapter.microbatch.watermarks import check_watermarks
 from spe_adapter.operators.base import Operator
 from spe_adapter.operators.errors import OperatorFailed
 
+FIRST_CONTACT_S: Final = 30.0
+"""How long `start` waits for a sidecar. The query itself waits longer: by then one has answered."""
 _QUERY_PROPERTY: Final = "sql.streaming.queryId"
 _RUN_PROPERTY: Final = "spark.jobGroup.id"
 _TRACEBACK: Final = "Traceback (most recent call last):"
@@ -118,7 +120,8 @@ class Stateful:
         """Start the query; its results and its state go to `topic`, which is made if there is none. Trigger and options
         may be given here as well.
 
-        Raises SchemaRefused, StateSchemaRefused, InvalidConfig, InvalidPartitions, and what the sidecar refuses.
+        Raises SchemaRefused, StateSchemaRefused, InvalidConfig, InvalidPartitions, Unavailable if no sidecar answers
+        within FIRST_CONTACT_S, and what the sidecar refuses.
         """
         self.options(**options)
         if processingTime is not None or availableNow is not None:
@@ -132,7 +135,8 @@ class Stateful:
         host = ThisHost()
         spark = self._frame.sparkSession
         sink = parsed.sink
-        with Client(sink.servers, host.network, limit_s=sink.limit_s, client_id=sink.client_id) as client:
+        limit_s = min(sink.limit_s, FIRST_CONTACT_S)
+        with Client(sink.servers, host.network, limit_s=limit_s, client_id=sink.client_id) as client:
             default = spark.sparkContext.defaultParallelism
             partitions = prepare_topic(
                 client, parsed.topic, self._partitions, default, allow_trimming=parsed.allow_trimming

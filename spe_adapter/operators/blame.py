@@ -25,6 +25,8 @@ _SAID_CHARACTERS: Final = 500
 _OURS: Final = str(Path(__file__).resolve().parents[1])
 _LIBRARIES: Final = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _NO_FILES: Final = ("<frozen", "<__array_function__")
+_CYTHON: Final = (".pyx", ".pxi", ".pxd")
+"""Files of libraries that are named without their directory."""
 
 
 def blamed(operator: Operator, when: str, method: str, state: State, trial: Trial, error: Exception) -> OperatorFailed:
@@ -52,7 +54,11 @@ def failed(
 def _line(operator: Operator, method: str, error: Exception) -> str:
     """The innermost line of the user's code that led to the error; where only what it gave is wrong, the method."""
     frames = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
-    own = [place for place in frames if not place[0].startswith((_OURS, *_LIBRARIES, *_NO_FILES))]
+    own = [
+        place
+        for place in frames
+        if not place[0].startswith((_OURS, *_LIBRARIES, *_NO_FILES)) and not place[0].endswith(_CYTHON)
+    ]
     function = getattr(type(operator.inner), method, None)
     code = getattr(function, "__code__", None)
     if not own and code is not None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from spe_adapter.testing import OperatorHarness
 from tests.operators.examples import CLICKS
 
+READINGS = pa.schema([("sensor", pa.string()), ("at", pa.timestamp("us", "UTC")), ("value", pa.float64())])
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "operators.md"
 
 
@@ -24,13 +26,19 @@ def run_guide() -> dict[str, object]:
 
 
 def test_the_guide_runs() -> None:
-    """Every block, with the assertions in it; and the sessions, which it only defines, give a session."""
-    sessions = run_guide()["Sessions"]
+    """Every block, with the assertions in it; and the sessions and ranges, which it only defines, give one."""
+    guide = run_guide()
+    sessions, ranges = guide["Sessions"], guide["Range"]
     assert isinstance(sessions, type)
+    assert isinstance(ranges, type)
     harness = OperatorHarness(sessions(), key="user", schema=CLICKS)
     harness.send([{"user": "u", "at": 1_000_000}, {"user": "u", "at": 60_000_000}])
     (session,) = harness.advance_watermark(10**9)
     assert (session["user"], session["clicks"]) == ("u", 2)
+    harness = OperatorHarness(ranges(), key="sensor", schema=READINGS)
+    values = ((1_000_000, 4.0), (9_999_999, -1.5), (5_000_000, 2.0), (10_000_000, 9.0))
+    harness.send([{"sensor": "s", "at": at, "value": value} for at, value in values])
+    assert harness.advance_watermark(10_000) == [{"sensor": "s", "start_us": 0, "low": -1.5, "high": 4.0}]
 
 
 @pytest.mark.parametrize("name", ["Alarm", "Sessions"])

@@ -201,12 +201,16 @@ def test_an_error_names_sparks_batch_and_the_users_own_line() -> None:
     def in_here(rows: Rows, state: State) -> None:
         state.set("n", np.array([0.5]))
 
+    def in_cython(rows: Rows, state: State) -> None:
+        rows.batch.column("gone")
+
     def of_several_lines(rows: Rows, state: State) -> None:
         raise ValueError("one\ntwo: three")
 
     for function, message in (
         (in_a_library, "JSONDecodeError: .*"),
         (in_here, "StateValueRefused: state column 'n' is int64 and cannot hold 0.5 .*"),
+        (in_cython, "KeyError: .*gone.*"),
         (of_several_lines, "ValueError: one two: three "),
     ):
         processor = processor_of(Free(function))

@@ -83,6 +83,7 @@ def test_offsets_for_each_partition() -> None:
         ({**BASE, "failOnDataLoss": "maybe"}, True, "allowed: true, false"),
         ({**BASE, "kafka.security.protocol": "SSL"}, True, "allowed: PLAINTEXT"),
         ({**BASE, "kafka.auto.offset.reset": "latest"}, True, "'kafka.auto.offset.reset' is not one of"),
+        ({**BASE, "maxOffsetPerTrigger": "5"}, True, "source's (did you mean maxOffsetsPerTrigger?): "),
         ({**BASE, "kafka.isolation.level": "serializable"}, True, "allowed: read_uncommitted, read_committed"),
     ],
 )

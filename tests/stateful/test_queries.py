@@ -7,6 +7,7 @@ import re
 import pytest
 
 from logstore.client.blocking import Client, parse_addresses
+from logstore.client.errors import Unavailable
 from spe_adapter.microbatch.errors import TasksFailed
 from spe_adapter.microbatch.fencing import take_over
 from tests.stateful.operators import DELAY_MS, Failing, Model, Row, Silent, Visits, rows_of
@@ -87,6 +88,14 @@ def test_a_failure_while_input_pauses_ends_the_query(world: World) -> None:
     assert isinstance(query.exception(), TasksFailed)
     query.stop()
     assert isinstance(query.exception(), TasksFailed)
+
+
+def test_a_sidecar_that_is_not_there_is_told_soon(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`start` says where nobody answers before its user takes it for hanging."""
+    monkeypatch.setattr("spe_adapter.microbatch.query.FIRST_CONTACT_S", 0.2)
+    elsewhere = world.query().option("kafka.bootstrap.servers", "127.0.0.1:1")
+    with pytest.raises(Unavailable, match=r"no answer from 127\.0\.0\.1:1 within 0\.2 s"):
+        elsewhere.start(topic="none")
 
 
 def test_an_operator_that_fails_is_named(world: World) -> None:
