@@ -262,6 +262,7 @@ LARGE: dict[str, tuple[int, int, Mapping[str, Any]]] = {
         0,
         {"group_id": "g", "topics": [{"name": "orders", "partitions": [{"partition_index": n} for n in range(MANY)]}]},
     ),
+    "OffsetFetch": (FETCH, 8, {"groups": [{"group_id": f"g{n}", "topics": None} for n in range(MANY)]}),
     "DeleteGroups": (DELETE, 1, {"groups_names": [f"g{n}" for n in range(MANY)]}),
 }
 

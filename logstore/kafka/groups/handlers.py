@@ -213,19 +213,19 @@ class GroupHandlers:
 
     async def offset_fetch(self, request: Any, _: Caller) -> ResponsePayload:
         """OffsetFetch 1 to 9: one group up to version 7, any number from version 8."""
+        pace = Pace()
         if request.__version__ >= 8:
             groups = []
             # A group that is named twice is answered once: an answer may have all that the group has committed.
             for wanted in {wanted.group_id: wanted for wanted in request.groups}.values():
-                topics = await self._fetched(wanted.group_id, wanted.topics)
+                topics = await self._fetched(wanted.group_id, wanted.topics, pace)
                 groups.append({"group_id": wanted.group_id, "topics": topics, "error_code": ErrorCode.none})
             return await respond(request, {"groups": groups})
-        topics = await self._fetched(request.group_id, request.topics)
+        topics = await self._fetched(request.group_id, request.topics, pace)
         return await respond(request, {"topics": topics, "error_code": ErrorCode.none})
 
-    async def _fetched(self, group_id: str, topics: Sequence[Any] | None) -> list[Mapping[str, Any]]:
+    async def _fetched(self, group_id: str, topics: Sequence[Any] | None, pace: Pace) -> list[Mapping[str, Any]]:
         """What a group has committed, for these topics or (None) all, as of one moment."""
-        pace = Pace()
         await pace.step()
         known = self._service.committed(group_id)
         wanted = known if topics is None else _named(topics)
