@@ -32,8 +32,7 @@ def warm(kind: Callable[[Topology], Planner]) -> None:
         ]
         planner.plan(requests, Residual.full(topology), Random(0))  # noqa: S311 - it decides nothing
         planner.chain(requests[0], 0, Residual.full(topology), Random(0))  # noqa: S311
-        demand = planner.demand(requests) if isinstance(planner, RepairedPlanner) else None
-        if isinstance(planner, RepairedPlanner) and demand is not None:
+        if isinstance(planner, RepairedPlanner) and (demand := planner.demand(requests)) is not None:
             planner.begins(demand, Residual.full(topology))
 
 

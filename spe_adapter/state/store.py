@@ -192,7 +192,7 @@ class Journal:
             # A row can be here twice, if it was freed and used again.
             rows = np.unique(np.concatenate(self._changed) if len(self._changed) > 1 else self._changed[0])
             rows = rows[self._flags[rows] != 0]
-        return rows, self._flags[rows] & (self._OPENED | self._RENEWED) != 0
+        return rows, self.is_new(rows)
 
     def gone(self) -> tuple[pa.RecordBatch, pa.RecordBatch]:
         """Windows (closed, transient) as `Changes` has them: none of them is open."""
