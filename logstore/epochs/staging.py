@@ -9,21 +9,17 @@ Invariants:
 * All staged bytes together stay below `limit_bytes`.
 * A batch leaves this room only if its own CRC-32C still holds.
 
-It does not know which epochs are decided: `logstore.log.epochs` says what to drop.
+It does not know which epochs are decided: `logstore.epochs.epochs` says what to drop.
 """
 
 import hashlib
 import re
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from logstore.errors import CorruptBatch, CorruptFile, StagePosition, StorageFailed, UnsupportedBatchFormat
-from logstore.format.batch import HEADER_BYTES as BATCH_HEADER_BYTES
-from logstore.format.batch import check_batch, parse_header
+from logstore.errors import CorruptFile, StagePosition, StorageFailed
 from logstore.format.private import Part
 from logstore.format.staged import (
     HEADER_BYTES,
@@ -35,7 +31,7 @@ from logstore.format.staged import (
 )
 from logstore.interfaces import Buffer, FileSystem, Report
 from logstore.log.again import write_again
-from logstore.log.jobs import Create, Job, JobSource, Operation, Read, Remove, Sync, SyncDirectory, Write
+from logstore.log.jobs import Create, Job, JobSource, Operation, Remove, Sync, SyncDirectory, Write
 from logstore.log.ticket import Ticket
 
 DIRECTORY: Final = "staging"
@@ -342,106 +338,3 @@ def _data_is_whole(fs: FileSystem, path: str, position: int, header: FrameHeader
         crc = crc32c(piece, crc)
         position, left = position + len(piece), left - len(piece)
     return crc == header.data_crc
-
-
-# ---- reading back what is to be published
-
-
-@dataclass(slots=True)
-class _Pending:
-    """One piece being read: from where, and what came."""
-
-    extents: list[Extent]
-    into: list[bytes]
-    ticket: Ticket[bytearray | None]
-
-
-class StagedReader:
-    """Reads extents back as pieces of whole, checked batches, off the event loop, one piece at a time."""
-
-    def __init__(self, extents: Iterable[Extent], ready: Ready) -> None:
-        self._extents = deque(extents)
-        self._ready = ready
-        self._pending: _Pending | None = None
-        self._piece_bytes = PIECE_BYTES
-
-    def next_piece(self) -> Ticket[bytearray | None]:
-        """The next batches, at most PIECE_BYTES of them or one batch; None at the end.
-
-        The ticket fails with CorruptFile if a batch is no longer what was staged, with StorageFailed if reading fails.
-        """
-        if self._pending is not None:
-            raise AssertionError("one piece at a time")
-        ticket: Ticket[bytearray | None] = Ticket()
-        if not self._extents:
-            ticket.succeed(None)
-            return ticket
-        self._plan(ticket)
-        return ticket
-
-    def _plan(self, ticket: Ticket[bytearray | None]) -> None:
-        """Take extents worth one piece from the front; the rest of the last one stays."""
-        taken: list[Extent] = []
-        left = self._piece_bytes
-        while self._extents and left > 0 and (not taken or self._extents[0].length <= left):
-            extent = self._extents.popleft()
-            taken.append(extent)
-            left -= min(left, extent.length)
-        self._pending = _Pending(taken, [], ticket)
-        self._ready(self)
-
-    def take_job(self) -> Job | None:
-        """The reads of the piece that is waited for."""
-        pending = self._pending
-        if pending is None or pending.into:
-            return None
-        reads = [Read(e.path, e.position, min(e.length, self._piece_bytes), pending.into) for e in pending.extents]
-        return Job(reads, self._done, self._failed)
-
-    def _failed(self, _operation: Operation, error: OSError) -> None:
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.ticket.fail(StorageFailed(f"reading staged data failed ({error}); the epoch stays decided"))
-
-    def _done(self) -> None:
-        pending, self._pending = self._pending, None
-        if pending is None:
-            return
-        piece = bytearray()
-        try:
-            for extent, data in zip(pending.extents, pending.into, strict=True):
-                whole = _whole_batches(extent, min(extent.length, self._piece_bytes), data)
-                piece += memoryview(data)[:whole]
-                if whole < extent.length:
-                    self._extents.appendleft(Extent(extent.path, extent.position + whole, extent.length - whole, 0))
-        except (CorruptBatch, CorruptFile, UnsupportedBatchFormat) as error:
-            pending.ticket.fail(CorruptFile(f"staged data in {pending.extents[0].path} is damaged: {error}"))
-            return
-        if piece:
-            self._piece_bytes = PIECE_BYTES
-            pending.ticket.succeed(piece)
-            return
-        # Not even one batch fitted: its header says how much to read.
-        self._piece_bytes = parse_header(pending.into[0]).size_bytes
-        self._plan(pending.ticket)
-
-
-def _whole_batches(extent: Extent, asked_bytes: int, data: bytes) -> int:
-    """Length of the whole batches at the start of `data`, each checked.
-
-    Raises CorruptBatch, UnsupportedBatchFormat or CorruptFile.
-    """
-    if len(data) != asked_bytes:
-        raise CorruptFile(f"{asked_bytes} bytes at {extent.position} are not there in full")
-    position = 0
-    while len(data) - position >= BATCH_HEADER_BYTES:
-        size_bytes = parse_header(data, position).size_bytes
-        if position + size_bytes > extent.length:
-            raise CorruptFile(f"a batch of {size_bytes} bytes at {extent.position + position} leaves its part")
-        if position + size_bytes > len(data):
-            return position
-        check_batch(data, position)
-        position += size_bytes
-    if len(data) == extent.length and position != len(data):
-        raise CorruptFile(f"{len(data) - position} bytes before {extent.position + len(data)} are no batch")
-    return position
