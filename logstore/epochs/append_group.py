@@ -20,9 +20,9 @@ from logstore.format.batch import HIGHEST_COMPRESSION, BatchHeader, check_batch
 from logstore.format.control import STATE_TYPES, Begin, End, control_type, decode_control, encode_control
 from logstore.format.private import Part
 from logstore.interfaces import Buffer
-from logstore.log.admission import check_times
 from logstore.log.ticket import Ticket
 from logstore.log.topics import TopicConfig
+from logstore.log.validation import check_times
 
 
 def check_part(part: Part, data: memoryview, limits: TopicConfig, now_ms: int) -> None:

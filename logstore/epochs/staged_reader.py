@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from logstore.epochs.staging import PIECE_BYTES, Extent, Ready
 from logstore.errors import CorruptBatch, CorruptFile, StorageFailed, UnsupportedBatchFormat
 from logstore.format.batch import HEADER_BYTES, check_batch, parse_header
-from logstore.log.chores import Chores
+from logstore.log.background import BackgroundJobs
 from logstore.log.coroutines import start
 from logstore.log.jobs import Read
 from logstore.log.ticket import Ticket
@@ -20,7 +20,7 @@ class StagedReader:
 
     def __init__(self, extents: Iterable[Extent], ready: Ready) -> None:
         self._extents = deque(extents)
-        self._chores = Chores(ready)
+        self._background = BackgroundJobs(ready)
         self._is_reading = False
 
     def next_piece(self) -> Ticket[bytearray | None]:
@@ -60,7 +60,7 @@ class StagedReader:
     async def _read(self, extents: list[Extent], piece_bytes: int) -> list[bytes]:
         found: list[bytes] = []
         self._is_reading = True
-        reading = self._chores.run([Read(e.path, e.position, min(e.length, piece_bytes), found) for e in extents])
+        reading = self._background.run([Read(e.path, e.position, min(e.length, piece_bytes), found) for e in extents])
         await reading.settled()
         self._is_reading = False
         if reading.error is not None:

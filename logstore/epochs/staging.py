@@ -30,8 +30,8 @@ from logstore.format.staged import (
     table_bytes,
 )
 from logstore.interfaces import Buffer, FileSystem, Report
-from logstore.log.again import write_again
 from logstore.log.jobs import Create, Job, JobSource, Operation, Remove, Sync, SyncDirectory, Write
+from logstore.log.rewrite import rewrite
 from logstore.log.ticket import Ticket
 
 DIRECTORY: Final = "staging"
@@ -242,7 +242,7 @@ class Staging:
             fs.truncate(path, whole_bytes)
         # A process that was killed leaves frames that only the page cache holds, and after a failed sync not even a
         # sync that succeeds brings those to the disk: what the last write may have held is written again.
-        write_again(fs, path, max(0, whole_bytes - LAST_WRITE_BYTES), whole_bytes)
+        rewrite(fs, path, max(0, whole_bytes - LAST_WRITE_BYTES), whole_bytes)
         fs.sync(path)
         older = self._attempts.get(headers[0].key)
         if older is not None:  # dropped before, but its removal was not durable; the later file counts

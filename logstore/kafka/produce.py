@@ -19,9 +19,9 @@ from logstore.kafka.dispatch import Front
 from logstore.kafka.errors import error_code
 from logstore.kafka.framing import Reader, Writer
 from logstore.kafka.pace import Walkers
-from logstore.log.admission import check_produced, takes_long_to_check
 from logstore.log.stream_state import AppendResult, AppendTicket
 from logstore.log.topics import MAX_PARTITIONS, NO_LIMIT_MS, TopicConfig
+from logstore.log.validation import check_produced, takes_long_to_check
 
 KEY = 0
 MIN_VERSION, MAX_VERSION = 3, 11

@@ -25,7 +25,7 @@ from logstore.errors import (
 )
 from logstore.format.index import UNKNOWN_TIME
 from logstore.interfaces import Clock, FileSystem, Report
-from logstore.log.chores import Chores
+from logstore.log.background import BackgroundJobs
 from logstore.log.chunks import IndexCache, parse_chunk_name
 from logstore.log.coroutines import all_settled, start
 from logstore.log.jobs import JobQueue, JobSource, MakeDirectory, Operation, Remove, RemoveDirectory, SyncDirectory
@@ -96,7 +96,7 @@ class Store:
         self._by_id: dict[uuid.UUID, Topic] = {}
         self._new_id = environment.new_id
         self._report = environment.report
-        self._chores = Chores(self.notify)
+        self._background = BackgroundJobs(self.notify)
         self._creating: dict[str, Ticket[Topic]] = {}
         self._changes = SerialQueue()
         self._producer_ids = range(0)
@@ -308,11 +308,11 @@ class Store:
                 operations += [Remove(path, optional=True) for path in paths]
             operations.append(RemoveDirectory(stream.directory, optional=True))
         operations.append(RemoveDirectory(topic.directory, optional=True))
-        self._chores.run(operations)
+        self._background.run(operations)
 
     async def _save_topic(self, topic: Topic, total: int, operations: list[Operation]) -> Topic:
         """Directories first, then the catalogue, then the streams."""
-        await self._chores.run(operations)
+        await self._background.run(operations)
         await self.catalogue.put({_TOPIC + topic.name: _describe(topic, total, topic.overrides)})
         before = len(topic.partitions)
         for partition in range(before, total):

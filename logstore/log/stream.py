@@ -29,7 +29,7 @@ from logstore.format.batch import LEADER_EPOCH, BatchHeader, parse_header, patch
 from logstore.format.control import known_type
 from logstore.format.index import NO_TIMESTAMP, IndexBlock, IndexEntry, encode_block
 from logstore.format.snapshot import Snapshot, encode_snapshot
-from logstore.log.admission import check_produced
+from logstore.log.background import FileRemover
 from logstore.log.chunks import WARM_BYTES, WRITE_BYTES, Chunk, ChunkView, IndexBuilder
 from logstore.log.coroutines import start
 from logstore.log.jobs import Create, Job, Operation, Remove, Sync, SyncDirectory, Truncate, Write
@@ -50,7 +50,7 @@ from logstore.log.stream_state import (
 from logstore.log.tail import StreamTail, TailEntry
 from logstore.log.ticket import Ticket
 from logstore.log.topics import TopicConfig
-from logstore.log.trim import Remover
+from logstore.log.validation import check_produced
 
 SNAPSHOT_INTERVAL_BYTES = 1 << 20
 """Data between two producer snapshots: bounds what a restart has to walk."""
@@ -99,7 +99,7 @@ class Stream:
         self._unpinned: Ticket[None] = Ticket()
         self._closing: Ticket[None] | None = None
         self._closed = False
-        self._remover = Remover(directory, host.notify)
+        self._remover = FileRemover(directory, host.notify)
         self.deleted = False
 
     @classmethod

@@ -9,7 +9,7 @@ from logstore.interfaces import FileSystem
 PIECE_BYTES = 1 << 20
 
 
-def write_again(fs: FileSystem, path: str, start: int, end: int) -> None:
+def rewrite(fs: FileSystem, path: str, start: int, end: int) -> None:
     """Write the bytes from `start` to `end` over themselves; the caller syncs. Raises OSError."""
     while start < end:
         data = fs.read(path, start, min(PIECE_BYTES, end - start))
