@@ -10,7 +10,7 @@ Invariants:
   until its work is done.
 * Who sends is in `Sending`; every change of it is in TRANSITIONS.
 * An answer whose client does not take it counts in `AnswerBudget.unsent`, but for the bytes that the answer budget has
-  reserved already (`answer_bytes`).
+  reserved already. Reserved bytes are given back once, when the answer is sent or the connection ends.
 """
 
 import enum
@@ -70,7 +70,11 @@ TRANSITIONS: Final[Mapping[tuple[Sending, Event], Sending]] = {
 
 @dataclass(slots=True)
 class Place:
-    """The place of one request in the order of answers. `is_shared`: it counts among all connections' requests."""
+    """The place of one request in the order of answers.
+
+    `is_shared`: the request counts among all connections' requests. `reserved_bytes`: what the answer budget has
+    reserved for the answer.
+    """
 
     correlation_id: int
     size_bytes: int
@@ -78,14 +82,18 @@ class Place:
     flexible_header: bool = False
     is_ready: bool = False
     body: list[Buffer] | None = None
+    reserved_bytes: int = 0
     answer: produce.Answer | None = None
 
 
 class _Batch(NamedTuple):
-    """Answers to send together, the bytes of their requests, and what failed in a request that wants no answer."""
+    """Answers to send together, the bytes of their requests, the bytes that the answer budget has reserved for the
+    answers, and what failed in a request that wants no answer.
+    """
 
     parts: Sequence[Buffer]
     request_bytes: int
+    reserved_bytes: int
     failure: str | None
 
 
@@ -118,8 +126,7 @@ class AnswerLine:
         self._left: _Batch | None = None
         self.request_bytes = 0
         """Bytes of the requests whose answers are not sent."""
-        self.answer_bytes = 0
-        """Bytes that the answer budget has reserved for the answer at the head of the line."""
+        self._reserved_bytes = 0
 
     def _move(self, event: Event) -> None:
         """Take the step that the table allows; wake `send_answers` if it has work."""
@@ -146,6 +153,7 @@ class AnswerLine:
     def mark_ready(self, place: Place) -> None:
         """A request's work is done, and its answer may be sent."""
         place.is_ready = True
+        self._reserved_bytes += place.reserved_bytes
         if place.is_shared:
             self._requests.give(place.size_bytes)
         if self._sending is Sending.IDLE and self._places and self._places[0] is place:
@@ -191,7 +199,7 @@ class AnswerLine:
         while True:
             if self._left is not None or (self._places and self._places[0].is_ready):
                 batch, self._left = self._left or self._ready_batch(), None
-                await self._send(batch.parts)
+                await self._send(batch)
                 if batch.failure is not None:
                     raise ClosedError(f"acks=0, so closing is all it can be told: {batch.failure}")
                 self._note_sent(batch)
@@ -203,37 +211,41 @@ class AnswerLine:
                 self._move(Event.SENT)
                 await self._work.wait()
 
-    async def _send(self, parts: Sequence[Buffer]) -> None:
+    async def _send(self, batch: _Batch) -> None:
         unsent = self._answers.unsent.begin(self._give_up)
         try:
             await self._link.send(
-                parts,
+                batch.parts,
                 self._idle_s,
-                lambda size: self._answers.unsent.hold(unsent, max(0, size - self.answer_bytes)),
+                lambda size: self._answers.unsent.hold(unsent, max(0, size - batch.reserved_bytes)),
             )
         finally:
             self._answers.unsent.end(unsent)
 
     def _note_sent(self, batch: _Batch) -> None:
         self.request_bytes -= batch.request_bytes
-        self.give_back()
+        self._give_back(batch.reserved_bytes)
         self._progress.set()
 
-    def give_back(self) -> None:
-        """Give back what the answer budget has reserved."""
-        self._answers.give(self.answer_bytes)
-        self.answer_bytes = 0
+    def close(self) -> None:
+        """Give back what the answer budget has reserved for answers that are not sent."""
+        self._give_back(self._reserved_bytes)
+
+    def _give_back(self, reserved_bytes: int) -> None:
+        self._reserved_bytes -= reserved_bytes
+        self._answers.give(reserved_bytes)
 
     def _ready_batch(self) -> _Batch:
         """The answers at the head of the line."""
         parts: list[Buffer] = []
-        request_bytes = 0
+        request_bytes = reserved_bytes = 0
         while self._places and self._places[0].is_ready:
             place = self._places.popleft()
             request_bytes += place.size_bytes
+            reserved_bytes += place.reserved_bytes
             body = place.answer.body() if place.answer is not None else place.body
             if body is not None:
                 parts += frame(place.correlation_id, body, flexible_header=place.flexible_header)
             elif place.answer is not None and place.answer.failure is not None:
-                return _Batch(parts, request_bytes, place.answer.failure)
-        return _Batch(parts, request_bytes, None)
+                return _Batch(parts, request_bytes, reserved_bytes, place.answer.failure)
+        return _Batch(parts, request_bytes, reserved_bytes, None)

@@ -117,7 +117,7 @@ class Connection:
             trace = "".join(traceback.format_exception(group))
             self._front.engine.store.report("request crashed", client=self._caller.host, trace=trace)
         finally:
-            self._line.give_back()
+            self._line.close()
             self._link.close()
 
     async def _serve(self) -> None:
@@ -225,7 +225,7 @@ class Connection:
         raw = self._handlers.raw.get(header.api_key)
         try:
             if raw is not None:
-                body, self._line.answer_bytes = await raw.handle(request[header.body_at :], self._answers)
+                body, place.reserved_bytes = await raw.handle(request[header.body_at :], self._answers)
                 return body
             if header.api_key == codec.API_VERSIONS_KEY:
                 return api_versions_body(self._handlers, header.version)
@@ -233,7 +233,7 @@ class Connection:
                 place.flexible_header = header.version >= fetch.FIRST_FLEXIBLE
                 at = _body_at(request, header, flexible=place.flexible_header)
                 decoded = await fetch.decode_large(request, at, header.version)
-                body, self._line.answer_bytes = await fetch.handle(self._front, decoded, self._answers)
+                body, place.reserved_bytes = await fetch.handle(self._front, decoded, self._answers)
                 return body
             with self._counted_waiting(len(request)) if header.api_key in GROUP_KEYS else nullcontext():
                 return await self._answer_decoded(request, header, place)

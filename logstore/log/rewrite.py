@@ -1,4 +1,4 @@
-"""Writing what is there once more, so that the next sync is about it.
+"""Writes bytes of a file over themselves, so that the next sync brings them to the disk.
 
 If a sync failed in the last life, the kernel holds pages that it takes for clean and that never reached the disk: they
 read well, and no sync writes them. Invariant: the bytes of the file do not change.
