@@ -194,7 +194,7 @@ class Epochs:
             commit = query.under_way
             query.move(Event.SEARCHED)
             fields = {"query": query.name, "epoch": commit.decision.epoch}
-            self._report("epoch_rolled_forward", {**fields, "streams": len(commit.remaining)})
+            self._report("epoch rolled forward", {**fields, "streams": len(commit.remaining)})
             query.carried_out = start(self._publish(query, commit))
         return start(all_settled([query.carried_out for query in decided]))
 
@@ -447,7 +447,7 @@ class Epochs:
             if commit.reported_error != str(error):
                 commit.reported_error = str(error)
                 fields = {"query": query.name, "epoch": commit.decision.epoch, "error": str(error)}
-                self._report("epoch_stuck", fields)
+                self._report("epoch stuck", fields)
             raise
         query.move(Event.APPENDED)
         self._drop_old(query)
@@ -487,7 +487,7 @@ class Epochs:
         old = [a for a in attempts if a.last_staged_ms + self._staged_age_ms < now_ms and not query.covers(a.key)]
         if old:
             dropped_bytes = self._staging.drop(old)
-            self._report("staged_data_expired", {"query": query.name, "attempts": len(old), "bytes": dropped_bytes})
+            self._report("staged data expired", {"query": query.name, "attempts": len(old), "bytes": dropped_bytes})
         over = query.state is State.IDLE and len(attempts) == len(old) and query.admitted.done
         unused = query.last is None and query.runs.seen_ms + self._forget_ms < now_ms
         finished = query.last is not None and query.last.forget and query.last.decided_ms + self._forget_ms < now_ms

@@ -84,7 +84,7 @@ class Publisher:
         if stream is None:
             decision = commit.decision
             fields = {"query": decision.query, "epoch": decision.epoch, "topic": target.topic}
-            self._report("epoch_topic_gone", {**fields, "partition": target.partition})
+            self._report("epoch topic gone", {**fields, "partition": target.partition})
         else:
             await stream.append_group(self._group(commit.decision, target))
         commit.remaining.remove(target)

@@ -234,7 +234,7 @@ class Staging:
         whole_bytes = sum(header.size_bytes for header in headers)
         if whole_bytes < size_bytes:
             cut_bytes = size_bytes - whole_bytes
-            self._report("staging_cut", {"path": path, "kept_bytes": whole_bytes, "cut_bytes": cut_bytes})
+            self._report("staging cut", {"path": path, "kept_bytes": whole_bytes, "cut_bytes": cut_bytes})
         if not headers:
             fs.remove(path)
             return
