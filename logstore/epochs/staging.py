@@ -12,9 +12,11 @@ Invariants:
 It does not know which epochs are decided: `logstore.epochs.epochs` says what to drop.
 """
 
+import enum
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
@@ -46,6 +48,48 @@ _NAME: Final = re.compile(r".*-(\d+)\.staged")
 Ready = Callable[[JobSource], None]
 
 
+class State(enum.Enum):
+    """Where an attempt's file is."""
+
+    EMPTY = "empty"  # there is no file, and nothing is being written
+    WRITING = "writing"  # a write is in flight
+    DURABLE = "durable"  # the file holds what was written, synced
+    DROPPING = "dropping"  # a write is in flight, and the file is to go behind it
+    DOOMED = "doomed"  # the file is to go
+    REMOVING = "removing"  # the removal is in flight
+    GONE = "gone"  # there is no file, and there will be none
+
+
+class Event(enum.Enum):
+    """What happens to it."""
+
+    WRITE = "write"
+    SYNCED = "synced"
+    FAILED = "failed"
+    DROP = "drop"
+    REMOVE = "remove"
+    REMOVED = "removed"
+
+
+TRANSITIONS: Final[Mapping[tuple[State, Event], State]] = {
+    (State.EMPTY, Event.WRITE): State.WRITING,
+    (State.DURABLE, Event.WRITE): State.WRITING,
+    (State.WRITING, Event.SYNCED): State.DURABLE,
+    (State.WRITING, Event.FAILED): State.DOOMED,
+    (State.WRITING, Event.DROP): State.DROPPING,
+    (State.DROPPING, Event.SYNCED): State.DOOMED,
+    (State.DROPPING, Event.FAILED): State.DOOMED,
+    (State.EMPTY, Event.DROP): State.GONE,
+    (State.DURABLE, Event.DROP): State.DOOMED,
+    (State.DOOMED, Event.DROP): State.DOOMED,
+    (State.DOOMED, Event.REMOVE): State.REMOVING,
+    (State.REMOVING, Event.DROP): State.REMOVING,
+    (State.REMOVING, Event.REMOVED): State.GONE,
+    (State.GONE, Event.DROP): State.GONE,
+}
+_IN_FLIGHT: Final = frozenset((State.WRITING, State.DROPPING, State.REMOVING))
+
+
 class Frame(NamedTuple):
     """A frame in its attempt's file."""
 
@@ -73,9 +117,7 @@ class Attempt:
         self.durable_frames = 0
         self.size_bytes = 0
         self.failure: StorageFailed | None = None
-        self.dropped = False
-        self._exists = False
-        self._in_flight = False
+        self.state = State.EMPTY
         self._ready = ready
         self._settled = settled
         self._data: dict[int, Sequence[Buffer]] = {}
@@ -86,7 +128,7 @@ class Attempt:
     ) -> "Attempt":
         """An attempt whose file holds exactly these frames, durably."""
         attempt = cls(headers[0].key, path, ready, settled)
-        attempt._exists = True
+        attempt.state = State.DURABLE
         for header in headers:
             frame = Frame(header, attempt.size_bytes, Ticket.succeeded(header.position + 1))
             attempt.frames.append(frame)
@@ -134,70 +176,72 @@ class Attempt:
                     yield Extent(self.path, position, part.length_bytes, part.batches)
                 position += part.length_bytes
 
+    def move(self, event: Event) -> None:
+        """Take the step that the table allows."""
+        following = TRANSITIONS.get((self.state, event))
+        if following is None:
+            raise AssertionError(f"attempt {self.key.attempt!r}: {event.value} in state {self.state.value}")
+        self.state = following
+
     def drop(self) -> None:
         """Forget the frames and remove the file, behind what is in flight."""
-        if not self.dropped:
-            self.dropped = True
+        self.move(Event.DROP)
+        if self.state is State.GONE:
+            self._forget()
+            self._settled(self)
+        elif self.state is State.DOOMED:
             self._ready(self)
 
     def take_job(self) -> Job | None:
-        """The next write of what waits, or the removal."""
-        if self._in_flight:
-            return None
+        """The next write of frames that wait, or the removal of the file."""
+        if self.state is State.DOOMED:
+            return self._removal()
         waiting = self.frames[self.durable_frames :]
-        if self.dropped or self.failure is not None:
-            return self._removal(waiting)
-        if not waiting:
+        if self.state in _IN_FLIGHT or not waiting:
             return None
-        self._in_flight = True
+        is_new = self.state is State.EMPTY
         buffers = [buffer for frame in waiting for buffer in self._data.pop(frame.header.position)]
-        operations: list[Operation] = [] if self._exists else [Create(self.path)]
+        operations: list[Operation] = [Create(self.path)] if is_new else []
         operations += [Write(self.path, waiting[0].start, buffers), Sync(self.path)]
-        if not self._exists:
+        if is_new:
             operations.append(SyncDirectory(DIRECTORY))
-        self._exists = True
+        self.move(Event.WRITE)
+        return Job(operations, partial(self._written, waiting), self._failed)
 
-        def done() -> None:
-            self._in_flight = False
-            self.durable_frames += len(waiting)
-            self._ready(self)
-            for frame in waiting:
-                frame.ticket.succeed(frame.header.position + 1)
+    def _written(self, frames: Sequence[Frame]) -> None:
+        self.move(Event.SYNCED)
+        self.durable_frames += len(frames)
+        self._ready(self)
+        for frame in frames:
+            frame.ticket.succeed(frame.header.position + 1)
 
-        def failed(operation: Operation, error: OSError) -> None:
-            self._in_flight = False
-            self.failure = StorageFailed(
-                f"staging for task {self.key.task} of epoch {self.key.epoch}: {type(operation).__name__} of "
-                f"{self.path} failed ({error}); nothing of attempt {self.key.attempt!r} counts, stage again anew"
-            )
-            self._ready(self)
-            for frame in self.frames[self.durable_frames :]:
-                frame.ticket.fail(self.failure)
-            self._keep_durable()
+    def _failed(self, operation: Operation, error: OSError) -> None:
+        self.move(Event.FAILED)
+        self.failure = StorageFailed(
+            f"staging for task {self.key.task} of epoch {self.key.epoch}: {type(operation).__name__} of "
+            f"{self.path} failed ({error}); nothing of attempt {self.key.attempt!r} counts, stage again anew"
+        )
+        self._ready(self)
+        self._forget(self.failure)
 
-        return Job(operations, done, failed)
-
-    def _keep_durable(self) -> None:
-        del self.frames[self.durable_frames :]
-        self._data.clear()
-
-    def _removal(self, waiting: Sequence[Frame]) -> Job | None:
-        """The job that removes the file. Without a directory sync: a file that comes back is dropped again."""
-        for frame in waiting:
-            frame.ticket.fail(StorageFailed(f"attempt {self.key.attempt!r} was dropped before it was staged"))
+    def _forget(self, reason: StorageFailed | None = None) -> None:
+        """No frame counts; those that wait are told so."""
+        waiting = self.frames[self.durable_frames :]
         self.frames.clear()
         self._data.clear()
         self.durable_frames = 0
-        if not self._exists:
-            self._settled(self)
-            return None
-        self._exists, self._in_flight = False, True
+        for frame in waiting:
+            frame.ticket.fail(reason or StorageFailed(f"attempt {self.key.attempt!r} was dropped before it was staged"))
 
-        def over(*_failure: object) -> None:
-            self._in_flight = False
-            self._settled(self)
+    def _removal(self) -> Job:
+        """The job that removes the file. Without a directory sync: a file that comes back is dropped again."""
+        self.move(Event.REMOVE)
+        self._forget()
+        return Job([Remove(self.path, optional=True)], self._removed, lambda *_: self._removed())
 
-        return Job([Remove(self.path, optional=True)], over, over)
+    def _removed(self) -> None:
+        self.move(Event.REMOVED)
+        self._settled(self)
 
 
 class Staging:

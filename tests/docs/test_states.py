@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
-from logstore.epochs import decisions
+from logstore.epochs import decisions, staging
 from logstore.kafka import answers
 from logstore.kafka.groups import state as groups
 
@@ -44,6 +44,7 @@ def page() -> str:
     """The page as it should be."""
     epochs = [Step(before, event.value, after) for (before, event), after in decisions.TRANSITIONS.items()]
     sending = [Step(before, event.value, after) for (before, event), after in answers.TRANSITIONS.items()]
+    attempts = [Step(before, event.value, after) for (before, event), after in staging.TRANSITIONS.items()]
     group = [
         Step(before, "", after)
         for before, afters in groups.TRANSITIONS.items()
@@ -58,6 +59,13 @@ def page() -> str:
                 "From the decision to the mark that every stream has the epoch.",
                 decisions.State.IDLE,
                 epochs,
+            ),
+            drawn(
+                "The staged output of a task attempt",
+                "logstore/epochs/staging.py",
+                "From the first write to the removal of its file.",
+                staging.State.EMPTY,
+                attempts,
             ),
             drawn(
                 "The answers of a connection",

@@ -1,4 +1,4 @@
-"""Every step of a query's table is taken by some story, and every other step is refused."""
+"""Every step of the tables of epochs and of staged attempts is taken by a story, and every other step is refused."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from itertools import product
 
 import pytest
 
-from logstore.epochs import epochs
+from logstore.epochs import epochs, staging
 from logstore.epochs.decisions import TRANSITIONS, Event, Runs, State
 from logstore.errors import StorageFailed
-from logstore.format.private import AbortRequest
+from logstore.format.private import AbortRequest, StageReply
+from logstore.format.staged import AttemptKey
+from logstore.log.jobs import Job, Operation
 from logstore.log.ticket import Ticket
 from logstore.testing.clock import ManualClock
 from logstore.testing.faults import EIO
@@ -91,6 +93,98 @@ def test_every_step_of_the_table_is_taken(table: Recording) -> None:
     ledger_fails()
     stream_fails()
     assert table.taken == set(TRANSITIONS)
+
+
+ATTEMPT = AttemptKey("query-1", "run-1", 0, 0, "a0")
+
+
+class RecordingAttempts(dict[tuple[staging.State, staging.Event], staging.State]):
+    """The attempts' table, noting which steps are taken."""
+
+    def __init__(self) -> None:
+        super().__init__(staging.TRANSITIONS)
+        self.taken: set[tuple[staging.State, staging.Event]] = set()
+
+    def get(  # type: ignore[override]
+        self, step: tuple[staging.State, staging.Event], default: staging.State | None = None
+    ) -> staging.State | None:
+        """The state that follows."""
+        self.taken.add(step)
+        return super().get(step, default)
+
+
+def run_one(sidecar: Sidecar) -> tuple[Job, tuple[Operation, OSError] | None]:
+    """Run the next job, without giving it back."""
+    job = sidecar.store.queue.next_job()
+    assert job is not None
+    return job, job.run(sidecar.fs)
+
+
+def drop(sidecar: Sidecar, attempt: staging.Attempt) -> None:
+    """As the epochs would, when nobody needs the attempt."""
+    sidecar.staging.drop([attempt])
+
+
+def begin(sidecar: Sidecar) -> tuple[Ticket[StageReply], staging.Attempt]:
+    """Stage one frame without running its write."""
+    ticket = sidecar.epochs.stage(piece({0: ["a"]}, epoch=0), now_ms=sidecar.clock.wall_ms())
+    attempt = sidecar.staging.get(ATTEMPT)
+    assert attempt is not None
+    return ticket, attempt
+
+
+def test_every_step_of_an_attempt_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dropped before, during and behind a write, a failed write, and during the removal; no byte counts for ever."""
+    table = RecordingAttempts()
+    monkeypatch.setattr(staging, "TRANSITIONS", table)
+    sidecar, disk = a_sidecar()
+    stage(sidecar, piece({0: ["of another attempt"]}, epoch=0, task=1))  # admits the run
+    used_bytes = sidecar.staging.used_bytes
+
+    ticket, attempt = begin(sidecar)
+    drop(sidecar, attempt)
+    assert isinstance(ticket.error, StorageFailed)
+    attempt.drop()
+
+    for fails in (False, True):
+        ticket, attempt = begin(sidecar)
+        fail(disk, "sync" if fails else "", "staging")
+        job, outcome = run_one(sidecar)
+        drop(sidecar, attempt)
+        sidecar.store.queue.finished(job, outcome)
+        fail(disk, "", "")
+        attempt.drop()
+        removal, outcome = run_one(sidecar)
+        attempt.drop()
+        sidecar.store.queue.finished(removal, outcome)
+        assert (ticket.error is not None) == fails
+
+    ticket, attempt = begin(sidecar)
+    fail(disk, "write", "staging")
+    sidecar.run()
+    fail(disk, "", "")
+    assert isinstance(ticket.error, StorageFailed)
+    drop(sidecar, attempt)
+
+    ticket, attempt = begin(sidecar)
+    sidecar.run()
+    stage(sidecar, piece({0: ["b"]}, epoch=0, position=1))
+    drop(sidecar, attempt)
+    sidecar.run()
+    assert sidecar.staging.used_bytes == used_bytes
+    assert table.taken == set(staging.TRANSITIONS)
+
+
+@pytest.mark.parametrize(
+    ("state", "event"), sorted(set(product(staging.State, staging.Event)) - set(staging.TRANSITIONS), key=repr)
+)
+def test_every_other_step_of_an_attempt_is_refused(state: staging.State, event: staging.Event) -> None:
+    """The attempt stays as it is, and the defect is named."""
+    attempt = staging.Attempt(ATTEMPT, "path", lambda _: None, lambda _: None)
+    attempt.state = state
+    with pytest.raises(AssertionError, match=event.value):
+        attempt.move(event)
+    assert attempt.state is state
 
 
 @pytest.mark.parametrize(("state", "event"), sorted(set(product(State, Event)) - set(TRANSITIONS), key=repr))
