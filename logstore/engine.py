@@ -19,9 +19,9 @@ from logstore.format.batch import empty_batch, iterate_batches, parse_header
 from logstore.format.control import END_TYPE
 from logstore.interfaces import Buffer, FileSystem
 from logstore.log import reading, scanning
-from logstore.log.ahead import Place, ReadAhead, split
 from logstore.log.chunks import ChunkView
 from logstore.log.jobs import Job, Write
+from logstore.log.read_ahead import Place, ReadAhead, split
 from logstore.log.reading import ReadResult, TimeFound
 from logstore.log.scanning import ScanRange, ScanResult
 from logstore.log.store import Store

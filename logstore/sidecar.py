@@ -26,6 +26,9 @@ from logstore.disk.clock import SystemClock
 from logstore.disk.files import LOCK_FILE, MAX_DESCRIPTORS, OsFiles, locked_directory
 from logstore.disk.shared_state import Reclaimed, SharedState
 from logstore.engine import open_engine
+from logstore.epochs.epochs import Epochs
+from logstore.epochs.staging import DIRECTORY as STAGING_DIRECTORY
+from logstore.epochs.staging import Staging
 from logstore.errors import CairnError, ConfigError
 from logstore.kafka import epochs as epoch_front
 from logstore.kafka.configs import ConfigHandlers
@@ -40,10 +43,7 @@ from logstore.kafka.producer_ids import ProducerIdHandlers
 from logstore.kafka.scans import scan_apis
 from logstore.kafka.server import KafkaServer, Listener
 from logstore.kafka.topics import TopicHandlers
-from logstore.log.epochs import Epochs
 from logstore.log.ledger import DIRECTORY as LEDGER_DIRECTORY
-from logstore.log.staging import DIRECTORY as STAGING_DIRECTORY
-from logstore.log.staging import Staging
 from logstore.log.store import IDENTITY_FILE, STREAMS_DIRECTORY, Store
 from logstore.report import REPEAT_S, Reporter
 

@@ -92,8 +92,9 @@ class OsFiles:
     def write(self, path: str, position: int, buffers: Sequence[Buffer]) -> None:
         """See FileSystem."""
         with self._opened(path) as descriptor:
-            for start in range(0, len(buffers), MAX_VECTORS):
-                position = _write_all(descriptor, position, list(buffers[start : start + MAX_VECTORS]))
+            filled = [buffer for buffer in buffers if len(buffer)]  # of nothing, the kernel writes nothing
+            for start in range(0, len(filled), MAX_VECTORS):
+                position = _write_all(descriptor, position, filled[start : start + MAX_VECTORS])
 
     def sync(self, path: str) -> None:
         """See FileSystem."""
@@ -127,8 +128,11 @@ class OsFiles:
 
     def make_directory(self, path: str) -> None:
         """See FileSystem."""
-        with suppress(FileExistsError):
+        try:
             os.mkdir(self._path(path), DIRECTORY_MODE)
+        except FileExistsError:
+            if not os.path.isdir(self._path(path)):
+                raise
 
     def remove_directory(self, path: str) -> None:
         """See FileSystem."""

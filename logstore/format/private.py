@@ -152,7 +152,8 @@ class DescribeRequest:
 class DescribeReply:
     """What is known of a query. `last_epoch` and `run` are None for a query never seen.
 
-    `state` is that of the epoch being committed (logstore.log.epochs.State), or "idle"; `positions` the last epoch's.
+    `state` is that of the epoch being committed (`logstore.epochs.decisions.State`), or "idle"; `positions` are the
+    last epoch's.
     """
 
     last_epoch: int | None

@@ -4,7 +4,7 @@ Produce requests are pipelined: the next is read and appended while earlier ones
 request waits until the answers in front of it are sent, and holds back what follows, as in Kafka.
 
 Invariants:
-* Answers leave in the order of their requests.
+* Answers leave in the order of their requests (`logstore.kafka.answers`).
 * Bytes of requests and answers are bounded, per connection and over all (`logstore.kafka.budgets`); how they come in
   is the matter of `logstore.kafka.frames`. A client that does not read its answers stops being read from, and nobody
   else notices; one that takes nothing for `idle_s` is closed.
@@ -14,21 +14,20 @@ Invariants:
 """
 
 import traceback
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
 
 import trio
 
 from logstore.errors import CairnError, MalformedRequest
 from logstore.interfaces import Buffer
 from logstore.kafka import codec, fetch, produce
+from logstore.kafka.answers import AnswerLine, Place
 from logstore.kafka.budgets import AnswerBudget
 from logstore.kafka.dispatch import Caller, Front, Handlers
 from logstore.kafka.frames import Arrivals, ClosedError, Deadlines, FrameReader
-from logstore.kafka.framing import Reader, frame
+from logstore.kafka.framing import Reader
 from logstore.kafka.link import Link, TooSlow
 from logstore.kafka.pace import STEPS, Pace, collecting
 from logstore.kafka.versions import api_versions_body, served_versions
@@ -36,8 +35,8 @@ from logstore.kafka.versions import api_versions_body, served_versions
 LINGER_BYTES = 16 * 1024
 LINGER_S = 1.0
 """How long a client may go on sending after our last answer; closing earlier could destroy that answer on its way."""
-SLOT_BYTES = 2048
-"""What a request counts beside its bytes: its place in line and its answer."""
+PLACE_BYTES = 2048
+"""What a request counts beside its bytes: its place in the line of answers, and its answer."""
 GROUP_KEYS = frozenset((11, 14))
 """JoinGroup, SyncGroup: they wait for the other members."""
 MAX_WAITING_BYTES = 64 << 20
@@ -47,19 +46,6 @@ WAITING_KEYS = GROUP_KEYS | {fetch.KEY}
 LONG_ANSWER_KEYS = frozenset((3, 9, 15, 32, 35, 75))
 """Metadata, OffsetFetch, DescribeGroups, DescribeConfigs, DescribeLogDirs, DescribeTopicPartitions: short questions,
 long answers."""
-
-
-@dataclass(slots=True)
-class _Slot:
-    """The place of one request in the order of answers. `is_shared`: it counts among all connections' requests."""
-
-    correlation_id: int
-    size_bytes: int
-    is_shared: bool = True
-    flexible_header: bool = False
-    is_ready: bool = False
-    body: list[Buffer] | None = None
-    answer: produce.Answer | None = None
 
 
 class Connection:
@@ -83,21 +69,12 @@ class Connection:
         self._requests = arrivals.requests
         self._waiting = arrivals.waiting
         self._answers = answers
-        self._unsent_answers = answers.unsent
         self._on_request = on_request
-        self._slots: deque[_Slot] = deque()
-        self._unsent_bytes = 0
-        self._answer_bytes = 0
-        self._send_wanted: trio.Event | None = None
-        self._sent: trio.Event | None = None
-        self._unsent: _Answers | None = None
-        self._is_flush_planned = False
+        settings = front.settings
+        self._line = AnswerLine(link, front.engine, arrivals.requests, answers, settings.idle_s, self._give_up_answer)
         self._life = trio.CancelScope()
         self._receiving = trio.CancelScope()
-        self._why_ended: str | None = None
-        self._is_stopping = False
-        self._is_over = False
-        settings = front.settings
+        self._why_ended: str | None = "no whole request came in time"
         deadlines = Deadlines(settings.handshake_s, settings.idle_s)
         limit = settings.max_frame_bytes
         self._frames = FrameReader(link, limit, deadlines, arrivals, self._receiving, self._give_up_frame)
@@ -120,7 +97,7 @@ class Connection:
 
     def stop(self) -> None:
         """Take no more requests; what is being written is still answered, what only waits is not."""
-        self._is_stopping = True
+        self._why_ended = None  # the operator knows why
         self._receiving.cancel()
 
     async def run(self) -> None:
@@ -140,21 +117,20 @@ class Connection:
             trace = "".join(traceback.format_exception(group))
             self._front.engine.store.report("request crashed", client=self._caller.host, trace=trace)
         finally:
-            self._answers.give(self._answer_bytes)
+            self._line.close()
             self._link.close()
 
     async def _serve(self) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._send_answers)
+            nursery.start_soon(self._line.send_answers)
             with self._receiving:
                 try:
                     await self._receive()
                 except (MalformedRequest, ClosedError) as error:
                     self._report_close(error)
-            if self._receiving.cancelled_caught and not self._is_stopping:
-                self._report_close(self._why_ended or "no whole request came in time")
-            self._is_over = True
-            self._want_send()
+            if self._receiving.cancelled_caught and self._why_ended is not None:
+                self._report_close(self._why_ended)
+            self._line.end()
             self._front.engine.kick()
         if not self._frames.is_ended:
             await self._linger()
@@ -185,7 +161,10 @@ class Connection:
                 await self._produce(request, header)
             else:
                 await self._serve_alone(request, header)
-            if self._unsent_bytes > self._front.settings.connection_in_flight_bytes or not self._requests.has_room:
+            if (
+                self._line.request_bytes > self._front.settings.connection_in_flight_bytes
+                or not self._requests.has_room
+            ):
                 await self._wait_for_room()
 
     async def _serve_alone(self, request: memoryview, header: codec.RequestHeader) -> None:
@@ -193,40 +172,36 @@ class Connection:
         self._frames.pause()
         if header.client_id != self._caller.client_id:
             self._caller = self._caller._replace(client_id=header.client_id)
-        slot = _Slot(header.correlation_id, len(request) + SLOT_BYTES, header.api_key not in WAITING_KEYS)
-        self._push(slot)
+        place = Place(header.correlation_id, len(request) + PLACE_BYTES, header.api_key not in WAITING_KEYS)
+        self._line.push(place)
         try:
-            await self._wait_unsent(slot.size_bytes)
-            slot.body = await self._answer(request, header, slot)
-            self._mark_ready(slot)
+            await self._line.wait_sent(place.size_bytes)
+            place.body = await self._answer(request, header, place)
+            self._line.mark_ready(place)
         finally:
-            if not slot.is_ready:
-                self._drop(slot)
+            if not place.is_ready:
+                self._line.drop(place)
 
     async def _wait_for_room(self) -> None:
         """Read nothing more until there is room for it."""
         self._let_others_run()
-        await self._wait_unsent(self._front.settings.connection_in_flight_bytes)
+        await self._line.wait_sent(self._front.settings.connection_in_flight_bytes)
         await self._requests.wait_room()
 
     async def _produce(self, request: memoryview, header: codec.RequestHeader) -> None:
-        slot = _Slot(header.correlation_id, len(request) + SLOT_BYTES)
         flexible = header.version >= produce.FIRST_FLEXIBLE
         decoded = produce.decode(request, _body_at(request, header, flexible=flexible), header.version)
-        slot.flexible_header = flexible
-        self._push(slot)
-        slot.answer = answer = produce.Answer(decoded.version, decoded.acks)
+        answer = produce.Answer(decoded.version, decoded.acks)
+        place = Place(header.correlation_id, len(request) + PLACE_BYTES, flexible_header=flexible, answer=answer)
+        self._line.push(place)
         is_appended = False
         try:
             await self._append(decoded, len(request), answer)
             is_appended = True
         finally:
             if not is_appended:  # the connection ends here; what is appended stays
-                self._drop(slot)
-        if slot.answer.waiting:
-            slot.answer.on_ready = lambda: self._mark_ready(slot)
-        else:
-            self._mark_ready(slot)
+                self._line.drop(place)
+        answer.when_ready(partial(self._line.mark_ready, place))
 
     async def _append(self, request: produce.ProduceRequest, frame_bytes: int, answer: produce.Answer) -> None:
         if produce.needs_check_apart(self._front, request):
@@ -245,57 +220,49 @@ class Connection:
         self._frames.pause()
         self._front.engine.kick()
 
-    async def _answer(self, request: memoryview, header: codec.RequestHeader, slot: _Slot) -> list[Buffer]:
+    async def _answer(self, request: memoryview, header: codec.RequestHeader, place: Place) -> list[Buffer]:
         """The body of the answer to any request but Produce."""
         raw = self._handlers.raw.get(header.api_key)
         try:
             if raw is not None:
-                body, self._answer_bytes = await raw.handle(request[header.body_at :], self._answers)
+                body, place.reserved_bytes = await raw.handle(request[header.body_at :], self._answers)
                 return body
             if header.api_key == codec.API_VERSIONS_KEY:
                 return api_versions_body(self._handlers, header.version)
             if header.api_key == fetch.KEY and fetch.MIN_VERSION <= header.version <= fetch.MAX_VERSION:
-                slot.flexible_header = header.version >= fetch.FIRST_FLEXIBLE
-                at = _body_at(request, header, flexible=slot.flexible_header)
+                place.flexible_header = header.version >= fetch.FIRST_FLEXIBLE
+                at = _body_at(request, header, flexible=place.flexible_header)
                 decoded = await fetch.decode_large(request, at, header.version)
-                body, self._answer_bytes = await fetch.handle(self._front, decoded, self._answers)
+                body, place.reserved_bytes = await fetch.handle(self._front, decoded, self._answers)
                 return body
             with self._counted_waiting(len(request)) if header.api_key in GROUP_KEYS else nullcontext():
-                return await self._answer_decoded(request, header, slot)
+                return await self._answer_decoded(request, header, place)
         except (MalformedRequest, ClosedError):
             raise
         except (CairnError, OSError) as error:
             raise ClosedError(f"request {header.api_key} failed: {error}") from error
 
-    async def _answer_decoded(self, request: memoryview, header: codec.RequestHeader, slot: _Slot) -> list[Buffer]:
+    async def _answer_decoded(self, request: memoryview, header: codec.RequestHeader, place: Place) -> list[Buffer]:
         api = self._handlers.kafka.get(header.api_key)
         if api is None or not api.min_version <= header.version <= api.max_version:
-            return self._refuse_version(header, slot)
+            return self._refuse_version(header, place)
         flexible = bool(codec.request_type(header.api_key, header.version).__flexible__)
         decoded = await codec.decode_large(request, header, _body_at(request, header, flexible=flexible))
         async with collecting() if header.api_key in LONG_ANSWER_KEYS else nullcontext():
             response = await api.handle(decoded, self._caller)
-            slot.flexible_header = codec.has_flexible_response_header(response)
+            place.flexible_header = codec.has_flexible_response_header(response)
             return await codec.encode_large(response)
 
-    def _refuse_version(self, header: codec.RequestHeader, slot: _Slot) -> list[Buffer]:
+    def _refuse_version(self, header: codec.RequestHeader, place: Place) -> list[Buffer]:
         """UNSUPPORTED_VERSION in the nearest version served; answers without room for a code close the connection."""
         offered = {key: (lowest, highest) for key, lowest, highest in served_versions(self._handlers)}
         if header.api_key in offered:
             lowest, highest = offered[header.api_key]
             refusal = codec.refuse_version(header.api_key, min(max(header.version, lowest), highest))
             if refusal is not None:
-                slot.flexible_header = codec.has_flexible_response_header(refusal)
+                place.flexible_header = codec.has_flexible_response_header(refusal)
                 return codec.encode(refusal)
         raise ClosedError(f"request {header.api_key} version {header.version} is not served here")
-
-    # ---- out
-
-    def _push(self, slot: _Slot) -> None:
-        self._slots.append(slot)
-        self._unsent_bytes += slot.size_bytes
-        if slot.is_shared:
-            self._requests.take(slot.size_bytes)
 
     @contextmanager
     def _counted_waiting(self, size: int) -> Iterator[None]:
@@ -307,113 +274,6 @@ class Connection:
             yield
         finally:
             self._waiting.give(size)
-
-    def _drop(self, slot: _Slot) -> None:
-        """The last request gets no answer; those in front of it still do."""
-        self._slots.pop()
-        self._unsent_bytes -= slot.size_bytes
-        if slot.is_shared:
-            self._requests.give(slot.size_bytes)
-
-    def _mark_ready(self, slot: _Slot) -> None:
-        """A request's work is done: it weighs on this connection until its answer is sent, but no longer on the
-        others.
-        """
-        slot.is_ready = True
-        if slot.is_shared:
-            self._requests.give(slot.size_bytes)
-        if self._slots and self._slots[0] is slot and self._send_wanted is not None and not self._is_flush_planned:
-            self._is_flush_planned = self._front.engine.after_settling(self._flush)
-            if not self._is_flush_planned:
-                self._flush()
-
-    def _want_send(self) -> None:
-        if self._send_wanted is not None:
-            self._send_wanted.set()
-            self._send_wanted = None
-
-    async def _wait_unsent(self, limit_bytes: int) -> None:
-        """Wait until requests of at most `limit_bytes` are without a sent answer."""
-        if self._unsent_bytes > limit_bytes:
-            self._front.engine.kick()
-        while self._unsent_bytes > limit_bytes:
-            if self._sent is None:
-                self._sent = trio.Event()
-            await self._sent.wait()
-
-    def _flush(self) -> None:
-        """Send what is ready without a turn of the event loop; what the socket does not take is left to the sender."""
-        self._is_flush_planned = False
-        if self._send_wanted is None:
-            return  # the sender is at work, and will look again
-        answers = self._ready_answers()
-        try:
-            rest: Sequence[Buffer] = self._link.send_nowait(answers.parts)
-        except OSError:
-            rest = answers.parts  # the sender will meet the same error, where it belongs
-        if rest or answers.failure is not None:
-            self._unsent = answers._replace(parts=rest)
-            self._want_send()
-        else:
-            self._note_sent(answers)
-
-    def _note_sent(self, answers: "_Answers") -> None:
-        self._unsent_bytes -= answers.request_bytes
-        self._answers.give(self._answer_bytes)
-        self._answer_bytes = 0
-        if self._sent is not None:
-            self._sent.set()
-            self._sent = None
-        if self._is_over:
-            self._want_send()
-
-    async def _send_answers(self) -> None:
-        """Send what could not be sent at once, until the connection is over and everything is answered."""
-        while True:
-            while self._unsent is None and not (self._slots and self._slots[0].is_ready):
-                if self._is_over and not self._slots:
-                    return
-                self._send_wanted = trio.Event()
-                await self._send_wanted.wait()
-            answers, self._unsent = self._unsent or self._ready_answers(), None
-            await self._send(answers.parts)
-            if answers.failure is not None:
-                raise ClosedError(f"acks=0, so closing is all it can be told: {answers.failure}")
-            self._note_sent(answers)
-
-    async def _send(self, parts: Sequence[Buffer]) -> None:
-        """Send to the end; what the client does not take counts, but for what the answer budget knows of."""
-        unsent = self._unsent_answers.begin(self._give_up_answer)
-        try:
-            await self._link.send(
-                parts,
-                self._front.settings.idle_s,
-                lambda size: self._unsent_answers.hold(unsent, max(0, size - self._answer_bytes)),
-            )
-        finally:
-            self._unsent_answers.end(unsent)
-
-    def _ready_answers(self) -> "_Answers":
-        """The answers at the head of the line."""
-        parts: list[Buffer] = []
-        request_bytes = 0
-        while self._slots and self._slots[0].is_ready:
-            slot = self._slots.popleft()
-            request_bytes += slot.size_bytes
-            body = slot.answer.body() if slot.answer is not None else slot.body
-            if body is not None:
-                parts += frame(slot.correlation_id, body, flexible_header=slot.flexible_header)
-            elif slot.answer is not None and slot.answer.failure is not None:
-                return _Answers(parts, request_bytes, slot.answer.failure)
-        return _Answers(parts, request_bytes, None)
-
-
-class _Answers(NamedTuple):
-    """Answers to send, what their requests weigh, and what went wrong in one that wants no answer."""
-
-    parts: Sequence[Buffer]
-    request_bytes: int
-    failure: str | None
 
 
 def _body_at(request: memoryview, header: codec.RequestHeader, *, flexible: bool) -> int:

@@ -13,6 +13,7 @@ from typing import Final
 import trio
 
 from logstore.engine import Engine
+from logstore.epochs.epochs import Epochs
 from logstore.errors import CairnError
 from logstore.format.private import (
     ABORT,
@@ -33,7 +34,6 @@ from logstore.interfaces import Buffer
 from logstore.kafka.budgets import AnswerBudget
 from logstore.kafka.dispatch import Front, RawApi
 from logstore.kafka.pace import LARGE_BYTES, Walkers
-from logstore.log.epochs import Epochs
 
 TICK_SECONDS: Final = 5.0
 

@@ -9,7 +9,7 @@ Source: Kafka protocol guide, Produce 3 to 11; acks=1 means the same as acks=all
 
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -19,9 +19,9 @@ from logstore.kafka.dispatch import Front
 from logstore.kafka.errors import error_code
 from logstore.kafka.framing import Reader, Writer
 from logstore.kafka.pace import Walkers
-from logstore.log.admission import check_produced, takes_long_to_check
 from logstore.log.stream_state import AppendResult, AppendTicket
 from logstore.log.topics import MAX_PARTITIONS, NO_LIMIT_MS, TopicConfig
+from logstore.log.validation import check_produced, takes_long_to_check
 
 KEY = 0
 MIN_VERSION, MAX_VERSION = 3, 11
@@ -35,6 +35,8 @@ _TRANSACTIONAL_REFUSED = 53
 _INVALID_REQUIRED_ACKS = 21
 _OUTCOME = struct.Struct(">ihqq")
 """Partition, error code, base offset, log append time."""
+_NOTHING = AppendResult(-1, -1, False, -1)
+"""Of a partition that was refused."""
 
 
 class PartitionData(NamedTuple):
@@ -59,48 +61,61 @@ class ProduceRequest(NamedTuple):
 
 @dataclass(slots=True)
 class _Outcome:
+    """What became of one partition's records: an append under way or done, or a refusal."""
+
     partition: int
     error: int = 0
     message: str | None = None
-    base_offset: int = -1
-    log_start_offset: int = -1
-    append_ms: int = -1
+    ticket: AppendTicket | None = None
 
 
-@dataclass(slots=True)
 class Answer:
-    """An answer on its way. `on_ready` is called once, when `body` may be asked for; a needless one (acks=0) is None
-    then.
-    """
+    """An answer on its way: ready when every partition's append has settled."""
 
-    version: int
-    acks: int
-    waiting: int = 0
-    topics: list[tuple[str, list[_Outcome]]] = field(default_factory=list)
-    on_ready: Callable[[], None] | None = None
+    __slots__ = ("_on_ready", "_waiting", "acks", "topics", "version")
+
+    def __init__(self, version: int, acks: int) -> None:
+        self.version = version
+        self.acks = acks
+        self.topics: list[tuple[str, list[_Outcome]]] = []
+        self._waiting = 0
+        self._on_ready: Callable[[], None] | None = None
+
+    def when_ready(self, on_ready: Callable[[], None]) -> None:
+        """Call `on_ready` once `body` may be asked for: now, if it may."""
+        if self._waiting:
+            self._on_ready = on_ready
+        else:
+            on_ready()
+
+    def wait_for(self, outcome: _Outcome, ticket: AppendTicket) -> None:
+        """One partition is being appended."""
+        outcome.ticket = ticket
+        self._waiting += 1
+        ticket.add_callback(self._note_settled)
+
+    def _note_settled(self, _ticket: AppendTicket) -> None:
+        self._waiting -= 1
+        if not self._waiting and self._on_ready is not None:
+            on_ready, self._on_ready = self._on_ready, None  # it refers to this answer: no cycle is left behind
+            on_ready()
 
     @property
     def failure(self) -> str | None:
         """What went wrong with the first partition that failed."""
-        failed = (outcome for _, outcomes in self.topics for outcome in outcomes if outcome.error)
-        return next((outcome.message or f"error {outcome.error}" for outcome in failed), None)
+        outcomes = [_settled(outcome) for _, outcomes in self.topics for outcome in outcomes]
+        return next((outcome.message or f"error {outcome.error}" for outcome in outcomes if outcome.error), None)
 
     def body(self) -> list[Buffer] | None:
-        """The response's body; None if the client wants none."""
+        """The response's body; None if the client wants none (acks=0)."""
         return None if self.acks == 0 else _encode(self)
 
-    def settle(self, outcome: _Outcome, ticket: AppendTicket) -> None:
-        """One partition's append has ended."""
-        if ticket.error is None:
-            result: AppendResult = ticket.result()
-            outcome.base_offset, outcome.log_start_offset = result.base_offset, result.log_start_offset
-            outcome.append_ms = result.append_ms
-        else:
-            _refuse(outcome, ticket.error)
-        self.waiting -= 1
-        if self.waiting == 0 and self.on_ready is not None:
-            on_ready, self.on_ready = self.on_ready, None  # it knows who holds this answer: no cycle is left behind
-            on_ready()
+
+def _settled(outcome: _Outcome) -> _Outcome:
+    """The outcome, with the error of its append if that failed."""
+    if outcome.ticket is not None and outcome.ticket.error is not None:
+        _refuse(outcome, outcome.ticket.error)
+    return outcome
 
 
 def decode(frame: memoryview, at: int, version: int) -> ProduceRequest:
@@ -167,9 +182,7 @@ def needs_check_apart(front: Front, request: ProduceRequest) -> bool:
 
 
 def start(front: Front, request: ProduceRequest, frame_bytes: int, answer: Answer) -> None:
-    """Append everything at once; the answer settles with the last of its tickets (check `waiting`: it may have settled
-    already). See `steps`.
-    """
+    """Append everything at once. See `steps`."""
     for _ in steps(front, request, frame_bytes, answer):
         pass
 
@@ -210,8 +223,7 @@ def _append(front: Front, answer: Answer, topic: str, data: PartitionData, outco
     except CairnError as error:
         _refuse(outcome, error)
         return
-    answer.waiting += 1
-    ticket.add_callback(lambda settled: answer.settle(outcome, settled))
+    answer.wait_for(outcome, ticket)
 
 
 def _refuse(outcome: _Outcome, error: Exception) -> None:
@@ -227,9 +239,11 @@ def _encode(answer: Answer) -> list[Buffer]:
         writer.string(name)
         writer.count(len(outcomes))
         for outcome in outcomes:
-            writer.fixed(_OUTCOME, outcome.partition, outcome.error, outcome.base_offset, outcome.append_ms)
+            failed = outcome.ticket is None or _settled(outcome).error
+            result = _NOTHING if failed or outcome.ticket is None else outcome.ticket.result()
+            writer.fixed(_OUTCOME, outcome.partition, outcome.error, result.base_offset, result.append_ms)
             if version >= 5:
-                writer.int64(outcome.log_start_offset)
+                writer.int64(result.log_start_offset)
             if version >= 8:
                 writer.count(0)
                 writer.string(outcome.message)

@@ -23,7 +23,7 @@ class Write:
     optional: bool = False
 
     def run(self, fs: FileSystem) -> None:
-        """Do it."""
+        """Run the operation on `fs`. Raises OSError."""
         fs.write(self.path, self.position, self.buffers)
 
 
@@ -35,7 +35,7 @@ class Create:
     optional: bool = False
 
     def run(self, fs: FileSystem) -> None:
-        """Do it."""
+        """Run the operation on `fs`. Raises OSError."""
         fs.create(self.path)
 
 
@@ -47,7 +47,7 @@ class Sync:
     optional: bool = False
 
     def run(self, fs: FileSystem) -> None:
-        """Do it."""
+        """Run the operation on `fs`. Raises OSError."""
         fs.sync(self.path)
 
 
@@ -59,7 +59,7 @@ class SyncDirectory:
     optional: bool = False
 
     def run(self, fs: FileSystem) -> None:
-        """Do it."""
+        """Run the operation on `fs`. Raises OSError."""
         fs.sync_directory(self.path)
 
 
@@ -72,7 +72,7 @@ class Truncate:
     optional: bool = False
 
     def run(self, fs: FileSystem) -> None:
-        """Do it."""
+        """Run the operation on `fs`. Raises OSError."""
         fs.truncate(self.path, self.size_bytes)
 
 
@@ -85,7 +85,7 @@ class Rename:
     optional: bool = False
 
     def run(self, fs: FileSystem) -> None:
-        """Do it."""
+        """Run the operation on `fs`. Raises OSError."""
         fs.rename(self.source, self.target)
 
 
@@ -97,7 +97,7 @@ class Remove:
     optional: bool = False
 
     def run(self, fs: FileSystem) -> None:
-        """Do it."""
+        """Run the operation on `fs`. Raises OSError."""
         fs.remove(self.path)
 
 
@@ -109,7 +109,7 @@ class MakeDirectory:
     optional: bool = False
 
     def run(self, fs: FileSystem) -> None:
-        """Do it."""
+        """Run the operation on `fs`. Raises OSError."""
         fs.make_directory(self.path)
 
 
@@ -121,7 +121,7 @@ class RemoveDirectory:
     optional: bool = False
 
     def run(self, fs: FileSystem) -> None:
-        """Do it."""
+        """Run the operation on `fs`. Raises OSError."""
         fs.remove_directory(self.path)
 
 
@@ -136,7 +136,7 @@ class Read:
     optional: bool = False
 
     def run(self, fs: FileSystem) -> None:
-        """Do it."""
+        """Run the operation on `fs`. Raises OSError."""
         self.into.append(fs.read(self.path, self.position, self.length))
 
 

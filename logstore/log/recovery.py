@@ -31,7 +31,6 @@ from logstore.format.control import BEGIN_TYPE, END_TYPE, known_type
 from logstore.format.index import BLOCK, UNKNOWN_TIME, IndexBlock, IndexEntry, decode_blocks, decode_seal, encode_block
 from logstore.format.snapshot import decode_snapshots
 from logstore.interfaces import FileSystem
-from logstore.log.again import write_again
 from logstore.log.chunks import (
     LOG_SUFFIX,
     MAX_APPEND_BYTES,
@@ -43,6 +42,7 @@ from logstore.log.chunks import (
     parse_chunk_name,
 )
 from logstore.log.producers import ProducerTable
+from logstore.log.rewrite import rewrite
 from logstore.log.stream_state import AppendTicket, RecoveredStream
 
 WINDOW_BYTES = 1 << 20
@@ -125,7 +125,7 @@ def _open_chunk(fs: FileSystem, directory: str, base: int, following: int | None
     if following is None and chunk.size_bytes < file_bytes:
         fs.truncate(chunk.log_path, chunk.size_bytes)
     if following is None:
-        write_again(fs, chunk.log_path, proven_bytes, chunk.size_bytes)
+        rewrite(fs, chunk.log_path, proven_bytes, chunk.size_bytes)
     fs.sync(chunk.log_path)
     _repair_index(fs, chunk, entries, is_sealed=following is not None)
     return chunk if following is None else _as_sealed(chunk, following)

@@ -14,7 +14,6 @@ import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple
 
 from logstore.errors import (
@@ -26,19 +25,20 @@ from logstore.errors import (
 )
 from logstore.format.index import UNKNOWN_TIME
 from logstore.interfaces import Clock, FileSystem, Report
-from logstore.log.chores import Chores
+from logstore.log.background import BackgroundJobs
 from logstore.log.chunks import IndexCache, parse_chunk_name
+from logstore.log.coroutines import all_settled, start
 from logstore.log.jobs import JobQueue, JobSource, MakeDirectory, Operation, Remove, RemoveDirectory, SyncDirectory
 from logstore.log.ledger import DIRECTORY as LEDGER_DIRECTORY
 from logstore.log.ledger import Ledger
 from logstore.log.recovery import recover_stream
 from logstore.log.retention import RetentionClock
+from logstore.log.serial_queue import SerialQueue
 from logstore.log.stream import Stream
 from logstore.log.stream_state import StreamName
 from logstore.log.tail import Tail
 from logstore.log.ticket import Ticket
 from logstore.log.topics import MAX_PARTITIONS, TopicConfig, check_name, parse_config
-from logstore.log.turns import Turns
 
 FORMAT_VERSION = 1
 IDENTITY_FILE = "cairn.json"
@@ -96,11 +96,11 @@ class Store:
         self._by_id: dict[uuid.UUID, Topic] = {}
         self._new_id = environment.new_id
         self._report = environment.report
-        self._chores = Chores(self.notify)
+        self._background = BackgroundJobs(self.notify)
         self._creating: dict[str, Ticket[Topic]] = {}
-        self._turns = Turns()
+        self._changes = SerialQueue()
         self._producer_ids = range(0)
-        self._producer_waiters: list[Ticket[int]] = []
+        self._reservation: Ticket[None] = Ticket.succeeded(None)
         fs = environment.fs
         self.catalogue = Ledger.open(fs, "catalogue", self.notify)
         self.retention_clock = RetentionClock(self.clock, int(self.catalogue.get(_RETENTION_CLOCK) or 0))
@@ -233,89 +233,70 @@ class Store:
         topic_id = self._new_id()
         directory = f"{STREAMS_DIRECTORY}/{name[:READABLE_NAME_CHARACTERS]}.{topic_id.hex}"
         topic = Topic(name, topic_id, directory, dict(config), parsed, [])
-        ticket = self._creating[name] = Ticket()
         operations: list[Operation] = [MakeDirectory(directory), *_partition_directories(directory, 0, partitions)]
         operations.append(SyncDirectory(STREAMS_DIRECTORY))
+        self._creating[name] = start(self._create(topic, partitions, operations))
+        return self._creating[name]
 
-        def settled(_: Ticket[Topic]) -> None:
-            del self._creating[name]
-
-        ticket.add_callback(settled)
-        self._save_topic(topic, partitions, operations, ticket)
-        return ticket
+    async def _create(self, topic: Topic, partitions: int, operations: list[Operation]) -> Topic:
+        saved = start(self._save_topic(topic, partitions, operations))
+        await saved.settled()
+        del self._creating[topic.name]
+        return saved.result()
 
     def add_partitions(self, name: str, total: int) -> Ticket[Topic]:
         """Grow a topic to `total` partitions.
 
-        Raises UnknownTopicOrPartition, InvalidPartitions, or its ticket fails with them or with StorageFailed.
+        The ticket fails with UnknownTopicOrPartition, InvalidPartitions or StorageFailed.
         """
-        return self._turns.run(name, lambda: self._add_partitions(name, total))
+        return self._changes.run(name, lambda: self._add_partitions(name, total))
 
-    def _add_partitions(self, name: str, total: int) -> Ticket[Topic]:
+    async def _add_partitions(self, name: str, total: int) -> Topic:
         topic = self.topic(name)
         _check_partitions(total)
         if total <= len(topic.partitions):
             raise InvalidPartitions(f"topic {name!r} has {len(topic.partitions)} partitions; {total} would not be more")
-        ticket: Ticket[Topic] = Ticket()
         operations = _partition_directories(topic.directory, len(topic.partitions), total)
-        self._save_topic(topic, total, operations, ticket)
-        return ticket
+        return await self._save_topic(topic, total, operations)
 
     def alter_topic(self, name: str, changes: Mapping[str, str | None]) -> Ticket[Topic]:
         """Change settings; None sets one back to its default.
 
-        Raises UnknownTopicOrPartition, InvalidConfig, or its ticket fails with them or with StorageFailed.
+        The ticket fails with UnknownTopicOrPartition, InvalidConfig or StorageFailed.
         """
-        return self._turns.run(name, lambda: self._alter_topic(name, changes))
+        return self._changes.run(name, lambda: self._alter_topic(name, changes))
 
-    def _alter_topic(self, name: str, changes: Mapping[str, str | None]) -> Ticket[Topic]:
+    async def _alter_topic(self, name: str, changes: Mapping[str, str | None]) -> Topic:
         topic = self.topic(name)
         kept = {key: value for key, value in topic.overrides.items() if key not in changes}
         overrides = kept | {key: value for key, value in changes.items() if value is not None}
         parse_config(changes)
         parsed = parse_config(overrides, self.settings.topic_defaults)
-        ticket: Ticket[Topic] = Ticket()
-
-        def saved(put: Ticket[None]) -> None:
-            if put.error is not None:
-                ticket.fail(put.error)
-                return
-            topic.overrides, topic.config = overrides, parsed
-            for stream in topic.partitions:
-                stream.config = parsed
-            shown = " ".join(f"{key}={'default' if value is None else value}" for key, value in sorted(changes.items()))
-            self.report("topic altered", topic=name, changes=shown)
-            ticket.succeed(topic)
-
-        self.catalogue.put({_TOPIC + name: _describe(topic, len(topic.partitions), overrides)}).add_callback(saved)
-        return ticket
+        await self.catalogue.put({_TOPIC + name: _describe(topic, len(topic.partitions), overrides)})
+        topic.overrides, topic.config = overrides, parsed
+        for stream in topic.partitions:
+            stream.config = parsed
+        shown = " ".join(f"{key}={'default' if value is None else value}" for key, value in sorted(changes.items()))
+        self.report("topic altered", topic=name, changes=shown)
+        return topic
 
     def delete_topic(self, name: str) -> Ticket[None]:
         """Delete a topic; settles once that is durable, its files go later.
 
-        Raises UnknownTopicOrPartition, or its ticket fails with it or with StorageFailed.
+        The ticket fails with UnknownTopicOrPartition or StorageFailed.
         """
-        return self._turns.run(name, lambda: self._delete_topic(name))
+        return self._changes.run(name, lambda: self._delete_topic(name))
 
-    def _delete_topic(self, name: str) -> Ticket[None]:
+    async def _delete_topic(self, name: str) -> None:
         topic = self.topic(name)
-        ticket: Ticket[None] = Ticket()
-
-        def saved(put: Ticket[None]) -> None:
-            if put.error is not None:
-                ticket.fail(put.error)
-                return
-            if self.topics.get(name) is topic:
-                del self.topics[name]
-            self._by_id.pop(topic.topic_id, None)
-            self._discard(topic)
-            self.report("topic deleted", topic=name, id=topic.topic_id, partitions=len(topic.partitions))
-            ticket.succeed(None)
-
         gone: dict[str, bytes | None] = {_TOPIC + name: None}
         gone.update({_start_key(topic.topic_id, stream.partition): None for stream in topic.partitions})
-        self.catalogue.put(gone).add_callback(saved)
-        return ticket
+        await self.catalogue.put(gone)
+        if self.topics.get(name) is topic:
+            del self.topics[name]
+        self._by_id.pop(topic.topic_id, None)
+        self._discard(topic)
+        self.report("topic deleted", topic=name, id=topic.topic_id, partitions=len(topic.partitions))
 
     def _discard(self, topic: Topic) -> None:
         operations: list[Operation] = []
@@ -327,61 +308,42 @@ class Store:
                 operations += [Remove(path, optional=True) for path in paths]
             operations.append(RemoveDirectory(stream.directory, optional=True))
         operations.append(RemoveDirectory(topic.directory, optional=True))
-        self._chores.run(operations)
+        self._background.run(operations)
 
-    def _save_topic(self, topic: Topic, total: int, operations: list[Operation], ticket: Ticket[Topic]) -> None:
+    async def _save_topic(self, topic: Topic, total: int, operations: list[Operation]) -> Topic:
         """Directories first, then the catalogue, then the streams."""
-
-        def made(chore: Ticket[None]) -> None:
-            if chore.error is not None:
-                ticket.fail(chore.error)
-                return
-            entry = _describe(topic, total, topic.overrides)
-            self.catalogue.put({_TOPIC + topic.name: entry}).add_callback(saved)
-
-        def saved(put: Ticket[None]) -> None:
-            if put.error is not None:
-                ticket.fail(put.error)
-                return
-            before = len(topic.partitions)
-            for partition in range(before, total):
-                directory = f"{topic.directory}/{partition}"
-                fresh = Stream.fresh(topic.name, partition, directory, topic.config, self)
-                topic.partitions.append(fresh)
-            self.topics[topic.name] = self._by_id[topic.topic_id] = topic
-            if before:
-                self.report("topic grown", topic=topic.name, partitions=total, before=before)
-            else:
-                self.report("topic created", topic=topic.name, id=topic.topic_id, partitions=total)
-            ticket.succeed(topic)
-
-        self._chores.run(operations).add_callback(made)
+        await self._background.run(operations)
+        await self.catalogue.put({_TOPIC + topic.name: _describe(topic, total, topic.overrides)})
+        before = len(topic.partitions)
+        for partition in range(before, total):
+            directory = f"{topic.directory}/{partition}"
+            topic.partitions.append(Stream.fresh(topic.name, partition, directory, topic.config, self))
+        self.topics[topic.name] = self._by_id[topic.topic_id] = topic
+        if before:
+            self.report("topic grown", topic=topic.name, partitions=total, before=before)
+        else:
+            self.report("topic created", topic=topic.name, id=topic.topic_id, partitions=total)
+        return topic
 
     # ---- producer ids
 
     def allocate_producer_id(self) -> Ticket[int]:
         """A producer id that was never given out before. Fails with StorageFailed."""
-        if self._producer_ids:
-            first, self._producer_ids = self._producer_ids[0], self._producer_ids[1:]
-            return Ticket.succeeded(first)
-        ticket: Ticket[int] = Ticket()
-        self._producer_waiters.append(ticket)
-        if len(self._producer_waiters) == 1:
-            start = int(self.catalogue.get(_PRODUCER_IDS) or 0)
-            block = range(start, start + PRODUCER_ID_BLOCK)
-            saved = self.catalogue.put({_PRODUCER_IDS: str(block.stop).encode()})
-            saved.add_callback(lambda put: self._reserved(block, put))
-        return ticket
+        return start(self._allocate_producer_id())
 
-    def _reserved(self, block: range, put: Ticket[None]) -> None:
-        waiters, self._producer_waiters = self._producer_waiters, []
-        if put.error is None:
-            self._producer_ids = block
-        for ticket in waiters:
-            if put.error is not None:
-                ticket.fail(put.error)
-            else:
-                self.allocate_producer_id().add_callback(partial(_pass_on, ticket))
+    async def _allocate_producer_id(self) -> int:
+        while not self._producer_ids:
+            if self._reservation.done:
+                self._reservation = start(self._reserve_producer_ids())
+            await self._reservation
+        first, self._producer_ids = self._producer_ids[0], self._producer_ids[1:]
+        return first
+
+    async def _reserve_producer_ids(self) -> None:
+        first = int(self.catalogue.get(_PRODUCER_IDS) or 0)
+        block = range(first, first + PRODUCER_ID_BLOCK)
+        await self.catalogue.put({_PRODUCER_IDS: str(block.stop).encode()})
+        self._producer_ids = block
 
     # ---- time and end
 
@@ -398,20 +360,9 @@ class Store:
 
     def close(self) -> Ticket[None]:
         """Refuse appends, finish what is pending and leave nothing to scan. Settles when all streams have."""
-        ticket: Ticket[None] = Ticket()
         closing = [stream.close() for stream in self.streams()]
         closing.append(self._save_retention_clock())
-        still_open = len(closing)
-
-        def closed(_: Ticket[None]) -> None:
-            nonlocal still_open
-            still_open -= 1
-            if not still_open:
-                ticket.succeed(None)
-
-        for part in closing:
-            part.add_callback(closed)
-        return ticket
+        return start(all_settled(closing))
 
 
 _TOPIC = "topic/"
@@ -431,13 +382,6 @@ def _describe(topic: Topic, partitions: int, overrides: Mapping[str, str]) -> by
         "config": dict(overrides),
     }
     return json.dumps(entry).encode()
-
-
-def _pass_on(waiting: Ticket[int], given: Ticket[int]) -> None:
-    if given.error is not None:
-        waiting.fail(given.error)
-    else:
-        waiting.succeed(given.result())
 
 
 def _check_partitions(count: int) -> None:

@@ -29,8 +29,9 @@ from logstore.format.batch import LEADER_EPOCH, BatchHeader, parse_header, patch
 from logstore.format.control import known_type
 from logstore.format.index import NO_TIMESTAMP, IndexBlock, IndexEntry, encode_block
 from logstore.format.snapshot import Snapshot, encode_snapshot
-from logstore.log.admission import check_produced
+from logstore.log.background import FileRemover
 from logstore.log.chunks import WARM_BYTES, WRITE_BYTES, Chunk, ChunkView, IndexBuilder
+from logstore.log.coroutines import start
 from logstore.log.jobs import Create, Job, Operation, Remove, Sync, SyncDirectory, Truncate, Write
 from logstore.log.producers import ProducerTable
 from logstore.log.retention import Moment, excess
@@ -49,7 +50,7 @@ from logstore.log.stream_state import (
 from logstore.log.tail import StreamTail, TailEntry
 from logstore.log.ticket import Ticket
 from logstore.log.topics import TopicConfig
-from logstore.log.trim import Remover
+from logstore.log.validation import check_produced
 
 SNAPSHOT_INTERVAL_BYTES = 1 << 20
 """Data between two producer snapshots: bounds what a restart has to walk."""
@@ -95,10 +96,10 @@ class Stream:
         self._snapshot_bytes = 0
         self._waiters: dict[Callable[[], None], None] = {}
         self._pins: dict[Pin, None] = {}
-        self._held_trims: list[tuple[int, Ticket[int]]] = []
+        self._unpinned: Ticket[None] = Ticket()
         self._closing: Ticket[None] | None = None
         self._closed = False
-        self._remover = Remover(directory, host.notify)
+        self._remover = FileRemover(directory, host.notify)
         self.deleted = False
 
     @classmethod
@@ -487,9 +488,8 @@ class Stream:
 
     def _unpin(self, pin: Pin) -> None:
         self._pins.pop(pin, None)
-        held, self._held_trims = self._held_trims, []
-        for offset, result in held:
-            self._trim_when_free(offset, result)
+        unpinned, self._unpinned = self._unpinned, Ticket()
+        unpinned.succeed(None)
 
     @property
     def _pinned_offset(self) -> int:
@@ -508,46 +508,41 @@ class Stream:
             raise OffsetOutOfRange(self.name, target, self.log_start_offset, self.high_watermark)
         if target <= self.log_start_offset:
             return Ticket.succeeded(self.log_start_offset)
-        result: Ticket[int] = Ticket()
-        self._trim_when_free(target, result)
-        return result
+        return start(self._trim_when_free(target))
 
-    def _trim_when_free(self, offset: int, result: Ticket[int]) -> None:
-        if offset > self._pinned_offset:
-            self._held_trims.append((offset, result))
-        else:
-            self._advance_start(offset, result, "deleted by a client")
+    async def _trim_when_free(self, offset: int) -> int:
+        while offset > self._pinned_offset:
+            await self._unpinned
+        return await self._trim(offset, "deleted by a client")
 
     def apply_retention(self) -> None:
         """Trim whole chunks beyond the topic's retention, up to the first pin."""
         now = Moment(self._host.retention_clock.now_ms(), self._host.clock.wall_ms())
         found = excess(self.chunks, self.config, self._pinned_offset, now)
         if found is not None and found.before_offset > self.log_start_offset:
-            self._advance_start(found.before_offset, Ticket(), found.why)
+            start(self._trim(found.before_offset, found.why))
 
     @property
     def size_bytes(self) -> int:
         """Bytes of all chunks."""
         return sum(chunk.size_bytes for chunk in self.chunks)
 
-    def _advance_start(self, offset: int, result: Ticket[int], why: str) -> None:
+    async def _trim(self, offset: int, why: str) -> int:
+        """Make the log start durable, then remove what lies in front of it. The result is the new log start."""
         # A smaller trim must not overwrite a larger one that is on its way to the catalogue.
         offset = self._start_asked = max(offset, self._start_asked)
-
-        def saved(ticket: Ticket[None]) -> None:
-            if ticket.error is not None:
-                self._start_asked = self.log_start_offset
-                result.fail(ticket.error)
-                return
-            first, self.log_start_offset = self.log_start_offset, max(self.log_start_offset, offset)
-            freed_bytes = self._drop_chunks()
-            if first < self.log_start_offset:
-                last = self.log_start_offset - 1
-                self._host.report("trimmed", stream=self.name, first=first, last=last, why=why, freed_bytes=freed_bytes)
-            result.succeed(self.log_start_offset)
-            self._wake()
-
-        self._host.save_log_start(self, offset).add_callback(saved)
+        try:
+            await self._host.save_log_start(self, offset)
+        except CairnError:
+            self._start_asked = self.log_start_offset
+            raise
+        first, self.log_start_offset = self.log_start_offset, max(self.log_start_offset, offset)
+        freed_bytes = self._drop_chunks()
+        if first < self.log_start_offset:
+            last = self.log_start_offset - 1
+            self._host.report("trimmed", stream=self.name, first=first, last=last, why=why, freed_bytes=freed_bytes)
+        self._wake()
+        return self.log_start_offset
 
     def _drop_chunks(self) -> int:
         """Files of chunks in front of the log start go; the last chunk stays, for its name tells where the log ends.

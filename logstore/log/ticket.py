@@ -1,10 +1,12 @@
 """A result that is not there yet, without an event loop.
 
 Invariants: a ticket settles exactly once; callbacks run at once if it has settled, in the order they were added
-otherwise. The trio side waits on it (`logstore.engine`), tests drive it synchronously.
+otherwise. Coroutines await it (`logstore.log.coroutines`), the trio side waits on it (`logstore.engine`), tests drive
+it synchronously.
 """
 
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Generator
 from typing import Generic, TypeVar, cast
 
 T = TypeVar("T")
@@ -59,6 +61,18 @@ class Ticket(Generic[T]):
             callback(self)
         else:
             self._callbacks.append(callback)
+
+    def __await__(self) -> Generator["Ticket[T]", None, T]:
+        """The result, in a coroutine that `coroutines.start` runs; raises the error the ticket settled with."""
+        if not self.done:
+            yield self
+        return self.result()
+
+    @types.coroutine
+    def settled(self) -> Generator["Ticket[T]", None, None]:
+        """Await this to wait for the ticket without raising its error."""
+        if not self.done:
+            yield self
 
     @property
     def error(self) -> Exception | None:

@@ -1,1 +1,7 @@
-"""What others may use to test against the log store: a simulated disk, a clock set by hand, a driver of disk jobs."""
+"""What others may use to test against the log store: a simulated disk, the contract of a file system, a clock set by
+hand, a driver of disk jobs.
+"""
+
+from logstore.testing.filesystem import check_filesystem
+
+__all__ = ["check_filesystem"]

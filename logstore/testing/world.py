@@ -9,15 +9,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from logstore.epochs.epochs import Epochs
+from logstore.epochs.staging import Staging
 from logstore.errors import CairnError
 from logstore.format.control import Begin, End, encode_control
 from logstore.format.private import DecideRequest, Part, StageRequest, TaskOutput
 from logstore.format.records import Record, decode_batch, encode_batch
 from logstore.interfaces import FileSystem
-from logstore.log.epochs import Epochs
 from logstore.log.jobs import Operation
 from logstore.log.reading import find_timestamp, read_chunk
-from logstore.log.staging import Staging
 from logstore.log.store import Store, StoreSettings
 from logstore.log.stream import Stream
 from logstore.log.ticket import Ticket

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple, TypeVar
 
+from logstore.epochs.epochs import Epochs
+from logstore.epochs.staging import Staging
 from logstore.errors import StorageFailed
 from logstore.format.batch import iterate_batches
 from logstore.format.private import DecideReply, DecideRequest, StageRequest, TaskOutput
 from logstore.format.records import Record, decode_batch, encode_batch
-from logstore.log.epochs import Epochs
 from logstore.log.reading import read_chunk
-from logstore.log.staging import Staging
 from logstore.log.store import Store, StoreSettings
 from logstore.log.stream import Stream
 from logstore.log.ticket import Ticket

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import TypeVar
 
+from logstore.epochs.epochs import Epochs
+from logstore.epochs.staging import Staging
 from logstore.format.batch import iterate_batches
 from logstore.format.control import decode_control
 from logstore.format.private import (
@@ -23,8 +25,6 @@ from logstore.format.private import (
 )
 from logstore.format.records import Record, decode_batch, encode_batch
 from logstore.interfaces import FileSystem
-from logstore.log.epochs import Epochs
-from logstore.log.staging import Staging
 from logstore.log.store import Store, StoreSettings
 from logstore.log.stream import Stream
 from logstore.log.ticket import Ticket

@@ -2,9 +2,9 @@
 
 import pytest
 
+from logstore.epochs.decisions import Last, decode_last, encode_last
 from logstore.errors import FencedRun, InvalidRecord, StagedMissing, StagePosition, StaleEpoch, StorageFailed
 from logstore.format.private import AbortRequest, DecideReply, StageReply
-from logstore.log.decisions import Last, decode_last, encode_last
 from logstore.testing.clock import ManualClock
 from logstore.testing.faults import EIO, ENOSPC, Call, Fault
 from logstore.testing.simdisk import SimDisk
@@ -282,7 +282,7 @@ def test_staged_output_nobody_decides_upon_is_reclaimed(sidecar: Sidecar) -> Non
     sidecar.epochs.tick(now_ms=sidecar.clock.wall_ms())
     sidecar.run()
     assert sidecar.fs.list_directory("staging") == []
-    assert "staged_data_expired" in [event for event, _ in sidecar.events]
+    assert "staged data expired" in [event for event, _ in sidecar.events]
 
 
 def test_a_batch_job_is_forgotten_after_a_while(sidecar: Sidecar) -> None:
@@ -310,5 +310,5 @@ def test_a_deleted_topic_does_not_hold_up_the_others(sidecar: Sidecar) -> None:
     disk.fault_for = None
     sidecar.settle(sidecar.store.delete_topic("extra"))
     assert decide(sidecar, decision((0, "a0", 1), (1, "a0", 1), epoch=0)).outcome == "duplicate"
-    assert "epoch_topic_gone" in [event for event, _ in sidecar.events]
+    assert "epoch topic gone" in [event for event, _ in sidecar.events]
     assert sidecar.records("out", 0) == ["a"]

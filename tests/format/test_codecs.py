@@ -14,6 +14,7 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
+from logstore.epochs.decisions import Decision, Target, decode_decision, encode_decision
 from logstore.errors import CairnError, CorruptBatch, CorruptFile, UnknownFormatVersion, UnsupportedBatchFormat
 from logstore.format.batch import (
     CRC_START,
@@ -55,7 +56,6 @@ from logstore.format.journal import KIND_CHANGES, KIND_SNAPSHOT, Frame, encode_f
 from logstore.format.private import MAX_FIELDS_VALUES, TaskOutput
 from logstore.format.records import Record, decode_batch, encode_batch, iterate_times
 from logstore.format.snapshot import ProducerBatch, ProducerEntry, Snapshot, decode_snapshots, encode_snapshot
-from logstore.log.decisions import Decision, Target, decode_decision, encode_decision
 
 RECORDS = [
     Record(0, 1_700_000_000_000, b"key", b"value", (("h", b"x"), ("empty", None))),

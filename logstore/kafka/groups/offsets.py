@@ -10,11 +10,12 @@ It knows nothing of members: `coordinator` says who may commit.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 from urllib.parse import quote, unquote
 
 from logstore.errors import CorruptFile
+from logstore.log.coroutines import start
 from logstore.log.ticket import Ticket
 
 _OFFSET = "offset/"
@@ -85,67 +86,63 @@ class OffsetStore:
         self, group_id: str, protocol_type: str | None, offsets: Mapping[TopicPartition, Committed]
     ) -> Ticket[None]:
         """Commit offsets; fails with StorageFailed if the disk refuses, and then nothing of it is seen."""
+        return start(self._commit(group_id, protocol_type, offsets))
+
+    async def _commit(
+        self, group_id: str, protocol_type: str | None, offsets: Mapping[TopicPartition, Committed]
+    ) -> None:
         changes: dict[str, bytes | None] = {
             _key(group_id, partition): _dump(committed) for partition, committed in offsets.items()
         }
         if protocol_type is not None and self._protocol_types.get(group_id) != protocol_type:
             changes[_GROUP + quote(group_id, safe="")] = _json({"type": protocol_type})
-
-        def apply() -> None:
-            if protocol_type is not None:
-                self._protocol_types[group_id] = protocol_type
-            self._offsets.setdefault(group_id, {}).update(offsets)
-
-        return self._put(group_id, changes, apply)
+        await self._put(group_id, changes)
+        if protocol_type is not None:
+            self._protocol_types[group_id] = protocol_type
+        self._offsets.setdefault(group_id, {}).update(offsets)
 
     def delete(self, group_id: str, partitions: Iterable[TopicPartition]) -> Ticket[None]:
         """Delete a group's offsets of some partitions; the group's entry goes with the last of them."""
+        return start(self._delete(group_id, partitions))
+
+    async def _delete(self, group_id: str, partitions: Iterable[TopicPartition]) -> None:
         doomed = [partition for partition in partitions if partition in self.of_group(group_id)]
         if not doomed:
-            return Ticket.succeeded(None)
+            return
         changes: dict[str, bytes | None] = {_key(group_id, partition): None for partition in doomed}
         if len(doomed) == len(self.of_group(group_id)) and group_id not in self._unsynced:
             changes[_GROUP + quote(group_id, safe="")] = None
-
-        def apply() -> None:
-            offsets = self._offsets.get(group_id, {})
-            for partition in doomed:
-                offsets.pop(partition, None)
-            if not offsets:
-                self._offsets.pop(group_id, None)
-                self._protocol_types.pop(group_id, None)
-
-        return self._put(group_id, changes, apply)
+        await self._put(group_id, changes)
+        offsets = self._offsets.get(group_id, {})
+        for partition in doomed:
+            offsets.pop(partition, None)
+        if not offsets:
+            self._forget(group_id)
 
     def delete_group(self, group_id: str) -> Ticket[None]:
         """Delete all that is known of a group."""
+        return start(self._delete_group(group_id))
+
+    async def _delete_group(self, group_id: str) -> None:
         prefix = f"{_OFFSET}{quote(group_id, safe='')}/"
         changes: dict[str, bytes | None] = {key: None for key, _ in self._ledger.items(prefix)}
         changes[_GROUP + quote(group_id, safe="")] = None
+        await self._put(group_id, changes)
+        self._forget(group_id)
 
-        def apply() -> None:
-            self._offsets.pop(group_id, None)
-            self._protocol_types.pop(group_id, None)
+    def _forget(self, group_id: str) -> None:
+        self._offsets.pop(group_id, None)
+        self._protocol_types.pop(group_id, None)
 
-        return self._put(group_id, changes, apply)
-
-    def _put(self, group_id: str, changes: Mapping[str, bytes | None], apply: Callable[[], None]) -> Ticket[None]:
-        """Write, then apply to the index, then settle: in this order, so that whoever is told can read it."""
-        result: Ticket[None] = Ticket()
+    async def _put(self, group_id: str, changes: Mapping[str, bytes | None]) -> None:
+        """Write; the caller applies the changes to the index only then, so that readers see durable offsets only."""
         self._unsynced[group_id] = self._unsynced.get(group_id, 0) + 1
-
-        def settled(written: Ticket[None]) -> None:
-            self._unsynced[group_id] -= 1
-            if not self._unsynced[group_id]:
-                del self._unsynced[group_id]
-            if written.error is not None:
-                result.fail(written.error)
-                return
-            apply()
-            result.succeed(None)
-
-        self._ledger.put(changes).add_callback(settled)
-        return result
+        written = self._ledger.put(changes)
+        await written.settled()
+        self._unsynced[group_id] -= 1
+        if not self._unsynced[group_id]:
+            del self._unsynced[group_id]
+        written.result()
 
 
 def _key(group_id: str, partition: TopicPartition) -> str:

@@ -2,24 +2,23 @@
 
 Invariants:
 * A target leaves `Commit.remaining` only when its stream has the whole group durably, or is gone for good.
-* After a failure nothing new is started; the outcome is told once everything in flight has settled.
+* After a failure no further stream is started; `publish` raises once all appends in flight have settled.
 * A stream whose topic was deleted (or made anew: another id) since the decision is passed over and reported.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
-from logstore.errors import CairnError, CorruptFile, UnknownTopicOrPartition
+from logstore.epochs.append_group import EpochGroup
+from logstore.epochs.decisions import Decision, Last, Target
+from logstore.epochs.staging import Extent, Staging
+from logstore.errors import CorruptFile, UnknownTopicOrPartition
 from logstore.format.staged import AttemptKey
 from logstore.interfaces import Report
-from logstore.log.decisions import Decision, Last, Target
-from logstore.log.publication import Publication
-from logstore.log.staging import Extent, Staging
+from logstore.log.coroutines import for_each
 from logstore.log.store import Store
 from logstore.log.stream import Stream
-from logstore.log.stream_state import AppendResult, Pin
-from logstore.log.ticket import Ticket
+from logstore.log.stream_state import Pin
 
 PUBLISH_WINDOW: Final = 4
 """Streams of one epoch published at a time: each holds a few pieces of 1 MiB."""
@@ -56,18 +55,6 @@ class Commit:
         self.pins.clear()
 
 
-@dataclass(slots=True)
-class _Run:
-    """One go at publishing a commit."""
-
-    commit: Commit
-    over: Callable[[CairnError | None], None]
-    waiting: list[Target]
-    in_flight: int = 0
-    error: CairnError | None = None
-    starting: bool = field(default=False)
-
-
 class Publisher:
     """Makes groups of staged data and appends them."""
 
@@ -85,46 +72,24 @@ class Publisher:
         except UnknownTopicOrPartition:
             return None
 
-    def publish(self, commit: Commit, over: Callable[[CairnError | None], None]) -> None:
-        """Append the epoch's group to every stream that lacks it; then call `over` with the first error, if any."""
-        self._go_on(_Run(commit, over, list(commit.remaining)))
+    async def publish(self, commit: Commit) -> None:
+        """Append the epoch's group to every stream that lacks it.
 
-    def _go_on(self, run: _Run) -> None:
-        """Start what the window allows; say so when all is settled."""
-        if run.starting:  # a stream that answers at once must not start the next from within
-            return
-        run.starting = True
-        while run.waiting and run.in_flight < PUBLISH_WINDOW and run.error is None:
-            self._append(run, run.waiting.pop(0))
-        run.starting = False
-        if not run.in_flight and (run.error is not None or not run.waiting):
-            run.over(run.error)
+        Raises the first error of a stream (StorageFailed, CorruptFile), once all appends in flight have settled.
+        """
+        await for_each(list(commit.remaining), partial(self._append, commit), max_in_flight=PUBLISH_WINDOW)
 
-    def _append(self, run: _Run, target: Target) -> None:
+    async def _append(self, commit: Commit, target: Target) -> None:
         stream = self.find(target)
         if stream is None:
-            decision = run.commit.decision
+            decision = commit.decision
             fields = {"query": decision.query, "epoch": decision.epoch, "topic": target.topic}
-            self._report("epoch_topic_gone", {**fields, "partition": target.partition})
-            run.commit.remaining.remove(target)
-            return
+            self._report("epoch topic gone", {**fields, "partition": target.partition})
+        else:
+            await stream.append_group(self._group(commit.decision, target))
+        commit.remaining.remove(target)
 
-        def settled(ticket: Ticket[AppendResult]) -> None:
-            run.in_flight -= 1
-            if ticket.error is None:
-                run.commit.remaining.remove(target)
-            else:
-                run.error = run.error or _as_cairn_error(ticket.error)
-            self._go_on(run)
-
-        run.in_flight += 1
-        try:
-            ticket = stream.append_group(self._publication(run.commit.decision, target))
-        except CairnError as error:
-            ticket = Ticket.failed(error)
-        ticket.add_callback(settled)
-
-    def _publication(self, decision: Decision, target: Target) -> Publication:
+    def _group(self, decision: Decision, target: Target) -> EpochGroup:
         """The group of one stream. CorruptFile if staged data that was decided upon is gone."""
         extents: list[Extent] = []
         attempts: list[str] = []
@@ -137,7 +102,7 @@ class Publisher:
             if found:
                 extents += found
                 attempts.append(f"{task.task}:{task.attempt}")
-        return Publication(decision, attempts, extents, self._store.notify)
+        return EpochGroup(decision, attempts, extents, self._store.notify)
 
 
 def _gone(key: AttemptKey) -> CorruptFile:
@@ -145,7 +110,3 @@ def _gone(key: AttemptKey) -> CorruptFile:
         f"epoch {key.epoch} of query {key.query!r} is decided, but the staged output of task {key.task}, attempt "
         f"{key.attempt!r}, is damaged or gone: the epoch cannot be published in full"
     )
-
-
-def _as_cairn_error(error: Exception) -> CairnError:
-    return error if isinstance(error, CairnError) else CairnError(str(error))

@@ -9,21 +9,19 @@ Invariants:
 * All staged bytes together stay below `limit_bytes`.
 * A batch leaves this room only if its own CRC-32C still holds.
 
-It does not know which epochs are decided: `logstore.log.epochs` says what to drop.
+It does not know which epochs are decided: `logstore.epochs.epochs` says what to drop.
 """
 
+import enum
 import hashlib
 import re
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from logstore.errors import CorruptBatch, CorruptFile, StagePosition, StorageFailed, UnsupportedBatchFormat
-from logstore.format.batch import HEADER_BYTES as BATCH_HEADER_BYTES
-from logstore.format.batch import check_batch, parse_header
+from logstore.errors import CorruptFile, StagePosition, StorageFailed
 from logstore.format.private import Part
 from logstore.format.staged import (
     HEADER_BYTES,
@@ -34,8 +32,8 @@ from logstore.format.staged import (
     table_bytes,
 )
 from logstore.interfaces import Buffer, FileSystem, Report
-from logstore.log.again import write_again
-from logstore.log.jobs import Create, Job, JobSource, Operation, Read, Remove, Sync, SyncDirectory, Write
+from logstore.log.jobs import Create, Job, JobSource, Operation, Remove, Sync, SyncDirectory, Write
+from logstore.log.rewrite import rewrite
 from logstore.log.ticket import Ticket
 
 DIRECTORY: Final = "staging"
@@ -48,6 +46,48 @@ _READABLE_CHARACTERS: Final = 40
 _NAME: Final = re.compile(r".*-(\d+)\.staged")
 
 Ready = Callable[[JobSource], None]
+
+
+class State(enum.Enum):
+    """Where an attempt's file is."""
+
+    EMPTY = "empty"  # there is no file, and nothing is being written
+    WRITING = "writing"  # a write is in flight
+    DURABLE = "durable"  # the file holds what was written, synced
+    DROPPING = "dropping"  # a write is in flight, and the file is to go behind it
+    DOOMED = "doomed"  # the file is to go
+    REMOVING = "removing"  # the removal is in flight
+    GONE = "gone"  # there is no file, and there will be none
+
+
+class Event(enum.Enum):
+    """What happens to it."""
+
+    WRITE = "write"
+    SYNCED = "synced"
+    FAILED = "failed"
+    DROP = "drop"
+    REMOVE = "remove"
+    REMOVED = "removed"
+
+
+TRANSITIONS: Final[Mapping[tuple[State, Event], State]] = {
+    (State.EMPTY, Event.WRITE): State.WRITING,
+    (State.DURABLE, Event.WRITE): State.WRITING,
+    (State.WRITING, Event.SYNCED): State.DURABLE,
+    (State.WRITING, Event.FAILED): State.DOOMED,
+    (State.WRITING, Event.DROP): State.DROPPING,
+    (State.DROPPING, Event.SYNCED): State.DOOMED,
+    (State.DROPPING, Event.FAILED): State.DOOMED,
+    (State.EMPTY, Event.DROP): State.GONE,
+    (State.DURABLE, Event.DROP): State.DOOMED,
+    (State.DOOMED, Event.DROP): State.DOOMED,
+    (State.DOOMED, Event.REMOVE): State.REMOVING,
+    (State.REMOVING, Event.DROP): State.REMOVING,
+    (State.REMOVING, Event.REMOVED): State.GONE,
+    (State.GONE, Event.DROP): State.GONE,
+}
+_IN_FLIGHT: Final = frozenset((State.WRITING, State.DROPPING, State.REMOVING))
 
 
 class Frame(NamedTuple):
@@ -77,9 +117,7 @@ class Attempt:
         self.durable_frames = 0
         self.size_bytes = 0
         self.failure: StorageFailed | None = None
-        self.dropped = False
-        self._exists = False
-        self._in_flight = False
+        self.state = State.EMPTY
         self._ready = ready
         self._settled = settled
         self._data: dict[int, Sequence[Buffer]] = {}
@@ -90,7 +128,7 @@ class Attempt:
     ) -> "Attempt":
         """An attempt whose file holds exactly these frames, durably."""
         attempt = cls(headers[0].key, path, ready, settled)
-        attempt._exists = True
+        attempt.state = State.DURABLE
         for header in headers:
             frame = Frame(header, attempt.size_bytes, Ticket.succeeded(header.position + 1))
             attempt.frames.append(frame)
@@ -138,70 +176,72 @@ class Attempt:
                     yield Extent(self.path, position, part.length_bytes, part.batches)
                 position += part.length_bytes
 
+    def move(self, event: Event) -> None:
+        """Take the step that the table allows."""
+        following = TRANSITIONS.get((self.state, event))
+        if following is None:
+            raise AssertionError(f"attempt {self.key.attempt!r}: {event.value} in state {self.state.value}")
+        self.state = following
+
     def drop(self) -> None:
         """Forget the frames and remove the file, behind what is in flight."""
-        if not self.dropped:
-            self.dropped = True
+        self.move(Event.DROP)
+        if self.state is State.GONE:
+            self._forget()
+            self._settled(self)
+        elif self.state is State.DOOMED:
             self._ready(self)
 
     def take_job(self) -> Job | None:
-        """The next write of what waits, or the removal."""
-        if self._in_flight:
-            return None
+        """The next write of frames that wait, or the removal of the file."""
+        if self.state is State.DOOMED:
+            return self._removal()
         waiting = self.frames[self.durable_frames :]
-        if self.dropped or self.failure is not None:
-            return self._removal(waiting)
-        if not waiting:
+        if self.state in _IN_FLIGHT or not waiting:
             return None
-        self._in_flight = True
+        is_new = self.state is State.EMPTY
         buffers = [buffer for frame in waiting for buffer in self._data.pop(frame.header.position)]
-        operations: list[Operation] = [] if self._exists else [Create(self.path)]
+        operations: list[Operation] = [Create(self.path)] if is_new else []
         operations += [Write(self.path, waiting[0].start, buffers), Sync(self.path)]
-        if not self._exists:
+        if is_new:
             operations.append(SyncDirectory(DIRECTORY))
-        self._exists = True
+        self.move(Event.WRITE)
+        return Job(operations, partial(self._written, waiting), self._failed)
 
-        def done() -> None:
-            self._in_flight = False
-            self.durable_frames += len(waiting)
-            self._ready(self)
-            for frame in waiting:
-                frame.ticket.succeed(frame.header.position + 1)
+    def _written(self, frames: Sequence[Frame]) -> None:
+        self.move(Event.SYNCED)
+        self.durable_frames += len(frames)
+        self._ready(self)
+        for frame in frames:
+            frame.ticket.succeed(frame.header.position + 1)
 
-        def failed(operation: Operation, error: OSError) -> None:
-            self._in_flight = False
-            self.failure = StorageFailed(
-                f"staging for task {self.key.task} of epoch {self.key.epoch}: {type(operation).__name__} of "
-                f"{self.path} failed ({error}); nothing of attempt {self.key.attempt!r} counts, stage again anew"
-            )
-            self._ready(self)
-            for frame in self.frames[self.durable_frames :]:
-                frame.ticket.fail(self.failure)
-            self._keep_durable()
+    def _failed(self, operation: Operation, error: OSError) -> None:
+        self.move(Event.FAILED)
+        self.failure = StorageFailed(
+            f"staging for task {self.key.task} of epoch {self.key.epoch}: {type(operation).__name__} of "
+            f"{self.path} failed ({error}); nothing of attempt {self.key.attempt!r} counts, stage again anew"
+        )
+        self._ready(self)
+        self._forget(self.failure)
 
-        return Job(operations, done, failed)
-
-    def _keep_durable(self) -> None:
-        del self.frames[self.durable_frames :]
-        self._data.clear()
-
-    def _removal(self, waiting: Sequence[Frame]) -> Job | None:
-        """The job that removes the file. Without a directory sync: a file that comes back is dropped again."""
-        for frame in waiting:
-            frame.ticket.fail(StorageFailed(f"attempt {self.key.attempt!r} was dropped before it was staged"))
+    def _forget(self, reason: StorageFailed | None = None) -> None:
+        """No frame counts; those that wait are told so."""
+        waiting = self.frames[self.durable_frames :]
         self.frames.clear()
         self._data.clear()
         self.durable_frames = 0
-        if not self._exists:
-            self._settled(self)
-            return None
-        self._exists, self._in_flight = False, True
+        for frame in waiting:
+            frame.ticket.fail(reason or StorageFailed(f"attempt {self.key.attempt!r} was dropped before it was staged"))
 
-        def over(*_failure: object) -> None:
-            self._in_flight = False
-            self._settled(self)
+    def _removal(self) -> Job:
+        """The job that removes the file. Without a directory sync: a file that comes back is dropped again."""
+        self.move(Event.REMOVE)
+        self._forget()
+        return Job([Remove(self.path, optional=True)], self._removed, lambda *_: self._removed())
 
-        return Job([Remove(self.path, optional=True)], over, over)
+    def _removed(self) -> None:
+        self.move(Event.REMOVED)
+        self._settled(self)
 
 
 class Staging:
@@ -238,7 +278,7 @@ class Staging:
         whole_bytes = sum(header.size_bytes for header in headers)
         if whole_bytes < size_bytes:
             cut_bytes = size_bytes - whole_bytes
-            self._report("staging_cut", {"path": path, "kept_bytes": whole_bytes, "cut_bytes": cut_bytes})
+            self._report("staging cut", {"path": path, "kept_bytes": whole_bytes, "cut_bytes": cut_bytes})
         if not headers:
             fs.remove(path)
             return
@@ -246,7 +286,7 @@ class Staging:
             fs.truncate(path, whole_bytes)
         # A process that was killed leaves frames that only the page cache holds, and after a failed sync not even a
         # sync that succeeds brings those to the disk: what the last write may have held is written again.
-        write_again(fs, path, max(0, whole_bytes - LAST_WRITE_BYTES), whole_bytes)
+        rewrite(fs, path, max(0, whole_bytes - LAST_WRITE_BYTES), whole_bytes)
         fs.sync(path)
         older = self._attempts.get(headers[0].key)
         if older is not None:  # dropped before, but its removal was not durable; the later file counts
@@ -342,106 +382,3 @@ def _data_is_whole(fs: FileSystem, path: str, position: int, header: FrameHeader
         crc = crc32c(piece, crc)
         position, left = position + len(piece), left - len(piece)
     return crc == header.data_crc
-
-
-# ---- reading back what is to be published
-
-
-@dataclass(slots=True)
-class _Pending:
-    """One piece being read: from where, and what came."""
-
-    extents: list[Extent]
-    into: list[bytes]
-    ticket: Ticket[bytearray | None]
-
-
-class StagedReader:
-    """Reads extents back as pieces of whole, checked batches, off the event loop, one piece at a time."""
-
-    def __init__(self, extents: Iterable[Extent], ready: Ready) -> None:
-        self._extents = deque(extents)
-        self._ready = ready
-        self._pending: _Pending | None = None
-        self._piece_bytes = PIECE_BYTES
-
-    def next_piece(self) -> Ticket[bytearray | None]:
-        """The next batches, at most PIECE_BYTES of them or one batch; None at the end.
-
-        The ticket fails with CorruptFile if a batch is no longer what was staged, with StorageFailed if reading fails.
-        """
-        if self._pending is not None:
-            raise AssertionError("one piece at a time")
-        ticket: Ticket[bytearray | None] = Ticket()
-        if not self._extents:
-            ticket.succeed(None)
-            return ticket
-        self._plan(ticket)
-        return ticket
-
-    def _plan(self, ticket: Ticket[bytearray | None]) -> None:
-        """Take extents worth one piece from the front; the rest of the last one stays."""
-        taken: list[Extent] = []
-        left = self._piece_bytes
-        while self._extents and left > 0 and (not taken or self._extents[0].length <= left):
-            extent = self._extents.popleft()
-            taken.append(extent)
-            left -= min(left, extent.length)
-        self._pending = _Pending(taken, [], ticket)
-        self._ready(self)
-
-    def take_job(self) -> Job | None:
-        """The reads of the piece that is waited for."""
-        pending = self._pending
-        if pending is None or pending.into:
-            return None
-        reads = [Read(e.path, e.position, min(e.length, self._piece_bytes), pending.into) for e in pending.extents]
-        return Job(reads, self._done, self._failed)
-
-    def _failed(self, _operation: Operation, error: OSError) -> None:
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.ticket.fail(StorageFailed(f"reading staged data failed ({error}); the epoch stays decided"))
-
-    def _done(self) -> None:
-        pending, self._pending = self._pending, None
-        if pending is None:
-            return
-        piece = bytearray()
-        try:
-            for extent, data in zip(pending.extents, pending.into, strict=True):
-                whole = _whole_batches(extent, min(extent.length, self._piece_bytes), data)
-                piece += memoryview(data)[:whole]
-                if whole < extent.length:
-                    self._extents.appendleft(Extent(extent.path, extent.position + whole, extent.length - whole, 0))
-        except (CorruptBatch, CorruptFile, UnsupportedBatchFormat) as error:
-            pending.ticket.fail(CorruptFile(f"staged data in {pending.extents[0].path} is damaged: {error}"))
-            return
-        if piece:
-            self._piece_bytes = PIECE_BYTES
-            pending.ticket.succeed(piece)
-            return
-        # Not even one batch fitted: its header says how much to read.
-        self._piece_bytes = parse_header(pending.into[0]).size_bytes
-        self._plan(pending.ticket)
-
-
-def _whole_batches(extent: Extent, asked_bytes: int, data: bytes) -> int:
-    """Length of the whole batches at the start of `data`, each checked.
-
-    Raises CorruptBatch, UnsupportedBatchFormat or CorruptFile.
-    """
-    if len(data) != asked_bytes:
-        raise CorruptFile(f"{asked_bytes} bytes at {extent.position} are not there in full")
-    position = 0
-    while len(data) - position >= BATCH_HEADER_BYTES:
-        size_bytes = parse_header(data, position).size_bytes
-        if position + size_bytes > extent.length:
-            raise CorruptFile(f"a batch of {size_bytes} bytes at {extent.position + position} leaves its part")
-        if position + size_bytes > len(data):
-            return position
-        check_batch(data, position)
-        position += size_bytes
-    if len(data) == extent.length and position != len(data):
-        raise CorruptFile(f"{len(data) - position} bytes before {extent.position + len(data)} are no batch")
-    return position

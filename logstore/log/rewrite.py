@@ -1,4 +1,4 @@
-"""Writing what is there once more, so that the next sync is about it.
+"""Writes bytes of a file over themselves, so that the next sync brings them to the disk.
 
 If a sync failed in the last life, the kernel holds pages that it takes for clean and that never reached the disk: they
 read well, and no sync writes them. Invariant: the bytes of the file do not change.
@@ -9,7 +9,7 @@ from logstore.interfaces import FileSystem
 PIECE_BYTES = 1 << 20
 
 
-def write_again(fs: FileSystem, path: str, start: int, end: int) -> None:
+def rewrite(fs: FileSystem, path: str, start: int, end: int) -> None:
     """Write the bytes from `start` to `end` over themselves; the caller syncs. Raises OSError."""
     while start < end:
         data = fs.read(path, start, min(PIECE_BYTES, end - start))

@@ -12,34 +12,17 @@ Invariants:
 * A decision whose record failed counts as possible until a later put of the ledger succeeded; its staged data stays.
 * One epoch per query is under way; later decisions wait for it. States and events: `decisions.TRANSITIONS`.
 
-It knows no sockets, no clock and no event loop. Sources: docs/format.md, "Epochs"; CEC paper, section IX.
+`_decide` shows the order of events, from the request to the answer. No sockets, no clock and no event loop.
+
+Sources: docs/format.md, "Epochs"; CEC paper, section IX.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from logstore.errors import (
-    CairnError,
-    CorruptFile,
-    FencedRun,
-    MalformedRequest,
-    StagedMissing,
-    StaleEpoch,
-)
-from logstore.format.private import (
-    AbortReply,
-    AbortRequest,
-    DecideReply,
-    DecideRequest,
-    DescribeReply,
-    StageReply,
-    StageRequest,
-)
-from logstore.format.staged import AttemptKey
-from logstore.interfaces import Buffer, Report
-from logstore.log.commit import Commit, Publisher
-from logstore.log.decisions import (
+from logstore.epochs.append_group import check_part, holds_end
+from logstore.epochs.decisions import (
     BUSY,
     DECISION,
     LAST,
@@ -59,8 +42,21 @@ from logstore.log.decisions import (
     encode_last,
     encode_runs,
 )
-from logstore.log.publication import check_part, holds_end
-from logstore.log.staging import Attempt, Staging
+from logstore.epochs.publisher import Commit, Publisher
+from logstore.epochs.staging import Attempt, Staging
+from logstore.errors import CairnError, CorruptFile, FencedRun, MalformedRequest, StagedMissing, StaleEpoch
+from logstore.format.private import (
+    AbortReply,
+    AbortRequest,
+    DecideReply,
+    DecideRequest,
+    DescribeReply,
+    StageReply,
+    StageRequest,
+)
+from logstore.format.staged import AttemptKey
+from logstore.interfaces import Buffer, Report
+from logstore.log.coroutines import all_settled, start
 from logstore.log.store import Store
 from logstore.log.ticket import Ticket
 
@@ -81,7 +77,11 @@ class Search:
 
 @dataclass(eq=False, slots=True)
 class _Query:
-    """What is known of a query. `admitted` settles once its newest run is durable."""
+    """What is known of a query.
+
+    `admitted` settles once its newest run is durable; `carried_out` once the epoch under way is in all its streams, or
+    fails with what kept it from there.
+    """
 
     name: str
     runs: Runs
@@ -89,7 +89,7 @@ class _Query:
     last: Last | None = None
     state: State = State.IDLE
     commit: Commit | None = None
-    waiting: list[Callable[[CairnError | None], None]] = field(default_factory=list)
+    carried_out: Ticket[None] = field(default_factory=lambda: Ticket.succeeded(None))
 
     def move(self, event: Event) -> None:
         """Take the step that the table allows."""
@@ -97,6 +97,13 @@ class _Query:
         if following is None:
             raise AssertionError(f"query {self.name!r}: {event.value} in state {self.state.value}")
         self.state = following
+
+    @property
+    def under_way(self) -> Commit:
+        """The commit of a state that has one."""
+        if self.commit is None:
+            raise AssertionError(f"query {self.name!r} has no commit in state {self.state.value}")
+        return self.commit
 
     def covers(self, key: AttemptKey) -> bool:
         """Whether a commit may still need an attempt's staged data."""
@@ -182,26 +189,14 @@ class Epochs:
 
         Never fails: an epoch that cannot be published is reported, stays decided and is tried again.
         """
-        finished: Ticket[None] = Ticket()
         decided = [query for query in self._queries.values() if query.state is State.DECIDED]
-        left = len(decided)
-
-        def one_over(_error: CairnError | None) -> None:
-            nonlocal left
-            left -= 1
-            if not left:
-                finished.succeed(None)
-
         for query in decided:
+            commit = query.under_way
             query.move(Event.SEARCHED)
-            query.waiting.append(one_over)
-            if query.commit is not None:
-                fields = {"query": query.name, "epoch": query.commit.decision.epoch}
-                self._report("epoch_rolled_forward", {**fields, "streams": len(query.commit.remaining)})
-            self._publish(query)
-        if not decided:
-            finished.succeed(None)
-        return finished
+            fields = {"query": query.name, "epoch": commit.decision.epoch}
+            self._report("epoch rolled forward", {**fields, "streams": len(commit.remaining)})
+            query.carried_out = start(self._publish(query, commit))
+        return start(all_settled([query.carried_out for query in decided]))
 
     # ---- requests
 
@@ -227,9 +222,13 @@ class Epochs:
             raise MalformedRequest(f"parts of {position} bytes in all, but {len(data)} bytes of data")
         query = self._admit(request.query, request.run, now_ms)
         staged = self._staging.stage(key, request.position, request.parts, request.data, now_ms=now_ms)
-        reply: Ticket[StageReply] = Ticket()
-        _when_both(query.admitted, staged, reply, lambda: StageReply(staged.result()))
-        return reply
+        return start(self._answer_staged(query.admitted, staged))
+
+    @staticmethod
+    async def _answer_staged(admitted: Ticket[None], staged: Ticket[int]) -> StageReply:
+        await all_settled((admitted, staged))
+        admitted.result()
+        return StageReply(staged.result())
 
     def decide(self, request: DecideRequest, *, now_ms: int) -> Ticket[DecideReply]:
         """Commit an epoch; settles when it is in all its streams, or was before.
@@ -239,17 +238,35 @@ class Epochs:
         was damaged since: an operator has to look).
         """
         self._refuse_fenced(request.query, request.run)
-        query = self._admit(request.query, request.run, now_ms)
-        reply: Ticket[DecideReply] = Ticket()
+        return start(self._decide(self._admit(request.query, request.run, now_ms), request, now_ms))
 
-        def go_on(ticket: Ticket[None]) -> None:
-            if isinstance(ticket.error, CairnError):
-                reply.fail(ticket.error)
-                return
-            self._decide_in_turn(query, request, reply, now_ms)
+    async def _decide(self, query: _Query, request: DecideRequest, now_ms: int) -> DecideReply:
+        """An epoch from the request to the answer."""
+        await query.admitted
+        await self._wait_for_turn(query)
+        self._refuse_fenced(request.query, request.run)
+        if query.last is not None and request.epoch <= query.last.epoch:
+            return self._answer_old(query, request, query.last)
+        decision = self._make_decision(query, request)
+        commit = Commit(decision, Last(request.epoch, now_ms, request.forget, request.positions))
+        self._replace_commit(query, commit)
+        query.carried_out = start(self._carry_out(query, commit))
+        await query.carried_out
+        return DecideReply("committed", request.epoch)
 
-        query.admitted.add_callback(go_on)
-        return reply
+    async def _wait_for_turn(self, query: _Query) -> None:
+        """Wait until no epoch of the query is under way. Raises what the epoch in front failed with."""
+        while query.state in BUSY:
+            if query.state is State.DECIDED:
+                raise AssertionError("a sidecar rolls forward before it serves")
+            if query.state is State.STUCK:
+                self._retry(query)
+            await query.carried_out
+
+    async def _carry_out(self, query: _Query, commit: Commit) -> None:
+        """Record the decision, then publish it. Raises StorageFailed, CorruptFile, UnknownTopicOrPartition."""
+        await self._record(query, commit)
+        await self._publish(query, commit)
 
     def abort(self, request: AbortRequest) -> Ticket[AbortReply]:
         """Drop what a run has staged for an epoch, unless the epoch is decided or may be. FencedRun."""
@@ -257,19 +274,16 @@ class Epochs:
         query = self._queries.get(request.query)
         if query is None:
             return Ticket.succeeded(AbortReply(0))
-        reply: Ticket[AbortReply] = Ticket()
+        return start(self._abort(query, request))
 
-        def drop(_error: CairnError | None) -> None:
-            attempts = [
-                attempt
-                for attempt in self._staging.attempts(request.query)
-                if (attempt.key.run, attempt.key.epoch) == (request.run, request.epoch)
-                and not query.covers(attempt.key)
-            ]
-            reply.succeed(AbortReply(self._staging.drop(attempts)))
-
-        self._retract(query, drop)
-        return reply
+    async def _abort(self, query: _Query, request: AbortRequest) -> AbortReply:
+        await self._retract(query)
+        attempts = [
+            attempt
+            for attempt in self._staging.attempts(request.query)
+            if (attempt.key.run, attempt.key.epoch) == (request.run, request.epoch) and not query.covers(attempt.key)
+        ]
+        return AbortReply(self._staging.drop(attempts))
 
     def describe(self, query_name: str) -> DescribeReply:
         """What is known of a query."""
@@ -290,9 +304,9 @@ class Epochs:
             if query.state is State.STUCK:
                 self._retry(query)
             elif query.state is State.UNSURE:
-                self._retract(query, lambda _error: None)
+                start(self._retract(query))
             elif query.state is State.PUBLISHED:
-                self._mark(query)
+                start(self._mark(query, query.under_way))
             self._expire(query, now_ms)
 
     # ---- runs
@@ -319,52 +333,6 @@ class Epochs:
         return query
 
     # ---- deciding
-
-    def _decide_in_turn(self, query: _Query, request: DecideRequest, reply: Ticket[DecideReply], now_ms: int) -> None:
-        """Decide now, or once the epoch under way is through."""
-        if query.state not in BUSY:
-            try:
-                self._decide_now(query, request, reply, now_ms)
-            except CairnError as error:
-                reply.fail(error)
-            return
-
-        def in_turn(error: CairnError | None) -> None:
-            if error is None:
-                self._decide_in_turn(query, request, reply, now_ms)
-            else:
-                reply.fail(error)
-
-        query.waiting.append(in_turn)
-        if query.state is State.STUCK:
-            self._retry(query)
-
-    def _decide_now(self, query: _Query, request: DecideRequest, reply: Ticket[DecideReply], now_ms: int) -> None:
-        self._refuse_fenced(request.query, request.run)
-        if query.last is not None and request.epoch <= query.last.epoch:
-            reply.succeed(self._answer_old(query, request, query.last))
-            return
-        decision = self._make_decision(query, request)
-        last = Last(request.epoch, now_ms, request.forget, request.positions)
-        commit = Commit(decision, last)
-        self._pin(commit)
-        if query.commit is not None:
-            commit.earlier = [query.commit, *query.commit.earlier]
-            query.commit.earlier = []
-        query.commit = commit
-        query.move(Event.DECIDE)
-
-        def published(error: CairnError | None) -> None:
-            if error is None:
-                reply.succeed(DecideReply("committed", request.epoch))
-            else:
-                reply.fail(error)
-
-        query.waiting.append(published)
-        recorded = self._ledger.put(
-            {f"{DECISION}{query.name}": encode_decision(decision), f"{LAST}{query.name}": encode_last(last)}
-        )
-        recorded.add_callback(lambda ticket: self._recorded(query, commit, ticket))
 
     def _answer_old(self, query: _Query, request: DecideRequest, last: Last) -> DecideReply:
         """An epoch that is not above the last one: committed before, rewound, or skipped."""
@@ -414,36 +382,50 @@ class Epochs:
                 f"{frames} staged pieces, {here} are here; nothing was committed, run the epoch again"
             )
 
-    def _recorded(self, query: _Query, commit: Commit, ticket: Ticket[None]) -> None:
-        """The decision is durable, or the ledger failed."""
-        if isinstance(ticket.error, CairnError):
+    def _replace_commit(self, query: _Query, commit: Commit) -> None:
+        """Make `commit` the query's; it takes over the commits whose record may still be on disk."""
+        self._pin(commit)
+        if query.commit is not None:
+            commit.earlier = [query.commit, *query.commit.earlier]
+            query.commit.earlier = []
+        query.commit = commit
+        query.move(Event.DECIDE)
+
+    async def _record(self, query: _Query, commit: Commit) -> None:
+        """Make the decision durable; from then on the epoch is published, by this life or the next. StorageFailed."""
+        try:
+            await self._ledger.put(
+                {
+                    f"{DECISION}{query.name}": encode_decision(commit.decision),
+                    f"{LAST}{query.name}": encode_last(commit.last),
+                }
+            )
+        except CairnError:
             query.move(Event.REFUSED)
-            self._wake(query, ticket.error)
-            return
+            raise
         query.move(Event.RECORDED)
         query.last = commit.last
         for earlier in commit.earlier:
             earlier.release_pins()
         commit.earlier.clear()
-        self._publish(query)
 
-    def _retract(self, query: _Query, then: Callable[[CairnError | None], None]) -> None:
+    async def _retract(self, query: _Query) -> None:
         """Make sure that a decision whose record failed is not on disk: whatever is put next replaces it.
 
         An older decision that may be in its place is published, so this is its mark too.
         """
         if query.state is not State.UNSURE:
-            then(None)
             return
-        commit = query.commit
+        commit = query.under_way
+        if await self._remove_decision(query) and query.commit is commit and query.state is State.UNSURE:
+            query.move(Event.RETRACTED)
+            self._let_go(query)
 
-        def settled(ticket: Ticket[None]) -> None:
-            if ticket.error is None and query.commit is commit and query.state is State.UNSURE:
-                query.move(Event.RETRACTED)
-                self._let_go(query)
-            then(None)
-
-        self._ledger.put({f"{DECISION}{query.name}": None}).add_callback(settled)
+    async def _remove_decision(self, query: _Query) -> bool:
+        """Whether the ledger no longer has the query's decision, durably."""
+        removed = self._ledger.put({f"{DECISION}{query.name}": None})
+        await removed.settled()
+        return removed.error is None
 
     # ---- publishing
 
@@ -453,54 +435,43 @@ class Epochs:
             if stream is not None:
                 commit.pins.append(stream.pin(target.start_offset))
 
-    def _publish(self, query: _Query) -> None:
-        commit = query.commit
-        if commit is None:
-            raise AssertionError("nothing to publish")
+    async def _publish(self, query: _Query, commit: Commit) -> None:
+        """Append the epoch's groups, drop its staged data, and have it marked; the answer does not wait for the mark.
 
-        def over(error: CairnError | None) -> None:
-            if error is not None:
-                query.move(Event.FAILED)
-                if commit.reported_error != str(error):
-                    commit.reported_error = str(error)
-                    fields = {"query": query.name, "epoch": commit.decision.epoch, "error": str(error)}
-                    self._report("epoch_stuck", fields)
-            else:
-                query.move(Event.APPENDED)
-                self._drop_old(query)
-                self._mark(query)
-            self._wake(query, error)
-
-        self._publisher.publish(commit, over)
+        Raises StorageFailed, CorruptFile or UnknownTopicOrPartition: the epoch stays decided, `_retry` goes on.
+        """
+        try:
+            await self._publisher.publish(commit)
+        except CairnError as error:
+            query.move(Event.FAILED)
+            if commit.reported_error != str(error):
+                commit.reported_error = str(error)
+                fields = {"query": query.name, "epoch": commit.decision.epoch, "error": str(error)}
+                self._report("epoch stuck", fields)
+            raise
+        query.move(Event.APPENDED)
+        self._drop_old(query)
+        start(self._mark(query, commit))
 
     def _retry(self, query: _Query) -> None:
         query.move(Event.RETRY)
-        self._publish(query)
+        query.carried_out = start(self._publish(query, query.under_way))
 
-    def _mark(self, query: _Query) -> None:
+    async def _mark(self, query: _Query, commit: Commit) -> None:
         """Note durably that the epoch is in all its streams; the pins hold until then."""
-        commit = query.commit
-        if commit is None or commit.marking:
+        if commit.marking:
             return
         commit.marking = True
-
-        def marked(ticket: Ticket[None]) -> None:
-            commit.marking = False
-            if ticket.error is None and query.commit is commit and query.state is State.PUBLISHED:
-                query.move(Event.MARKED)
-                self._let_go(query)
-
-        self._ledger.put({f"{DECISION}{query.name}": None}).add_callback(marked)
+        removed = await self._remove_decision(query)
+        commit.marking = False
+        if removed and query.commit is commit and query.state is State.PUBLISHED:
+            query.move(Event.MARKED)
+            self._let_go(query)
 
     def _let_go(self, query: _Query) -> None:
         if query.commit is not None:
             query.commit.release_pins()
             query.commit = None
-
-    def _wake(self, query: _Query, error: CairnError | None) -> None:
-        waiting, query.waiting = query.waiting, []
-        for callback in waiting:
-            callback(error)
 
     # ---- forgetting
 
@@ -516,28 +487,10 @@ class Epochs:
         old = [a for a in attempts if a.last_staged_ms + self._staged_age_ms < now_ms and not query.covers(a.key)]
         if old:
             dropped_bytes = self._staging.drop(old)
-            self._report("staged_data_expired", {"query": query.name, "attempts": len(old), "bytes": dropped_bytes})
-        over = query.state is State.IDLE and not query.waiting and len(attempts) == len(old) and query.admitted.done
+            self._report("staged data expired", {"query": query.name, "attempts": len(old), "bytes": dropped_bytes})
+        over = query.state is State.IDLE and len(attempts) == len(old) and query.admitted.done
         unused = query.last is None and query.runs.seen_ms + self._forget_ms < now_ms
         finished = query.last is not None and query.last.forget and query.last.decided_ms + self._forget_ms < now_ms
         if over and (unused or finished):
             del self._queries[query.name]
             self._ledger.put({f"{RUNS}{query.name}": None, f"{LAST}{query.name}": None})
-
-
-def _when_both(
-    first: Ticket[None], second: Ticket[int], reply: Ticket[StageReply], result: Callable[[], StageReply]
-) -> None:
-    """Settle `reply` once both tickets have: with the first error, or the result."""
-
-    def check(_ticket: object) -> None:
-        if reply.done or not (first.done and second.done):
-            return
-        error = first.error or second.error
-        if error is not None:
-            reply.fail(error)
-        else:
-            reply.succeed(result())
-
-    first.add_callback(check)
-    second.add_callback(check)

@@ -12,16 +12,17 @@ Source: docs/format.md, "Append groups".
 
 from collections.abc import Iterable, Sequence
 
+from logstore.epochs.decisions import Decision
+from logstore.epochs.staged_reader import StagedReader
+from logstore.epochs.staging import Extent, Ready
 from logstore.errors import InvalidRecord, MessageTooLarge
 from logstore.format.batch import HIGHEST_COMPRESSION, BatchHeader, check_batch
 from logstore.format.control import STATE_TYPES, Begin, End, control_type, decode_control, encode_control
 from logstore.format.private import Part
 from logstore.interfaces import Buffer
-from logstore.log.admission import check_times
-from logstore.log.decisions import Decision
-from logstore.log.staging import Extent, Ready, StagedReader
 from logstore.log.ticket import Ticket
 from logstore.log.topics import TopicConfig
+from logstore.log.validation import check_times
 
 
 def check_part(part: Part, data: memoryview, limits: TopicConfig, now_ms: int) -> None:
@@ -71,7 +72,7 @@ def _check_control(data: memoryview, position: int, header: BatchHeader, where: 
         raise InvalidRecord(f"{where}: control records of type {kind} cannot be staged, only those of {allowed}")
 
 
-class Publication:
+class EpochGroup:
     """The append group of one decision in one stream (`logstore.log.stream.Group`)."""
 
     def __init__(self, decision: Decision, attempts: Sequence[str], extents: Iterable[Extent], ready: Ready) -> None:

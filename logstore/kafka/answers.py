@@ -1,0 +1,251 @@
+"""The answers of one connection: a place for each request, and answers sent in the order of the requests.
+
+The way back of a request: its work ends and calls `mark_ready`; once everything that settled with it has settled
+(`Engine.after_settling`), `_flush` hands all answers at the head of the line to the socket in one system call; what the
+socket does not take is left to `send_answers`, which waits for the client.
+
+Invariants:
+* Answers leave in the order of their requests.
+* A request weighs on this connection until its answer is sent; on all connections together (if `Place.is_shared`) only
+  until its work is done.
+* Who sends is in `Sending`; every change of it is in TRANSITIONS.
+* An answer whose client does not take it counts in `AnswerBudget.unsent`, but for the bytes that the answer budget has
+  reserved already. Reserved bytes are given back once, when the answer is sent or the connection ends.
+"""
+
+import enum
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import trio
+
+from logstore.engine import Engine
+from logstore.interfaces import Buffer
+from logstore.kafka import produce
+from logstore.kafka.budgets import AnswerBudget, RequestBudget
+from logstore.kafka.frames import ClosedError
+from logstore.kafka.framing import frame
+from logstore.kafka.link import Link
+
+
+class Sending(enum.Enum):
+    """Who sends a connection's answers."""
+
+    IDLE = "idle"
+    """No answer is ready; `send_answers` waits."""
+    PLANNED = "planned"
+    """Answers are ready; `_flush` sends them once everything that settles now has settled."""
+    BUSY = "busy"
+    """`send_answers` is at work, or about to look for work."""
+    OVER = "over"
+    """No request will come, and every answer is sent."""
+
+
+class Event(enum.Enum):
+    """What changes who sends."""
+
+    READY = "head ready while tickets settle"
+    FLUSHED = "socket took all"
+    BLOCKED = "socket took a part"
+    SENT = "nothing left to send"
+    LOOK = "line has ended"
+    ANSWERED = "line is empty"
+
+
+TRANSITIONS: Final[Mapping[tuple[Sending, Event], Sending]] = {
+    (Sending.IDLE, Event.READY): Sending.PLANNED,
+    (Sending.IDLE, Event.FLUSHED): Sending.IDLE,
+    (Sending.IDLE, Event.BLOCKED): Sending.BUSY,
+    (Sending.IDLE, Event.LOOK): Sending.BUSY,
+    (Sending.PLANNED, Event.FLUSHED): Sending.IDLE,
+    (Sending.PLANNED, Event.BLOCKED): Sending.BUSY,
+    (Sending.PLANNED, Event.LOOK): Sending.BUSY,
+    (Sending.BUSY, Event.SENT): Sending.IDLE,
+    (Sending.BUSY, Event.LOOK): Sending.BUSY,
+    (Sending.BUSY, Event.ANSWERED): Sending.OVER,
+}
+
+
+@dataclass(slots=True)
+class Place:
+    """The place of one request in the order of answers.
+
+    `is_shared`: the request counts among all connections' requests. `reserved_bytes`: what the answer budget has
+    reserved for the answer.
+    """
+
+    correlation_id: int
+    size_bytes: int
+    is_shared: bool = True
+    flexible_header: bool = False
+    is_ready: bool = False
+    body: list[Buffer] | None = None
+    reserved_bytes: int = 0
+    answer: produce.Answer | None = None
+
+
+class _Batch(NamedTuple):
+    """Answers to send together, the bytes of their requests, the bytes that the answer budget has reserved for the
+    answers, and what failed in a request that wants no answer.
+    """
+
+    parts: Sequence[Buffer]
+    request_bytes: int
+    reserved_bytes: int
+    failure: str | None
+
+
+class AnswerLine:
+    """The places of one connection's requests, in order, and the sending of their answers."""
+
+    def __init__(
+        self,
+        link: Link,
+        engine: Engine,
+        requests: RequestBudget,
+        answers: AnswerBudget,
+        idle_s: float,
+        give_up: Callable[[], None],
+    ) -> None:
+        """`requests` counts the requests of all connections. `give_up` ends the connection: its client takes nothing
+        while memory for answers is short. A client that takes nothing for `idle_s` seconds is closed.
+        """
+        self._link = link
+        self._engine = engine
+        self._requests = requests
+        self._answers = answers
+        self._idle_s = idle_s
+        self._give_up = give_up
+        self._places: deque[Place] = deque()
+        self._sending = Sending.BUSY
+        self._is_ended = False
+        self._work = trio.Event()
+        self._progress = trio.Event()
+        self._left: _Batch | None = None
+        self.request_bytes = 0
+        """Bytes of the requests whose answers are not sent."""
+        self._reserved_bytes = 0
+
+    def _move(self, event: Event) -> None:
+        """Take the step that the table allows; wake `send_answers` if it has work."""
+        before, self._sending = self._sending, TRANSITIONS[self._sending, event]
+        if self._sending is Sending.BUSY and before is not Sending.BUSY:
+            self._work.set()
+
+    # ---- requests
+
+    def push(self, place: Place) -> None:
+        """A request has come; its answer follows those of all places before."""
+        self._places.append(place)
+        self.request_bytes += place.size_bytes
+        if place.is_shared:
+            self._requests.take(place.size_bytes)
+
+    def drop(self, place: Place) -> None:
+        """The last request gets no answer; those before it still do."""
+        self._places.pop()
+        self.request_bytes -= place.size_bytes
+        if place.is_shared:
+            self._requests.give(place.size_bytes)
+
+    def mark_ready(self, place: Place) -> None:
+        """A request's work is done, and its answer may be sent."""
+        place.is_ready = True
+        self._reserved_bytes += place.reserved_bytes
+        if place.is_shared:
+            self._requests.give(place.size_bytes)
+        if self._sending is Sending.IDLE and self._places and self._places[0] is place:
+            if self._engine.after_settling(self._flush):
+                self._move(Event.READY)
+            else:
+                self._flush()
+
+    def end(self) -> None:
+        """No request will come: `send_answers` returns when every answer is sent."""
+        self._is_ended = True
+        self._move(Event.LOOK)
+
+    async def wait_sent(self, limit_bytes: int) -> None:
+        """Wait until requests of at most `limit_bytes` are without a sent answer."""
+        if self.request_bytes > limit_bytes:
+            self._engine.kick()
+        while self.request_bytes > limit_bytes:
+            self._progress = trio.Event()
+            await self._progress.wait()
+
+    # ---- sending
+
+    def _flush(self) -> None:
+        """Send what is ready without a turn of the event loop."""
+        batch = self._ready_batch()
+        try:
+            rest: Sequence[Buffer] = self._link.send_nowait(batch.parts)
+        except OSError:
+            rest = batch.parts  # `send_answers` meets the same error, and ends the connection
+        if rest or batch.failure is not None:
+            self._left = batch._replace(parts=rest)
+            self._move(Event.BLOCKED)
+        else:
+            self._move(Event.LOOK if self._is_ended else Event.FLUSHED)
+            self._note_sent(batch)
+
+    async def send_answers(self) -> None:
+        """Send what the socket does not take at once, until the line has ended and every answer is sent.
+
+        Raises ClosedError where closing is the only answer, OSError when the client is gone or takes nothing.
+        """
+        while True:
+            if self._left is not None or (self._places and self._places[0].is_ready):
+                batch, self._left = self._left or self._ready_batch(), None
+                await self._send(batch)
+                if batch.failure is not None:
+                    raise ClosedError(f"acks=0, so closing is all it can be told: {batch.failure}")
+                self._note_sent(batch)
+            elif self._is_ended and not self._places:
+                self._move(Event.ANSWERED)
+                return
+            else:
+                self._work = trio.Event()
+                self._move(Event.SENT)
+                await self._work.wait()
+
+    async def _send(self, batch: _Batch) -> None:
+        unsent = self._answers.unsent.begin(self._give_up)
+        try:
+            await self._link.send(
+                batch.parts,
+                self._idle_s,
+                lambda size: self._answers.unsent.hold(unsent, max(0, size - batch.reserved_bytes)),
+            )
+        finally:
+            self._answers.unsent.end(unsent)
+
+    def _note_sent(self, batch: _Batch) -> None:
+        self.request_bytes -= batch.request_bytes
+        self._give_back(batch.reserved_bytes)
+        self._progress.set()
+
+    def close(self) -> None:
+        """Give back what the answer budget has reserved for answers that are not sent."""
+        self._give_back(self._reserved_bytes)
+
+    def _give_back(self, reserved_bytes: int) -> None:
+        self._reserved_bytes -= reserved_bytes
+        self._answers.give(reserved_bytes)
+
+    def _ready_batch(self) -> _Batch:
+        """The answers at the head of the line."""
+        parts: list[Buffer] = []
+        request_bytes = reserved_bytes = 0
+        while self._places and self._places[0].is_ready:
+            place = self._places.popleft()
+            request_bytes += place.size_bytes
+            reserved_bytes += place.reserved_bytes
+            body = place.answer.body() if place.answer is not None else place.body
+            if body is not None:
+                parts += frame(place.correlation_id, body, flexible_header=place.flexible_header)
+            elif place.answer is not None and place.answer.failure is not None:
+                return _Batch(parts, request_bytes, reserved_bytes, place.answer.failure)
+        return _Batch(parts, request_bytes, reserved_bytes, None)

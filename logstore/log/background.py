@@ -1,0 +1,87 @@
+"""Disk work beside the streams' own: directories to make, trees and files to remove, staged data to read back.
+
+Invariants:
+* The jobs of one `BackgroundJobs` run one after the other, in the order they came; each settles its own ticket.
+* Who removes a file has made durable that nothing needs it, so a removal may fail, be lost in a crash or be done twice;
+  files that are left over are removed when the stream is opened next.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from logstore.errors import StorageFailed
+from logstore.log.jobs import Job, JobSource, Operation, Remove, SyncDirectory
+from logstore.log.ticket import Ticket
+
+FILES_PER_JOB: Final = 64
+"""A long removal gives way to other work in between."""
+
+
+class BackgroundJobs:
+    """A queue of operations to run."""
+
+    def __init__(self, notify: Callable[[JobSource], None]) -> None:
+        self._notify = notify
+        self._waiting: deque[tuple[Sequence[Operation], Ticket[None]]] = deque()
+        self._in_flight = False
+
+    def run(self, operations: Sequence[Operation]) -> Ticket[None]:
+        """Run operations in order; the ticket fails with StorageFailed at the first that fails."""
+        ticket: Ticket[None] = Ticket()
+        self._waiting.append((operations, ticket))
+        self._notify(self)
+        return ticket
+
+    def take_job(self) -> Job | None:
+        """The next job, or None."""
+        if self._in_flight or not self._waiting:
+            return None
+        self._in_flight = True
+        operations, ticket = self._waiting.popleft()
+
+        def done() -> None:
+            self._next()
+            ticket.succeed(None)
+
+        def failed(operation: Operation, error: OSError) -> None:
+            self._next()
+            ticket.fail(StorageFailed(f"{type(operation).__name__}: {error.strerror or error}"))
+
+        return Job(operations, done, failed)
+
+    def _next(self) -> None:
+        self._in_flight = False
+        if self._waiting:
+            self._notify(self)
+
+
+class FileRemover:
+    """Removes files of one directory, oldest first, without holding up writes."""
+
+    def __init__(self, directory: str, notify: Callable[[JobSource], None]) -> None:
+        self._directory = directory
+        self._notify = notify
+        self._paths: deque[str] = deque()
+        self._in_flight = False
+
+    def remove(self, paths: Sequence[str]) -> None:
+        """Remove these files some time soon."""
+        self._paths.extend(paths)
+        self._notify(self)
+
+    def take_job(self) -> Job | None:
+        """The next removals, or None."""
+        if self._in_flight or not self._paths:
+            return None
+        operations: list[Operation] = []
+        while self._paths and len(operations) < FILES_PER_JOB:
+            operations.append(Remove(self._paths.popleft(), optional=True))
+        operations.append(SyncDirectory(self._directory, optional=True))
+        self._in_flight = True
+        return Job(operations, self._done, lambda *_: self._done())
+
+    def _done(self) -> None:
+        self._in_flight = False
+        if self._paths:
+            self._notify(self)

@@ -1,0 +1,74 @@
+"""Straight-line code over tickets: coroutines that await tickets and nothing else, run without an event loop.
+
+Invariants:
+* A coroutine goes on as soon as the ticket it awaits has settled, inside the call that settled it, and before callbacks
+  that were added later. A ticket that has settled already does not suspend it.
+* A coroutine ends with a result or with a CairnError; any other exception is a defect and leaves through the call that
+  resumed it.
+* Nobody cancels a coroutine. A suspended coroutine whose sidecar has ended is collected as garbage, which runs its
+  `finally` blocks: coroutines here have none, so that a former life's code cannot act in the next.
+
+It imports no event loop: writer threads, a simulated disk and tests drive the same code.
+"""
+
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, TypeVar
+
+from logstore.errors import CairnError
+from logstore.log.ticket import Ticket
+
+Item = TypeVar("Item")
+T = TypeVar("T")
+
+
+def start(coroutine: Coroutine[Any, Any, T]) -> Ticket[T]:
+    """Run a coroutine up to the first ticket that has not settled; the result settles when the coroutine ends."""
+    outcome: Ticket[T] = Ticket()
+
+    def resume(_settled: Ticket[Any] | None) -> None:
+        failure: CairnError | None = None
+        try:
+            awaited: Ticket[Any] = coroutine.send(None)
+        except StopIteration as end:
+            result: T = end.value
+        except CairnError as error:
+            failure = error
+        else:
+            awaited.add_callback(resume)
+            return
+        # Outside the handlers: what others raise when they learn of the outcome has nothing to do with it.
+        if failure is None:
+            outcome.succeed(result)
+        else:
+            outcome.fail(failure)
+
+    resume(None)
+    return outcome
+
+
+async def all_settled(tickets: Iterable[Ticket[Any]]) -> None:
+    """Wait until every ticket has settled, whether with a result or with an error."""
+    for ticket in tickets:
+        await ticket.settled()
+
+
+async def for_each(items: Iterable[Item], work: Callable[[Item], Awaitable[None]], *, max_in_flight: int) -> None:
+    """Run `work` on each item, `max_in_flight` at a time, in the order of the items.
+
+    After a CairnError no further item is started; the first such error is raised once all work in flight has ended.
+    """
+    waiting = iter(items)
+    errors: list[CairnError] = []
+
+    async def take_items() -> None:
+        for item in waiting:
+            try:
+                await work(item)
+            except CairnError as error:
+                errors.append(error)
+            if errors:
+                return
+
+    await all_settled([start(take_items()) for _ in range(max_in_flight)])
+    if errors:
+        raise errors[0]

@@ -1,0 +1,94 @@
+"""docs/states.md draws the state machines from the tables that the code runs.
+
+`python -m tests.docs.test_states` writes the page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+from pathlib import Path
+from typing import NamedTuple
+
+from logstore.epochs import decisions, staging
+from logstore.kafka import answers
+from logstore.kafka.groups import state as groups
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/states.md"
+HEAD = """# State machines
+
+Drawn from the tables in the code by `python -m tests.docs.test_states`. A step that is not in a table is a defect: it
+raises at once.
+"""
+
+
+class Step(NamedTuple):
+    """One arrow. `event` is empty where the table has no events."""
+
+    before: Enum
+    event: str
+    after: Enum
+
+
+def drawn(title: str, module: str, text: str, initial: Enum, steps: Iterable[Step]) -> str:
+    """A section with a diagram."""
+    lines = [f"\n## {title}\n", f"{text} Source: `{module}`.\n", "```mermaid", "stateDiagram-v2"]
+    lines.append(f"    [*] --> {initial.name}")
+    for step in steps:
+        label = f" : {step.event}" if step.event else ""
+        lines.append(f"    {step.before.name} --> {step.after.name}{label}")
+    return "\n".join([*lines, "```", ""])
+
+
+def page() -> str:
+    """The page as it should be."""
+    epochs = [Step(before, event.value, after) for (before, event), after in decisions.TRANSITIONS.items()]
+    sending = [Step(before, event.value, after) for (before, event), after in answers.TRANSITIONS.items()]
+    attempts = [Step(before, event.value, after) for (before, event), after in staging.TRANSITIONS.items()]
+    group = [
+        Step(before, "", after)
+        for before, afters in groups.TRANSITIONS.items()
+        for after in groups.GroupState
+        if after in afters
+    ]
+    return HEAD + "".join(
+        (
+            drawn(
+                "The newest epoch of a query",
+                "logstore/epochs/decisions.py",
+                "From the decision to the mark that every stream has the epoch.",
+                decisions.State.IDLE,
+                epochs,
+            ),
+            drawn(
+                "The staged output of a task attempt",
+                "logstore/epochs/staging.py",
+                "From the first write to the removal of its file.",
+                staging.State.EMPTY,
+                attempts,
+            ),
+            drawn(
+                "The answers of a connection",
+                "logstore/kafka/answers.py",
+                "Who sends them.",
+                answers.Sending.BUSY,
+                sending,
+            ),
+            drawn(
+                "A consumer group",
+                "logstore/kafka/groups/state.py",
+                "The classic protocol's states, under the names that Kafka's tools show.",
+                groups.GroupState.EMPTY,
+                group,
+            ),
+        )
+    )
+
+
+def test_the_page_is_what_the_tables_say() -> None:
+    """Nobody edits it by hand."""
+    assert PAGE.read_text(encoding="utf-8") == page()
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
