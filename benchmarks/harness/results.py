@@ -31,7 +31,7 @@ PARTIAL: Final = "partial"
 
 _SIDECAR = ("logstore", ":!logstore/testing")
 _OPERATORS = ("spe_adapter/cec", "spe_adapter/state", "spe_adapter/operators", "spe_adapter/codec")
-_PLANNERS = ("scheduler/peace", "scheduler/topology.py")
+_PLANNERS = ("scheduler/peace", "scheduler/topology/model.py")
 MEASURED: Final[Mapping[str, tuple[str, ...]]] = {
     "cec": (*_SIDECAR, *_OPERATORS, "spe_adapter/continuous"),
     "peace": (*_PLANNERS, "scheduler/simulation", "scheduler/calibration"),

@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 from scheduler.calibration.rules import SATURATED, HostRates, LinkRate, Measured, fill, pairs, sample, sides, spread
 from scheduler.calibration.tasks import together
 from scheduler.calibration.wire import Address, CalibrationError, ask
-from scheduler.quantities import rate_for_people
 from scheduler.topology import Link, Server, Topology
+from scheduler.topology.quantities import rate_for_people
 
 HELLO_S: Final = 15.0
 GRACE_S: Final = 30.0

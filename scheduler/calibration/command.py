@@ -25,9 +25,9 @@ from scheduler.calibration.calibrator import Calibrator, Settings, Step
 from scheduler.calibration.rules import DEFAULT_SHARE, Calibrated, calibrate
 from scheduler.calibration.tasks import first_of
 from scheduler.calibration.wire import DEFAULT_PORT, Address, CalibrationError, parse_address
-from scheduler.quantities import duration_for_people, parse_duration, parse_size, rate_for_people, size_text
 from scheduler.topology import Topology
-from scheduler.topology_file import load_network, topology_toml
+from scheduler.topology.description import load_network, topology_toml
+from scheduler.topology.quantities import duration_for_people, parse_duration, parse_size, rate_for_people, size_text
 
 try:
     from rich.console import Console

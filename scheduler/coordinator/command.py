@@ -36,7 +36,7 @@ from scheduler.coordinator.service import CoordinatorSettings, World
 from scheduler.coordinator.system_clock import SystemClock
 from scheduler.errors import SchedulerError
 from scheduler.peace.online import Mode, Settings
-from scheduler.topology_file import load_topology
+from scheduler.topology.description import load_topology
 
 START_FAILED = 2
 DESCRIPTORS_BESIDE_CONNECTIONS = 64

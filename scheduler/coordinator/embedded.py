@@ -16,7 +16,7 @@ from scheduler.coordinator.running import Running, Security, ServeSettings, make
 from scheduler.coordinator.service import World
 from scheduler.coordinator.system_clock import SystemClock
 from scheduler.errors import SchedulerError
-from scheduler.topology_file import load_topology
+from scheduler.topology.description import load_topology
 
 Refused = SchedulerError
 """What `start` raises besides OSError: one clear line says what to change."""

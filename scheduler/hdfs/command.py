@@ -15,7 +15,7 @@ from scheduler.hdfs.cluster import ClusterOptions, HdfsCluster, loopback_nodes, 
 from scheduler.hdfs.errors import HdfsError
 from scheduler.hdfs.jars import HADOOP_VERSION, RELEASES, default_cache, hadoop_release, policy_jar
 from scheduler.hdfs.runtime import hadoop
-from scheduler.topology_file import topology_toml
+from scheduler.topology.description import topology_toml
 
 MOST_DATANODES = 200
 MB_PER_DATANODE = 140

@@ -201,7 +201,7 @@ def test_a_damaged_store_prevents_a_start_in_one_line(tmp_path: Path, capsys: py
     import argparse
 
     from scheduler.coordinator.command import add_arguments
-    from scheduler.topology_file import topology_toml
+    from scheduler.topology.description import topology_toml
 
     (tmp_path / "network.toml").write_text(topology_toml(NETWORK))
     data = tmp_path / "data"

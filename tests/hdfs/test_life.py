@@ -22,7 +22,7 @@ from scheduler.hdfs.cluster import ClusterOptions, HdfsCluster, Node, loopback_n
 from scheduler.hdfs.errors import HdfsError, HdfsUnavailable
 from scheduler.hdfs.keeper import marked
 from scheduler.hdfs.launch import Runtime
-from scheduler.topology_file import load_topology
+from scheduler.topology.description import load_topology
 from tests.hdfs.writers import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,7 +12,7 @@ import pytest
 
 from logstore import cli
 from scheduler.topology import Topology
-from scheduler.topology_file import load_network, load_topology
+from scheduler.topology.description import load_network, load_topology
 from tests.support.limits import PATIENCE_S
 from tests.topology.shaped import MB, PORT, PREFIX, SWITCH, ShapedNetwork, agents, cairn, why_not
 

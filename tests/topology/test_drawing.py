@@ -11,11 +11,11 @@ from xml.etree import ElementTree as ET
 import pytest
 from hypothesis import given, settings
 
-from scheduler.drawing import draw
-from scheduler.overview import overview
-from scheduler.picture import MOST_RACKS, picture
 from scheduler.topology import Link, Server, Topology, both_ways, racks
-from scheduler.topology_file import load_network
+from scheduler.topology.description import load_network
+from scheduler.topology.drawing import draw
+from scheduler.topology.overview import overview
+from scheduler.topology.picture import MOST_RACKS, picture
 from tests.topology.test_topology_file import networks
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -12,9 +12,9 @@ import pytest
 
 from logstore import cli
 from scheduler.errors import TopologyError
+from scheduler.topology.description import load_topology, parse_topology
+from scheduler.topology.keys import SECTIONS
 from scheduler.topology_command import add_arguments
-from scheduler.topology_file import load_topology, parse_topology
-from scheduler.topology_keys import SECTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = (ROOT / "docs" / "topology.md").read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
 """The keys of a network's description: one table for the reader, its errors and the documentation.
 
-Invariants: a key's name is unique in its section; every section's keys are read by `scheduler.topology_file`; what a
-value may be is decided here, by kind, so that the same mistake gives the same message everywhere.
+Invariants: a key's name is unique in its section; `scheduler.topology.description` reads every key of every section; a
+key's kind alone decides which values are valid, so that the same mistake gives the same message everywhere.
 """
 
 import difflib
@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple, TypeVar
 
 from scheduler.errors import TopologyError
-from scheduler.quantities import parse_duration, parse_rate, parse_size
+from scheduler.topology.quantities import parse_duration, parse_rate, parse_size
 
 T = TypeVar("T")
 

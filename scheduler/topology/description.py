@@ -29,9 +29,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from scheduler.errors import TopologyError
-from scheduler.quantities import duration_text, rate_text, size_text
-from scheduler.topology import CHUNK_BYTES, DEFAULT_CAPACITY, Link, Server, Topology
-from scheduler.topology_keys import (
+from scheduler.topology.keys import (
     DEFAULTS,
     LARGEST_CAPACITY,
     LARGEST_COUNT,
@@ -45,6 +43,8 @@ from scheduler.topology_keys import (
     table,
     tables,
 )
+from scheduler.topology.model import CHUNK_BYTES, DEFAULT_CAPACITY, Link, Server, Topology
+from scheduler.topology.quantities import duration_text, rate_text, size_text
 
 LARGEST_FILE_BYTES: Final = 64 << 20
 _PLACEHOLDER: Final = re.compile(r"\{(n|m|rack)(?::0([1-9]))?\}")

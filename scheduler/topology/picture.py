@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 
 import networkx as nx
 
-from scheduler.quantities import rate_for_people
-from scheduler.topology import Link, Server, Topology
+from scheduler.topology.model import Link, Server, Topology
+from scheduler.topology.quantities import rate_for_people
 
 MOST_HOSTS_SHOWN: Final = 120
 """Hosts in a picture in which each has a cell with its name."""

@@ -14,9 +14,9 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 from xml.sax.saxutils import escape, quoteattr
 
-from scheduler.picture import MOST_DOTS, Box, Connection, Direction, Picture, picture
-from scheduler.quantities import duration_for_people, size_text
-from scheduler.topology import Server, Topology
+from scheduler.topology.model import Server, Topology
+from scheduler.topology.picture import MOST_DOTS, Box, Connection, Direction, Picture, picture
+from scheduler.topology.quantities import duration_for_people, size_text
 
 FONT: Final = "Helvetica, Arial, 'DejaVu Sans', sans-serif"
 INK, PALE, PAPER = "#1f2933", "#66727f", "#ffffff"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
-from scheduler.topology import Topology
+from scheduler.topology.model import Topology
 
 
 @dataclass(frozen=True, slots=True)
