@@ -1,149 +1,39 @@
-"""`cairn topology`: look at a description of a network, draw it, and measure the capacities of a running cluster.
+"""`cairn topology`: the actions of `scheduler.topology.command` and `scheduler.calibration.command` under one command.
 
-Invariant: `check` and `draw` only read the description; `calibrate` writes the file it is told to, and nothing else.
+Invariant: an error that the scheduler or the operating system raises is one line on standard error and exit status 1.
 """
 
 import argparse
-import json
 import sys
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from scheduler.calibration.command import add_agent_arguments, add_calibrate_arguments, run_agent, run_calibration
-from scheduler.drawing import draw
-from scheduler.errors import SchedulerError, TopologyError
-from scheduler.overview import Overview, RackOverview, overview
-from scheduler.quantities import duration_for_people, rate_for_people, size_text
-from scheduler.topology_file import Network, load_network, topology_mapping, topology_toml
+from scheduler.errors import SchedulerError
+from scheduler.topology.command import add_check_arguments, add_draw_arguments, run_check, run_draw
 
 EXIT_FAILED: Final = 1
-PICTURES: Final = (".svg", "")
-"""Endings of files that a picture is written to: SVG is all that is drawn."""
-MOST_LINES: Final = 40
-"""Racks and links that `check` lists; the rest is counted. `--all` lists everything."""
+ACTIONS: Final[Mapping[str, Callable[[argparse.Namespace], int]]] = {
+    "check": run_check,
+    "draw": run_draw,
+    "agent": run_agent,
+    "calibrate": run_calibration,
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of `cairn topology`."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    check = actions.add_parser("check", help="read a description and say what was understood")
-    _add_file(check)
-    check.add_argument("--all", action="store_true", help=f"list every rack and link, not the first {MOST_LINES}")
-    form = check.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="one JSON object")
-    form.add_argument("--toml", action="store_true", help="the description written out, every capacity spelled out")
-    picture = actions.add_parser("draw", help="draw it as an SVG picture")
-    _add_file(picture)
-    picture.add_argument(
-        "-o", "--output", type=Path, help="the picture's file, which ends in .svg (default: standard output)"
-    )
+    add_check_arguments(actions.add_parser("check", help="read a description and say what was understood"))
+    add_draw_arguments(actions.add_parser("draw", help="draw a picture of it: SVG, PNG or PDF"))
     add_agent_arguments(actions.add_parser("agent", help="let this host take part in a calibration"))
     add_calibrate_arguments(actions.add_parser("calibrate", help="measure a running cluster's links and disks"))
 
 
-def _add_file(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", type=Path, help="the description of the network: TOML, or JSON if it ends in .json")
-
-
 def main(arguments: argparse.Namespace) -> int:
-    """Run it; returns the exit status."""
+    """Run the action; returns the exit status."""
     try:
-        run = {"check": _check, "draw": _draw, "agent": run_agent, "calibrate": run_calibration}[arguments.action]
-        return run(arguments)
+        return ACTIONS[arguments.action](arguments)
     except (SchedulerError, OSError) as error:
         print(f"cairn topology {arguments.action}: {error}", file=sys.stderr)
         return EXIT_FAILED
-
-
-def _draw(arguments: argparse.Namespace) -> int:
-    output: Path | None = arguments.output
-    if output is not None and output.suffix.lower() not in PICTURES:
-        raise TopologyError(
-            f"--output {output}: a picture ends in .svg; what ends in {output.suffix} would not be one (a browser, "
-            "Inkscape or rsvg-convert make other pictures of it)"
-        )
-    network = load_network(arguments.file)
-    text = draw(network.topology, timestep_s=network.timestep_s)
-    if arguments.output is None:
-        print(text, end="")
-    else:
-        arguments.output.write_text(text, encoding="utf-8")
-        print(f"drawn: {arguments.output}")
-    return 0
-
-
-def _check(arguments: argparse.Namespace) -> int:
-    network = load_network(arguments.file)
-    if arguments.toml:
-        print(topology_toml(network.topology, network.timestep_s), end="")
-    elif arguments.json:
-        seen = overview(network.topology)
-        print(json.dumps(topology_mapping(network.topology, network.timestep_s) | {"overview": seen.values()}))
-    else:
-        for line in _report(network, None if arguments.all else MOST_LINES):
-            print(line)
-    return 0
-
-
-def _report(network: Network, most: int | None) -> Iterator[str]:
-    topology, seen = network.topology, overview(network.topology)
-    yield (
-        f"{topology.name}: {len(topology.servers)} servers in {len(seen.racks)} racks, {len(topology.switches)} "
-        f"switches, {len(topology.links)} links between them"
-    )
-    lasts = "" if network.timestep_s is None else f", a timestep is {duration_for_people(network.timestep_s)}"
-    yield f"chunks of {size_text(topology.chunk_bytes)}{lasts}; capacities are chunks per timestep"
-    yield _shape(seen)
-    yield ""
-    head = ("rack", "servers", "send", "receive", "disk", "out", "in", "oversubscribed out", "in")
-    yield from _limited(_rows(head, [_rack_row(rack) for rack in seen.racks]), most, len(seen.racks), "racks")
-    if topology.links:
-        yield ""
-        rows = [[f"{link.source} → {link.target}", str(link.capacity), _rate(link.bytes_s)] for link in topology.links]
-        yield from _limited(_rows(("link", "capacity", "rate"), rows), most, len(rows), "links")
-    if network.derived:
-        many = len(network.derived)
-        yield f"\n{many} capacit{'y' if many == 1 else 'ies'} from rates (rate × timestep ÷ chunk, rounded down):"
-        yield from _limited((f"  {text}" for text in ["", *network.derived]), most, many, "capacities", head=False)
-    for warning in seen.warnings:
-        yield f"\nwarning: {warning}"
-
-
-def _shape(seen: Overview) -> str:
-    if seen.is_tree:
-        levels = f"{seen.levels} level{'' if seen.levels == 1 else 's'}"
-        return f"a tree with {levels} of switches: every planner can plan on it"
-    return f"no tree ({seen.why_no_tree}): planners `paper` and `exact` can plan on it, `tree` and `repaired` cannot"
-
-
-def _rack_row(rack: RackOverview) -> list[str]:
-    ratios = [f"{ratio:.3g} : 1" if ratio else "–" for ratio in (rack.over_out, rack.over_in)]
-    disk = "–" if rack.disk is None else rack.disk
-    sums = (rack.servers, rack.send, rack.receive, disk, rack.out, rack.into)
-    return [rack.name, *map(str, sums), *ratios]
-
-
-def _rate(bytes_s: float | None) -> str:
-    return "–" if bytes_s is None else rate_for_people(bytes_s)
-
-
-def _rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    for row in (head, *rows):
-        cells = [
-            cell.ljust(width) if place == 0 else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        yield "  ".join(cells).rstrip()
-
-
-def _limited(lines: Iterator[str], most: int | None, many: int, what: str, *, head: bool = True) -> Iterator[str]:
-    """The first lines, and how many more there are; the head, or an empty first line, is not counted."""
-    for number, line in enumerate(lines):
-        if number == 0 and not head:
-            continue
-        if most is not None and number > most:
-            yield f"… and {many - most} more {what} (--all lists them)"
-            return
-        yield line

@@ -31,7 +31,7 @@ PARTIAL: Final = "partial"
 
 _SIDECAR = ("logstore", ":!logstore/testing")
 _OPERATORS = ("spe_adapter/cec", "spe_adapter/state", "spe_adapter/operators", "spe_adapter/codec")
-_PLANNERS = ("scheduler/peace", "scheduler/topology.py")
+_PLANNERS = ("scheduler/peace", "scheduler/topology/model.py")
 MEASURED: Final[Mapping[str, tuple[str, ...]]] = {
     "cec": (*_SIDECAR, *_OPERATORS, "spe_adapter/continuous"),
     "peace": (*_PLANNERS, "scheduler/simulation", "scheduler/calibration"),
@@ -41,11 +41,12 @@ MEASURED: Final[Mapping[str, tuple[str, ...]]] = {
             "scheduler/coordinator",
             "scheduler/client",
             "scheduler/hdfs",
+            "tests/support/hdfs",
             "scheduler/simulation",
             "scheduler/calibration",
         ),
     ),
-    "peace_scale": _PLANNERS,
+    "peace_scale": (*_PLANNERS, "benchmarks/yardstick"),
     "produce_consume": _SIDECAR,
     "spark_throughput": (*_SIDECAR, "spe_adapter/codec", ":(glob)spe_adapter/*.py"),
     "stateful_spark": (*_SIDECAR, *_OPERATORS, "spe_adapter/microbatch", ":(glob)spe_adapter/*.py"),

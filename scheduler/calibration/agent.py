@@ -24,19 +24,20 @@ from typing import IO, Final, TypeVar
 
 import trio
 
+from scheduler.addresses import Address, parse_address
 from scheduler.calibration.tasks import first_of, together
 from scheduler.calibration.wire import (
+    DEFAULT_PORT,
     VERSION,
-    Address,
     CalibrationError,
     Lines,
     abandon,
     answer,
     keep_queue_short,
-    parse_address,
     proof,
     start,
 )
+from scheduler.errors import SchedulerError
 
 T = TypeVar("T")
 
@@ -47,7 +48,7 @@ GRACE_S: Final = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an agent agrees to, at most."""
+    """The limits of what an agent does on request."""
 
     connections: int = 64
     seconds: float = 60.0
@@ -60,7 +61,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class AgentSettings:
     """How an agent runs. `directory`: on the disk that shall be measured; `token` empty: nobody needs one."""
 
     directory: Path
@@ -69,9 +70,9 @@ class Settings:
 
 
 class Agent:
-    """One host's agent."""
+    """The agent of one host."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: AgentSettings) -> None:
         self.settings = settings
         self._connections = 0
         self._disk_bytes = 0
@@ -98,7 +99,7 @@ class Agent:
             self._connections -= 1
 
     async def _converse(self, lines: Lines) -> None:
-        """One request and its answer."""
+        """Serve one connection: one request and its answer."""
         limits = self.settings.limits
         request: Mapping[str, object] = {}
         try:
@@ -119,7 +120,7 @@ class Agent:
             if job is None:
                 raise CalibrationError(f"do={request.get('do')!r}: known are {', '.join(map(str, jobs))}")
             done = await job(lines, _Asked(request))
-        except CalibrationError as error:
+        except SchedulerError as error:
             await lines.write({"error": str(error)})
         except trio.TooSlowError:
             await lines.write({"error": f"{request.get('do') if request else 'the request'} took too long"})
@@ -147,7 +148,7 @@ class Agent:
     # ---- jobs
 
     async def _hello(self, lines: Lines, asked: "_Asked") -> Mapping[str, object]:
-        """Is it there, and has its disk room?"""
+        """Report that the agent runs, and the room on its disk."""
         return {"free_bytes": shutil.disk_usage(self.settings.directory).free}
 
     async def _take(self, lines: Lines, asked: "_Asked") -> Mapping[str, object]:
@@ -183,7 +184,7 @@ class Agent:
     async def _send(self, lines: Lines, asked: "_Asked") -> Mapping[str, object]:
         """Send to other agents at once, `streams` connections to each; the rates that each of them counted."""
         limits = self.settings.limits
-        targets = [parse_address(target) for target in asked.texts("to", limits.streams)]
+        targets = [parse_address(target, DEFAULT_PORT) for target in asked.texts("to", limits.streams)]
         streams = int(asked.number("streams", 1, limits.streams)) if asked.has("streams") else 1
         if len(targets) * streams > limits.streams:
             raise CalibrationError(
@@ -236,7 +237,7 @@ class Agent:
         return _Room(self, size)
 
     def reserve(self, size: int) -> None:
-        """Take room on the disk for test files. Raises CalibrationError."""
+        """Reserve room on the disk for test files. Raises CalibrationError."""
         limit = self.settings.limits.disk_bytes
         if self._disk_bytes + size > limit:
             raise CalibrationError(
@@ -248,12 +249,12 @@ class Agent:
         self._disk_bytes += size
 
     def release(self, size: int) -> None:
-        """Give room back."""
+        """Release the room."""
         self._disk_bytes -= size
 
 
 class _Room:
-    """Room on the disk while a block runs."""
+    """Reserves room on the disk while a block runs."""
 
     def __init__(self, agent: Agent, size: int) -> None:
         self._agent, self._size = agent, size
@@ -266,13 +267,13 @@ class _Room:
 
 
 class _Asked:
-    """A request's values, checked. Raises CalibrationError."""
+    """The values of a request, checked when they are read. Raises CalibrationError."""
 
     def __init__(self, values: Mapping[str, object]) -> None:
         self._values = values
 
     def has(self, name: str) -> bool:
-        """Whether it says so."""
+        """Whether the request has this value."""
         return name in self._values
 
     def number(self, name: str, least: float, most: float) -> float:
@@ -325,7 +326,7 @@ async def _drain(stream: trio.SocketStream) -> None:
 
 
 async def _while_connected(stream: trio.SocketStream, job: Callable[[], Awaitable[T]]) -> T:
-    """Run a job; if the calibrator goes away, so does the job."""
+    """Run a job until it ends or the calibrator disconnects."""
 
     async def watch() -> T:
         while await stream.receive_some(1024):

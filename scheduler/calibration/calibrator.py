@@ -10,11 +10,12 @@ from functools import partial
 from random import Random
 from typing import Final, NamedTuple
 
+from scheduler.addresses import Address
 from scheduler.calibration.rules import SATURATED, HostRates, LinkRate, Measured, fill, pairs, sample, sides, spread
 from scheduler.calibration.tasks import together
-from scheduler.calibration.wire import Address, CalibrationError, ask
-from scheduler.quantities import rate_for_people
+from scheduler.calibration.wire import CalibrationError, ask
 from scheduler.topology import Link, Server, Topology
+from scheduler.topology.quantities import rate_for_people
 
 HELLO_S: Final = 15.0
 GRACE_S: Final = 30.0
@@ -23,12 +24,12 @@ HELLOS_AT_ONCE: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class CalibrationSettings:
     """How thoroughly to measure.
 
     `sample`: hosts of a rack; `partners`: how many others each of them sends to and receives from; `concurrency`:
     how many writers at a time are tried; `file_bytes`: what each of them writes; `streams`: connections of a pair, for
-    one may not fill a link; `most_pairs`: pairs of hosts that fill a link between switches together.
+    one may not fill a link; `max_pairs`: pairs of hosts that fill a link between switches together.
     """
 
     seconds: float = 2.0
@@ -38,7 +39,7 @@ class Settings:
     streams: int = 2
     concurrency: tuple[int, ...] = (1, 2, 4, 8)
     file_bytes: int = 64 << 20
-    most_pairs: int = 16
+    max_pairs: int = 16
 
 
 class Step(NamedTuple):
@@ -57,7 +58,7 @@ class Calibrator:
         topology: Topology,
         addresses: Mapping[str, Address],
         token: bytes,
-        settings: Settings,
+        settings: CalibrationSettings,
         random: Random,
         report: Callable[[Step], None],
     ) -> None:
@@ -75,7 +76,7 @@ class Calibrator:
         self._total += sum(len(self._writes_of(server)) for server in self._sampled)
 
     async def measure(self) -> Measured:
-        """Everything. Raises CalibrationError that names the agent."""
+        """Run all measurements. Raises CalibrationError that names the agent."""
         await self._greet()
         send, receive = await self._host_links()
         hosts: dict[str, HostRates] = {}
@@ -90,15 +91,15 @@ class Calibrator:
     # ---- what to measure
 
     def _ends(self, link: Link) -> tuple[list[Server], list[Server]] | None:
-        """Who could send over a link to whom; at most so many as may take part."""
+        """The possible senders and receivers over a link, not more than may take part."""
         found = sides(self.topology, link)
         if found is None:
             return None
-        senders, receivers = (spread(side)[: self.settings.most_pairs] for side in found)
+        senders, receivers = (spread(side)[: self.settings.max_pairs] for side in found)
         return senders, receivers
 
     def _others(self, server: Server) -> list[Server]:
-        """To whom a server's parallel writes go: sampled servers, those of its rack first."""
+        """The targets of a server's parallel writes: sampled servers, those of its rack first."""
         others = [other for other in self._sampled if other is not server]
         return sorted(others, key=lambda other: other.rack != server.rack)
 
@@ -183,7 +184,7 @@ class Calibrator:
         }  # fmt: skip
 
     async def _send(self, source: Server, targets: Sequence[Server], how: Mapping[str, object]) -> list[float]:
-        """One server sends to others; what each of them counted."""
+        """Have one server send to others; returns the rate that each of them counted."""
         to = [str(self._addresses[target.name]) for target in targets]
         limit_s = DISK_S if "bytes" in how else self.settings.seconds + GRACE_S
         done = await self._ask(source.name, {"do": "send", "to": to, **how}, limit_s)

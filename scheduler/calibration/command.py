@@ -7,27 +7,26 @@ measured capacities is written whole or not at all, at the end; Ctrl-C stops eve
 import argparse
 import os
 import signal
-import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from ipaddress import ip_address
 from pathlib import Path
 from random import Random
 from typing import Final
 
 import trio
 
+from scheduler.addresses import Address, is_loopback, parse_address
 from scheduler.calibration import agent as agents
-from scheduler.calibration.calibrator import Calibrator, Settings, Step
+from scheduler.calibration.calibrator import CalibrationSettings, Calibrator, Step
 from scheduler.calibration.rules import DEFAULT_SHARE, Calibrated, calibrate
 from scheduler.calibration.tasks import first_of
-from scheduler.calibration.wire import DEFAULT_PORT, Address, CalibrationError, parse_address
-from scheduler.quantities import duration_for_people, parse_duration, parse_size, rate_for_people, size_text
+from scheduler.calibration.wire import DEFAULT_PORT, CalibrationError
 from scheduler.topology import Topology
-from scheduler.topology_file import load_network, topology_toml
+from scheduler.topology.description import load_network, topology_toml
+from scheduler.topology.quantities import duration_for_people, parse_duration, parse_size, rate_for_people, size_text
 
 try:
     from rich.console import Console
@@ -36,7 +35,7 @@ except ImportError:  # plain lines will do
     Progress = None  # type: ignore[assignment,misc]
 
 INTERRUPTED: Final = 130
-MOST_TOKEN_BYTES: Final = 4096
+MAX_TOKEN_BYTES: Final = 4096
 Report = Callable[[Step], None]
 
 
@@ -57,7 +56,7 @@ def add_agent_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of `cairn topology calibrate`."""
-    default = Settings()
+    default = CalibrationSettings()
     parser.add_argument("file", type=Path, help="the description of the network; capacities in it may be rough")
     parser.add_argument("-o", "--output", type=Path, required=True, help="where the measured description goes (TOML)")
     parser.add_argument(
@@ -90,8 +89,8 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_agent(arguments: argparse.Namespace) -> int:
     """Run an agent until it is interrupted. Raises CalibrationError, OSError."""
-    address, token = parse_address(arguments.listen), _token(arguments.token_file)
-    if not token and not arguments.insecure and not _is_loopback(address.host):
+    address, token = parse_address(arguments.listen, DEFAULT_PORT), _token(arguments.token_file)
+    if not token and not arguments.insecure and not is_loopback(address.host):
         raise CalibrationError(
             f"--listen {address}: others can reach this address; give --token-file, or --insecure to let everyone in"
         )
@@ -101,11 +100,11 @@ def run_agent(arguments: argparse.Namespace) -> int:
         limits = agents.Limits(disk_bytes=parse_size(arguments.most_disk))
     except ValueError as error:
         raise CalibrationError(f"--most-disk {arguments.most_disk}: {error}") from None
-    settings = agents.Settings(arguments.directory, token, limits)
+    settings = agents.AgentSettings(arguments.directory, token, limits)
     return trio.run(first_of, partial(_serve, settings, address), _interrupted)
 
 
-async def _serve(settings: agents.Settings, address: Address) -> int:
+async def _serve(settings: agents.AgentSettings, address: Address) -> int:
     async with trio.open_nursery() as nursery:
         bound = await nursery.start(agents.Agent(settings).serve, address)
         print(f"agent ready on {bound}, test files in {settings.directory}", flush=True)
@@ -116,7 +115,7 @@ def run_calibration(arguments: argparse.Namespace) -> int:
     """Measure, print and write. Raises SchedulerError, OSError."""
     network = load_network(arguments.file)
     addresses = _addresses(network.topology, arguments.agent, arguments.port)
-    settings = Settings(
+    settings = CalibrationSettings(
         seconds=arguments.seconds,
         warm_up_s=min(0.5, arguments.seconds / 3),
         sample=arguments.sample,
@@ -143,7 +142,7 @@ def run_calibration(arguments: argparse.Namespace) -> int:
 
 
 def _lines(before: Topology, result: Calibrated) -> list[str]:
-    """What was measured, and what changed."""
+    """The measured capacities beside those of the description."""
     lines = []
     if result.timestep_s is not None:
         lines.append(f"a timestep is {duration_for_people(result.timestep_s)}")
@@ -178,30 +177,21 @@ async def _wait_signal() -> None:
             return
 
 
-def _is_loopback(host: str) -> bool:
-    """Whether an address, or all that a name stands for, can be reached from this host only."""
-    try:
-        found = {info[4][0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
-    except OSError as error:
-        raise CalibrationError(f"--listen {host}: {error}") from None
-    return all(ip_address(str(one).partition("%")[0]).is_loopback for one in found)
-
-
 def _token(path: Path | None) -> bytes:
     """The secret in a file, without space around it; none: empty. Raises CalibrationError, OSError."""
     if path is None:
         return b""
     with path.open("rb") as file:
-        token = file.read(MOST_TOKEN_BYTES + 1).strip()
-    if not token or len(token) > MOST_TOKEN_BYTES:
-        raise CalibrationError(f"--token-file {path}: must have 1 to {MOST_TOKEN_BYTES} bytes")
+        token = file.read(MAX_TOKEN_BYTES + 1).strip()
+    if not token or len(token) > MAX_TOKEN_BYTES:
+        raise CalibrationError(f"--token-file {path}: must have 1 to {MAX_TOKEN_BYTES} bytes")
     return token
 
 
 def _addresses(topology: Topology, given: list[str], port: int) -> dict[str, Address]:
     """Where each server's agent listens: what was given, else the server's own address and the common port."""
     addresses = {
-        server.name: Address(parse_address(server.address).host, port)
+        server.name: Address(parse_address(server.address, port).host, port)
         for server in topology.servers
         if server.address is not None
     }
@@ -214,7 +204,7 @@ def _addresses(topology: Topology, given: list[str], port: int) -> dict[str, Add
 
 
 def _write(path: Path, text: str) -> None:
-    """A file that is there whole or not at all."""
+    """Write a file atomically: it holds the whole text or does not exist."""
     with tempfile.NamedTemporaryFile(
         "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
     ) as file:

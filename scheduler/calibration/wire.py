@@ -1,4 +1,4 @@
-"""What calibrator and agents say to each other: one request per connection, lines of JSON, then plain bytes.
+"""The protocol between calibrator and agents: one request per connection, in lines of JSON, then plain bytes.
 
     agent    {"cairn-agent": 1, "nonce": "…"}
     client   {"request": "…", "proof": "…"}          the request is a text: {"do": "hello"}
@@ -7,7 +7,7 @@
 The proof is HMAC-SHA256 of nonce and request under the token: the token itself never crosses the network, and a proof
 fits one request on one connection.
 
-Invariants: no line is longer than MOST_LINE_BYTES; what does not fit the protocol is a CalibrationError; nothing here
+Invariants: no line is longer than MAX_LINE_BYTES; what does not fit the protocol is a CalibrationError; nothing here
 waits without the caller's time limit.
 """
 
@@ -16,41 +16,21 @@ import hmac
 import json
 import socket
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 import trio
 
+from scheduler.addresses import Address
 from scheduler.errors import SchedulerError
 
 VERSION: Final = 1
-MOST_LINE_BYTES: Final = 8192
+MAX_LINE_BYTES: Final = 8192
 DEFAULT_PORT: Final = 9881
 CONNECT_S: Final = 10.0
 
 
 class CalibrationError(SchedulerError):
     """An agent that does not answer as it should, or refuses; the message names it."""
-
-
-class Address(NamedTuple):
-    """Where an agent listens."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-def parse_address(text: str, default_port: int = DEFAULT_PORT) -> Address:
-    """`HOST`, `HOST:PORT` or `[IPv6]:PORT`. Raises CalibrationError."""
-    host, colon, port = text.rpartition(":")
-    if text.endswith("]") or not colon or (":" in host and not host.startswith("[")):
-        host, port = text, str(default_port)
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isdecimal() or len(port) > 5 or int(port) > 65_535:
-        raise CalibrationError(f"{text!r} is no address: use HOST:PORT")
-    return Address(host, int(port))
 
 
 class Lines:
@@ -64,9 +44,9 @@ class Lines:
     async def read(self) -> dict[str, object]:
         """The next line. Raises CalibrationError."""
         while (end := self._buffer.find(b"\n")) < 0:
-            if len(self._buffer) > MOST_LINE_BYTES:
-                raise CalibrationError(f"{self.who}: a line longer than {MOST_LINE_BYTES} bytes")
-            data = await self.stream.receive_some(MOST_LINE_BYTES)
+            if len(self._buffer) > MAX_LINE_BYTES:
+                raise CalibrationError(f"{self.who}: a line longer than {MAX_LINE_BYTES} bytes")
+            data = await self.stream.receive_some(MAX_LINE_BYTES)
             if not data:
                 raise CalibrationError(f"{self.who}: the connection was closed")
             self._buffer += data
@@ -85,14 +65,14 @@ class Lines:
         await self.stream.send_all(json.dumps(value).encode() + b"\n")
 
     def rest(self) -> int:
-        """How many bytes came behind the last line; they are forgotten."""
+        """Drop the bytes that arrived after the last line; returns their number."""
         many = len(self._buffer)
         self._buffer.clear()
         return many
 
 
 def proof(token: bytes, nonce: str, request: str) -> str:
-    """What shows that a request comes from someone who has the token."""
+    """The proof that the sender of a request has the token."""
     # A text from JSON may hold what UTF-8 cannot.
     return hmac.new(token, f"{nonce}\n{request}".encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
 
@@ -111,7 +91,7 @@ async def ask(address: Address, token: bytes, request: Mapping[str, object], lim
 
 
 async def start(address: Address, token: bytes, request: Mapping[str, object]) -> Lines:
-    """Connect and send a request; the answer is still to come. Raises CalibrationError."""
+    """Connect and send a request; `answer` reads the answer. Raises CalibrationError."""
     try:
         with trio.fail_after(CONNECT_S):
             stream = await trio.open_tcp_stream(address.host, address.port)

@@ -1,10 +1,10 @@
-"""From an HTTP request to the route that it means, its values checked; and from a route's answer back to HTTP.
+"""Finds the route of an HTTP request, checks the request's values, and turns the route's answer into HTTP.
 
 Invariants:
-* Whatever a client sends, it gets an answer: 4xx where it is to blame, with `field` where one can be named.
-* A fault of ours costs one answer (500) and one line in the log, never the service.
+* Every request gets an answer: 4xx if the client is to blame, with the `field` to change if one can be named.
+* A fault of the coordinator costs one answer (500) and one line in the log, never the service.
 * Tokens are compared in constant time, before anything else of a request is looked at.
-* Where no token is needed, a page in somebody's browser can do nothing.
+* Where no token is needed, a web page in a browser cannot use the coordinator.
 """
 
 import hmac
@@ -18,11 +18,12 @@ from urllib.parse import parse_qsl, unquote_to_bytes, urlsplit
 
 import trio
 
+from scheduler.addresses import is_loopback
 from scheduler.coordinator.api import ROUTES, Route
-from scheduler.coordinator.api_types import BAD_REQUEST, Number, Record, Type, Whole, nearest, plain, refuse, shown
+from scheduler.coordinator.api_types import BAD_REQUEST, Integer, Number, Record, Type, nearest, plain, refuse, shown
 from scheduler.coordinator.errors import ApiError, StoreError
 from scheduler.coordinator.http.messages import JSON, HttpRequest, HttpResponse, error_response, json_response
-from scheduler.coordinator.http.server import Report, is_loopback
+from scheduler.coordinator.report import Report
 from scheduler.errors import PlacementError, RequestError
 
 UNAUTHORIZED = 401
@@ -33,18 +34,18 @@ UNSUPPORTED_MEDIA_TYPE = 415
 INTERNAL_ERROR = 500
 UNAVAILABLE = 503
 RETRY_AFTER_S = 1
-MOST_QUERY_FIELDS = 16
-MOST_ERROR_CHARACTERS, MOST_FIELD_CHARACTERS = 2000, 300
-"""As the document says."""
-MOST_NUMBER_CHARACTERS = 32
+MAX_QUERY_FIELDS = 16
+MAX_ERROR_CHARACTERS, MAX_FIELD_CHARACTERS = 2000, 300
+"""As the OpenAPI document says."""
+MAX_NUMBER_CHARACTERS = 32
 _WHOLE = re.compile(r"([0-9]+)(\.0+)?")
 """98.0 is a whole number, as in a body."""
 PARSED_AT_ONCE_BYTES = 32 * 1024
-"""A larger body is read and checked in a thread: it would hold up everybody for tens of milliseconds."""
+"""A larger body is parsed in a thread: it would hold up the event loop for tens of milliseconds."""
 
 
 class Call(NamedTuple):
-    """A request as a handler gets it: everything checked."""
+    """A checked request, as a handler gets it."""
 
     parameters: Mapping[str, Any]
     query: Mapping[str, Any]
@@ -63,9 +64,9 @@ Operation = Callable[[Call], Awaitable[Reply]]
 
 
 class Dispatch:
-    """Answers HTTP requests by the operations of a service. `token` None: nobody needs one.
+    """Answers HTTP requests with the operations of a service. `token` None: no client needs a token.
 
-    `own_only`: what comes under another name than this machine's own is refused.
+    `own_only`: a request whose Host header names another machine is refused.
     """
 
     def __init__(
@@ -79,18 +80,17 @@ class Dispatch:
         self._token = None if token is None else token.encode()
         self._own_only = own_only
         self.answered: Counter[tuple[str, int]] = Counter()
-        """How many answers each operation gave, by status; `none` where no route was meant."""
+        """The number of answers of each operation, by status; `none`: the request had no route."""
 
     def may_wait(self, request: HttpRequest) -> bool:
-        """Whether the request may take long."""
-        return request.method == "GET" and "/go" in request.target
+        """Whether the route of a request waits for events, so that its answer may take long."""
+        route = _route_of(request.method, request.target)
+        return route is not None and route.waits
 
     def takes_large(self, method: str, target: str, headers: Mapping[str, str]) -> bool:
-        """Whether the request may have a large body: such routes are few, and strangers have none."""
-        path = target.partition("?")[0]
-        return self.knows(headers) and any(
-            route.large and (route.method, route.path) == (method, path) for route in ROUTES
-        )
+        """Whether a request may have a large body: its route says so, and the client has the token."""
+        route = _route_of(method, target)
+        return route is not None and route.large and self.knows(headers)
 
     def knows(self, headers: Mapping[str, str]) -> bool:
         """Whether a request with these headers may ask for more than /health."""
@@ -100,7 +100,7 @@ class Dispatch:
         return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self._token)
 
     async def __call__(self, request: HttpRequest) -> HttpResponse:
-        """Answer."""
+        """Answer a request."""
         operation = "none"
         try:
             segments, query = _split(request.target)
@@ -164,13 +164,13 @@ class Dispatch:
                 headers = {**later, **error.headers}
                 return error_response(
                     error.status,
-                    plain(error.message)[:MOST_ERROR_CHARACTERS],
+                    plain(error.message)[:MAX_ERROR_CHARACTERS],
                     field_name=_plain(error.field),
                     headers=headers,
                 )
             case RequestError():
                 return error_response(
-                    BAD_REQUEST, plain(str(error))[:MOST_ERROR_CHARACTERS], field_name=_plain(error.field)
+                    BAD_REQUEST, plain(str(error))[:MAX_ERROR_CHARACTERS], field_name=_plain(error.field)
                 )
             case StoreError():
                 return error_response(UNAVAILABLE, str(error), headers={"Retry-After": str(RETRY_AFTER_S)})
@@ -182,11 +182,11 @@ class Dispatch:
 
 
 def _plain(field: str | None) -> str | None:
-    return None if field is None else plain(field)[:MOST_FIELD_CHARACTERS]
+    return None if field is None else plain(field)[:MAX_FIELD_CHARACTERS]
 
 
 def _is_own(host: str | None) -> bool:
-    """Whether a Host header names this machine by a name that nobody else can have; HTTP/1.0 needs none."""
+    """Whether a Host header names this machine by a loopback name; HTTP/1.0 needs no Host header."""
     try:
         return host is None or is_loopback(urlsplit(f"//{host}").hostname or "")
     except ValueError:
@@ -194,7 +194,7 @@ def _is_own(host: str | None) -> bool:
 
 
 def _split(target: str) -> tuple[list[str], str]:
-    """Path segments, decoded, and the query."""
+    """The decoded segments of the path, and the query."""
     try:
         parts = urlsplit(target)
         if not parts.path.startswith("/"):
@@ -203,6 +203,17 @@ def _split(target: str) -> tuple[list[str], str]:
     except ValueError as error:
         raise ApiError(BAD_REQUEST, "the path is not percent-encoded UTF-8") from error
     return decoded, parts.query
+
+
+def _route_of(method: str, target: str) -> Route | None:
+    """The route of a request that is not checked yet; None without one."""
+    try:
+        segments, _ = _split(target)
+    except ApiError:
+        return None
+    method = "GET" if method == "HEAD" else method
+    meant = (route for route in ROUTES if route.method == method and _match(route.path, segments) is not None)
+    return next(meant, None)
 
 
 def _match(path: str, segments: list[str]) -> dict[str, str] | None:
@@ -220,13 +231,13 @@ def _match(path: str, segments: list[str]) -> dict[str, str] | None:
 
 def _from_text(kind: Type, text: str, where: str) -> Any:
     """A value of a path or a query."""
-    if isinstance(kind, Whole):
-        if len(text) > MOST_NUMBER_CHARACTERS or not (found := _WHOLE.fullmatch(text)):
+    if isinstance(kind, Integer):
+        if len(text) > MAX_NUMBER_CHARACTERS or not (found := _WHOLE.fullmatch(text)):
             raise refuse(where, text, "must be a whole number")
         return kind.check(int(found[1]), where)
     if isinstance(kind, Number):
         try:
-            return kind.check(float(text if len(text) <= MOST_NUMBER_CHARACTERS else "too long"), where)
+            return kind.check(float(text if len(text) <= MAX_NUMBER_CHARACTERS else "too long"), where)
         except ValueError as error:
             raise refuse(where, text, "must be a number") from error
     return kind.check(text, where)
@@ -234,11 +245,9 @@ def _from_text(kind: Type, text: str, where: str) -> Any:
 
 def _query(route: Route, query: str) -> dict[str, Any]:
     try:
-        pairs = parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=MOST_QUERY_FIELDS)
+        pairs = parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=MAX_QUERY_FIELDS)
     except ValueError as error:
-        raise ApiError(
-            BAD_REQUEST, f"the query cannot be read: at most {MOST_QUERY_FIELDS} fields, in UTF-8"
-        ) from error
+        raise ApiError(BAD_REQUEST, f"the query cannot be read: at most {MAX_QUERY_FIELDS} fields, in UTF-8") from error
     values: dict[str, object] = {}
     for name, text in pairs:
         part = route.query.fields.get(name)

@@ -12,11 +12,12 @@ from random import Random, SystemRandom
 
 import trio
 
-from scheduler.coordinator.running import Running, Security, ServeSettings, make_planner, opened, parse_listen, serve
-from scheduler.coordinator.service import World
+from scheduler.addresses import parse_address
+from scheduler.coordinator.running import Running, Security, ServeSettings, make_planner, opened, serve
+from scheduler.coordinator.service import Environment
 from scheduler.coordinator.system_clock import SystemClock
 from scheduler.errors import SchedulerError
-from scheduler.topology_file import load_topology
+from scheduler.topology.description import load_topology
 
 Refused = SchedulerError
 """What `start` raises besides OSError: one clear line says what to change."""
@@ -32,10 +33,10 @@ async def start(
     task_status: trio.TaskStatus[Running] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until drained or cancelled; reports what runs. Raises Refused, OSError."""
-    settings = ServeSettings(parse_listen(listen), security=Security(insecure=insecure))
+    settings = ServeSettings(parse_address(listen), security=Security(insecure=insecure))
     settings.security.check(settings.listen)
     network = await trio.to_thread.run_sync(load_topology, topology)
     planner = await trio.to_thread.run_sync(make_planner, None, network)
-    world = World(network, planner, SystemClock(), Random(SystemRandom().getrandbits(64)), report)  # noqa: S311
+    environment = Environment(network, planner, SystemClock(), Random(SystemRandom().getrandbits(64)), report)  # noqa: S311
     with opened(data_dir) as metadata:
-        await serve(world, metadata, settings, task_status=task_status)
+        await serve(environment, metadata, settings, task_status=task_status)

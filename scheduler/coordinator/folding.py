@@ -2,7 +2,7 @@
 
 Invariants: the first line of a kind is written at once; the next of the same kind INTERVAL_S later at the earliest, and
 says how many there were meanwhile (`repeated`); if none comes, the number is written all the same (`run`). At most
-MOST_KINDS kinds are told apart; other events pass unchanged.
+MAX_KINDS kinds are told apart; other events pass unchanged.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ import trio
 Report = Callable[[str, Mapping[str, object]], None]
 
 INTERVAL_S = 10.0
-MOST_KINDS = 1000
+MAX_KINDS = 1000
 """A kind is an event with its client, or its operation. Further clients share one kind for each event."""
 FOLDED = frozenset(("cannot accept", "connection crashed", "connection refused", "request crashed"))
 OTHERS = "others"
@@ -45,7 +45,7 @@ class Folding:
         if now_s >= self._look_s:
             self._sweep(now_s)
         key = (event, str(fields.get("client") or fields.get("operation") or ""))
-        if key not in self._kinds and len(self._kinds) >= MOST_KINDS:
+        if key not in self._kinds and len(self._kinds) >= MAX_KINDS:
             key = (event, OTHERS)
         kind = self._kinds.get(key)
         if kind is None:
@@ -58,13 +58,13 @@ class Folding:
             kind.held, kind.fields = kind.held + 1, fields
 
     async def run(self) -> None:
-        """Write what was counted also when nothing else comes, until cancelled."""
+        """Write the counts of ended intervals, also without new events, until cancelled."""
         while True:
             await trio.sleep(INTERVAL_S)
             self._sweep(self._now_s())
 
     def _sweep(self, now_s: float) -> None:
-        """Write what was counted in intervals that are over, and forget the kinds of which nothing came."""
+        """Write the counts of ended intervals, and drop the kinds without new events."""
         self._look_s = now_s + INTERVAL_S
         for key, kind in list(self._kinds.items()):
             if now_s - kind.written_s >= INTERVAL_S:
@@ -75,7 +75,7 @@ class Folding:
                     del self._kinds[key]
 
     def flush(self) -> None:
-        """Write all that was counted."""
+        """Write all counts."""
         for key, kind in self._kinds.items():
             if kind.held:
                 self._report(key[0], {**kind.fields, "repeated": kind.held})

@@ -11,8 +11,8 @@ from scheduler.coordinator import metrics, page
 from scheduler.coordinator.dispatch import Call, Operation, Reply
 from scheduler.coordinator.events import told
 from scheduler.coordinator.hosts import HostRecord
-from scheduler.coordinator.ledger import Tracked
 from scheduler.coordinator.openapi import document
+from scheduler.coordinator.registry import RequestEntry
 from scheduler.coordinator.service import Coordinator
 from scheduler.peace.online.records import Submission
 from scheduler.peace.plan import Kind
@@ -21,7 +21,7 @@ from scheduler.topology import Topology
 OK = 200
 CREATED = 201
 UNAVAILABLE = 503
-MOST_LISTED = 1000
+MAX_LISTED = 1000
 """Requests, chunks and capacities listed in a status; the counts cover all."""
 
 
@@ -32,7 +32,7 @@ class Handlers:
         self._coordinator = coordinator
         self._traffic = traffic
         self._document = document()
-        self._topology = topology_view(coordinator.world.topology)
+        self._topology = topology_view(coordinator.environment.topology)
 
     def operations(self) -> Mapping[str, Operation]:
         """Handlers by the operations' names."""
@@ -80,8 +80,8 @@ class Handlers:
 
     async def _submit(self, call: Call) -> Reply:
         body = {**call.body, "kind": Kind(call.body["kind"])}
-        tracked, new = await self._coordinator.submit(body.pop("name"), lambda name: Submission(name=name, **body))
-        return Reply(CREATED if new else OK, self._view(tracked))
+        entry, new = await self._coordinator.submit(body.pop("name"), lambda name: Submission(name=name, **body))
+        return Reply(CREATED if new else OK, self._view(entry))
 
     async def _get(self, call: Call) -> Reply:
         return Reply(OK, self._view(await self._coordinator.request(call.parameters["name"])))
@@ -94,40 +94,40 @@ class Handlers:
 
     async def _wait(self, call: Call) -> Reply:
         name, after = call.parameters["name"], call.query["after"]
-        tracked, events = await self._coordinator.wait(name, after, call.query["wait_s"])
+        entry, events = await self._coordinator.wait(name, after, call.query["wait_s"])
         shown = [told(event, self._coordinator.hosts.address) for event in events]
-        return Reply(OK, {"request": name, "state": tracked.log.told_state, "events": shown})
+        return Reply(OK, {"request": name, "state": entry.log.told_state, "events": shown})
 
     async def _done(self, call: Call) -> Reply:
         name, chunk = call.parameters["name"], call.parameters["chunk"]
-        tracked, counted = await self._coordinator.done(name, chunk, call.body["attempt"])
-        return self._reported(tracked, name, chunk, counted=counted)
+        entry, counted = await self._coordinator.done(name, chunk, call.body["attempt"])
+        return self._reported(entry, name, chunk, counted=counted)
 
     async def _failed(self, call: Call) -> Reply:
         name, chunk = call.parameters["name"], call.parameters["chunk"]
         suspects = tuple(call.body["suspects"])
-        tracked, counted = await self._coordinator.failed(name, chunk, call.body["attempt"], suspects)
-        return self._reported(tracked, name, chunk, counted=counted)
+        entry, counted = await self._coordinator.failed(name, chunk, call.body["attempt"], suspects)
+        return self._reported(entry, name, chunk, counted=counted)
 
-    def _reported(self, tracked: Tracked, name: str, chunk: int, *, counted: bool) -> Reply:
-        return Reply(OK, {"request": name, "chunk": chunk, "counted": counted, "state": tracked.log.told_state})
+    def _reported(self, entry: RequestEntry, name: str, chunk: int, *, counted: bool) -> Reply:
+        return Reply(OK, {"request": name, "chunk": chunk, "counted": counted, "state": entry.log.told_state})
 
-    def _view(self, tracked: Tracked) -> dict[str, Any]:
-        record = tracked.told
+    def _view(self, entry: RequestEntry) -> dict[str, Any]:
+        record = entry.told
         if record is None:
             raise LookupError("a request that is not stored")
-        place = self._coordinator.place(record.name) if record.name in self._coordinator.ledger.requests else None
+        place = self._coordinator.place(record.name) if record.name in self._coordinator.registry.requests else None
         return {
             "request": record.name,
             "state": record.state,
             "kind": record.kind,
             "writer": record.writer,
             "chunks": record.chunks,
-            "done": len(tracked.done),
+            "done": len(entry.done),
             "place": None if place is None else place._asdict(),
-            "stranded": record.name in self._coordinator.stranded,
-            "go": [told(event, self._coordinator.hosts.address) for event in tracked.under_way()],
-            "last_event": tracked.log.durable,
+            "stranded": record.name in self._coordinator.unreachable,
+            "go": [told(event, self._coordinator.hosts.address) for event in entry.under_way()],
+            "last_event": entry.log.durable,
             "why": record.reason[:500] or None,
         }
 
@@ -143,29 +143,29 @@ class Handlers:
         now_ms = coordinator.now_ms()
         flights = sorted(status.in_flight, key=lambda flight: flight.since_ms)
         return {
-            "topology": coordinator.world.topology.name,
-            "planner": coordinator.world.planner.name,
+            "topology": coordinator.environment.topology.name,
+            "planner": coordinator.environment.planner.name,
             "mode": status.mode,
             "uptime_ms": coordinator.uptime_ms(),
             "store": coordinator.trouble or "ok",
-            "requests": dict(Counter(str(tracked.state) for tracked in coordinator.ledger.requests.values())),
+            "requests": dict(Counter(str(entry.state) for entry in coordinator.registry.requests.values())),
             "hosts": [self._host(record) for record in coordinator.hosts.known()],
             "queue": [
                 {
                     "request": one.name, "state": one.state, "writer": one.writer, "done": one.done,
                     "chunks": one.done + one.in_flight + one.waiting, "in_flight": one.in_flight,
-                    "waiting": one.waiting, "for_ms": max(0, now_ms - one.submitted_ms), "stranded": one.stranded,
+                    "waiting": one.waiting, "for_ms": max(0, now_ms - one.submitted_ms), "stranded": one.unreachable,
                 }
-                for one in status.requests[:MOST_LISTED]
+                for one in status.requests[:MAX_LISTED]
             ],
             "in_flight": [
                 {
                     "request": go.request, "chunk": go.chunk, "attempt": go.attempt, "kind": go.kind,
                     "hosts": list(go.hosts), "for_ms": max(0, now_ms - since_ms),
                 }
-                for go, since_ms in flights[:MOST_LISTED]
+                for go, since_ms in flights[:MAX_LISTED]
             ],
-            "capacities": [use._asdict() for use in status.uses if use.used][:MOST_LISTED],
+            "capacities": [use._asdict() for use in status.uses if use.used][:MAX_LISTED],
         }  # fmt: skip
 
     async def _get_topology(self, call: Call) -> Reply:
@@ -183,7 +183,7 @@ class Handlers:
 
     async def _page(self, call: Call) -> Reply:
         coordinator = self._coordinator
-        picture = page.Picture(coordinator.ledger.spans(), coordinator.now_ms())
+        picture = page.Picture(coordinator.registry.spans(), coordinator.now_ms())
         return Reply(OK, page.html(self.status(), picture))
 
 

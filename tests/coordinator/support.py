@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from scheduler.topology import Topology, racks
-from scheduler.topology_file import topology_toml
+from scheduler.topology.description import topology_toml
 from tests.support.limits import PATIENCE_S
 
 

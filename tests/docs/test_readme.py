@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.coordinator.testing import running
-from scheduler.topology_file import load_topology
+from scheduler.topology.description import load_topology
 from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import Sidecar
 

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from random import Random
 
+from benchmarks.yardstick.verify import verify
 from scheduler.peace.online import (
     ChunkRecord,
-    Go,
+    ChunkStart,
     Mode,
     OnlineScheduler,
     Outcome,
@@ -24,7 +25,6 @@ from scheduler.peace.online import (
 )
 from scheduler.peace.placement import parse_placement
 from scheduler.peace.plan import Chain, Kind, Plan, Planner, Request, Residual, Resource, demands
-from scheduler.peace.verify import verify
 from scheduler.topology import Topology, disk_capacity
 
 Attempt = tuple[str, int, int]
@@ -65,7 +65,7 @@ class World:
     old: list[Attempt] = field(default_factory=list)
     """Attempts that ended or were revoked."""
     promises: dict[str, list[Promise]] = field(default_factory=dict)
-    stranded: set[str] = field(default_factory=set)
+    unreachable: set[str] = field(default_factory=set)
     events: int = 0
     running: int = 0
     """The sum over events of requests that are running: how interleaved they are."""
@@ -240,14 +240,14 @@ class World:
         elif due_ms <= self.now_ms + TICK_MS:  # before the next event
             self.plan()
 
-    def _revoked(self, go: Go, new: dict[Attempt, ChunkRecord]) -> None:
+    def _revoked(self, go: ChunkStart, new: dict[Attempt, ChunkRecord]) -> None:
         attempt = (go.request, go.chunk, go.attempt)
         assert attempt in self.in_flight, "revoked what is not in flight"
         assert self._names(self.in_flight[attempt].hosts) == go.hosts
         self._land(attempt)
         self.stepped.pop(attempt, None)
 
-    def _started(self, go: Go, record: ChunkRecord) -> None:
+    def _started(self, go: ChunkStart, record: ChunkRecord) -> None:
         attempt = (go.request, go.chunk, go.attempt)
         request = self.request(go.request)
         assert request.state in ("running", "finished"), "a chunk of an ended request started"
@@ -255,7 +255,7 @@ class World:
         assert go.chunk not in self.done[go.request], "a chunk that is done started again"
         assert not any(other[:2] == attempt[:2] for other in self.in_flight), "two attempts of a chunk in flight"
         assert go.attempt == self.attempts.get(attempt[:2], 0) + 1
-        assert go.attempt <= self.settings.most_attempts
+        assert go.attempt <= self.settings.max_attempts
         assert go.hosts == record.hosts
         self.attempts[attempt[:2]] = go.attempt
         assert not self.lost.intersection(go.hosts), "a chain through a lost host"
@@ -330,13 +330,13 @@ class World:
         disturbed, self.disturbed = self.disturbed, False
         flying = set(self.in_flight)
         requests = self.scheduler.status().requests
-        stranded = {status.name for status in requests if status.stranded}
-        if disturbed or self.stranded - stranded:  # one that is stranded no more is ahead again
+        unreachable = {status.name for status in requests if status.unreachable}
+        if disturbed or self.unreachable - unreachable:  # one that is stranded no more is ahead again
             self.promises.clear()
-        self.stranded = stranded
+        self.unreachable = unreachable
         for status in requests:
             kept = self.promises.setdefault(status.name, [])
-            if not status.waiting or status.stranded:
+            if not status.waiting or status.unreachable:
                 kept.clear()
                 continue
             assert flying, f"{status.name!r} waits while nothing is in flight"

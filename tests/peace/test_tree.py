@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.yardstick.verify import verify
 from scheduler.errors import RequestError, TopologyError
 from scheduler.peace import tree as tree_module
 from scheduler.peace.paper import PaperPlanner
@@ -15,7 +16,6 @@ from scheduler.peace.placement import Placement, Relation, Rule, default_placeme
 from scheduler.peace.plan import Chain, Counts, Kind, Plan, Request, Residual
 from scheduler.peace.tree import TreePlanner
 from scheduler.peace.tree_kernels import MEMBERS, RECEIVE
-from scheduler.peace.verify import verify
 from scheduler.topology import Link, Server, Topology, both_ways, racks
 from tests.peace import strategies as peace
 from tests.peace.reference import chances_of_chain, check_samples
@@ -166,7 +166,7 @@ def arrays(residual: Residual) -> tuple[Counts, ...]:
 def test_what_fails_fails_in_paper_too(data: st.DataObject) -> None:
     """Where not a single chain is possible for the literal reading, there is none, and nothing is taken."""
     topology = data.draw(ANY)
-    (request,) = data.draw(peace.requests_for(topology, most_requests=1, most_chunks=1))
+    (request,) = data.draw(peace.requests_for(topology, max_requests=1, max_chunks=1))
     before = data.draw(peace.residuals(topology))
     chances = chances_of_chain(topology, request, 0, before)
     planner, random = TreePlanner(topology), Random(data.draw(peace.seeds))

@@ -14,12 +14,13 @@ import pytest
 import trio
 import trio.testing
 
-from scheduler.calibration.agent import Agent, Limits, Settings, count
-from scheduler.calibration.calibrator import Calibrator, Step
-from scheduler.calibration.calibrator import Settings as Thoroughness
+from scheduler.addresses import Address, parse_address
+from scheduler.calibration.agent import Agent, AgentSettings, Limits, count
+from scheduler.calibration.calibrator import CalibrationSettings, Calibrator, Step
 from scheduler.calibration.rules import calibrate
 from scheduler.calibration.tasks import first_of, together
-from scheduler.calibration.wire import MOST_LINE_BYTES, Address, CalibrationError, ask, parse_address, proof
+from scheduler.calibration.wire import MAX_LINE_BYTES, CalibrationError, ask, proof
+from scheduler.errors import AddressError
 from scheduler.topology import racks
 from tests.support.limits import PATIENCE_S
 
@@ -32,7 +33,7 @@ SMALL = Limits(connections=4, seconds=1, streams=4, writers=4, disk_bytes=1 << 2
 async def running(directory: Path, *, token: bytes = TOKEN, limits: Limits = SMALL) -> AsyncIterator[Address]:
     """An agent on a port of loopback."""
     async with trio.open_nursery() as nursery:
-        yield await nursery.start(Agent(Settings(directory, token, limits)).serve, LOCAL)
+        yield await nursery.start(Agent(AgentSettings(directory, token, limits)).serve, LOCAL)
         nursery.cancel_scope.cancel()
 
 
@@ -99,7 +100,7 @@ async def test_a_whole_calibration(tmp_path: Path) -> None:
         running(tmp_path, limits=limits) as c,
     ):
         addresses = dict(zip(topology.index, (a, b, c), strict=True))
-        how = Thoroughness(seconds=0.1, warm_up_s=0.02, concurrency=(1, 2), file_bytes=50_000)
+        how = CalibrationSettings(seconds=0.1, warm_up_s=0.02, concurrency=(1, 2), file_bytes=50_000)
         measured = await Calibrator(topology, addresses, TOKEN, how, Random(1), steps.append).measure()
     assert [step.done for step in steps] == list(range(1, len(steps) + 1))
     assert {step.total for step in steps} == {len(steps)}
@@ -223,7 +224,7 @@ async def test_bad_requests(tmp_path: Path, request_: dict[str, object], message
     "data",
     [b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"{}\n", b'{"request": 1, "proof": 2}\n', b"\xff\n", b"[" * 5000 + b"\n",
      b'{"request": "\\ud800", "proof": "\\ud800"}\n',
-     b"x" * (4 * MOST_LINE_BYTES)],
+     b"x" * (4 * MAX_LINE_BYTES)],
 )  # fmt: skip
 async def test_strangers(tmp_path: Path, data: bytes) -> None:
     """Whatever they send: an error or a closed connection, in bounded memory, and others are served."""
@@ -319,11 +320,13 @@ async def test_all_silent_agents_are_counted(tmp_path: Path) -> None:
     """The calibrator asks all before it measures, and says how many do not answer; an address may be missing."""
     topology = racks([2, 2], 1)
     nobody = Address("127.0.0.1", 1)
-    calibrator = Calibrator(topology, dict.fromkeys(topology.index, nobody), b"", Thoroughness(), Random(1), print)
+    calibrator = Calibrator(
+        topology, dict.fromkeys(topology.index, nobody), b"", CalibrationSettings(), Random(1), print
+    )
     with pytest.raises(CalibrationError, match=r"agent of 'r\dh\d': .*no agent there.*and 3 more agents"):
         await calibrator.measure()
     with pytest.raises(CalibrationError, match="server 'r1h1' has no address"):
-        await Calibrator(topology, {}, b"", Thoroughness(), Random(1), print).measure()
+        await Calibrator(topology, {}, b"", CalibrationSettings(), Random(1), print).measure()
 
 
 # ---- addresses and tasks
@@ -335,8 +338,8 @@ def test_addresses() -> None:
     assert found == [("h", 5), ("h", 6), ("10.0.0.1", 7), ("::1", 8), ("::1", 5), ("::1", 5)]
     assert str(Address("::1", 8)) == "[::1]:8"
     for bad in ("", ":5", "h:x", "h:70000", "[]:4"):
-        with pytest.raises(CalibrationError, match="is no address"):
-            parse_address(bad)
+        with pytest.raises(AddressError, match="is no address"):
+            parse_address(bad, 5)
 
 
 async def test_errors_come_out_as_they_are() -> None:

@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.errors import TopologyError
-from scheduler.quantities import parse_duration, parse_rate, parse_size, rate_for_people, rate_text, size_text
 from scheduler.topology import CHUNK_BYTES, Link, Server, Topology, both_ways, racks
-from scheduler.topology_file import (
+from scheduler.topology.description import (
     load_network,
     load_topology,
     parse_network,
@@ -23,7 +22,8 @@ from scheduler.topology_file import (
     topology_mapping,
     topology_toml,
 )
-from scheduler.topology_keys import SECTIONS, Kind
+from scheduler.topology.keys import SECTIONS, ValueKind
+from scheduler.topology.quantities import parse_duration, parse_rate, parse_size, rate_for_people, rate_text, size_text
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "docs" / "topologies").glob("*.toml"))
 
@@ -401,4 +401,4 @@ def test_texts_are_exact(bytes_s: float, size: int) -> None:
 
 def test_every_kind_is_used() -> None:
     """No kind of key without a key."""
-    assert {key.kind for keys in SECTIONS.values() for key in keys} == set(Kind)
+    assert {key.kind for keys in SECTIONS.values() for key in keys} == set(ValueKind)

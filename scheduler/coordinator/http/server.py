@@ -8,16 +8,15 @@ ends the server.
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Callable, Mapping
 from contextlib import suppress
-from ipaddress import ip_address
 from traceback import format_exception
-from typing import NamedTuple
 
 import trio
 
+from scheduler.addresses import Address, is_loopback
 from scheduler.coordinator.http.connection import Connection, Stream
 from scheduler.coordinator.http.messages import Handler, HttpSettings, MayWait, TakesLarge
+from scheduler.coordinator.report import Report
 
 BACKLOG = 2048
 """A thousand writers may connect at the same moment."""
@@ -28,18 +27,6 @@ TOO_MANY = (
     b"Retry-After: 1\r\nConnection: close\r\n\r\n"
     b'{"error":"too many connections"}\n'
 )
-
-Report = Callable[[str, Mapping[str, object]], None]
-
-
-class Address(NamedTuple):
-    """Where a server listens; port 0 is any free one."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 class HttpServer:
@@ -70,12 +57,12 @@ class HttpServer:
 
     @property
     def connections(self) -> int:
-        """How many clients are connected."""
+        """The number of connected clients."""
         return self._clients.total()
 
     @property
     def refused(self) -> int:
-        """How many clients were too many so far."""
+        """The number of clients that were refused because of a limit."""
         return self._refused
 
     async def serve(
@@ -95,7 +82,7 @@ class HttpServer:
             self._ended.set()
 
     async def drain(self, patience_s: float) -> None:
-        """Accept nobody more; let what is being worked on be answered. Who is not after `patience_s` seconds is cut."""
+        """Accept no more clients and answer the requests in work; after `patience_s` seconds, cut all connections."""
         self._accepting.cancel()
         for connection in self._connections:
             connection.stop()
@@ -166,20 +153,8 @@ class HttpServer:
         return None
 
 
-def is_loopback(host: str) -> bool:
-    """Whether a host, by name or address, is this machine and no other."""
-    if host == "localhost":
-        return True
-    try:
-        address = ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return bool((mapped or address).is_loopback)
-
-
 def _refuse(client: trio.socket.SocketType, *, speaks_tls: bool) -> None:
-    """Tell a client that it is one too many, without waiting for it."""
+    """Answer a client beyond the limit with 503, without waiting for it."""
     if not speaks_tls:
         with suppress(OSError), socket.socket(fileno=client.detach()) as sock:
             sock.setblocking(False)

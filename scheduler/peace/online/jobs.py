@@ -36,7 +36,7 @@ class Unit:
 
     __slots__ = (
         *("_back", "_next", "_numbers", "first", "group", "job", "key", "last_resort", "left", "own", "request"),
-        *("sources", "stranded"),
+        *("sources", "unreachable"),
     )
 
     def __init__(self, job: "Job", numbers: Sequence[int], left: tuple[int, ...], avoid: frozenset[int]) -> None:
@@ -45,10 +45,10 @@ class Unit:
         self._numbers = numbers
         self._next = 0
         self._back: list[int] = []  # a heap of chunks that came back
-        self.stranded = False
+        self.unreachable = False
         """Whether hosts that are lost leave it no path, even with nothing in flight."""
         self.group: Any = None
-        """Where the continuous policy keeps it."""
+        """The group in which the continuous policy keeps the unit."""
         self.left = left
         """Hosts that have the chunks and are not lost."""
         self.sources = tuple(source for source in left if source not in avoid) or left
@@ -56,7 +56,7 @@ class Unit:
         self.request = self._ask(self.sources, avoid.difference(self.sources))
         """What a planner is asked for, one chunk at a time."""
         self.last_resort = self._ask(left, frozenset()) if avoid else self.request
-        """The same through suspects."""
+        """The same request, but with chains through suspects."""
         self.own = _own(job, left)
         self.key = (job.kind, job.writer, job.placement, avoid, left)
 
@@ -67,7 +67,7 @@ class Unit:
 
     @property
     def waiting(self) -> int:
-        """Chunks that wait."""
+        """The number of waiting chunks."""
         return len(self._numbers) - self._next + len(self._back)
 
     def take(self) -> int:
@@ -78,7 +78,7 @@ class Unit:
         return self._numbers[self._next - 1]
 
     def give(self, chunk: int) -> None:
-        """A chunk that was taken waits again."""
+        """Return a chunk that was taken: it waits again."""
         heappush(self._back, chunk)
 
     def keep(self, job: "Job") -> None:
@@ -120,18 +120,18 @@ class Job:
         self._unit_of: dict[int, Unit] = {}
 
     @property
-    def stranded(self) -> bool:
+    def unreachable(self) -> bool:
         """Whether all that waits of it has no path while some hosts are lost."""
-        return self.waiting > 0 and all(unit.stranded for unit in self.units if unit.waiting)
+        return self.waiting > 0 and all(unit.unreachable for unit in self.units if unit.waiting)
 
     @property
     def counted(self) -> int:
-        """The chunks that it has in the line."""
-        return 0 if self.stranded else self.waiting
+        """The chunks that count in the queue."""
+        return 0 if self.unreachable else self.waiting
 
     def next_unit(self) -> Unit | None:
         """The unit to serve next, if any can be served at all."""
-        return next((unit for unit in self.units if unit.waiting and not unit.stranded), None)
+        return next((unit for unit in self.units if unit.waiting and not unit.unreachable), None)
 
     def unit_of(self, chunk: int) -> Unit:
         """The unit of a chunk that is not done."""

@@ -5,14 +5,14 @@ Invariants:
 """
 
 from scheduler.peace.online.jobs import Flight, Job
-from scheduler.peace.online.records import ChunkRecord, ChunkState, Go, RequestRecord
+from scheduler.peace.online.records import ChunkRecord, ChunkStart, ChunkState, RequestRecord
 from scheduler.peace.placement import placement_texts
 from scheduler.peace.plan import Chain, Kind
 from scheduler.topology import Topology
 
 
 def request_record(topology: Topology, job: Job) -> RequestRecord:
-    """The request's record, as it is now."""
+    """The current record of a request."""
     names = topology.servers
     return RequestRecord(
         name=job.name,
@@ -45,10 +45,10 @@ def chunk_record(topology: Topology, flight: Flight, state: ChunkState, since_ms
     )
 
 
-def go_of(topology: Topology, flight: Flight) -> Go:
-    """What the writer is told."""
+def go_of(topology: Topology, flight: Flight) -> ChunkStart:
+    """The start that the writer is told of."""
     hosts = tuple(topology.servers[host].name for host in flight.chain.hosts)
-    return Go(flight.job.name, flight.chunk, flight.attempt, hosts, flight.chain.kind)
+    return ChunkStart(flight.job.name, flight.chunk, flight.attempt, hosts, flight.chain.kind)
 
 
 def chain_of(topology: Topology, record: ChunkRecord, kind: Kind) -> Chain | None:

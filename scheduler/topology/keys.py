@@ -1,7 +1,7 @@
 """The keys of a network's description: one table for the reader, its errors and the documentation.
 
-Invariants: a key's name is unique in its section; every section's keys are read by `scheduler.topology_file`; what a
-value may be is decided here, by kind, so that the same mistake gives the same message everywhere.
+Invariants: a key's name is unique in its section; `scheduler.topology.description` reads every key of every section; a
+key's kind alone decides which values are valid, so that the same mistake gives the same message everywhere.
 """
 
 import difflib
@@ -10,21 +10,21 @@ from enum import StrEnum
 from typing import Final, NamedTuple, TypeVar
 
 from scheduler.errors import TopologyError
-from scheduler.quantities import parse_duration, parse_rate, parse_size
+from scheduler.topology.quantities import parse_duration, parse_rate, parse_size
 
 T = TypeVar("T")
 
-LARGEST_CAPACITY: Final = 1 << 20
+MAX_CAPACITY: Final = 1 << 20
 """Chunks per timestep; planners keep what is left in 32 bits, and sums of it must fit too."""
-LARGEST_COUNT: Final = 100_000
+MAX_COUNT: Final = 100_000
 """Servers that one entry may stand for."""
-LONGEST_NAME: Final = 255
-MOST_LISTED: Final = 12
+MAX_NAME_CHARACTERS: Final = 255
+MAX_LISTED: Final = 12
 """Names that a message lists."""
 
 
-class Kind(StrEnum):
-    """What a value is."""
+class ValueKind(StrEnum):
+    """The kind of a value."""
 
     TEXT = "text"
     CAPACITY = "capacity"
@@ -36,66 +36,72 @@ class Kind(StrEnum):
 
 
 class Key(NamedTuple):
-    """One key: what it is and what it means (as docs/topology.md shows it)."""
+    """A key: its name, the kind of its value, and its meaning as docs/topology.md shows it."""
 
     name: str
-    kind: Kind
+    kind: ValueKind
     help: str
 
 
 TOP: Final = (
-    Key("name", Kind.TEXT, "what the network is called (default: the file's name)"),
-    Key("chunk", Kind.SIZE, "size of a chunk (default: 64 MiB)"),
+    Key("name", ValueKind.TEXT, "what the network is called (default: the file's name)"),
+    Key("chunk", ValueKind.SIZE, "size of a chunk (default: 64 MiB)"),
     Key(
-        "timestep", Kind.DURATION, "how long a timestep lasts (default: chunk ÷ the slowest `disk_rate` or `link_rate`)"
+        "timestep",
+        ValueKind.DURATION,
+        "how long a timestep lasts (default: chunk ÷ the slowest `disk_rate` or `link_rate`)",
     ),
 )
 DEFAULTS: Final = (
-    Key("send", Kind.CAPACITY, "`send` of servers that do not give it"),
-    Key("receive", Kind.CAPACITY, "`receive` of servers that do not give it"),
-    Key("disk", Kind.CAPACITY, "`disk` of servers that do not give it"),
-    Key("link_rate", Kind.RATE, "`link_rate` of servers that do not give it"),
-    Key("disk_rate", Kind.RATE, "`disk_rate` of servers that do not give it"),
-    Key("up", Kind.CAPACITY, "`up` of switches that do not give it"),
-    Key("down", Kind.CAPACITY, "`down` of switches that do not give it"),
-    Key("up_rate", Kind.RATE, "`up_rate` of switches that do not give it"),
-    Key("down_rate", Kind.RATE, "`down_rate` of switches that do not give it"),
+    Key("send", ValueKind.CAPACITY, "`send` of servers that do not give it"),
+    Key("receive", ValueKind.CAPACITY, "`receive` of servers that do not give it"),
+    Key("disk", ValueKind.CAPACITY, "`disk` of servers that do not give it"),
+    Key("link_rate", ValueKind.RATE, "`link_rate` of servers that do not give it"),
+    Key("disk_rate", ValueKind.RATE, "`disk_rate` of servers that do not give it"),
+    Key("up", ValueKind.CAPACITY, "`up` of switches that do not give it"),
+    Key("down", ValueKind.CAPACITY, "`down` of switches that do not give it"),
+    Key("up_rate", ValueKind.RATE, "`up_rate` of switches that do not give it"),
+    Key("down_rate", ValueKind.RATE, "`down_rate` of switches that do not give it"),
 )
 SWITCH: Final = (
-    Key("name", Kind.TEXT, "its name; a rack is a switch that servers hang on; with `count`, contains `{n}`"),
-    Key("count", Kind.NUMBER, "so many switches, alike but for their number (default: 1)"),
-    Key("first", Kind.NUMBER, "the number of the first of `count` (default: 1)"),
-    Key("parent", Kind.TEXT, "the switch above it; left out for the topmost, and where `[[link]]` tells"),
-    Key("capacity", Kind.CAPACITY, "chunks per timestep between it and its parent, each way"),
-    Key("rate", Kind.RATE, "physical rate between it and its parent, each way"),
-    Key("up", Kind.CAPACITY, "chunks per timestep to its parent (before `capacity`)"),
-    Key("down", Kind.CAPACITY, "chunks per timestep from its parent (before `capacity`)"),
-    Key("up_rate", Kind.RATE, "physical rate to its parent (before `rate`)"),
-    Key("down_rate", Kind.RATE, "physical rate from its parent (before `rate`)"),
+    Key("name", ValueKind.TEXT, "its name; a rack is a switch that servers hang on; with `count`, contains `{n}`"),
+    Key("count", ValueKind.NUMBER, "so many switches, alike but for their number (default: 1)"),
+    Key("first", ValueKind.NUMBER, "the number of the first of `count` (default: 1)"),
+    Key("parent", ValueKind.TEXT, "the switch above it; left out for the topmost, and where `[[link]]` tells"),
+    Key("capacity", ValueKind.CAPACITY, "chunks per timestep between it and its parent, each way"),
+    Key("rate", ValueKind.RATE, "physical rate between it and its parent, each way"),
+    Key("up", ValueKind.CAPACITY, "chunks per timestep to its parent (before `capacity`)"),
+    Key("down", ValueKind.CAPACITY, "chunks per timestep from its parent (before `capacity`)"),
+    Key("up_rate", ValueKind.RATE, "physical rate to its parent (before `rate`)"),
+    Key("down_rate", ValueKind.RATE, "physical rate from its parent (before `rate`)"),
 )
 LINK: Final = (
-    Key("from", Kind.TEXT, "the switch where it starts"),
-    Key("to", Kind.TEXT, "the switch where it ends"),
-    Key("capacity", Kind.CAPACITY, "chunks per timestep"),
-    Key("rate", Kind.RATE, "physical rate"),
-    Key("both_ways", Kind.FLAG, "`true`: a second link leads back, with the same values (default: `false`)"),
-    Key("cost", Kind.CAPACITY, "what passing it costs; planners take the cheapest way (default: 1)"),
+    Key("from", ValueKind.TEXT, "the switch where it starts"),
+    Key("to", ValueKind.TEXT, "the switch where it ends"),
+    Key("capacity", ValueKind.CAPACITY, "chunks per timestep"),
+    Key("rate", ValueKind.RATE, "physical rate"),
+    Key("both_ways", ValueKind.FLAG, "`true`: a second link leads back, with the same values (default: `false`)"),
+    Key("cost", ValueKind.CAPACITY, "what passing it costs; planners take the cheapest way (default: 1)"),
 )
 SERVER: Final = (
-    Key("name", Kind.TEXT, "its name; `{n}` is its number in its rack (`{n:03}`: padded), `{rack}` the rack's name"),
-    Key("rack", Kind.TEXT, "the switch it hangs on; with `*` in it, every switch whose name fits has such servers"),
-    Key("count", Kind.NUMBER, "so many servers in a rack, alike but for their number (default: 1)"),
-    Key("first", Kind.NUMBER, "the number of the first of `count` (default: 1)"),
-    Key("send", Kind.CAPACITY, "chunks per timestep that it sends"),
-    Key("receive", Kind.CAPACITY, "chunks per timestep that it receives"),
-    Key("disk", Kind.CAPACITY, "chunks per timestep that its disk takes (default: what it receives)"),
+    Key(
+        "name", ValueKind.TEXT, "its name; `{n}` is its number in its rack (`{n:03}`: padded), `{rack}` the rack's name"
+    ),
+    Key(
+        "rack", ValueKind.TEXT, "the switch it hangs on; with `*` in it, every switch whose name fits has such servers"
+    ),
+    Key("count", ValueKind.NUMBER, "so many servers in a rack, alike but for their number (default: 1)"),
+    Key("first", ValueKind.NUMBER, "the number of the first of `count` (default: 1)"),
+    Key("send", ValueKind.CAPACITY, "chunks per timestep that it sends"),
+    Key("receive", ValueKind.CAPACITY, "chunks per timestep that it receives"),
+    Key("disk", ValueKind.CAPACITY, "chunks per timestep that its disk takes (default: what it receives)"),
     Key(
         "address",
-        Kind.TEXT,
+        ValueKind.TEXT,
         "how others reach it: a host name or an IP address; `{m}` is the number of the rack among those that fit",
     ),
-    Key("link_rate", Kind.RATE, "physical rate of its network link, each way"),
-    Key("disk_rate", Kind.RATE, "what one writer gets of its disk while as many write as `disk` allows"),
+    Key("link_rate", ValueKind.RATE, "physical rate of its network link, each way"),
+    Key("disk_rate", ValueKind.RATE, "what one writer gets of its disk while as many write as `disk` allows"),
 )
 SECTIONS: Final[Mapping[str, tuple[Key, ...]]] = {
     "top level": TOP,
@@ -134,18 +140,18 @@ class Entry:
             return None
         if not isinstance(value, str):
             raise self.fail(name, f"must be a text, not {_type_name(value)}")
-        if not value or value != value.strip() or not value.isprintable() or len(value) > LONGEST_NAME:
-            raise self.fail(name, f"must have 1 to {LONGEST_NAME} printable characters and no space around them")
+        if not value or value != value.strip() or not value.isprintable() or len(value) > MAX_NAME_CHARACTERS:
+            raise self.fail(name, f"must have 1 to {MAX_NAME_CHARACTERS} printable characters and no space around them")
         return value
 
     def required(self, name: str) -> str:
-        """A text that must be there."""
+        """A text that must be given."""
         value = self.text(name)
         if value is None:
             raise TopologyError(f"{self.where}: {name} is missing")
         return value
 
-    def number(self, name: str, *, most: int = LARGEST_CAPACITY) -> int | None:
+    def number(self, name: str, *, most: int = MAX_CAPACITY) -> int | None:
         """A whole number, from 0."""
         value = self.values.get(name)
         if value is None:
@@ -157,22 +163,22 @@ class Entry:
         return value
 
     def flag(self, name: str) -> bool:
-        """True or false; false if it is not there."""
+        """True or false; false if it is not given."""
         value = self.values.get(name, False)
         if not isinstance(value, bool):
             raise self.fail(name, f"must be true or false, not {_type_name(value)}")
         return value
 
     def size(self, name: str) -> int | None:
-        """Bytes."""
+        """A size in bytes; None if it is not given."""
         return self._quantity(name, parse_size)
 
     def rate(self, name: str) -> float | None:
-        """Bytes per second."""
+        """A rate in bytes per second; None if it is not given."""
         return self._quantity(name, parse_rate)
 
     def duration(self, name: str) -> float | None:
-        """Seconds."""
+        """A duration in seconds; None if it is not given."""
         return self._quantity(name, parse_duration)
 
     def _quantity(self, name: str, parse: Callable[[object], T]) -> T | None:
@@ -186,15 +192,15 @@ class Entry:
 
 
 def suggestion(name: str, known: Collection[str]) -> str:
-    """What the author may have meant: the nearest known name, or a few of those there are."""
+    """A hint at the name that was meant: the nearest known name, or a few of the known names."""
     near = difflib.get_close_matches(name, known, n=1)
     if near:
         return f"did you mean {near[0]!r}?"
     if not known:
         return "there is none"
     names = sorted(known)
-    more = f" and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
-    return f"known: {', '.join(names[:MOST_LISTED])}{more}"
+    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return f"known: {', '.join(names[:MAX_LISTED])}{more}"
 
 
 def table(where: str, value: object) -> Mapping[str, object]:

@@ -29,13 +29,11 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from scheduler.errors import TopologyError
-from scheduler.quantities import duration_text, rate_text, size_text
-from scheduler.topology import CHUNK_BYTES, DEFAULT_CAPACITY, Link, Server, Topology
-from scheduler.topology_keys import (
+from scheduler.topology.keys import (
     DEFAULTS,
-    LARGEST_CAPACITY,
-    LARGEST_COUNT,
     LINK,
+    MAX_CAPACITY,
+    MAX_COUNT,
     SERVER,
     SWITCH,
     TABLES,
@@ -45,8 +43,10 @@ from scheduler.topology_keys import (
     table,
     tables,
 )
+from scheduler.topology.model import CHUNK_BYTES, DEFAULT_CAPACITY, Link, Server, Topology
+from scheduler.topology.quantities import duration_text, rate_text, size_text
 
-LARGEST_FILE_BYTES: Final = 64 << 20
+MAX_FILE_BYTES: Final = 64 << 20
 _PLACEHOLDER: Final = re.compile(r"\{(n|m|rack)(?::0([1-9]))?\}")
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -70,12 +70,12 @@ def load_topology(path: Path | str) -> Topology:
 
 
 def load_network(path: Path | str) -> Network:
-    """As `load_topology`, with what else the file says. `.json` is read as JSON, all else as TOML."""
+    """The network of a file, with its timestep. A file that ends in `.json` is read as JSON, any other as TOML."""
     path = Path(path)
     with path.open("rb") as file:
-        content = file.read(LARGEST_FILE_BYTES + 1)
-    if len(content) > LARGEST_FILE_BYTES:
-        raise TopologyError(f"{path}: larger than {size_text(LARGEST_FILE_BYTES)}: no description of a network")
+        content = file.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        raise TopologyError(f"{path}: larger than {size_text(MAX_FILE_BYTES)}: no description of a network")
     try:
         text = content.decode()
         if path.suffix.lower() == ".json":
@@ -100,7 +100,7 @@ def parse_topology(mapping: Mapping[str, object], where: str = "topology") -> To
 
 
 def parse_network(mapping: Mapping[str, object], where: str = "topology", *, name: str = "network") -> Network:
-    """As `parse_topology`, with what else the description says; `name` is for a network without one."""
+    """The network of plain values, with its timestep; `name` is the name of a network that gives none."""
     top = Entry(where, mapping, TOP, TABLES)
     defaults = Entry(f"{where}: [defaults]", table(f"{where}: defaults", mapping.get("defaults", {})), DEFAULTS)
     chunk_bytes = top.size("chunk") or CHUNK_BYTES
@@ -141,7 +141,7 @@ def _place(where: str, kind: str, number: int, values: Mapping[str, object]) -> 
 
 
 def _timestep(top: Entry, chunk_bytes: int, entries: Iterable[Entry]) -> float | None:
-    """Seconds; None if nothing tells."""
+    """The length of a timestep in seconds; None if neither a timestep nor a rate is given."""
     given = top.duration("timestep")
     if given is not None:
         return given
@@ -151,7 +151,7 @@ def _timestep(top: Entry, chunk_bytes: int, entries: Iterable[Entry]) -> float |
 
 
 class _Pace:
-    """Capacities from rates."""
+    """Computes capacities from rates."""
 
     def __init__(self, chunk_bytes: int, timestep_s: float | None) -> None:
         self.chunk_bytes = chunk_bytes
@@ -167,8 +167,8 @@ class _Pace:
             )
         # The small term keeps 2 × r × (chunk ÷ r) ÷ chunk at 2, whatever the rounding.
         capacity = max(1, int(bytes_s * self.timestep_s / self.chunk_bytes + 1e-9))
-        if capacity > LARGEST_CAPACITY:
-            raise TopologyError(f"{entry.where}: {rate_name} gives {name}={capacity}, above {LARGEST_CAPACITY}")
+        if capacity > MAX_CAPACITY:
+            raise TopologyError(f"{entry.where}: {rate_name} gives {name}={capacity}, above {MAX_CAPACITY}")
         self.derived.append(f"{entry.where.rpartition(': ')[2]}: {name}={capacity}")
         return capacity
 
@@ -223,7 +223,7 @@ def _switch_link(entry: Entry, defaults: Entry, name: str, pace: _Pace) -> tuple
 
 
 def _check_ancestors(parents: Mapping[str, str | None], entries: Mapping[str, Entry]) -> None:
-    """No switch is its own ancestor."""
+    """Check that no switch is its own ancestor. Raises TopologyError."""
     safe: set[str] = set()
     for switch in parents:
         way = [switch]
@@ -274,7 +274,7 @@ def _read_servers(entries: Sequence[Entry], defaults: Entry, switches: Sequence[
 
 
 class _Model(NamedTuple):
-    """What the servers of an entry have in common."""
+    """The values that the servers of an entry share."""
 
     send: int
     receive: int
@@ -318,7 +318,7 @@ def _racks(entry: Entry, rack: str, switches: Sequence[str]) -> list[str]:
 
 def _numbers(entry: Entry) -> range:
     """The numbers of the servers or switches that an entry stands for."""
-    count, first = entry.number("count", most=LARGEST_COUNT), entry.number("first", most=LARGEST_COUNT)
+    count, first = entry.number("count", most=MAX_COUNT), entry.number("first", most=MAX_COUNT)
     if count == 0:
         raise entry.fail("count", "must be 1 or more")
     start = 1 if first is None else first
@@ -326,7 +326,7 @@ def _numbers(entry: Entry) -> range:
 
 
 def _expand(entry: Entry, key: str, pattern: str, **values: int | str) -> str:
-    """A name from its pattern. Raises TopologyError for placeholders that there are not."""
+    """A name from its pattern. Raises TopologyError for an unknown placeholder."""
 
     def value(match: re.Match[str]) -> str:
         if match[1] not in values:

@@ -1,4 +1,4 @@
-"""Planner `exact`: the greatest number of chunks that fit into one timestep, by integer programming: the yardstick.
+"""Planner `exact`: the largest number of chunks that fit into one timestep, by integer programming.
 
 Two programs: `compact` for the default placement of up to three replicas (any network, fastest on trees of racks) and
 for any number of replicas in a single rack; `patterns` for everything else on small networks. What is too large for
@@ -9,25 +9,25 @@ Invariants:
 * It never plans fewer chunks than planner `paper` would with the same random numbers, even if time runs out.
 * Among plans with the most chunks, one with more chunks for earlier requests is preferred, as far as time allows: a
   second program with the number of chunks fixed, left at its best solution when its time is up, and left out if it has
-  more than MOST_COLUMNS_FOR_TIES columns. Hosts that are counted together (`compact`) count as the first of them.
+  more than MAX_COLUMNS_FOR_TIES columns. Hosts that are counted together (`compact`) count as the first of them.
 """
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
+from benchmarks.yardstick.compact import MANY_HOSTS, Compact
+from benchmarks.yardstick.patterns import Patterns
+from benchmarks.yardstick.program import FREE, SLACK, Program, Solution
 from scheduler.errors import SchedulerError
-from scheduler.peace.compact import MANY_HOSTS, Compact
 from scheduler.peace.paper import PaperPlanner
-from scheduler.peace.patterns import Patterns
 from scheduler.peace.plan import Chain, Plan, Request, Residual, check_request
-from scheduler.peace.program import FREE, SLACK, Program, Solution
 from scheduler.topology import Topology
 
 TIME_LIMIT_S = 60.0
 TIES_S = 1.0
 """How long to look for a plan as good that favours earlier requests."""
-MOST_COLUMNS_FOR_TIES = 10_000
+MAX_COLUMNS_FOR_TIES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class ExactPlanner:
             return None, False, asked
         bound = min(int(most.bound + SLACK), asked)
         chunks = sum(most.values[column] for column, _ in taken)
-        large = program.columns > MOST_COLUMNS_FOR_TIES
+        large = program.columns > MAX_COLUMNS_FOR_TIES
         if chunks == asked or len(requests) == 1 or large or not self._ties_s:
             return most, chunks == bound, bound
         program.row([(column, 1) for column, _ in taken], chunks, FREE)
