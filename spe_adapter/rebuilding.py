@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 from logstore.client.blocking import Client
 from logstore.errors import CorruptBatch, UnknownFormatVersion
 from logstore.format.private import DescribeRequest
-from spe_adapter.checkpoint_files import (
+from spe_adapter.checkpoint.files import (
     COMMITS,
     METADATA,
     OFFSETS,
@@ -35,8 +35,8 @@ from spe_adapter.checkpoint_files import (
     local_path,
     query_of,
 )
+from spe_adapter.checkpoint.planned import Planned, file_lists, lists_digest, offsets_digest, settings_of
 from spe_adapter.errors import CheckpointRefused
-from spe_adapter.planned import Planned, file_lists, lists_digest, offsets_digest, settings_of
 
 _REPLACED: Final = "replaced"
 

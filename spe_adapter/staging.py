@@ -19,8 +19,8 @@ from spe_adapter.codec.digests import MODULUS, digest_of
 from spe_adapter.codec.encode import Columns, EncodedBatch, encode
 from spe_adapter.codec.kernels import Int32s, Int64s
 from spe_adapter.codec.partitioner import partitions_of
+from spe_adapter.datasource.options import SinkOptions
 from spe_adapter.host import Host
-from spe_adapter.options import SinkOptions
 
 PIECE_BYTES: Final = 4 * 1024 * 1024
 """Large enough that a sync costs little per byte, small enough for a task's memory and to overlap encoding with

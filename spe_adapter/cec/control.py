@@ -38,7 +38,7 @@ from logstore.format.control import (
 )
 from logstore.interfaces import Buffer
 from spe_adapter.cec.packing import MAX_UNPACKED_BYTES, can_pack, pack, unpack
-from spe_adapter.planned import Planned
+from spe_adapter.checkpoint.planned import Planned
 
 Bools = NDArray[np.bool_]
 

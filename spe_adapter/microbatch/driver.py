@@ -26,6 +26,8 @@ from logstore.client.wire import EARLIEST
 from logstore.errors import CairnError, StaleEpoch
 from logstore.format.private import AbortRequest, TaskOutput
 from spe_adapter.cec.control import Progress
+from spe_adapter.checkpoint.planned import Planned, following_problem, rebuild_command, repeated_problem, way_out
+from spe_adapter.datasource.sink import ABORT_LIMIT_S
 from spe_adapter.errors import CheckpointDiffers, StateInconsistent, StateTrimmed
 from spe_adapter.host import Host
 from spe_adapter.logscan import find_head
@@ -36,8 +38,6 @@ from spe_adapter.microbatch.messages import Fixed, Parent, Plan, Rebase, Report,
 from spe_adapter.microbatch.probe import Probe, Step
 from spe_adapter.microbatch.topics import refuse_taken, trim
 from spe_adapter.operators.base import next_watermark
-from spe_adapter.planned import Planned, following_problem, rebuild_command, repeated_problem, way_out
-from spe_adapter.sink import ABORT_LIMIT_S
 
 Execute = Callable[[Plan], Sequence[str]]
 """Runs the tasks of an epoch; the reports of those that succeeded."""

@@ -22,18 +22,18 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from pyspark import TaskContext
 
 from logstore.errors import CairnError
 from spe_adapter.codec.kernels import Int64s
 from spe_adapter.codec.partitioner import partitions_of
-from spe_adapter.collector import spare_loaded_code
 from spe_adapter.host import ThisHost
-from spe_adapter.microbatch.messages import COMBINE_PROPERTY, Fixed
+from spe_adapter.microbatch.messages import Fixed
 from spe_adapter.microbatch.routing import as_schema
 from spe_adapter.operators.blame import failed
 from spe_adapter.operators.combining import NULL_PARTITION, Combiner
 from spe_adapter.operators.keys import KeyCodec
+from spe_adapter.workers.collector import spare_loaded_code
+from spe_adapter.workers.context import COMBINE_PROPERTY, local_property
 
 PARTITION: Final = "partition"
 HANDED_SCHEMA: Final = f"{PARTITION} int, combined boolean, rows binary"
@@ -82,9 +82,8 @@ class HandOver:
                 yield _handed(*combined, fixed.partitions, combined=True)
 
     def _combines(self) -> bool:
-        context = TaskContext.get()
-        said = context.getLocalProperty(COMBINE_PROPERTY) if context is not None else None
-        return said == "true" if said else self._fixed.options.combine == "always"
+        said = local_property(COMBINE_PROPERTY)
+        return self._fixed.options.combine == "always" if said is None else said == "true"
 
 
 class Received(NamedTuple):

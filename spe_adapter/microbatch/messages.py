@@ -18,11 +18,6 @@ import pyarrow as pa
 from spe_adapter.microbatch.options import StatefulOptions
 from spe_adapter.operators.base import Operator
 
-PLAN_PROPERTY: Final = "cairn.stateful.plan"
-"""The local property with the plan of a job's epoch."""
-COMBINE_PROPERTY: Final = "cairn.stateful.combine"
-"""The local property that says whether rows are combined: "true" or "false". It is of the thread and not of the plan,
-as Spark may run the stage in front of the shuffle before it asks for the epoch's tasks."""
 REPORT_COLUMN: Final = "report"
 REPORT_SCHEMA: Final = f"{REPORT_COLUMN} string"
 MOVED: Final = "moved"

@@ -19,7 +19,7 @@ from logstore.format.private import MAX_STAGE_BYTES, Part, StageReply, StageRequ
 from logstore.interfaces import Buffer
 from spe_adapter.codec.encode import Columns, encode
 from spe_adapter.codec.kernels import Int64s
-from spe_adapter.options import SinkOptions
+from spe_adapter.datasource.options import SinkOptions
 from spe_adapter.staging import PIECE_BYTES, Attempt
 
 

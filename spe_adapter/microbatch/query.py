@@ -26,15 +26,15 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from logstore.client.blocking import Client
 from logstore.errors import InvalidConfig
+from spe_adapter.checkpoint.running import RunningCheckpoint
 from spe_adapter.host import ThisHost
 from spe_adapter.microbatch.closing import Closer
 from spe_adapter.microbatch.driver import Driver
 from spe_adapter.microbatch.errors import TasksFailed
 from spe_adapter.microbatch.forgetting import OnSpark, forget
 from spe_adapter.microbatch.handover import HANDED_SCHEMA, PARTITION, HandOver
-from spe_adapter.microbatch.messages import COMBINE_PROPERTY, PLAN_PROPERTY, REPORT_SCHEMA, Fixed, Plan, epoch_name
+from spe_adapter.microbatch.messages import REPORT_SCHEMA, Fixed, Plan, epoch_name
 from spe_adapter.microbatch.options import parse_stateful
-from spe_adapter.microbatch.planning import RunningCheckpoint
 from spe_adapter.microbatch.probe import Probe, silent
 from spe_adapter.microbatch.progress import EpochProgress, progress_of
 from spe_adapter.microbatch.routing import arrow_schema, check
@@ -43,11 +43,10 @@ from spe_adapter.microbatch.topics import prepare_topic
 from spe_adapter.microbatch.watermarks import check_watermarks
 from spe_adapter.operators.base import Operator
 from spe_adapter.operators.errors import OperatorFailed
+from spe_adapter.workers.context import COMBINE_PROPERTY, PLAN_PROPERTY, QUERY_PROPERTY, RUN_PROPERTY
 
 FIRST_CONTACT_S: Final = 30.0
 """How long `start` waits for a sidecar. The query itself waits longer: by then one has answered."""
-_QUERY_PROPERTY: Final = "sql.streaming.queryId"
-_RUN_PROPERTY: Final = "spark.jobGroup.id"
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _MESSAGE_CHARACTERS: Final = 1000
 _TRACE_CHARACTERS: Final = 800
@@ -191,7 +190,7 @@ class _Starting:
     def on_batch(self, reports: DataFrame, batch: int) -> None:
         """One of Spark's batches."""
         context = self.spark.sparkContext
-        query, run = context.getLocalProperty(_QUERY_PROPERTY), context.getLocalProperty(_RUN_PROPERTY)
+        query, run = context.getLocalProperty(QUERY_PROPERTY), context.getLocalProperty(RUN_PROPERTY)
         driver = self.driver(str(query), str(run))
         self._choose(driver)
         try:
@@ -208,7 +207,7 @@ class _Starting:
 
     def execute_closing(self, plan: Plan) -> list[str]:
         """The tasks of an epoch without input; they end with the query's other jobs when it is stopped."""
-        self.spark.sparkContext.setLocalProperty(_RUN_PROPERTY, self._run)
+        self.spark.sparkContext.setLocalProperty(RUN_PROPERTY, self._run)
         self.spark.sparkContext.setInterruptOnCancel(False)
         return self._collect(self._closing, plan)
 

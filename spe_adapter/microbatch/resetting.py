@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 from logstore.client.blocking import Client, TopicPartition
 from logstore.format.private import DescribeRequest, TaskOutput
 from spe_adapter.cec.control import End, Mark, Progress, encode_mark
-from spe_adapter.checkpoint_files import local_path
+from spe_adapter.checkpoint.files import local_path
 from spe_adapter.host import Host, ThisHost
 from spe_adapter.logscan import ends
 from spe_adapter.microbatch.errors import ResetRefused

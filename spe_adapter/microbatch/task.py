@@ -16,13 +16,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-from pyspark import TaskContext
 
 from logstore.client.blocking import Client, TopicPartition
 from spe_adapter.cec.control import Mark
 from spe_adapter.cec.extent import Counters
 from spe_adapter.codec.partitioner import partitions_of
-from spe_adapter.collector import spare_loaded_code
 from spe_adapter.errors import NoTaskContext, SchemaRefused
 from spe_adapter.host import Host, ThisHost, host_name
 from spe_adapter.microbatch.beat import Beat, conclude, control_batches
@@ -30,7 +28,6 @@ from spe_adapter.microbatch.handover import Received, new_seed, received
 from spe_adapter.microbatch.loading import LogLoader, moved_windows
 from spe_adapter.microbatch.messages import (
     MOVED,
-    PLAN_PROPERTY,
     REPORT_COLUMN,
     Fixed,
     Parent,
@@ -50,6 +47,8 @@ from spe_adapter.staging import Attempt
 from spe_adapter.state.overlay import Overlay
 from spe_adapter.state.store import Changes
 from spe_adapter.state.versions import OpenState, StateDirectory, Tag
+from spe_adapter.workers.collector import spare_loaded_code
+from spe_adapter.workers.context import PLAN_PROPERTY, attempt_name, local_property, task_context
 
 
 class Task:
@@ -65,13 +64,11 @@ class Task:
         Raises NoTaskContext, and all that an epoch may fail with.
         """
         spare_loaded_code()
-        context = TaskContext.get()
-        text = context.getLocalProperty(PLAN_PROPERTY) if context is not None else None
-        if context is None or not text:
+        context, text = task_context(), local_property(PLAN_PROPERTY)
+        if text is None:
             raise NoTaskContext(f"a stateful task outside an epoch: {PLAN_PROPERTY} is not set")
         host, plan = ThisHost(), Plan.from_json(text)
-        name = f"{context.taskAttemptId()}-{host.new_token()}"
-        attempt = Attempt(plan.query, plan.run, plan.epoch, context.partitionId(), name)
+        attempt = Attempt(plan.query, plan.run, plan.epoch, context.partitionId(), attempt_name(context, host))
         report = run_task(self._fixed, plan, attempt, host, self._probe, received(batches))
         yield pa.RecordBatch.from_arrays([pa.array([report.to_json()])], names=[REPORT_COLUMN])
 

@@ -38,7 +38,7 @@ from spe_adapter.cec.control import (
     encode_mark,
     holds_progress,
 )
-from spe_adapter.planned import Planned
+from spe_adapter.checkpoint.planned import Planned
 from tests.cec.model import Window, close_rows, footprint_rows
 
 MARK = Mark(

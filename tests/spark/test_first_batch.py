@@ -8,9 +8,9 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from spe_adapter.offsets import BEGAN, TopicPartition, began_of, from_json, parse_offsets
-from spe_adapter.options import parse_source
-from spe_adapter.source import RangePartition, StreamReader
+from spe_adapter.datasource.offsets import BEGAN, TopicPartition, began_of, from_json, parse_offsets
+from spe_adapter.datasource.options import parse_source
+from spe_adapter.datasource.source import RangePartition, StreamReader
 from tests.spark.session import finish, read_stream
 from tests.spark.streams import create_topic, produce
 

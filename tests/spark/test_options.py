@@ -6,8 +6,8 @@ import pytest
 
 from logstore.client.network import Address
 from logstore.errors import InvalidConfig
-from spe_adapter.offsets import EARLIEST, LATEST, TopicPartition
-from spe_adapter.options import HARMLESS_SINK_OPTIONS, HARMLESS_SOURCE_OPTIONS, parse_sink, parse_source
+from spe_adapter.datasource.offsets import EARLIEST, LATEST, TopicPartition
+from spe_adapter.datasource.options import HARMLESS_SINK_OPTIONS, HARMLESS_SOURCE_OPTIONS, parse_sink, parse_source
 
 BASE = {"kafka.bootstrap.servers": "h:1", "subscribe": "t"}
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spe_adapter.offsets import Offsets, TopicPartition, from_json, to_json
-from spe_adapter.planning import StreamRange, available, limited, split
+from spe_adapter.datasource.offsets import Offsets, TopicPartition, from_json, to_json
+from spe_adapter.datasource.ranges import StreamRange, available, limited, split
 
 STREAMS = st.builds(TopicPartition, st.sampled_from(["a", "b", "ü"]), st.integers(0, 30))
 POSITIONS = st.dictionaries(STREAMS, st.tuples(st.integers(0, 1000), st.integers(0, 1000)), min_size=1)

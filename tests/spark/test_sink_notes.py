@@ -15,15 +15,15 @@ from logstore.client.blocking import Client, TopicPartition, parse_addresses
 from logstore.client.wire import LATEST
 from logstore.errors import CorruptBatch, StaleEpoch, UnknownFormatVersion
 from logstore.format.private import DecideRequest, DescribeRequest, StageRequest, TaskOutput
+from spe_adapter.checkpoint.planned import planned_of
 from spe_adapter.codec.digests import MODULUS, digest_of
+from spe_adapter.datasource.options import parse_sink
+from spe_adapter.datasource.sink import StreamWriter, TaskCommit
+from spe_adapter.datasource.sink_notes import SinkNote, Written
 from spe_adapter.errors import CheckpointDiffers, TopicTaken
 from spe_adapter.host import ThisHost
 from spe_adapter.microbatch.topics import refuse_taken
-from spe_adapter.options import parse_sink
-from spe_adapter.planned import planned_of
 from spe_adapter.rebuilding import planned_in_log, rebuild
-from spe_adapter.sink import StreamWriter, TaskCommit
-from spe_adapter.sink_notes import SinkNote, Written
 from spe_adapter.staging import Attempt, Stager
 from tests.spark.streams import create_topic, read_all
 

@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
 
-from spe_adapter.offsets import BEGAN
+from spe_adapter.datasource.offsets import BEGAN
 from tests.spark.session import finish, last_line, read_batch, read_stream
 from tests.spark.streams import create_topic, delete_topic, produce
 from tests.support.limits import PATIENCE_S

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from spe_adapter.checkpoint_files import LocalCheckpoint, planned_in, query_of
+from spe_adapter.checkpoint.files import LocalCheckpoint, planned_in, query_of
+from spe_adapter.checkpoint.planned import Planned, offset_lines
 from spe_adapter.codec.partitioner import partitions_of
 from spe_adapter.host import ThisHost
 from spe_adapter.microbatch.driver import Driver
@@ -24,7 +25,6 @@ from spe_adapter.microbatch.options import parse_stateful
 from spe_adapter.microbatch.probe import Probe, silent
 from spe_adapter.microbatch.routing import check
 from spe_adapter.microbatch.task import run_task
-from spe_adapter.planned import Planned, offset_lines
 from spe_adapter.staging import Attempt
 from tests.spark.streams import read_all
 from tests.stateful.operators import Row, Visits

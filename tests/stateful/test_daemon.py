@@ -15,7 +15,7 @@ assert len([name for name in threads if name != "jemalloc_bg_thd"]) == 1, thread
 before = set(sys.modules)
 child = os.fork()
 if child == 0:
-    from spe_adapter.warm import warm
+    from spe_adapter.workers.warm import warm
     warm()
     loaded = sorted(set(sys.modules) - before)
     print(*loaded, flush=True)

@@ -10,9 +10,15 @@ from pathlib import Path
 import pytest
 
 from logstore.errors import CorruptBatch, UnknownFormatVersion
-from spe_adapter.checkpoint_files import LocalCheckpoint, local_checkpoint, planned_in
+from spe_adapter.checkpoint.files import LocalCheckpoint, local_checkpoint, planned_in
+from spe_adapter.checkpoint.planned import (
+    MAX_OFFSETS_CHARACTERS,
+    Planned,
+    following_problem,
+    planned_of,
+    repeated_problem,
+)
 from spe_adapter.errors import CheckpointRefused
-from spe_adapter.planned import MAX_OFFSETS_CHARACTERS, Planned, following_problem, planned_of, repeated_problem
 from spe_adapter.rebuilding import planned_of_positions, rebuild
 
 METADATA = '{"batchWatermarkMs":7,"batchTimestampMs":1795344875731,"conf":{"spark.sql.shuffle.partitions":"2"}}'

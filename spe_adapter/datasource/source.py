@@ -34,19 +34,18 @@ from pyspark.sql.types import (
 
 from logstore.client.blocking import Client
 from logstore.client.network import HostNetwork, Network
-from spe_adapter.catalogue import Catalogue
-from spe_adapter.collector import spare_loaded_code
-from spe_adapter.errors import DataLost, SchemaRefused
-from spe_adapter.offsets import JsonOffsets, Offsets, TopicPartition, began_of, from_json, names, to_json
-from spe_adapter.options import SOURCE_NAME, SourceOptions, include_headers, parse_sink, parse_source
-from spe_adapter.planning import StreamRange, available, limited, split
-from spe_adapter.reading import read_range
-from spe_adapter.sink import BatchWriter, StreamWriter, check_schema
+from spe_adapter.datasource.catalogue import Catalogue
+from spe_adapter.datasource.offsets import JsonOffsets, Offsets, TopicPartition, began_of, from_json, names, to_json
+from spe_adapter.datasource.options import SOURCE_NAME, SourceOptions, include_headers, parse_sink, parse_source
+from spe_adapter.datasource.ranges import StreamRange, available, limited, split
+from spe_adapter.datasource.reading import read_range, refuse_loss
+from spe_adapter.datasource.sink import BatchWriter, StreamWriter, check_schema
+from spe_adapter.errors import SchemaRefused
+from spe_adapter.workers.collector import spare_loaded_code
 
 LEAST_LOOKUP_INTERVAL_S: Final = 0.02
 """Spark asks an idle source about 70 times a second; a lookup that changed nothing is not repeated sooner than this."""
 
-_WAY_OUT: Final = "set 'failOnDataLoss' to 'false' to go on without them"
 _HEADERS: Final = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 _FIELDS: Final = (
     StructField("key", BinaryType()),
@@ -301,5 +300,4 @@ class _Planner:
                 )
 
     def _lost(self, what: str) -> None:
-        if self._options.fail_on_data_loss:
-            raise DataLost(f"{what} (at {self._client.where}); {_WAY_OUT}")
+        refuse_loss(self._options, what, self._client.where)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
-from spe_adapter.offsets import Offsets, TopicPartition
+from spe_adapter.datasource.offsets import Offsets, TopicPartition
 
 
 class StreamRange(NamedTuple):

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import (
     ArrayType,
@@ -35,14 +34,11 @@ from pyspark.sql.types import (
 from logstore.client.blocking import Client
 from logstore.errors import CairnError, StaleEpoch, UnknownFormatVersion
 from logstore.format.private import AbortRequest, DecideRequest, DescribeRequest, TaskOutput
-from spe_adapter.checkpoint_files import local_checkpoint, planned_in
+from spe_adapter.checkpoint.files import local_checkpoint, planned_in
+from spe_adapter.checkpoint.planned import rebuild_command, way_out
 from spe_adapter.codec.digests import MODULUS
-from spe_adapter.collector import spare_loaded_code
-from spe_adapter.errors import CheckpointDiffers, NoTaskContext, SchemaRefused
-from spe_adapter.host import Host, ThisHost
-from spe_adapter.options import SinkOptions
-from spe_adapter.planned import rebuild_command, way_out
-from spe_adapter.sink_notes import (
+from spe_adapter.datasource.options import SinkOptions
+from spe_adapter.datasource.sink_notes import (
     SinkNote,
     Written,
     following_epoch_problem,
@@ -50,13 +46,19 @@ from spe_adapter.sink_notes import (
     refuse_lost_self,
     repeated_epoch_problem,
 )
+from spe_adapter.errors import CheckpointDiffers, NoTaskContext, SchemaRefused
+from spe_adapter.host import Host, ThisHost
 from spe_adapter.staging import Attempt, Staged, Stager
-
-QUERY_PROPERTY: Final = "sql.streaming.queryId"
-EPOCH_PROPERTY: Final = "streaming.sql.batchId"
-CHECKPOINTS_PROPERTY: Final = "spark.sql.streaming.checkpointLocation"
-RUN_PROPERTY: Final = "spark.jobGroup.id"
-"""A streaming query runs its jobs in a group named by its run id, new with each start of the query."""
+from spe_adapter.workers.collector import spare_loaded_code
+from spe_adapter.workers.context import (
+    CHECKPOINTS_PROPERTY,
+    EPOCH_PROPERTY,
+    QUERY_PROPERTY,
+    RUN_PROPERTY,
+    attempt_name,
+    local_property,
+    task_context,
+)
 
 # Whoever aborts has failed already and must not be kept: what is left behind, the sidecar reclaims by itself.
 ABORT_LIMIT_S: Final = 5.0
@@ -133,29 +135,17 @@ def _stage_all(
         return stager.finish()
 
 
-def _task_context() -> TaskContext:
-    context = TaskContext.get()
-    if context is None:
-        raise NoTaskContext("the cairn sink writes inside Spark tasks only")
-    return context
-
-
-def _attempt_name(context: TaskContext, host: Host) -> str:
-    """Unique over all executions of a task, speculative ones included."""
-    return f"{context.taskAttemptId()}-{host.new_token()}"
-
-
 def _commits(messages: Sequence[WriterCommitMessage | None]) -> list[TaskCommit]:
     return [message for message in messages if isinstance(message, TaskCommit)]
 
 
-def _checkpoint_location(context: TaskContext, options: SinkOptions) -> str | None:
+def _checkpoint_location(options: SinkOptions) -> str | None:
     """Where the query's checkpoint is: the option, or the session's setting with the query's name; None if Spark made a
     temporary one.
     """
     if options.checkpoint is not None:
         return options.checkpoint
-    root = context.getLocalProperty(CHECKPOINTS_PROPERTY)
+    root = local_property(CHECKPOINTS_PROPERTY)
     return f"{root.rstrip('/')}/{options.query_name}" if root and options.query_name else None
 
 
@@ -258,17 +248,15 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage a task's rows. Runs in a task; raises NoTaskContext if Spark does not say which epoch this is."""
         spare_loaded_code()
-        context = _task_context()
-        query, run = context.getLocalProperty(QUERY_PROPERTY), context.getLocalProperty(RUN_PROPERTY)
-        epoch = context.getLocalProperty(EPOCH_PROPERTY)
+        context = task_context()
+        query, run, epoch = map(local_property, (QUERY_PROPERTY, RUN_PROPERTY, EPOCH_PROPERTY))
         if query is None or run is None or epoch is None:
             raise NoTaskContext(
                 f"Spark did not tell the task its epoch: {QUERY_PROPERTY}={query}, {RUN_PROPERTY}={run}, "
                 f"{EPOCH_PROPERTY}={epoch}"
             )
-        name = _attempt_name(context, self._host)
-        attempt = Attempt(query, run, int(epoch), context.partitionId(), name)
-        checkpoint = _checkpoint_location(context, self._options)
+        attempt = Attempt(query, run, int(epoch), context.partitionId(), attempt_name(context, self._host))
+        checkpoint = _checkpoint_location(self._options)
         with_digest = checkpoint is not None and not self._readable
         staged = _stage_all(iterator, attempt, self._options, self._host, with_digest=with_digest)
         return TaskCommit(attempt, staged, checkpoint, with_digest)
@@ -308,8 +296,8 @@ class BatchWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage a task's rows."""
         spare_loaded_code()
-        context = _task_context()
-        attempt = Attempt(self._job, self._job, 0, context.partitionId(), _attempt_name(context, self._host))
+        context = task_context()
+        attempt = Attempt(self._job, self._job, 0, context.partitionId(), attempt_name(context, self._host))
         return TaskCommit(attempt, _stage_all(iterator, attempt, self._options, self._host))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:

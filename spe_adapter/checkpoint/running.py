@@ -13,13 +13,13 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from spe_adapter.checkpoint_files import OFFSETS, planned_in
+from spe_adapter.checkpoint.files import OFFSETS, planned_in
+from spe_adapter.checkpoint.planned import Planned
 from spe_adapter.errors import CheckpointDiffers
-from spe_adapter.planned import Planned
 
 
 class RunningCheckpoint:
-    """The checkpoint of a query that is active in a session (`checkpoint_files.Checkpoint`)."""
+    """The checkpoint of a query that is active in a session (`files.Checkpoint`)."""
 
     def __init__(self, spark: SparkSession, query: str) -> None:
         self._jvm: Any = spark._jvm  # noqa: SLF001 - Spark has no other way to its offset log

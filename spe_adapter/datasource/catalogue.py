@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from logstore.client.blocking import Client
 from logstore.client.errors import UNKNOWN_TOPIC_OR_PARTITION, Refused
 from logstore.errors import InvalidConfig
-from spe_adapter.offsets import EARLIEST, LATEST, Offsets, TopicPartition, names
-from spe_adapter.options import Position, Strategy, Subscription
+from spe_adapter.datasource.offsets import EARLIEST, LATEST, Offsets, TopicPartition, names
+from spe_adapter.datasource.options import Position, Strategy, Subscription
 
 
 class Catalogue:

@@ -17,12 +17,11 @@ from logstore.client.network import Network
 from logstore.client.wire import EARLIEST, LATEST, Fetched
 from logstore.errors import CorruptBatch
 from spe_adapter.codec.decode import Decoder, scan
+from spe_adapter.datasource.options import SourceOptions
+from spe_adapter.datasource.ranges import StreamRange
 from spe_adapter.errors import DataLost
-from spe_adapter.options import SourceOptions
-from spe_adapter.planning import StreamRange
 
 MAX_FETCH_BYTES: Final = 512 * 1024 * 1024
-_WAY_OUT: Final = "set 'failOnDataLoss' to 'false' to go on without them"
 
 
 def read_range(piece: StreamRange, options: SourceOptions, network: Network) -> Iterator[pa.RecordBatch]:
@@ -100,5 +99,10 @@ class _Reading:
         return resume
 
     def _lost(self, what: str) -> None:
-        if self._options.fail_on_data_loss:
-            raise DataLost(f"{what} (at {self._client.where}); {_WAY_OUT}")
+        refuse_loss(self._options, what, self._client.where)
+
+
+def refuse_loss(options: SourceOptions, what: str, where: str) -> None:
+    """Raise DataLost for records that are gone, unless the query's options accept the loss."""
+    if options.fail_on_data_loss:
+        raise DataLost(f"{what} (at {where}); set 'failOnDataLoss' to 'false' to go on without them")

@@ -19,7 +19,7 @@ from logstore.client.blocking import parse_addresses
 from logstore.client.network import Address
 from logstore.errors import InvalidConfig
 from spe_adapter.codec.encode import DEFAULT_BATCH_BYTES
-from spe_adapter.offsets import EARLIEST, LATEST, Offsets, TopicPartition, parse_assignment, parse_offsets
+from spe_adapter.datasource.offsets import EARLIEST, LATEST, Offsets, TopicPartition, parse_assignment, parse_offsets
 
 SOURCE_NAME: Final = "cairn"
 
