@@ -15,7 +15,7 @@ from logstore.errors import CairnError, CorruptBatch
 from logstore.format.private import DescribeRequest
 from spe_adapter.cec.control import End, holds_progress
 from spe_adapter.checkpoint.planned import Planned
-from spe_adapter.logscan import ends
+from spe_adapter.epochs.scan import ends
 from spe_adapter.rebuilding import planned_in_log, planned_of_positions, rebuild
 from spe_adapter.state_command import DEFAULT_LIMIT_S, DEFAULT_SERVERS, EXIT_FAILED
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from logstore.client.blocking import Client, TopicPartition
 from spe_adapter.cec.control import STATE_PREFIX, Mark, Progress, holds_progress
 from spe_adapter.cec.reconstruct import Eventual, Reconstruction
+from spe_adapter.epochs.scan import Scan, ends
 from spe_adapter.errors import StateTrimmed
-from spe_adapter.logscan import Scan, ends
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,9 +46,9 @@ from spe_adapter.datasource.sink_notes import (
     refuse_lost_self,
     repeated_epoch_problem,
 )
+from spe_adapter.epochs.staging import Attempt, Staged, Stager
 from spe_adapter.errors import CheckpointDiffers, NoTaskContext, SchemaRefused
 from spe_adapter.host import Host, ThisHost
-from spe_adapter.staging import Attempt, Staged, Stager
 from spe_adapter.workers.collector import spare_loaded_code
 from spe_adapter.workers.context import (
     CHECKPOINTS_PROPERTY,

@@ -24,8 +24,8 @@ from logstore.errors import CorruptBatch, UnknownFormatVersion
 from spe_adapter.cec.control import End, holds_progress
 from spe_adapter.checkpoint.files import is_same_location
 from spe_adapter.checkpoint.planned import Planned, following_problem, rebuild_command, repeated_problem
+from spe_adapter.epochs.scan import ends
 from spe_adapter.errors import TopicTaken
-from spe_adapter.logscan import ends
 
 _VERSION: Final = 2
 _KIND: Final = "sink"

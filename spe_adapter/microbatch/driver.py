@@ -28,12 +28,12 @@ from logstore.format.private import AbortRequest, TaskOutput
 from spe_adapter.cec.control import Progress
 from spe_adapter.checkpoint.planned import Planned, following_problem, rebuild_command, repeated_problem, way_out
 from spe_adapter.datasource.sink import ABORT_LIMIT_S
+from spe_adapter.epochs.client import decide, take_over
+from spe_adapter.epochs.scan import find_head
 from spe_adapter.errors import CheckpointDiffers, StateInconsistent, StateTrimmed
 from spe_adapter.host import Host
-from spe_adapter.logscan import find_head
 from spe_adapter.microbatch.choosing import Choice
 from spe_adapter.microbatch.errors import BatchesMissing, OperatorChanged
-from spe_adapter.microbatch.fencing import decide, take_over
 from spe_adapter.microbatch.messages import Fixed, Parent, Plan, Rebase, Report, log_epoch, newest_of
 from spe_adapter.microbatch.probe import Probe, Step
 from spe_adapter.microbatch.topics import refuse_taken, trim

@@ -16,8 +16,8 @@ from logstore.client.blocking import Client, TopicPartition
 from spe_adapter.cec.reconstruct import Eventual, Reconstruction, Windows
 from spe_adapter.cec.since import Since
 from spe_adapter.codec.partitioner import partitions_of
+from spe_adapter.epochs.scan import Scan
 from spe_adapter.errors import StateInconsistent
-from spe_adapter.logscan import Scan
 from spe_adapter.microbatch.messages import Fixed, Plan
 from spe_adapter.operators.combining import NULL_PARTITION
 from spe_adapter.state.delta import mark_of

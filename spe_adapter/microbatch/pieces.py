@@ -20,7 +20,7 @@ from logstore.interfaces import Buffer
 from spe_adapter.codec.encode import Columns, encode
 from spe_adapter.codec.kernels import Int64s
 from spe_adapter.datasource.options import SinkOptions
-from spe_adapter.staging import PIECE_BYTES, Attempt
+from spe_adapter.epochs.staging import PIECE_BYTES, Attempt
 
 
 class Pieces:

@@ -24,15 +24,15 @@ from logstore.client.blocking import Client, TopicPartition
 from logstore.format.private import DescribeRequest, TaskOutput
 from spe_adapter.cec.control import End, Mark, Progress, encode_mark
 from spe_adapter.checkpoint.files import local_path
+from spe_adapter.epochs.client import decide, take_over
+from spe_adapter.epochs.scan import ends
+from spe_adapter.epochs.staging import Attempt
 from spe_adapter.host import Host, ThisHost
-from spe_adapter.logscan import ends
 from spe_adapter.microbatch.errors import ResetRefused
-from spe_adapter.microbatch.fencing import decide, take_over
 from spe_adapter.microbatch.loading import reconstruct
 from spe_adapter.microbatch.messages import log_epoch
 from spe_adapter.microbatch.options import StatefulOptions, parse_stateful
 from spe_adapter.microbatch.pieces import Pieces
-from spe_adapter.staging import Attempt
 
 _PER_BATCH: Final = re.compile(r"(\d+)(\.compact)?")
 _DIRECTORIES: Final = ("offsets", "commits")

@@ -21,6 +21,7 @@ from logstore.client.blocking import Client, TopicPartition
 from spe_adapter.cec.control import Mark
 from spe_adapter.cec.extent import Counters
 from spe_adapter.codec.partitioner import partitions_of
+from spe_adapter.epochs.staging import Attempt
 from spe_adapter.errors import NoTaskContext, SchemaRefused
 from spe_adapter.host import Host, ThisHost, host_name
 from spe_adapter.microbatch.beat import Beat, conclude, control_batches
@@ -43,7 +44,6 @@ from spe_adapter.operators.combining import NULL_PARTITION
 from spe_adapter.operators.keys import KeyCodec
 from spe_adapter.operators.output import Output, record_times
 from spe_adapter.operators.processor import Processor
-from spe_adapter.staging import Attempt
 from spe_adapter.state.overlay import Overlay
 from spe_adapter.state.store import Changes
 from spe_adapter.state.versions import OpenState, StateDirectory, Tag

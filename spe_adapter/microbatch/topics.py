@@ -21,8 +21,8 @@ from logstore.format.batch import parse_header
 from logstore.format.control import END_TYPE, MARK_TYPE
 from spe_adapter.cec.control import End, decode, holds_progress
 from spe_adapter.checkpoint.planned import rebuild_command
+from spe_adapter.epochs.scan import HEAD_BYTES, Scan, ends
 from spe_adapter.errors import TopicTaken
-from spe_adapter.logscan import HEAD_BYTES, Scan, ends
 
 _log = logging.getLogger(__name__)
 

@@ -20,11 +20,11 @@ from spe_adapter.codec.digests import MODULUS, digest_of
 from spe_adapter.datasource.options import parse_sink
 from spe_adapter.datasource.sink import StreamWriter, TaskCommit
 from spe_adapter.datasource.sink_notes import SinkNote, Written
+from spe_adapter.epochs.staging import Attempt, Stager
 from spe_adapter.errors import CheckpointDiffers, TopicTaken
 from spe_adapter.host import ThisHost
 from spe_adapter.microbatch.topics import refuse_taken
 from spe_adapter.rebuilding import planned_in_log, rebuild
-from spe_adapter.staging import Attempt, Stager
 from tests.spark.streams import create_topic, read_all
 
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 from spe_adapter.checkpoint.files import LocalCheckpoint, planned_in, query_of
 from spe_adapter.checkpoint.planned import Planned, offset_lines
 from spe_adapter.codec.partitioner import partitions_of
+from spe_adapter.epochs.staging import Attempt
 from spe_adapter.host import ThisHost
 from spe_adapter.microbatch.driver import Driver
 from spe_adapter.microbatch.handover import Received
@@ -25,7 +26,6 @@ from spe_adapter.microbatch.options import parse_stateful
 from spe_adapter.microbatch.probe import Probe, silent
 from spe_adapter.microbatch.routing import check
 from spe_adapter.microbatch.task import run_task
-from spe_adapter.staging import Attempt
 from tests.spark.streams import read_all
 from tests.stateful.operators import Row, Visits
 

@@ -8,8 +8,8 @@ import pytest
 
 from logstore.client.blocking import Client, parse_addresses
 from logstore.client.errors import Unavailable
+from spe_adapter.epochs.client import take_over
 from spe_adapter.microbatch.errors import TasksFailed
-from spe_adapter.microbatch.fencing import take_over
 from tests.stateful.operators import DELAY_MS, Failing, Model, Row, Silent, Visits, rows_of
 from tests.stateful.world import World, by_key, until
 from tests.support.limits import PATIENCE_S
