@@ -12,9 +12,9 @@ from typing import Final
 
 from logstore.client.blocking import Client, TopicPartition, parse_addresses
 from logstore.errors import CairnError, CorruptBatch
-from logstore.format.private import DescribeRequest
 from spe_adapter.cec.control import End, holds_progress
 from spe_adapter.checkpoint.planned import Planned
+from spe_adapter.epochs.client import last_epoch
 from spe_adapter.epochs.scan import ends
 from spe_adapter.rebuilding import planned_in_log, planned_of_positions, rebuild
 from spe_adapter.state_command import DEFAULT_LIMIT_S, DEFAULT_SERVERS, EXIT_FAILED
@@ -62,7 +62,7 @@ def _show(client: Client, topic: str) -> None:
     for query, end in newest.items():
         kept = "keeps its state here" if holds_progress(end) else "writes here"
         epoch, positions = end.epoch, bytes(end.positions).decode(errors="replace")
-        known_to_all = client.describe(DescribeRequest(query))
+        known_to_all = last_epoch(client, query)
         if known_to_all.last_epoch is not None:  # an epoch without output has no marker anywhere
             epoch, positions = known_to_all.last_epoch, known_to_all.positions
         print(f"{query}  {kept}, epoch {epoch}, {_read_up_to(positions)}")
@@ -73,7 +73,7 @@ def _show(client: Client, topic: str) -> None:
 def _ends(client: Client, topic: str) -> Iterator[End]:
     for partition in range(client.partitions(topic)):
         with closing(ends(client, TopicPartition(topic, partition))) as found:
-            yield from found
+            yield from (end for end, _ in found)
 
 
 def _read_up_to(positions: str) -> str:

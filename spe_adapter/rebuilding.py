@@ -24,7 +24,6 @@ from typing import Final, NamedTuple
 
 from logstore.client.blocking import Client
 from logstore.errors import CorruptBatch, UnknownFormatVersion
-from logstore.format.private import DescribeRequest
 from spe_adapter.checkpoint.files import (
     COMMITS,
     METADATA,
@@ -36,6 +35,7 @@ from spe_adapter.checkpoint.files import (
     query_of,
 )
 from spe_adapter.checkpoint.planned import Planned, file_lists, lists_digest, offsets_digest, settings_of
+from spe_adapter.epochs.client import last_epoch
 from spe_adapter.errors import CheckpointRefused
 
 _REPLACED: Final = "replaced"
@@ -51,7 +51,7 @@ class Rebuilt(NamedTuple):
 
 def planned_in_log(client: Client, query: str) -> Planned:
     """The input of the last batch that a query has committed. Raises CheckpointRefused if the log does not say."""
-    known = client.describe(DescribeRequest(query))
+    known = last_epoch(client, query)
     if known.last_epoch is None:
         raise CheckpointRefused(
             f"query {query} has committed nothing at {client.where}: there is nothing to make a checkpoint of; "

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from logstore.client.blocking import Client, TopicPartition
 from spe_adapter.cec.control import STATE_PREFIX, Mark, Progress, holds_progress
-from spe_adapter.cec.reconstruct import Eventual, Reconstruction
-from spe_adapter.epochs.scan import Scan, ends
+from spe_adapter.cec.reconstruct import Eventual
+from spe_adapter.epochs.scan import ends, reconstruct, standing_epochs
 from spe_adapter.errors import StateTrimmed
 
 
@@ -60,14 +60,7 @@ class Survey:
 
 def survey(client: Client, stream: TopicPartition, query: str, as_of: int | None = None) -> Survey:
     """A query's state in a stream. Raises StateTrimmed, StateInconsistent, CorruptBatch and the client's errors."""
-    reconstruction = Reconstruction(query, as_of)
-    with Scan(client, stream) as scan:
-        for piece in scan:
-            if reconstruction.feed(piece):
-                break
-        else:
-            reconstruction.finish(scan.log_start_offset)
-    return Survey(stream, query, reconstruction.result)
+    return Survey(stream, query, reconstruct(client, stream, query, as_of))
 
 
 def queries(client: Client, stream: TopicPartition) -> dict[str, int]:
@@ -76,7 +69,7 @@ def queries(client: Client, stream: TopicPartition) -> dict[str, int]:
     An END without a query's progress in it (of a sink without state) does not count.
     """
     found: dict[str, int] = {}
-    for end in ends(client, stream):
+    for end, _ in ends(client, stream):
         if end.query not in found and holds_progress(end):
             found[end.query] = end.epoch
     return found
@@ -87,15 +80,10 @@ def epoch_of_batch(client: Client, stream: TopicPartition, query: str, batch: in
 
     Raises StateTrimmed if the stream does not hold it (any more).
     """
-    undone_after: int | None = None
-    with closing(ends(client, stream)) as found:
-        for end in found:
-            if end.query != query or not holds_progress(end) or (undone_after is not None and end.epoch > undone_after):
-                continue
-            progress = Progress.from_json(end.positions)
+    with closing(standing_epochs(client, stream, query)) as found:
+        for end, progress in found:
             if progress.batch == batch:
                 return end.epoch
-            undone_after = progress.reset_to if progress.reset_to is not None else undone_after
     raise StateTrimmed(f"{stream} holds no batch {batch} of query {query}; `cairn state show` lists what is there")
 
 

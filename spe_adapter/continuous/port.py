@@ -8,25 +8,18 @@ Invariants:
 
 from typing import Final, NamedTuple, Protocol
 
-from logstore.format.private import Part
 from logstore.interfaces import Buffer
+from spe_adapter.epochs.segments import Segment
 
 FENCE_EPOCH: Final = 0
 """Deciding this epoch, with nothing in it, makes a run known to the log; beats start behind it."""
-
-
-class Piece(NamedTuple):
-    """What is staged in one request: batches of the output stream, end to end."""
-
-    part: Part
-    data: Buffer
 
 
 class Group(NamedTuple):
     """All that one beat appends to its output stream, and the position that END holds."""
 
     beat: int
-    pieces: tuple[Piece, ...]
+    segments: tuple[Segment, ...]
     positions: str
 
 

@@ -19,6 +19,7 @@ from logstore.errors import CorruptBatch
 from spe_adapter.codec.decode import Decoder, scan
 from spe_adapter.datasource.options import SourceOptions
 from spe_adapter.datasource.ranges import StreamRange
+from spe_adapter.epochs.client import connect
 from spe_adapter.errors import DataLost
 
 MAX_FETCH_BYTES: Final = 512 * 1024 * 1024
@@ -27,7 +28,7 @@ MAX_FETCH_BYTES: Final = 512 * 1024 * 1024
 def read_range(piece: StreamRange, options: SourceOptions, network: Network) -> Iterator[pa.RecordBatch]:
     """The records of a range. Raises DataLost, CorruptBatch and the client's errors."""
     limit_s = max(options.poll_s, options.limit_s)
-    with Client(options.servers, network, limit_s=limit_s, client_id=options.client_id) as client:
+    with connect(options, network, limit_s=limit_s) as client:
         yield from _Reading(piece, options, client, network).records()
 
 

@@ -32,12 +32,12 @@ from pyspark.sql.types import (
 )
 
 from logstore.client.blocking import Client
-from logstore.errors import CairnError, StaleEpoch, UnknownFormatVersion
-from logstore.format.private import AbortRequest, DecideRequest, DescribeRequest, TaskOutput
+from logstore.errors import StaleEpoch, UnknownFormatVersion
 from spe_adapter.checkpoint.files import local_checkpoint, planned_in
 from spe_adapter.checkpoint.planned import rebuild_command, way_out
 from spe_adapter.codec.digests import MODULUS
 from spe_adapter.datasource.options import SinkOptions
+from spe_adapter.datasource.rows import RowWriter, Staged
 from spe_adapter.datasource.sink_notes import (
     SinkNote,
     Written,
@@ -46,7 +46,8 @@ from spe_adapter.datasource.sink_notes import (
     refuse_lost_self,
     repeated_epoch_problem,
 )
-from spe_adapter.epochs.staging import Attempt, Staged, Stager
+from spe_adapter.epochs.client import abort, commit, connect, last_epoch
+from spe_adapter.epochs.staging import Attempt
 from spe_adapter.errors import CheckpointDiffers, NoTaskContext, SchemaRefused
 from spe_adapter.host import Host, ThisHost
 from spe_adapter.workers.collector import spare_loaded_code
@@ -59,9 +60,6 @@ from spe_adapter.workers.context import (
     local_property,
     task_context,
 )
-
-# Whoever aborts has failed already and must not be kept: what is left behind, the sidecar reclaims by itself.
-ABORT_LIMIT_S: Final = 5.0
 
 _COLUMNS: Final = ("key", "value", "topic", "partition", "headers", "timestamp")
 _log = logging.getLogger(__name__)
@@ -128,11 +126,11 @@ def _is_headers(kind: DataType) -> bool:
 def _stage_all(
     batches: Iterator[pa.RecordBatch], attempt: Attempt, options: SinkOptions, host: Host, *, with_digest: bool = False
 ) -> Staged:
-    with Client(options.servers, host.network, limit_s=options.limit_s, client_id=options.client_id) as client:
-        stager = Stager(client, attempt, options, host, with_digest=with_digest)
+    with connect(options, host.network) as client:
+        writer = RowWriter(client, attempt, options, host, with_digest=with_digest)
         for batch in batches:
-            stager.add(batch.select([name for name in batch.schema.names if name in _COLUMNS]))
-        return stager.finish()
+            writer.add(batch.select([name for name in batch.schema.names if name in _COLUMNS]))
+        return writer.finish()
 
 
 def _commits(messages: Sequence[WriterCommitMessage | None]) -> list[TaskCommit]:
@@ -157,20 +155,20 @@ def _note(commits: Sequence[TaskCommit], options: SinkOptions) -> SinkNote:
     if place is not None:
         with contextlib.suppress(UnknownFormatVersion):
             planned = planned_in(place, first.attempt.epoch)
-    if all(commit.with_digest for commit in commits):
-        digest = sum(commit.staged.digest for commit in commits) % MODULUS
-        written = Written(sum(commit.staged.records for commit in commits), digest)
+    if all(each.with_digest for each in commits):
+        digest = sum(each.staged.digest for each in commits) % MODULUS
+        written = Written(sum(each.staged.records for each in commits), digest)
     return SinkNote(first.checkpoint, options.query_name, planned, written)
 
 
 def _check_epoch(client: Client, commits: Sequence[TaskCommit], note: SinkNote, options: SinkOptions) -> None:
     """Whether the epoch is one to be decided, or one that is. Raises CheckpointDiffers or TopicTaken."""
     query, epoch = commits[0].attempt.query, commits[0].attempt.epoch
-    known = client.describe(DescribeRequest(query))
+    known = last_epoch(client, query)
     # The topic of all rows counts before there are any: a first epoch may well have no output, and none is looked at
     # again.
     always = () if options.topic is None else (options.topic,)
-    topics = sorted({*always, *(topic for commit in commits for topic in commit.staged.topics)})
+    topics = sorted({*always, *(topic for each in commits for topic in each.staged.topics)})
     problem = None
     if known.last_epoch is None:
         if not options.allow_other_queries:
@@ -182,36 +180,29 @@ def _check_epoch(client: Client, commits: Sequence[TaskCommit], note: SinkNote, 
     elif epoch < known.last_epoch and options.rewind == "skip":
         noted = noted_epoch(client, topics, query, epoch)
         # Nothing is left out with an epoch that has no output, and an epoch that had none has left no note.
-        if noted is not None or any(commit.staged.pieces for commit in commits):
+        if noted is not None or any(each.staged.segments for each in commits):
             problem = repeated_epoch_problem(noted, note, epoch)
     if problem is not None and not options.accept_changed_checkpoint:
         raise CheckpointDiffers(f"query {query}: {problem} (at {client.where}); {way_out(query)}")
 
 
-def _decide(
+def _commit_epoch(
     commits: Sequence[TaskCommit], options: SinkOptions, host: Host, *, forget: bool, note: SinkNote | None = None
 ) -> None:
-    first = commits[0].attempt
-    request = DecideRequest(
-        query=first.query,
-        run=first.run,
-        epoch=first.epoch,
-        rewind=options.rewind,
-        tasks=tuple(TaskOutput(c.attempt.task, c.attempt.attempt, c.staged.pieces) for c in commits if c.staged.pieces),
-        positions="" if note is None else note.to_json(),
-        forget=forget,
-    )
-    with Client(options.servers, host.network, limit_s=options.limit_s, client_id=options.client_id) as client:
+    query, run, epoch = commits[0].attempt[:3]
+    outputs = [each.attempt.output(each.staged.segments) for each in commits if each.staged.segments]
+    positions = "" if note is None else note.to_json()
+    with connect(options, host.network) as client:
         if note is not None:
             _check_epoch(client, commits, note, options)
         try:
-            reply = client.decide(request)
+            reply = commit(client, query, run, epoch, outputs, positions, rewind=options.rewind, forget=forget)
         except StaleEpoch as error:
-            raise StaleEpoch(f"{error} (at {client.where}); {_rewound_way_out(first.query)}") from error
+            raise StaleEpoch(f"{error} (at {client.where}); {_rewound_way_out(query)}") from error
     if reply.outcome == "skipped":
         _log.warning(
             "epoch %d of query %s was not written again: epoch %d is committed, and rewoundCheckpoint is skip",
-            first.epoch, first.query, reply.last_epoch,
+            epoch, query, reply.last_epoch,
         )  # fmt: skip
 
 
@@ -222,15 +213,6 @@ def _rewound_way_out(query: str) -> str:
         "back the checkpoint that belongs to it, or start anew with an empty one and a new topic. To leave out the "
         "epochs that are committed, set the option 'rewoundCheckpoint' to 'skip'"
     )
-
-
-def _abort(query: str, run: str, epoch: int, options: SinkOptions, host: Host) -> None:
-    limit_s = min(options.limit_s, ABORT_LIMIT_S)
-    with (
-        contextlib.suppress(CairnError),
-        Client(options.servers, host.network, limit_s=limit_s, client_id=options.client_id) as client,
-    ):
-        client.abort(AbortRequest(query, run, epoch))
 
 
 # ---- streaming
@@ -270,16 +252,16 @@ class StreamWriter(DataSourceStreamArrowWriter):
         commits = _commits(messages)
         if not commits:
             return
-        if any(commit.attempt.epoch != batchId for commit in commits):
+        if any(each.attempt.epoch != batchId for each in commits):
             raise NoTaskContext(f"tasks of epoch {commits[0].attempt.epoch} in the commit of epoch {batchId}")
-        _decide(commits, self._options, self._host, forget=False, note=_note(commits, self._options))
+        _commit_epoch(commits, self._options, self._host, forget=False, note=_note(commits, self._options))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Drop what was staged, if any task got far enough to say who it was; the rest goes with the run."""
         commits = _commits(messages)
         if commits:
             first = commits[0].attempt
-            _abort(first.query, first.run, batchId, self._options, self._host)
+            abort(self._options, self._host.network, first.query, first.run, batchId)
 
 
 # ---- batch
@@ -304,8 +286,8 @@ class BatchWriter(DataSourceArrowWriter):
         """Make the job's output visible, once."""
         commits = _commits(messages)
         if commits:
-            _decide(commits, self._options, self._host, forget=True)
+            _commit_epoch(commits, self._options, self._host, forget=True)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Drop what was staged."""
-        _abort(self._job, self._job, 0, self._options, self._host)
+        abort(self._options, self._host.network, self._job, self._job, 0)

@@ -16,6 +16,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final, NamedTuple
 
 from logstore.client.blocking import Client, TopicPartition
@@ -134,7 +135,7 @@ def noted_epoch(client: Client, topics: Sequence[str], query: str, epoch: int) -
     """
     for stream in _streams(client, topics):
         with closing(ends(client, stream)) as found:
-            for end in found:
+            for end, _ in found:
                 if end.query == query and end.epoch == epoch:
                     return _note_of(end)
                 if end.query == query and end.epoch < epoch:
@@ -146,7 +147,7 @@ def refuse_lost_self(client: Client, topics: Sequence[str], query: str, now: Sin
     """Refuse a new query whose checkpoint, or name, was another query's that wrote into these topics. TopicTaken."""
     for stream in _streams(client, topics):
         with closing(ends(client, stream, first_bytes=_RECENT_BYTES)) as found:
-            for _, end in zip(range(_RECENT_ENDS), found, strict=False):
+            for end, _ in islice(found, _RECENT_ENDS):
                 said = None if end.query == query else _same(_others_note(end), now)
                 if said is not None:
                     raise TopicTaken(

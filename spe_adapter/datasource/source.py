@@ -32,7 +32,6 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from logstore.client.blocking import Client
 from logstore.client.network import HostNetwork, Network
 from spe_adapter.datasource.catalogue import Catalogue
 from spe_adapter.datasource.offsets import JsonOffsets, Offsets, TopicPartition, began_of, from_json, names, to_json
@@ -40,6 +39,7 @@ from spe_adapter.datasource.options import SOURCE_NAME, SourceOptions, include_h
 from spe_adapter.datasource.ranges import StreamRange, available, limited, split
 from spe_adapter.datasource.reading import read_range, refuse_loss
 from spe_adapter.datasource.sink import BatchWriter, StreamWriter, check_schema
+from spe_adapter.epochs.client import connect
 from spe_adapter.errors import SchemaRefused
 from spe_adapter.workers.collector import spare_loaded_code
 
@@ -133,7 +133,7 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """The ranges to read."""
         options = self._options
-        with Client(options.servers, self._network, limit_s=options.limit_s, client_id=options.client_id) as client:
+        with connect(options, self._network) as client:
             catalogue = Catalogue(client, options.subscription)
             streams = catalogue.streams()
             start = catalogue.resolve(options.starting, streams, options.strategy)
@@ -223,7 +223,7 @@ class _Planner:
     def __init__(self, options: SourceOptions, network: Network) -> None:
         self._options = options
         self._network = network
-        self._client = Client(options.servers, network, limit_s=options.limit_s, client_id=options.client_id)
+        self._client = connect(options, network)
         self._catalogue = Catalogue(self._client, options.subscription)
         self._last_lookup_s = -LEAST_LOOKUP_INTERVAL_S
         self._last_trigger_s: float | None = None

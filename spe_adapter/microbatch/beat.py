@@ -9,14 +9,11 @@ Invariants:
 Source: CEC paper, sections II.B (footprints, N) and III.A (q, Q).
 """
 
-from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from logstore.interfaces import Buffer
-from spe_adapter.cec.control import Mark, encode_closes, encode_footprints, encode_mark
 from spe_adapter.cec.extent import Counters
 from spe_adapter.cec.policy import Targets, View
 from spe_adapter.state.overlay import Overlay
@@ -63,16 +60,6 @@ def conclude(overlay: Overlay, before: Counters, epoch: int, extent_limit: int |
         beats, ordinals, _ = overlay.marks(slowest)
         ordinal, oldest = int(ordinals[0]), int(beats[0])
     return Beat(changes, counters, live, counters.extent(ordinal), oldest)
-
-
-def control_batches(mark: Mark, changes: Changes, timestamp_ms: int) -> Iterator[Buffer]:
-    """The control batches of an epoch, in the order in which they stand in the stream."""
-    query, epoch = mark.query, mark.epoch
-    if changes.footprints.num_rows:
-        yield from encode_footprints(query, epoch, changes.footprints, changes.opened, timestamp_ms)
-    if changes.closed.num_rows:
-        yield from encode_closes(query, epoch, changes.closed, timestamp_ms)
-    yield encode_mark(mark, timestamp_ms)
 
 
 def _checks(overlay: Overlay, counters: Counters, live: int, fresh: int, extent_limit: int | None) -> int:

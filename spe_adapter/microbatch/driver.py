@@ -17,18 +17,16 @@ Source: Spark's MicroBatchExecution and WatermarkTracker; CEC paper, section II.
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 from logstore.client.blocking import Client, TopicPartition
 from logstore.client.wire import EARLIEST
-from logstore.errors import CairnError, StaleEpoch
-from logstore.format.private import AbortRequest, TaskOutput
+from logstore.errors import StaleEpoch
+from logstore.format.private import TaskOutput
 from spe_adapter.cec.control import Progress
 from spe_adapter.checkpoint.planned import Planned, following_problem, rebuild_command, repeated_problem, way_out
-from spe_adapter.datasource.sink import ABORT_LIMIT_S
-from spe_adapter.epochs.client import decide, take_over
+from spe_adapter.epochs.client import abort, commit, connect, take_over
 from spe_adapter.epochs.scan import find_head
 from spe_adapter.errors import CheckpointDiffers, StateInconsistent, StateTrimmed
 from spe_adapter.host import Host
@@ -130,18 +128,16 @@ class Driver:
 
     # ---- the last epoch
 
-    def _client(self, limit_s: float | None = None) -> Client:
-        sink = self._fixed.options.sink
-        limit_s = sink.limit_s if limit_s is None else limit_s
-        return Client(sink.servers, self._host.network, limit_s=limit_s, client_id=sink.client_id)
+    def _client(self) -> Client:
+        return connect(self._fixed.options.sink, self._host.network)
 
     def _begin(self) -> None:
         if self._begun:
             return
         with self._client() as client:
-            last_epoch = take_over(client, self._query, self._run)
-            if last_epoch is not None:
-                self._committed = read_committed(client, self._fixed.options.topic, self._query, last_epoch)
+            epoch = take_over(client, self._query, self._run)
+            if epoch is not None:
+                self._committed = read_committed(client, self._fixed.options.topic, self._query, epoch)
                 self._check_operator(client, self._committed)
             elif not self._fixed.options.allow_other_queries:
                 refuse_taken(client, self._fixed.options.topic, self._query)
@@ -208,7 +204,7 @@ class Driver:
         try:
             reports = self._reports(plan, execute(plan))
         except Exception:
-            self._abort(plan)
+            abort(self._fixed.options.sink, self._host.network, self._query, self._run, plan.epoch)
             raise
         last = self._committed
         newest_ms = plan.newest_ms
@@ -227,11 +223,11 @@ class Driver:
         )
         self.hosts.update(report.host for report in reports)
         self._at("driver before decide", plan)
-        outputs = [TaskOutput(report.partition, report.attempt, report.pieces) for report in reports]
+        outputs = [TaskOutput(report.partition, report.attempt, report.segments) for report in reports]
         with self._client() as client:
             # An answer that does not come says nothing: whoever goes on then asks the log what was decided.
             self._begun = False
-            decide(client, self._query, self._run, plan.epoch, outputs, progress.to_json())
+            commit(client, self._query, self._run, plan.epoch, outputs, progress.to_json())
             self._at("driver after decide", plan)
             seconds = self._host.network.monotonic_s() - started_s
             parents = tuple(report.counters for report in reports)
@@ -281,12 +277,6 @@ class Driver:
                 f"{[report.partition for report in reports]} of {self._fixed.partitions}"
             )
         return reports
-
-    def _abort(self, plan: Plan) -> None:
-        """Drop what was staged; whatever is left goes with the run."""
-        limit_s = min(self._fixed.options.sink.limit_s, ABORT_LIMIT_S)
-        with suppress(CairnError), self._client(limit_s) as client:
-            client.abort(AbortRequest(self._query, self._run, plan.epoch))
 
     def _trim(self, client: Client, reports: Sequence[Report]) -> None:
         retention_ms = self._fixed.options.retention_ms

@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 
 from logstore.client.blocking import Client, TopicPartition
-from spe_adapter.cec.reconstruct import Eventual, Reconstruction, Windows
+from spe_adapter.cec.reconstruct import Eventual, Windows
 from spe_adapter.cec.since import Since
 from spe_adapter.codec.partitioner import partitions_of
-from spe_adapter.epochs.scan import Scan
+from spe_adapter.epochs.scan import Scan, reconstruct
 from spe_adapter.errors import StateInconsistent
 from spe_adapter.microbatch.messages import Fixed, Plan
 from spe_adapter.operators.combining import NULL_PARTITION
@@ -56,7 +56,7 @@ class LogLoader:
 
     def everything(self) -> Sequence[Windows]:
         """All open windows, by beat."""
-        eventual = reconstruct(self._client, self._stream, self._query, self._epoch)
+        eventual = committed_state(self._client, self._stream, self._query, self._epoch)
         self._expected = sum(windows.rows for windows in eventual.windows)
         return eventual.windows
 
@@ -69,16 +69,12 @@ class LogLoader:
         return b""
 
 
-def reconstruct(client: Client, stream: TopicPartition, query: str, epoch: int | None) -> Eventual:
-    """The eventual checkpoint of a query in a stream, as of an epoch. Raises StateTrimmed or StateInconsistent."""
-    reconstruction = Reconstruction(query, epoch)
-    with Scan(client, stream) as scan:
-        for piece in scan:
-            if reconstruction.feed(piece):
-                break
-        else:
-            reconstruction.finish(scan.log_start_offset)
-    eventual = reconstruction.result
+def committed_state(client: Client, stream: TopicPartition, query: str, epoch: int | None) -> Eventual:
+    """The eventual checkpoint of a query in a stream, as of an epoch that the query's driver found committed.
+
+    Raises StateTrimmed or StateInconsistent.
+    """
+    eventual = reconstruct(client, stream, query, epoch)
     if not eventual.found:
         raise StateInconsistent(
             f"query {query}: stream {stream} holds no epoch {epoch}, which the query's driver found committed"
@@ -92,7 +88,7 @@ def moved_windows(client: Client, fixed: Fixed, plan: Plan, partition: int) -> I
         return
     for former in range(plan.rebase.partitions):
         stream = TopicPartition(fixed.options.topic, former)
-        for windows in reconstruct(client, stream, plan.query, plan.parent_epoch).windows:
+        for windows in committed_state(client, stream, plan.query, plan.parent_epoch).windows:
             for batch in windows.batches:
                 targets = partitions_of(batch.column(0), batch.num_rows, fixed.partitions, NULL_PARTITION)
                 mine = np.flatnonzero(targets == partition)

@@ -118,7 +118,7 @@ def newest_of(first: tuple[int | None, ...], second: tuple[int | None, ...]) -> 
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """Where a task's time went: state opened, input waited for, rows processed, pieces staged, delta published."""
+    """Where a task's time went: state opened, input waited for, rows processed, segments staged, delta published."""
 
     open: float
     input: float
@@ -132,17 +132,16 @@ class Report:
     """What a task did.
 
     `started_ms` is when it began, by the host's clock. `moved` are the rows that came through the shuffle, `combined`
-    or not, `windows` those that its calls touched. `attempt` and `pieces` name what it staged; `counters` are those of
-    the state it leaves; `open_windows` is N,
-    `extent` is q; `oldest_epoch` is that of the oldest footprint. `max_events_ms` has the newest event time of each
-    input of the operator in this epoch. `how` says where the state came from: MOVED, or see
-    `state.versions.OpenState`. `host` is where the task ran, and left state in memory.
+    or not, `windows` those that its calls touched. `attempt` and `segments` name what it staged; `counters` are those
+    of the state it leaves; `open_windows` is N, `extent` is q; `oldest_epoch` is that of the oldest footprint.
+    `max_events_ms` has the newest event time of each input of the operator in this epoch. `how` says where the state
+    came from: MOVED, or see `state.versions.OpenState`. `host` is where the task ran, and left state in memory.
     """
 
     partition: int
     epoch: int
     attempt: str
-    pieces: int
+    segments: int
     counters: Parent
     records: int
     combined: bool

@@ -24,9 +24,9 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
-from logstore.client.blocking import Client
 from logstore.errors import InvalidConfig
 from spe_adapter.checkpoint.running import RunningCheckpoint
+from spe_adapter.epochs.client import connect
 from spe_adapter.host import ThisHost
 from spe_adapter.microbatch.closing import Closer
 from spe_adapter.microbatch.driver import Driver
@@ -133,9 +133,8 @@ class Stateful:
         check_watermarks(self._frame, self._operator)
         host = ThisHost()
         spark = self._frame.sparkSession
-        sink = parsed.sink
-        limit_s = min(sink.limit_s, FIRST_CONTACT_S)
-        with Client(sink.servers, host.network, limit_s=limit_s, client_id=sink.client_id) as client:
+        limit_s = min(parsed.sink.limit_s, FIRST_CONTACT_S)
+        with connect(parsed.sink, host.network, limit_s=limit_s) as client:
             default = spark.sparkContext.defaultParallelism
             partitions = prepare_topic(
                 client, parsed.topic, self._partitions, default, allow_trimming=parsed.allow_trimming

@@ -21,18 +21,17 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from logstore.client.blocking import Client, TopicPartition
-from logstore.format.private import DescribeRequest, TaskOutput
+from logstore.format.private import TaskOutput
 from spe_adapter.cec.control import End, Mark, Progress, encode_mark
 from spe_adapter.checkpoint.files import local_path
-from spe_adapter.epochs.client import decide, take_over
-from spe_adapter.epochs.scan import ends
-from spe_adapter.epochs.staging import Attempt
+from spe_adapter.epochs.client import commit, connect, last_epoch, take_over
+from spe_adapter.epochs.scan import standing_epochs
+from spe_adapter.epochs.staging import Attempt, StagedStream
 from spe_adapter.host import Host, ThisHost
 from spe_adapter.microbatch.errors import ResetRefused
-from spe_adapter.microbatch.loading import reconstruct
+from spe_adapter.microbatch.loading import committed_state
 from spe_adapter.microbatch.messages import log_epoch
 from spe_adapter.microbatch.options import StatefulOptions, parse_stateful
-from spe_adapter.microbatch.pieces import Pieces
 
 _PER_BATCH: Final = re.compile(r"(\d+)(\.compact)?")
 _DIRECTORIES: Final = ("offsets", "commits")
@@ -65,8 +64,8 @@ def reset(
     sink = parsed.sink
     directory = None if checkpoint is None else local_path(str(checkpoint))
     newer = [] if directory is None else _newer_files(directory, batch)
-    with Client(sink.servers, host.network, limit_s=sink.limit_s, client_id=sink.client_id) as client:
-        if client.describe(DescribeRequest(query)).last_epoch is None:
+    with connect(sink, host.network) as client:
+        if last_epoch(client, query).last_epoch is None:
             raise ResetRefused(
                 f"query {query} is not known at {client.where}; its id stands in the checkpoint's metadata"
             )
@@ -77,16 +76,16 @@ def reset(
             for partition in range(progress.partitions)
         ]
         run = f"reset-{host.new_token()}"
-        last_epoch = take_over(client, query, run)
-        if last_epoch != newest.epoch:
-            raise ResetRefused(f"query {query} has just committed epoch {last_epoch}; stop it, then reset it")
+        found = take_over(client, query, run)
+        if found != newest.epoch:
+            raise ResetRefused(f"query {query} has just committed epoch {found}; stop it, then reset it")
         generation = Progress.from_json(newest.positions).generation + 1
         back = replace(progress, generation=generation, reset_to=end.epoch)
         epoch = log_epoch(generation, batch, closing=False)
         outputs = [
             _stage(client, parsed, host, Attempt(query, run, epoch, mark.partition, run), mark) for mark in marks
         ]
-        decide(client, query, run, epoch, outputs, back.to_json())
+        commit(client, query, run, epoch, outputs, back.to_json())
     for path in newer:
         path.unlink(missing_ok=True)
         path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
@@ -94,25 +93,17 @@ def reset(
 
 
 def _find(client: Client, topic: str, query: str, batch: int) -> tuple[End, End]:
-    """The query's newest END, and that of the batch, as nothing was undone since. Raises ResetRefused."""
+    """The query's newest END, and that of the batch, if no reset has undone it. Raises ResetRefused."""
     newest: End | None = None
-    undone_after: int | None = None
-    with closing(ends(client, TopicPartition(topic, 0))) as found:
-        for end in found:
-            if end.query != query:
-                continue
+    with closing(standing_epochs(client, TopicPartition(topic, 0), query)) as found:
+        for end, progress in found:
             newest = newest or end
-            if undone_after is not None and end.epoch > undone_after:
-                continue
-            progress = Progress.from_json(end.positions)
             if progress.batch == batch:
                 return newest, end
             if progress.batch < batch:
                 raise ResetRefused(
                     f"query {query}: batch {batch} is not in topic {topic!r}, the newest there is {progress.batch}"
                 )
-            if progress.reset_to is not None:
-                undone_after = progress.reset_to
     raise ResetRefused(
         f"query {query}: the log of topic {topic!r} does not hold batch {batch} (any more); choose a newer one"
     )
@@ -120,7 +111,7 @@ def _find(client: Client, topic: str, query: str, batch: int) -> tuple[End, End]
 
 def _whole_mark(client: Client, stream: TopicPartition, query: str, epoch: int) -> Mark:
     """The mark of an epoch all of whose windows are in the log. Raises StateTrimmed."""
-    mark = reconstruct(client, stream, query, epoch).mark
+    mark = committed_state(client, stream, query, epoch).mark
     if mark is None:
         raise ResetRefused(f"query {query}: stream {stream} holds no mark of epoch {epoch}")
     return mark
@@ -129,10 +120,8 @@ def _whole_mark(client: Client, stream: TopicPartition, query: str, epoch: int) 
 def _stage(client: Client, options: StatefulOptions, host: Host, attempt: Attempt, mark: Mark) -> TaskOutput:
     """The mark once more, as the new epoch's."""
     stream = TopicPartition(options.topic, mark.partition)
-    pieces = Pieces(client, attempt, stream, options.sink)
     again = replace(mark, epoch=attempt.epoch, attempt=attempt.attempt, rebase=False)
-    pieces.add_control([encode_mark(again, host.wall_ms())])
-    return TaskOutput(mark.partition, attempt.attempt, pieces.finish())
+    return attempt.output(StagedStream(client, attempt, stream).finish([encode_mark(again, host.wall_ms())]))
 
 
 def _newer_files(checkpoint: Path, batch: int) -> list[Path]:

@@ -21,10 +21,12 @@ from logstore.client.blocking import Client, TopicPartition
 from spe_adapter.cec.control import Mark
 from spe_adapter.cec.extent import Counters
 from spe_adapter.codec.partitioner import partitions_of
-from spe_adapter.epochs.staging import Attempt
+from spe_adapter.epochs.client import connect
+from spe_adapter.epochs.marks import OpenWindows, StatePartition, control_batches, epoch_mark
+from spe_adapter.epochs.staging import Attempt, StagedStream
 from spe_adapter.errors import NoTaskContext, SchemaRefused
 from spe_adapter.host import Host, ThisHost, host_name
-from spe_adapter.microbatch.beat import Beat, conclude, control_batches
+from spe_adapter.microbatch.beat import Beat, conclude
 from spe_adapter.microbatch.handover import Received, new_seed, received
 from spe_adapter.microbatch.loading import LogLoader, moved_windows
 from spe_adapter.microbatch.messages import (
@@ -38,7 +40,6 @@ from spe_adapter.microbatch.messages import (
     batch_of,
     newest_of,
 )
-from spe_adapter.microbatch.pieces import Pieces
 from spe_adapter.microbatch.probe import Probe, Step
 from spe_adapter.operators.combining import NULL_PARTITION
 from spe_adapter.operators.keys import KeyCodec
@@ -131,7 +132,7 @@ class _Run:
         directory = StateDirectory(options.state_root, plan.query, options.state_limit_bytes, seed=new_seed())
         started_s = self._host.network.monotonic_s()
         with (
-            Client(sink.servers, self._host.network, limit_s=sink.limit_s, client_id=sink.client_id) as client,
+            connect(sink, self._host.network) as client,
             directory.open(
                 self._partition, schema, self._fixed.fingerprint, self._wanted(),
                 LogLoader(client, stream, plan.query, plan.parent_epoch),
@@ -142,8 +143,8 @@ class _Run:
             if plan.rebase is not None:
                 parent = self._move_in(client, overlay)
             self._spent.open = self._host.network.monotonic_s() - started_s
-            pieces = Pieces(client, self._attempt, stream, sink)
-            return self._epoch(batches, overlay, parent, pieces, state)
+            output = StagedStream(client, self._attempt, stream, sink.batch_bytes, sink.codec)
+            return self._epoch(batches, overlay, parent, output, state)
 
     def _wanted(self) -> Tag | None:
         """The version to start from; None if there is none, or none in this layout."""
@@ -171,14 +172,14 @@ class _Run:
     # ---- the epoch
 
     def _epoch(
-        self, batches: Iterator[Received], overlay: Overlay, parent: Parent, pieces: Pieces, state: OpenState
+        self, batches: Iterator[Received], overlay: Overlay, parent: Parent, output: StagedStream, state: OpenState
     ) -> Report:
         fixed, plan = self._fixed, self._plan
         processor = Processor(
             fixed.operator, self._codec, fixed.schema, overlay, parent.sequence, parent.seen, plan.epoch
         )
         processor.batch = batch_of(plan.epoch)
-        self._process(batches, processor, pieces)
+        self._process(batches, processor, output)
         with self._timed("process"):
             before = Counters(parent.emitted + self._results, processor.seen)
             beat = conclude(overlay, before, plan.epoch, fixed.options.extent_limit)
@@ -186,8 +187,7 @@ class _Run:
             mark = self._mark(beat, processor)
         self._at("task before stage")
         with self._timed("stage"):
-            pieces.add_control(control_batches(mark, beat.changes, self._host.wall_ms()))
-            staged = pieces.finish()
+            segments = output.finish(control_batches(mark, beat.changes, self._host.wall_ms()))
         self._at("task after stage")
         with self._timed("publish"):
             tag = Tag(plan.epoch, self._attempt.attempt)
@@ -197,7 +197,7 @@ class _Run:
             partition=self._partition,
             epoch=plan.epoch,
             attempt=self._attempt.attempt,
-            pieces=staged,
+            segments=segments,
             counters=Parent(self._attempt.attempt, mark.emitted, mark.seen, mark.sequence),
             records=processor.seen - parent.seen,
             combined=self._combined,
@@ -219,7 +219,7 @@ class _Run:
             host=host_name(),
         )
 
-    def _process(self, batches: Iterator[Received], processor: Processor, pieces: Pieces) -> None:
+    def _process(self, batches: Iterator[Received], processor: Processor, output: StagedStream) -> None:
         """All rows, then what the watermark closes."""
         while True:
             with self._timed("input"):
@@ -230,16 +230,16 @@ class _Run:
                 self._moved += taken.rows.num_rows
                 self._combined = taken.combined
                 take = processor.process_combined if taken.combined else processor.process
-                self._stage(processor, take(taken.rows, late_ms=self._plan.late_ms), pieces)
+                self._stage(processor, take(taken.rows, late_ms=self._plan.late_ms), output)
         with self._timed("process"):
-            self._stage(processor, processor.expire(self._plan.watermark_ms), pieces)
+            self._stage(processor, processor.expire(self._plan.watermark_ms), output)
 
-    def _stage(self, processor: Processor, output: Output | None, pieces: Pieces) -> None:
-        if output is None or not output.rows.num_rows:
+    def _stage(self, processor: Processor, results: Output | None, output: StagedStream) -> None:
+        if results is None or not results.rows.num_rows:
             return
-        keys, values = processor.records(output)
+        keys, values = processor.records(results)
         self._results += len(keys)
-        pieces.add_results(keys, values, record_times(output, self._host.wall_ms()))
+        output.add_results(keys, values, record_times(results, self._host.wall_ms()))
 
     def _check_keys(self, changes: Changes) -> None:
         keys = changes.footprints.column(0)
@@ -255,23 +255,17 @@ class _Run:
             )
 
     def _mark(self, beat: Beat, processor: Processor) -> Mark:
-        fixed, plan = self._fixed, self._plan
-        return Mark(
-            query=plan.query,
-            epoch=plan.epoch,
-            attempt=self._attempt.attempt,
-            partition=self._partition,
-            partitions=fixed.partitions,
-            layout=plan.layout,
-            operator=fixed.fingerprint,
-            open_windows=beat.open_windows,
-            emitted=beat.counters.emitted,
-            seen=beat.counters.seen,
-            sequence=processor.sequence,
-            max_event_ms=processor.max_event_ms,
-            newest_ms=newest_of(plan.newest_ms, tuple(processor.max_events_ms)),
+        fixed, plan, attempt = self._fixed, self._plan, self._attempt
+        return epoch_mark(
+            StatePartition(
+                plan.query, attempt.attempt, self._partition, fixed.partitions, plan.layout, fixed.fingerprint
+            ),
+            plan.epoch,
+            beat.counters,
+            OpenWindows(beat.open_windows, beat.oldest),
+            processor,
             watermark_ms=plan.watermark_ms,
-            oldest_beat=beat.oldest,
+            newest_ms=newest_of(plan.newest_ms, tuple(processor.max_events_ms)),
             rebase=plan.rebase is not None,
         )
 

@@ -334,15 +334,13 @@ class SimPort:
     def _send(self, group: Group) -> Ticket[DecideReply]:
         life, attempt, now_ms = self._life, str(group.beat), self.wall_ms()
         staged = []
-        for position, piece in enumerate(group.pieces):
-            request = StageRequest(
-                self._query, self._run, group.beat, 0, attempt, position, (piece.part,), bytes(piece.data)
-            )
+        for position, (parts, data) in enumerate(group.segments):
+            request = StageRequest(self._query, self._run, group.beat, 0, attempt, position, parts, bytes(data))
             staged.append(life.epochs.stage(request, now_ms=now_ms))
         life.driver.run()
         for ticket in staged:
             ticket.result()
-        tasks = (TaskOutput(0, attempt, len(group.pieces)),)
+        tasks = (TaskOutput(0, attempt, len(group.segments)),)
         decision = DecideRequest(self._query, self._run, group.beat, "error", tasks, group.positions, False)
         return life.epochs.decide(decision, now_ms=now_ms)
 

@@ -18,9 +18,10 @@ from logstore.format.private import DecideRequest, DescribeRequest, StageRequest
 from spe_adapter.checkpoint.planned import planned_of
 from spe_adapter.codec.digests import MODULUS, digest_of
 from spe_adapter.datasource.options import parse_sink
+from spe_adapter.datasource.rows import RowWriter
 from spe_adapter.datasource.sink import StreamWriter, TaskCommit
 from spe_adapter.datasource.sink_notes import SinkNote, Written
-from spe_adapter.epochs.staging import Attempt, Stager
+from spe_adapter.epochs.staging import Attempt
 from spe_adapter.errors import CheckpointDiffers, TopicTaken
 from spe_adapter.host import ThisHost
 from spe_adapter.microbatch.topics import refuse_taken
@@ -58,10 +59,10 @@ class Query:
         for task in range(2):
             attempt = Attempt(self.id, run, number, task, str(uuid.uuid4()))
             with Client(parsed.servers) as client:
-                stager = Stager(client, attempt, parsed, ThisHost(), with_digest=digested)
+                writer = RowWriter(client, attempt, parsed, ThisHost(), with_digest=digested)
                 rows = pa.array([value.encode() for value in values[task::2]], pa.binary())
-                stager.add(pa.RecordBatch.from_arrays([rows], names=["value"]))
-                commits.append(TaskCommit(attempt, stager.finish(), self.location, digested))
+                writer.add(pa.RecordBatch.from_arrays([rows], names=["value"]))
+                commits.append(TaskCommit(attempt, writer.finish(), self.location, digested))
         StreamWriter(parsed).commit([*commits], number)
 
     def written(self) -> list[str]:
@@ -204,9 +205,9 @@ def test_positions_of_another_client_say_nothing(
     foreign.epoch(0, 1, ["a"])
     with Client(parse_addresses(address)) as client:
         attempt = Attempt(foreign.id, "run", 1, 0, "attempt")
-        stager = Stager(client, attempt, parse_sink({"kafka.bootstrap.servers": address, "topic": name}), ThisHost())
-        stager.add(pa.RecordBatch.from_arrays([pa.array([b"b"], pa.binary())], names=["value"]))
-        output = TaskOutput(0, "attempt", stager.finish().pieces)
+        writer = RowWriter(client, attempt, parse_sink({"kafka.bootstrap.servers": address, "topic": name}), ThisHost())
+        writer.add(pa.RecordBatch.from_arrays([pa.array([b"b"], pa.binary())], names=["value"]))
+        output = TaskOutput(0, "attempt", writer.finish().segments)
         client.decide(DecideRequest(foreign.id, "run", 1, "error", (output,), positions, False))
         with pytest.raises(TopicTaken, match=f"output of query {foreign.id}"):
             refuse_taken(client, name, "new")

@@ -19,7 +19,7 @@ from tests.stateful.operators import Row
 from tests.stateful.world import World
 
 REPORT = Report(
-    partition=0, epoch=0, attempt="a", pieces=1, counters=Parent("a"), records=0, combined=False, moved=0, windows=0,
+    partition=0, epoch=0, attempt="a", segments=1, counters=Parent("a"), records=0, combined=False, moved=0, windows=0,
     late=0, results=0, footprints=0, open_windows=0, extent=0, oldest_epoch=0, max_events_ms=(), how="new",
     load_seconds=0.0, state_bytes=0, delta_bytes=0, started_ms=0, seconds=Seconds(0.0, 0.0, 0.0, 0.0, 0.0),
 )  # fmt: skip
