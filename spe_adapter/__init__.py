@@ -17,8 +17,8 @@ PUBLIC: Final[Mapping[str, Mapping[str, str]]] = {
         "Stateful": "spe_adapter.microbatch.query",
         "StatefulQuery": "spe_adapter.microbatch.query",
         "EpochProgress": "spe_adapter.microbatch.progress",
-        "reset": "spe_adapter.microbatch.resetting",
-        "Reset": "spe_adapter.microbatch.resetting",
+        "reset": "spe_adapter.tools.reset",
+        "Reset": "spe_adapter.tools.reset",
     },
     "Operators": {
         "Aggregate": "spe_adapter.operators.aggregates",

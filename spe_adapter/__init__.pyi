@@ -22,7 +22,6 @@ from spe_adapter.microbatch.errors import BatchesMissing, OperatorChanged, Reset
 from spe_adapter.microbatch.joining import stateful_join
 from spe_adapter.microbatch.progress import EpochProgress
 from spe_adapter.microbatch.query import Stateful, StatefulQuery, stateful
-from spe_adapter.microbatch.resetting import Reset, reset
 from spe_adapter.operators import functions as agg
 from spe_adapter.operators.aggregates import Aggregate
 from spe_adapter.operators.base import Operator, Results, Rows, State
@@ -32,6 +31,7 @@ from spe_adapter.operators.stateless import Chain, Filter, Map, union
 from spe_adapter.operators.windows import Counting, Running, Sliding, Tumbling
 from spe_adapter.state.errors import StateSchemaRefused, StateTooLarge, StateValueRefused
 from spe_adapter.testing.harness import OperatorHarness, check_any_batches
+from spe_adapter.tools.reset import Reset, reset
 
 PUBLIC: Final[Mapping[str, Mapping[str, str]]]
 

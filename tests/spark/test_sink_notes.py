@@ -25,7 +25,7 @@ from spe_adapter.epochs.staging import Attempt
 from spe_adapter.errors import CheckpointDiffers, TopicTaken
 from spe_adapter.host import ThisHost
 from spe_adapter.microbatch.topics import refuse_taken
-from spe_adapter.rebuilding import planned_in_log, rebuild
+from spe_adapter.tools.rebuild import planned_in_log, rebuild
 from tests.spark.streams import create_topic, read_all
 
 

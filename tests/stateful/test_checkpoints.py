@@ -17,7 +17,7 @@ from spe_adapter.errors import CheckpointDiffers, CheckpointRefused, TopicTaken
 from spe_adapter.microbatch.errors import BatchesMissing
 from spe_adapter.microbatch.probe import Step
 from spe_adapter.microbatch.topics import prepare_topic
-from spe_adapter.rebuilding import planned_in_log, rebuild
+from spe_adapter.tools.rebuild import planned_in_log, rebuild
 from tests.stateful.below import PARTITIONS, Query
 from tests.stateful.operators import Model, Row, rows_of
 from tests.stateful.world import by_key

@@ -14,9 +14,9 @@ from logstore.client.wire import LATEST
 from logstore.errors import InvalidConfig, InvalidPartitions
 from spe_adapter.errors import SchemaRefused
 from spe_adapter.microbatch.errors import ResetRefused
-from spe_adapter.microbatch.resetting import reset
 from spe_adapter.operators.stateless import Chain, Filter, Map
 from spe_adapter.state.errors import StateSchemaRefused
+from spe_adapter.tools.reset import reset
 from tests.spark.streams import create_topic
 from tests.stateful.operators import Model, Row, Visits, rows_of
 from tests.stateful.world import World, by_key

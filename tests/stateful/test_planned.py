@@ -19,7 +19,7 @@ from spe_adapter.checkpoint.planned import (
     repeated_problem,
 )
 from spe_adapter.errors import CheckpointRefused
-from spe_adapter.rebuilding import planned_of_positions, rebuild
+from spe_adapter.tools.rebuild import planned_of_positions, rebuild
 
 METADATA = '{"batchWatermarkMs":7,"batchTimestampMs":1795344875731,"conf":{"spark.sql.shuffle.partitions":"2"}}'
 BEFORE = f'v1\n{METADATA}\n{{"in": {{"0": 20, "1": 5}}}}\n-'

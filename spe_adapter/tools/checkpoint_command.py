@@ -16,8 +16,8 @@ from spe_adapter.cec.control import End, holds_progress
 from spe_adapter.checkpoint.planned import Planned
 from spe_adapter.epochs.client import last_epoch
 from spe_adapter.epochs.scan import ends
-from spe_adapter.rebuilding import planned_in_log, planned_of_positions, rebuild
-from spe_adapter.state_command import DEFAULT_LIMIT_S, DEFAULT_SERVERS, EXIT_FAILED
+from spe_adapter.tools.rebuild import planned_in_log, planned_of_positions, rebuild
+from spe_adapter.tools.state_command import DEFAULT_LIMIT_S, DEFAULT_SERVERS, EXIT_FAILED
 
 _MOST_QUERIES: Final = 64
 

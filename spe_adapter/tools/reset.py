@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 from logstore.client.blocking import Client, TopicPartition
 from logstore.format.private import TaskOutput
 from spe_adapter.cec.control import End, Mark, Progress, encode_mark
-from spe_adapter.checkpoint.files import local_path
+from spe_adapter.checkpoint.files import COMMITS, OFFSETS, SOURCES, local_path
 from spe_adapter.epochs.client import commit, connect, last_epoch, take_over
 from spe_adapter.epochs.scan import standing_epochs
 from spe_adapter.epochs.staging import Attempt, StagedStream
@@ -34,7 +34,6 @@ from spe_adapter.microbatch.messages import log_epoch
 from spe_adapter.microbatch.options import StatefulOptions, parse_stateful
 
 _PER_BATCH: Final = re.compile(r"(\d+)(\.compact)?")
-_DIRECTORIES: Final = ("offsets", "commits")
 
 
 class Reset(NamedTuple):
@@ -126,14 +125,14 @@ def _stage(client: Client, options: StatefulOptions, host: Host, attempt: Attemp
 
 def _newer_files(checkpoint: Path, batch: int) -> list[Path]:
     """The files of batches behind `batch`, newest first. Raises ResetRefused if Spark could not go on from there."""
-    for name in _DIRECTORIES:
+    for name in (OFFSETS, COMMITS):
         if not (checkpoint / name / str(batch)).is_file():
             raise ResetRefused(
                 f"{checkpoint} does not hold batch {batch} ({name}/{batch} is missing): Spark keeps the last 100 "
                 "batches unless spark.sql.streaming.minBatchesToRetain says more"
             )
     found: list[tuple[int, Path]] = []
-    for directory in (*(checkpoint / name for name in _DIRECTORIES), *sorted((checkpoint / "sources").glob("*"))):
+    for directory in (checkpoint / OFFSETS, checkpoint / COMMITS, *sorted((checkpoint / SOURCES).glob("*"))):
         for path in directory.iterdir() if directory.is_dir() else ():
             match = _PER_BATCH.fullmatch(path.name)
             if match is None or int(match[1]) <= batch:

@@ -12,10 +12,10 @@ from typing import Final
 
 from logstore.client.blocking import Client, TopicPartition, parse_addresses
 from logstore.errors import CairnError
-from spe_adapter import survey
-from spe_adapter.microbatch.resetting import reset
 from spe_adapter.state.versions import default_root, usage
-from spe_adapter.survey import Survey
+from spe_adapter.tools import survey
+from spe_adapter.tools.reset import reset
+from spe_adapter.tools.survey import Survey
 
 DEFAULT_SERVERS: Final = "127.0.0.1:9092"
 DEFAULT_LIMIT_S: Final = 10.0
