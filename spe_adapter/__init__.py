@@ -16,7 +16,7 @@ PUBLIC: Final[Mapping[str, Mapping[str, str]]] = {
         "stateful_join": "spe_adapter.microbatch.joining",
         "Stateful": "spe_adapter.microbatch.query",
         "StatefulQuery": "spe_adapter.microbatch.query",
-        "EpochProgress": "spe_adapter.microbatch.progress",
+        "EpochProgress": "spe_adapter.microbatch.committed",
         "reset": "spe_adapter.tools.reset",
         "Reset": "spe_adapter.tools.reset",
     },

@@ -18,9 +18,9 @@ from spe_adapter.errors import (
     StateTrimmed,
     TopicTaken,
 )
+from spe_adapter.microbatch.committed import EpochProgress
 from spe_adapter.microbatch.errors import BatchesMissing, OperatorChanged, ResetRefused, TasksFailed
 from spe_adapter.microbatch.joining import stateful_join
-from spe_adapter.microbatch.progress import EpochProgress
 from spe_adapter.microbatch.query import Stateful, StatefulQuery, stateful
 from spe_adapter.operators import functions as agg
 from spe_adapter.operators.aggregates import Aggregate

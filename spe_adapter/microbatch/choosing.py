@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from spe_adapter.microbatch.messages import Fixed, Report
+from spe_adapter.microbatch.epoch import Fixed, Report
 
 _EPOCHS: Final = 3
 """So many are looked at: a single one may be an exception."""

@@ -31,8 +31,8 @@ from spe_adapter.epochs.scan import find_head
 from spe_adapter.errors import CheckpointDiffers, StateInconsistent, StateTrimmed
 from spe_adapter.host import Host
 from spe_adapter.microbatch.choosing import Choice
+from spe_adapter.microbatch.epoch import Fixed, Parent, Plan, Rebase, Report, log_epoch, newest_of
 from spe_adapter.microbatch.errors import BatchesMissing, OperatorChanged
-from spe_adapter.microbatch.messages import Fixed, Parent, Plan, Rebase, Report, log_epoch, newest_of
 from spe_adapter.microbatch.probe import Probe, Step
 from spe_adapter.microbatch.topics import refuse_taken, trim
 from spe_adapter.operators.base import next_watermark

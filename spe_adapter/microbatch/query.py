@@ -28,16 +28,16 @@ from logstore.errors import InvalidConfig
 from spe_adapter.checkpoint.running import RunningCheckpoint
 from spe_adapter.epochs.client import connect
 from spe_adapter.host import ThisHost
-from spe_adapter.microbatch.closing import Closer
+from spe_adapter.microbatch.committed import EpochProgress, progress_of
 from spe_adapter.microbatch.driver import Driver
+from spe_adapter.microbatch.epoch import REPORT_SCHEMA, Fixed, Plan, epoch_name
 from spe_adapter.microbatch.errors import TasksFailed
-from spe_adapter.microbatch.forgetting import OnSpark, forget
-from spe_adapter.microbatch.handover import HANDED_SCHEMA, PARTITION, HandOver
-from spe_adapter.microbatch.messages import REPORT_SCHEMA, Fixed, Plan, epoch_name
+from spe_adapter.microbatch.frames import arrow_schema, check
+from spe_adapter.microbatch.host_memory import OnSpark, forget
+from spe_adapter.microbatch.no_data_trigger import Closer
 from spe_adapter.microbatch.options import parse_stateful
 from spe_adapter.microbatch.probe import Probe, silent
-from spe_adapter.microbatch.progress import EpochProgress, progress_of
-from spe_adapter.microbatch.routing import arrow_schema, check
+from spe_adapter.microbatch.shuffle import HANDED_SCHEMA, PARTITION, HandOver
 from spe_adapter.microbatch.task import ClosingTask, Task
 from spe_adapter.microbatch.topics import prepare_topic
 from spe_adapter.microbatch.watermarks import check_watermarks

@@ -26,10 +26,7 @@ from spe_adapter.epochs.marks import OpenWindows, StatePartition, control_batche
 from spe_adapter.epochs.staging import Attempt, StagedStream
 from spe_adapter.errors import NoTaskContext, SchemaRefused
 from spe_adapter.host import Host, ThisHost, host_name
-from spe_adapter.microbatch.beat import Beat, conclude
-from spe_adapter.microbatch.handover import Received, new_seed, received
-from spe_adapter.microbatch.loading import LogLoader, moved_windows
-from spe_adapter.microbatch.messages import (
+from spe_adapter.microbatch.epoch import (
     MOVED,
     REPORT_COLUMN,
     Fixed,
@@ -40,7 +37,10 @@ from spe_adapter.microbatch.messages import (
     batch_of,
     newest_of,
 )
+from spe_adapter.microbatch.epoch_end import Beat, conclude
 from spe_adapter.microbatch.probe import Probe, Step
+from spe_adapter.microbatch.shuffle import Received, new_seed, received
+from spe_adapter.microbatch.state_loader import LogLoader, moved_windows
 from spe_adapter.operators.combining import NULL_PARTITION
 from spe_adapter.operators.keys import KeyCodec
 from spe_adapter.operators.output import Output, record_times

@@ -28,10 +28,10 @@ from spe_adapter.epochs.client import commit, connect, last_epoch, take_over
 from spe_adapter.epochs.scan import standing_epochs
 from spe_adapter.epochs.staging import Attempt, StagedStream
 from spe_adapter.host import Host, ThisHost
+from spe_adapter.microbatch.epoch import log_epoch
 from spe_adapter.microbatch.errors import ResetRefused
-from spe_adapter.microbatch.loading import committed_state
-from spe_adapter.microbatch.messages import log_epoch
 from spe_adapter.microbatch.options import StatefulOptions, parse_stateful
+from spe_adapter.microbatch.state_loader import committed_state
 
 _PER_BATCH: Final = re.compile(r"(\d+)(\.compact)?")
 

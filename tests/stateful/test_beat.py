@@ -9,8 +9,8 @@ import pytest
 from spe_adapter.cec.control import Footprints, Mark, decode
 from spe_adapter.cec.extent import Counters
 from spe_adapter.epochs.marks import control_batches
-from spe_adapter.microbatch.beat import Beat, conclude
-from spe_adapter.microbatch.messages import Plan, Rebase, log_epoch, newest_of
+from spe_adapter.microbatch.epoch import Plan, Rebase, log_epoch, newest_of
+from spe_adapter.microbatch.epoch_end import Beat, conclude
 from spe_adapter.state.overlay import Overlay
 from spe_adapter.state.table import Table
 

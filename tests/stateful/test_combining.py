@@ -10,7 +10,7 @@ import pytest
 
 from logstore.errors import InvalidConfig
 from spe_adapter.microbatch.choosing import Choice
-from spe_adapter.microbatch.messages import Fixed, Parent, Report, Seconds
+from spe_adapter.microbatch.epoch import Fixed, Parent, Report, Seconds
 from spe_adapter.microbatch.options import parse_stateful
 from spe_adapter.operators import functions as agg
 from spe_adapter.operators.aggregates import Aggregate

@@ -30,7 +30,7 @@ assert not {"numpy", "pyarrow", "numba", "pandas"} & set(sys.modules)
 """
 TASK_ONLY = """
 import sys
-import spe_adapter.microbatch.task, spe_adapter.microbatch.handover
+import spe_adapter.microbatch.task, spe_adapter.microbatch.shuffle
 assert not {f"spe_adapter.microbatch.{name}" for name in ("driver", "query", "joining", "resetting")} & set(sys.modules)
 """
 

@@ -27,8 +27,8 @@ from logstore.errors import CairnError
 from spe_adapter.codec.kernels import Int64s
 from spe_adapter.codec.partitioner import partitions_of
 from spe_adapter.host import ThisHost
-from spe_adapter.microbatch.messages import Fixed
-from spe_adapter.microbatch.routing import as_schema
+from spe_adapter.microbatch.epoch import Fixed
+from spe_adapter.microbatch.frames import as_schema
 from spe_adapter.operators.blame import failed
 from spe_adapter.operators.combining import NULL_PARTITION, Combiner
 from spe_adapter.operators.keys import KeyCodec

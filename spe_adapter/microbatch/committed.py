@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from spe_adapter.microbatch.driver import Committed
-from spe_adapter.microbatch.messages import Seconds
+from spe_adapter.microbatch.epoch import Seconds
 
 
 @dataclass(frozen=True, slots=True)

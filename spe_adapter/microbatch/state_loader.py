@@ -18,7 +18,7 @@ from spe_adapter.cec.since import Since
 from spe_adapter.codec.partitioner import partitions_of
 from spe_adapter.epochs.scan import Scan, reconstruct
 from spe_adapter.errors import StateInconsistent
-from spe_adapter.microbatch.messages import Fixed, Plan
+from spe_adapter.microbatch.epoch import Fixed, Plan
 from spe_adapter.operators.combining import NULL_PARTITION
 from spe_adapter.state.delta import mark_of
 from spe_adapter.state.versions import Loaded, Tag
