@@ -13,7 +13,7 @@ from typing import Any, Final
 PUBLIC: Final[Mapping[str, Mapping[str, str]]] = {
     "Stateful queries in Spark": {
         "stateful": "spe_adapter.microbatch.query",
-        "stateful_join": "spe_adapter.microbatch.joining",
+        "stateful_join": "spe_adapter.microbatch.query",
         "Stateful": "spe_adapter.microbatch.query",
         "StatefulQuery": "spe_adapter.microbatch.query",
         "EpochProgress": "spe_adapter.microbatch.committed",

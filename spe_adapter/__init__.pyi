@@ -20,8 +20,7 @@ from spe_adapter.errors import (
 )
 from spe_adapter.microbatch.committed import EpochProgress
 from spe_adapter.microbatch.errors import BatchesMissing, OperatorChanged, ResetRefused, TasksFailed
-from spe_adapter.microbatch.joining import stateful_join
-from spe_adapter.microbatch.query import Stateful, StatefulQuery, stateful
+from spe_adapter.microbatch.query import Stateful, StatefulQuery, stateful, stateful_join
 from spe_adapter.operators import functions as agg
 from spe_adapter.operators.aggregates import Aggregate
 from spe_adapter.operators.base import Operator, Results, Rows, State

@@ -1,15 +1,72 @@
-"""What a stateful query tells of its last epoch.
+"""The last committed epoch of a stateful query: as its driver knows it, as the log has it, and as its user sees it.
 
-Invariant: sums over partitions where they make sense, the worst partition otherwise; nothing here is used to decide
-anything.
+Invariants:
+* What is read from the log is whole: an END and a mark of every partition, all of one epoch, or an error that says what
+  is missing.
+* A user's view has sums over partitions where they make sense, the worst partition otherwise; nothing is decided by it.
 """
 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from spe_adapter.microbatch.driver import Committed
-from spe_adapter.microbatch.epoch import Seconds
+from logstore.client.blocking import Client, TopicPartition
+from logstore.client.wire import EARLIEST
+from spe_adapter.cec.control import Progress
+from spe_adapter.epochs.scan import find_head
+from spe_adapter.errors import StateInconsistent, StateTrimmed
+from spe_adapter.microbatch.epoch import Parent, Report, Seconds, newest_of
+from spe_adapter.microbatch.errors import BatchesMissing
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The last committed epoch: what its END says, and each partition's winner."""
+
+    epoch: int
+    progress: Progress
+    parents: tuple[Parent, ...]
+    newest_ms: tuple[int | None, ...]
+    reports: tuple[Report, ...] = ()
+    seconds: float = 0.0
+
+
+def read_committed(client: Client, topic: str, query: str, last_epoch: int) -> Committed:
+    """The last committed epoch, from the topic. Raises BatchesMissing or StateInconsistent if it is not there."""
+    head = find_head(client, TopicPartition(topic, 0), query)
+    if head is None or head.end.epoch != last_epoch:
+        _check_not_trimmed(client, TopicPartition(topic, 0), query, last_epoch)
+        found = "none" if head is None else f"epoch {head.end.epoch}"
+        raise BatchesMissing(
+            f"query {query}: its last committed epoch is {last_epoch}, but topic {topic!r} holds {found}; write to the "
+            "topic that the query had before, or start with a new checkpoint and a new topic"
+        )
+    progress = Progress.from_json(head.end.positions)
+    parents, newest_ms = [], tuple[int | None, ...]()
+    for partition in range(progress.partitions):
+        own = find_head(client, TopicPartition(topic, partition), query)
+        if own is None or own.mark is None or own.end.epoch != last_epoch:
+            _check_not_trimmed(client, TopicPartition(topic, partition), query, last_epoch)
+            raise StateInconsistent(f"query {query}: stream {topic}-{partition} holds no mark of epoch {last_epoch}")
+        mark = own.mark
+        parents.append(Parent(mark.attempt, mark.emitted, mark.seen, mark.sequence))
+        newest_ms = newest_of(newest_ms, mark.newest_ms)
+    return Committed(last_epoch, progress, tuple(parents), newest_ms)
+
+
+def _check_not_trimmed(client: Client, stream: TopicPartition, query: str, last_epoch: int) -> None:
+    """Raise StateTrimmed if a stream that lacks the query's last epoch has lost records at its start."""
+    start = client.offsets({stream: EARLIEST})[stream].offset
+    if start > 0:
+        raise StateTrimmed(
+            f"query {query}: topic {stream.topic!r} was trimmed: partition {stream.partition} starts at offset {start} "
+            f"and does not hold the query's last epoch, {last_epoch}, any more, so its state is gone. Start with a new "
+            "checkpoint and a new topic, and leave trimming to the query's option 'retention', which keeps what is "
+            "needed"
+        )
+
+
+# ---- for the user
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,23 +17,21 @@ Source: Spark's MicroBatchExecution and WatermarkTracker; CEC paper, section II.
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from logstore.client.blocking import Client, TopicPartition
-from logstore.client.wire import EARLIEST
 from logstore.errors import StaleEpoch
 from logstore.format.private import TaskOutput
 from spe_adapter.cec.control import Progress
 from spe_adapter.checkpoint.planned import Planned, following_problem, rebuild_command, repeated_problem, way_out
 from spe_adapter.epochs.client import abort, commit, connect, take_over
 from spe_adapter.epochs.scan import find_head
-from spe_adapter.errors import CheckpointDiffers, StateInconsistent, StateTrimmed
+from spe_adapter.errors import CheckpointDiffers, StateInconsistent
 from spe_adapter.host import Host
-from spe_adapter.microbatch.choosing import Choice
-from spe_adapter.microbatch.epoch import Fixed, Parent, Plan, Rebase, Report, log_epoch, newest_of
+from spe_adapter.microbatch.committed import Committed, read_committed
+from spe_adapter.microbatch.epoch import Fixed, Plan, Probe, Rebase, Report, Step, log_epoch, newest_of
 from spe_adapter.microbatch.errors import BatchesMissing, OperatorChanged
-from spe_adapter.microbatch.probe import Probe, Step
+from spe_adapter.microbatch.shuffle import CombineChoice
 from spe_adapter.microbatch.topics import refuse_taken, trim
 from spe_adapter.operators.base import next_watermark
 
@@ -47,18 +45,6 @@ _TRIMS_PER_RETENTION: Final = 8
 _LEAST_TRIM_S: Final = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """The last committed epoch: what its END says, and each partition's winner."""
-
-    epoch: int
-    progress: Progress
-    parents: tuple[Parent, ...]
-    newest_ms: tuple[int | None, ...]
-    reports: tuple[Report, ...] = ()
-    seconds: float = 0.0
-
-
 class Driver:
     """Epochs of one run of a query. Safe to use from Spark's callback and from the thread that closes windows."""
 
@@ -69,7 +55,7 @@ class Driver:
         self._host = host
         self._probe = probe
         self._lock = threading.Lock()
-        self._choice = Choice(fixed)
+        self._choice = CombineChoice(fixed)
         self._begun = False
         self._committed: Committed | None = None
         self.hosts: set[str] = set()
@@ -293,38 +279,3 @@ class Driver:
 
     def _at(self, step: Step, plan: Plan) -> None:
         self._probe(step, plan.epoch, _DRIVER)
-
-
-def read_committed(client: Client, topic: str, query: str, last_epoch: int) -> Committed:
-    """The last committed epoch, from the topic. Raises BatchesMissing or StateInconsistent if it is not there."""
-    head = find_head(client, TopicPartition(topic, 0), query)
-    if head is None or head.end.epoch != last_epoch:
-        _check_not_trimmed(client, TopicPartition(topic, 0), query, last_epoch)
-        found = "none" if head is None else f"epoch {head.end.epoch}"
-        raise BatchesMissing(
-            f"query {query}: its last committed epoch is {last_epoch}, but topic {topic!r} holds {found}; write to the "
-            "topic that the query had before, or start with a new checkpoint and a new topic"
-        )
-    progress = Progress.from_json(head.end.positions)
-    parents, newest_ms = [], tuple[int | None, ...]()
-    for partition in range(progress.partitions):
-        own = find_head(client, TopicPartition(topic, partition), query)
-        if own is None or own.mark is None or own.end.epoch != last_epoch:
-            _check_not_trimmed(client, TopicPartition(topic, partition), query, last_epoch)
-            raise StateInconsistent(f"query {query}: stream {topic}-{partition} holds no mark of epoch {last_epoch}")
-        mark = own.mark
-        parents.append(Parent(mark.attempt, mark.emitted, mark.seen, mark.sequence))
-        newest_ms = newest_of(newest_ms, mark.newest_ms)
-    return Committed(last_epoch, progress, tuple(parents), newest_ms)
-
-
-def _check_not_trimmed(client: Client, stream: TopicPartition, query: str, last_epoch: int) -> None:
-    """Raise StateTrimmed if a stream that lacks the query's last epoch has lost records at its start."""
-    start = client.offsets({stream: EARLIEST})[stream].offset
-    if start > 0:
-        raise StateTrimmed(
-            f"query {query}: topic {stream.topic!r} was trimmed: partition {stream.partition} starts at offset {start} "
-            f"and does not hold the query's last epoch, {last_epoch}, any more, so its state is gone. Start with a new "
-            "checkpoint and a new topic, and leave trimming to the query's option 'retention', which keeps what is "
-            "needed"
-        )

@@ -1,17 +1,18 @@
-"""What driver and tasks of a stateful query tell each other: an epoch's plan, and each task's report.
+"""One epoch of a stateful query: its number in the log, the driver's plan, each task's report, and its steps.
 
 Invariants:
 * A plan is all that a task needs beside what never changes in a query (`Fixed`); it travels as JSON in a local property
   of the job, so that the streaming plan, with the pickled operator in it, is made once a run and not once an epoch.
 * A report is one row of one string column. It says everything the driver has to know; tasks leave no other trace that
   counts.
+* Without a probe the steps of an epoch are told to nobody; with one, each is told before anything of the next begins.
 
 Source: CEC paper, section III (what the counters mean); docs/decisions/0010.
 """
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal, Protocol
 
 import pyarrow as pa
 
@@ -46,7 +47,7 @@ def epoch_name(epoch: int) -> str:
 class Fixed:
     """What stays the same in all epochs of a run.
 
-    `fingerprint` names operator, state and key (`routing.check`); state with another one is not loaded.
+    `fingerprint` names operator, state and key (`frames.check`); state with another one is not loaded.
     """
 
     operator: Operator
@@ -176,3 +177,37 @@ class Report:
             max_events_ms=tuple(fields.pop("max_events_ms")),
             **fields,
         )
+
+
+# ---- the steps of an epoch, for tests that end processes at each of them, and for traces
+
+Step = Literal[
+    "task started",
+    "task before stage",
+    "task after stage",
+    "task after delta",
+    "driver before tasks",
+    "driver before decide",
+    "driver after decide",
+]
+STEPS: Final[tuple[Step, ...]] = (
+    "driver before tasks",
+    "task started",
+    "task before stage",
+    "task after stage",
+    "task after delta",
+    "driver before decide",
+    "driver after decide",
+)
+"""In their order. Behind the last one Spark notes the batch as committed."""
+
+
+class Probe(Protocol):
+    """Told each step. It is pickled along with the tasks."""
+
+    def __call__(self, step: Step, epoch: int, partition: int) -> None:
+        """The step is reached; `partition` is -1 on the driver. What this raises, the step raises."""
+
+
+def silent(step: Step, epoch: int, partition: int) -> None:
+    """No probe."""

@@ -1,10 +1,11 @@
-"""What an epoch leaves in a stream beside its results: footprints, checks of the slowest windows, closes, the mark.
+"""The end of an epoch in one partition: which windows are footprinted, and where the query's counters stand then.
 
 Invariants:
 * Every window that changed is footprinted (nothing is ever replayed in micro-batches), each once, with its state at the
   end of the epoch. So state = state before + footprints - closes.
-* All of it counts as emitted at the epoch's end: the mark's `emitted` is the ordinal of each of these footprints.
-* Checks keep q at or below the extent limit, or bring it down towards it over a few epochs.
+* All footprints count as emitted at the epoch's end: the mark's `emitted` is the ordinal of each of them.
+* Windows with the oldest footprints are checked, that is footprinted again, so that q stays at or below the extent
+  limit, or comes down to the limit over a few epochs.
 
 Source: CEC paper, sections II.B (footprints, N) and III.A (q, Q).
 """
@@ -22,11 +23,11 @@ from spe_adapter.state.store import Changes
 DEFAULT_EXTENT_FACTOR: Final = 4
 """q at which checks begin, in multiples of N: from about twice N on few are needed (CEC paper, figure 6)."""
 _CANDIDATES_PART: Final = 4
-"""At most one in so many of the open windows is checked in one epoch."""
+"""The inverse of the share of open windows that may be checked in one epoch."""
 _LEAST_CANDIDATES: Final = 4096
 
 
-class Beat(NamedTuple):
+class EpochEnd(NamedTuple):
     """The end of an epoch in one partition: `extent` is q, `oldest` the epoch of the oldest footprint."""
 
     changes: Changes
@@ -36,8 +37,8 @@ class Beat(NamedTuple):
     oldest: int
 
 
-def conclude(overlay: Overlay, before: Counters, epoch: int, extent_limit: int | None) -> Beat:
-    """What changed, with checks of the slowest windows where the extent is too long.
+def conclude(overlay: Overlay, before: Counters, epoch: int, extent_limit: int | None) -> EpochEnd:
+    """The changes of an epoch, with checks of the windows with the oldest footprints where the extent is too long.
 
     `before` are the counters with the epoch's input and results, without its footprints and closes.
     """
@@ -59,11 +60,11 @@ def conclude(overlay: Overlay, before: Counters, epoch: int, extent_limit: int |
     if len(slowest):
         beats, ordinals, _ = overlay.marks(slowest)
         ordinal, oldest = int(ordinals[0]), int(beats[0])
-    return Beat(changes, counters, live, counters.extent(ordinal), oldest)
+    return EpochEnd(changes, counters, live, counters.extent(ordinal), oldest)
 
 
 def _checks(overlay: Overlay, counters: Counters, live: int, fresh: int, extent_limit: int | None) -> int:
-    """How many of the slowest windows to footprint; cheap as long as none need be."""
+    """How many of the windows with the oldest footprints to check; cheap as long as the answer is 0."""
     slowest = overlay.oldest(1)
     if not len(slowest):
         return 0

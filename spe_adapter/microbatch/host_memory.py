@@ -1,6 +1,6 @@
-"""Removing a stopped query's state from the memory of the hosts that its tasks ran on.
+"""The memory of the hosts on which a query's tasks ran: a stopped query's state is removed from it.
 
-Invariant: what could not be removed is named, host by host; the log, which has all of it, is not touched.
+Invariant: a host on which state is left is named, with the reason; the log, which has all of the state, is not touched.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -14,24 +14,24 @@ from spe_adapter.microbatch.errors import StateNotForgotten
 from spe_adapter.state.versions import StateDirectory
 
 Everywhere = Callable[[Callable[[], tuple[str, bool]]], Iterable[tuple[str, bool]]]
-"""Runs a function on as many hosts as can be reached; what it gave on each."""
+"""Runs a function on as many hosts as can be reached; the results, by host."""
 
 SCHEMA: Final = "host string, gone boolean"
 _TASKS_PER_SLOT: Final = 4
-"""Spark does not let tasks choose their hosts: with several to a slot, hardly a host is left out."""
+"""Spark does not let tasks choose their hosts: with several tasks to a slot, hardly a host is left out."""
 _NOT_REACHED: Final = "no task of Spark's came there"
 _IN_USE: Final = "a task still uses it"
 
 
 class Forget:
-    """Removes the state of one query from the host it is called on. It is pickled and sent there."""
+    """Removes the state of one query from the host on which it is called. Pickled, and sent to executors."""
 
     def __init__(self, root: str | None, query: str) -> None:
         self._root = root
         self._query = query
 
     def __call__(self) -> tuple[str, bool]:
-        """The host's name, and whether nothing is left there."""
+        """The host's name, and whether no state is left on it."""
         return host_name(), StateDirectory(self._root, self._query, 0).remove()
 
 
@@ -63,7 +63,7 @@ class OnSpark:
         self._spark = spark
 
     def __call__(self, job: Callable[[], tuple[str, bool]]) -> Iterable[tuple[str, bool]]:
-        """Run it in many small tasks."""
+        """Run the function in many small tasks."""
         tasks = _TASKS_PER_SLOT * self._spark.sparkContext.defaultParallelism
 
         def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

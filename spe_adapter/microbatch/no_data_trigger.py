@@ -1,9 +1,10 @@
-"""The thread of a stateful query that closes what is due when input pauses, and when a run of what is there ends.
+"""The no-data trigger of a stateful query: a thread that closes due windows when input pauses, and at the end of a
+query with the trigger `availableNow`.
 
 Invariants:
-* It acts only when Spark has looked for input and found none, and no epoch has run for the delay, so that a busy query
-  never waits for it; the driver's lock keeps its epoch and Spark's batches apart.
-* It ends with the query. What it fails with stops the query and is what the query failed with.
+* The trigger acts only when Spark has looked for input and found none, and no epoch has run for the delay, so that a
+  busy query never waits for the trigger. The driver's lock keeps the trigger's epochs and Spark's batches apart.
+* The trigger ends with the query. An error of its epoch stops the query and is the query's failure.
 
 Source: Spark's batches without data (spark.sql.streaming.noDataMicroBatches.enabled).
 """
@@ -23,9 +24,9 @@ _WAITING: Final = "Waiting for"
 _log = logging.getLogger(__name__)
 
 
-class Closer:
-    """Watches one query. `delay_s` is how long a pause must be; `at_end`: the query ends by itself, and closes what is
-    due then.
+class NoDataTrigger:
+    """Watches one query. `delay_s` is how long a pause must be; `at_end`: the query ends by itself, and its due windows
+    are closed then.
     """
 
     def __init__(
@@ -45,16 +46,16 @@ class Closer:
         self._thread.start()
 
     def stop(self) -> None:
-        """No epoch begins from here on."""
+        """Begin no further epoch."""
         self._stopped.set()
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Wait until it has ended, by itself or because of `stop`; whether it has."""
+        """Wait until the thread has ended, by itself or because of `stop`; whether it has."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def close_now(self) -> None:
-        """Close what is due without waiting for a pause. Raises what an epoch fails with."""
+        """Close due windows without waiting for a pause. Raises what an epoch fails with."""
         self._guarded(lambda: None)
         if self.failure is not None:
             raise self.failure

@@ -1,10 +1,11 @@
-"""How rows get from Spark's input partitions to the tasks that hold their state: a shuffle of whole Arrow batches.
+"""The shuffle: rows go from Spark's input partitions to the tasks that hold their state, as whole Arrow batches.
 
-In front of the shuffle a vectorised pass cuts the rows of an input partition by state partition, as Kafka's partitioner
-does, and hands Spark one row per state partition: its number, and the batch as bytes. `repartitionById` brings that
+Before the shuffle a vectorised pass cuts the rows of an input partition by state partition, as Kafka's partitioner
+does, and gives Spark one row per state partition: its number, and the batch as bytes. `repartitionById` brings that row
 exactly there. So Spark moves a few large rows instead of many small ones, and converts none of them a second time.
 
-Where the driver chose so, the pass combines the rows of a window first, and their number falls to that of windows.
+Where combining pays, the pass combines the rows of a window first, and their number falls to that of windows. The
+driver chooses: as the options say, or as the last epochs suggest.
 
 Invariants:
 * The key's bytes, hence the partition, are those that the operator's windows have (`KeyCodec`), whatever the column's
@@ -12,11 +13,14 @@ Invariants:
   sends a key's records to the partition with the same number.
 * Rows of one input partition stay in order.
 * A batch holds what CALL_ROWS and CALL_BYTES allow, so that neither side needs more memory than for that.
+* Nothing but the time that an epoch takes and the last bits of sums of floating point numbers depends on combining.
+  The first epochs of a run are not combined unless the options say so.
 
 Source: Kafka's BuiltInPartitioner; measurements in docs/decisions/0010.
 """
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Final, NamedTuple
 
@@ -27,8 +31,7 @@ from logstore.errors import CairnError
 from spe_adapter.codec.kernels import Int64s
 from spe_adapter.codec.partitioner import partitions_of
 from spe_adapter.host import ThisHost
-from spe_adapter.microbatch.epoch import Fixed
-from spe_adapter.microbatch.frames import as_schema
+from spe_adapter.microbatch.epoch import Fixed, Report
 from spe_adapter.operators.blame import failed
 from spe_adapter.operators.combining import NULL_PARTITION, Combiner
 from spe_adapter.operators.keys import KeyCodec
@@ -44,6 +47,16 @@ tells of a key once a call; up to these bounds, for memory.
 """
 _SEED_DIGITS: Final = 15
 """Of a random token, in hexadecimal: nobody can know which keys collide."""
+
+
+_EPOCHS: Final = 3
+"""So many are looked at: a single one may be an exception."""
+_LEAST_RECORDS: Final = 5_000
+"""In an epoch of fewer nothing is to be gained."""
+_BEGIN: Final = 4
+_END: Final = 2
+"""Combining begins when there are so many rows to a window, and ends when fewer than so many become one: a combined row
+costs more than a row, and switching back and forth helps nobody."""
 
 
 def new_seed() -> int:
@@ -68,7 +81,7 @@ class HandOver:
             prepared = KeyCodec(fixed.operator.prepared(fixed.schema), fixed.key)
             combiner = Combiner(fixed.operator, combining, prepared, codec, fixed.partitions, new_seed())
         while taken := list(of_one_call(batches)):
-            rows = as_schema(whole(taken), fixed.schema)
+            rows = _as_schema(whole(taken), fixed.schema)
             if combiner is None:
                 targets = partitions_of(codec.encode(rows), rows.num_rows, fixed.partitions, NULL_PARTITION)
                 yield _handed(rows, targets.astype(np.int64), fixed.partitions, combined=False)
@@ -145,3 +158,44 @@ def _packed(rows: pa.RecordBatch) -> bytes:
     with pa.ipc.new_stream(sink, rows.schema) as writer:
         writer.write_batch(rows)
     return sink.getvalue().to_pybytes()
+
+
+def _as_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """A batch from Spark with exactly the schema's types: Spark may send strings with wide offsets."""
+    if batch.schema.equals(schema):
+        return batch
+    columns = [
+        column if column.type == field.type else column.cast(field.type)
+        for column, field in zip(batch.columns, schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+# ---- whether to combine
+
+
+class _Shown(NamedTuple):
+    records: int
+    moved: int
+
+
+class CombineChoice:
+    """Whether the next epoch's rows are combined before the shuffle."""
+
+    def __init__(self, fixed: Fixed) -> None:
+        self._mode = fixed.options.combine if fixed.operator.combining(fixed.schema) is not None else "never"
+        self.combine = self._mode == "always"
+        self._shown: deque[_Shown] = deque(maxlen=_EPOCHS)
+
+    def note(self, reports: Sequence[Report]) -> None:
+        """Take the reports of an epoch that is over."""
+        records = sum(report.records for report in reports)
+        if self._mode != "auto" or records < _LEAST_RECORDS:
+            return
+        moved = sum(report.moved if report.combined else report.windows for report in reports)
+        self._shown.append(_Shown(records, moved))
+        rows_to_one = sum(shown.records for shown in self._shown) / max(sum(shown.moved for shown in self._shown), 1)
+        wanted = rows_to_one >= (_END if self.combine else _BEGIN)
+        if wanted != self.combine:
+            self.combine = wanted
+            self._shown.clear()

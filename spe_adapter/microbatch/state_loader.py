@@ -1,8 +1,8 @@
-"""State from the log: for a host that has lost it or never had it, and for a new number of partitions.
+"""The loader of state from the log: for a host that has no copy of it, and for a new number of partitions.
 
 Invariants:
-* What is read is as of the epoch that the driver named, whatever stands behind it.
-* Nothing is handed on before a scan has found all of it: an incomplete state is an error, not a smaller state.
+* State is loaded as of the epoch that the driver named, whatever epochs follow it in the log.
+* No window is given out before a scan has found all windows: an incomplete state is an error, not a smaller state.
 
 Source: CEC paper, section II.B ("Constructing an EC").
 """
@@ -24,7 +24,7 @@ from spe_adapter.state.delta import mark_of
 from spe_adapter.state.versions import Loaded, Tag
 
 CATCH_UP_TUPLES = 1 << 20
-"""Beyond so many changes the whole state is loaded instead: it may well be smaller."""
+"""With more changes than this the whole state is loaded instead: it may well be smaller."""
 
 
 class LogLoader:
@@ -38,7 +38,7 @@ class LogLoader:
         self._expected = 0
 
     def since(self, tag: Tag) -> Sequence[Loaded] | None:
-        """The changes behind a version, oldest first; None if there is no way from it, or too long a one."""
+        """The changes after a version, oldest first; None if the log does not lead on from it, or by too many changes."""
         way = Since(self._query, tag.epoch, tag.attempt, as_of=self._epoch, limit_tuples=CATCH_UP_TUPLES)
         with Scan(self._client, self._stream) as scan:
             for piece in scan:
@@ -55,7 +55,7 @@ class LogLoader:
         ]
 
     def everything(self) -> Sequence[Windows]:
-        """All open windows, by beat."""
+        """All open windows, by the epoch of their newest footprint."""
         eventual = committed_state(self._client, self._stream, self._query, self._epoch)
         self._expected = sum(windows.rows for windows in eventual.windows)
         return eventual.windows
@@ -65,7 +65,7 @@ class LogLoader:
         return self._expected
 
     def note(self) -> bytes:
-        """Nothing: counters are the driver's to know."""
+        """Nothing: the driver knows the counters."""
         return b""
 
 
@@ -83,7 +83,7 @@ def committed_state(client: Client, stream: TopicPartition, query: str, epoch: i
 
 
 def moved_windows(client: Client, fixed: Fixed, plan: Plan, partition: int) -> Iterator[pa.RecordBatch]:
-    """The windows that belong to a partition now, from all streams of the former layout."""
+    """The windows that belong to a partition in the new layout, from all streams of the former one."""
     if plan.rebase is None:
         return
     for former in range(plan.rebase.partitions):

@@ -32,13 +32,14 @@ from spe_adapter.microbatch.epoch import (
     Fixed,
     Parent,
     Plan,
+    Probe,
     Report,
     Seconds,
+    Step,
     batch_of,
     newest_of,
 )
-from spe_adapter.microbatch.epoch_end import Beat, conclude
-from spe_adapter.microbatch.probe import Probe, Step
+from spe_adapter.microbatch.epoch_end import EpochEnd, conclude
 from spe_adapter.microbatch.shuffle import Received, new_seed, received
 from spe_adapter.microbatch.state_loader import LogLoader, moved_windows
 from spe_adapter.operators.combining import NULL_PARTITION
@@ -254,7 +255,7 @@ class _Run:
                 f"({', '.join(self._fixed.key)}) as they are"
             )
 
-    def _mark(self, beat: Beat, processor: Processor) -> Mark:
+    def _mark(self, beat: EpochEnd, processor: Processor) -> Mark:
         fixed, plan, attempt = self._fixed, self._plan, self._attempt
         return epoch_mark(
             StatePartition(

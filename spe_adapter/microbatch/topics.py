@@ -60,7 +60,7 @@ def prepare_topic(client: Client, topic: str, partitions: int | None, default: i
 def _grow(client: Client, topic: str, there: int, partitions: int, settings: Mapping[str, str]) -> None:
     """Give the topic as many partitions as the query is to have, if that moves nobody else's keys.
 
-    State that lies in fewer is dealt out anew by the query's first epoch (see `messages.Rebase`), as long as the topic
+    State that lies in fewer is dealt out anew by the query's first epoch (see `epoch.Rebase`), as long as the topic
     holds nothing but it: then it is made as this module makes topics, and each stream is empty or has a mark.
     """
     others = [name for name, value in KEEP_ALL.items() if settings.get(name) != value]

@@ -28,8 +28,7 @@ from benchmarks.stateful.process import DriverFailed
 from benchmarks.stateful.report import find_goals, missing_goals
 from benchmarks.stateful.running import tasks_began
 from spe_adapter.cec.control import Progress
-from spe_adapter.microbatch.committed import EpochProgress, progress_of
-from spe_adapter.microbatch.driver import Committed
+from spe_adapter.microbatch.committed import Committed, EpochProgress, progress_of
 from tests.support.limits import PROGRAM_S
 
 ROOT = Path(__file__).parents[2]

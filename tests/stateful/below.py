@@ -20,10 +20,9 @@ from spe_adapter.codec.partitioner import partitions_of
 from spe_adapter.epochs.staging import Attempt
 from spe_adapter.host import ThisHost
 from spe_adapter.microbatch.driver import Driver
-from spe_adapter.microbatch.epoch import Fixed, Plan
+from spe_adapter.microbatch.epoch import Fixed, Plan, Probe, silent
 from spe_adapter.microbatch.frames import check
 from spe_adapter.microbatch.options import parse_stateful
-from spe_adapter.microbatch.probe import Probe, silent
 from spe_adapter.microbatch.shuffle import Received
 from spe_adapter.microbatch.task import run_task
 from tests.spark.streams import read_all

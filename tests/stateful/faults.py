@@ -16,7 +16,7 @@ from typing import Literal
 
 import psutil
 
-from spe_adapter.microbatch.probe import Step
+from spe_adapter.microbatch.epoch import Step
 
 Victim = Literal["worker", "task", "driver", "sidecar"]
 
@@ -37,7 +37,7 @@ class TaskHurt(Exception):
 
 
 class Faults:
-    """A probe (see spe_adapter.microbatch.probe) with a list of faults."""
+    """A probe (see spe_adapter.microbatch.epoch) with a list of faults."""
 
     def __init__(
         self, directory: Path, faults: Sequence[Fault], *, driver_pid: int = 0, sidecar_pid_file: str = ""

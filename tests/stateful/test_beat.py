@@ -10,7 +10,7 @@ from spe_adapter.cec.control import Footprints, Mark, decode
 from spe_adapter.cec.extent import Counters
 from spe_adapter.epochs.marks import control_batches
 from spe_adapter.microbatch.epoch import Plan, Rebase, log_epoch, newest_of
-from spe_adapter.microbatch.epoch_end import Beat, conclude
+from spe_adapter.microbatch.epoch_end import EpochEnd, conclude
 from spe_adapter.state.overlay import Overlay
 from spe_adapter.state.table import Table
 
@@ -23,7 +23,7 @@ def keys(numbers: np.ndarray) -> pa.BinaryArray:
     return pa.array([b"%d" % number for number in numbers], pa.binary())
 
 
-def epoch(table: Table, touched: np.ndarray, before: Counters, number: int, limit: int | None) -> Beat:
+def epoch(table: Table, touched: np.ndarray, before: Counters, number: int, limit: int | None) -> EpochEnd:
     """One epoch that changes these windows; its beat, applied to the table."""
     overlay = Overlay(table)
     ids, _ = overlay.ensure(keys(touched), np.zeros(len(touched), np.int64))

@@ -17,11 +17,11 @@ from logstore.client.blocking import Client, TopicPartition, parse_addresses
 from logstore.errors import InvalidConfig, InvalidPartitions
 from spe_adapter.errors import StateTrimmed
 from spe_adapter.host import host_name
-from spe_adapter.microbatch.driver import read_committed
+from spe_adapter.microbatch.committed import read_committed
 from spe_adapter.microbatch.errors import BatchesMissing, StateNotForgotten
+from spe_adapter.microbatch.frames import check_watermarks
 from spe_adapter.microbatch.host_memory import OnSpark, forget
 from spe_adapter.microbatch.topics import prepare_topic
-from spe_adapter.microbatch.watermarks import check_watermarks
 from spe_adapter.operators import functions as agg
 from spe_adapter.operators.aggregates import Aggregate
 from spe_adapter.operators.join import WindowJoin

@@ -14,8 +14,8 @@ from logstore.client.blocking import Client, parse_addresses
 from logstore.client.errors import Unavailable
 from logstore.errors import StaleEpoch
 from spe_adapter.errors import CheckpointDiffers, CheckpointRefused, TopicTaken
+from spe_adapter.microbatch.epoch import Step
 from spe_adapter.microbatch.errors import BatchesMissing
-from spe_adapter.microbatch.probe import Step
 from spe_adapter.microbatch.topics import prepare_topic
 from spe_adapter.tools.rebuild import planned_in_log, rebuild
 from tests.stateful.below import PARTITIONS, Query

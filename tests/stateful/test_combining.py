@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from logstore.errors import InvalidConfig
-from spe_adapter.microbatch.choosing import Choice
 from spe_adapter.microbatch.epoch import Fixed, Parent, Report, Seconds
 from spe_adapter.microbatch.options import parse_stateful
+from spe_adapter.microbatch.shuffle import CombineChoice
 from spe_adapter.operators import functions as agg
 from spe_adapter.operators.aggregates import Aggregate
 from spe_adapter.operators.windows import Counting, Running, Window
@@ -25,14 +25,14 @@ REPORT = Report(
 )  # fmt: skip
 
 
-def choice(mode: str = "auto", window: Window | None = None) -> Choice:
+def choice(mode: str = "auto", window: Window | None = None) -> CombineChoice:
     """A choice for counting by an option."""
     options = parse_stateful({"kafka.bootstrap.servers": "127.0.0.1:9092", "combine": mode}, "topic")
     operator = Aggregate(window or Running(), n=agg.count())
-    return Choice(Fixed(operator, ("key",), pa.schema([("key", pa.string())]), "fingerprint", 2, options))
+    return CombineChoice(Fixed(operator, ("key",), pa.schema([("key", pa.string())]), "fingerprint", 2, options))
 
 
-def epochs(chosen: Choice, *, records: int, moved: int = 0, windows: int = 0, count: int = 3) -> bool:
+def epochs(chosen: CombineChoice, *, records: int, moved: int = 0, windows: int = 0, count: int = 3) -> bool:
     """Some epochs; what is chosen behind them."""
     for _ in range(count):
         half = replace(REPORT, records=records // 2, moved=moved // 2, windows=windows // 2)

@@ -12,7 +12,7 @@ from pyspark.sql import functions as sf
 
 from spe_adapter.codec.partitioner import partitions_of
 from spe_adapter.errors import SchemaRefused
-from spe_adapter.microbatch.joining import stateful_join
+from spe_adapter.microbatch.query import stateful_join
 from spe_adapter.operators import aggregates
 from spe_adapter.operators import functions as agg
 from spe_adapter.operators.join import WindowJoin

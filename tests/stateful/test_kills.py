@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from spe_adapter.microbatch.probe import STEPS, Step
+from spe_adapter.microbatch.epoch import STEPS, Step
 from tests.stateful.faults import Fault, Faults, Victim, kill_family, save
 from tests.stateful.operators import expected_of, rows_of
 from tests.stateful.world import World, by_key
