@@ -20,7 +20,6 @@ from typing import Any, Final, NamedTuple, TypeGuard
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from logstore.errors import CorruptBatch, UnknownFormatVersion
 from logstore.format.batch import check_batch
@@ -39,8 +38,7 @@ from logstore.format.control import (
 from logstore.interfaces import Buffer
 from spe_adapter.cec.packing import MAX_UNPACKED_BYTES, can_pack, pack, unpack
 from spe_adapter.checkpoint.planned import Planned
-
-Bools = NDArray[np.bool_]
+from spe_adapter.codec.kernels import Bools
 
 BATCH_TARGET_BYTES: Final = 512 * 1024
 """Well below every limit on a batch, large enough that what a batch costs beside its rows does not count."""
@@ -49,6 +47,7 @@ OPEN: Final = 1
 CHECK: Final = 2
 """G_check: the window was open before."""
 STATE_PREFIX: Final = "s_"
+"""How the names of a state's columns begin, in footprints and in tables."""
 _FEW_ROWS: Final = 256
 _SCHEMAS: Final = 64
 """So many operators' columns are kept ready: an encoder does not work them out in every beat."""

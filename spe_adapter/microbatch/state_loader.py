@@ -38,7 +38,7 @@ class LogLoader:
         self._expected = 0
 
     def since(self, tag: Tag) -> Sequence[Loaded] | None:
-        """The changes after a version, oldest first; None if the log does not lead on from it, or by too many changes."""
+        """The changes after a version, oldest first; None if there is no way from it, or too long a one."""
         way = Since(self._query, tag.epoch, tag.attempt, as_of=self._epoch, limit_tuples=CATCH_UP_TUPLES)
         with Scan(self._client, self._stream) as scan:
             for piece in scan:

@@ -40,19 +40,16 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from spe_adapter.codec.kernels import Int64s
+from spe_adapter.codec.kernels import MICROSECONDS, Bools, Int64s
 from spe_adapter.errors import SchemaRefused
 from spe_adapter.operators.keys import KeyCodec
 from spe_adapter.state import exact
-from spe_adapter.state.columns import Bools, fixed_array, fixed_values
+from spe_adapter.state.columns import fixed_array, fixed_values
 from spe_adapter.state.errors import StateSchemaRefused, StateValueRefused
 from spe_adapter.state.layout import NEVER as _NEVER
 from spe_adapter.state.store import StateStore
 
 Numbers = NDArray[Any]
-
-MICROSECONDS: Final = 1000
-"""In a millisecond."""
 
 
 class Rows(NamedTuple):

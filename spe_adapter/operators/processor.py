@@ -19,10 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from logstore.errors import CairnError
-from spe_adapter.codec.kernels import Int64s
+from spe_adapter.codec.kernels import MICROSECONDS, Int64s
 from spe_adapter.errors import SchemaRefused
 from spe_adapter.operators.base import (
-    MICROSECONDS,
     Assignment,
     Emitted,
     Identities,

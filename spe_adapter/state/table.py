@@ -16,11 +16,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from spe_adapter.cec.control import STATE_PREFIX
 from spe_adapter.codec.columns import BytesColumn
-from spe_adapter.codec.kernels import Bytes, Int64s
+from spe_adapter.codec.kernels import Bools, Bytes, Int64s
 from spe_adapter.state import exact, kernels
 from spe_adapter.state.columns import (
-    Bools,
     Values,
     bytes_array,
     fixed_array,
@@ -31,7 +31,7 @@ from spe_adapter.state.columns import (
     signed,
 )
 from spe_adapter.state.errors import StateDamaged, StateTooLarge
-from spe_adapter.state.layout import NEVER, STATE_PREFIX, Column, Layout, check_counters, take_schema
+from spe_adapter.state.layout import NEVER, Column, Layout, check_counters, take_schema
 
 Allocate = Callable[[int], Bytes]
 """Gives so many zeroed bytes, or raises StateTooLarge."""

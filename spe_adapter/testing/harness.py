@@ -29,13 +29,13 @@ from logstore.format.control import Begin, End, encode_control
 from spe_adapter.cec.control import Mark, Progress
 from spe_adapter.cec.extent import Counters
 from spe_adapter.cec.reconstruct import Eventual, Reconstruction
+from spe_adapter.codec.kernels import Bools
 from spe_adapter.epochs.marks import OpenWindows, StatePartition, control_batches, epoch_mark
 from spe_adapter.operators.base import Operator, next_watermark
 from spe_adapter.operators.keys import KeyCodec
 from spe_adapter.operators.output import Output, to_records
 from spe_adapter.operators.processor import Processor
 from spe_adapter.operators.replay import Replay, SkipPoints
-from spe_adapter.state.columns import Bools
 from spe_adapter.state.direct import Direct
 from spe_adapter.state.layout import NEVER
 from spe_adapter.state.overlay import Overlay
