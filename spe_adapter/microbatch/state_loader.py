@@ -20,15 +20,15 @@ from spe_adapter.epochs.scan import Scan, reconstruct
 from spe_adapter.errors import StateInconsistent
 from spe_adapter.microbatch.epoch import Fixed, Plan
 from spe_adapter.operators.combining import NULL_PARTITION
-from spe_adapter.state.delta import mark_of
-from spe_adapter.state.versions import Loaded, Tag
+from spe_adapter.state.delta import Loaded, mark_of
+from spe_adapter.state.segment import Tag
 
 CATCH_UP_TUPLES = 1 << 20
 """With more changes than this the whole state is loaded instead: it may well be smaller."""
 
 
 class LogLoader:
-    """A `state.versions.Loader` of one stream, as of an epoch."""
+    """The `state.versions.StateSource` of one stream, as of an epoch."""
 
     def __init__(self, client: Client, stream: TopicPartition, query: str, epoch: int | None) -> None:
         self._client = client

@@ -47,8 +47,9 @@ from spe_adapter.operators.keys import KeyCodec
 from spe_adapter.operators.output import Output, record_times
 from spe_adapter.operators.processor import Processor
 from spe_adapter.state.overlay import Overlay
+from spe_adapter.state.segment import Tag
 from spe_adapter.state.store import Changes
-from spe_adapter.state.versions import OpenState, StateDirectory, Tag
+from spe_adapter.state.versions import OpenState, StateDirectory
 from spe_adapter.workers.collector import spare_loaded_code
 from spe_adapter.workers.context import PLAN_PROPERTY, attempt_name, local_property, task_context
 

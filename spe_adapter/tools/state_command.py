@@ -12,7 +12,7 @@ from typing import Final
 
 from logstore.client.blocking import Client, TopicPartition, parse_addresses
 from logstore.errors import CairnError
-from spe_adapter.state.versions import default_root, usage
+from spe_adapter.state.query import default_root, usage
 from spe_adapter.tools import survey
 from spe_adapter.tools.reset import reset
 from spe_adapter.tools.survey import Survey

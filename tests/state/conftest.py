@@ -12,9 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from spe_adapter.state.delta import Loaded
+from spe_adapter.state.segment import Tag
 from spe_adapter.state.store import Changes
 from spe_adapter.state.table import Mark, Table
-from spe_adapter.state.versions import Loaded, Tag
 
 SCHEMA = pa.schema([pa.field("total", pa.int64()), pa.field("name", pa.string())])
 QUERY = "a query/with a name"
@@ -92,7 +93,7 @@ def note_of(tag: Tag) -> bytes:
 
 
 class History:
-    """The epochs of a partition, as the log has them: the Loader of any version of it."""
+    """The epochs of a partition, as the log has them: the StateSource of any version of it."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self.steps = list(steps)
@@ -111,12 +112,12 @@ class History:
         raise AssertionError(f"no version {tag}")
 
     def loader(self, wanted: Tag | None, *, steps: bool = True) -> "Log":
-        """The Loader for a version; without `steps` it only has everything."""
+        """The StateSource for a version; without `steps` it only has everything."""
         return Log(self, wanted, steps=steps)
 
 
 class Log:
-    """A Loader over a history, which counts what it was asked for."""
+    """A StateSource over a history, which counts what it was asked for."""
 
     def __init__(self, history: History, wanted: Tag | None, *, steps: bool) -> None:
         self._history = history
