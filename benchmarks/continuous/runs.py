@@ -32,7 +32,7 @@ from spe_adapter.continuous.fragment import Fragment, Limits, plan
 from spe_adapter.continuous.loop import Event, Loop, Progress, Recovered
 from spe_adapter.continuous.port import Fetch, Group
 from spe_adapter.continuous.runner import Options, prepare
-from spe_adapter.epochs.segments import Segment
+from spe_adapter.epochs.segments import StagedSegment
 from spe_adapter.host import ThisHost
 from spe_adapter.operators.aggregates import Aggregate
 from spe_adapter.operators.functions import avg
@@ -249,7 +249,7 @@ def _moved(records: Buffer, by: int) -> Buffer:
     return memoryview(moved)[:at]
 
 
-def divided(segment: Segment) -> tuple[Segment | None, int]:
+def divided(segment: StagedSegment) -> tuple[StagedSegment | None, int]:
     """The plain batches of a segment (None if it has none), and the bytes of its control batches."""
     (of,), whole = segment
     kept, at, batches, records = [], 0, 0, 0
@@ -262,7 +262,7 @@ def divided(segment: Segment) -> tuple[Segment | None, int]:
         at += header.size_bytes
     data = kept[0] if len(kept) == 1 else b"".join(kept)
     part = Part(of.topic, of.partition, len(data), batches, records)
-    return (Segment((part,), data) if kept else None), at - len(data)
+    return (StagedSegment((part,), data) if kept else None), at - len(data)
 
 
 class Run:

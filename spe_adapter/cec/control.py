@@ -125,7 +125,7 @@ class Mark:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Progress:
+class EndPositions:
     """What the driver writes into END.positions, the same in all streams of the epoch.
 
     `late_ms` is the watermark below which rows were dropped, `watermark_ms` the one up to which windows were closed.
@@ -164,7 +164,7 @@ class Progress:
         return json.dumps(fields, separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, positions: Buffer) -> "Progress":
+    def from_json(cls, positions: Buffer) -> "EndPositions":
         """END's positions. Raises CorruptBatch or UnknownFormatVersion."""
         values = _object(bytes(positions))
         fields = _Fields(values, "progress")
@@ -503,9 +503,9 @@ __all__ = [
     "Closes",
     "Control",
     "End",
+    "EndPositions",
     "Footprints",
     "Mark",
-    "Progress",
     "decode",
     "encode_closes",
     "encode_footprints",

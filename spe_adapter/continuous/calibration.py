@@ -26,7 +26,7 @@ from spe_adapter.cec.policy import CostBenefit, Costs, Policy
 from spe_adapter.continuous.client_port import CLIENT_ID
 from spe_adapter.continuous.fragment import Fragment, plan
 from spe_adapter.continuous.runner import Options, prepare
-from spe_adapter.epochs.segments import Segment
+from spe_adapter.epochs.segments import StagedSegment
 from spe_adapter.epochs.staging import Attempt
 from spe_adapter.host import Host, ThisHost
 from spe_adapter.state.table import Table
@@ -66,7 +66,7 @@ def measured_costs(fragment: Fragment, partition: int, options: Options, *, host
         def write(data: bytes) -> None:
             batches = sum(1 for _ in iterate_batches(data))
             part = Part(fragment.topic, partition, len(data), batches, batches)
-            client.stage(attempt.request(next(positions), Segment((part,), data)))
+            client.stage(attempt.request(next(positions), StagedSegment((part,), data)))
 
         try:
             return calibrate(rows, clock=host.network.monotonic_s, write=write, record_s=FIRST_RECORD_S)

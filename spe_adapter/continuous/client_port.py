@@ -21,7 +21,7 @@ from logstore.client.wire import EARLIEST, LATEST, Fetched
 from logstore.format.private import DecideReply
 from spe_adapter.continuous.errors import CommitLost
 from spe_adapter.continuous.fragment import Fragment
-from spe_adapter.continuous.port import FENCE_EPOCH, Fetch, Group, Scanned
+from spe_adapter.continuous.port import FENCE_EPOCH, Fetch, Group, ScannedBatches
 from spe_adapter.epochs.client import commit, start_commit
 from spe_adapter.epochs.scan import Scan
 from spe_adapter.epochs.staging import Attempt
@@ -89,13 +89,13 @@ class ClientPort:
         """See Port."""
         return commit(self._main, self._query, self._run, FENCE_EPOCH, (), "{}", rewind="skip").last_epoch
 
-    def scan(self, before_offset: int) -> Scanned:
+    def scan(self, before_offset: int) -> ScannedBatches:
         """See Port. The next batches are asked for before these are returned."""
         if self._scan is None or self._scan.next_before != before_offset:
             self._end_scan()
             self._scan = Scan(self._main, self._target, before_offset=before_offset)
         batches = next(self._scan, b"")
-        return Scanned(batches, self._scan.next_before, self._scan.log_start_offset)
+        return ScannedBatches(batches, self._scan.next_before, self._scan.log_start_offset)
 
     def _end_scan(self) -> None:
         """Free the connection of a scan that was not read to its end."""

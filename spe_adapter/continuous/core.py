@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from logstore.client.wire import TopicPartition
 from logstore.interfaces import Buffer
-from spe_adapter.cec.control import Mark, Progress, encode_closes, encode_footprints, encode_mark
+from spe_adapter.cec.control import EndPositions, Mark, encode_closes, encode_footprints, encode_mark
 from spe_adapter.cec.extent import Counters
 from spe_adapter.cec.policy import NoChecks, Policy, View
 from spe_adapter.cec.reconstruct import Eventual, Reconstruction
@@ -30,11 +30,11 @@ from spe_adapter.codec.kernels import Bytes, Int64s
 from spe_adapter.codec.partitioner import PARTITIONERS, partitions_of
 from spe_adapter.continuous.candidates import MOST_CHECKS, Candidates
 from spe_adapter.continuous.errors import FragmentRefused, ReplayDiverged, WrongPartition
-from spe_adapter.continuous.fragment import DEFAULT_STATE_BYTES, Plan, apply
+from spe_adapter.continuous.fragment import DEFAULT_STATE_BYTES, CheckedFragment, apply
 from spe_adapter.continuous.inputs import Run
 from spe_adapter.continuous.port import FENCE_EPOCH, Group
 from spe_adapter.epochs.marks import OpenWindows, StatePartition, epoch_mark
-from spe_adapter.epochs.segments import Segment, StreamOutput
+from spe_adapter.epochs.segments import StagedSegment, StreamOutput
 from spe_adapter.operators.base import next_watermark
 from spe_adapter.operators.output import Output, to_records
 from spe_adapter.operators.processor import Processor
@@ -106,7 +106,7 @@ class Core:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: CheckedFragment,
         place: Place,
         policy: Policy,
         monotonic_ms: Callable[[], float],
@@ -319,7 +319,7 @@ class Core:
                 batches += encode_closes(self._name, self._beat, identities, now_ms)
         return batches
 
-    def _segments(self, controls: list[Buffer], now_ms: int) -> Iterator[Segment]:
+    def _segments(self, controls: list[Buffer], now_ms: int) -> Iterator[StagedSegment]:
         """The beat's output, stamped with `now_ms`."""
         output = StreamOutput(TopicPartition(self._plan.fragment.topic, self.partition))
         for keys, values in self._results:
@@ -350,7 +350,7 @@ class Core:
         return [changes.closed, changes.transient]
 
     def _progress(self) -> str:
-        return Progress(
+        return EndPositions(
             generation=0,
             batch=self._beat,
             closing=False,
@@ -492,7 +492,7 @@ class Core:
         self._skips = SkipPoints()
 
 
-def fingerprint(plan: Plan) -> str:
+def fingerprint(plan: CheckedFragment) -> str:
     """What must not change between two runs of a query: the operator, its settings, its key and its state."""
     operator = plan.fragment.operator
     state = _described(operator.state_schema(plan.input_schema))

@@ -21,7 +21,7 @@ from spe_adapter.cec.policy import Policy, bounded
 from spe_adapter.continuous.client_port import CLIENT_ID, ClientPort
 from spe_adapter.continuous.core import Core, Place
 from spe_adapter.continuous.errors import FragmentRefused
-from spe_adapter.continuous.fragment import Fragment, Limits, Plan, plan
+from spe_adapter.continuous.fragment import CheckedFragment, Fragment, Limits, plan
 from spe_adapter.continuous.loop import Event, Loop, Observe
 from spe_adapter.epochs.retention import KEEP_ALL, own_trimming
 from spe_adapter.host import Host, ThisHost
@@ -109,7 +109,7 @@ class Runner:
             place = Place(self._partition, partitions, run)
             self._work(checked, place, port, until)
 
-    def _work(self, checked: Plan, place: Place, port: ClientPort, until: Callable[[], bool] | None) -> None:
+    def _work(self, checked: CheckedFragment, place: Place, port: ClientPort, until: Callable[[], bool] | None) -> None:
         limits = self._options.limits
         core = Core(checked, place, self._options.policy(), port.monotonic_ms, limits.state_bytes)
         loop = Loop(core, checked, port, limits, self._observe)

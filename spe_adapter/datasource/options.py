@@ -149,7 +149,7 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class AdmissionLimits:
     """Admission control: offsets per trigger, and how long fewer than the least may be held back."""
 
     max_offsets: int | None
@@ -168,7 +168,7 @@ class SourceOptions:
     strategy: Strategy
     fail_on_data_loss: bool
     include_headers: bool
-    limits: Limits
+    limits: AdmissionLimits
     min_partitions: int | None
     max_records_per_partition: int | None
     limit_s: float
@@ -313,13 +313,13 @@ def _check_fixed(reader: OptionReader) -> None:
         raise InvalidConfig(f"option 'kafka.security.protocol' is {protocol!r}; allowed: PLAINTEXT")
 
 
-def _limits(reader: OptionReader) -> Limits:
+def _limits(reader: OptionReader) -> AdmissionLimits:
     most, least = reader.number("maxOffsetsPerTrigger"), reader.number("minOffsetsPerTrigger")
     if most is not None and least is not None and least > most:
         raise InvalidConfig(
             f"option 'minOffsetsPerTrigger' is {least}, above 'maxOffsetsPerTrigger' {most}; at most as much is allowed"
         )
-    return Limits(most, least, reader.duration_ms("maxTriggerDelay", DEFAULT_TRIGGER_DELAY_MS))
+    return AdmissionLimits(most, least, reader.duration_ms("maxTriggerDelay", DEFAULT_TRIGGER_DELAY_MS))
 
 
 def _subscription(reader: OptionReader) -> Subscription:

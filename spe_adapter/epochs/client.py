@@ -27,7 +27,7 @@ from logstore.format.private import (
     StageRequest,
     TaskOutput,
 )
-from spe_adapter.epochs.segments import Segment
+from spe_adapter.epochs.segments import StagedSegment
 from spe_adapter.epochs.staging import Attempt
 
 ABORT_LIMIT_S: Final = 5.0
@@ -94,7 +94,9 @@ def commit(
     return client.decide(DecideRequest(query, run, epoch, rewind, tuple(outputs), positions, forget))
 
 
-def start_commit(client: Client, attempt: Attempt, segments: Sequence[Segment], positions: str) -> Pending[DecideReply]:
+def start_commit(
+    client: Client, attempt: Attempt, segments: Sequence[StagedSegment], positions: str
+) -> Pending[DecideReply]:
     """Stage the only attempt of an epoch and commit it, in one go; committed when the answer is there."""
     decision = DecideRequest(
         attempt.query, attempt.run, attempt.epoch, "error", (attempt.output(len(segments)),), positions, False

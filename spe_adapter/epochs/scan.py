@@ -18,7 +18,7 @@ from logstore.format.batch import parse_header
 from logstore.format.control import END_TYPE, MARK_TYPE
 from logstore.format.private import ScanReply, ScanRequest
 from logstore.interfaces import Buffer
-from spe_adapter.cec.control import End, Mark, Progress, decode, holds_progress
+from spe_adapter.cec.control import End, EndPositions, Mark, decode, holds_progress
 from spe_adapter.cec.reconstruct import Eventual, Reconstruction
 
 SCAN_BYTES: Final = 4 * 1024 * 1024
@@ -122,7 +122,9 @@ def ends(client: Client, stream: TopicPartition, *, first_bytes: int = SCAN_BYTE
                 position += header.size_bytes
 
 
-def standing_epochs(client: Client, stream: TopicPartition, query: str) -> Generator[tuple[End, Progress], None, None]:
+def standing_epochs(
+    client: Client, stream: TopicPartition, query: str
+) -> Generator[tuple[End, EndPositions], None, None]:
     """The epochs of a query with state that no reset has undone, newest first. To be closed by a caller that stops
     early.
     """
@@ -131,7 +133,7 @@ def standing_epochs(client: Client, stream: TopicPartition, query: str) -> Gener
         for end, _ in found:
             if end.query != query or not holds_progress(end) or (undone_after is not None and end.epoch > undone_after):
                 continue
-            progress = Progress.from_json(end.positions)
+            progress = EndPositions.from_json(end.positions)
             yield end, progress
             undone_after = progress.reset_to if progress.reset_to is not None else undone_after
 

@@ -31,7 +31,7 @@ encoding with syncing; a quarter of what the sidecar accepts.
 """
 
 
-class Segment(NamedTuple):
+class StagedSegment(NamedTuple):
     """What one request stages: the batches of `parts`, in that order, end to end."""
 
     parts: tuple[Part, ...]
@@ -56,7 +56,9 @@ class SegmentCutter:
         self._parts: list[Part] = []
         self._size_bytes = 0
 
-    def add_records(self, columns: Columns, targets: Int32s, streams: Sequence[TopicPartition]) -> Iterator[Segment]:
+    def add_records(
+        self, columns: Columns, targets: Int32s, streams: Sequence[TopicPartition]
+    ) -> Iterator[StagedSegment]:
         """Encode records, each for the stream that `targets` numbers; the segments that are full.
 
         Raises InvalidRecord for a record that is too large for any segment.
@@ -68,17 +70,17 @@ class SegmentCutter:
                 raise InvalidRecord(f"a record of {size_bytes} bytes; at most {MAX_STAGE_BYTES} can be staged")
             yield from self._add(streams[batch.target], _Slice(data, batch.start, batch.end), batch.records)
 
-    def add_control(self, stream: TopicPartition, batches: Iterable[Buffer]) -> Iterator[Segment]:
+    def add_control(self, stream: TopicPartition, batches: Iterable[Buffer]) -> Iterator[StagedSegment]:
         """Take control batches; the segments that are full."""
         for batch in batches:
             yield from self._add(stream, _Slice(batch, 0, len(batch)), 1)
 
-    def rest(self) -> Iterator[Segment]:
+    def rest(self) -> Iterator[StagedSegment]:
         """What is left, as the last segment; nothing if nothing is."""
         if self._slices:
             yield self._cut()
 
-    def _add(self, stream: TopicPartition, batch: _Slice, records: int) -> Iterator[Segment]:
+    def _add(self, stream: TopicPartition, batch: _Slice, records: int) -> Iterator[StagedSegment]:
         size_bytes = batch.end - batch.start
         if self._slices and self._size_bytes + size_bytes > SEGMENT_BYTES:
             yield self._cut()
@@ -95,9 +97,9 @@ class SegmentCutter:
         else:
             self._parts.append(Part(*stream, size_bytes, 1, records))
 
-    def _cut(self) -> Segment:
+    def _cut(self) -> StagedSegment:
         found = [memoryview(buffer)[start:end] for buffer, start, end in self._slices]
-        segment = Segment(tuple(self._parts), found[0] if len(found) == 1 else b"".join(found))
+        segment = StagedSegment(tuple(self._parts), found[0] if len(found) == 1 else b"".join(found))
         self._slices, self._parts, self._size_bytes = [], [], 0
         return segment
 
@@ -114,20 +116,20 @@ class StreamOutput:
         self._waiting: list[Columns] = []
         self._waiting_bytes = 0
 
-    def add_results(self, keys: pa.Array, values: pa.Array, timestamps_ms: Int64s) -> Iterator[Segment]:
+    def add_results(self, keys: pa.Array, values: pa.Array, timestamps_ms: Int64s) -> Iterator[StagedSegment]:
         """Take records; the segments that are full. Raises InvalidRecord."""
         self._waiting.append(Columns(keys, values, None, timestamps_ms))
         self._waiting_bytes += keys.nbytes + values.nbytes
         if self._waiting_bytes >= SEGMENT_BYTES:
             yield from self._encoded()
 
-    def finish(self, controls: Iterable[Buffer]) -> Iterator[Segment]:
+    def finish(self, controls: Iterable[Buffer]) -> Iterator[StagedSegment]:
         """Take the control batches, behind all results; every segment that is left. Raises InvalidRecord."""
         yield from self._encoded()
         yield from self._cutter.add_control(self._stream, controls)
         yield from self._cutter.rest()
 
-    def _encoded(self) -> Iterator[Segment]:
+    def _encoded(self) -> Iterator[StagedSegment]:
         """The results that wait, together, so that their batches are as large as they may be."""
         waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
         if not waiting:

@@ -18,7 +18,7 @@ from logstore.interfaces import Buffer
 from spe_adapter.codec.compression import NONE
 from spe_adapter.codec.encode import DEFAULT_BATCH_BYTES
 from spe_adapter.codec.kernels import Int64s
-from spe_adapter.epochs.segments import Segment, StreamOutput
+from spe_adapter.epochs.segments import StagedSegment, StreamOutput
 
 _IF_STATE_TOO_LARGE: Final = "raise the topic's max.message.bytes (results and the state of a window stay whole)"
 
@@ -32,7 +32,7 @@ class Attempt(NamedTuple):
     task: int
     attempt: str
 
-    def request(self, position: int, segment: Segment) -> StageRequest:
+    def request(self, position: int, segment: StagedSegment) -> StageRequest:
         """What stages a segment, of which `position` were staged before."""
         return StageRequest(*self, position, segment.parts, segment.data)
 
@@ -55,7 +55,7 @@ class StagedWriter:
         self._pending: Pending[StageReply] | None = None
         self._segments = 0
 
-    def send(self, segments: Iterable[Segment]) -> None:
+    def send(self, segments: Iterable[StagedSegment]) -> None:
         """Send segments, each when the one before it is durable; the last one's answer is not waited for."""
         for segment in segments:
             self.settle()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from logstore.client.blocking import Client, TopicPartition
 from logstore.client.wire import EARLIEST
-from spe_adapter.cec.control import Progress
+from spe_adapter.cec.control import EndPositions
 from spe_adapter.epochs.scan import find_head
 from spe_adapter.errors import StateInconsistent, StateTrimmed
 from spe_adapter.microbatch.epoch import Parent, Report, Seconds, newest_of
@@ -24,7 +24,7 @@ class Committed:
     """The last committed epoch: what its END says, and each partition's winner."""
 
     epoch: int
-    progress: Progress
+    progress: EndPositions
     parents: tuple[Parent, ...]
     newest_ms: tuple[int | None, ...]
     reports: tuple[Report, ...] = ()
@@ -41,7 +41,7 @@ def read_committed(client: Client, topic: str, query: str, last_epoch: int) -> C
             f"query {query}: its last committed epoch is {last_epoch}, but topic {topic!r} holds {found}; write to the "
             "topic that the query had before, or start with a new checkpoint and a new topic"
         )
-    progress = Progress.from_json(head.end.positions)
+    progress = EndPositions.from_json(head.end.positions)
     parents, newest_ms = [], tuple[int | None, ...]()
     for partition in range(progress.partitions):
         own = find_head(client, TopicPartition(topic, partition), query)

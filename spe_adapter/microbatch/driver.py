@@ -22,20 +22,20 @@ from typing import Final
 from logstore.client.blocking import Client, TopicPartition
 from logstore.errors import StaleEpoch
 from logstore.format.private import TaskOutput
-from spe_adapter.cec.control import Progress
+from spe_adapter.cec.control import EndPositions
 from spe_adapter.checkpoint.planned import Planned, following_problem, rebuild_command, repeated_problem, way_out
 from spe_adapter.epochs.client import abort, commit, connect, take_over
 from spe_adapter.epochs.scan import find_head
 from spe_adapter.errors import CheckpointDiffers, StateInconsistent
 from spe_adapter.host import Host
 from spe_adapter.microbatch.committed import Committed, read_committed
-from spe_adapter.microbatch.epoch import Fixed, Plan, Probe, Rebase, Report, Step, log_epoch, newest_of
+from spe_adapter.microbatch.epoch import EpochPlan, Probe, QueryDefinition, Rebase, Report, Step, log_epoch, newest_of
 from spe_adapter.microbatch.errors import BatchesMissing, OperatorChanged
 from spe_adapter.microbatch.shuffle import CombineChoice
 from spe_adapter.microbatch.topics import refuse_taken, trim
 from spe_adapter.operators.base import next_watermark
 
-Execute = Callable[[Plan], Sequence[str]]
+Execute = Callable[[EpochPlan], Sequence[str]]
 """Runs the tasks of an epoch; the reports of those that succeeded."""
 PlannedInput = Callable[[int], Planned]
 """The input that Spark's checkpoint has for a batch."""
@@ -48,7 +48,7 @@ _LEAST_TRIM_S: Final = 1.0
 class Driver:
     """Epochs of one run of a query. Safe to use from Spark's callback and from the thread that closes windows."""
 
-    def __init__(self, fixed: Fixed, query: str, run: str, host: Host, probe: Probe) -> None:
+    def __init__(self, fixed: QueryDefinition, query: str, run: str, host: Host, probe: Probe) -> None:
         self._fixed = fixed
         self._query = query
         self._run = run
@@ -196,7 +196,7 @@ class Driver:
         newest_ms = plan.newest_ms
         for report in reports:
             newest_ms = newest_of(newest_ms, report.max_events_ms)
-        progress = Progress(
+        progress = EndPositions(
             generation=0 if last is None else last.progress.generation,
             batch=batch,
             closing=closing,
@@ -222,10 +222,10 @@ class Driver:
             self._choice.note(reports)
             self._trim(client, reports)
 
-    def _plan(self, batch: int, *, closing: bool) -> Plan:
+    def _plan(self, batch: int, *, closing: bool) -> EpochPlan:
         last = self._committed
         if last is None:
-            return Plan(
+            return EpochPlan(
                 query=self._query,
                 run=self._run,
                 epoch=log_epoch(0, batch, closing=closing),
@@ -238,7 +238,7 @@ class Driver:
             )
         progress = last.progress
         moved = progress.partitions != self._fixed.partitions
-        return Plan(
+        return EpochPlan(
             query=self._query,
             run=self._run,
             epoch=log_epoch(progress.generation, batch, closing=closing),
@@ -254,7 +254,7 @@ class Driver:
     def _watermark_ms(self, last: Committed) -> int:
         return next_watermark(self._fixed.operator, last.progress.watermark_ms, list(last.newest_ms))
 
-    def _reports(self, plan: Plan, texts: Sequence[str]) -> list[Report]:
+    def _reports(self, plan: EpochPlan, texts: Sequence[str]) -> list[Report]:
         """One report of each partition, in order. Raises StateInconsistent."""
         reports = sorted((Report.from_json(text) for text in texts), key=lambda report: report.partition)
         if [report.partition for report in reports] != list(range(self._fixed.partitions)):
@@ -277,5 +277,5 @@ class Driver:
             stream = TopicPartition(self._fixed.options.topic, report.partition)
             trim(client, stream, self._query, report.oldest_epoch, before_ms)
 
-    def _at(self, step: Step, plan: Plan) -> None:
+    def _at(self, step: Step, plan: EpochPlan) -> None:
         self._probe(step, plan.epoch, _DRIVER)

@@ -1,8 +1,9 @@
 """One epoch of a stateful query: its number in the log, the driver's plan, each task's report, and its steps.
 
 Invariants:
-* A plan is all that a task needs beside what never changes in a query (`Fixed`); it travels as JSON in a local property
-  of the job, so that the streaming plan, with the pickled operator in it, is made once a run and not once an epoch.
+* A plan is all that a task needs beside what never changes in a query (`QueryDefinition`). The plan travels as JSON in
+  a local property of the job, so that the streaming plan, with the pickled operator in it, is made once a run and not
+  once an epoch.
 * A report is one row of one string column. It says everything the driver has to know; tasks leave no other trace that
   counts.
 * Without a probe the steps of an epoch are told to nobody; with one, each is told before anything of the next begins.
@@ -44,7 +45,7 @@ def epoch_name(epoch: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed:
+class QueryDefinition:
     """What stays the same in all epochs of a run.
 
     `fingerprint` names operator, state and key (`frames.check`); state with another one is not loaded.
@@ -76,7 +77,7 @@ class Rebase:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EpochPlan:
     """One epoch. `parent_epoch` and `parents` (one per partition) are None and empty before the first.
 
     `late_ms`: rows of windows that end at or before it are dropped; `watermark_ms`: windows up to it are closed.
@@ -99,7 +100,7 @@ class Plan:
         return json.dumps(asdict(self), separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, text: str) -> "Plan":
+    def from_json(cls, text: str) -> "EpochPlan":
         """The inverse of `to_json`."""
         fields: dict[str, Any] = json.loads(text)
         rebase = fields.pop("rebase")

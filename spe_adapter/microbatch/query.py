@@ -30,7 +30,7 @@ from spe_adapter.epochs.client import connect
 from spe_adapter.host import ThisHost
 from spe_adapter.microbatch.committed import EpochProgress, progress_of
 from spe_adapter.microbatch.driver import Driver
-from spe_adapter.microbatch.epoch import REPORT_SCHEMA, Fixed, Plan, Probe, epoch_name, silent
+from spe_adapter.microbatch.epoch import REPORT_SCHEMA, EpochPlan, Probe, QueryDefinition, epoch_name, silent
 from spe_adapter.microbatch.errors import TasksFailed
 from spe_adapter.microbatch.frames import arrow_schema, check, check_watermarks, joined
 from spe_adapter.microbatch.host_memory import OnSpark, forget
@@ -155,7 +155,7 @@ class Stateful:
             partitions = prepare_topic(
                 client, parsed.topic, self._partitions, default, allow_trimming=parsed.allow_trimming
             )
-        fixed = Fixed(self._operator, self._key, schema, fingerprint, partitions, parsed)
+        fixed = QueryDefinition(self._operator, self._key, schema, fingerprint, partitions, parsed)
         started = _Starting(self._frame, fixed, self._probe)
         writer = started.reports.writeStream.foreachBatch(started.on_batch).outputMode("append")
         if checkpointLocation is not None:
@@ -176,7 +176,7 @@ class Stateful:
 class _Starting:
     """What Spark calls: it may do so before `start` has the query's ids, so the driver is made by whoever is first."""
 
-    def __init__(self, frame: DataFrame, fixed: Fixed, probe: Probe) -> None:
+    def __init__(self, frame: DataFrame, fixed: QueryDefinition, probe: Probe) -> None:
         self.spark = frame.sparkSession
         self.fixed = fixed
         self._probe = probe
@@ -220,13 +220,13 @@ class _Starting:
     def _choose(self, driver: Driver) -> None:
         self.spark.sparkContext.setLocalProperty(COMBINE_PROPERTY, str(driver.combine).lower())
 
-    def execute_closing(self, plan: Plan) -> list[str]:
+    def execute_closing(self, plan: EpochPlan) -> list[str]:
         """The tasks of an epoch without input; they end with the query's other jobs when it is stopped."""
         self.spark.sparkContext.setLocalProperty(RUN_PROPERTY, self._run)
         self.spark.sparkContext.setInterruptOnCancel(False)
         return self._collect(self._closing, plan)
 
-    def _collect(self, reports: DataFrame, plan: Plan) -> list[str]:
+    def _collect(self, reports: DataFrame, plan: EpochPlan) -> list[str]:
         context = self.spark.sparkContext
         context.setLocalProperty(PLAN_PROPERTY, plan.to_json())
         try:

@@ -31,7 +31,7 @@ from logstore.errors import CairnError
 from spe_adapter.codec.kernels import Int64s
 from spe_adapter.codec.partitioner import partitions_of
 from spe_adapter.host import ThisHost
-from spe_adapter.microbatch.epoch import Fixed, Report
+from spe_adapter.microbatch.epoch import QueryDefinition, Report
 from spe_adapter.operators.blame import failed
 from spe_adapter.operators.combining import NULL_PARTITION, Combiner
 from spe_adapter.operators.keys import KeyCodec
@@ -67,7 +67,7 @@ def new_seed() -> int:
 class HandOver:
     """Runs in an executor's Python worker, as the function of a `mapInArrow` in front of the shuffle."""
 
-    def __init__(self, fixed: Fixed) -> None:
+    def __init__(self, fixed: QueryDefinition) -> None:
         self._fixed = fixed
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -182,7 +182,7 @@ class _Shown(NamedTuple):
 class CombineChoice:
     """Whether the next epoch's rows are combined before the shuffle."""
 
-    def __init__(self, fixed: Fixed) -> None:
+    def __init__(self, fixed: QueryDefinition) -> None:
         self._mode = fixed.options.combine if fixed.operator.combining(fixed.schema) is not None else "never"
         self.combine = self._mode == "always"
         self._shown: deque[_Shown] = deque(maxlen=_EPOCHS)

@@ -18,7 +18,7 @@ from spe_adapter.cec.since import Since
 from spe_adapter.codec.partitioner import partitions_of
 from spe_adapter.epochs.scan import Scan, reconstruct
 from spe_adapter.errors import StateInconsistent
-from spe_adapter.microbatch.epoch import Fixed, Plan
+from spe_adapter.microbatch.epoch import EpochPlan, QueryDefinition
 from spe_adapter.operators.combining import NULL_PARTITION
 from spe_adapter.state.delta import Loaded, mark_of
 from spe_adapter.state.segment import Tag
@@ -82,7 +82,7 @@ def committed_state(client: Client, stream: TopicPartition, query: str, epoch: i
     return eventual
 
 
-def moved_windows(client: Client, fixed: Fixed, plan: Plan, partition: int) -> Iterator[pa.RecordBatch]:
+def moved_windows(client: Client, fixed: QueryDefinition, plan: EpochPlan, partition: int) -> Iterator[pa.RecordBatch]:
     """The windows that belong to a partition in the new layout, from all streams of the former one."""
     if plan.rebase is None:
         return

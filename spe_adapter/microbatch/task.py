@@ -29,10 +29,10 @@ from spe_adapter.host import Host, ThisHost, host_name
 from spe_adapter.microbatch.epoch import (
     MOVED,
     REPORT_COLUMN,
-    Fixed,
+    EpochPlan,
     Parent,
-    Plan,
     Probe,
+    QueryDefinition,
     Report,
     Seconds,
     Step,
@@ -57,7 +57,7 @@ from spe_adapter.workers.context import PLAN_PROPERTY, attempt_name, local_prope
 class Task:
     """Runs in an executor's Python worker, as the function of a `mapInArrow`. Pickled once a run of the query."""
 
-    def __init__(self, fixed: Fixed, probe: Probe) -> None:
+    def __init__(self, fixed: QueryDefinition, probe: Probe) -> None:
         self._fixed = fixed
         self._probe = probe
 
@@ -70,7 +70,7 @@ class Task:
         context, text = task_context(), local_property(PLAN_PROPERTY)
         if text is None:
             raise NoTaskContext(f"a stateful task outside an epoch: {PLAN_PROPERTY} is not set")
-        host, plan = ThisHost(), Plan.from_json(text)
+        host, plan = ThisHost(), EpochPlan.from_json(text)
         attempt = Attempt(plan.query, plan.run, plan.epoch, context.partitionId(), attempt_name(context, host))
         report = run_task(self._fixed, plan, attempt, host, self._probe, received(batches))
         yield pa.RecordBatch.from_arrays([pa.array([report.to_json()])], names=[REPORT_COLUMN])
@@ -90,7 +90,7 @@ class ClosingTask:
 
 
 def run_task(
-    fixed: Fixed, plan: Plan, attempt: Attempt, host: Host, probe: Probe, batches: Iterator[Received]
+    fixed: QueryDefinition, plan: EpochPlan, attempt: Attempt, host: Host, probe: Probe, batches: Iterator[Received]
 ) -> Report:
     """One attempt at one partition of one epoch, over that partition's rows. Raises all that an epoch may fail with."""
     return _Run(fixed, plan, attempt, host, probe).report(batches)
@@ -110,7 +110,7 @@ class _Spent:
 class _Run:
     """One attempt at one partition of one epoch."""
 
-    def __init__(self, fixed: Fixed, plan: Plan, attempt: Attempt, host: Host, probe: Probe) -> None:
+    def __init__(self, fixed: QueryDefinition, plan: EpochPlan, attempt: Attempt, host: Host, probe: Probe) -> None:
         self._fixed = fixed
         self._plan = plan
         self._attempt = attempt

@@ -118,7 +118,7 @@ class State:
     Reads see what the same call wrote. Nothing reaches the store before `commit`, which the Processor calls.
     """
 
-    def __init__(self, store: StateStore, rows: Int64s, is_new: Bools, identity: "Identities") -> None:
+    def __init__(self, store: StateStore, rows: Int64s, is_new: Bools, identity: "WindowIdentities") -> None:
         self._store = store
         self._rows = rows
         self._identity = identity
@@ -293,7 +293,7 @@ class State:
         return self._store.schema.field(name).type
 
 
-class Identities(NamedTuple):
+class WindowIdentities(NamedTuple):
     """Who some windows are, as far as that is known already, and where their keys and rows come from."""
 
     keys: pa.BinaryArray | None

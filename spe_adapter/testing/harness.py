@@ -26,7 +26,7 @@ import pyarrow as pa
 from logstore.errors import Blame, CairnError
 from logstore.format.batch import patch_base
 from logstore.format.control import Begin, End, encode_control
-from spe_adapter.cec.control import Mark, Progress
+from spe_adapter.cec.control import EndPositions, Mark
 from spe_adapter.cec.extent import Counters
 from spe_adapter.cec.reconstruct import Eventual, Reconstruction
 from spe_adapter.codec.kernels import Bools
@@ -243,8 +243,8 @@ class OperatorHarness:
             watermark_ms=self._watermark_ms,
         )
 
-    def _progress(self, beat: int) -> Progress:
-        return Progress(
+    def _progress(self, beat: int) -> EndPositions:
+        return EndPositions(
             generation=0,
             batch=beat,
             closing=False,

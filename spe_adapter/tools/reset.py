@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 from logstore.client.blocking import Client, TopicPartition
 from logstore.format.private import TaskOutput
-from spe_adapter.cec.control import End, Mark, Progress, encode_mark
+from spe_adapter.cec.control import End, EndPositions, Mark, encode_mark
 from spe_adapter.checkpoint.files import COMMITS, OFFSETS, SOURCES, local_path
 from spe_adapter.epochs.client import commit, connect, last_epoch, take_over
 from spe_adapter.epochs.scan import standing_epochs
@@ -69,7 +69,7 @@ def reset(
                 f"query {query} is not known at {client.where}; its id stands in the checkpoint's metadata"
             )
         newest, end = _find(client, parsed.topic, query, batch)
-        progress = Progress.from_json(end.positions)
+        progress = EndPositions.from_json(end.positions)
         marks = [
             _whole_mark(client, TopicPartition(parsed.topic, partition), query, end.epoch)
             for partition in range(progress.partitions)
@@ -78,7 +78,7 @@ def reset(
         found = take_over(client, query, run)
         if found != newest.epoch:
             raise ResetRefused(f"query {query} has just committed epoch {found}; stop it, then reset it")
-        generation = Progress.from_json(newest.positions).generation + 1
+        generation = EndPositions.from_json(newest.positions).generation + 1
         back = replace(progress, generation=generation, reset_to=end.epoch)
         epoch = log_epoch(generation, batch, closing=False)
         outputs = [

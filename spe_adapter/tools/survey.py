@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from logstore.client.blocking import Client, TopicPartition
-from spe_adapter.cec.control import STATE_PREFIX, Mark, Progress, holds_progress
+from spe_adapter.cec.control import STATE_PREFIX, EndPositions, Mark, holds_progress
 from spe_adapter.cec.reconstruct import Eventual
 from spe_adapter.epochs.scan import ends, reconstruct, standing_epochs
 from spe_adapter.errors import StateTrimmed
@@ -31,7 +31,7 @@ class Survey:
         return self.eventual.mark
 
     @property
-    def progress(self) -> Progress | None:
+    def progress(self) -> EndPositions | None:
         """What the epoch's END says."""
         return self.eventual.progress
 

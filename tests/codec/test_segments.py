@@ -17,7 +17,7 @@ from logstore.format.control import MARK_TYPE, encode_control_record
 from logstore.format.private import Part
 from spe_adapter.codec.encode import Columns
 from spe_adapter.epochs import segments
-from spe_adapter.epochs.segments import Segment, SegmentCutter, StreamOutput
+from spe_adapter.epochs.segments import SegmentCutter, StagedSegment, StreamOutput
 
 STREAMS = [TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)]
 SEGMENT_BYTES = 1_000
@@ -38,7 +38,7 @@ def columns(sizes: list[int]) -> Columns:
     return Columns(None, values, None, np.arange(len(sizes), dtype=np.int64))
 
 
-def batches_of(found: Iterable[Segment]) -> dict[TopicPartition, list[bytes]]:
+def batches_of(found: Iterable[StagedSegment]) -> dict[TopicPartition, list[bytes]]:
     """The batches of each stream, in order, each part checked against its bytes."""
     batches: dict[TopicPartition, list[bytes]] = {}
     for parts, data in found:
@@ -59,7 +59,7 @@ def batches_of(found: Iterable[Segment]) -> dict[TopicPartition, list[bytes]]:
 def test_no_batch_is_lost_and_no_segment_is_too_large(calls: list[list[tuple[int, int]]]) -> None:
     """Streams keep their records in order; a segment is at most SEGMENT_BYTES, or one batch; none is empty."""
     cutter = SegmentCutter(BATCH_BYTES)
-    found: list[Segment] = []
+    found: list[StagedSegment] = []
     sent: dict[TopicPartition, int] = {}
     for call in calls:
         targets = np.array([target for target, _ in call], np.int32)
@@ -84,7 +84,7 @@ def test_no_batch_is_lost_and_no_segment_is_too_large(calls: list[list[tuple[int
 def test_results_come_before_control_batches(sizes: list[int], controls: int) -> None:
     """In a stream with state, in whichever segments they are."""
     output = StreamOutput(STREAMS[0], BATCH_BYTES)
-    found: list[Segment] = []
+    found: list[StagedSegment] = []
     for size in sizes:
         value = pa.array([bytes(size)], pa.binary())
         found += output.add_results(pa.nulls(1, pa.binary()), value, np.zeros(1, np.int64))

@@ -15,7 +15,7 @@ import pytest
 from spe_adapter.state.delta import Loaded
 from spe_adapter.state.segment import Tag
 from spe_adapter.state.store import Changes
-from spe_adapter.state.table import Mark, Table
+from spe_adapter.state.table import Table, WindowVersion
 
 SCHEMA = pa.schema([pa.field("total", pa.int64()), pa.field("name", pa.string())])
 QUERY = "a query/with a name"
@@ -154,15 +154,15 @@ class Log:
 
 def check_marks(table: Table, history: History, tag: Tag) -> None:
     """Every window carries the mark of the epoch that set it last."""
-    marks: dict[tuple[bytes | None, int], Mark] = {}
+    marks: dict[tuple[bytes | None, int], WindowVersion] = {}
     for step in history.steps:
-        marks.update(dict.fromkeys(step.set, Mark(*step.beat())))
+        marks.update(dict.fromkeys(step.set, WindowVersion(*step.beat())))
         if step.tag == tag:
             break
     rows = table.live_rows()
     batch = table.take(rows)
     found = zip(batch.column("key").to_pylist(), batch.column("number").to_pylist(), *table.marks(rows), strict=True)
-    assert all(marks[key, number] == Mark(int(beat), int(o), int(s)) for key, number, beat, o, s in found)
+    assert all(marks[key, number] == WindowVersion(int(beat), int(o), int(s)) for key, number, beat, o, s in found)
 
 
 @pytest.fixture

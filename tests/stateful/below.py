@@ -20,7 +20,7 @@ from spe_adapter.codec.partitioner import partitions_of
 from spe_adapter.epochs.staging import Attempt
 from spe_adapter.host import ThisHost
 from spe_adapter.microbatch.driver import Driver
-from spe_adapter.microbatch.epoch import Fixed, Plan, Probe, silent
+from spe_adapter.microbatch.epoch import EpochPlan, Probe, QueryDefinition, silent
 from spe_adapter.microbatch.frames import check
 from spe_adapter.microbatch.options import parse_stateful
 from spe_adapter.microbatch.shuffle import Received
@@ -110,29 +110,29 @@ class Query:
 
     # ---- an epoch
 
-    def driver(self, fixed: Fixed, probe: Probe = silent) -> Driver:
+    def driver(self, fixed: QueryDefinition, probe: Probe = silent) -> Driver:
         """The driver of a new run."""
         if not (self.checkpoint / "metadata").exists():
             self.write("metadata", json.dumps({"id": str(uuid.uuid4())}))
         return Driver(fixed, self.id, uuid.uuid4().hex, ThisHost(), probe)
 
-    def close_due(self, driver: Driver, fixed: Fixed) -> bool:
+    def close_due(self, driver: Driver, fixed: QueryDefinition) -> bool:
         """An epoch without input, if one is due; whether there was one."""
         return driver.close_due(
             lambda plan: [self._task(fixed, plan, partition, []) for partition in range(PARTITIONS)]
         )
 
-    def fixed(self, options: dict[str, str]) -> Fixed:
+    def fixed(self, options: dict[str, str]) -> QueryDefinition:
         """What a run is made of."""
         given = {"kafka.bootstrap.servers": self.address, "stateDirectory": str(self._state), **options}
         operator = Visits()
         fingerprint = check(operator, SCHEMA, ("key",))
-        return Fixed(operator, ("key",), SCHEMA, fingerprint, PARTITIONS, parse_stateful(given, self.topic))
+        return QueryDefinition(operator, ("key",), SCHEMA, fingerprint, PARTITIONS, parse_stateful(given, self.topic))
 
-    def batch(self, driver: Driver, fixed: Fixed, batch: int) -> None:
+    def batch(self, driver: Driver, fixed: QueryDefinition, batch: int) -> None:
         """One batch that is planned."""
 
-        def execute(plan: Plan) -> Sequence[str]:
+        def execute(plan: EpochPlan) -> Sequence[str]:
             rows = self.rows[self.end(batch - 1) : self.end(batch)]
             self.ran.append(rows)
             return [self._task(fixed, plan, partition, rows) for partition in range(PARTITIONS)]
@@ -144,7 +144,7 @@ class Query:
         assert found is not None
         return found
 
-    def _task(self, fixed: Fixed, plan: Plan, partition: int, rows: Sequence[Row]) -> str:
+    def _task(self, fixed: QueryDefinition, plan: EpochPlan, partition: int, rows: Sequence[Row]) -> str:
         keys = pa.array([row.key.encode() for row in rows], pa.binary())
         mine = partitions_of(keys, len(rows), PARTITIONS, 0) == partition
         own = [row for row, is_mine in zip(rows, mine, strict=True) if is_mine]

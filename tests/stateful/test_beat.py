@@ -9,7 +9,7 @@ import pytest
 from spe_adapter.cec.control import Footprints, Mark, decode
 from spe_adapter.cec.extent import Counters
 from spe_adapter.epochs.marks import control_batches
-from spe_adapter.microbatch.epoch import Plan, Rebase, log_epoch, newest_of
+from spe_adapter.microbatch.epoch import EpochPlan, Rebase, log_epoch, newest_of
 from spe_adapter.microbatch.epoch_end import EpochEnd, conclude
 from spe_adapter.state.overlay import Overlay
 from spe_adapter.state.table import Table
@@ -73,8 +73,8 @@ def test_control_batches_end_with_the_mark() -> None:
 
 def test_plans_survive_their_journey() -> None:
     """A plan is what it was when the task reads it; epochs are numbered in order."""
-    plan = Plan("q", "r", 4, 1, 5, 6, 2, (), (None, 3), Rebase(2))
-    assert Plan.from_json(plan.to_json()) == plan
+    plan = EpochPlan("q", "r", 4, 1, 5, 6, 2, (), (None, 3), Rebase(2))
+    assert EpochPlan.from_json(plan.to_json()) == plan
     numbers = [log_epoch(0, 1, closing=False), log_epoch(0, 1, closing=True), log_epoch(0, 2, closing=False)]
     assert numbers == sorted(numbers)
     assert numbers[-1] < log_epoch(1, 0, closing=False)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from logstore.errors import InvalidConfig
-from spe_adapter.microbatch.epoch import Fixed, Parent, Report, Seconds
+from spe_adapter.microbatch.epoch import Parent, QueryDefinition, Report, Seconds
 from spe_adapter.microbatch.options import parse_stateful
 from spe_adapter.microbatch.shuffle import CombineChoice
 from spe_adapter.operators import functions as agg
@@ -29,7 +29,9 @@ def choice(mode: str = "auto", window: Window | None = None) -> CombineChoice:
     """A choice for counting by an option."""
     options = parse_stateful({"kafka.bootstrap.servers": "127.0.0.1:9092", "combine": mode}, "topic")
     operator = Aggregate(window or Running(), n=agg.count())
-    return CombineChoice(Fixed(operator, ("key",), pa.schema([("key", pa.string())]), "fingerprint", 2, options))
+    return CombineChoice(
+        QueryDefinition(operator, ("key",), pa.schema([("key", pa.string())]), "fingerprint", 2, options)
+    )
 
 
 def epochs(chosen: CombineChoice, *, records: int, moved: int = 0, windows: int = 0, count: int = 3) -> bool:
