@@ -12,8 +12,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.spark.session import read_stream, start_spark, write_stream  # noqa: E402 - the path comes first
-from tests.spark.test_sink import signed  # noqa: E402
+from tests.datasource.test_sink import signed  # noqa: E402
+from tests.support.spark_session import read_stream, start_spark, write_stream  # noqa: E402 - the path comes first
 
 PATIENT = {"kafka.delivery.timeout.ms": "3600000"}
 """Longer than any test holds a request back."""

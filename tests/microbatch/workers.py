@@ -1,6 +1,6 @@
 """What stateful queries cost a host in Python processes and memory, with Spark's own daemon and with Cairn's.
 
-`python -m tests.stateful.workers [--queries N]` starts a sidecar and, for each daemon in turn, a Spark with two cores
+`python -m tests.microbatch.workers [--queries N]` starts a sidecar and, for each daemon in turn, a Spark with two cores
 and N stateful queries of two partitions; it prints the Python processes behind ten epochs of each, their resident and
 their proportional memory (a page that n processes share counts 1/n in each), and the processor time they took.
 
@@ -20,10 +20,10 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from tests.spark.session import start_spark
-from tests.stateful.operators import rows_of
-from tests.stateful.world import World
+from tests.microbatch.operators import rows_of
+from tests.microbatch.world import World
 from tests.support.sidecar import Sidecar
+from tests.support.spark_session import start_spark
 
 DAEMONS = ("pyspark.daemon", "spe_adapter.daemon")
 EPOCHS = 10
@@ -98,7 +98,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.daemon is None:
         for daemon in DAEMONS:
-            command = [sys.executable, "-m", "tests.stateful.workers", "--queries", str(given.queries)]
+            command = [sys.executable, "-m", "tests.microbatch.workers", "--queries", str(given.queries)]
             subprocess.run([*command, "--daemon", daemon], check=True)
         return
     with tempfile.TemporaryDirectory(prefix="cairn-workers-") as directory:

@@ -10,8 +10,8 @@ from logstore.client.blocking import Client, parse_addresses
 from logstore.client.errors import Unavailable
 from spe_adapter.epochs.client import take_over
 from spe_adapter.microbatch.errors import TasksFailed
-from tests.stateful.operators import DELAY_MS, Failing, Model, Row, Silent, Visits, rows_of
-from tests.stateful.world import World, by_key, until
+from tests.microbatch.operators import DELAY_MS, Failing, Model, Row, Silent, Visits, rows_of
+from tests.microbatch.world import World, by_key, until
 from tests.support.limits import PATIENCE_S
 
 pytestmark = [pytest.mark.spark]

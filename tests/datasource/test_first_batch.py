@@ -11,8 +11,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from spe_adapter.datasource.offsets import BEGAN, TopicPartition, began_of, from_json, parse_offsets
 from spe_adapter.datasource.options import parse_source
 from spe_adapter.datasource.source import RangePartition, StreamReader
-from tests.spark.session import finish, read_stream
-from tests.spark.streams import create_topic, produce
+from tests.support.spark_session import finish, read_stream
+from tests.support.streams import create_topic, produce
 
 pytestmark = pytest.mark.spark
 

@@ -25,8 +25,8 @@ from spe_adapter.microbatch.frames import check
 from spe_adapter.microbatch.options import parse_stateful
 from spe_adapter.microbatch.shuffle import Received
 from spe_adapter.microbatch.task import run_task
-from tests.spark.streams import read_all
-from tests.stateful.operators import Row, Visits
+from tests.microbatch.operators import Row, Visits
+from tests.support.streams import read_all
 
 SCHEMA = pa.schema([("key", pa.string()), ("ts", pa.timestamp("us", tz="UTC")), ("amount", pa.int64())])
 PARTITIONS = 2

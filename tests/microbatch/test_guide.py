@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.spark.streams import create_topic, produce, read_all
 from tests.support.limits import PROGRAM_S
 from tests.support.sidecar import Sidecar
+from tests.support.streams import create_topic, produce, read_all
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = (ROOT / "docs/spark.md").read_text(encoding="utf-8")

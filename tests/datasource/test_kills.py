@@ -13,11 +13,11 @@ import psutil
 import pytest
 
 from logstore.format.private import DECIDE, STAGE
-from tests.spark.proxy import Moment, Proxy, Trap
-from tests.spark.streams import assert_exactly_once, create_topic, produce, read_all
-from tests.spark.test_sink import assert_one_execution_per_task, keys
+from tests.datasource.proxy import Moment, Proxy, Trap
+from tests.datasource.test_sink import assert_one_execution_per_task, keys
 from tests.support.limits import PATIENCE_S, PROGRAM_S
 from tests.support.sidecar import Sidecar
+from tests.support.streams import assert_exactly_once, create_topic, produce, read_all
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash]
 

@@ -13,10 +13,10 @@ from pyspark.sql import functions as sf
 
 from spe_adapter.microbatch.query import Stateful, StatefulQuery, stateful
 from spe_adapter.operators.base import Operator
-from tests.spark.session import read_stream
-from tests.spark.streams import create_topic, produce, read_all
-from tests.stateful.operators import Row, Visits
+from tests.microbatch.operators import Row, Visits
 from tests.support.limits import PATIENCE_S
+from tests.support.spark_session import read_stream
+from tests.support.streams import create_topic, produce, read_all
 
 _POLL_S = 0.05
 

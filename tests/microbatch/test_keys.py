@@ -17,9 +17,9 @@ from spe_adapter.operators import aggregates
 from spe_adapter.operators import functions as agg
 from spe_adapter.operators.join import WindowJoin
 from spe_adapter.operators.windows import Running
-from tests.spark.streams import read_all
-from tests.stateful.operators import Row
-from tests.stateful.world import World
+from tests.microbatch.operators import Row
+from tests.microbatch.world import World
+from tests.support.streams import read_all
 
 pytestmark = [pytest.mark.spark]
 

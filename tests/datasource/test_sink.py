@@ -20,10 +20,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 from logstore.cli import main
 from logstore.client.blocking import Client, parse_addresses
 from logstore.format.private import DECIDE, STAGE, DescribeRequest
-from tests.spark.proxy import Proxy, Trap
-from tests.spark.session import last_line, read_stream, write_stream
-from tests.spark.streams import Row, assert_exactly_once, create_topic, produce, read_all
+from tests.datasource.proxy import Proxy, Trap
 from tests.support.sidecar import Sidecar
+from tests.support.spark_session import last_line, read_stream, write_stream
+from tests.support.streams import Row, assert_exactly_once, create_topic, produce, read_all
 
 pytestmark = pytest.mark.spark
 

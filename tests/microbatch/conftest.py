@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.spark.session import start_spark
+from tests.microbatch.world import World
 from tests.support.sidecar import Sidecar
+from tests.support.spark_session import start_spark
 
 
 @pytest.fixture(scope="session")
@@ -28,18 +29,7 @@ def sidecar(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecar]:
 
 
 @pytest.fixture
-def address(sidecar: Sidecar) -> str:
-    """Where it listens."""
-    return sidecar.address
-
-
-@pytest.fixture
-def topic(request: pytest.FixtureRequest) -> str:
-    """A name for a topic that no other test uses."""
-    return "".join(letter if letter.isalnum() else "-" for letter in request.node.name)[:200]
-
-
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Path:
-    """An empty place for a query's checkpoint."""
-    return tmp_path / "checkpoint"
+def world(request: pytest.FixtureRequest, spark: SparkSession, sidecar: Sidecar, tmp_path: Path) -> World:
+    """Topics, a checkpoint and a state directory that no other test uses."""
+    name = "".join(letter if letter.isalnum() else "-" for letter in request.node.name)[:150]
+    return World(spark, sidecar.address, name, tmp_path)

@@ -27,8 +27,8 @@ from spe_adapter.operators.aggregates import Aggregate
 from spe_adapter.operators.join import WindowJoin
 from spe_adapter.operators.windows import Running, Tumbling
 from spe_adapter.state.versions import StateDirectory
-from tests.spark.streams import create_topic, produce
 from tests.support.sidecar import Sidecar
+from tests.support.streams import create_topic, produce
 
 SCHEMA = pa.schema([("n", pa.int64())])
 

@@ -9,8 +9,8 @@ import pytest
 from pyspark.sql import functions as sf
 
 from logstore.cli import main
-from tests.stateful.operators import Model, Row, Visits, rows_of
-from tests.stateful.world import World, by_key, parsed
+from tests.microbatch.operators import Model, Row, Visits, rows_of
+from tests.microbatch.world import World, by_key, parsed
 
 pytestmark = [pytest.mark.spark]
 

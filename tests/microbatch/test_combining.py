@@ -15,8 +15,8 @@ from spe_adapter.microbatch.shuffle import CombineChoice
 from spe_adapter.operators import functions as agg
 from spe_adapter.operators.aggregates import Aggregate
 from spe_adapter.operators.windows import Counting, Running, Window
-from tests.stateful.operators import Row
-from tests.stateful.world import World
+from tests.microbatch.operators import Row
+from tests.microbatch.world import World
 
 REPORT = Report(
     partition=0, epoch=0, attempt="a", segments=1, counters=Parent("a"), records=0, combined=False, moved=0, windows=0,

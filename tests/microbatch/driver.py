@@ -13,9 +13,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.spark.session import start_spark  # noqa: E402 - the path comes first
-from tests.stateful.faults import Faults, load  # noqa: E402
-from tests.stateful.world import World  # noqa: E402
+from tests.microbatch.faults import Faults, load  # noqa: E402
+from tests.microbatch.world import World  # noqa: E402
+from tests.support.spark_session import start_spark  # noqa: E402 - the path comes first
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
 from benchmarks.harness.jars import KafkaUnavailable, spark_kafka_jars
-from tests.spark.session import finish
+from tests.support.spark_session import finish
 
 pytestmark = pytest.mark.spark
 

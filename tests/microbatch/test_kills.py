@@ -19,9 +19,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spe_adapter.microbatch.epoch import STEPS, Step
-from tests.stateful.faults import Fault, Faults, Victim, kill_family, save
-from tests.stateful.operators import expected_of, rows_of
-from tests.stateful.world import World, by_key
+from tests.microbatch.faults import Fault, Faults, Victim, kill_family, save
+from tests.microbatch.operators import expected_of, rows_of
+from tests.microbatch.world import World, by_key
 from tests.support.limits import PATIENCE_S, PROGRAM_S
 from tests.support.sidecar import Sidecar
 

@@ -13,10 +13,10 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
 
 from spe_adapter.datasource.offsets import BEGAN
-from tests.spark.session import finish, last_line, read_batch, read_stream
-from tests.spark.streams import create_topic, delete_topic, produce
 from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import Sidecar
+from tests.support.spark_session import finish, last_line, read_batch, read_stream
+from tests.support.streams import create_topic, delete_topic, produce
 
 pytestmark = pytest.mark.spark
 

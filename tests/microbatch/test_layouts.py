@@ -17,10 +17,10 @@ from spe_adapter.microbatch.errors import ResetRefused
 from spe_adapter.operators.stateless import Chain, Filter, Map
 from spe_adapter.state.errors import StateSchemaRefused
 from spe_adapter.tools.reset import reset
-from tests.spark.streams import create_topic
-from tests.stateful.operators import Model, Row, Visits, rows_of
-from tests.stateful.world import World, by_key
+from tests.microbatch.operators import Model, Row, Visits, rows_of
+from tests.microbatch.world import World, by_key
 from tests.support.limits import PATIENCE_S
+from tests.support.streams import create_topic
 
 pytestmark = [pytest.mark.spark]
 

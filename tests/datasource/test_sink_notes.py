@@ -26,7 +26,7 @@ from spe_adapter.errors import CheckpointDiffers, TopicTaken
 from spe_adapter.host import ThisHost
 from spe_adapter.microbatch.topics import refuse_taken
 from spe_adapter.tools.rebuild import planned_in_log, rebuild
-from tests.spark.streams import create_topic, read_all
+from tests.support.streams import create_topic, read_all
 
 
 class Query:

@@ -18,8 +18,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spe_adapter.operators import aggregates
 from spe_adapter.operators import functions as agg
 from spe_adapter.operators.windows import Sliding, Tumbling
-from tests.stateful.operators import Row, rows_of
-from tests.stateful.world import World
+from tests.microbatch.operators import Row, rows_of
+from tests.microbatch.world import World
 
 pytestmark = [pytest.mark.spark]
 

@@ -1,5 +1,5 @@
 """A checkpoint that does not say what the log says: nothing is lost or doubled without a word, and the log brings the
-checkpoint back. Without Spark; tests/stateful/test_lost_checkpoints.py shows the same with it.
+checkpoint back. Without Spark; tests/microbatch/test_lost_checkpoints.py shows the same with it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from spe_adapter.microbatch.epoch import Step
 from spe_adapter.microbatch.errors import BatchesMissing
 from spe_adapter.microbatch.topics import prepare_topic
 from spe_adapter.tools.rebuild import planned_in_log, rebuild
-from tests.stateful.below import PARTITIONS, Query
-from tests.stateful.operators import Model, Row, rows_of
-from tests.stateful.world import by_key
+from tests.microbatch.below import PARTITIONS, Query
+from tests.microbatch.operators import Model, Row, rows_of
+from tests.microbatch.world import by_key
 from tests.support.sidecar import Sidecar
 
 
