@@ -46,7 +46,7 @@ PUBLIC: Final[Mapping[str, Mapping[str, str]]] = {
         "Source": "spe_adapter.continuous.fragment",
         "Limits": "spe_adapter.continuous.fragment",
         "FromJson": "spe_adapter.continuous.steps",
-        "join_sources": "spe_adapter.continuous.joining",
+        "join_sources": "spe_adapter.continuous.steps",
         "Runner": "spe_adapter.continuous.runner",
         "Options": "spe_adapter.continuous.runner",
         "on_spark": "spe_adapter.continuous.spark",

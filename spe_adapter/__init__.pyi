@@ -6,10 +6,9 @@ from typing import Final
 from spe_adapter.cec.policy import Budget, CostBenefit, Costs, NoChecks, Targets
 from spe_adapter.continuous.errors import FragmentRefused, InputTrimmed
 from spe_adapter.continuous.fragment import Fragment, Limits, Source
-from spe_adapter.continuous.joining import join_sources
 from spe_adapter.continuous.runner import Options, Runner
 from spe_adapter.continuous.spark import SparkQuery, on_spark
-from spe_adapter.continuous.steps import FromJson
+from spe_adapter.continuous.steps import FromJson, join_sources
 from spe_adapter.errors import (
     CheckpointDiffers,
     CheckpointRefused,
