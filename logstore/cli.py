@@ -13,8 +13,8 @@ COMMANDS = {
     "coordinate": ("scheduler.coordinator.command", "run one coordinator: who writes which chunk where and when"),
     "hdfs-policy": ("scheduler.hdfs.command", "build the placement policy that a NameNode needs to follow chains"),
     "topology": ("scheduler.topology_command", "check, draw or measure the network that writes are scheduled on"),
-    "checkpoint": ("spe_adapter.checkpoint_command", "have a query's Spark checkpoint say what the log says"),
-    "state": ("spe_adapter.state_command", "look at the state of streaming queries, or set it back"),
+    "checkpoint": ("spe_adapter.tools.checkpoint_command", "have a query's Spark checkpoint say what the log says"),
+    "state": ("spe_adapter.tools.state_command", "look at the state of streaming queries, or set it back"),
 }
 
 

@@ -2,6 +2,6 @@
 registration.
 """
 
-from spe_adapter.source import CairnDataSource as DefaultSource
+from spe_adapter.datasource.source import CairnDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

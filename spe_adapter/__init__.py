@@ -13,12 +13,12 @@ from typing import Any, Final
 PUBLIC: Final[Mapping[str, Mapping[str, str]]] = {
     "Stateful queries in Spark": {
         "stateful": "spe_adapter.microbatch.query",
-        "stateful_join": "spe_adapter.microbatch.joining",
+        "stateful_join": "spe_adapter.microbatch.query",
         "Stateful": "spe_adapter.microbatch.query",
         "StatefulQuery": "spe_adapter.microbatch.query",
-        "EpochProgress": "spe_adapter.microbatch.progress",
-        "reset": "spe_adapter.microbatch.resetting",
-        "Reset": "spe_adapter.microbatch.resetting",
+        "EpochProgress": "spe_adapter.microbatch.committed",
+        "reset": "spe_adapter.tools.reset",
+        "Reset": "spe_adapter.tools.reset",
     },
     "Operators": {
         "Aggregate": "spe_adapter.operators.aggregates",
@@ -46,7 +46,7 @@ PUBLIC: Final[Mapping[str, Mapping[str, str]]] = {
         "Source": "spe_adapter.continuous.fragment",
         "Limits": "spe_adapter.continuous.fragment",
         "FromJson": "spe_adapter.continuous.steps",
-        "join_sources": "spe_adapter.continuous.joining",
+        "join_sources": "spe_adapter.continuous.steps",
         "Runner": "spe_adapter.continuous.runner",
         "Options": "spe_adapter.continuous.runner",
         "on_spark": "spe_adapter.continuous.spark",

@@ -6,10 +6,9 @@ from typing import Final
 from spe_adapter.cec.policy import Budget, CostBenefit, Costs, NoChecks, Targets
 from spe_adapter.continuous.errors import FragmentRefused, InputTrimmed
 from spe_adapter.continuous.fragment import Fragment, Limits, Source
-from spe_adapter.continuous.joining import join_sources
 from spe_adapter.continuous.runner import Options, Runner
 from spe_adapter.continuous.spark import SparkQuery, on_spark
-from spe_adapter.continuous.steps import FromJson
+from spe_adapter.continuous.steps import FromJson, join_sources
 from spe_adapter.errors import (
     CheckpointDiffers,
     CheckpointRefused,
@@ -18,11 +17,9 @@ from spe_adapter.errors import (
     StateTrimmed,
     TopicTaken,
 )
+from spe_adapter.microbatch.committed import EpochProgress
 from spe_adapter.microbatch.errors import BatchesMissing, OperatorChanged, ResetRefused, TasksFailed
-from spe_adapter.microbatch.joining import stateful_join
-from spe_adapter.microbatch.progress import EpochProgress
-from spe_adapter.microbatch.query import Stateful, StatefulQuery, stateful
-from spe_adapter.microbatch.resetting import Reset, reset
+from spe_adapter.microbatch.query import Stateful, StatefulQuery, stateful, stateful_join
 from spe_adapter.operators import functions as agg
 from spe_adapter.operators.aggregates import Aggregate
 from spe_adapter.operators.base import Operator, Results, Rows, State
@@ -32,6 +29,7 @@ from spe_adapter.operators.stateless import Chain, Filter, Map, union
 from spe_adapter.operators.windows import Counting, Running, Sliding, Tumbling
 from spe_adapter.state.errors import StateSchemaRefused, StateTooLarge, StateValueRefused
 from spe_adapter.testing.harness import OperatorHarness, check_any_batches
+from spe_adapter.tools.reset import Reset, reset
 
 PUBLIC: Final[Mapping[str, Mapping[str, str]]]
 

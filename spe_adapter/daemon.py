@@ -23,7 +23,13 @@ from typing import Final
 from pyspark import daemon
 
 _TASKS: Final = "pyspark.worker"
-_MODULES: Final = (_TASKS, "pandas", "spe_adapter.source", "spe_adapter.microbatch.task", "spe_adapter.warm")
+_MODULES: Final = (
+    _TASKS,
+    "pandas",
+    "spe_adapter.datasource.source",
+    "spe_adapter.microbatch.task",
+    "spe_adapter.workers.warm",
+)
 
 
 def preload(arguments: Sequence[str]) -> bool:

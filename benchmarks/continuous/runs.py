@@ -30,8 +30,9 @@ from spe_adapter.continuous.client_port import ClientPort
 from spe_adapter.continuous.core import Core, Figures, Place
 from spe_adapter.continuous.fragment import Fragment, Limits, plan
 from spe_adapter.continuous.loop import Event, Loop, Progress, Recovered
-from spe_adapter.continuous.port import Fetch, Group, Piece
+from spe_adapter.continuous.port import Fetch, Group
 from spe_adapter.continuous.runner import Options, prepare
+from spe_adapter.epochs.segments import StagedSegment
 from spe_adapter.host import ThisHost
 from spe_adapter.operators.aggregates import Aggregate
 from spe_adapter.operators.functions import avg
@@ -226,11 +227,11 @@ class _Port(ClientPort):
 
     def commit(self, group: Group) -> None:
         """Count, and leave out what is not to be persisted."""
-        split = [divided(piece) for piece in group.pieces]
+        split = [divided(segment) for segment in group.segments]
         self.plain_bytes += sum(len(plain.data) for plain, _ in split if plain is not None)
         self.control_bytes += sum(size for _, size in split)
         if not self.persist:
-            group = group._replace(pieces=tuple(plain for plain, _ in split if plain is not None))
+            group = group._replace(segments=tuple(plain for plain, _ in split if plain is not None))
         super().commit(group)
 
 
@@ -248,19 +249,20 @@ def _moved(records: Buffer, by: int) -> Buffer:
     return memoryview(moved)[:at]
 
 
-def divided(piece: Piece) -> tuple[Piece | None, int]:
-    """The plain batches of a piece (None if it has none), and the bytes of its control batches."""
+def divided(segment: StagedSegment) -> tuple[StagedSegment | None, int]:
+    """The plain batches of a segment (None if it has none), and the bytes of its control batches."""
+    (of,), whole = segment
     kept, at, batches, records = [], 0, 0, 0
-    while at < len(piece.data):
-        header = parse_header(piece.data, at)
+    while at < len(whole):
+        header = parse_header(whole, at)
         if not header.is_control:
-            kept.append(memoryview(piece.data)[at : at + header.size_bytes])
+            kept.append(memoryview(whole)[at : at + header.size_bytes])
             batches += 1
             records += header.record_count
         at += header.size_bytes
     data = kept[0] if len(kept) == 1 else b"".join(kept)
-    part = Part(piece.part.topic, piece.part.partition, len(data), batches, records)
-    return (Piece(part, data) if kept else None), at - len(data)
+    part = Part(of.topic, of.partition, len(data), batches, records)
+    return (StagedSegment((part,), data) if kept else None), at - len(data)
 
 
 class Run:

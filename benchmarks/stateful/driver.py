@@ -23,7 +23,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from benchmarks.stateful import engines
 from benchmarks.stateful.engines import ENGINES, Place
-from spe_adapter.microbatch.progress import EpochProgress
+from spe_adapter.microbatch.committed import EpochProgress
 from spe_adapter.microbatch.query import StatefulQuery
 
 Answer = dict[str, Any]

@@ -20,7 +20,6 @@ from typing import Any, Final, NamedTuple, TypeGuard
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from logstore.errors import CorruptBatch, UnknownFormatVersion
 from logstore.format.batch import check_batch
@@ -38,9 +37,8 @@ from logstore.format.control import (
 )
 from logstore.interfaces import Buffer
 from spe_adapter.cec.packing import MAX_UNPACKED_BYTES, can_pack, pack, unpack
-from spe_adapter.planned import Planned
-
-Bools = NDArray[np.bool_]
+from spe_adapter.checkpoint.planned import Planned
+from spe_adapter.codec.kernels import Bools
 
 BATCH_TARGET_BYTES: Final = 512 * 1024
 """Well below every limit on a batch, large enough that what a batch costs beside its rows does not count."""
@@ -49,6 +47,7 @@ OPEN: Final = 1
 CHECK: Final = 2
 """G_check: the window was open before."""
 STATE_PREFIX: Final = "s_"
+"""How the names of a state's columns begin, in footprints and in tables."""
 _FEW_ROWS: Final = 256
 _SCHEMAS: Final = 64
 """So many operators' columns are kept ready: an encoder does not work them out in every beat."""
@@ -126,7 +125,7 @@ class Mark:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Progress:
+class EndPositions:
     """What the driver writes into END.positions, the same in all streams of the epoch.
 
     `late_ms` is the watermark below which rows were dropped, `watermark_ms` the one up to which windows were closed.
@@ -165,7 +164,7 @@ class Progress:
         return json.dumps(fields, separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, positions: Buffer) -> "Progress":
+    def from_json(cls, positions: Buffer) -> "EndPositions":
         """END's positions. Raises CorruptBatch or UnknownFormatVersion."""
         values = _object(bytes(positions))
         fields = _Fields(values, "progress")
@@ -504,9 +503,9 @@ __all__ = [
     "Closes",
     "Control",
     "End",
+    "EndPositions",
     "Footprints",
     "Mark",
-    "Progress",
     "decode",
     "encode_closes",
     "encode_footprints",

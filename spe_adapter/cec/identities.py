@@ -19,9 +19,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from spe_adapter.codec.kernels import Bytes, Int32s, Int64s, compiled
+from spe_adapter.codec.kernels import Bools, Bytes, Int32s, Int64s, compiled
 
-Bools = NDArray[np.bool_]
 UInt64s = NDArray[np.uint64]
 
 SLOT_WORDS: Final = 4

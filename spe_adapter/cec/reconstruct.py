@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from logstore.interfaces import Buffer
-from spe_adapter.cec.control import Begin, Closes, Control, End, Footprints, Mark, Progress
+from spe_adapter.cec.control import Begin, Closes, Control, End, EndPositions, Footprints, Mark
 from spe_adapter.cec.identities import Identities
 from spe_adapter.cec.walk import Scanned, Walk
 from spe_adapter.codec.kernels import Int64s
@@ -61,7 +61,7 @@ class Eventual:
 
     found: bool
     end: End | None
-    progress: Progress | None
+    progress: EndPositions | None
     mark: Mark | None
     windows: tuple[Windows, ...]
     skips: Skips

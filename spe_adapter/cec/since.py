@@ -19,7 +19,7 @@ from spe_adapter.cec.walk import Scanned, Walk
 DEFAULT_LIMIT_TUPLES: Final = 2**63
 
 
-class Delta(NamedTuple):
+class EpochChanges(NamedTuple):
     """One group: its mark, the windows that changed and are open, and those that were closed."""
 
     mark: Mark
@@ -51,9 +51,9 @@ class Since:
         self._mark: Mark | None = None
         self._footprints: list[pa.RecordBatch] = []
         self._closes: list[pa.RecordBatch] = []
-        self._deltas: list[Delta] = []
+        self._deltas: list[EpochChanges] = []
         self._done = False
-        self._result: tuple[Delta, ...] | None = None
+        self._result: tuple[EpochChanges, ...] | None = None
 
     @property
     def done(self) -> bool:
@@ -61,7 +61,7 @@ class Since:
         return self._done
 
     @property
-    def result(self) -> tuple[Delta, ...] | None:
+    def result(self) -> tuple[EpochChanges, ...] | None:
         """The deltas, oldest first (none: the version is the one wanted); None if there is no way from that version."""
         return self._result
 
@@ -81,7 +81,7 @@ class Since:
             self._done = self._walk.missed
         return self._done
 
-    def finish(self) -> tuple[Delta, ...] | None:
+    def finish(self) -> tuple[EpochChanges, ...] | None:
         """There is nothing older in the log."""
         self._done = True
         return self._result
@@ -124,7 +124,7 @@ class Since:
         elif self._mark is not None:
             # Read backwards; a group's batches are given in the order in which they were written.
             footprints, closes = reversed(self._footprints), reversed(self._closes)
-            self._deltas.append(Delta(self._mark, tuple(footprints), tuple(closes)))
+            self._deltas.append(EpochChanges(self._mark, tuple(footprints), tuple(closes)))
 
     def _conclude(self, *, found: bool) -> None:
         self._done = True

@@ -18,7 +18,7 @@ from logstore.errors import CorruptBatch
 from logstore.format.batch import check_batch, parse_header
 from logstore.format.control import BEGIN_TYPE, END_TYPE, control_type, decode_control
 from logstore.interfaces import Buffer
-from spe_adapter.cec.control import Begin, Control, End, Progress, decode
+from spe_adapter.cec.control import Begin, Control, End, EndPositions, decode
 from spe_adapter.errors import StateInconsistent
 
 _NEVER_RESET: Final = 2**63
@@ -67,7 +67,7 @@ class Walk:
         self._last_epoch = _NEVER_RESET
         self._reset_to = _NEVER_RESET
         self.end: End | None = None
-        self.progress: Progress | None = None
+        self.progress: EndPositions | None = None
         self.newest_epoch: int | None = None
         self.scanned = Scanned()
         self.missed = False
@@ -132,7 +132,7 @@ class Walk:
             return None
         if end.epoch > self._reset_to:
             return None
-        progress = Progress.from_json(end.positions)
+        progress = EndPositions.from_json(end.positions)
         if progress.reset_to is not None:
             self._reset_to = min(self._reset_to, progress.reset_to)
         if self.end is None:

@@ -17,6 +17,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+Bools = NDArray[np.bool_]
 Bytes = NDArray[np.uint8]
 Int32s = NDArray[np.int32]
 Uint32s = NDArray[np.uint32]

@@ -20,12 +20,14 @@ import pyarrow as pa
 
 from logstore.client.blocking import Client, parse_addresses
 from logstore.format.batch import iterate_batches
-from logstore.format.private import AbortRequest, Part, StageRequest
+from logstore.format.private import AbortRequest, Part
 from spe_adapter.cec.calibrate import calibrate
 from spe_adapter.cec.policy import CostBenefit, Costs, Policy
 from spe_adapter.continuous.client_port import CLIENT_ID
 from spe_adapter.continuous.fragment import Fragment, plan
 from spe_adapter.continuous.runner import Options, prepare
+from spe_adapter.epochs.segments import StagedSegment
+from spe_adapter.epochs.staging import Attempt
 from spe_adapter.host import Host, ThisHost
 from spe_adapter.state.table import Table
 
@@ -56,14 +58,15 @@ def measured_costs(fragment: Fragment, partition: int, options: Options, *, host
     host = host or ThisHost()
     prepare(fragment, options, host)
     rows = sample(fragment, WINDOWS)
-    query, run, attempt = f"{fragment.name_in(partition)}.calibration", host.new_token(), "calibration"
+    query, run = f"{fragment.name_in(partition)}.calibration", host.new_token()
+    attempt = Attempt(query, run, _EPOCH, partition, "calibration")
     positions = count()
     with Client(parse_addresses(options.servers), host.network, limit_s=options.limit_s, client_id=CLIENT_ID) as client:
 
         def write(data: bytes) -> None:
             batches = sum(1 for _ in iterate_batches(data))
             part = Part(fragment.topic, partition, len(data), batches, batches)
-            client.stage(StageRequest(query, run, _EPOCH, partition, attempt, next(positions), (part,), data))
+            client.stage(attempt.request(next(positions), StagedSegment((part,), data)))
 
         try:
             return calibrate(rows, clock=host.network.monotonic_s, write=write, record_s=FIRST_RECORD_S)

@@ -2,8 +2,8 @@
 
 Invariants:
 * One thread. Requests are under way while the runner computes; it waits for whichever answers first.
-* A commit is sent as a whole (pieces, then decision) and repeated as a whole after a lost connection: staging the same
-  piece again and deciding the same epoch again change nothing.
+* A commit is sent as a whole (segments, then decision) and repeated as a whole after a lost connection: staging the
+  same segment again and deciding the same epoch again change nothing.
 * One commit is on the wire at a time, so that decisions arrive in the order of beats.
 """
 
@@ -18,13 +18,15 @@ from logstore.client.blocking import Client, Pending, TopicPartition
 from logstore.client.errors import Refused
 from logstore.client.network import Address
 from logstore.client.wire import EARLIEST, LATEST, Fetched
-from logstore.format.private import DecideReply, DecideRequest, ScanReply, ScanRequest, StageRequest, TaskOutput
+from logstore.format.private import DecideReply
 from spe_adapter.continuous.errors import CommitLost
 from spe_adapter.continuous.fragment import Fragment
-from spe_adapter.continuous.port import FENCE_EPOCH, Fetch, Group, Scanned
+from spe_adapter.continuous.port import FENCE_EPOCH, Fetch, Group, ScannedBatches
+from spe_adapter.epochs.client import commit, start_commit
+from spe_adapter.epochs.scan import Scan
+from spe_adapter.epochs.staging import Attempt
 from spe_adapter.host import Host
 
-SCAN_BYTES: Final = 4 * 1024 * 1024
 CLIENT_ID: Final = "cairn-continuous"
 
 
@@ -59,7 +61,7 @@ class ClientPort:
         self._fetches: list[Pending[Fetched] | None] = [None for _ in self._sources]
         self._waiting: deque[Group] = deque()
         self._commit: tuple[int, Pending[DecideReply]] | None = None
-        self._scan: tuple[int, Pending[ScanReply]] | None = None
+        self._scan: Scan | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -85,34 +87,25 @@ class ClientPort:
 
     def fence(self) -> int:
         """See Port."""
-        decision = DecideRequest(self._query, self._run, FENCE_EPOCH, "skip", (), "{}", False)
-        return self._main.decide(decision).last_epoch
+        return commit(self._main, self._query, self._run, FENCE_EPOCH, (), "{}", rewind="skip").last_epoch
 
-    def scan(self, before_offset: int) -> Scanned:
-        """See Port. The piece behind this one is asked for before this one is returned."""
-        if self._scan is not None and self._scan[0] == before_offset:
-            pending = self._scan[1]
-        else:
+    def scan(self, before_offset: int) -> ScannedBatches:
+        """See Port. The next batches are asked for before these are returned."""
+        if self._scan is None or self._scan.next_before != before_offset:
             self._end_scan()
-            pending = self._start_scan(before_offset)
-        self._scan = None
-        reply = pending.receive()
-        if reply.next_before > reply.log_start_offset:
-            self._scan = (reply.next_before, self._start_scan(reply.next_before))
-        return Scanned(reply.batches, reply.next_before, reply.log_start_offset)
-
-    def _start_scan(self, before_offset: int) -> Pending[ScanReply]:
-        topic, partition = self._target
-        return self._main.start_scan(ScanRequest(topic, partition, before_offset, (), SCAN_BYTES))
+            self._scan = Scan(self._main, self._target, before_offset=before_offset)
+        batches = next(self._scan, b"")
+        return ScannedBatches(batches, self._scan.next_before, self._scan.log_start_offset)
 
     def _end_scan(self) -> None:
-        """Take the answer to a piece nobody asked for: the connection is needed."""
+        """Free the connection of a scan that was not read to its end."""
         if self._scan is not None:
-            (_, pending), self._scan = self._scan, None
-            pending.receive()
+            self._scan.close()
+            self._scan = None
 
     def offset(self, source: int, moment: str) -> int:
         """See Port. Raises Refused, for a topic that is not there among others."""
+        self._end_scan()
         stream = self._sources[source]
         found = self._main.offsets({stream: EARLIEST if moment == "earliest" else LATEST})[stream]
         if found.error:
@@ -166,14 +159,8 @@ class ClientPort:
             return
         self._end_scan()
         group = self._waiting.popleft()
-        attempt = str(group.beat)
-        pieces = [
-            StageRequest(self._query, self._run, group.beat, 0, attempt, position, (piece.part,), piece.data)
-            for position, piece in enumerate(group.pieces)
-        ]
-        tasks = (TaskOutput(0, attempt, len(pieces)),)
-        decision = DecideRequest(self._query, self._run, group.beat, "error", tasks, group.positions, False)
-        self._commit = (group.beat, self._main.start_commit(pieces, decision))
+        attempt = Attempt(self._query, self._run, group.beat, 0, str(group.beat))
+        self._commit = (group.beat, start_commit(self._main, attempt, group.segments, group.positions))
 
     def committed(self, *, wait: bool) -> int | None:
         """See Port. Raises CommitLost if the log has another epoch there than the one that was sent."""

@@ -20,18 +20,21 @@ from typing import Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from logstore.client.wire import TopicPartition
 from logstore.interfaces import Buffer
-from spe_adapter.cec.control import Mark, Progress, encode_closes, encode_footprints, encode_mark
+from spe_adapter.cec.control import EndPositions, Mark, encode_closes, encode_footprints, encode_mark
+from spe_adapter.cec.extent import Counters
 from spe_adapter.cec.policy import NoChecks, Policy, View
 from spe_adapter.cec.reconstruct import Eventual, Reconstruction
 from spe_adapter.codec.kernels import Bytes, Int64s
 from spe_adapter.codec.partitioner import PARTITIONERS, partitions_of
 from spe_adapter.continuous.candidates import MOST_CHECKS, Candidates
 from spe_adapter.continuous.errors import FragmentRefused, ReplayDiverged, WrongPartition
-from spe_adapter.continuous.fragment import DEFAULT_STATE_BYTES, Plan, apply
-from spe_adapter.continuous.group import Records, pieces
+from spe_adapter.continuous.fragment import DEFAULT_STATE_BYTES, CheckedFragment, apply
 from spe_adapter.continuous.inputs import Run
 from spe_adapter.continuous.port import FENCE_EPOCH, Group
+from spe_adapter.epochs.marks import OpenWindows, StatePartition, epoch_mark
+from spe_adapter.epochs.segments import StagedSegment, StreamOutput
 from spe_adapter.operators.base import next_watermark
 from spe_adapter.operators.output import Output, to_records
 from spe_adapter.operators.processor import Processor
@@ -44,6 +47,13 @@ from spe_adapter.state.table import Table, anonymous
 _LEAST_WINDOWS: Final = 1024
 _MS_PER_S: Final = 1000.0
 _NOTHING: Final = np.empty(0, np.int64)
+
+
+class Records(NamedTuple):
+    """Results as Kafka records: keys (null: none) and values, in the order of emission."""
+
+    keys: pa.Array
+    values: pa.Array
 
 
 class Place(NamedTuple):
@@ -96,7 +106,7 @@ class Core:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: CheckedFragment,
         place: Place,
         policy: Policy,
         monotonic_ms: Callable[[], float],
@@ -267,8 +277,7 @@ class Core:
         self._known.append(_Beat(self._beat, tuple(positions), oldest.beat if oldest and replays else self._beat))
         if self._plan.fragment.checkpoints:
             controls.append(encode_mark(self._mark(), now_ms))
-        made = pieces(self._plan.fragment.topic, self.partition, self._results, controls, now_ms)
-        group = Group(self._beat, tuple(made), self._progress())
+        group = Group(self._beat, tuple(self._segments(controls, now_ms)), self._progress())
         figures = Figures(
             beat=self._beat,
             windows=self.store.live,
@@ -310,6 +319,13 @@ class Core:
                 batches += encode_closes(self._name, self._beat, identities, now_ms)
         return batches
 
+    def _segments(self, controls: list[Buffer], now_ms: int) -> Iterator[StagedSegment]:
+        """The beat's output, stamped with `now_ms`."""
+        output = StreamOutput(TopicPartition(self._plan.fragment.topic, self.partition))
+        for keys, values in self._results:
+            yield from output.add_results(keys, values, np.full(len(values), now_ms, np.int64))
+        yield from output.finish(controls)
+
     def _chosen(self) -> Int64s:
         """The windows that the policy wants to have checked."""
         if isinstance(self._policy, NoChecks):
@@ -334,7 +350,7 @@ class Core:
         return [changes.closed, changes.transient]
 
     def _progress(self) -> str:
-        return Progress(
+        return EndPositions(
             generation=0,
             batch=self._beat,
             closing=False,
@@ -351,24 +367,16 @@ class Core:
         positions: dict[str, dict[int, int]] = {}
         for source, offset in zip(sources, self._known[-1].positions, strict=True):
             positions[source.topic] = {partition: offset}
-        return Mark(
-            query=self._name,
-            epoch=self._beat,
-            attempt=self._place.attempt,
-            partition=partition,
-            partitions=self._place.partitions,
-            layout=0,
-            operator=self._fingerprint,
-            open_windows=self.store.live,
-            emitted=self._emitted,
-            seen=self._seen,
-            sequence=self._processor.sequence,
-            max_event_ms=self._processor.max_event_ms,
+        return epoch_mark(
+            StatePartition(self._name, self._place.attempt, partition, self._place.partitions, 0, self._fingerprint),
+            self._beat,
+            Counters(self._emitted, self._seen),
+            OpenWindows(self.store.live, self._known[-1].oldest_beat),
+            self._processor,
             watermark_ms=self._watermark_ms,
+            newest_ms=tuple(self._processor.max_events_ms),
             positions=positions,
             runs=tuple((run.source, partition, run.records) for run in self._runs),
-            oldest_beat=self._known[-1].oldest_beat,
-            newest_ms=tuple(self._processor.max_events_ms),
         )
 
     def committed(self, beat: int) -> None:
@@ -484,7 +492,7 @@ class Core:
         self._skips = SkipPoints()
 
 
-def fingerprint(plan: Plan) -> str:
+def fingerprint(plan: CheckedFragment) -> str:
     """What must not change between two runs of a query: the operator, its settings, its key and its state."""
     operator = plan.fragment.operator
     state = _described(operator.state_schema(plan.input_schema))

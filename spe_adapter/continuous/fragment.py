@@ -120,7 +120,7 @@ class Fragment:
 
 
 @dataclass(frozen=True)
-class Plan:
+class CheckedFragment:
     """A fragment, checked: what its steps make of the columns."""
 
     fragment: Fragment
@@ -131,7 +131,7 @@ class Plan:
     """How results get their keys if steps come behind the operator; without steps the operator's own stay."""
 
 
-def plan(fragment: Fragment) -> Plan:
+def plan(fragment: Fragment) -> CheckedFragment:
     """Check a fragment by sending empty batches through it. Raises FragmentRefused, and what the operator raises."""
     schemas = [_through(source.steps, SCHEMA, f"source {source.topic!r}") for source in fragment.sources]
     for source, schema in zip(fragment.sources[1:], schemas[1:], strict=True):
@@ -143,7 +143,7 @@ def plan(fragment: Fragment) -> Plan:
     codec = KeyCodec(fragment.operator.prepared(schemas[0]), fragment.key)
     results = output_schema(codec.fields, fragment.operator.output(schemas[0]))
     if not fragment.after:
-        return Plan(fragment, schemas[0], results, codec, None)
+        return CheckedFragment(fragment, schemas[0], results, codec, None)
     output = _through(fragment.after, results, "a step behind the operator")
     lost = [name for name in fragment.key if name not in output.names]
     if lost:
@@ -151,7 +151,7 @@ def plan(fragment: Fragment) -> Plan:
             f"query {fragment.query!r}: the steps behind the operator lose key column {lost[0]!r}; keep it, results "
             "need their key"
         )
-    return Plan(fragment, schemas[0], output, codec, KeyCodec(output, fragment.key))
+    return CheckedFragment(fragment, schemas[0], output, codec, KeyCodec(output, fragment.key))
 
 
 def apply(steps: tuple[Step, ...], batch: pa.RecordBatch) -> pa.RecordBatch:

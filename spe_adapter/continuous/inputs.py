@@ -33,7 +33,7 @@ class Taken(NamedTuple):
     batch: pa.RecordBatch
 
 
-class Input:
+class SourceBuffer:
     """One source's records between fetch and processing."""
 
     def __init__(self, topic: str, partition: int, offset: int) -> None:
@@ -96,7 +96,7 @@ def _joined(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
     return pa.concat_batches(parts)
 
 
-def choose(inputs: list[Input], most_records: int) -> Run | None:
+def choose(inputs: list[SourceBuffer], most_records: int) -> Run | None:
     """The next run: the first batch of the source whose next record is the oldest; None if nothing is here.
 
     Sources stay side by side in event time, as far as they have records.

@@ -18,8 +18,8 @@ from spe_adapter.cec.control import End, decode
 from spe_adapter.cec.reconstruct import Eventual
 from spe_adapter.continuous.core import Core, Figures, ReplayBeat
 from spe_adapter.continuous.errors import FragmentRefused, InputTrimmed
-from spe_adapter.continuous.fragment import Limits, Plan
-from spe_adapter.continuous.inputs import Input, Run, choose
+from spe_adapter.continuous.fragment import CheckedFragment, Limits
+from spe_adapter.continuous.inputs import Run, SourceBuffer, choose
 from spe_adapter.continuous.port import FENCE_EPOCH, Port
 
 IDLE_MS: Final = 200
@@ -45,7 +45,7 @@ class Progress(NamedTuple):
     lag: int
 
 
-class Received(NamedTuple):
+class FetchOutcome(NamedTuple):
     """An answer to a fetch, and whether it brought anything."""
 
     source: int
@@ -63,13 +63,13 @@ class Loop:
     operator and the steps raise, and what the port raises.
     """
 
-    def __init__(self, core: Core, plan: Plan, port: Port, limits: Limits, observe: Observe) -> None:
+    def __init__(self, core: Core, plan: CheckedFragment, port: Port, limits: Limits, observe: Observe) -> None:
         self._core = core
         self._plan = plan
         self._port = port
         self._limits = limits
         self._observe = observe
-        self._inputs: list[Input] = []
+        self._inputs: list[SourceBuffer] = []
         self._asked = [False for _ in plan.fragment.sources]
         self._high_watermarks = [0 for _ in plan.fragment.sources]
         self._beat_started_ms = 0.0
@@ -136,7 +136,7 @@ class Loop:
     def _open(self, offsets: list[int]) -> None:
         partition = self._core.partition
         self._inputs = [
-            Input(source.topic, partition, offset)
+            SourceBuffer(source.topic, partition, offset)
             for source, offset in zip(self._plan.fragment.sources, offsets, strict=True)
         ]
 
@@ -156,7 +156,10 @@ class Loop:
         while held.records < run.records:
             self._request()
             answer = self._receive(IDLE_MS)
-            if answer == Received(run.source, moved=False) and held.fetch_offset >= self._high_watermarks[run.source]:
+            if (
+                answer == FetchOutcome(run.source, moved=False)
+                and held.fetch_offset >= self._high_watermarks[run.source]
+            ):
                 raise self._too_short(run.source, self._high_watermarks[run.source])
 
     # ---- working
@@ -240,7 +243,7 @@ class Loop:
                 self._port.fetch(source, held.fetch_offset)
                 self._asked[source] = True
 
-    def _receive(self, wait_ms: float) -> Received | None:
+    def _receive(self, wait_ms: float) -> FetchOutcome | None:
         """Take one answer to a fetch, waiting at most so long; None without one."""
         answer = self._port.fetched(wait_ms)
         if answer is None:
@@ -252,7 +255,7 @@ class Loop:
         if answer.error != NONE:
             raise Refused(f"fetch of {self._where(answer.source)}", code=answer.error)
         self._high_watermarks[answer.source] = answer.high_watermark
-        return Received(answer.source, held.add(answer.records))
+        return FetchOutcome(answer.source, held.add(answer.records))
 
     def _out_of_range(self, source: int) -> InputTrimmed:
         wanted = self._inputs[source].fetch_offset

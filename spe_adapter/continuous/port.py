@@ -8,25 +8,18 @@ Invariants:
 
 from typing import Final, NamedTuple, Protocol
 
-from logstore.format.private import Part
 from logstore.interfaces import Buffer
+from spe_adapter.epochs.segments import StagedSegment
 
 FENCE_EPOCH: Final = 0
 """Deciding this epoch, with nothing in it, makes a run known to the log; beats start behind it."""
-
-
-class Piece(NamedTuple):
-    """What is staged in one request: batches of the output stream, end to end."""
-
-    part: Part
-    data: Buffer
 
 
 class Group(NamedTuple):
     """All that one beat appends to its output stream, and the position that END holds."""
 
     beat: int
-    pieces: tuple[Piece, ...]
+    segments: tuple[StagedSegment, ...]
     positions: str
 
 
@@ -40,7 +33,7 @@ class Fetch(NamedTuple):
     records: Buffer
 
 
-class Scanned(NamedTuple):
+class ScannedBatches(NamedTuple):
     """Whole control batches of the output stream, newest first; `next_before` is where to ask on."""
 
     batches: Buffer
@@ -62,7 +55,7 @@ class Port(Protocol):
         commits, and what older ones committed is in the stream.
         """
 
-    def scan(self, before_offset: int) -> Scanned:
+    def scan(self, before_offset: int) -> ScannedBatches:
         """The newest control batches of the output stream below an offset (-1: the high watermark)."""
 
     def offset(self, source: int, moment: str) -> int:

@@ -21,11 +21,11 @@ from spe_adapter.cec.policy import Policy, bounded
 from spe_adapter.continuous.client_port import CLIENT_ID, ClientPort
 from spe_adapter.continuous.core import Core, Place
 from spe_adapter.continuous.errors import FragmentRefused
-from spe_adapter.continuous.fragment import Fragment, Limits, Plan, plan
+from spe_adapter.continuous.fragment import CheckedFragment, Fragment, Limits, plan
 from spe_adapter.continuous.loop import Event, Loop, Observe
+from spe_adapter.epochs.retention import KEEP_ALL, own_trimming
 from spe_adapter.host import Host, ThisHost
 
-KEEP_ALL: Final = {"retention.ms": "-1", "retention.bytes": "-1"}
 LIMIT_S: Final = 60.0
 """How long a runner goes on asking a sidecar that does not answer, before it gives up."""
 
@@ -109,7 +109,7 @@ class Runner:
             place = Place(self._partition, partitions, run)
             self._work(checked, place, port, until)
 
-    def _work(self, checked: Plan, place: Place, port: ClientPort, until: Callable[[], bool] | None) -> None:
+    def _work(self, checked: CheckedFragment, place: Place, port: ClientPort, until: Callable[[], bool] | None) -> None:
         limits = self._options.limits
         core = Core(checked, place, self._options.policy(), port.monotonic_ms, limits.state_bytes)
         loop = Loop(core, checked, port, limits, self._observe)
@@ -188,8 +188,7 @@ def _create(client: Client, topic: str, partitions: int) -> None:
 
 def _refuse_trimming(client: Client, fragment: Fragment) -> None:
     """The target holds the state: it must not forget what open windows need."""
-    settings = client.topic_configs(fragment.topic)
-    trims = ", ".join(f"{name}={settings[name]}" for name in KEEP_ALL if settings.get(name, "-1") != "-1")
+    trims = own_trimming(client.topic_configs(fragment.topic))
     if trims and fragment.checkpoints:
         raise FragmentRefused(
             f"query {fragment.query!r}: topic {fragment.topic!r} trims itself ({trims}), which can cost the state of "

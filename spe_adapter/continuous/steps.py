@@ -1,16 +1,27 @@
-"""Steps between records and columns that many fragments need.
+"""Steps between records and columns that many fragments need: JSON to columns, and two sources as one join's input.
 
-Invariants: a step keeps the order of rows; what it does with a row depends on that row alone, whatever rows come with
-it, so that a replay repeats it.
+Invariants:
+* A step keeps the order of rows. What a step does with a row depends on that row alone, whatever rows come with it, so
+  that a replay repeats it.
+* Both sources of a join come out with the same columns, as a union of the two would have them.
+
+Source: CEC paper, section V (join as an operator with two input streams).
 """
 
 import io
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import json as arrow_json
+
+from spe_adapter.codec.decode import SCHEMA
+from spe_adapter.continuous.errors import FragmentRefused
+from spe_adapter.continuous.fragment import Source, apply
+from spe_adapter.operators.join import SIDE, SIDES
 
 _WRAPPED: Final = "v"
 _LEAST_BLOCK_BYTES: Final = 1 << 16
@@ -68,3 +79,48 @@ def _read(values: pa.Array, kind: pa.StructType) -> pa.StructArray:
     )
     column = table.column(_WRAPPED)
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
+
+
+# ---- joins
+
+
+@dataclass(frozen=True)
+class _AsSide:
+    """A step: rows become the struct of their side."""
+
+    side: int
+    key: tuple[str, ...]
+    kinds: tuple[pa.StructType, pa.StructType]
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        rows = batch.num_rows
+        columns = [batch.column(name) for name in self.key]
+        columns.append(pa.array(np.full(rows, self.side, np.int8)))
+        for side, kind in enumerate(self.kinds):
+            if side != self.side:
+                columns.append(pa.nulls(rows, kind))
+                continue
+            fields = [kind.field(at) for at in range(kind.num_fields)]
+            columns.append(pa.StructArray.from_arrays([batch.column(field.name) for field in fields], fields=fields))
+        return pa.RecordBatch.from_arrays(columns, names=[*self.key, SIDE, *SIDES])
+
+
+def join_sources(left: Source, right: Source, key: Sequence[str]) -> tuple[Source, Source]:
+    """The sources of a fragment whose operator is a `WindowJoin` on these key columns.
+
+    Each side's struct has the columns that its steps give. Raises FragmentRefused where a key column is missing, or of
+    different types.
+    """
+    empty = pa.RecordBatch.from_pylist([], schema=SCHEMA)
+    schemas = [apply(source.steps, empty).schema for source in (left, right)]
+    for name in key:
+        types = [schema.field(name).type if name in schema.names else None for schema in schemas]
+        if None in types or types[0] != types[1]:
+            raise FragmentRefused(
+                f"key column {name!r} is {types[0]} in {left.topic!r} and {types[1]} in {right.topic!r}; a join needs "
+                "it in both, of one type"
+            )
+    kinds = (pa.struct(list(schemas[0])), pa.struct(list(schemas[1])))
+    sides = (_AsSide(side, tuple(key), kinds) for side in range(len(SIDES)))
+    made = [replace(source, steps=(*source.steps, side)) for source, side in zip((left, right), sides, strict=True)]
+    return made[0], made[1]

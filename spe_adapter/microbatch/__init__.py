@@ -2,9 +2,14 @@
 
     stateful(payments, key="customer", operator=Alarm()).start(topic="alarms", checkpointLocation=…)
 
-`query` is the front, `driver` decides epochs, `task` runs them, `loading` finds state in the log, `resetting` goes
-back.
+One epoch is four modules: `driver` plans and commits it, `epoch` is what driver and tasks tell each other, `task` runs
+one partition of it, and `spe_adapter.epochs` stages and commits. Around them: `query` is what a user calls, `options`
+and `frames` check what the user gave, `shuffle` brings rows to their tasks, `epoch_end` decides which windows an epoch
+footprints, `state_loader` reads state from the log, `committed` is the last epoch, `topics` makes and trims the topic,
+`no_data_trigger` closes windows when input pauses, `host_memory` removes the state of a stopped query.
 
-What always holds in here: an epoch's results, its changes of state and its progress are one decision. Nothing is
-imported here: every new Python worker of Spark imports `task`, and would wait for what only the driver needs.
+Invariants:
+* An epoch's results, its changes of state and its progress are one decision.
+* Nothing is imported here: every new Python worker of Spark imports `task`, and would wait for what only the driver
+  needs.
 """

@@ -17,29 +17,25 @@ Source: Spark's MicroBatchExecution and WatermarkTracker; CEC paper, section II.
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final
 
 from logstore.client.blocking import Client, TopicPartition
-from logstore.client.wire import EARLIEST
-from logstore.errors import CairnError, StaleEpoch
-from logstore.format.private import AbortRequest, TaskOutput
-from spe_adapter.cec.control import Progress
-from spe_adapter.errors import CheckpointDiffers, StateInconsistent, StateTrimmed
+from logstore.errors import StaleEpoch
+from logstore.format.private import TaskOutput
+from spe_adapter.cec.control import EndPositions
+from spe_adapter.checkpoint.planned import Planned, following_problem, rebuild_command, repeated_problem, way_out
+from spe_adapter.epochs.client import abort, commit, connect, take_over
+from spe_adapter.epochs.scan import find_head
+from spe_adapter.errors import CheckpointDiffers, StateInconsistent
 from spe_adapter.host import Host
-from spe_adapter.logscan import find_head
-from spe_adapter.microbatch.choosing import Choice
+from spe_adapter.microbatch.committed import Committed, read_committed
+from spe_adapter.microbatch.epoch import EpochPlan, Probe, QueryDefinition, Rebase, Report, Step, log_epoch, newest_of
 from spe_adapter.microbatch.errors import BatchesMissing, OperatorChanged
-from spe_adapter.microbatch.fencing import decide, take_over
-from spe_adapter.microbatch.messages import Fixed, Parent, Plan, Rebase, Report, log_epoch, newest_of
-from spe_adapter.microbatch.probe import Probe, Step
+from spe_adapter.microbatch.shuffle import CombineChoice
 from spe_adapter.microbatch.topics import refuse_taken, trim
 from spe_adapter.operators.base import next_watermark
-from spe_adapter.planned import Planned, following_problem, rebuild_command, repeated_problem, way_out
-from spe_adapter.sink import ABORT_LIMIT_S
 
-Execute = Callable[[Plan], Sequence[str]]
+Execute = Callable[[EpochPlan], Sequence[str]]
 """Runs the tasks of an epoch; the reports of those that succeeded."""
 PlannedInput = Callable[[int], Planned]
 """The input that Spark's checkpoint has for a batch."""
@@ -49,29 +45,17 @@ _TRIMS_PER_RETENTION: Final = 8
 _LEAST_TRIM_S: Final = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """The last committed epoch: what its END says, and each partition's winner."""
-
-    epoch: int
-    progress: Progress
-    parents: tuple[Parent, ...]
-    newest_ms: tuple[int | None, ...]
-    reports: tuple[Report, ...] = ()
-    seconds: float = 0.0
-
-
 class Driver:
     """Epochs of one run of a query. Safe to use from Spark's callback and from the thread that closes windows."""
 
-    def __init__(self, fixed: Fixed, query: str, run: str, host: Host, probe: Probe) -> None:
+    def __init__(self, fixed: QueryDefinition, query: str, run: str, host: Host, probe: Probe) -> None:
         self._fixed = fixed
         self._query = query
         self._run = run
         self._host = host
         self._probe = probe
         self._lock = threading.Lock()
-        self._choice = Choice(fixed)
+        self._choice = CombineChoice(fixed)
         self._begun = False
         self._committed: Committed | None = None
         self.hosts: set[str] = set()
@@ -130,18 +114,16 @@ class Driver:
 
     # ---- the last epoch
 
-    def _client(self, limit_s: float | None = None) -> Client:
-        sink = self._fixed.options.sink
-        limit_s = sink.limit_s if limit_s is None else limit_s
-        return Client(sink.servers, self._host.network, limit_s=limit_s, client_id=sink.client_id)
+    def _client(self) -> Client:
+        return connect(self._fixed.options.sink, self._host.network)
 
     def _begin(self) -> None:
         if self._begun:
             return
         with self._client() as client:
-            last_epoch = take_over(client, self._query, self._run)
-            if last_epoch is not None:
-                self._committed = read_committed(client, self._fixed.options.topic, self._query, last_epoch)
+            epoch = take_over(client, self._query, self._run)
+            if epoch is not None:
+                self._committed = read_committed(client, self._fixed.options.topic, self._query, epoch)
                 self._check_operator(client, self._committed)
             elif not self._fixed.options.allow_other_queries:
                 refuse_taken(client, self._fixed.options.topic, self._query)
@@ -208,13 +190,13 @@ class Driver:
         try:
             reports = self._reports(plan, execute(plan))
         except Exception:
-            self._abort(plan)
+            abort(self._fixed.options.sink, self._host.network, self._query, self._run, plan.epoch)
             raise
         last = self._committed
         newest_ms = plan.newest_ms
         for report in reports:
             newest_ms = newest_of(newest_ms, report.max_events_ms)
-        progress = Progress(
+        progress = EndPositions(
             generation=0 if last is None else last.progress.generation,
             batch=batch,
             closing=closing,
@@ -227,11 +209,11 @@ class Driver:
         )
         self.hosts.update(report.host for report in reports)
         self._at("driver before decide", plan)
-        outputs = [TaskOutput(report.partition, report.attempt, report.pieces) for report in reports]
+        outputs = [TaskOutput(report.partition, report.attempt, report.segments) for report in reports]
         with self._client() as client:
             # An answer that does not come says nothing: whoever goes on then asks the log what was decided.
             self._begun = False
-            decide(client, self._query, self._run, plan.epoch, outputs, progress.to_json())
+            commit(client, self._query, self._run, plan.epoch, outputs, progress.to_json())
             self._at("driver after decide", plan)
             seconds = self._host.network.monotonic_s() - started_s
             parents = tuple(report.counters for report in reports)
@@ -240,10 +222,10 @@ class Driver:
             self._choice.note(reports)
             self._trim(client, reports)
 
-    def _plan(self, batch: int, *, closing: bool) -> Plan:
+    def _plan(self, batch: int, *, closing: bool) -> EpochPlan:
         last = self._committed
         if last is None:
-            return Plan(
+            return EpochPlan(
                 query=self._query,
                 run=self._run,
                 epoch=log_epoch(0, batch, closing=closing),
@@ -256,7 +238,7 @@ class Driver:
             )
         progress = last.progress
         moved = progress.partitions != self._fixed.partitions
-        return Plan(
+        return EpochPlan(
             query=self._query,
             run=self._run,
             epoch=log_epoch(progress.generation, batch, closing=closing),
@@ -272,7 +254,7 @@ class Driver:
     def _watermark_ms(self, last: Committed) -> int:
         return next_watermark(self._fixed.operator, last.progress.watermark_ms, list(last.newest_ms))
 
-    def _reports(self, plan: Plan, texts: Sequence[str]) -> list[Report]:
+    def _reports(self, plan: EpochPlan, texts: Sequence[str]) -> list[Report]:
         """One report of each partition, in order. Raises StateInconsistent."""
         reports = sorted((Report.from_json(text) for text in texts), key=lambda report: report.partition)
         if [report.partition for report in reports] != list(range(self._fixed.partitions)):
@@ -281,12 +263,6 @@ class Driver:
                 f"{[report.partition for report in reports]} of {self._fixed.partitions}"
             )
         return reports
-
-    def _abort(self, plan: Plan) -> None:
-        """Drop what was staged; whatever is left goes with the run."""
-        limit_s = min(self._fixed.options.sink.limit_s, ABORT_LIMIT_S)
-        with suppress(CairnError), self._client(limit_s) as client:
-            client.abort(AbortRequest(self._query, self._run, plan.epoch))
 
     def _trim(self, client: Client, reports: Sequence[Report]) -> None:
         retention_ms = self._fixed.options.retention_ms
@@ -301,40 +277,5 @@ class Driver:
             stream = TopicPartition(self._fixed.options.topic, report.partition)
             trim(client, stream, self._query, report.oldest_epoch, before_ms)
 
-    def _at(self, step: Step, plan: Plan) -> None:
+    def _at(self, step: Step, plan: EpochPlan) -> None:
         self._probe(step, plan.epoch, _DRIVER)
-
-
-def read_committed(client: Client, topic: str, query: str, last_epoch: int) -> Committed:
-    """The last committed epoch, from the topic. Raises BatchesMissing or StateInconsistent if it is not there."""
-    head = find_head(client, TopicPartition(topic, 0), query)
-    if head is None or head.end.epoch != last_epoch:
-        _check_not_trimmed(client, TopicPartition(topic, 0), query, last_epoch)
-        found = "none" if head is None else f"epoch {head.end.epoch}"
-        raise BatchesMissing(
-            f"query {query}: its last committed epoch is {last_epoch}, but topic {topic!r} holds {found}; write to the "
-            "topic that the query had before, or start with a new checkpoint and a new topic"
-        )
-    progress = Progress.from_json(head.end.positions)
-    parents, newest_ms = [], tuple[int | None, ...]()
-    for partition in range(progress.partitions):
-        own = find_head(client, TopicPartition(topic, partition), query)
-        if own is None or own.mark is None or own.end.epoch != last_epoch:
-            _check_not_trimmed(client, TopicPartition(topic, partition), query, last_epoch)
-            raise StateInconsistent(f"query {query}: stream {topic}-{partition} holds no mark of epoch {last_epoch}")
-        mark = own.mark
-        parents.append(Parent(mark.attempt, mark.emitted, mark.seen, mark.sequence))
-        newest_ms = newest_of(newest_ms, mark.newest_ms)
-    return Committed(last_epoch, progress, tuple(parents), newest_ms)
-
-
-def _check_not_trimmed(client: Client, stream: TopicPartition, query: str, last_epoch: int) -> None:
-    """Raise StateTrimmed if a stream that lacks the query's last epoch has lost records at its start."""
-    start = client.offsets({stream: EARLIEST})[stream].offset
-    if start > 0:
-        raise StateTrimmed(
-            f"query {query}: topic {stream.topic!r} was trimmed: partition {stream.partition} starts at offset {start} "
-            f"and does not hold the query's last epoch, {last_epoch}, any more, so its state is gone. Start with a new "
-            "checkpoint and a new topic, and leave trimming to the query's option 'retention', which keeps what is "
-            "needed"
-        )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from logstore.errors import InvalidConfig
-from spe_adapter.options import HARMLESS_SINK_OPTIONS, OptionReader, SinkOptions, parse_sink
+from spe_adapter.datasource.options import HARMLESS_SINK_OPTIONS, OptionReader, SinkOptions, parse_sink
 
 STATE_OPTIONS: Final = frozenset(
     (

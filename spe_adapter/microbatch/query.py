@@ -24,30 +24,28 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
-from logstore.client.blocking import Client
 from logstore.errors import InvalidConfig
+from spe_adapter.checkpoint.running import RunningCheckpoint
+from spe_adapter.epochs.client import connect
 from spe_adapter.host import ThisHost
-from spe_adapter.microbatch.closing import Closer
+from spe_adapter.microbatch.committed import EpochProgress, progress_of
 from spe_adapter.microbatch.driver import Driver
+from spe_adapter.microbatch.epoch import REPORT_SCHEMA, EpochPlan, Probe, QueryDefinition, epoch_name, silent
 from spe_adapter.microbatch.errors import TasksFailed
-from spe_adapter.microbatch.forgetting import OnSpark, forget
-from spe_adapter.microbatch.handover import HANDED_SCHEMA, PARTITION, HandOver
-from spe_adapter.microbatch.messages import COMBINE_PROPERTY, PLAN_PROPERTY, REPORT_SCHEMA, Fixed, Plan, epoch_name
+from spe_adapter.microbatch.frames import arrow_schema, check, check_watermarks, joined
+from spe_adapter.microbatch.host_memory import OnSpark, forget
+from spe_adapter.microbatch.no_data_trigger import NoDataTrigger
 from spe_adapter.microbatch.options import parse_stateful
-from spe_adapter.microbatch.planning import RunningCheckpoint
-from spe_adapter.microbatch.probe import Probe, silent
-from spe_adapter.microbatch.progress import EpochProgress, progress_of
-from spe_adapter.microbatch.routing import arrow_schema, check
+from spe_adapter.microbatch.shuffle import HANDED_SCHEMA, PARTITION, HandOver
 from spe_adapter.microbatch.task import ClosingTask, Task
 from spe_adapter.microbatch.topics import prepare_topic
-from spe_adapter.microbatch.watermarks import check_watermarks
 from spe_adapter.operators.base import Operator
 from spe_adapter.operators.errors import OperatorFailed
+from spe_adapter.operators.join import WindowJoin
+from spe_adapter.workers.context import COMBINE_PROPERTY, PLAN_PROPERTY, QUERY_PROPERTY, RUN_PROPERTY
 
 FIRST_CONTACT_S: Final = 30.0
 """How long `start` waits for a sidecar. The query itself waits longer: by then one has answered."""
-_QUERY_PROPERTY: Final = "sql.streaming.queryId"
-_RUN_PROPERTY: Final = "spark.jobGroup.id"
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _MESSAGE_CHARACTERS: Final = 1000
 _TRACE_CHARACTERS: Final = 800
@@ -64,6 +62,23 @@ def stateful(
     number unless given, and as many as Spark's default parallelism for a topic that is made.
     """
     return Stateful(frame, (key,) if isinstance(key, str) else tuple(key), operator, partitions)
+
+
+def stateful_join(
+    left: DataFrame,
+    right: DataFrame,
+    *,
+    key: str | Sequence[str],
+    operator: WindowJoin,
+    partitions: int | None = None,
+) -> "Stateful":
+    """A query over the pairs of rows of two streaming data frames that have equal keys (columns that both have, of the
+    same types) and whose times suit the operator. Results: the key's columns, `left` and `right`.
+
+    Raises SchemaRefused for keys that differ; the rest is said by `start`.
+    """
+    names = (key,) if isinstance(key, str) else tuple(key)
+    return stateful(joined(left, right, names), key=names, operator=operator, partitions=partitions)
 
 
 class Stateful:
@@ -134,14 +149,13 @@ class Stateful:
         check_watermarks(self._frame, self._operator)
         host = ThisHost()
         spark = self._frame.sparkSession
-        sink = parsed.sink
-        limit_s = min(sink.limit_s, FIRST_CONTACT_S)
-        with Client(sink.servers, host.network, limit_s=limit_s, client_id=sink.client_id) as client:
+        limit_s = min(parsed.sink.limit_s, FIRST_CONTACT_S)
+        with connect(parsed.sink, host.network, limit_s=limit_s) as client:
             default = spark.sparkContext.defaultParallelism
             partitions = prepare_topic(
                 client, parsed.topic, self._partitions, default, allow_trimming=parsed.allow_trimming
             )
-        fixed = Fixed(self._operator, self._key, schema, fingerprint, partitions, parsed)
+        fixed = QueryDefinition(self._operator, self._key, schema, fingerprint, partitions, parsed)
         started = _Starting(self._frame, fixed, self._probe)
         writer = started.reports.writeStream.foreachBatch(started.on_batch).outputMode("append")
         if checkpointLocation is not None:
@@ -154,15 +168,15 @@ class Stateful:
         delay_s = parsed.closing_delay_ms / 1000
         at_end = bool(self._trigger.get("availableNow"))
         driver = started.driver(query.id, query.runId)
-        closer = Closer(query, driver, started.execute_closing, delay_s=delay_s, at_end=at_end)
-        closer.start()
-        return StatefulQuery(query, driver, closer, started)
+        trigger = NoDataTrigger(query, driver, started.execute_closing, delay_s=delay_s, at_end=at_end)
+        trigger.start()
+        return StatefulQuery(query, driver, trigger, started)
 
 
 class _Starting:
     """What Spark calls: it may do so before `start` has the query's ids, so the driver is made by whoever is first."""
 
-    def __init__(self, frame: DataFrame, fixed: Fixed, probe: Probe) -> None:
+    def __init__(self, frame: DataFrame, fixed: QueryDefinition, probe: Probe) -> None:
         self.spark = frame.sparkSession
         self.fixed = fixed
         self._probe = probe
@@ -191,7 +205,7 @@ class _Starting:
     def on_batch(self, reports: DataFrame, batch: int) -> None:
         """One of Spark's batches."""
         context = self.spark.sparkContext
-        query, run = context.getLocalProperty(_QUERY_PROPERTY), context.getLocalProperty(_RUN_PROPERTY)
+        query, run = context.getLocalProperty(QUERY_PROPERTY), context.getLocalProperty(RUN_PROPERTY)
         driver = self.driver(str(query), str(run))
         self._choose(driver)
         try:
@@ -206,13 +220,13 @@ class _Starting:
     def _choose(self, driver: Driver) -> None:
         self.spark.sparkContext.setLocalProperty(COMBINE_PROPERTY, str(driver.combine).lower())
 
-    def execute_closing(self, plan: Plan) -> list[str]:
+    def execute_closing(self, plan: EpochPlan) -> list[str]:
         """The tasks of an epoch without input; they end with the query's other jobs when it is stopped."""
-        self.spark.sparkContext.setLocalProperty(_RUN_PROPERTY, self._run)
+        self.spark.sparkContext.setLocalProperty(RUN_PROPERTY, self._run)
         self.spark.sparkContext.setInterruptOnCancel(False)
         return self._collect(self._closing, plan)
 
-    def _collect(self, reports: DataFrame, plan: Plan) -> list[str]:
+    def _collect(self, reports: DataFrame, plan: EpochPlan) -> list[str]:
         context = self.spark.sparkContext
         context.setLocalProperty(PLAN_PROPERTY, plan.to_json())
         try:
@@ -253,10 +267,10 @@ def _condensed(query: str, reported: BaseException) -> BaseException:
 class StatefulQuery:
     """A stateful query that runs: Spark's StreamingQuery, and what is known of its state."""
 
-    def __init__(self, query: StreamingQuery, driver: Driver, closer: Closer, started: _Starting) -> None:
+    def __init__(self, query: StreamingQuery, driver: Driver, trigger: NoDataTrigger, started: _Starting) -> None:
         self._query = query
         self._driver = driver
-        self._closer = closer
+        self._no_data = trigger
         self._started = started
         self._failed_before_stop: BaseException | None = None
 
@@ -278,7 +292,7 @@ class StatefulQuery:
     @property
     def isActive(self) -> bool:  # noqa: N802 - Spark's name
         """Whether it runs, or still closes what is due at its end."""
-        return self._query.isActive or not self._closer.join(0)
+        return self._query.isActive or not self._no_data.join(0)
 
     @property
     def status(self) -> dict[str, Any]:
@@ -312,8 +326,8 @@ class StatefulQuery:
         """
         if self._started.stopping.is_set():
             return self._failed_before_stop
-        if self._closer.failure is not None:
-            return self._closer.failure
+        if self._no_data.failure is not None:
+            return self._no_data.failure
         reported = self._query.exception()
         return reported if reported is None else self._started.failure or _condensed(self.id, reported)
 
@@ -326,16 +340,16 @@ class StatefulQuery:
         except StreamingQueryException as reported:
             raise reported from self.exception()
         if ended is not False:
-            over = self._closer.join(timeout)
+            over = self._no_data.join(timeout)
             ended = over if timeout is not None else None
-        if self._closer.failure is not None:
-            raise self._closer.failure
+        if self._no_data.failure is not None:
+            raise self._no_data.failure
         return ended
 
     def processAllAvailable(self) -> None:  # noqa: N802 - Spark's name
         """Wait until all input there is has been processed and what is due then is closed."""
         self._query.processAllAvailable()
-        self._closer.close_now()
+        self._no_data.close_now()
 
     def stop(self, *, forget_state: bool = False) -> None:
         """Stop the query. Its state stays in the hosts' memory for a restart, until their sidecars find it unused for
@@ -345,9 +359,9 @@ class StatefulQuery:
         if not self._started.stopping.is_set():
             self._failed_before_stop = self.exception()
             self._started.stopping.set()
-        self._closer.stop()
+        self._no_data.stop()
         self._query.stop()
-        self._closer.join()
+        self._no_data.join()
         if forget_state:
             root = self._started.fixed.options.state_root
             forget(self.id, root, self._driver.hosts, OnSpark(self._started.spark))

@@ -16,46 +16,48 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-from pyspark import TaskContext
 
 from logstore.client.blocking import Client, TopicPartition
 from spe_adapter.cec.control import Mark
 from spe_adapter.cec.extent import Counters
 from spe_adapter.codec.partitioner import partitions_of
-from spe_adapter.collector import spare_loaded_code
+from spe_adapter.epochs.client import connect
+from spe_adapter.epochs.marks import OpenWindows, StatePartition, control_batches, epoch_mark
+from spe_adapter.epochs.staging import Attempt, StagedStream
 from spe_adapter.errors import NoTaskContext, SchemaRefused
 from spe_adapter.host import Host, ThisHost, host_name
-from spe_adapter.microbatch.beat import Beat, conclude, control_batches
-from spe_adapter.microbatch.handover import Received, new_seed, received
-from spe_adapter.microbatch.loading import LogLoader, moved_windows
-from spe_adapter.microbatch.messages import (
+from spe_adapter.microbatch.epoch import (
     MOVED,
-    PLAN_PROPERTY,
     REPORT_COLUMN,
-    Fixed,
+    EpochPlan,
     Parent,
-    Plan,
+    Probe,
+    QueryDefinition,
     Report,
     Seconds,
+    Step,
     batch_of,
     newest_of,
 )
-from spe_adapter.microbatch.pieces import Pieces
-from spe_adapter.microbatch.probe import Probe, Step
+from spe_adapter.microbatch.epoch_end import EpochEnd, conclude
+from spe_adapter.microbatch.shuffle import Received, new_seed, received
+from spe_adapter.microbatch.state_loader import LogLoader, moved_windows
 from spe_adapter.operators.combining import NULL_PARTITION
 from spe_adapter.operators.keys import KeyCodec
 from spe_adapter.operators.output import Output, record_times
 from spe_adapter.operators.processor import Processor
-from spe_adapter.staging import Attempt
 from spe_adapter.state.overlay import Overlay
+from spe_adapter.state.segment import Tag
 from spe_adapter.state.store import Changes
-from spe_adapter.state.versions import OpenState, StateDirectory, Tag
+from spe_adapter.state.versions import OpenState, StateDirectory
+from spe_adapter.workers.collector import spare_loaded_code
+from spe_adapter.workers.context import PLAN_PROPERTY, attempt_name, local_property, task_context
 
 
 class Task:
     """Runs in an executor's Python worker, as the function of a `mapInArrow`. Pickled once a run of the query."""
 
-    def __init__(self, fixed: Fixed, probe: Probe) -> None:
+    def __init__(self, fixed: QueryDefinition, probe: Probe) -> None:
         self._fixed = fixed
         self._probe = probe
 
@@ -65,13 +67,11 @@ class Task:
         Raises NoTaskContext, and all that an epoch may fail with.
         """
         spare_loaded_code()
-        context = TaskContext.get()
-        text = context.getLocalProperty(PLAN_PROPERTY) if context is not None else None
-        if context is None or not text:
+        context, text = task_context(), local_property(PLAN_PROPERTY)
+        if text is None:
             raise NoTaskContext(f"a stateful task outside an epoch: {PLAN_PROPERTY} is not set")
-        host, plan = ThisHost(), Plan.from_json(text)
-        name = f"{context.taskAttemptId()}-{host.new_token()}"
-        attempt = Attempt(plan.query, plan.run, plan.epoch, context.partitionId(), name)
+        host, plan = ThisHost(), EpochPlan.from_json(text)
+        attempt = Attempt(plan.query, plan.run, plan.epoch, context.partitionId(), attempt_name(context, host))
         report = run_task(self._fixed, plan, attempt, host, self._probe, received(batches))
         yield pa.RecordBatch.from_arrays([pa.array([report.to_json()])], names=[REPORT_COLUMN])
 
@@ -90,7 +90,7 @@ class ClosingTask:
 
 
 def run_task(
-    fixed: Fixed, plan: Plan, attempt: Attempt, host: Host, probe: Probe, batches: Iterator[Received]
+    fixed: QueryDefinition, plan: EpochPlan, attempt: Attempt, host: Host, probe: Probe, batches: Iterator[Received]
 ) -> Report:
     """One attempt at one partition of one epoch, over that partition's rows. Raises all that an epoch may fail with."""
     return _Run(fixed, plan, attempt, host, probe).report(batches)
@@ -110,7 +110,7 @@ class _Spent:
 class _Run:
     """One attempt at one partition of one epoch."""
 
-    def __init__(self, fixed: Fixed, plan: Plan, attempt: Attempt, host: Host, probe: Probe) -> None:
+    def __init__(self, fixed: QueryDefinition, plan: EpochPlan, attempt: Attempt, host: Host, probe: Probe) -> None:
         self._fixed = fixed
         self._plan = plan
         self._attempt = attempt
@@ -134,7 +134,7 @@ class _Run:
         directory = StateDirectory(options.state_root, plan.query, options.state_limit_bytes, seed=new_seed())
         started_s = self._host.network.monotonic_s()
         with (
-            Client(sink.servers, self._host.network, limit_s=sink.limit_s, client_id=sink.client_id) as client,
+            connect(sink, self._host.network) as client,
             directory.open(
                 self._partition, schema, self._fixed.fingerprint, self._wanted(),
                 LogLoader(client, stream, plan.query, plan.parent_epoch),
@@ -145,8 +145,8 @@ class _Run:
             if plan.rebase is not None:
                 parent = self._move_in(client, overlay)
             self._spent.open = self._host.network.monotonic_s() - started_s
-            pieces = Pieces(client, self._attempt, stream, sink)
-            return self._epoch(batches, overlay, parent, pieces, state)
+            output = StagedStream(client, self._attempt, stream, sink.batch_bytes, sink.codec)
+            return self._epoch(batches, overlay, parent, output, state)
 
     def _wanted(self) -> Tag | None:
         """The version to start from; None if there is none, or none in this layout."""
@@ -174,14 +174,14 @@ class _Run:
     # ---- the epoch
 
     def _epoch(
-        self, batches: Iterator[Received], overlay: Overlay, parent: Parent, pieces: Pieces, state: OpenState
+        self, batches: Iterator[Received], overlay: Overlay, parent: Parent, output: StagedStream, state: OpenState
     ) -> Report:
         fixed, plan = self._fixed, self._plan
         processor = Processor(
             fixed.operator, self._codec, fixed.schema, overlay, parent.sequence, parent.seen, plan.epoch
         )
         processor.batch = batch_of(plan.epoch)
-        self._process(batches, processor, pieces)
+        self._process(batches, processor, output)
         with self._timed("process"):
             before = Counters(parent.emitted + self._results, processor.seen)
             beat = conclude(overlay, before, plan.epoch, fixed.options.extent_limit)
@@ -189,8 +189,7 @@ class _Run:
             mark = self._mark(beat, processor)
         self._at("task before stage")
         with self._timed("stage"):
-            pieces.add_control(control_batches(mark, beat.changes, self._host.wall_ms()))
-            staged = pieces.finish()
+            segments = output.finish(control_batches(mark, beat.changes, self._host.wall_ms()))
         self._at("task after stage")
         with self._timed("publish"):
             tag = Tag(plan.epoch, self._attempt.attempt)
@@ -200,7 +199,7 @@ class _Run:
             partition=self._partition,
             epoch=plan.epoch,
             attempt=self._attempt.attempt,
-            pieces=staged,
+            segments=segments,
             counters=Parent(self._attempt.attempt, mark.emitted, mark.seen, mark.sequence),
             records=processor.seen - parent.seen,
             combined=self._combined,
@@ -222,7 +221,7 @@ class _Run:
             host=host_name(),
         )
 
-    def _process(self, batches: Iterator[Received], processor: Processor, pieces: Pieces) -> None:
+    def _process(self, batches: Iterator[Received], processor: Processor, output: StagedStream) -> None:
         """All rows, then what the watermark closes."""
         while True:
             with self._timed("input"):
@@ -233,16 +232,16 @@ class _Run:
                 self._moved += taken.rows.num_rows
                 self._combined = taken.combined
                 take = processor.process_combined if taken.combined else processor.process
-                self._stage(processor, take(taken.rows, late_ms=self._plan.late_ms), pieces)
+                self._stage(processor, take(taken.rows, late_ms=self._plan.late_ms), output)
         with self._timed("process"):
-            self._stage(processor, processor.expire(self._plan.watermark_ms), pieces)
+            self._stage(processor, processor.expire(self._plan.watermark_ms), output)
 
-    def _stage(self, processor: Processor, output: Output | None, pieces: Pieces) -> None:
-        if output is None or not output.rows.num_rows:
+    def _stage(self, processor: Processor, results: Output | None, output: StagedStream) -> None:
+        if results is None or not results.rows.num_rows:
             return
-        keys, values = processor.records(output)
+        keys, values = processor.records(results)
         self._results += len(keys)
-        pieces.add_results(keys, values, record_times(output, self._host.wall_ms()))
+        output.add_results(keys, values, record_times(results, self._host.wall_ms()))
 
     def _check_keys(self, changes: Changes) -> None:
         keys = changes.footprints.column(0)
@@ -257,24 +256,18 @@ class _Run:
                 f"({', '.join(self._fixed.key)}) as they are"
             )
 
-    def _mark(self, beat: Beat, processor: Processor) -> Mark:
-        fixed, plan = self._fixed, self._plan
-        return Mark(
-            query=plan.query,
-            epoch=plan.epoch,
-            attempt=self._attempt.attempt,
-            partition=self._partition,
-            partitions=fixed.partitions,
-            layout=plan.layout,
-            operator=fixed.fingerprint,
-            open_windows=beat.open_windows,
-            emitted=beat.counters.emitted,
-            seen=beat.counters.seen,
-            sequence=processor.sequence,
-            max_event_ms=processor.max_event_ms,
-            newest_ms=newest_of(plan.newest_ms, tuple(processor.max_events_ms)),
+    def _mark(self, beat: EpochEnd, processor: Processor) -> Mark:
+        fixed, plan, attempt = self._fixed, self._plan, self._attempt
+        return epoch_mark(
+            StatePartition(
+                plan.query, attempt.attempt, self._partition, fixed.partitions, plan.layout, fixed.fingerprint
+            ),
+            plan.epoch,
+            beat.counters,
+            OpenWindows(beat.open_windows, beat.oldest),
+            processor,
             watermark_ms=plan.watermark_ms,
-            oldest_beat=beat.oldest,
+            newest_ms=newest_of(plan.newest_ms, tuple(processor.max_events_ms)),
             rebase=plan.rebase is not None,
         )
 

@@ -11,22 +11,19 @@ Source: CEC paper, section II.B (the extent is what recovery reads); Kafka's top
 import logging
 from collections.abc import Mapping
 from contextlib import closing
-from typing import Final
 
 from logstore.client.blocking import Client, TopicPartition
 from logstore.client.errors import UNKNOWN_TOPIC_OR_PARTITION, Refused
 from logstore.client.wire import LATEST
 from logstore.errors import InvalidConfig, InvalidPartitions, TopicExists
-from logstore.format.batch import parse_header
-from logstore.format.control import END_TYPE, MARK_TYPE
-from spe_adapter.cec.control import End, decode, holds_progress
+from logstore.format.control import MARK_TYPE
+from spe_adapter.cec.control import holds_progress
+from spe_adapter.checkpoint.planned import rebuild_command
+from spe_adapter.epochs.retention import KEEP_ALL, own_trimming
+from spe_adapter.epochs.scan import HEAD_BYTES, Scan, ends
 from spe_adapter.errors import TopicTaken
-from spe_adapter.logscan import HEAD_BYTES, Scan, ends
-from spe_adapter.planned import rebuild_command
 
 _log = logging.getLogger(__name__)
-
-_KEEP_ALL: Final[Mapping[str, str]] = {"retention.ms": "-1", "retention.bytes": "-1"}
 
 
 def prepare_topic(client: Client, topic: str, partitions: int | None, default: int, *, allow_trimming: bool) -> int:
@@ -38,7 +35,7 @@ def prepare_topic(client: Client, topic: str, partitions: int | None, default: i
     info = client.topics([topic])[topic]
     if info.error == UNKNOWN_TOPIC_OR_PARTITION:
         try:
-            client.create_topic(topic, partitions or default, _KEEP_ALL)
+            client.create_topic(topic, partitions or default, KEEP_ALL)
         except TopicExists:
             return prepare_topic(client, topic, partitions, default, allow_trimming=allow_trimming)
         return partitions or default
@@ -46,12 +43,11 @@ def prepare_topic(client: Client, topic: str, partitions: int | None, default: i
         raise Refused(f"topic {topic!r} at {client.where}", code=info.error)
     there = len(info.partitions)
     settings = client.topic_configs(topic)
-    trims = {name: settings[name] for name in _KEEP_ALL if settings.get(name, "-1") != "-1"}
+    trims = own_trimming(settings)
     if trims and not allow_trimming:
-        said = ", ".join(f"{name}={value}" for name, value in sorted(trims.items()))
         raise InvalidConfig(
-            f"topic {topic!r} trims itself ({said}), which can cost the state of open windows: set these to -1 and use "
-            "the option 'retention', which keeps what is needed; or set 'allowTrimming' to true if no window stays "
+            f"topic {topic!r} trims itself ({trims}), which can cost the state of open windows: set these to -1 and "
+            "use the option 'retention', which keeps what is needed; or set 'allowTrimming' to true if no window stays "
             "open for so long"
         )
     if partitions is None:
@@ -64,10 +60,10 @@ def prepare_topic(client: Client, topic: str, partitions: int | None, default: i
 def _grow(client: Client, topic: str, there: int, partitions: int, settings: Mapping[str, str]) -> None:
     """Give the topic as many partitions as the query is to have, if that moves nobody else's keys.
 
-    State that lies in fewer is dealt out anew by the query's first epoch (see `messages.Rebase`), as long as the topic
+    State that lies in fewer is dealt out anew by the query's first epoch (see `epoch.Rebase`), as long as the topic
     holds nothing but it: then it is made as this module makes topics, and each stream is empty or has a mark.
     """
-    others = [name for name, value in _KEEP_ALL.items() if settings.get(name) != value]
+    others = [name for name, value in KEEP_ALL.items() if settings.get(name) != value]
     if not others:
         others = [
             f"the records in partition {partition}"
@@ -105,21 +101,17 @@ def refuse_taken(client: Client, topic: str, query: str) -> None:
     """
     for partition in range(client.partitions(topic)):
         with closing(ends(client, TopicPartition(topic, partition), first_bytes=HEAD_BYTES)) as found:
-            newest = next(found, None)
-        if newest is not None and newest.query != query:
-            raise TopicTaken(taken_message(topic, partition, query, newest))
-
-
-def taken_message(topic: str, partition: int, query: str, newest: End) -> str:
-    """Why a new query may not write into the topic, and the ways out."""
-    kept = "state and results" if holds_progress(newest) else "output"
-    return (
-        f"query {query} is new (its checkpoint is empty), but topic {topic!r} holds the {kept} of query "
-        f"{newest.query}, up to epoch {newest.epoch} (partition {partition}). If that is this query's former self, "
-        f"whose checkpoint was lost, make the checkpoint anew: {rebuild_command(newest.query)}; otherwise write to a "
-        "new topic, or delete this one; or, if both queries shall write here, set the option 'allowOtherQueries' to "
-        "true"
-    )
+            newest = next((end for end, _ in found), None)
+        if newest is None or newest.query == query:
+            continue
+        kept = "state and results" if holds_progress(newest) else "output"
+        raise TopicTaken(
+            f"query {query} is new (its checkpoint is empty), but topic {topic!r} holds the {kept} of query "
+            f"{newest.query}, up to epoch {newest.epoch} (partition {partition}). If that is this query's former self, "
+            f"whose checkpoint was lost, make the checkpoint anew: {rebuild_command(newest.query)}; otherwise write to "
+            "a new topic, or delete this one; or, if both queries shall write here, set the option 'allowOtherQueries' "
+            "to true"
+        )
 
 
 def trim(client: Client, stream: TopicPartition, query: str, oldest_epoch: int, before_ms: int) -> int:
@@ -136,14 +128,6 @@ def trim(client: Client, stream: TopicPartition, query: str, oldest_epoch: int, 
 
 
 def _end_before(client: Client, stream: TopicPartition, query: str, epoch: int) -> int | None:
-    """The offset behind the last END of the query in front of that epoch's group; None if nothing is older."""
-    with Scan(client, stream, types=(END_TYPE,)) as scan:
-        for piece in scan:
-            position = 0
-            while position < len(piece):
-                header = parse_header(piece, position)
-                control = decode(piece, position)
-                if isinstance(control, End) and control.query == query and control.epoch < epoch:
-                    return header.base_offset + 1
-                position += header.size_bytes
-    return None
+    """The offset behind the last END of the query before that epoch's group; None if nothing is older."""
+    with closing(ends(client, stream)) as found:
+        return next((offset for end, offset in found if end.query == query and end.epoch < epoch), None)

@@ -40,19 +40,16 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from spe_adapter.codec.kernels import Int64s
+from spe_adapter.codec.kernels import MICROSECONDS, Bools, Int64s
 from spe_adapter.errors import SchemaRefused
 from spe_adapter.operators.keys import KeyCodec
 from spe_adapter.state import exact
-from spe_adapter.state.columns import Bools, fixed_array, fixed_values
+from spe_adapter.state.columns import fixed_array, fixed_values
 from spe_adapter.state.errors import StateSchemaRefused, StateValueRefused
 from spe_adapter.state.layout import NEVER as _NEVER
 from spe_adapter.state.store import StateStore
 
 Numbers = NDArray[Any]
-
-MICROSECONDS: Final = 1000
-"""In a millisecond."""
 
 
 class Rows(NamedTuple):
@@ -121,7 +118,7 @@ class State:
     Reads see what the same call wrote. Nothing reaches the store before `commit`, which the Processor calls.
     """
 
-    def __init__(self, store: StateStore, rows: Int64s, is_new: Bools, identity: "Identities") -> None:
+    def __init__(self, store: StateStore, rows: Int64s, is_new: Bools, identity: "WindowIdentities") -> None:
         self._store = store
         self._rows = rows
         self._identity = identity
@@ -296,7 +293,7 @@ class State:
         return self._store.schema.field(name).type
 
 
-class Identities(NamedTuple):
+class WindowIdentities(NamedTuple):
     """Who some windows are, as far as that is known already, and where their keys and rows come from."""
 
     keys: pa.BinaryArray | None

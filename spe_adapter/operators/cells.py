@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from spe_adapter.codec.kernels import Bools
 from spe_adapter.operators.base import State
-from spe_adapter.state.columns import Bools, fixed_array, fixed_values
+from spe_adapter.state.columns import fixed_array, fixed_values
 from spe_adapter.state.exact import dtype_of
 
 NOT_NULL: Final = np.empty(0, np.bool_)

@@ -19,13 +19,12 @@ from typing import Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from spe_adapter.codec.kernels import Int64s
+from spe_adapter.codec.kernels import Bools, Int64s
 from spe_adapter.operators import kernels
 from spe_adapter.operators.base import Rows, State
 from spe_adapter.operators.cells import Cells, Slot, fresh, gather, joined, read, steady, write
 from spe_adapter.operators.functions import Aggregation
 from spe_adapter.operators.windows import Counting
-from spe_adapter.state.columns import Bools
 
 ROWS: Final = "#rows"
 """State column: rows of the key so far, of its open window where windows do not overlap."""

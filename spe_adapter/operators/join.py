@@ -22,10 +22,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from logstore.errors import InvalidConfig
-from spe_adapter.codec.kernels import Int64s, compiled
+from spe_adapter.codec.kernels import MICROSECONDS, Bools, Int64s, compiled
 from spe_adapter.errors import SchemaRefused
 from spe_adapter.operators.base import (
-    MICROSECONDS,
     Assignment,
     Emitted,
     Input,
@@ -40,7 +39,7 @@ from spe_adapter.operators.base import (
 )
 from spe_adapter.operators.cells import steady
 from spe_adapter.operators.windows import Duration, duration_us
-from spe_adapter.state.columns import Bools, hashes_of, keys_of
+from spe_adapter.state.columns import hashes_of, keys_of
 from spe_adapter.state.layout import columns_of
 
 How = Literal["inner", "left", "right"]

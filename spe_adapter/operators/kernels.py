@@ -11,9 +11,8 @@ Invariants:
 import numpy as np
 from numpy.typing import NDArray
 
-from spe_adapter.codec.kernels import Int64s, compiled
+from spe_adapter.codec.kernels import Bools, Int64s, compiled
 
-Bools = NDArray[np.bool_]
 Doubles = NDArray[np.float64]
 
 

@@ -19,19 +19,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from logstore.errors import CairnError
-from spe_adapter.codec.kernels import Int64s
+from spe_adapter.codec.kernels import MICROSECONDS, Int64s
 from spe_adapter.errors import SchemaRefused
 from spe_adapter.operators.base import (
-    MICROSECONDS,
     Assignment,
     Emitted,
-    Identities,
     Operator,
     Overlapping,
     Results,
     Rows,
     State,
     Times,
+    WindowIdentities,
 )
 from spe_adapter.operators.blame import blamed, failed
 from spe_adapter.operators.combining import take_apart
@@ -168,7 +167,7 @@ class Processor:
         if not len(ids):
             return None
         ids = self._ordered(ids)
-        identity = Identities(self._store.keys(ids), self._store.numbers(ids), self._codec, self._prepared)
+        identity = WindowIdentities(self._store.keys(ids), self._store.numbers(ids), self._codec, self._prepared)
         state = State(self._store, ids, np.zeros(len(ids), np.bool_), identity)
         results = self._call(
             "expire",
@@ -258,7 +257,7 @@ class Processor:
 
     def _state(self, assigned: _Assigned) -> State:
         self.windows += len(assigned.numbers)
-        identity = Identities(assigned.keys, assigned.numbers, self._codec, self._prepared)
+        identity = WindowIdentities(assigned.keys, assigned.numbers, self._codec, self._prepared)
         if self._operator.stateless:
             nobody = np.zeros(len(assigned.numbers), np.int64)
             return State(self._store, nobody, nobody == 0, identity)

@@ -10,11 +10,8 @@ Invariants:
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from spe_adapter.codec.kernels import Bytes, Int32s, Int64s, compiled
-
-Bools = NDArray[np.bool_]
+from spe_adapter.codec.kernels import Bools, Bytes, Int32s, Int64s, compiled
 
 NUMBER_BYTES: Final = 28
 """Room for a double in Java's notation: sign, 17 digits, point, three zeros, exponent; or "-Infinity" with quotes."""

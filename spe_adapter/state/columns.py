@@ -11,11 +11,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from spe_adapter.codec.columns import BytesColumn
-from spe_adapter.codec.kernels import Bytes, Int32s, Int64s
+from spe_adapter.codec.kernels import Bools, Bytes, Int32s, Int64s
 from spe_adapter.state import kernels
 from spe_adapter.state.errors import StateDamaged, StateTooLarge
 
-Bools = NDArray[np.bool_]
 Values = NDArray[Any]
 
 _BITS_64: Final = 2**64 - 1

@@ -17,12 +17,14 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from logstore.interfaces import Buffer
-from spe_adapter.state.columns import Bools, keys_of
+from spe_adapter.cec.control import STATE_PREFIX
+from spe_adapter.codec.kernels import Bools
+from spe_adapter.state.columns import keys_of
 from spe_adapter.state.errors import StateSchemaChanged
-from spe_adapter.state.layout import STATE_PREFIX, take_schema
+from spe_adapter.state.layout import take_schema
 from spe_adapter.state.segment import Owner, Tag
 from spe_adapter.state.store import identities_of
-from spe_adapter.state.table import Mark, Table
+from spe_adapter.state.table import Table, WindowVersion
 
 _MAGIC: Final = b"cairndlt"
 _HEAD: Final = struct.Struct("<8sIIQQ")
@@ -51,9 +53,9 @@ class Beat(Protocol):
         """Input records so far."""
 
 
-def mark_of(beat: Beat) -> Mark:
+def mark_of(beat: Beat) -> WindowVersion:
     """The mark of the footprints of a beat."""
-    return Mark(beat.epoch, beat.emitted, beat.seen)
+    return WindowVersion(beat.epoch, beat.emitted, beat.seen)
 
 
 class Loaded(NamedTuple):
@@ -62,7 +64,7 @@ class Loaded(NamedTuple):
     tag: Tag
     footprints: Sequence[pa.RecordBatch]
     closes: Sequence[pa.RecordBatch]
-    mark: Beat | Mark
+    mark: Beat | WindowVersion
     note: bytes = b""
     needs: tuple[int, int] | None = None
     """Rows and bytes of the arena that the step needs at most, where that is known beforehand."""
@@ -85,7 +87,7 @@ def encode_delta(delta: Delta) -> list[Buffer]:
         "parent": delta.parent,
         "note": delta.loaded.note.hex(),
         "needs": delta.loaded.needs,
-        "mark": [int(part) for part in (mark if isinstance(mark, Mark) else mark_of(mark))],
+        "mark": [int(part) for part in (mark if isinstance(mark, WindowVersion) else mark_of(mark))],
     }
     description = json.dumps(described).encode()
     description += b" " * (-(_HEAD.size + len(description)) % _ALIGNMENT)
@@ -115,7 +117,7 @@ def decode_delta(data: Buffer) -> Delta | None:
             Tag(*described["tag"]),
             _batches(view[described_end:footprints_end]),
             _batches(view[footprints_end:]),
-            Mark(*described["mark"]),
+            WindowVersion(*described["mark"]),
             bytes.fromhex(described["note"]),
             _pair(described["needs"]),
         )
@@ -185,7 +187,7 @@ def needs_of(batch: pa.RecordBatch, is_new: Bools) -> tuple[int, int]:
 
 def redo(table: Table, loaded: Loaded) -> Iterator[str]:
     """Bring a table one step further, telling before each change. Doing it again, or the rest of it, does no harm."""
-    mark = loaded.mark if isinstance(loaded.mark, Mark) else mark_of(loaded.mark)
+    mark = loaded.mark if isinstance(loaded.mark, WindowVersion) else mark_of(loaded.mark)
     check_schema(table.schema, loaded.footprints)
     for batch in _slices(loaded.footprints):
         yield "ensure"
@@ -206,9 +208,9 @@ def _slices(batches: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield batch.slice(start, _SLICE_ROWS)
 
 
-def live_windows(table: Table) -> Iterator[tuple[pa.RecordBatch, Mark]]:
+def live_windows(table: Table) -> Iterator[tuple[pa.RecordBatch, WindowVersion]]:
     """All windows of a table with their marks, in slices."""
     rows = table.live_rows()
     for start in range(0, len(rows), _SLICE_ROWS):
         part = rows[start : start + _SLICE_ROWS]
-        yield table.take(part), Mark(*(np.ascontiguousarray(column) for column in table.marks(part)))
+        yield table.take(part), WindowVersion(*(np.ascontiguousarray(column) for column in table.marks(part)))

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from spe_adapter.codec.kernels import Int64s
-from spe_adapter.state.columns import Bools, Values
+from spe_adapter.codec.kernels import Bools, Int64s
+from spe_adapter.state.columns import Values
 from spe_adapter.state.store import Changes, Journal
 from spe_adapter.state.table import Table
 

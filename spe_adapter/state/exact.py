@@ -20,7 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from spe_adapter.state.columns import Bools, Values, fixed_array, fixed_values
+from spe_adapter.codec.kernels import Bools
+from spe_adapter.state.columns import Values, fixed_array, fixed_values
 from spe_adapter.state.errors import StateValueRefused
 
 _WHOLE_MAX: Final = {2: 2**11, 4: 2**24, 8: 2**53}

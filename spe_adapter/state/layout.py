@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from spe_adapter.cec.control import STATE_PREFIX
 from spe_adapter.codec.kernels import Bytes, Int64s
 from spe_adapter.state import kernels
 from spe_adapter.state.errors import StateDamaged, StateSchemaRefused
@@ -22,8 +23,6 @@ LAYOUT_VERSION: Final = 1
 
 NEVER: Final = int(np.iinfo(np.int64).max)
 """When a window expires that does not expire; also the ordinal of a row that holds no window."""
-
-STATE_PREFIX: Final = "s_"
 
 ROWS_MAX: Final = 2**31 - 2
 _ALIGNMENT: Final = 64

@@ -18,8 +18,8 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from spe_adapter.codec.kernels import Int64s
-from spe_adapter.state.columns import Bools, Values
+from spe_adapter.codec.kernels import Bools, Int64s
+from spe_adapter.state.columns import Values
 from spe_adapter.state.layout import NEVER
 from spe_adapter.state.store import Changes, Journal, identity_batch
 from spe_adapter.state.table import Allocate, Table, anonymous, oldest_of

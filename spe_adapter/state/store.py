@@ -14,8 +14,8 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
-from spe_adapter.codec.kernels import Int64s
-from spe_adapter.state.columns import Bools, Values, distinct
+from spe_adapter.codec.kernels import Bools, Int64s
+from spe_adapter.state.columns import Values, distinct
 from spe_adapter.state.table import Table
 
 IDENTITY_SCHEMA: Final = pa.schema([pa.field("key", pa.binary()), pa.field("number", pa.int64())])

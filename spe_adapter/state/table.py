@@ -16,11 +16,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from spe_adapter.cec.control import STATE_PREFIX
 from spe_adapter.codec.columns import BytesColumn
-from spe_adapter.codec.kernels import Bytes, Int64s
+from spe_adapter.codec.kernels import Bools, Bytes, Int64s
 from spe_adapter.state import exact, kernels
 from spe_adapter.state.columns import (
-    Bools,
     Values,
     bytes_array,
     fixed_array,
@@ -31,7 +31,7 @@ from spe_adapter.state.columns import (
     signed,
 )
 from spe_adapter.state.errors import StateDamaged, StateTooLarge
-from spe_adapter.state.layout import NEVER, STATE_PREFIX, Column, Layout, check_counters, take_schema
+from spe_adapter.state.layout import NEVER, Column, Layout, check_counters, take_schema
 
 Allocate = Callable[[int], Bytes]
 """Gives so many zeroed bytes, or raises StateTooLarge."""
@@ -46,7 +46,7 @@ _SPARSE_CAPACITY: Final = 16 * 1024
 """Below it nobody minds."""
 
 
-class Mark(NamedTuple):
+class WindowVersion(NamedTuple):
     """The footprint of a window: in which beat, and how many records the stream and the input had by then."""
 
     beat: int | Int64s
@@ -54,7 +54,7 @@ class Mark(NamedTuple):
     seen: int | Int64s
 
 
-class Identities(NamedTuple):
+class IdentityColumns(NamedTuple):
     """Identities as loops take them: keys, numbers and their hashes."""
 
     keys: BytesColumn
@@ -156,20 +156,20 @@ class Table:
 
     # ---- identities
 
-    def identify(self, keys: pa.Array, numbers: Int64s) -> Identities:
+    def identify(self, keys: pa.Array, numbers: Int64s) -> IdentityColumns:
         """Identities as this table (and every one with its seed) looks them up."""
         parts = keys_of(keys)
         numbers = numbers_of(numbers, len(keys))
         hashes = hashes_of(parts, numbers, self.seed)
         numbers = numbers[:]
         numbers.flags.writeable = False
-        return Identities(parts, numbers, hashes)
+        return IdentityColumns(parts, numbers, hashes)
 
     def find(self, keys: pa.Array, numbers: Int64s) -> Int64s:
         """The row of each window, -1 where there is none."""
         return self.find_identities(self.identify(keys, numbers))
 
-    def find_identities(self, identities: Identities) -> Int64s:
+    def find_identities(self, identities: IdentityColumns) -> Int64s:
         """`find`, for what `identify` returned."""
         keys, numbers, hashes = identities
         out = np.empty(len(hashes), np.int64)
@@ -185,7 +185,7 @@ class Table:
             self.insert(identities, rows)
         return rows, is_new
 
-    def insert(self, identities: Identities, rows: Int64s) -> None:
+    def insert(self, identities: IdentityColumns, rows: Int64s) -> None:
         """Give the identities that have no row (-1 in `rows`, where the new ones are written) one each."""
         keys, numbers, hashes = identities
         missing = rows < 0
@@ -396,7 +396,7 @@ class Table:
         columns += [self.get_arrow(name, rows) for name in self._columns]
         return pa.RecordBatch.from_arrays(columns, schema=self._take_schema)
 
-    def put(self, batch: pa.RecordBatch, mark: Mark | tuple[int, int, int]) -> Int64s:
+    def put(self, batch: pa.RecordBatch, mark: WindowVersion | tuple[int, int, int]) -> Int64s:
         """Store such a batch (identities distinct), overwriting windows that are there; the rows."""
         rows, _ = self.ensure(batch.column("key"), batch.column("number").to_numpy())
         self.fill(rows, batch)

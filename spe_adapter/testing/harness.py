@@ -26,14 +26,16 @@ import pyarrow as pa
 from logstore.errors import Blame, CairnError
 from logstore.format.batch import patch_base
 from logstore.format.control import Begin, End, encode_control
-from spe_adapter.cec.control import Mark, Progress, encode_closes, encode_footprints, encode_mark
+from spe_adapter.cec.control import EndPositions, Mark
+from spe_adapter.cec.extent import Counters
 from spe_adapter.cec.reconstruct import Eventual, Reconstruction
+from spe_adapter.codec.kernels import Bools
+from spe_adapter.epochs.marks import OpenWindows, StatePartition, control_batches, epoch_mark
 from spe_adapter.operators.base import Operator, next_watermark
 from spe_adapter.operators.keys import KeyCodec
 from spe_adapter.operators.output import Output, to_records
 from spe_adapter.operators.processor import Processor
 from spe_adapter.operators.replay import Replay, SkipPoints
-from spe_adapter.state.columns import Bools
 from spe_adapter.state.direct import Direct
 from spe_adapter.state.layout import NEVER
 from spe_adapter.state.overlay import Overlay
@@ -199,10 +201,8 @@ class OperatorHarness:
                 self._table.find(changes.closed.column("key"), changes.closed.column("number").to_numpy())
             )
         self._table.put(footprints, (beat, self._emitted, seen))
-        batches = [*encode_footprints(_QUERY, beat, footprints, opened, 0)]
-        for gone in closes:
-            batches += encode_closes(_QUERY, beat, gone, 0)
-        batches.append(encode_mark(self._mark(beat), 0))
+        written = changes._replace(footprints=footprints, opened=opened, closed=closes[0] if closes else changes.closed)
+        batches = [*control_batches(self._mark(beat), written, 0)]
         begin = Begin(_QUERY, beat, 1, ("a",), sum(map(len, batches)), len(batches))
         end = End(_QUERY, beat, 1, self._progress(beat).to_json().encode())
         first, last = encode_control(begin, timestamp_ms=0), encode_control(end, timestamp_ms=0)
@@ -234,25 +234,17 @@ class OperatorHarness:
 
     def _mark(self, beat: int) -> Mark:
         oldest = self._table.oldest_mark()
-        return Mark(
-            query=_QUERY,
-            epoch=beat,
-            attempt="a",
-            partition=0,
-            partitions=1,
-            layout=1,
-            operator=self._operator.name,
-            open_windows=self._table.live,
-            emitted=self._emitted,
-            seen=self._processor.seen,
-            sequence=self._processor.sequence,
-            max_event_ms=self._processor.max_event_ms,
+        return epoch_mark(
+            StatePartition(_QUERY, "a", 0, 1, 1, self._operator.name),
+            beat,
+            Counters(self._emitted, self._processor.seen),
+            OpenWindows(self._table.live, beat if oldest is None else oldest[0]),
+            self._processor,
             watermark_ms=self._watermark_ms,
-            oldest_beat=beat if oldest is None else oldest[0],
         )
 
-    def _progress(self, beat: int) -> Progress:
-        return Progress(
+    def _progress(self, beat: int) -> EndPositions:
+        return EndPositions(
             generation=0,
             batch=beat,
             closing=False,

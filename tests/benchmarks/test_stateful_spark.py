@@ -27,9 +27,8 @@ from benchmarks.stateful.plans import FULL, QUICK, SMOKE, Plan, TimeLimit
 from benchmarks.stateful.process import DriverFailed
 from benchmarks.stateful.report import find_goals, missing_goals
 from benchmarks.stateful.running import tasks_began
-from spe_adapter.cec.control import Progress
-from spe_adapter.microbatch.driver import Committed
-from spe_adapter.microbatch.progress import EpochProgress, progress_of
+from spe_adapter.cec.control import EndPositions
+from spe_adapter.microbatch.committed import Committed, EpochProgress, progress_of
 from tests.support.limits import PROGRAM_S
 
 ROOT = Path(__file__).parents[2]
@@ -157,7 +156,7 @@ class Told:
 
 def test_a_restart_does_not_tell_the_epoch_of_the_run_before() -> None:
     """Until its first epoch a run knows the last one from the log alone, which no task of this run began."""
-    in_log = Progress(
+    in_log = EndPositions(
         generation=0,
         batch=7,
         closing=False,

@@ -20,8 +20,8 @@ from logstore.interfaces import Buffer
 from spe_adapter.cec.control import (
     Begin,
     End,
+    EndPositions,
     Mark,
-    Progress,
     encode_closes,
     encode_footprints,
     encode_mark,
@@ -266,8 +266,8 @@ class Model:
             rebase=rebase,
         )
 
-    def _progress(self) -> Progress:
-        return Progress(
+    def _progress(self) -> EndPositions:
+        return EndPositions(
             generation=self.generation,
             batch=self.batch,
             closing=False,

@@ -29,16 +29,16 @@ from logstore.format.records import Record, encode_batch
 from spe_adapter.cec.control import (
     BATCH_TARGET_BYTES,
     Closes,
+    EndPositions,
     Footprints,
     Mark,
-    Progress,
     decode,
     encode_closes,
     encode_footprints,
     encode_mark,
     holds_progress,
 )
-from spe_adapter.planned import Planned
+from spe_adapter.checkpoint.planned import Planned
 from tests.cec.model import Window, close_rows, footprint_rows
 
 MARK = Mark(
@@ -60,7 +60,7 @@ MARK = Mark(
     oldest_beat=2**40,
     rebase=False,
 )
-PROGRESS = Progress(
+PROGRESS = EndPositions(
     generation=1,
     batch=3,
     closing=False,
@@ -155,20 +155,20 @@ def test_a_mark_comes_back(changed: Mark) -> None:
 
 
 @pytest.mark.parametrize("changed", [PROGRESS, replace(PROGRESS, reset_to=None, closing=True, max_event_ms=3)])
-def test_progress_comes_back(changed: Progress) -> None:
+def test_progress_comes_back(changed: EndPositions) -> None:
     """Every field, through END's positions."""
     end = decode(encode_control(End("q", 1, 1, changed.to_json().encode()), timestamp_ms=1))
     assert isinstance(end, End)
-    assert Progress.from_json(end.positions) == changed
+    assert EndPositions.from_json(end.positions) == changed
 
 
 def test_progress_as_it_is_written() -> None:
     """Byte for byte; and a log of version 1, which did not note the input, is read."""
     assert PROGRESS.to_json() == GOLDEN_PROGRESS
     former = GOLDEN_PROGRESS[: GOLDEN_PROGRESS.index(',"input"')].replace('"v":2', '"v":1') + "}"
-    assert Progress.from_json(former.encode()) == replace(PROGRESS, planned=None)
+    assert EndPositions.from_json(former.encode()) == replace(PROGRESS, planned=None)
     with pytest.raises(UnknownFormatVersion, match="progress version 3"):
-        Progress.from_json(GOLDEN_PROGRESS.replace('"v":2', '"v":3').encode())
+        EndPositions.from_json(GOLDEN_PROGRESS.replace('"v":2', '"v":3').encode())
 
 
 def test_whose_end_is_a_stateful_querys() -> None:
@@ -306,7 +306,7 @@ def test_a_newer_version_is_named() -> None:
     with pytest.raises(UnknownFormatVersion, match="version 1"):
         decode(newer)
     with pytest.raises(UnknownFormatVersion, match="version 3"):
-        Progress.from_json(PROGRESS.to_json().replace('"v":2', '"v":3').encode())
+        EndPositions.from_json(PROGRESS.to_json().replace('"v":2', '"v":3').encode())
 
 
 def test_a_batch_that_is_no_control_batch_is_refused() -> None:
@@ -344,14 +344,14 @@ def test_every_field_of_progress_is_checked(name: str) -> None:
     fields = json.loads(PROGRESS.to_json())
     fields[name] = "text"
     with pytest.raises(CorruptBatch, match=name):
-        Progress.from_json(json.dumps(fields).encode())
+        EndPositions.from_json(json.dumps(fields).encode())
 
 
 @pytest.mark.parametrize("positions", [b"", b"[]", b"\xff", b"[" * 100_000])
 def test_positions_that_are_no_object_are_refused(positions: bytes) -> None:
     """Whatever a driver wrote there."""
     with pytest.raises(CorruptBatch):
-        Progress.from_json(positions)
+        EndPositions.from_json(positions)
 
 
 def with_kind(kinds: Sequence[int | None], rows: pa.RecordBatch = ROWS) -> pa.RecordBatch:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from spe_adapter.cec.since import Delta, Since
+from spe_adapter.cec.since import EpochChanges, Since
 from tests.cec.histories import histories, pieces_of
 from tests.cec.model import QUERY, Identity, Model, Window, identities_of, windows_of
 
@@ -20,7 +20,7 @@ def attempt_of(model: Model, epoch: int) -> str:
     return f"{mark.partition}:{mark.attempt}"
 
 
-def scan(pieces: list[bytes], since: Since) -> tuple[Delta, ...] | None:
+def scan(pieces: list[bytes], since: Since) -> tuple[EpochChanges, ...] | None:
     """What a whole scan finds."""
     for piece in pieces:
         if since.feed(piece):
@@ -28,7 +28,7 @@ def scan(pieces: list[bytes], since: Since) -> tuple[Delta, ...] | None:
     return since.finish()
 
 
-def apply(live: dict[Identity, Window], deltas: tuple[Delta, ...]) -> dict[Identity, Window]:
+def apply(live: dict[Identity, Window], deltas: tuple[EpochChanges, ...]) -> dict[Identity, Window]:
     """A state with some deltas applied."""
     live = dict(live)
     for delta in deltas:

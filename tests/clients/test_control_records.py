@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.harness.raw import RawConnection, make_batch
 from logstore.format import private
-from spe_adapter.cec.control import Mark, Progress, encode_closes, encode_footprints, encode_mark
+from spe_adapter.cec.control import EndPositions, Mark, encode_closes, encode_footprints, encode_mark
 from tests.clients.adapters import EARLIEST, LATEST, Client, ConfluentClient, Message
 from tests.clients.broker import Broker, eventually
 from tests.clients.test_kcat import kcat
@@ -64,7 +64,7 @@ def commit(connection: RawConnection, request: private.Request, key: int) -> Non
 def publish(broker: Broker, topic: str, beats: list[list[bytes]], windows: int = WINDOWS) -> None:
     """One append group for each beat: its results, then its control records."""
     query, run = uuid.uuid4().hex, uuid.uuid4().hex
-    progress = Progress(
+    progress = EndPositions(
         generation=0, batch=0, closing=False, late_ms=0, watermark_ms=0, max_event_ms=None, partitions=1, layout=0
     )
     with RawConnection(broker.port) as connection:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from kafka.partitioner.default import murmur2
 
 from spe_adapter.codec.partitioner import partitions_of
-from tests.spark.streams import create_topic
 from tests.support.sidecar import Sidecar
+from tests.support.streams import create_topic
 
 
 @given(st.lists(st.none() | st.binary(max_size=40), min_size=1), st.integers(1, 1000))

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from logstore.format.records import Record
 from spe_adapter.cec.policy import Budget, CostBenefit, Costs, NoChecks, Policy, Targets
 from spe_adapter.continuous.fragment import Fragment, Source
-from spe_adapter.continuous.joining import join_sources
+from spe_adapter.continuous.steps import join_sources
 from spe_adapter.operators import functions as agg
 from spe_adapter.operators.aggregates import Aggregate
 from spe_adapter.operators.base import Operator, Results, Rows, State

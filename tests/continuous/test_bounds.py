@@ -96,9 +96,9 @@ def core_of(operator: Operator, policy: Policy) -> Core:
 def footprints_in(group: Group) -> list[Footprints]:
     """The footprints that a group holds."""
     found = []
-    for piece in group.pieces:
-        for position, header in iterate_batches(piece.data):
-            record = decode(piece.data, position) if header.is_control else None
+    for segment in group.segments:
+        for position, header in iterate_batches(segment.data):
+            record = decode(segment.data, position) if header.is_control else None
             if isinstance(record, Footprints):
                 found.append(record)
     return found

@@ -27,9 +27,9 @@ from spe_adapter.operators.windows import Counting
 from tests.clients.broker import eventually
 from tests.continuous.fragments import parse
 from tests.continuous.processes import WINDOW, as_text, expected, produce
-from tests.spark.session import start_spark
 from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import Sidecar
+from tests.support.spark_session import start_spark
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash]
 

@@ -34,9 +34,9 @@ from logstore.testing.faults import EIO, Call, Fault
 from logstore.testing.simdisk import SimDisk
 from spe_adapter.cec.policy import Policy
 from spe_adapter.continuous.core import Core, Place
-from spe_adapter.continuous.fragment import Limits, Plan
+from spe_adapter.continuous.fragment import CheckedFragment, Limits
 from spe_adapter.continuous.loop import Event, Loop, Progress
-from spe_adapter.continuous.port import FENCE_EPOCH, Fetch, Group, Scanned
+from spe_adapter.continuous.port import FENCE_EPOCH, Fetch, Group, ScannedBatches
 
 T = TypeVar("T")
 
@@ -216,7 +216,7 @@ class World:
 class SimPort:
     """`spe_adapter.continuous.port.Port` over the world's present life."""
 
-    def __init__(self, world: World, plan: Plan, partition: int, run: str) -> None:
+    def __init__(self, world: World, plan: CheckedFragment, partition: int, run: str) -> None:
         self._world = world
         self._query = plan.fragment.name_in(partition)
         self._topic = plan.fragment.topic
@@ -279,10 +279,10 @@ class SimPort:
 
         return self._call(do)
 
-    def scan(self, before_offset: int) -> Scanned:
+    def scan(self, before_offset: int) -> ScannedBatches:
         """See Port: a few batches at a time."""
 
-        def do() -> Scanned:
+        def do() -> ScannedBatches:
             stream = self._life.store.stream(self._topic, self._partition)
             before = stream.high_watermark if before_offset < 0 else before_offset
             older = [one for one in self._life.controls(stream, stream.log_start_offset) if one[0] < before]
@@ -290,7 +290,7 @@ class SimPort:
             next_before = taken[0][0] if taken else stream.log_start_offset
             if len(taken) == len(older):
                 next_before = stream.log_start_offset
-            return Scanned(b"".join(batch for _, batch in reversed(taken)), next_before, stream.log_start_offset)
+            return ScannedBatches(b"".join(batch for _, batch in reversed(taken)), next_before, stream.log_start_offset)
 
         return self._call(do)
 
@@ -334,15 +334,13 @@ class SimPort:
     def _send(self, group: Group) -> Ticket[DecideReply]:
         life, attempt, now_ms = self._life, str(group.beat), self.wall_ms()
         staged = []
-        for position, piece in enumerate(group.pieces):
-            request = StageRequest(
-                self._query, self._run, group.beat, 0, attempt, position, (piece.part,), bytes(piece.data)
-            )
+        for position, (parts, data) in enumerate(group.segments):
+            request = StageRequest(self._query, self._run, group.beat, 0, attempt, position, parts, bytes(data))
             staged.append(life.epochs.stage(request, now_ms=now_ms))
         life.driver.run()
         for ticket in staged:
             ticket.result()
-        tasks = (TaskOutput(0, attempt, len(group.pieces)),)
+        tasks = (TaskOutput(0, attempt, len(group.segments)),)
         decision = DecideRequest(self._query, self._run, group.beat, "error", tasks, group.positions, False)
         return life.epochs.decide(decision, now_ms=now_ms)
 
@@ -396,7 +394,7 @@ class RunnerLife(NamedTuple):
 
 
 def start_runner(
-    world: World, plan: Plan, policy: Callable[[], Policy], limits: Limits, run: str, kind: type[Core] = Core
+    world: World, plan: CheckedFragment, policy: Callable[[], Policy], limits: Limits, run: str, kind: type[Core] = Core
 ) -> RunnerLife:
     """A runner over the world's store, not yet recovered. Upstream trims whatever it may, now and then."""
     port = SimPort(world, plan, 0, run)
@@ -415,7 +413,7 @@ def start_runner(
 
 
 def run_story(
-    world: World, plan: Plan, policy: Callable[[], Policy], limits: Limits, kind: type[Core] = Core
+    world: World, plan: CheckedFragment, policy: Callable[[], Policy], limits: Limits, kind: type[Core] = Core
 ) -> Outcome:
     """Run a fragment until all input is processed and committed, starting anew whenever something killed it."""
     world.start_faults()

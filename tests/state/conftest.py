@@ -12,9 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from spe_adapter.state.delta import Loaded
+from spe_adapter.state.segment import Tag
 from spe_adapter.state.store import Changes
-from spe_adapter.state.table import Mark, Table
-from spe_adapter.state.versions import Loaded, Tag
+from spe_adapter.state.table import Table, WindowVersion
 
 SCHEMA = pa.schema([pa.field("total", pa.int64()), pa.field("name", pa.string())])
 QUERY = "a query/with a name"
@@ -92,7 +93,7 @@ def note_of(tag: Tag) -> bytes:
 
 
 class History:
-    """The epochs of a partition, as the log has them: the Loader of any version of it."""
+    """The epochs of a partition, as the log has them: the StateSource of any version of it."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self.steps = list(steps)
@@ -111,12 +112,12 @@ class History:
         raise AssertionError(f"no version {tag}")
 
     def loader(self, wanted: Tag | None, *, steps: bool = True) -> "Log":
-        """The Loader for a version; without `steps` it only has everything."""
+        """The StateSource for a version; without `steps` it only has everything."""
         return Log(self, wanted, steps=steps)
 
 
 class Log:
-    """A Loader over a history, which counts what it was asked for."""
+    """A StateSource over a history, which counts what it was asked for."""
 
     def __init__(self, history: History, wanted: Tag | None, *, steps: bool) -> None:
         self._history = history
@@ -153,15 +154,15 @@ class Log:
 
 def check_marks(table: Table, history: History, tag: Tag) -> None:
     """Every window carries the mark of the epoch that set it last."""
-    marks: dict[tuple[bytes | None, int], Mark] = {}
+    marks: dict[tuple[bytes | None, int], WindowVersion] = {}
     for step in history.steps:
-        marks.update(dict.fromkeys(step.set, Mark(*step.beat())))
+        marks.update(dict.fromkeys(step.set, WindowVersion(*step.beat())))
         if step.tag == tag:
             break
     rows = table.live_rows()
     batch = table.take(rows)
     found = zip(batch.column("key").to_pylist(), batch.column("number").to_pylist(), *table.marks(rows), strict=True)
-    assert all(marks[key, number] == Mark(int(beat), int(o), int(s)) for key, number, beat, o, s in found)
+    assert all(marks[key, number] == WindowVersion(int(beat), int(o), int(s)) for key, number, beat, o, s in found)
 
 
 @pytest.fixture

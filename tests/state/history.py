@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from spe_adapter.state.versions import Tag
+from spe_adapter.state.segment import Tag
 from tests.state.conftest import History, Step, Windows
 
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spe_adapter.state.files import World
-from spe_adapter.state.versions import StateDirectory, Tag
+from spe_adapter.state.segment import Tag
+from spe_adapter.state.versions import StateDirectory
 from tests.state.conftest import OPERATOR, QUERY, SCHEMA, History, Step, Windows, check_marks, note_of, windows_of
 from tests.state.history import big_history
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from spe_adapter.state.versions import StateDirectory, usage
+from spe_adapter.state.query import usage
+from spe_adapter.state.versions import StateDirectory
 from tests.state.conftest import OPERATOR, QUERY, SCHEMA, History, check_marks, windows_of
 from tests.state.history import big_history, long_history
 

@@ -12,7 +12,7 @@ from spe_adapter.state.direct import Direct
 from spe_adapter.state.layout import NEVER
 from spe_adapter.state.overlay import Overlay
 from spe_adapter.state.store import StateStore
-from spe_adapter.state.table import Mark, Table
+from spe_adapter.state.table import Table, WindowVersion
 
 SCHEMA = pa.schema([pa.field("total", pa.int64()), pa.field("name", pa.string())])
 
@@ -190,7 +190,7 @@ class Model:
 def filled(windows: dict[Identity, Window]) -> Table:
     """A small table with these windows, so that it grows soon."""
     table = Table.in_memory(SCHEMA, 1, seed=3)
-    table.put(window_batch(windows), Mark(1, 2, 3))
+    table.put(window_batch(windows), WindowVersion(1, 2, 3))
     return table
 
 

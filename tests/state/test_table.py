@@ -14,7 +14,7 @@ from spe_adapter.state import kernels
 from spe_adapter.state.columns import distinct, hashes_of, keys_of
 from spe_adapter.state.errors import StateDamaged, StateSchemaRefused, StateTooLarge
 from spe_adapter.state.layout import NEVER, Layout
-from spe_adapter.state.table import Mark, Table
+from spe_adapter.state.table import Table, WindowVersion
 
 ALL_TYPES = pa.schema(
     [
@@ -80,14 +80,14 @@ def test_every_type_comes_back() -> None:
     )
     table = Table.in_memory(ALL_TYPES, 1)
     for start in range(3):
-        table.put(batch.slice(start, 1), Mark(1, 2, 3))
+        table.put(batch.slice(start, 1), WindowVersion(1, 2, 3))
     rows = table.find(batch.column("key"), batch.column("number").to_numpy())
     assert table.take(rows).to_pylist() == batch.to_pylist()
     assert table.get("bool", rows).tolist() == [True, False, False]
     assert table.get("time", rows)[1] == 0
     assert table.take(rows[:0]).num_rows == 0
     other = Table.in_memory(ALL_TYPES)
-    assert other.take(other.put(table.take(rows), Mark(1, 2, 3))).to_pylist() == batch.to_pylist()
+    assert other.take(other.put(table.take(rows), WindowVersion(1, 2, 3))).to_pylist() == batch.to_pylist()
 
 
 @pytest.mark.parametrize("kind", [pa.list_(pa.int64()), pa.decimal128(9, 2), pa.dictionary(pa.int8(), pa.string())])

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from spe_adapter.state import kernels
 from spe_adapter.state.delta import Loaded, redo
 from spe_adapter.state.layout import Layout
+from spe_adapter.state.segment import Tag
 from spe_adapter.state.table import Table
-from spe_adapter.state.versions import Tag
 from tests.state.conftest import SCHEMA, Step, Windows, windows_of
 
 LOOPS = ("insert_rows", "unlink_rows", "scatter_bytes")

@@ -10,7 +10,9 @@ import pytest
 
 from spe_adapter.state import kernels
 from spe_adapter.state.errors import StateDamaged, StateSchemaChanged, StateTooLarge
-from spe_adapter.state.versions import OpenState, StateDirectory, Tag, usage
+from spe_adapter.state.query import usage
+from spe_adapter.state.segment import Tag
+from spe_adapter.state.versions import OpenState, StateDirectory
 from tests.state.conftest import OPERATOR, QUERY, SCHEMA, History, Log, Step, check_marks, note_of, windows_of
 
 LIMIT = 64 * 1024 * 1024

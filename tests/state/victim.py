@@ -13,7 +13,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from spe_adapter.state.files import World
-from spe_adapter.state.versions import StateDirectory, Tag
+from spe_adapter.state.segment import Tag
+from spe_adapter.state.versions import StateDirectory
 from tests.state.conftest import OPERATOR, QUERY, SCHEMA, History, windows_of
 from tests.state.history import big_history, long_history
 

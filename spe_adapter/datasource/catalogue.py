@@ -1,0 +1,96 @@
+"""Which streams a source reads and which offsets they have: the driver's view of a sidecar.
+
+Invariants: a stream's offsets come from the sidecar alone, at the moment of the call; an option that names streams
+must name exactly those that are read.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+
+from logstore.client.blocking import Client
+from logstore.client.errors import UNKNOWN_TOPIC_OR_PARTITION, Refused
+from logstore.errors import InvalidConfig
+from spe_adapter.datasource.offsets import EARLIEST, LATEST, Offsets, TopicPartition, names
+from spe_adapter.datasource.options import Position, Strategy, Subscription
+
+
+class Catalogue:
+    """Looks streams and offsets up. Raises the client's errors, and InvalidConfig for options that do not fit what is
+    there.
+    """
+
+    def __init__(self, client: Client, subscription: Subscription) -> None:
+        self._client = client
+        self._subscription = subscription
+
+    def streams(self, known: Iterable[TopicPartition] = ()) -> list[TopicPartition]:
+        """The streams to read now, sorted. A topic that has vanished is left out if it is one of `known`, else
+        refused.
+        """
+        if self._subscription.assign:
+            return list(self._subscription.assign)
+        wanted = self._subscription.topics
+        found = self._client.topics(wanted or None)
+        if not wanted:
+            pattern = re.compile(self._subscription.pattern)
+            found = {
+                name: info
+                for name, info in found.items()
+                if not info.internal and not info.error and pattern.fullmatch(name)
+            }
+        known_topics = {stream.topic for stream in known}
+        streams: list[TopicPartition] = []
+        for name, info in sorted(found.items()):
+            if info.error and not (info.error == UNKNOWN_TOPIC_OR_PARTITION and name in known_topics):
+                raise Refused(f"option 'subscribe' names topic {name!r}, at {self._client.where}", code=info.error)
+            streams += (TopicPartition(name, partition) for partition in info.partitions)
+        return streams
+
+    def earliest(self, streams: Iterable[TopicPartition]) -> Offsets:
+        """The first offset that is still there."""
+        return self._lookup(dict.fromkeys(streams, EARLIEST))
+
+    def latest(self, streams: Iterable[TopicPartition]) -> Offsets:
+        """The offset that the next record will get. A stream that has vanished meanwhile is left out."""
+        found = self._client.offsets(dict.fromkeys(streams, LATEST))
+        offsets: Offsets = {}
+        for stream, info in found.items():
+            if info.error == UNKNOWN_TOPIC_OR_PARTITION:
+                continue
+            if info.error:
+                raise Refused(f"offsets of {stream} at {self._client.where}", code=info.error)
+            offsets[stream] = info.offset
+        return offsets
+
+    def resolve(self, position: Position, streams: Iterable[TopicPartition], strategy: Strategy) -> Offsets:
+        """A position from the options as offsets; `strategy` says what to do where no record is young enough."""
+        streams = list(streams)
+        wanted = position.each if position.each is not None else dict.fromkeys(streams, position.everywhere or 0)
+        missing, extra = set(streams) - set(wanted), set(wanted) - set(streams)
+        if missing or extra:
+            raise InvalidConfig(
+                f"option {position.option!r} must name exactly the partitions that are read ({names(streams)}); "
+                f"missing: {names(missing) or 'none'}, too many: {names(extra) or 'none'}"
+            )
+        if position.is_timestamp:
+            return self._by_timestamp(position, wanted, strategy)
+        fixed = {stream: offset for stream, offset in wanted.items() if offset >= 0}
+        return fixed | self._lookup({stream: offset for stream, offset in wanted.items() if offset < 0})
+
+    def _by_timestamp(self, position: Position, wanted: Mapping[TopicPartition, int], strategy: Strategy) -> Offsets:
+        offsets = self._lookup(wanted)
+        behind = {stream for stream, offset in offsets.items() if offset < 0}
+        if behind and strategy == "error":
+            raise InvalidConfig(
+                f"option {position.option!r}: {names(behind)} has no record at or after that timestamp; "
+                "set 'startingOffsetsByTimestampStrategy' to 'latest' to start at the end there"
+            )
+        return offsets | self._lookup(dict.fromkeys(behind, LATEST))
+
+    def _lookup(self, timestamps_ms: Mapping[TopicPartition, int]) -> Offsets:
+        offsets: Offsets = {}
+        for stream, info in self._client.offsets(timestamps_ms).items():
+            if info.error:
+                raise Refused(f"offsets of {stream} at {self._client.where}", code=info.error)
+            offsets[stream] = info.offset
+        return offsets

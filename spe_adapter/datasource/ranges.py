@@ -1,0 +1,77 @@
+"""What to read next: admission control and the splitting of ranges, as pure functions over offsets.
+
+Invariants: nothing is read twice or left out: ranges of one stream neither overlap nor leave gaps; a limit never
+keeps a stream from moving altogether.
+
+Source: Spark's `KafkaMicroBatchStream` (rate limit, delay) and `KafkaOffsetRangeCalculator` (splitting), whose
+results users of Spark's Kafka source rely on.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from typing import NamedTuple
+
+from spe_adapter.datasource.offsets import Offsets, TopicPartition
+
+
+class StreamRange(NamedTuple):
+    """Offsets from `start` up to but not including `end` of one stream."""
+
+    stream: TopicPartition
+    start: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        """How many offsets that is."""
+        return self.end - self.start
+
+
+def limited(start: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int], most: int) -> Offsets:
+    """Where to stop so that about `most` offsets are read, shared out by how much each stream has.
+
+    `start` has a position for every stream of `latest`. Every stream that has something gets at least one offset.
+    """
+    backlog = {stream: end - start[stream] for stream, end in latest.items() if end > start[stream]}
+    total = sum(backlog.values())
+    end: Offsets = dict(latest)
+    for stream, size in backlog.items():
+        share = most * size / total
+        offsets = math.ceil(share) if share < 1 else math.floor(share)
+        end[stream] = min(latest[stream], start[stream] + offsets)
+    return end
+
+
+def available(start: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int]) -> int:
+    """How many offsets there are to read."""
+    return sum(max(0, end - start.get(stream, 0)) for stream, end in latest.items())
+
+
+def split(ranges: Iterable[StreamRange], least: int | None, most_records: int | None) -> list[StreamRange]:
+    """Ranges cut so that there are at least about `least` of them and none is larger than `most_records`; empty ones
+    go.
+    """
+    found = [piece for piece in ranges if piece.size > 0]
+    if most_records is not None:
+        found = [part for piece in found for part in _cut(piece, math.ceil(piece.size / most_records))]
+    if least is None or len(found) >= least:
+        return found
+    total = sum(piece.size for piece in found)
+    # Small ranges stay whole and do not count in the shares of the others.
+    whole = {piece for piece in found if _parts(piece.size, total, least) == 1}
+    rest_total = total - sum(piece.size for piece in whole)
+    rest_least = max(least - len(whole), 1)
+    parts: list[StreamRange] = []
+    for piece in found:
+        parts += [piece] if piece in whole else _cut(piece, _parts(piece.size, rest_total, rest_least))
+    return parts
+
+
+def _parts(size: int, total: int, least: int) -> int:
+    return max(math.floor(size / total * least + 0.5), 1)
+
+
+def _cut(piece: StreamRange, parts: int) -> list[StreamRange]:
+    cuts = [piece.start + piece.size * part // parts for part in range(parts + 1)]
+    return [StreamRange(piece.stream, start, end) for start, end in pairwise(cuts) if end > start]

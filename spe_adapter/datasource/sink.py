@@ -1,0 +1,293 @@
+"""The exactly-once sink: tasks stage, the driver decides, the sidecar publishes.
+
+Invariants:
+* Nothing a task writes is visible before the driver's commit names that very attempt; then all of the epoch is, in
+  all streams, once, whatever is retried, speculated or run again.
+* Query, run and epoch come from Spark's own local properties of the task, so that a re-run of an epoch names the same
+  one; the driver, which is told none of them, takes them from the tasks' messages.
+* The driver notes with each epoch what its input was, from Spark's checkpoint, or else what its output was. The last
+  epoch's number with other input (a checkpoint that lost its newest batch) is refused, as is an epoch that does not
+  begin where the one before ended, and a new query with the checkpoint or the name of one that wrote here.
+* Aborting never undoes a decision: the sidecar sees to that.
+
+Source: docs/decisions; Spark's StreamingWrite contract (commit may come twice for one epoch).
+"""
+
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
+from logstore.client.blocking import Client
+from logstore.errors import StaleEpoch, UnknownFormatVersion
+from spe_adapter.checkpoint.files import local_checkpoint, planned_in
+from spe_adapter.checkpoint.planned import rebuild_command, way_out
+from spe_adapter.codec.digests import MODULUS
+from spe_adapter.datasource.options import SinkOptions
+from spe_adapter.datasource.rows import RowWriter, Staged
+from spe_adapter.datasource.sink_notes import (
+    SinkNote,
+    Written,
+    following_epoch_problem,
+    noted_epoch,
+    refuse_lost_self,
+    repeated_epoch_problem,
+)
+from spe_adapter.epochs.client import abort, commit, connect, last_epoch
+from spe_adapter.epochs.staging import Attempt
+from spe_adapter.errors import CheckpointDiffers, NoTaskContext, SchemaRefused
+from spe_adapter.host import Host, ThisHost
+from spe_adapter.workers.collector import spare_loaded_code
+from spe_adapter.workers.context import (
+    CHECKPOINTS_PROPERTY,
+    EPOCH_PROPERTY,
+    QUERY_PROPERTY,
+    RUN_PROPERTY,
+    attempt_name,
+    local_property,
+    task_context,
+)
+
+_COLUMNS: Final = ("key", "value", "topic", "partition", "headers", "timestamp")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TaskCommit(WriterCommitMessage):
+    """What a task tells the driver: who it was, how much it staged, and where its query's checkpoint is."""
+
+    attempt: Attempt
+    staged: Staged
+    checkpoint: str | None = None
+    with_digest: bool = False
+
+
+# ---- the schema
+
+
+def check_schema(schema: StructType, options: SinkOptions) -> None:
+    """Refuse a data frame that cannot be written. Raises SchemaRefused, which names the column and the types
+    allowed.
+    """
+    types = {field.name: field.dataType for field in schema.fields}
+    if "value" not in types:
+        raise SchemaRefused(f"column 'value' (string or binary) is missing; there are {', '.join(types) or 'none'}")
+    _check_type(types, "value", (StringType, BinaryType), "string or binary")
+    _check_type(types, "key", (StringType, BinaryType), "string or binary")
+    _check_type(types, "partition", (IntegerType,), "int")
+    if options.topic is None:
+        if "topic" not in types:
+            raise SchemaRefused("no topic: set the option 'topic', or add a column 'topic' (string)")
+        _check_type(types, "topic", (StringType,), "string")
+    if options.include_timestamp:
+        if "timestamp" not in types:
+            raise SchemaRefused("column 'timestamp' (timestamp) is missing, and the option 'includeTimestamp' is set")
+        _check_type(types, "timestamp", (TimestampType,), "timestamp")
+    headers = types.get("headers")
+    if headers is not None and not _is_headers(headers):
+        raise SchemaRefused(
+            f"column 'headers' is {headers.simpleString()}; allowed: array<struct<key:string,value:binary>>"
+        )
+
+
+def _check_type(types: dict[str, DataType], name: str, allowed: tuple[type[DataType], ...], words: str) -> None:
+    found = types.get(name)
+    if found is not None and not isinstance(found, allowed):
+        raise SchemaRefused(f"column {name!r} is {found.simpleString()}; allowed: {words}")
+
+
+def _is_headers(kind: DataType) -> bool:
+    if not isinstance(kind, ArrayType) or not isinstance(kind.elementType, StructType):
+        return False
+    fields = kind.elementType.fields
+    return (
+        [field.name for field in fields] == ["key", "value"]
+        and isinstance(fields[0].dataType, StringType)
+        and isinstance(fields[1].dataType, BinaryType)
+    )
+
+
+# ---- what tasks do
+
+
+def _stage_all(
+    batches: Iterator[pa.RecordBatch], attempt: Attempt, options: SinkOptions, host: Host, *, with_digest: bool = False
+) -> Staged:
+    with connect(options, host.network) as client:
+        writer = RowWriter(client, attempt, options, host, with_digest=with_digest)
+        for batch in batches:
+            writer.add(batch.select([name for name in batch.schema.names if name in _COLUMNS]))
+        return writer.finish()
+
+
+def _commits(messages: Sequence[WriterCommitMessage | None]) -> list[TaskCommit]:
+    return [message for message in messages if isinstance(message, TaskCommit)]
+
+
+def _checkpoint_location(options: SinkOptions) -> str | None:
+    """Where the query's checkpoint is: the option, or the session's setting with the query's name; None if Spark made a
+    temporary one.
+    """
+    if options.checkpoint is not None:
+        return options.checkpoint
+    root = local_property(CHECKPOINTS_PROPERTY)
+    return f"{root.rstrip('/')}/{options.query_name}" if root and options.query_name else None
+
+
+def _note(commits: Sequence[TaskCommit], options: SinkOptions) -> SinkNote:
+    """What is known of an epoch's input and output. Runs on the driver."""
+    first = commits[0]
+    planned = written = None
+    place = None if first.checkpoint is None else local_checkpoint(first.checkpoint, first.attempt.query)
+    if place is not None:
+        with contextlib.suppress(UnknownFormatVersion):
+            planned = planned_in(place, first.attempt.epoch)
+    if all(each.with_digest for each in commits):
+        digest = sum(each.staged.digest for each in commits) % MODULUS
+        written = Written(sum(each.staged.records for each in commits), digest)
+    return SinkNote(first.checkpoint, options.query_name, planned, written)
+
+
+def _check_epoch(client: Client, commits: Sequence[TaskCommit], note: SinkNote, options: SinkOptions) -> None:
+    """Whether the epoch is one to be decided, or one that is. Raises CheckpointDiffers or TopicTaken."""
+    query, epoch = commits[0].attempt.query, commits[0].attempt.epoch
+    known = last_epoch(client, query)
+    # The topic of all rows counts before there are any: a first epoch may well have no output, and none is looked at
+    # again.
+    always = () if options.topic is None else (options.topic,)
+    topics = sorted({*always, *(topic for each in commits for topic in each.staged.topics)})
+    problem = None
+    if known.last_epoch is None:
+        if not options.allow_other_queries:
+            refuse_lost_self(client, topics, query, note)
+    elif epoch == known.last_epoch:
+        problem = repeated_epoch_problem(SinkNote.from_json(known.positions), note, epoch)
+    elif epoch == known.last_epoch + 1:
+        problem = following_epoch_problem(SinkNote.from_json(known.positions), note)
+    elif epoch < known.last_epoch and options.rewind == "skip":
+        noted = noted_epoch(client, topics, query, epoch)
+        # Nothing is left out with an epoch that has no output, and an epoch that had none has left no note.
+        if noted is not None or any(each.staged.segments for each in commits):
+            problem = repeated_epoch_problem(noted, note, epoch)
+    if problem is not None and not options.accept_changed_checkpoint:
+        raise CheckpointDiffers(f"query {query}: {problem} (at {client.where}); {way_out(query)}")
+
+
+def _commit_epoch(
+    commits: Sequence[TaskCommit], options: SinkOptions, host: Host, *, forget: bool, note: SinkNote | None = None
+) -> None:
+    query, run, epoch = commits[0].attempt[:3]
+    outputs = [each.attempt.output(each.staged.segments) for each in commits if each.staged.segments]
+    positions = "" if note is None else note.to_json()
+    with connect(options, host.network) as client:
+        if note is not None:
+            _check_epoch(client, commits, note, options)
+        try:
+            reply = commit(client, query, run, epoch, outputs, positions, rewind=options.rewind, forget=forget)
+        except StaleEpoch as error:
+            raise StaleEpoch(f"{error} (at {client.where}); {_rewound_way_out(query)}") from error
+    if reply.outcome == "skipped":
+        _log.warning(
+            "epoch %d of query %s was not written again: epoch %d is committed, and rewoundCheckpoint is skip",
+            epoch, query, reply.last_epoch,
+        )  # fmt: skip
+
+
+def _rewound_way_out(query: str) -> str:
+    """What to do about a checkpoint that is older than the log."""
+    return (
+        f"have the checkpoint say what the log says: {rebuild_command(query)}, then start the query again; or bring "
+        "back the checkpoint that belongs to it, or start anew with an empty one and a new topic. To leave out the "
+        "epochs that are committed, set the option 'rewoundCheckpoint' to 'skip'"
+    )
+
+
+# ---- streaming
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """A streaming query's sink. Spark makes a new one for each epoch's commit, so it holds options only."""
+
+    def __init__(self, options: SinkOptions, host: Host | None = None) -> None:
+        self._options = options
+        self._host: Host = host or ThisHost()
+        # Made on the driver. If that can read the checkpoint, tasks need no digest of what they write.
+        self._readable = options.checkpoint is not None and local_checkpoint(options.checkpoint) is not None
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Stage a task's rows. Runs in a task; raises NoTaskContext if Spark does not say which epoch this is."""
+        spare_loaded_code()
+        context = task_context()
+        query, run, epoch = map(local_property, (QUERY_PROPERTY, RUN_PROPERTY, EPOCH_PROPERTY))
+        if query is None or run is None or epoch is None:
+            raise NoTaskContext(
+                f"Spark did not tell the task its epoch: {QUERY_PROPERTY}={query}, {RUN_PROPERTY}={run}, "
+                f"{EPOCH_PROPERTY}={epoch}"
+            )
+        attempt = Attempt(query, run, int(epoch), context.partitionId(), attempt_name(context, self._host))
+        checkpoint = _checkpoint_location(self._options)
+        with_digest = checkpoint is not None and not self._readable
+        staged = _stage_all(iterator, attempt, self._options, self._host, with_digest=with_digest)
+        return TaskCommit(attempt, staged, checkpoint, with_digest)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """Make the epoch visible, once. Raises StaleEpoch, CheckpointDiffers, TopicTaken, FencedRun, StagedMissing,
+        Unavailable.
+
+        An epoch without tasks has no output and leaves no trace; the sidecar accepts gaps between epochs.
+        """
+        commits = _commits(messages)
+        if not commits:
+            return
+        if any(each.attempt.epoch != batchId for each in commits):
+            raise NoTaskContext(f"tasks of epoch {commits[0].attempt.epoch} in the commit of epoch {batchId}")
+        _commit_epoch(commits, self._options, self._host, forget=False, note=_note(commits, self._options))
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """Drop what was staged, if any task got far enough to say who it was; the rest goes with the run."""
+        commits = _commits(messages)
+        if commits:
+            first = commits[0].attempt
+            abort(self._options, self._host.network, first.query, first.run, batchId)
+
+
+# ---- batch
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """A batch query's sink: one epoch, all or nothing. The same writer, pickled, reaches tasks and commit."""
+
+    def __init__(self, options: SinkOptions, host: Host | None = None) -> None:
+        self._options = options
+        self._host: Host = host or ThisHost()
+        self._job = f"batch-{self._host.new_token()}"
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Stage a task's rows."""
+        spare_loaded_code()
+        context = task_context()
+        attempt = Attempt(self._job, self._job, 0, context.partitionId(), attempt_name(context, self._host))
+        return TaskCommit(attempt, _stage_all(iterator, attempt, self._options, self._host))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Make the job's output visible, once."""
+        commits = _commits(messages)
+        if commits:
+            _commit_epoch(commits, self._options, self._host, forget=True)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Drop what was staged."""
+        abort(self._options, self._host.network, self._job, self._job, 0)

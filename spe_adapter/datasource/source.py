@@ -1,0 +1,303 @@
+"""The `cairn` data source for Spark: what a user of Spark's Kafka source gets by changing one word.
+
+Invariants:
+* Columns, options, offsets and their meaning are those of Spark's Kafka source; Arrow all the way.
+* Objects here travel between Spark's driver, its planning worker and its tasks by pickle, so they hold options, never
+  connections.
+* Offsets given to Spark only grow, unless data is lost and the query allows it.
+
+Source: pyspark.sql.datasource; Spark's Structured Streaming + Kafka Integration Guide.
+"""
+
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from logstore.client.network import HostNetwork, Network
+from spe_adapter.datasource.catalogue import Catalogue
+from spe_adapter.datasource.offsets import JsonOffsets, Offsets, TopicPartition, began_of, from_json, names, to_json
+from spe_adapter.datasource.options import SOURCE_NAME, SourceOptions, include_headers, parse_sink, parse_source
+from spe_adapter.datasource.ranges import StreamRange, available, limited, split
+from spe_adapter.datasource.reading import read_range, refuse_loss
+from spe_adapter.datasource.sink import BatchWriter, StreamWriter, check_schema
+from spe_adapter.epochs.client import connect
+from spe_adapter.errors import SchemaRefused
+from spe_adapter.workers.collector import spare_loaded_code
+
+LEAST_LOOKUP_INTERVAL_S: Final = 0.02
+"""Spark asks an idle source about 70 times a second; a lookup that changed nothing is not repeated sooner than this."""
+
+_HEADERS: Final = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+_FIELDS: Final = (
+    StructField("key", BinaryType()),
+    StructField("value", BinaryType()),
+    StructField("topic", StringType()),
+    StructField("partition", IntegerType()),
+    StructField("offset", LongType()),
+    StructField("timestamp", TimestampType()),
+    StructField("timestampType", IntegerType()),
+)
+
+
+def source_schema(*, with_headers: bool) -> StructType:
+    """The columns of Spark's Kafka source."""
+    return StructType([*_FIELDS, *([StructField("headers", _HEADERS)] if with_headers else [])])
+
+
+class CairnDataSource(DataSource):
+    """`format("cairn")`: streams of a sidecar as a source and an exactly-once sink."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        self._given: dict[str, str] = dict(options)
+
+    @classmethod
+    def name(cls) -> str:
+        """The name that `format` takes."""
+        return SOURCE_NAME
+
+    def schema(self) -> StructType:
+        """The columns of Spark's Kafka source."""
+        return source_schema(with_headers=include_headers(self._given))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A batch query's reader. Raises InvalidConfig and SchemaRefused."""
+        self._check_source_schema(schema)
+        return BatchReader(parse_source(self._given, streaming=False))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        """A streaming query's reader. Raises InvalidConfig and SchemaRefused."""
+        self._check_source_schema(schema)
+        return StreamReader(parse_source(self._given, streaming=True))
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        """A batch query's writer. Raises InvalidConfig and SchemaRefused."""
+        options = parse_sink(self._given)
+        if overwrite:
+            raise SchemaRefused("mode 'overwrite' cannot be had: a stream only grows; allowed: append")
+        check_schema(schema, options)
+        return BatchWriter(options)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802 - Spark's name
+        """A streaming query's exactly-once writer. Raises InvalidConfig and SchemaRefused.
+
+        `overwrite` says that the output mode is complete: each epoch then appends the whole result, as with Spark's
+        Kafka sink.
+        """
+        options = parse_sink(self._given)
+        check_schema(schema, options)
+        return StreamWriter(options)
+
+    def _check_source_schema(self, schema: StructType) -> None:
+        expected = self.schema()
+        if schema != expected:
+            raise SchemaRefused(
+                f"the cairn source has a fixed schema, {expected.simpleString()}; {schema.simpleString()} was given"
+            )
+
+
+class RangePartition(InputPartition):
+    """A task's share: a range of one stream."""
+
+    def __init__(self, piece: StreamRange) -> None:
+        super().__init__(None)
+        self.piece = piece
+
+
+class BatchReader(DataSourceReader):
+    """Reads what lies between two positions, resolved once."""
+
+    def __init__(self, options: SourceOptions, network: Network | None = None) -> None:
+        self._options = options
+        self._network: Network = network or HostNetwork()
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The ranges to read."""
+        options = self._options
+        with connect(options, self._network) as client:
+            catalogue = Catalogue(client, options.subscription)
+            streams = catalogue.streams()
+            start = catalogue.resolve(options.starting, streams, options.strategy)
+            end = catalogue.resolve(options.ending, streams, "latest")
+        ranges = [StreamRange(stream, start[stream], end[stream]) for stream in sorted(streams)]
+        pieces = split(ranges, options.min_partitions, options.max_records_per_partition)
+        return [RangePartition(piece) for piece in pieces]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The records of a range, in a task."""
+        if isinstance(partition, RangePartition):  # Spark makes up a partition where there is none
+            spare_loaded_code()
+            yield from read_range(partition.piece, self._options, self._network)
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans micro-batches in the driver's planning worker, reads them in tasks."""
+
+    def __init__(self, options: SourceOptions, network: Network | None = None) -> None:
+        self._options = options
+        self._network: Network = network or HostNetwork()
+        self._planner: _Planner | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_planner": None}
+
+    @property
+    def _plan(self) -> "_Planner":
+        if self._planner is None:
+            self._planner = _Planner(self._options, self._network)
+        return self._planner
+
+    def initialOffset(self) -> JsonOffsets:  # noqa: N802 - Spark's name
+        """Where a query without a checkpoint starts."""
+        initial = self._plan.initial()
+        return to_json(initial, initial)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        """What the options allow per trigger."""
+        limits = self._options.limits
+        if limits.max_offsets is not None:
+            return ReadMaxRows(limits.max_offsets)
+        return ReadMinRows(limits.min_offsets) if limits.min_offsets is not None else ReadAllAvailable()
+
+    def latestOffset(self, start: Mapping[str, Mapping[str, int]], limit: ReadLimit) -> JsonOffsets:  # noqa: N802
+        """Where the next micro-batch ends; `start` if there is none. The first one's end says where it began."""
+        position, began = from_json(start), began_of(start)
+        end = self._plan.next_end(position, limit)
+        return to_json(end, began if began == position or end == position else None)
+
+    def reportLatestOffset(self) -> JsonOffsets | None:  # noqa: N802 - Spark's name
+        """What the sidecar had when it was last asked: the progress shows how far behind a query is."""
+        return to_json(self._plan.seen) if self._plan.seen else None
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        """Fix the end of the query: what is there now."""
+        self._plan.stop_at_latest()
+
+    def partitions(
+        self, start: Mapping[str, Mapping[str, int]], end: Mapping[str, Mapping[str, int]]
+    ) -> Sequence[InputPartition]:
+        """The ranges of a micro-batch. Raises DataLost if they cannot be whole and the query does not allow that."""
+        position, began = from_json(start), began_of(end)
+        if began is not None and began_of(start) == position:
+            # The first batch again, after a crash: by now `initialOffset` may be another, "latest" above all.
+            position = began
+        return [RangePartition(piece) for piece in self._plan.ranges(position, from_json(end))]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The records of a range, in a task."""
+        if isinstance(partition, RangePartition):
+            spare_loaded_code()
+            yield from read_range(partition.piece, self._options, self._network)
+
+    def commit(self, end: Mapping[str, Mapping[str, int]]) -> None:
+        """Nothing: Spark's checkpoint keeps the position."""
+
+    def stop(self) -> None:
+        """Close the connection."""
+        if self._planner is not None:
+            self._planner.close()
+
+
+class _Planner:
+    """The driver's side of a streaming query: one client, and what must be remembered between triggers."""
+
+    def __init__(self, options: SourceOptions, network: Network) -> None:
+        self._options = options
+        self._network = network
+        self._client = connect(options, network)
+        self._catalogue = Catalogue(self._client, options.subscription)
+        self._last_lookup_s = -LEAST_LOOKUP_INTERVAL_S
+        self._last_trigger_s: float | None = None
+        self._target: Offsets | None = None
+        self.seen: Offsets = {}
+
+    def close(self) -> None:
+        self._client.close()
+
+    def initial(self) -> Offsets:
+        return self._catalogue.resolve(self._options.starting, self._catalogue.streams(), self._options.strategy)
+
+    def stop_at_latest(self) -> None:
+        self._target = self.seen = self._catalogue.latest(self._catalogue.streams())
+
+    def next_end(self, start: Offsets, limit: ReadLimit) -> Offsets:
+        latest = self._latest(start)
+        self._check_not_lost(start, latest)
+        new = self._catalogue.earliest(set(latest) - set(start))
+        position = {**new, **start}
+        if not isinstance(limit, ReadAllAvailable) and self._held_back(position, latest):
+            return start
+        if isinstance(limit, ReadMaxRows):
+            return limited(position, latest, limit.max_rows)
+        return latest
+
+    def _latest(self, start: Offsets) -> Offsets:
+        """What is there, asked for anew, but not in a busy loop while nothing comes."""
+        if self._target is not None:
+            return self._target
+        wait_s = self._last_lookup_s + LEAST_LOOKUP_INTERVAL_S - self._network.monotonic_s()
+        if self.seen == start and wait_s > 0:
+            self._network.sleep(wait_s)
+        latest = self._catalogue.latest(self._catalogue.streams(start))
+        self._last_lookup_s = self._network.monotonic_s()
+        self.seen = latest
+        return latest
+
+    def _held_back(self, position: Offsets, latest: Offsets) -> bool:
+        """Whether there are fewer offsets than `minOffsetsPerTrigger`, and `maxTriggerDelay` allows to wait for
+        more.
+        """
+        least = self._options.limits.min_offsets
+        # A query that ends at a fixed offset must reach it, however little is left.
+        if least is None or self._target is not None:
+            return False
+        now_s = self._network.monotonic_s()
+        due = self._last_trigger_s is None or (now_s - self._last_trigger_s) * 1000 >= self._options.limits.max_delay_ms
+        if not due and available(position, latest) < least:
+            return True
+        self._last_trigger_s = now_s
+        return False
+
+    def ranges(self, start: Offsets, end: Offsets) -> list[StreamRange]:
+        self._check_not_lost(start, end)
+        added = sorted(set(end) - set(start))
+        first = self._catalogue.earliest(added)
+        for stream in added:
+            if first[stream] > 0:
+                self._lost(f"{stream} is new but starts at offset {first[stream]}; the records before it are gone")
+        position = {**first, **start}
+        ranges = [StreamRange(stream, position[stream], end[stream]) for stream in sorted(end)]
+        return split(ranges, self._options.min_partitions, self._options.max_records_per_partition)
+
+    def _check_not_lost(self, start: Offsets, end: Offsets) -> None:
+        gone: list[TopicPartition] = sorted(set(start) - set(end))
+        if gone:
+            self._lost(f"{names(gone)} existed and does not any more; what was not read of it is gone")
+        for stream in sorted(set(start) & set(end)):
+            if end[stream] < start[stream]:
+                self._lost(
+                    f"{stream} ends at offset {end[stream]}, below {start[stream]} where this query stands: it was "
+                    "deleted and made anew, or lost its end; records are gone"
+                )
+
+    def _lost(self, what: str) -> None:
+        refuse_loss(self._options, what, self._client.where)

@@ -1,0 +1,168 @@
+"""The backward scan over a stream: the epochs that ended in it, and a query's state as of one of them.
+
+Invariants:
+* Control batches come newest first, some at a time; the next ones are on their way while the last are decoded.
+* A client serves one scan at a time and nothing else meanwhile; a scan that ends early takes its answer off the wire.
+* Markers of epochs may be any client's: what is not a query's of Cairn is skipped, never believed.
+
+Source: CEC paper, section II.B ("Constructing an EC").
+"""
+
+from collections.abc import Generator
+from contextlib import closing
+from types import TracebackType
+from typing import Final, NamedTuple, Self
+
+from logstore.client.blocking import Client, Pending, TopicPartition
+from logstore.format.batch import parse_header
+from logstore.format.control import END_TYPE, MARK_TYPE
+from logstore.format.private import ScanReply, ScanRequest
+from logstore.interfaces import Buffer
+from spe_adapter.cec.control import End, EndPositions, Mark, decode, holds_progress
+from spe_adapter.cec.reconstruct import Eventual, Reconstruction
+
+SCAN_BYTES: Final = 4 * 1024 * 1024
+"""Large enough for the disk and the wire, small enough that decoding and reading overlap."""
+HEAD_BYTES: Final = 16 * 1024
+"""More than the newest END and MARK take."""
+END_OF_STREAM: Final = -1
+"""The offset to scan from for all that is in the stream."""
+
+
+class Scan:
+    """The control batches of a stream before an offset, newest first: an iterator over whole batches, to be closed."""
+
+    def __init__(
+        self,
+        client: Client,
+        stream: TopicPartition,
+        *,
+        before_offset: int = END_OF_STREAM,
+        types: tuple[int, ...] = (),
+        first_bytes: int = SCAN_BYTES,
+    ) -> None:
+        self._client = client
+        self._stream = stream
+        self._types = types
+        self.next_before = before_offset
+        """The offset from which the scan goes on: all control batches at or above it have been given."""
+        self.log_start_offset = 0
+        """Known once the first batches are there."""
+        self._pending: Pending[ScanReply] | None = self._ask(first_bytes)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        elif self._pending is not None:
+            self._pending = None
+            self._client.close()  # the next call begins with a fresh connection
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Buffer:
+        """The next batches, end to end."""
+        while self._pending is not None:
+            pending, self._pending = self._pending, None
+            reply = pending.receive()
+            self.next_before, self.log_start_offset = reply.next_before, reply.log_start_offset
+            if reply.next_before > reply.log_start_offset:
+                self._pending = self._ask(SCAN_BYTES)
+            if len(reply.batches):
+                return reply.batches
+        raise StopIteration
+
+    def close(self) -> None:
+        """Take the answer that nobody waits for: the connection is free then."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            pending.receive()
+
+    def _ask(self, max_bytes: int) -> Pending[ScanReply]:
+        topic, partition = self._stream
+        return self._client.start_scan(ScanRequest(topic, partition, self.next_before, self._types, max_bytes))
+
+
+def reconstruct(client: Client, stream: TopicPartition, query: str, as_of: int | None = None) -> Eventual:
+    """The eventual checkpoint of a query in a stream, as of an epoch (None: the newest).
+
+    Raises StateTrimmed, StateInconsistent, CorruptBatch and the client's errors.
+    """
+    reconstruction = Reconstruction(query, as_of)
+    with Scan(client, stream) as scan:
+        for batches in scan:
+            if reconstruction.feed(batches):
+                break
+        else:
+            reconstruction.finish(scan.log_start_offset)
+    return reconstruction.result
+
+
+class Ended(NamedTuple):
+    """An epoch's END, and the offset behind it."""
+
+    end: End
+    next_offset: int
+
+
+def ends(client: Client, stream: TopicPartition, *, first_bytes: int = SCAN_BYTES) -> Generator[Ended, None, None]:
+    """The epochs that ended in a stream, newest first, of any query. To be closed by a caller that stops early."""
+    with Scan(client, stream, types=(END_TYPE,), first_bytes=first_bytes) as scan:
+        for batches in scan:
+            position = 0
+            while position < len(batches):
+                header, control = parse_header(batches, position), decode(batches, position)
+                if isinstance(control, End):
+                    yield Ended(control, header.base_offset + 1)
+                position += header.size_bytes
+
+
+def standing_epochs(
+    client: Client, stream: TopicPartition, query: str
+) -> Generator[tuple[End, EndPositions], None, None]:
+    """The epochs of a query with state that no reset has undone, newest first. To be closed by a caller that stops
+    early.
+    """
+    undone_after: int | None = None
+    with closing(ends(client, stream)) as found:
+        for end, _ in found:
+            if end.query != query or not holds_progress(end) or (undone_after is not None and end.epoch > undone_after):
+                continue
+            progress = EndPositions.from_json(end.positions)
+            yield end, progress
+            undone_after = progress.reset_to if progress.reset_to is not None else undone_after
+
+
+class Head(NamedTuple):
+    """The newest epoch of a query in a stream: its END, the offset behind it, and its MARK (None: it has none here)."""
+
+    end: End
+    next_offset: int
+    mark: Mark | None
+
+
+def find_head(client: Client, stream: TopicPartition, query: str, *, epoch: int | None = None) -> Head | None:
+    """The newest epoch of `query`, or that one, in a stream; None if the log does not hold any (or it)."""
+    found: tuple[End, int] | None = None
+    with Scan(client, stream, types=(END_TYPE, MARK_TYPE), first_bytes=HEAD_BYTES) as scan:
+        for piece in scan:
+            position = 0
+            while position < len(piece):
+                header = parse_header(piece, position)
+                control = decode(piece, position)
+                position += header.size_bytes
+                if isinstance(control, End):
+                    if found is not None:
+                        return Head(*found, None)
+                    if control.query == query and (epoch is None or control.epoch <= epoch):
+                        if epoch is not None and control.epoch < epoch:
+                            return None
+                        found = control, header.base_offset + 1
+                elif isinstance(control, Mark) and found is not None and control.epoch == found[0].epoch:
+                    return Head(*found, control)
+    return None if found is None else Head(*found, None)

@@ -1,0 +1,143 @@
+"""Staged segments: the output of one attempt as bytes, cut so that each segment can be staged by one request.
+
+Invariants:
+* A segment holds whole record batches, end to end, and ends before the batch that would take it above SEGMENT_BYTES.
+  A record that is larger than that has a segment of its own, of at most MAX_STAGE_BYTES.
+* Batches of one stream keep their order, within a segment and from segment to segment.
+* In a stream with state, all results of an epoch come before its control batches.
+* Nothing here does I/O: segments are given out as soon as they are full.
+
+Source: docs/format.md, "Append groups" (plain batches, then control batches); CEC paper, section II.B (footprints
+follow the results of their epoch in the output queue).
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from logstore.client.wire import TopicPartition
+from logstore.errors import InvalidRecord
+from logstore.format.private import MAX_STAGE_BYTES, Part
+from logstore.interfaces import Buffer
+from spe_adapter.codec.compression import NONE
+from spe_adapter.codec.encode import DEFAULT_BATCH_BYTES, Columns, encode
+from spe_adapter.codec.kernels import Int32s, Int64s
+
+SEGMENT_BYTES: Final = 4 * 1024 * 1024
+"""Large enough that a request and its sync cost little per byte; small enough for a task's memory, and to overlap
+encoding with syncing; a quarter of what the sidecar accepts.
+"""
+
+
+class StagedSegment(NamedTuple):
+    """What one request stages: the batches of `parts`, in that order, end to end."""
+
+    parts: tuple[Part, ...]
+    data: Buffer
+
+
+class _Slice(NamedTuple):
+    """Batches that lie end to end in one buffer."""
+
+    buffer: Buffer
+    start: int
+    end: int
+
+
+class SegmentCutter:
+    """Collects encoded batches of any streams, and gives them out as segments."""
+
+    def __init__(self, batch_bytes: int = DEFAULT_BATCH_BYTES, codec: int = NONE) -> None:
+        self._batch_bytes = batch_bytes
+        self._codec = codec
+        self._slices: list[_Slice] = []
+        self._parts: list[Part] = []
+        self._size_bytes = 0
+
+    def add_records(
+        self, columns: Columns, targets: Int32s, streams: Sequence[TopicPartition]
+    ) -> Iterator[StagedSegment]:
+        """Encode records, each for the stream that `targets` numbers; the segments that are full.
+
+        Raises InvalidRecord for a record that is too large for any segment.
+        """
+        data, batches = encode(columns, targets, self._batch_bytes, self._codec)
+        for batch in batches:
+            size_bytes = batch.end - batch.start
+            if size_bytes > MAX_STAGE_BYTES:
+                raise InvalidRecord(f"a record of {size_bytes} bytes; at most {MAX_STAGE_BYTES} can be staged")
+            yield from self._add(streams[batch.target], _Slice(data, batch.start, batch.end), batch.records)
+
+    def add_control(self, stream: TopicPartition, batches: Iterable[Buffer]) -> Iterator[StagedSegment]:
+        """Take control batches; the segments that are full."""
+        for batch in batches:
+            yield from self._add(stream, _Slice(batch, 0, len(batch)), 1)
+
+    def rest(self) -> Iterator[StagedSegment]:
+        """What is left, as the last segment; nothing if nothing is."""
+        if self._slices:
+            yield self._cut()
+
+    def _add(self, stream: TopicPartition, batch: _Slice, records: int) -> Iterator[StagedSegment]:
+        size_bytes = batch.end - batch.start
+        if self._slices and self._size_bytes + size_bytes > SEGMENT_BYTES:
+            yield self._cut()
+        self._size_bytes += size_bytes
+        last = self._slices[-1] if self._slices else None
+        if last is not None and last.buffer is batch.buffer and last.end == batch.start:
+            self._slices[-1] = last._replace(end=batch.end)
+        else:
+            self._slices.append(batch)
+        before = self._parts[-1] if self._parts else None
+        if before is not None and (before.topic, before.partition) == stream:
+            size_bytes += before.length_bytes
+            self._parts[-1] = Part(*stream, size_bytes, before.batches + 1, before.records + records)
+        else:
+            self._parts.append(Part(*stream, size_bytes, 1, records))
+
+    def _cut(self) -> StagedSegment:
+        found = [memoryview(buffer)[start:end] for buffer, start, end in self._slices]
+        segment = StagedSegment(tuple(self._parts), found[0] if len(found) == 1 else b"".join(found))
+        self._slices, self._parts, self._size_bytes = [], [], 0
+        return segment
+
+
+class StreamOutput:
+    """One attempt's output for one stream: results while input is still read, then the control batches of its state.
+
+    What waits here is bounded by SEGMENT_BYTES of results, as many bytes of batches, and one batch of the caller's.
+    """
+
+    def __init__(self, stream: TopicPartition, batch_bytes: int = DEFAULT_BATCH_BYTES, codec: int = NONE) -> None:
+        self._stream = stream
+        self._cutter = SegmentCutter(batch_bytes, codec)
+        self._waiting: list[Columns] = []
+        self._waiting_bytes = 0
+
+    def add_results(self, keys: pa.Array, values: pa.Array, timestamps_ms: Int64s) -> Iterator[StagedSegment]:
+        """Take records; the segments that are full. Raises InvalidRecord."""
+        self._waiting.append(Columns(keys, values, None, timestamps_ms))
+        self._waiting_bytes += keys.nbytes + values.nbytes
+        if self._waiting_bytes >= SEGMENT_BYTES:
+            yield from self._encoded()
+
+    def finish(self, controls: Iterable[Buffer]) -> Iterator[StagedSegment]:
+        """Take the control batches, behind all results; every segment that is left. Raises InvalidRecord."""
+        yield from self._encoded()
+        yield from self._cutter.add_control(self._stream, controls)
+        yield from self._cutter.rest()
+
+    def _encoded(self) -> Iterator[StagedSegment]:
+        """The results that wait, together, so that their batches are as large as they may be."""
+        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        if not waiting:
+            return
+        columns = waiting[0]
+        if len(waiting) > 1:
+            keys = pa.concat_arrays([each.keys for each in waiting])
+            values = pa.concat_arrays([each.values for each in waiting])
+            columns = Columns(keys, values, None, np.concatenate([each.timestamps for each in waiting]))
+        targets = np.zeros(len(columns.timestamps), np.int32)
+        yield from self._cutter.add_records(columns, targets, (self._stream,))

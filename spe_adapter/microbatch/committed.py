@@ -1,0 +1,128 @@
+"""The last committed epoch of a stateful query: as its driver knows it, as the log has it, and as its user sees it.
+
+Invariants:
+* What is read from the log is whole: an END and a mark of every partition, all of one epoch, or an error that says what
+  is missing.
+* A user's view has sums over partitions where they make sense, the worst partition otherwise; nothing is decided by it.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from logstore.client.blocking import Client, TopicPartition
+from logstore.client.wire import EARLIEST
+from spe_adapter.cec.control import EndPositions
+from spe_adapter.epochs.scan import find_head
+from spe_adapter.errors import StateInconsistent, StateTrimmed
+from spe_adapter.microbatch.epoch import Parent, Report, Seconds, newest_of
+from spe_adapter.microbatch.errors import BatchesMissing
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The last committed epoch: what its END says, and each partition's winner."""
+
+    epoch: int
+    progress: EndPositions
+    parents: tuple[Parent, ...]
+    newest_ms: tuple[int | None, ...]
+    reports: tuple[Report, ...] = ()
+    seconds: float = 0.0
+
+
+def read_committed(client: Client, topic: str, query: str, last_epoch: int) -> Committed:
+    """The last committed epoch, from the topic. Raises BatchesMissing or StateInconsistent if it is not there."""
+    head = find_head(client, TopicPartition(topic, 0), query)
+    if head is None or head.end.epoch != last_epoch:
+        _check_not_trimmed(client, TopicPartition(topic, 0), query, last_epoch)
+        found = "none" if head is None else f"epoch {head.end.epoch}"
+        raise BatchesMissing(
+            f"query {query}: its last committed epoch is {last_epoch}, but topic {topic!r} holds {found}; write to the "
+            "topic that the query had before, or start with a new checkpoint and a new topic"
+        )
+    progress = EndPositions.from_json(head.end.positions)
+    parents, newest_ms = [], tuple[int | None, ...]()
+    for partition in range(progress.partitions):
+        own = find_head(client, TopicPartition(topic, partition), query)
+        if own is None or own.mark is None or own.end.epoch != last_epoch:
+            _check_not_trimmed(client, TopicPartition(topic, partition), query, last_epoch)
+            raise StateInconsistent(f"query {query}: stream {topic}-{partition} holds no mark of epoch {last_epoch}")
+        mark = own.mark
+        parents.append(Parent(mark.attempt, mark.emitted, mark.seen, mark.sequence))
+        newest_ms = newest_of(newest_ms, mark.newest_ms)
+    return Committed(last_epoch, progress, tuple(parents), newest_ms)
+
+
+def _check_not_trimmed(client: Client, stream: TopicPartition, query: str, last_epoch: int) -> None:
+    """Raise StateTrimmed if a stream that lacks the query's last epoch has lost records at its start."""
+    start = client.offsets({stream: EARLIEST})[stream].offset
+    if start > 0:
+        raise StateTrimmed(
+            f"query {query}: topic {stream.topic!r} was trimmed: partition {stream.partition} starts at offset {start} "
+            f"and does not hold the query's last epoch, {last_epoch}, any more, so its state is gone. Start with a new "
+            "checkpoint and a new topic, and leave trimming to the query's option 'retention', which keeps what is "
+            "needed"
+        )
+
+
+# ---- for the user
+
+
+@dataclass(frozen=True, slots=True)
+class EpochProgress:
+    """An epoch. Sums over the partitions: `windows` (N), `records`, `moved` (rows that the shuffle carried: fewer than
+    `records` where they were combined), `late`, `results`, `footprints`, `state_bytes`, `delta_bytes`. Of the worst
+    partition: `extent` (q), `load_seconds` and each of `task_seconds`. `how` counts partitions by where their state
+    came from; `started_ms` is when the first task began, by its host's clock. All of it but what the log says of the
+    epoch is empty or 0 until this run has had one.
+    """
+
+    batch: int
+    epoch: int
+    closing: bool
+    watermark_ms: int
+    late_ms: int
+    windows: int
+    extent: int
+    records: int
+    moved: int
+    late: int
+    results: int
+    footprints: int
+    state_bytes: int
+    delta_bytes: int
+    how: Mapping[str, int]
+    load_seconds: float
+    task_seconds: Seconds
+    started_ms: int
+    seconds: float
+
+
+def progress_of(last: Committed) -> EpochProgress:
+    """The progress that a committed epoch makes."""
+    reports = last.reports
+    names = Seconds.__slots__
+    return EpochProgress(
+        batch=last.progress.batch,
+        epoch=last.epoch,
+        closing=last.progress.closing,
+        watermark_ms=last.progress.watermark_ms,
+        late_ms=last.progress.late_ms,
+        windows=sum(report.open_windows for report in reports),
+        extent=max((report.extent for report in reports), default=0),
+        records=sum(report.records for report in reports),
+        moved=sum(report.moved for report in reports),
+        late=sum(report.late for report in reports),
+        results=sum(report.results for report in reports),
+        footprints=sum(report.footprints for report in reports),
+        state_bytes=sum(report.state_bytes for report in reports),
+        delta_bytes=sum(report.delta_bytes for report in reports),
+        how=Counter(report.how for report in reports),
+        load_seconds=max((report.load_seconds for report in reports), default=0.0),
+        task_seconds=Seconds(
+            *(max((getattr(report.seconds, name) for report in reports), default=0.0) for name in names)
+        ),
+        started_ms=min((report.started_ms for report in reports), default=0),
+        seconds=last.seconds,
+    )

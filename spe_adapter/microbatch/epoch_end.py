@@ -1,0 +1,82 @@
+"""The end of an epoch in one partition: which windows are footprinted, and where the query's counters stand then.
+
+Invariants:
+* Every window that changed is footprinted (nothing is ever replayed in micro-batches), each once, with its state at the
+  end of the epoch. So state = state before + footprints - closes.
+* All footprints count as emitted at the epoch's end: the mark's `emitted` is the ordinal of each of them.
+* Windows with the oldest footprints are checked, that is footprinted again, so that q stays at or below the extent
+  limit, or comes down to the limit over a few epochs.
+
+Source: CEC paper, sections II.B (footprints, N) and III.A (q, Q).
+"""
+
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from spe_adapter.cec.extent import Counters
+from spe_adapter.cec.policy import Targets, View
+from spe_adapter.state.overlay import Overlay
+from spe_adapter.state.store import Changes
+
+DEFAULT_EXTENT_FACTOR: Final = 4
+"""q at which checks begin, in multiples of N: from about twice N on few are needed (CEC paper, figure 6)."""
+_CANDIDATES_PART: Final = 4
+"""The inverse of the share of open windows that may be checked in one epoch."""
+_LEAST_CANDIDATES: Final = 4096
+
+
+class EpochEnd(NamedTuple):
+    """The end of an epoch in one partition: `extent` is q, `oldest` the epoch of the oldest footprint."""
+
+    changes: Changes
+    counters: Counters
+    open_windows: int
+    extent: int
+    oldest: int
+
+
+def conclude(overlay: Overlay, before: Counters, epoch: int, extent_limit: int | None) -> EpochEnd:
+    """The changes of an epoch, with checks of the windows with the oldest footprints where the extent is too long.
+
+    `before` are the counters with the epoch's input and results, without its footprints and closes.
+    """
+    changes = overlay.changes()
+    live = overlay.live
+    counters = before.after(footprints=changes.footprints.num_rows)
+    count = _checks(overlay, counters, live, changes.footprints.num_rows, extent_limit)
+    if count:
+        overlay.touch(overlay.oldest(count))
+        checked = overlay.changes()
+        changes = changes._replace(
+            footprints=_joined(changes.footprints, checked.footprints),
+            opened=np.concatenate((changes.opened, checked.opened)),
+            ids=np.concatenate((changes.ids, checked.ids)),
+        )
+        counters = counters.after(footprints=count)
+    slowest = overlay.oldest(1)
+    ordinal, oldest = counters.emitted, epoch
+    if len(slowest):
+        beats, ordinals, _ = overlay.marks(slowest)
+        ordinal, oldest = int(ordinals[0]), int(beats[0])
+    return EpochEnd(changes, counters, live, counters.extent(ordinal), oldest)
+
+
+def _checks(overlay: Overlay, counters: Counters, live: int, fresh: int, extent_limit: int | None) -> int:
+    """How many of the windows with the oldest footprints to check; cheap as long as the answer is 0."""
+    slowest = overlay.oldest(1)
+    if not len(slowest):
+        return 0
+    limit = DEFAULT_EXTENT_FACTOR * live if extent_limit is None else extent_limit
+    if counters.extent(int(overlay.marks(slowest)[1][0])) <= max(limit, live):
+        return 0
+    candidates = overlay.oldest(max(live // _CANDIDATES_PART, _LEAST_CANDIDATES))
+    _, ordinals, seens = overlay.marks(candidates)
+    return Targets(limit).checks(View(counters.emitted, counters.seen, live, ordinals, seens, fresh))
+
+
+def _joined(first: pa.RecordBatch, second: pa.RecordBatch) -> pa.RecordBatch:
+    if not first.num_rows:
+        return second
+    return pa.concat_batches([first, second])

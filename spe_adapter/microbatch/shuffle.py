@@ -1,0 +1,201 @@
+"""The shuffle: rows go from Spark's input partitions to the tasks that hold their state, as whole Arrow batches.
+
+Before the shuffle a vectorised pass cuts the rows of an input partition by state partition, as Kafka's partitioner
+does, and gives Spark one row per state partition: its number, and the batch as bytes. `repartitionById` brings that row
+exactly there. So Spark moves a few large rows instead of many small ones, and converts none of them a second time.
+
+Where combining pays, the pass combines the rows of a window first, and their number falls to that of windows. The
+driver chooses: as the options say, or as the last epochs suggest.
+
+Invariants:
+* The key's bytes, hence the partition, are those that the operator's windows have (`KeyCodec`), whatever the column's
+  type. So state, results and keys of partition p meet in stream p, and a producer with Kafka's default partitioner
+  sends a key's records to the partition with the same number.
+* Rows of one input partition stay in order.
+* A batch holds what CALL_ROWS and CALL_BYTES allow, so that neither side needs more memory than for that.
+* Nothing but the time that an epoch takes and the last bits of sums of floating point numbers depends on combining.
+  The first epochs of a run are not combined unless the options say so.
+
+Source: Kafka's BuiltInPartitioner; measurements in docs/decisions/0010.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from logstore.errors import CairnError
+from spe_adapter.codec.kernels import Int64s
+from spe_adapter.codec.partitioner import partitions_of
+from spe_adapter.host import ThisHost
+from spe_adapter.microbatch.epoch import QueryDefinition, Report
+from spe_adapter.operators.blame import failed
+from spe_adapter.operators.combining import NULL_PARTITION, Combiner
+from spe_adapter.operators.keys import KeyCodec
+from spe_adapter.workers.collector import spare_loaded_code
+from spe_adapter.workers.context import COMBINE_PROPERTY, local_property
+
+PARTITION: Final = "partition"
+HANDED_SCHEMA: Final = f"{PARTITION} int, combined boolean, rows binary"
+CALL_ROWS: Final = 131_072
+CALL_BYTES: Final = 32 * 1024 * 1024
+"""Spark sends batches of 10,000 rows. An operator is called with more at once, for it takes time by the call too, and
+tells of a key once a call; up to these bounds, for memory.
+"""
+_SEED_DIGITS: Final = 15
+"""Of a random token, in hexadecimal: nobody can know which keys collide."""
+
+
+_EPOCHS: Final = 3
+"""So many are looked at: a single one may be an exception."""
+_LEAST_RECORDS: Final = 5_000
+"""In an epoch of fewer nothing is to be gained."""
+_BEGIN: Final = 4
+_END: Final = 2
+"""Combining begins when there are so many rows to a window, and ends when fewer than so many become one: a combined row
+costs more than a row, and switching back and forth helps nobody."""
+
+
+def new_seed() -> int:
+    """A key for hashes that nobody else knows."""
+    return int(ThisHost().new_token()[:_SEED_DIGITS], 16)
+
+
+class HandOver:
+    """Runs in an executor's Python worker, as the function of a `mapInArrow` in front of the shuffle."""
+
+    def __init__(self, fixed: QueryDefinition) -> None:
+        self._fixed = fixed
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Rows of an input partition, cut by state partition. Raises what combining fails with."""
+        spare_loaded_code()
+        fixed = self._fixed
+        codec = KeyCodec(fixed.schema, fixed.key)
+        combining = fixed.operator.combining(fixed.schema) if self._combines() else None
+        combiner = None
+        if combining is not None:
+            prepared = KeyCodec(fixed.operator.prepared(fixed.schema), fixed.key)
+            combiner = Combiner(fixed.operator, combining, prepared, codec, fixed.partitions, new_seed())
+        while taken := list(of_one_call(batches)):
+            rows = _as_schema(whole(taken), fixed.schema)
+            if combiner is None:
+                targets = partitions_of(codec.encode(rows), rows.num_rows, fixed.partitions, NULL_PARTITION)
+                yield _handed(rows, targets.astype(np.int64), fixed.partitions, combined=False)
+            else:
+                try:
+                    combined = combiner.combine(rows)
+                except CairnError:
+                    raise
+                except Exception as error:
+                    raise failed(fixed.operator, "the pass in front of the shuffle", "prepare", error) from error
+                yield _handed(*combined, fixed.partitions, combined=True)
+
+    def _combines(self) -> bool:
+        said = local_property(COMBINE_PROPERTY)
+        return self._fixed.options.combine == "always" if said is None else said == "true"
+
+
+class Received(NamedTuple):
+    """Rows behind the shuffle."""
+
+    combined: bool
+    rows: pa.RecordBatch
+
+
+def received(handed: Iterator[pa.RecordBatch]) -> Iterator[Received]:
+    """The batches behind the shuffle, joined to those of a call of the operator."""
+    for combined, group in groupby(_unpacked(handed), key=lambda each: each.combined):
+        batches = (each.rows for each in group)
+        while taken := list(of_one_call(batches)):
+            yield Received(combined, whole(taken))
+
+
+def _unpacked(handed: Iterator[pa.RecordBatch]) -> Iterator[Received]:
+    for batch in handed:
+        for combined, packed in zip(batch.column(1), batch.column(2), strict=True):
+            # In memory of its own, aligned as loops want it.
+            for rows in pa.ipc.open_stream(pa.py_buffer(packed.as_py())):
+                yield Received(combined.as_py(), rows)
+
+
+def of_one_call(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The batches of one call of the operator."""
+    rows = size_bytes = 0
+    for batch in batches:
+        yield batch
+        rows += batch.num_rows
+        size_bytes += batch.nbytes
+        if rows >= CALL_ROWS or size_bytes >= CALL_BYTES:
+            return
+
+
+def whole(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """All of them as one."""
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def _handed(rows: pa.RecordBatch, targets: Int64s, count: int, *, combined: bool) -> pa.RecordBatch:
+    """One row for each partition that gets any of the rows."""
+    ordered = rows.take(pa.array(np.argsort(targets, kind="stable"))) if count > 1 else rows
+    ends = np.cumsum(np.bincount(targets, minlength=count))
+    partitions, packed, start = [], [], 0
+    for partition, end in enumerate(ends.tolist()):
+        if end > start:
+            partitions.append(partition)
+            packed.append(_packed(ordered.slice(start, end - start)))
+            start = end
+    flags = pa.array([combined] * len(packed), pa.bool_())
+    columns = [pa.array(partitions, pa.int32()), flags, pa.array(packed, pa.binary())]
+    return pa.RecordBatch.from_arrays(columns, names=[PARTITION, "combined", "rows"])
+
+
+def _packed(rows: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_batch(rows)
+    return sink.getvalue().to_pybytes()
+
+
+def _as_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """A batch from Spark with exactly the schema's types: Spark may send strings with wide offsets."""
+    if batch.schema.equals(schema):
+        return batch
+    columns = [
+        column if column.type == field.type else column.cast(field.type)
+        for column, field in zip(batch.columns, schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+# ---- whether to combine
+
+
+class _Shown(NamedTuple):
+    records: int
+    moved: int
+
+
+class CombineChoice:
+    """Whether the next epoch's rows are combined before the shuffle."""
+
+    def __init__(self, fixed: QueryDefinition) -> None:
+        self._mode = fixed.options.combine if fixed.operator.combining(fixed.schema) is not None else "never"
+        self.combine = self._mode == "always"
+        self._shown: deque[_Shown] = deque(maxlen=_EPOCHS)
+
+    def note(self, reports: Sequence[Report]) -> None:
+        """Take the reports of an epoch that is over."""
+        records = sum(report.records for report in reports)
+        if self._mode != "auto" or records < _LEAST_RECORDS:
+            return
+        moved = sum(report.moved if report.combined else report.windows for report in reports)
+        self._shown.append(_Shown(records, moved))
+        rows_to_one = sum(shown.records for shown in self._shown) / max(sum(shown.moved for shown in self._shown), 1)
+        wanted = rows_to_one >= (_END if self.combine else _BEGIN)
+        if wanted != self.combine:
+            self.combine = wanted
+            self._shown.clear()

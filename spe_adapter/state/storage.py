@@ -1,0 +1,107 @@
+"""Where a query's state may live on this host, how much of it, and how a new base of a partition is built there.
+
+Invariant: what is charged counts all files of the query; a draft that is neither published nor discarded does not
+survive its builder.
+"""
+
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+from spe_adapter.codec.kernels import Bytes
+from spe_adapter.state.delta import live_windows
+from spe_adapter.state.errors import StateDamaged, StateTooLarge
+from spe_adapter.state.files import Draft, World
+from spe_adapter.state.layout import Layout
+from spe_adapter.state.query import QueryPlace
+from spe_adapter.state.segment import HEADER_BYTES, Segment
+from spe_adapter.state.table import Table
+
+LEAST_CAPACITY: Final = 1024
+"""The least number of windows that a new base has room for."""
+
+
+class StateStorage(NamedTuple):
+    """Where a query's state may live on this host, and how much of it."""
+
+    place: QueryPlace
+    limit_bytes: int
+    seed: int
+    world: World
+    lock_limit_s: float
+
+    def charge(self, more_bytes: int, where: str) -> None:
+        """Raise StateTooLarge if so many more bytes exceed the limit."""
+        held_bytes = self.place.size_bytes()
+        if held_bytes + more_bytes > self.limit_bytes:
+            raise StateTooLarge(
+                f"query {self.place.query!r}: {where} needs {more_bytes} more bytes of state beside {held_bytes} on "
+                f"this host, and {self.limit_bytes} is the limit; raise the option 'stateLimit', use more partitions "
+                "or hosts, or let windows expire"
+            )
+
+
+class DraftBuilder:
+    """Builds a new base in a draft, which is replaced by a larger one when the table in it grows."""
+
+    def __init__(self, storage: StateStorage, path: Path) -> None:
+        self._storage = storage
+        self._path = path
+        self._content: tuple[Segment, Draft] | None = None
+
+    @property
+    def content(self) -> tuple[Segment, Draft]:
+        """The newest segment and its draft."""
+        if self._content is None:
+            raise StateDamaged("nothing was built")
+        return self._content
+
+    def allocate(self, size_bytes: int) -> Bytes:
+        """Memory for a table, in a new draft; the former draft is removed."""
+        self._storage.charge(HEADER_BYTES + size_bytes, f"partition {self._path.parent.name}")
+        draft = Draft(self._path, self._storage.world)
+        before, self._content = self._content, None
+        try:
+            self._content = Segment(draft.reserve(HEADER_BYTES + size_bytes), self._storage.world), draft
+        except Exception:
+            draft.discard()
+            raise
+        except BaseException:
+            draft.close()
+            raise
+        finally:
+            if before is not None:
+                before[1].discard()
+        return self._content[0].table_block()
+
+    def create(self, schema: pa.Schema, capacity: int, arena_bytes: int) -> Table:
+        """An empty table."""
+        layout = Layout(schema, capacity, arena_bytes)
+        return Table.create(schema, layout, self.allocate(layout.size_bytes), self._storage.seed, self.allocate)
+
+    def copy_of(self, table: Table, rows: int, arena_bytes: int) -> Table:
+        """A copy with room for so many more rows and bytes; with hardly more, if the limit allows no better."""
+        if table.is_sparse:
+            copy = self.create(table.schema, max(2 * (table.live + rows), LEAST_CAPACITY), 2 * arena_bytes)
+            for batch, mark in live_windows(table):
+                copy.put(batch, mark)
+            return copy
+        try:
+            layout = table.grown(rows, arena_bytes)
+            block = self.allocate(layout.size_bytes)
+        except StateTooLarge:
+            layout = table.grown(rows, arena_bytes, tight=True)
+            block = self.allocate(layout.size_bytes)
+        table.copy_to(layout, block)
+        return Table(table.schema, layout, block, self.allocate)
+
+    def discard(self) -> None:
+        """Remove the draft."""
+        if self._content is not None:
+            self._content[1].discard()
+
+    def close(self) -> None:
+        """Close the draft, which is published or discarded."""
+        if self._content is not None:
+            self._content[1].close()

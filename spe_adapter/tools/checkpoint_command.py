@@ -1,0 +1,92 @@
+"""`cairn checkpoint`: which queries wrote into a topic, and a query's checkpoint made anew from the log.
+
+Invariant: `show` changes nothing; `rebuild` changes files of the named directory alone, and says which.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Final
+
+from logstore.client.blocking import Client, TopicPartition, parse_addresses
+from logstore.errors import CairnError, CorruptBatch
+from spe_adapter.cec.control import End, holds_progress
+from spe_adapter.checkpoint.planned import Planned
+from spe_adapter.epochs.client import last_epoch
+from spe_adapter.epochs.scan import ends
+from spe_adapter.tools.rebuild import planned_in_log, planned_of_positions, rebuild
+from spe_adapter.tools.state_command import DEFAULT_LIMIT_S, DEFAULT_SERVERS, EXIT_FAILED
+
+_MOST_QUERIES: Final = 64
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command line of `cairn checkpoint`."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    show = actions.add_parser(
+        "show", help="the queries that wrote into a topic, newest first, and how far each has read"
+    )
+    show.add_argument("topic", help="the queries' output topic")
+    again = actions.add_parser("rebuild", help="have a stopped query's checkpoint say what the log says")
+    again.add_argument("directory", type=Path, help="the checkpoint, on this machine; it may be empty or missing")
+    again.add_argument("--query", required=True, help="the query's id, as `show` lists it")
+    for action in (show, again):
+        action.add_argument("--servers", default=DEFAULT_SERVERS, help="the sidecar, HOST:PORT (default: %(default)s)")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Run it; returns the exit status."""
+    try:
+        with Client(parse_addresses(arguments.servers), limit_s=DEFAULT_LIMIT_S) as client:
+            if arguments.action == "show":
+                _show(client, arguments.topic)
+            else:
+                _rebuild(client, arguments.directory, arguments.query)
+    except (CairnError, OSError) as error:
+        print(f"cairn checkpoint {arguments.action}: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    return 0
+
+
+def _show(client: Client, topic: str) -> None:
+    newest: dict[str, End] = {}
+    for end in _ends(client, topic):
+        known = newest.get(end.query)
+        if known is None and len(newest) == _MOST_QUERIES:
+            continue
+        # A partition that an epoch wrote nothing into has no marker of it.
+        if known is None or known.epoch < end.epoch:
+            newest[end.query] = end
+    for query, end in newest.items():
+        kept = "keeps its state here" if holds_progress(end) else "writes here"
+        epoch, positions = end.epoch, bytes(end.positions).decode(errors="replace")
+        known_to_all = last_epoch(client, query)
+        if known_to_all.last_epoch is not None:  # an epoch without output has no marker anywhere
+            epoch, positions = known_to_all.last_epoch, known_to_all.positions
+        print(f"{query}  {kept}, epoch {epoch}, {_read_up_to(positions)}")
+    if not newest:
+        print(f"no query has written epochs into {topic}")
+
+
+def _ends(client: Client, topic: str) -> Iterator[End]:
+    for partition in range(client.partitions(topic)):
+        with closing(ends(client, TopicPartition(topic, partition))) as found:
+            yield from (end for end, _ in found)
+
+
+def _read_up_to(positions: str) -> str:
+    planned: Planned | None = None
+    with suppress(CorruptBatch):  # a query that is not one of Cairn's may note anything
+        planned = planned_of_positions(positions)
+    return "its input is not noted" if planned is None else f"batch {planned.batch}, read up to {planned.said()}"
+
+
+def _rebuild(client: Client, directory: Path, query: str) -> None:
+    planned = planned_in_log(client, query)
+    done = rebuild(directory, query, planned)
+    print(f"{query} goes on behind batch {done.batch}, at {planned.said()}")
+    print(f"written in {directory}: {', '.join(done.written) or 'nothing, it says so already'}")
+    if done.replaced:
+        print(f"moved to {directory}/replaced: {', '.join(done.replaced)}")

@@ -1,0 +1,143 @@
+"""Going back: a query's state as of an earlier batch, from which Spark then runs the batches behind it again.
+
+A reset is one more epoch in the log, of a new generation, whose END names the epoch to go back to; everything behind
+that one is undone for whoever looks for state. Results that the undone epochs wrote stay where they are: a log does not
+forget, and the batches that run again add theirs.
+
+Invariants:
+* Nothing is changed before it is certain that the state of that batch is whole in the log, and that Spark's checkpoint
+  (if it is here) can go back to it.
+* The state goes back first, then the checkpoint: a reset that is cut short can be asked for again.
+* The query's former run cannot commit any more.
+
+Source: docs/decisions/0010; Spark's checkpoint layout (offsets, commits and sources, one file per batch).
+"""
+
+import re
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from logstore.client.blocking import Client, TopicPartition
+from logstore.format.private import TaskOutput
+from spe_adapter.cec.control import End, EndPositions, Mark, encode_mark
+from spe_adapter.checkpoint.files import COMMITS, OFFSETS, SOURCES, local_path
+from spe_adapter.epochs.client import commit, connect, last_epoch, take_over
+from spe_adapter.epochs.scan import standing_epochs
+from spe_adapter.epochs.staging import Attempt, StagedStream
+from spe_adapter.host import Host, ThisHost
+from spe_adapter.microbatch.epoch import log_epoch
+from spe_adapter.microbatch.errors import ResetRefused
+from spe_adapter.microbatch.options import StatefulOptions, parse_stateful
+from spe_adapter.microbatch.state_loader import committed_state
+
+_PER_BATCH: Final = re.compile(r"(\d+)(\.compact)?")
+
+
+class Reset(NamedTuple):
+    """What a reset did: the batch whose state the query has now, its epoch in the log, the epoch that says so, and the
+    checkpoint's files that went (or must go, if the checkpoint was not given).
+    """
+
+    batch: int
+    epoch: int
+    reset_epoch: int
+    files: tuple[str, ...]
+
+
+def reset(
+    *, topic: str, query: str, batch: int, checkpoint: str | Path | None = None, options: Mapping[str, str]
+) -> Reset:
+    """Take the state of `query` (Spark's query id) in `topic` back to the end of `batch`.
+
+    The query must not run; if it does, it fails at its next epoch. `checkpoint` is its checkpoint directory, if that is
+    on this machine: what is newer is removed from it. Otherwise remove every file with a number above `batch` from the
+    checkpoint's directories `offsets` and `commits` before the query starts again, or it says so. `options` as for the
+    query, of which `kafka.bootstrap.servers` is needed.
+
+    Raises ResetRefused, StateTrimmed and what the sidecar refuses; then nothing was changed.
+    """
+    parsed, host = parse_stateful(options, topic), ThisHost()
+    sink = parsed.sink
+    directory = None if checkpoint is None else local_path(str(checkpoint))
+    newer = [] if directory is None else _newer_files(directory, batch)
+    with connect(sink, host.network) as client:
+        if last_epoch(client, query).last_epoch is None:
+            raise ResetRefused(
+                f"query {query} is not known at {client.where}; its id stands in the checkpoint's metadata"
+            )
+        newest, end = _find(client, parsed.topic, query, batch)
+        progress = EndPositions.from_json(end.positions)
+        marks = [
+            _whole_mark(client, TopicPartition(parsed.topic, partition), query, end.epoch)
+            for partition in range(progress.partitions)
+        ]
+        run = f"reset-{host.new_token()}"
+        found = take_over(client, query, run)
+        if found != newest.epoch:
+            raise ResetRefused(f"query {query} has just committed epoch {found}; stop it, then reset it")
+        generation = EndPositions.from_json(newest.positions).generation + 1
+        back = replace(progress, generation=generation, reset_to=end.epoch)
+        epoch = log_epoch(generation, batch, closing=False)
+        outputs = [
+            _stage(client, parsed, host, Attempt(query, run, epoch, mark.partition, run), mark) for mark in marks
+        ]
+        commit(client, query, run, epoch, outputs, back.to_json())
+    for path in newer:
+        path.unlink(missing_ok=True)
+        path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+    return Reset(batch, end.epoch, epoch, tuple(map(str, newer)))
+
+
+def _find(client: Client, topic: str, query: str, batch: int) -> tuple[End, End]:
+    """The query's newest END, and that of the batch, if no reset has undone it. Raises ResetRefused."""
+    newest: End | None = None
+    with closing(standing_epochs(client, TopicPartition(topic, 0), query)) as found:
+        for end, progress in found:
+            newest = newest or end
+            if progress.batch == batch:
+                return newest, end
+            if progress.batch < batch:
+                raise ResetRefused(
+                    f"query {query}: batch {batch} is not in topic {topic!r}, the newest there is {progress.batch}"
+                )
+    raise ResetRefused(
+        f"query {query}: the log of topic {topic!r} does not hold batch {batch} (any more); choose a newer one"
+    )
+
+
+def _whole_mark(client: Client, stream: TopicPartition, query: str, epoch: int) -> Mark:
+    """The mark of an epoch all of whose windows are in the log. Raises StateTrimmed."""
+    mark = committed_state(client, stream, query, epoch).mark
+    if mark is None:
+        raise ResetRefused(f"query {query}: stream {stream} holds no mark of epoch {epoch}")
+    return mark
+
+
+def _stage(client: Client, options: StatefulOptions, host: Host, attempt: Attempt, mark: Mark) -> TaskOutput:
+    """The mark once more, as the new epoch's."""
+    stream = TopicPartition(options.topic, mark.partition)
+    again = replace(mark, epoch=attempt.epoch, attempt=attempt.attempt, rebase=False)
+    return attempt.output(StagedStream(client, attempt, stream).finish([encode_mark(again, host.wall_ms())]))
+
+
+def _newer_files(checkpoint: Path, batch: int) -> list[Path]:
+    """The files of batches behind `batch`, newest first. Raises ResetRefused if Spark could not go on from there."""
+    for name in (OFFSETS, COMMITS):
+        if not (checkpoint / name / str(batch)).is_file():
+            raise ResetRefused(
+                f"{checkpoint} does not hold batch {batch} ({name}/{batch} is missing): Spark keeps the last 100 "
+                "batches unless spark.sql.streaming.minBatchesToRetain says more"
+            )
+    found: list[tuple[int, Path]] = []
+    for directory in (checkpoint / OFFSETS, checkpoint / COMMITS, *sorted((checkpoint / SOURCES).glob("*"))):
+        for path in directory.iterdir() if directory.is_dir() else ():
+            match = _PER_BATCH.fullmatch(path.name)
+            if match is None or int(match[1]) <= batch:
+                continue
+            if match[2] is not None:
+                raise ResetRefused(f"{path} mixes batches up to {match[1]}: this source cannot go back to {batch}")
+            found.append((int(match[1]), path))
+    return [path for _, path in sorted(found, reverse=True)]

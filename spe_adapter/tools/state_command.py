@@ -1,0 +1,158 @@
+"""`cairn state`: what the logs hold of queries' state, what of it is in this host's memory, and how to go back.
+
+Invariant: `show` and `memory` change nothing; `reset` appends one epoch and says what it did.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from logstore.client.blocking import Client, TopicPartition, parse_addresses
+from logstore.errors import CairnError
+from spe_adapter.state.query import default_root, usage
+from spe_adapter.tools import survey
+from spe_adapter.tools.reset import reset
+from spe_adapter.tools.survey import Survey
+
+DEFAULT_SERVERS: Final = "127.0.0.1:9092"
+DEFAULT_LIMIT_S: Final = 10.0
+EXIT_FAILED: Final = 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command line of `cairn state`."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    show = actions.add_parser("show", help="a query's open windows, positions and extent, from the log")
+    _add_topic(show)
+    show.add_argument("--query", help="only this query (default: every query whose state is in the topic)")
+    show.add_argument("--partition", type=int, help="only this partition")
+    show.add_argument("--batch", type=int, help="as of the end of this batch of Spark's, if the log still holds it")
+    show.add_argument("--windows", type=int, default=0, metavar="N", help="list N open windows of each partition")
+    show.add_argument("--json", action="store_true", help="one JSON object per query and partition")
+    memory = actions.add_parser("memory", help="what queries hold in this host's shared memory")
+    memory.add_argument("--directory", type=Path, default=default_root(), help="default: %(default)s")
+    back = actions.add_parser("reset", help="let a stopped query go on from an earlier batch")
+    _add_topic(back)
+    back.add_argument("--query", required=True, help="the query's id, as `show` lists it")
+    back.add_argument("--batch", type=int, required=True, help="the last batch that shall count")
+    back.add_argument("--checkpoint", type=Path, help="the query's local checkpoint: newer batches are removed from it")
+
+
+def _add_topic(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("topic", help="the query's output topic")
+    parser.add_argument("--servers", default=DEFAULT_SERVERS, help="the sidecar, HOST:PORT (default: %(default)s)")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Run it; returns the exit status."""
+    try:
+        if arguments.action == "memory":
+            _print_memory(arguments.directory)
+        elif arguments.action == "reset":
+            _reset(arguments)
+        else:
+            with Client(parse_addresses(arguments.servers), limit_s=DEFAULT_LIMIT_S) as client:
+                _show(client, arguments)
+    except CairnError as error:
+        print(f"cairn state {arguments.action}: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    return 0
+
+
+def _show(client: Client, arguments: argparse.Namespace) -> None:
+    found = list(_surveys(client, arguments))
+    if arguments.json:
+        for one in found:
+            print(json.dumps(_fields(one, arguments.windows), default=str))
+    elif not found:
+        print(f"no query keeps state in {arguments.topic}")
+    else:
+        _print_table(found)
+        for one in found:
+            _print_windows(one, arguments.windows)
+
+
+def _surveys(client: Client, arguments: argparse.Namespace) -> Iterator[Survey]:
+    chosen = range(client.partitions(arguments.topic)) if arguments.partition is None else [arguments.partition]
+    for partition in chosen:
+        stream = TopicPartition(arguments.topic, partition)
+        for query in survey.queries(client, stream):
+            if arguments.query in (None, query):
+                batch = arguments.batch
+                as_of = None if batch is None else survey.epoch_of_batch(client, stream, query, batch)
+                yield survey.survey(client, stream, query, as_of)
+
+
+def _fields(one: Survey, windows: int) -> dict[str, object]:
+    """A survey as plain values."""
+    mark, progress, scanned = one.mark, one.progress, one.eventual.scanned
+    fields: dict[str, object] = {"query": one.query, "partition": one.stream.partition}
+    if progress is not None:
+        fields |= {"generation": progress.generation, "batch": progress.batch, "closing": progress.closing}
+        fields["watermark_ms"] = progress.watermark_ms
+    if mark is not None:
+        fields |= {"epoch": mark.epoch, "open_windows": mark.open_windows, "extent_records": one.extent_records}
+        fields |= {"oldest_epoch": one.eventual.oldest_beat, "emitted": mark.emitted, "seen": mark.seen}
+        fields |= {"positions": mark.positions, "operator": mark.operator}
+    fields |= {"control_bytes": scanned.control_bytes, "control_tuples": scanned.tuples}
+    if windows:
+        fields["windows"] = one.windows(windows)
+    return fields
+
+
+_COLUMNS: Final = {
+    "query": "query",
+    "partition": "partition",
+    "batch": "batch",
+    "open_windows": "open windows",
+    "extent_records": "extent (records)",
+    "control_bytes": "to scan (bytes)",
+    "watermark_ms": "watermark (ms)",
+}
+
+
+def _print_table(found: Sequence[Survey]) -> None:
+    rows = [[str(_fields(one, 0).get(name, "")) for name in _COLUMNS] for one in found]
+    _print_rows(list(_COLUMNS.values()), rows)
+
+
+def _print_rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    for row in (head, *rows):
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _print_windows(one: Survey, limit: int) -> None:
+    if limit:
+        print(f"\n{one.query}, partition {one.stream.partition}: windows with the oldest footprints")
+        for window in one.windows(limit):
+            print("  " + json.dumps(window, default=str))
+
+
+def _print_memory(directory: Path) -> None:
+    rows = [[str(cell) for cell in used] for used in usage(directory)]
+    if rows:
+        _print_rows(["query", "partition", "version", "bytes"], rows)
+    else:
+        print(f"no query has state in {directory}")
+
+
+def _reset(arguments: argparse.Namespace) -> None:
+    done = reset(
+        topic=arguments.topic, query=arguments.query, batch=arguments.batch, checkpoint=arguments.checkpoint,
+        options={"kafka.bootstrap.servers": arguments.servers},
+    )  # fmt: skip
+    print(
+        f"{arguments.query} goes on behind batch {done.batch}, epoch {done.epoch} of the log; epoch "
+        f"{done.reset_epoch} says so"
+    )
+    if arguments.checkpoint is not None:
+        print(f"removed from {arguments.checkpoint}: {', '.join(done.files) or 'nothing'}")
+    else:
+        print(
+            f"remove every file with a number above {done.batch} from the directories offsets and commits of its "
+            "checkpoint before you start it again"
+        )

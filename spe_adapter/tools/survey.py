@@ -1,0 +1,101 @@
+"""What a stream's log says of the queries that keep their state in it: for people who want to look, not for recovery.
+
+Invariants:
+* Everything comes from the log itself, by the same backward scan that recovery uses; nothing is changed.
+* A query is surveyed as of the newest epoch that is in the stream, or as of an epoch that is named.
+
+Source: CEC paper, section II.B (eventual checkpoint, extent).
+"""
+
+from contextlib import closing
+from dataclasses import dataclass
+
+from logstore.client.blocking import Client, TopicPartition
+from spe_adapter.cec.control import STATE_PREFIX, EndPositions, Mark, holds_progress
+from spe_adapter.cec.reconstruct import Eventual
+from spe_adapter.epochs.scan import ends, reconstruct, standing_epochs
+from spe_adapter.errors import StateTrimmed
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """One query's state in one stream. `eventual` holds its open windows, by the beat of their newest footprint."""
+
+    stream: TopicPartition
+    query: str
+    eventual: Eventual
+
+    @property
+    def mark(self) -> Mark | None:
+        """The counters and positions at the epoch's end."""
+        return self.eventual.mark
+
+    @property
+    def progress(self) -> EndPositions | None:
+        """What the epoch's END says."""
+        return self.eventual.progress
+
+    @property
+    def extent_records(self) -> int:
+        """q: records emitted since the oldest footprint of an open window, that beat's own included."""
+        marks = self.eventual.marks
+        return marks[-1].emitted - marks[0].emitted + self._first_beat_records if marks else 0
+
+    @property
+    def _first_beat_records(self) -> int:
+        oldest = self.eventual.marks[0].epoch
+        return sum(group.rows for group in self.eventual.windows if group.mark.epoch == oldest)
+
+    def windows(self, limit: int) -> list[dict[str, object]]:
+        """The first `limit` open windows, those with the oldest footprints first."""
+        found: list[dict[str, object]] = []
+        for group in reversed(self.eventual.windows):
+            for batch in group.batches:
+                room = limit - len(found)
+                if room <= 0:
+                    return found
+                found += [{"beat": group.mark.epoch, **_plain(row)} for row in batch.slice(0, room).to_pylist()]
+        return found
+
+
+def survey(client: Client, stream: TopicPartition, query: str, as_of: int | None = None) -> Survey:
+    """A query's state in a stream. Raises StateTrimmed, StateInconsistent, CorruptBatch and the client's errors."""
+    return Survey(stream, query, reconstruct(client, stream, query, as_of))
+
+
+def queries(client: Client, stream: TopicPartition) -> dict[str, int]:
+    """The queries whose state is in a stream, each with its newest epoch.
+
+    An END without a query's progress in it (of a sink without state) does not count.
+    """
+    found: dict[str, int] = {}
+    for end, _ in ends(client, stream):
+        if end.query not in found and holds_progress(end):
+            found[end.query] = end.epoch
+    return found
+
+
+def epoch_of_batch(client: Client, stream: TopicPartition, query: str, batch: int) -> int:
+    """The epoch that ended a batch of Spark's, the empty one that closed windows behind it included.
+
+    Raises StateTrimmed if the stream does not hold it (any more).
+    """
+    with closing(standing_epochs(client, stream, query)) as found:
+        for end, progress in found:
+            if progress.batch == batch:
+                return end.epoch
+    raise StateTrimmed(f"{stream} holds no batch {batch} of query {query}; `cairn state show` lists what is there")
+
+
+def _plain(row: dict[str, object]) -> dict[str, object]:
+    """A footprint as a person reads it: the key as text where it is text, the state without its prefix."""
+    return {name.removeprefix(STATE_PREFIX): _text(value) for name, value in row.items() if name != "kind"}
+
+
+def _text(value: object) -> object:
+    if not isinstance(value, bytes):
+        return value
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return f"0x{value.hex()}"

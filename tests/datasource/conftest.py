@@ -1,0 +1,45 @@
+"""One Spark and one sidecar for all tests of this room: both are dear to start. Every test has topics of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.support.sidecar import Sidecar
+from tests.support.spark_session import start_spark
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The shared session."""
+    session = start_spark(tmp_path_factory.mktemp("spark"))
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def sidecar(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecar]:
+    """The shared sidecar."""
+    with Sidecar(tmp_path_factory.mktemp("sidecar")) as running:
+        yield running
+
+
+@pytest.fixture
+def address(sidecar: Sidecar) -> str:
+    """Where it listens."""
+    return sidecar.address
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A name for a topic that no other test uses."""
+    return "".join(letter if letter.isalnum() else "-" for letter in request.node.name)[:200]
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """An empty place for a query's checkpoint."""
+    return tmp_path / "checkpoint"
