@@ -22,7 +22,7 @@ from benchmarks.continuous.items import TUPLE_BYTES, Source, to_items
 from benchmarks.harness.meter import process_clock_s
 from logstore.client.blocking import Client, TopicPartition, parse_addresses
 from logstore.format.batch import LENGTH_OVERHEAD, parse_header, patch_base
-from logstore.format.private import Part
+from logstore.format.epoch_api import Part
 from logstore.interfaces import Buffer
 from spe_adapter.cec.policy import NoChecks, Policy
 from spe_adapter.continuous import fragment as fragments

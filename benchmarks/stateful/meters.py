@@ -17,7 +17,7 @@ from benchmarks.stateful.data import Digest, digest
 from logstore.client.blocking import Client, TopicPartition, parse_addresses
 from logstore.client.wire import LATEST
 from logstore.format.batch import parse_header
-from logstore.format.private import ScanRequest
+from logstore.format.epoch_api import ScanRequest
 from spe_adapter.codec.decode import Decoder, scan
 
 FETCH_BYTES = 8 << 20

@@ -29,7 +29,7 @@ from logstore.client.errors import (
 from logstore.client.network import Address, HostNetwork, Network
 from logstore.client.wire import Fetched, OffsetInfo, TopicInfo, TopicPartition
 from logstore.errors import CairnError, InvalidConfig, InvalidPartitions, MalformedRequest, TopicExists
-from logstore.format import private
+from logstore.format import epoch_api
 from logstore.interfaces import Buffer
 
 DEFAULT_LIMIT_S: Final = 60.0
@@ -49,7 +49,7 @@ _MAX_CORRELATION: Final = 2**31 - 1
 _DEFAULT_PORT: Final = 9092
 
 T = TypeVar("T")
-R = TypeVar("R", bound=private.Reply)
+R = TypeVar("R", bound=epoch_api.Reply)
 
 
 def parse_addresses(servers: str) -> list[Address]:
@@ -246,45 +246,45 @@ class Client:
 
     # ---- epochs
 
-    def start_stage(self, request: private.StageRequest) -> "Pending[private.StageReply]":
+    def start_stage(self, request: epoch_api.StageRequest) -> "Pending[epoch_api.StageReply]":
         """Send a piece of an epoch's output and return at once; it is durable when the answer is there."""
         return Pending(
             self,
-            lambda: self._send_private(request),
-            lambda correlation_id: self._receive_private(private.STAGE, correlation_id, private.StageReply),
+            lambda: self._send_epoch(request),
+            lambda correlation_id: self._receive_epoch(epoch_api.STAGE, correlation_id, epoch_api.StageReply),
         )
 
-    def stage(self, request: private.StageRequest) -> private.StageReply:
+    def stage(self, request: epoch_api.StageRequest) -> epoch_api.StageReply:
         """Stage a piece of an epoch's output; it is durable when this returns."""
         return self.start_stage(request).receive()
 
-    def decide(self, request: private.DecideRequest) -> private.DecideReply:
+    def decide(self, request: epoch_api.DecideRequest) -> epoch_api.DecideReply:
         """Commit an epoch; once this returns it is there, whatever happens."""
-        return self._private(private.DECIDE, request, private.DecideReply)
+        return self._ask_epoch(epoch_api.DECIDE, request, epoch_api.DecideReply)
 
     def start_commit(
-        self, pieces: Sequence[private.StageRequest], decision: private.DecideRequest
-    ) -> "Pending[private.DecideReply]":
+        self, pieces: Sequence[epoch_api.StageRequest], decision: epoch_api.DecideRequest
+    ) -> "Pending[epoch_api.DecideReply]":
         """Send the pieces of an epoch and its decision in one go and return; committed when the answer is there.
 
         The sidecar takes them in order, so a piece that cannot be staged leaves a decision that finds it missing.
         """
-        kinds = (*(private.STAGE for _ in pieces), private.DECIDE)
+        kinds = (*(epoch_api.STAGE for _ in pieces), epoch_api.DECIDE)
 
         def send() -> int:
-            requests: list[private.Request] = [*pieces, decision]
-            sent = [self._send_private(request) for request in requests]
+            requests: list[epoch_api.Request] = [*pieces, decision]
+            sent = [self._send_epoch(request) for request in requests]
             return sent[0]
 
-        def receive(correlation_id: int) -> private.DecideReply:
+        def receive(correlation_id: int) -> epoch_api.DecideReply:
             failure: CairnError | None = None
             for index, key in enumerate(kinds):
                 expected = (correlation_id + index) % _MAX_CORRELATION
                 try:
-                    if key == private.STAGE:
-                        self._receive_private(key, expected, private.StageReply)
+                    if key == epoch_api.STAGE:
+                        self._receive_epoch(key, expected, epoch_api.StageReply)
                     else:
-                        reply = self._receive_private(key, expected, private.DecideReply)
+                        reply = self._receive_epoch(key, expected, epoch_api.DecideReply)
                 except MalformedReply:
                     raise
                 except CairnError as error:  # the answers behind it are on their way and have to be read
@@ -295,25 +295,25 @@ class Client:
 
         return Pending(self, send, receive)
 
-    def abort(self, request: private.AbortRequest) -> private.AbortReply:
+    def abort(self, request: epoch_api.AbortRequest) -> epoch_api.AbortReply:
         """Drop what is staged for an epoch; a decided one stays decided."""
-        return self._private(private.ABORT, request, private.AbortReply)
+        return self._ask_epoch(epoch_api.ABORT, request, epoch_api.AbortReply)
 
-    def describe(self, request: private.DescribeRequest) -> private.DescribeReply:
+    def describe(self, request: epoch_api.DescribeRequest) -> epoch_api.DescribeReply:
         """What the sidecar knows of a query."""
-        return self._private(private.DESCRIBE, request, private.DescribeReply)
+        return self._ask_epoch(epoch_api.DESCRIBE, request, epoch_api.DescribeReply)
 
     # ---- control batches
 
-    def start_scan(self, request: private.ScanRequest) -> "Pending[private.ScanReply]":
+    def start_scan(self, request: epoch_api.ScanRequest) -> "Pending[epoch_api.ScanReply]":
         """Send a scan and return at once: the next piece is on its way while the caller decodes this one."""
         return Pending(
             self,
-            lambda: self._send_private(request),
-            lambda correlation_id: self._receive_private(private.SCAN, correlation_id, private.ScanReply),
+            lambda: self._send_epoch(request),
+            lambda correlation_id: self._receive_epoch(epoch_api.SCAN, correlation_id, epoch_api.ScanReply),
         )
 
-    def scan(self, request: private.ScanRequest) -> private.ScanReply:
+    def scan(self, request: epoch_api.ScanRequest) -> epoch_api.ScanReply:
         """A stream's control batches in front of an offset, newest first; the reply says where to go on.
 
         Raises OffsetOutOfRange (an offset above the high watermark), CorruptChunk (with the offsets that are lost),
@@ -321,17 +321,17 @@ class Client:
         """
         return self.start_scan(request).receive()
 
-    def _private(self, api_key: int, request: private.Request, kind: type[R]) -> R:
-        return self._retry(lambda: self._receive_private(api_key, self._send_private(request), kind))
+    def _ask_epoch(self, api_key: int, request: epoch_api.Request, kind: type[R]) -> R:
+        return self._retry(lambda: self._receive_epoch(api_key, self._send_epoch(request), kind))
 
-    def _send_private(self, request: private.Request) -> int:
+    def _send_epoch(self, request: epoch_api.Request) -> int:
         correlation_id = self._next_correlation()
-        self._send(private.encode_request(request, correlation_id=correlation_id, client_id=self._client_id))
+        self._send(epoch_api.encode_request(request, correlation_id=correlation_id, client_id=self._client_id))
         return correlation_id
 
-    def _receive_private(self, api_key: int, correlation_id: int, kind: type[R]) -> R:
+    def _receive_epoch(self, api_key: int, correlation_id: int, kind: type[R]) -> R:
         try:
-            found, reply = private.decode_reply(api_key, self._receive_frame())
+            found, reply = epoch_api.decode_reply(api_key, self._receive_frame())
         except MalformedRequest as error:
             raise MalformedReply(f"{self.where} does not answer as a Cairn sidecar: {error}") from error
         if found != correlation_id:

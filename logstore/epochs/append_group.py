@@ -18,7 +18,7 @@ from logstore.epochs.staging import Extent, Ready
 from logstore.errors import InvalidRecord, MessageTooLarge
 from logstore.format.batch import HIGHEST_COMPRESSION, BatchHeader, check_batch
 from logstore.format.control import STATE_TYPES, Begin, End, control_type, decode_control, encode_control
-from logstore.format.private import Part
+from logstore.format.epoch_api import Part
 from logstore.interfaces import Buffer
 from logstore.log.ticket import Ticket
 from logstore.log.topics import TopicConfig

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from logstore.errors import CorruptFile, MalformedRequest, UnknownFormatVersion
-from logstore.format.private import (
+from logstore.format.epoch_api import TaskOutput
+from logstore.format.fields import (
     MAX_POSITIONS_CHARACTERS,
     Fields,
-    TaskOutput,
     get_bool,
     get_int,
     get_name,

@@ -45,7 +45,7 @@ from logstore.epochs.decisions import (
 from logstore.epochs.publisher import Commit, Publisher
 from logstore.epochs.staging import Attempt, Staging
 from logstore.errors import CairnError, CorruptFile, FencedRun, MalformedRequest, StagedMissing, StaleEpoch
-from logstore.format.private import (
+from logstore.format.epoch_api import (
     AbortReply,
     AbortRequest,
     DecideReply,

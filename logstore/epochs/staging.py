@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 from crc32c import crc32c
 
 from logstore.errors import CorruptFile, StagePosition, StorageFailed
-from logstore.format.private import Part
+from logstore.format.epoch_api import Part
 from logstore.format.staged import (
     HEADER_BYTES,
     AttemptKey,

@@ -18,7 +18,8 @@ from typing import Final, NamedTuple
 from crc32c import crc32c
 
 from logstore.errors import CorruptFile, MalformedRequest, UnknownFormatVersion
-from logstore.format.private import Part, get_int, get_name, get_parts, parse_object, part_fields
+from logstore.format.epoch_api import Part, get_parts, part_fields
+from logstore.format.fields import get_int, get_name, parse_object
 from logstore.interfaces import Buffer
 
 MAGIC: Final = b"CSTG"

@@ -1,7 +1,7 @@
 """Cairn's own requests on the Kafka port: staging and committing epochs.
 
 Invariants:
-* Every answer is a body of `logstore.format.private`; what goes wrong is an error inside it, never a closed connection.
+* Every answer is a body of `logstore.format.epoch_api`; a failure is an error inside it, never a closed connection.
 * A topic that a staged piece names is created on first use if that is on, before anything is staged.
 * No request is served before `roll_forward` has returned.
 """
@@ -15,7 +15,7 @@ import trio
 from logstore.engine import Engine
 from logstore.epochs.epochs import Epochs
 from logstore.errors import CairnError
-from logstore.format.private import (
+from logstore.format.epoch_api import (
     ABORT,
     DECIDE,
     DESCRIBE,
@@ -39,7 +39,7 @@ TICK_SECONDS: Final = 5.0
 
 
 def epoch_apis(front: Front, epochs: Epochs) -> list[RawApi]:
-    """The handlers of the private requests."""
+    """The handlers of the epoch API."""
     requests = _EpochRequests(front, epochs)
     return [RawApi(key, partial(requests.handle, key)) for key in (STAGE, DECIDE, ABORT, DESCRIBE)]
 

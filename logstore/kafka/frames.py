@@ -18,7 +18,7 @@ from typing import NamedTuple
 import trio
 
 from logstore.errors import CairnError
-from logstore.format.private import DECIDE, STAGE
+from logstore.format.epoch_api import DECIDE, STAGE
 from logstore.kafka import codec, produce
 from logstore.kafka.arrivals import Arrival, ArrivalBudget
 from logstore.kafka.budgets import RequestBudget

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final
 
 from logstore.errors import CairnError, CorruptChunk, MalformedRequest, StorageFailed
-from logstore.format.private import SCAN, ScanRequest, decode_request, encode_reply_body, encode_scan_reply
+from logstore.format.epoch_api import SCAN, ScanRequest, decode_request, encode_reply_body, encode_scan_reply
 from logstore.interfaces import Buffer
 from logstore.kafka.budgets import AnswerBudget
 from logstore.kafka.dispatch import Front, RawApi

@@ -13,7 +13,7 @@ from logstore.epochs.epochs import Epochs
 from logstore.epochs.staging import Staging
 from logstore.errors import CairnError
 from logstore.format.control import Begin, End, encode_control
-from logstore.format.private import DecideRequest, Part, StageRequest, TaskOutput
+from logstore.format.epoch_api import DecideRequest, Part, StageRequest, TaskOutput
 from logstore.format.records import Record, decode_batch, encode_batch
 from logstore.interfaces import FileSystem
 from logstore.log.jobs import Operation

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from logstore.client.blocking import Client, parse_addresses
 from logstore.format.batch import iterate_batches
-from logstore.format.private import AbortRequest, Part
+from logstore.format.epoch_api import AbortRequest, Part
 from spe_adapter.cec.calibrate import calibrate
 from spe_adapter.cec.policy import CostBenefit, Costs, Policy
 from spe_adapter.continuous.client_port import CLIENT_ID

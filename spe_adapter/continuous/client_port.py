@@ -18,7 +18,7 @@ from logstore.client.blocking import Client, Pending, TopicPartition
 from logstore.client.errors import Refused
 from logstore.client.network import Address
 from logstore.client.wire import EARLIEST, LATEST, Fetched
-from logstore.format.private import DecideReply
+from logstore.format.epoch_api import DecideReply
 from spe_adapter.continuous.errors import CommitLost
 from spe_adapter.continuous.fragment import Fragment
 from spe_adapter.continuous.port import FENCE_EPOCH, Fetch, Group, ScannedBatches

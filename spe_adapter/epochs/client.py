@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from logstore.client.blocking import Client, Pending
 from logstore.client.network import Address, Network
 from logstore.errors import CairnError
-from logstore.format.private import (
+from logstore.format.epoch_api import (
     AbortRequest,
     DecideReply,
     DecideRequest,

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, Self
 from logstore.client.blocking import Client, Pending, TopicPartition
 from logstore.format.batch import parse_header
 from logstore.format.control import END_TYPE, MARK_TYPE
-from logstore.format.private import ScanReply, ScanRequest
+from logstore.format.epoch_api import ScanReply, ScanRequest
 from logstore.interfaces import Buffer
 from spe_adapter.cec.control import End, EndPositions, Mark, decode, holds_progress
 from spe_adapter.cec.reconstruct import Eventual, Reconstruction

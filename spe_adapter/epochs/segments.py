@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from logstore.client.wire import TopicPartition
 from logstore.errors import InvalidRecord
-from logstore.format.private import MAX_STAGE_BYTES, Part
+from logstore.format.epoch_api import MAX_STAGE_BYTES, Part
 from logstore.interfaces import Buffer
 from spe_adapter.codec.compression import NONE
 from spe_adapter.codec.encode import DEFAULT_BATCH_BYTES, Columns, encode

@@ -13,7 +13,7 @@ import pyarrow as pa
 from logstore.client.blocking import Client, Pending
 from logstore.client.wire import TopicPartition
 from logstore.errors import MessageTooLarge
-from logstore.format.private import StageReply, StageRequest, TaskOutput
+from logstore.format.epoch_api import StageReply, StageRequest, TaskOutput
 from logstore.interfaces import Buffer
 from spe_adapter.codec.compression import NONE
 from spe_adapter.codec.encode import DEFAULT_BATCH_BYTES

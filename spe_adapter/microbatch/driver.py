@@ -21,7 +21,7 @@ from typing import Final
 
 from logstore.client.blocking import Client, TopicPartition
 from logstore.errors import StaleEpoch
-from logstore.format.private import TaskOutput
+from logstore.format.epoch_api import TaskOutput
 from spe_adapter.cec.control import EndPositions
 from spe_adapter.checkpoint.planned import Planned, following_problem, rebuild_command, repeated_problem, way_out
 from spe_adapter.epochs.client import abort, commit, connect, take_over

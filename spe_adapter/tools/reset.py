@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from logstore.client.blocking import Client, TopicPartition
-from logstore.format.private import TaskOutput
+from logstore.format.epoch_api import TaskOutput
 from spe_adapter.cec.control import End, EndPositions, Mark, encode_mark
 from spe_adapter.checkpoint.files import COMMITS, OFFSETS, SOURCES, local_path
 from spe_adapter.epochs.client import commit, connect, last_epoch, take_over

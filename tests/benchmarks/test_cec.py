@@ -24,7 +24,7 @@ from benchmarks.harness import intervals
 from benchmarks.harness.process import PeerFailed
 from benchmarks.harness.report import Row, Rows
 from logstore.format.control import encode_control_record
-from logstore.format.private import Part
+from logstore.format.epoch_api import Part
 from spe_adapter.codec.encode import Columns, encode
 from spe_adapter.continuous.core import Figures
 from spe_adapter.continuous.fragment import Limits

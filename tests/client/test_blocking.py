@@ -15,7 +15,7 @@ from logstore.client.errors import MalformedReply, Refused, Unavailable
 from logstore.client.network import Address
 from logstore.client.wire import TopicPartition
 from logstore.errors import FencedRun, InvalidConfig
-from logstore.format import private
+from logstore.format import epoch_api
 
 ADDRESS = Address("there", 9092)
 T0 = TopicPartition("t", 0)
@@ -172,18 +172,18 @@ def test_a_frame_of_a_size_that_cannot_be_allocates_nothing(client_of: Make) -> 
 def test_errors_of_the_sidecar_come_back_as_they_were_raised(client_of: Make) -> None:
     """By class, with their message, and not tried again."""
     client, network = client_of(
-        lambda _, correlation_id, __: private.encode_reply(FencedRun("run r1 is old"), correlation_id=correlation_id)
+        lambda _, correlation_id, __: epoch_api.encode_reply(FencedRun("run r1 is old"), correlation_id=correlation_id)
     )
     with pytest.raises(FencedRun, match="run r1 is old"):
-        client.abort(private.AbortRequest("q", "r1", 3))
-    assert network.requests == [private.ABORT]
+        client.abort(epoch_api.AbortRequest("q", "r1", 3))
+    assert network.requests == [epoch_api.ABORT]
 
 
 def test_a_kafka_is_not_a_sidecar(client_of: Make) -> None:
     """Whoever answers Cairn's own requests with something else is named."""
     client, _ = client_of(replying(b"\x00\x00\x00\x05hello"))
     with pytest.raises(MalformedReply, match="there:9092 does not answer as a Cairn sidecar"):
-        client.describe(private.DescribeRequest("q"))
+        client.describe(epoch_api.DescribeRequest("q"))
 
 
 def test_an_unknown_topic_is_refused_by_name(client_of: Make) -> None:

@@ -28,7 +28,7 @@ from logstore.format.control import (
     decode_control_record,
     encode_control_record,
 )
-from logstore.format.private import DecideRequest, Part, ScanReply, ScanRequest, StageRequest, TaskOutput
+from logstore.format.epoch_api import DecideRequest, Part, ScanReply, ScanRequest, StageRequest, TaskOutput
 from logstore.format.records import Record, encode_batch
 from tests.support.sidecar import Sidecar
 

@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from benchmarks.harness.raw import RawConnection, make_batch
-from logstore.format import private
+from logstore.format import epoch_api
 from logstore.format.control import CLOSES_TYPE, FOOTPRINTS_TYPE, MARK_TYPE, encode_control_record
 from tests.clients.adapters import LATEST, Client, ConfluentClient, Message
 from tests.clients.broker import Broker, eventually
@@ -29,14 +29,14 @@ def commit_epoch(broker: Broker, topic: str, values: list[bytes]) -> None:
         for kind, size in ((FOOTPRINTS_TYPE, 400_000), (FOOTPRINTS_TYPE, 100), (CLOSES_TYPE, 100), (MARK_TYPE, 0))
     ]
     data = b"".join([make_batch(values, timestamp_ms=TIMESTAMP_MS), *state])
-    part = private.Part(topic, 0, len(data), 1 + len(state), len(values) + len(state))
-    stage = private.StageRequest(query, run, 0, 0, attempt, 0, (part,), data)
-    decide = private.DecideRequest(query, run, 0, "error", (private.TaskOutput(0, attempt, 1),), "{}", False)
+    part = epoch_api.Part(topic, 0, len(data), 1 + len(state), len(values) + len(state))
+    stage = epoch_api.StageRequest(query, run, 0, 0, attempt, 0, (part,), data)
+    decide = epoch_api.DecideRequest(query, run, 0, "error", (epoch_api.TaskOutput(0, attempt, 1),), "{}", False)
     with RawConnection(broker.port) as connection:
-        for request, key in ((stage, private.STAGE), (decide, private.DECIDE)):
-            request_bytes = b"".join(bytes(piece) for piece in private.encode_request(request, correlation_id=1))
+        for request, key in ((stage, epoch_api.STAGE), (decide, epoch_api.DECIDE)):
+            request_bytes = b"".join(bytes(piece) for piece in epoch_api.encode_request(request, correlation_id=1))
             answer = connection.call(len(request_bytes).to_bytes(4, "big") + request_bytes)
-            _, reply = private.decode_reply(key, answer)
+            _, reply = epoch_api.decode_reply(key, answer)
             if isinstance(reply, Exception):
                 raise reply
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from benchmarks.harness.raw import RawConnection, make_batch
-from logstore.format import private
+from logstore.format import epoch_api
 from spe_adapter.cec.control import EndPositions, Mark, encode_closes, encode_footprints, encode_mark
 from tests.clients.adapters import EARLIEST, LATEST, Client, ConfluentClient, Message
 from tests.clients.broker import Broker, eventually
@@ -53,10 +53,10 @@ def controls(query: str, beat: int, windows: int) -> list[bytes]:
     ]
 
 
-def commit(connection: RawConnection, request: private.Request, key: int) -> None:
+def commit(connection: RawConnection, request: epoch_api.Request, key: int) -> None:
     """Send one of Cairn's own requests."""
-    body = b"".join(bytes(piece) for piece in private.encode_request(request, correlation_id=1))
-    _, reply = private.decode_reply(key, connection.call(len(body).to_bytes(4, "big") + body))
+    body = b"".join(bytes(piece) for piece in epoch_api.encode_request(request, correlation_id=1))
+    _, reply = epoch_api.decode_reply(key, connection.call(len(body).to_bytes(4, "big") + body))
     if isinstance(reply, Exception):
         raise reply
 
@@ -73,11 +73,11 @@ def publish(broker: Broker, topic: str, beats: list[list[bytes]], windows: int =
             batches += controls(query, beat, windows)
             data = b"".join(batches)
             records = len(values) + len(batches) - bool(values)
-            part = private.Part(topic, 0, len(data), len(batches), records)
-            commit(connection, private.StageRequest(query, run, beat, 0, "0", 0, (part,), data), private.STAGE)
-            tasks = (private.TaskOutput(0, "0", 1),)
-            decision = private.DecideRequest(query, run, beat, "error", tasks, progress.to_json(), False)
-            commit(connection, decision, private.DECIDE)
+            part = epoch_api.Part(topic, 0, len(data), len(batches), records)
+            commit(connection, epoch_api.StageRequest(query, run, beat, 0, "0", 0, (part,), data), epoch_api.STAGE)
+            tasks = (epoch_api.TaskOutput(0, "0", 1),)
+            decision = epoch_api.DecideRequest(query, run, beat, "error", tasks, progress.to_json(), False)
+            commit(connection, decision, epoch_api.DECIDE)
 
 
 BEATS = [[b"%d-%d" % (beat, at) for at in range(1 + beat % 3)] if beat % 4 != 2 else [] for beat in range(12)]

@@ -14,7 +14,7 @@ from logstore.client.wire import TopicPartition
 from logstore.errors import InvalidRecord
 from logstore.format.batch import iterate_batches
 from logstore.format.control import MARK_TYPE, encode_control_record
-from logstore.format.private import Part
+from logstore.format.epoch_api import Part
 from spe_adapter.codec.encode import Columns
 from spe_adapter.epochs import segments
 from spe_adapter.epochs.segments import SegmentCutter, StagedSegment, StreamOutput

@@ -20,7 +20,7 @@ from logstore.epochs.epochs import Epochs
 from logstore.epochs.staging import Staging
 from logstore.errors import StorageFailed
 from logstore.format.batch import iterate_batches
-from logstore.format.private import DecideReply, DecideRequest, StageRequest, TaskOutput
+from logstore.format.epoch_api import DecideReply, DecideRequest, StageRequest, TaskOutput
 from logstore.format.records import Record, decode_batch, encode_batch
 from logstore.log.reading import read_chunk
 from logstore.log.store import Store, StoreSettings

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from logstore.format.private import DECIDE, STAGE
+from logstore.format.epoch_api import DECIDE, STAGE
 from tests.datasource.proxy import Moment, Proxy, Trap
 from tests.datasource.test_sink import assert_one_execution_per_task, keys
 from tests.support.limits import PATIENCE_S, PROGRAM_S

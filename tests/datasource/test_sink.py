@@ -19,7 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from logstore.cli import main
 from logstore.client.blocking import Client, parse_addresses
-from logstore.format.private import DECIDE, STAGE, DescribeRequest
+from logstore.format.epoch_api import DECIDE, STAGE, DescribeRequest
 from tests.datasource.proxy import Proxy, Trap
 from tests.support.sidecar import Sidecar
 from tests.support.spark_session import last_line, read_stream, write_stream

@@ -14,7 +14,7 @@ from logstore.cli import main
 from logstore.client.blocking import Client, TopicPartition, parse_addresses
 from logstore.client.wire import LATEST
 from logstore.errors import CorruptBatch, StaleEpoch, UnknownFormatVersion
-from logstore.format.private import DecideRequest, DescribeRequest, StageRequest, TaskOutput
+from logstore.format.epoch_api import DecideRequest, DescribeRequest, StageRequest, TaskOutput
 from spe_adapter.checkpoint.planned import planned_of
 from spe_adapter.codec.digests import MODULUS, digest_of
 from spe_adapter.datasource.options import parse_sink

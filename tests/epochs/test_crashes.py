@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from logstore.format.private import DecideReply
+from logstore.format.epoch_api import DecideReply
 from logstore.testing.clock import ManualClock
 from logstore.testing.faults import Call
 from logstore.testing.simdisk import Bounds, SimDisk

@@ -3,7 +3,7 @@
 import pytest
 
 from logstore.errors import CairnError, CorruptFile, UnknownFormatVersion
-from logstore.format.private import Part
+from logstore.format.epoch_api import Part
 from logstore.format.staged import AttemptKey, decode_frame_header, encode_frame_header
 from logstore.testing.clock import ManualClock
 from logstore.testing.simdisk import SimDisk

@@ -17,7 +17,7 @@ from logstore.format.control import (
     decode_control_record,
     encode_control_record,
 )
-from logstore.format.private import Part, StageRequest
+from logstore.format.epoch_api import Part, StageRequest
 from logstore.format.records import Record, encode_batch
 from logstore.testing.clock import ManualClock
 from logstore.testing.faults import Call

@@ -9,7 +9,7 @@ import pytest
 from logstore.epochs import epochs, staging
 from logstore.epochs.decisions import TRANSITIONS, Event, Runs, State
 from logstore.errors import StorageFailed
-from logstore.format.private import AbortRequest, StageReply
+from logstore.format.epoch_api import AbortRequest, StageReply
 from logstore.format.staged import AttemptKey
 from logstore.log.jobs import Job, Operation
 from logstore.log.ticket import Ticket

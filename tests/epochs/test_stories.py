@@ -4,7 +4,7 @@ import pytest
 
 from logstore.epochs.decisions import Last, decode_last, encode_last
 from logstore.errors import FencedRun, InvalidRecord, StagedMissing, StagePosition, StaleEpoch, StorageFailed
-from logstore.format.private import AbortRequest, DecideReply, StageReply
+from logstore.format.epoch_api import AbortRequest, DecideReply, StageReply
 from logstore.testing.clock import ManualClock
 from logstore.testing.faults import EIO, ENOSPC, Call, Fault
 from logstore.testing.simdisk import SimDisk

@@ -42,6 +42,8 @@ from logstore.format.control import (
     encode_control_record,
     known_type,
 )
+from logstore.format.epoch_api import TaskOutput
+from logstore.format.fields import MAX_FIELDS_VALUES
 from logstore.format.index import (
     CONTROL_FLAG,
     TYPE_SHIFT,
@@ -53,7 +55,6 @@ from logstore.format.index import (
     encode_block,
 )
 from logstore.format.journal import KIND_CHANGES, KIND_SNAPSHOT, Frame, encode_frame, scan_frames
-from logstore.format.private import MAX_FIELDS_VALUES, TaskOutput
 from logstore.format.records import Record, decode_batch, encode_batch, iterate_times
 from logstore.format.snapshot import ProducerBatch, ProducerEntry, Snapshot, decode_snapshots, encode_snapshot
 

@@ -18,7 +18,8 @@ from kio.schema.errors import ErrorCode
 from logstore.disk.clock import SystemClock
 from logstore.errors import MalformedRequest
 from logstore.format.batch import HEADER, HEADER_BYTES, parse_header
-from logstore.format.private import DESCRIBE, MAX_FIELDS_VALUES, decode_request
+from logstore.format.epoch_api import DESCRIBE, decode_request
+from logstore.format.fields import MAX_FIELDS_VALUES
 from logstore.kafka import codec, fetch, produce
 from logstore.kafka.guard import MAX_ELEMENTS, most_elements
 from logstore.kafka.pace import STEPS, _Limiters

@@ -12,7 +12,7 @@ import trio.testing
 from logstore.errors import CairnError, MalformedRequest, OffsetOutOfRange, StorageFailed, UnknownTopicOrPartition
 from logstore.format.batch import iterate_batches
 from logstore.format.control import MARK_TYPE, encode_control_record
-from logstore.format.private import SCAN, ScanReply, ScanRequest, decode_reply, encode_request
+from logstore.format.epoch_api import SCAN, ScanReply, ScanRequest, decode_reply, encode_request
 from logstore.kafka.dispatch import FrontSettings
 from logstore.kafka.scans import MAX_SCAN_BYTES
 from logstore.log.store import StoreSettings

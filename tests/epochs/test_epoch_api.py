@@ -3,7 +3,7 @@
 import pytest
 
 from logstore.errors import CairnError, CorruptChunk, FencedRun, MalformedRequest, OffsetOutOfRange, StagePosition
-from logstore.format.private import (
+from logstore.format.epoch_api import (
     ABORT,
     API_KEYS,
     DECIDE,
@@ -27,10 +27,10 @@ from logstore.format.private import (
     decode_reply,
     decode_request,
     decode_request_header,
-    encode_fields,
     encode_reply,
     encode_request,
 )
+from logstore.format.fields import encode_fields
 
 PARTS = (Part("out", 0, 3, 1, 2), Part("täglich", 5, 2, 1, 1))
 REQUESTS: list[tuple[int, Request]] = [
