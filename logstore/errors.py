@@ -1,19 +1,12 @@
 """Every error the log store raises on purpose, under one root.
 
-Each class answers two questions: whose fault was it (`blame`), and may the same call succeed later (`retriable`)?
 Messages name the offending value and what to do. Bad bytes never raise ValueError or struct.error to a caller.
+`logstore.kafka.errors` says which of Kafka's error codes a client gets for each class.
 """
-
-from typing import ClassVar, Literal
-
-Blame = Literal["client", "disk", "server"]
 
 
 class CairnError(Exception):
     """Root of all errors of the log store."""
-
-    blame: ClassVar[Blame] = "server"
-    retriable: ClassVar[bool] = False
 
 
 # ---- bytes that are not what they should be
@@ -22,25 +15,17 @@ class CairnError(Exception):
 class CorruptBatch(CairnError):
     """A record batch whose bytes contradict themselves (length, magic, CRC-32C, counts)."""
 
-    blame = "client"
-
 
 class InvalidRecord(CairnError):
     """A well-formed batch that breaks a rule of the log (more than one batch, control bit from a client, …)."""
-
-    blame = "client"
 
 
 class UnsupportedBatchFormat(CairnError):
     """A message set older than RecordBatch v2 (magic 0 or 1)."""
 
-    blame = "client"
-
 
 class CorruptFile(CairnError):
     """A file of ours whose bytes contradict themselves; the message names file, position and what is lost."""
-
-    blame = "disk"
 
 
 class CorruptChunk(CorruptFile):
@@ -62,8 +47,6 @@ class UnknownFormatVersion(CairnError):
 class MalformedRequest(CairnError):
     """A request whose bytes cannot be decoded."""
 
-    blame = "client"
-
 
 # ---- appends
 
@@ -71,47 +54,17 @@ class MalformedRequest(CairnError):
 class MessageTooLarge(CairnError):
     """A batch above the topic's max.message.bytes."""
 
-    blame = "client"
-
 
 class InvalidTimestamp(CairnError):
     """A record's timestamp is further ahead of the clock than the topic allows."""
-
-    blame = "client"
 
 
 class OutOfOrderSequence(CairnError):
     """An idempotent producer's batch does not follow its last one."""
 
-    blame = "client"
-
 
 class InvalidProducerEpoch(CairnError):
     """An idempotent producer's batch carries an epoch older than one already seen."""
-
-    blame = "client"
-
-
-class DuplicateSequence(CairnError):
-    """An idempotent producer repeats a batch too old to be remembered exactly; it is already in the log."""
-
-    blame = "client"
-
-
-class StorageFailed(CairnError):
-    """The disk refused: nothing was acknowledged. Reads go on; appends go on when the disk does."""
-
-    blame = "disk"
-    retriable = True
-
-
-# ---- reads
-
-
-class OffsetOutOfRange(CairnError):
-    """An offset below the log start or above the high watermark."""
-
-    blame = "client"
 
     def __init__(self, stream: str, offset: int, start_offset: int, high_watermark: int) -> None:
         super().__init__(
@@ -130,31 +83,21 @@ class OffsetOutOfRange(CairnError):
 class UnknownTopicOrPartition(CairnError):
     """No such topic or partition here."""
 
-    blame = "client"
-
 
 class TopicExists(CairnError):
     """A topic of that name exists."""
-
-    blame = "client"
 
 
 class InvalidTopic(CairnError):
     """A topic name that Kafka's rules do not allow."""
 
-    blame = "client"
-
 
 class InvalidPartitions(CairnError):
     """A partition count that cannot be."""
 
-    blame = "client"
-
 
 class InvalidConfig(CairnError):
     """A setting with a name or value that cannot be; the message names both and what is allowed."""
-
-    blame = "client"
 
 
 # ---- epochs
@@ -163,25 +106,17 @@ class InvalidConfig(CairnError):
 class FencedRun(CairnError):
     """A newer run of the same query exists; this one may neither stage nor commit."""
 
-    blame = "client"
-
 
 class StaleEpoch(CairnError):
     """An epoch older than the last committed one: somebody rewound a checkpoint."""
-
-    blame = "client"
 
 
 class StagedMissing(CairnError):
     """A commit names staged data that is not here (or not all of it); nothing was committed."""
 
-    blame = "client"
-
 
 class StagePosition(CairnError):
     """A piece of staged data that does not continue what is here; `length` says how much is."""
-
-    blame = "client"
 
     def __init__(self, message: str, *, length: int) -> None:
         super().__init__(message)
@@ -197,5 +132,3 @@ class DataDirectoryInUse(CairnError):
 
 class ConfigError(CairnError):
     """A setting of the sidecar that cannot be; the message names it and what is allowed."""
-
-    blame = "client"

@@ -1,20 +1,14 @@
 """Errors of the Spark adapter; they join those of the log store under one root."""
 
-from typing import ClassVar
-
-from logstore.errors import Blame, CairnError
+from logstore.errors import CairnError
 
 
 class DataLost(CairnError):
     """Records that a query should have read are gone; `failOnDataLoss=false` goes on without them."""
 
-    blame: ClassVar[Blame] = "client"
-
 
 class SchemaRefused(CairnError):
     """A data frame that cannot be written, or a schema that cannot be read; the message names the column."""
-
-    blame: ClassVar[Blame] = "client"
 
 
 class NoTaskContext(CairnError):
@@ -24,28 +18,18 @@ class NoTaskContext(CairnError):
 class StateTrimmed(CairnError):
     """The part of a log that holds some of a query's open windows, or the epoch asked for, was trimmed away."""
 
-    blame: ClassVar[Blame] = "client"
-
 
 class StateInconsistent(CairnError):
     """A query's control records contradict each other: nothing is loaded rather than a wrong state."""
-
-    blame: ClassVar[Blame] = "server"
 
 
 class CheckpointDiffers(CairnError):
     """Spark's checkpoint plans other input than the log holds for a batch, or where it cannot be told."""
 
-    blame: ClassVar[Blame] = "client"
-
 
 class CheckpointRefused(CairnError):
     """A checkpoint cannot be made anew from the log; nothing was changed."""
 
-    blame: ClassVar[Blame] = "client"
-
 
 class TopicTaken(CairnError):
     """A new query would write into a topic that holds another query's output, or state."""
-
-    blame: ClassVar[Blame] = "client"

@@ -4,9 +4,9 @@ Invariant: each names the address, so that whoever reads a Spark driver's log kn
 sidecar reports on Cairn's own requests come back as the classes of `logstore.errors` instead.
 """
 
-from typing import ClassVar, Final
+from typing import Final
 
-from logstore.errors import Blame, CairnError
+from logstore.errors import CairnError
 
 NONE: Final = 0
 OFFSET_OUT_OF_RANGE: Final = 1
@@ -52,13 +52,9 @@ def name_of(code: int) -> str:
 class Unavailable(CairnError):
     """No sidecar answered within the time the caller allowed."""
 
-    retriable: ClassVar[bool] = True
-
 
 class Refused(CairnError):
     """A sidecar answered with one of Kafka's error codes."""
-
-    blame: ClassVar[Blame] = "client"
 
     def __init__(self, message: str, *, code: int) -> None:
         super().__init__(f"{message}: {name_of(code)}")

@@ -270,8 +270,6 @@ class ConfigHandlers:
 class _UnknownResource(CairnError):
     """Not a topic, nor this node."""
 
-    blame = "client"
-
 
 def _named(resource: Any) -> Mapping[str, Any]:
     return {"resource_type": resource.resource_type, "resource_name": resource.resource_name}

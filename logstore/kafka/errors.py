@@ -21,7 +21,6 @@ CODES: dict[type[Exception], ErrorCode] = {
     errors.InvalidTimestamp: ErrorCode.invalid_timestamp,
     errors.OutOfOrderSequence: ErrorCode.out_of_order_sequence_number,
     errors.InvalidProducerEpoch: ErrorCode.invalid_producer_epoch,
-    errors.DuplicateSequence: ErrorCode.duplicate_sequence_number,
     errors.StorageFailed: ErrorCode.kafka_storage_error,
     errors.OffsetOutOfRange: ErrorCode.offset_out_of_range,
     errors.UnknownTopicOrPartition: ErrorCode.unknown_topic_or_partition,

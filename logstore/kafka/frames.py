@@ -48,8 +48,6 @@ _KEY = struct.Struct(">h")
 class ClosedError(CairnError):
     """This connection ends; the message says why."""
 
-    blame = "client"
-
 
 class Arrivals(NamedTuple):
     """What all connections of a server share on the way in: the budgets of ordinary frames, of long frames, of whole

@@ -11,7 +11,7 @@ from typing import Any
 from kio.schema.errors import ErrorCode
 from kio.static.protocol import ResponsePayload
 
-from logstore.errors import CairnError
+from logstore.errors import CairnError, StorageFailed
 from logstore.kafka.dispatch import Api, Caller, Front
 from logstore.kafka.errors import error_code
 from logstore.kafka.wire import respond
@@ -38,9 +38,10 @@ class ProducerIdHandlers:
             given = await self._front.engine.wait(self._front.engine.store.allocate_producer_id())
         except CairnError as error:
             self._front.engine.store.report("no producer id", error=str(error))
-            # A disk that refuses: the client is to ask again.
-            retriable = ErrorCode.coordinator_not_available if error.retriable else error_code(error)
-            return await respond(request, {"error_code": retriable, **nobody})
+            # KAFKA_STORAGE_ERROR is final for this request; a client asks a coordinator that is not available again.
+            may_ask_again = isinstance(error, StorageFailed)
+            code = ErrorCode.coordinator_not_available if may_ask_again else error_code(error)
+            return await respond(request, {"error_code": code, **nobody})
         return await respond(
             request, {"error_code": ErrorCode.none, "producer_id": given, "producer_epoch": _FIRST_EPOCH}
         )

@@ -3,27 +3,19 @@
 Invariant: each message names the query, and the stream or the key it is about, and says what to do.
 """
 
-from typing import ClassVar
-
-from logstore.errors import Blame, CairnError
+from logstore.errors import CairnError
 
 
 class FragmentRefused(CairnError):
     """A fragment that cannot run as it is described."""
 
-    blame: ClassVar[Blame] = "client"
-
 
 class InputTrimmed(CairnError):
     """Input that is needed, to go on or to rebuild state, is gone."""
 
-    blame: ClassVar[Blame] = "client"
-
 
 class WrongPartition(CairnError):
     """A key in a stream that Kafka's partitioner would not have put there."""
-
-    blame: ClassVar[Blame] = "client"
 
 
 class ReplayDiverged(CairnError):

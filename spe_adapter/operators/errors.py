@@ -3,9 +3,7 @@
 Invariant: a message names what a user can change: the operator, the column, the types allowed, the key.
 """
 
-from typing import ClassVar
-
-from logstore.errors import Blame, CairnError
+from logstore.errors import CairnError
 
 
 class OperatorFailed(CairnError):
@@ -15,16 +13,10 @@ class OperatorFailed(CairnError):
     The state committed last is intact: nothing that the failed call wrote was kept.
     """
 
-    blame: ClassVar[Blame] = "client"
-
 
 class BadResults(CairnError):
     """An operator returned what does not fit its declared output."""
 
-    blame: ClassVar[Blame] = "client"
-
 
 class ArithmeticOverflow(CairnError):
     """A sum of integers beyond 64 bits: an error, as in Spark with `spark.sql.ansi.enabled` (its default)."""
-
-    blame: ClassVar[Blame] = "client"

@@ -1,22 +1,16 @@
 """Errors of the state of operators; they join the others under one root."""
 
-from typing import ClassVar
-
-from logstore.errors import Blame, CairnError
+from logstore.errors import CairnError
 
 
 class StateSchemaRefused(CairnError):
     """A state schema with a column that cannot be kept; the message names it and the types that can."""
-
-    blame: ClassVar[Blame] = "client"
 
 
 class StateValueRefused(CairnError):
     """A value that a column of state cannot hold without loss, or none for a column; the message names the column, its
     type and the value.
     """
-
-    blame: ClassVar[Blame] = "client"
 
 
 class StateTooLarge(CairnError):
@@ -25,28 +19,18 @@ class StateTooLarge(CairnError):
     The message names the query, the bytes, the limit and what to do.
     """
 
-    blame: ClassVar[Blame] = "client"
-
 
 class StateDamaged(CairnError):
     """State in memory contradicts itself. Whoever meets it discards the state and loads it again."""
-
-    blame: ClassVar[Blame] = "disk"
 
 
 class StateSchemaChanged(CairnError):
     """State was written under a schema that is not the operator's any more; the message names the columns."""
 
-    blame: ClassVar[Blame] = "client"
-
 
 class StateDirectoryRefused(CairnError):
     """The directory for shared state cannot be used: it belongs to someone else, or is none."""
 
-    blame: ClassVar[Blame] = "client"
-
 
 class StateBusy(CairnError):
     """Other processes kept changing or holding a query's state for too long; trying again may help."""
-
-    retriable: ClassVar[bool] = True

@@ -18,12 +18,12 @@ leaves no trace.
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from random import Random
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from logstore.errors import Blame, CairnError
+from logstore.errors import CairnError
 from logstore.format.batch import patch_base
 from logstore.format.control import Begin, End, encode_control
 from spe_adapter.cec.control import EndPositions, Mark
@@ -50,8 +50,6 @@ _RANDOM_CUTS: Final = 5
 
 class NotReproduced(CairnError):
     """Recovery, or other cuts of the same rows, gave another state or other results; the message shows both."""
-
-    blame: ClassVar[Blame] = "client"
 
 
 class _Epoch(NamedTuple):

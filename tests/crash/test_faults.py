@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from logstore.errors import CairnError
+from logstore.errors import StorageFailed
 from logstore.testing.crash import Workload
 from logstore.testing.faults import EIO, ENOSPC, FALSE_ALARM, SHORT_WRITE, Call, Fault
 from logstore.testing.history import History
@@ -82,8 +82,7 @@ def test_full_disk_refuses_then_goes_on() -> None:
     disk.capacity_bytes = 0
     refused = world.append("t")
     world.run()
-    assert isinstance(refused.error, CairnError)
-    assert refused.error.retriable
+    assert isinstance(refused.error, StorageFailed)
     world.check()
     disk.capacity_bytes = None
     accepted = world.append("t")
