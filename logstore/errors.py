@@ -66,6 +66,17 @@ class OutOfOrderSequence(CairnError):
 class InvalidProducerEpoch(CairnError):
     """An idempotent producer's batch carries an epoch older than one already seen."""
 
+
+class StorageFailed(CairnError):
+    """The disk refused: nothing was acknowledged. Reads go on; appends go on when the disk does."""
+
+
+# ---- reads
+
+
+class OffsetOutOfRange(CairnError):
+    """An offset below the log start or above the high watermark."""
+
     def __init__(self, stream: str, offset: int, start_offset: int, high_watermark: int) -> None:
         super().__init__(
             f"offset {offset} of {stream} is outside [{start_offset}, {high_watermark}]; "

@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from logstore.errors import StorageFailed
+from logstore.errors import CairnError, StorageFailed
 from logstore.testing.crash import Workload
 from logstore.testing.faults import EIO, ENOSPC, FALSE_ALARM, SHORT_WRITE, Call, Fault
 from logstore.testing.history import History
