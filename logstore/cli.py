@@ -13,9 +13,13 @@ COMMANDS = {
     "coordinate": ("scheduler.coordinator.command", "run one coordinator: who writes which chunk where and when"),
     "hdfs-policy": ("scheduler.hdfs.command", "build the placement policy that a NameNode needs to follow chains"),
     "topology": ("scheduler.topology_command", "check, draw or measure the network that writes are scheduled on"),
+    "demo": ("spe_adapter.demo.command", "kill a sidecar and two Spark queries again and again; the result is exact"),
     "checkpoint": ("spe_adapter.tools.checkpoint_command", "have a query's Spark checkpoint say what the log says"),
     "state": ("spe_adapter.tools.state_command", "look at the state of streaming queries, or set it back"),
 }
+
+EXTRAS = {"scheduler.": "scheduler", "spe_adapter.demo.": "spark,demo"}
+"""What a room needs to be installed; `spark` where it is not here."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,7 +54,7 @@ def _load(command: str, module: str) -> ModuleType:
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        extra = "scheduler" if module.startswith("scheduler.") else "spark"
+        extra = next((extra for room, extra in EXTRAS.items() if module.startswith(room)), "spark")
         sys.exit(f"cairn {command} needs the package {error.name}: pip install 'cairn[{extra}]'")
 
 

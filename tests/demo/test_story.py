@@ -16,9 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.spark
 def test_the_demonstration_ends_exact(tmp_path: Path) -> None:
-    """`python -m spe_adapter.demo` with a kill ends with status 0, an exact result and a page."""
+    """`cairn demo` with a kill ends with status 0, an exact result and a page."""
     page = tmp_path / "page.html"
-    command = [sys.executable, "-m", "spe_adapter.demo", "--records", "60000", "--batch", "20000", "--kills", "1"]
+    command = [sys.executable, "-m", "logstore.cli", "demo", "--records", "60000", "--batch", "20000", "--kills", "1"]
     done = subprocess.run(
         [*command, "--heap", "512m", "--report", str(page)],
         cwd=ROOT,

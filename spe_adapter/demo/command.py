@@ -1,7 +1,6 @@
-"""`python -m spe_adapter.demo`: see the package."""
+"""`cairn demo`: see the package. Needs the extras `spark` and `demo`."""
 
-import argparse
-import sys
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from rich.console import Console
@@ -13,11 +12,8 @@ from spe_adapter.demo.story import Failed, Plan, tell_story
 NOT_EXACT, INTERRUPTED = 1, 130
 
 
-def main() -> int:
-    """Run the demonstration; the exit status is 0 only if the result is exact."""
-    parser = argparse.ArgumentParser(
-        prog="./run demo", description="A sidecar and two Spark queries, killed, and their exact results."
-    )
+def add_arguments(parser: ArgumentParser) -> None:
+    """The options of `cairn demo`."""
     parser.add_argument("--records", type=int, default=800_000, help="purchases to append (default %(default)s)")
     parser.add_argument("--items", type=int, default=500, help="distinct items (default %(default)s)")
     parser.add_argument("--batch", type=int, default=50_000, help="records in a micro-batch (default %(default)s)")
@@ -26,7 +22,10 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=0, help="of the sidecar (default: any free one)")
     parser.add_argument("--heap", default="1g", help="of Spark (default %(default)s)")
     parser.add_argument("--report", type=Path, default=Path("demo-report.html"), help="where the page goes")
-    options = parser.parse_args()
+
+
+def main(options: Namespace) -> int:
+    """Run the demonstration; the exit status is 0 only if the result is exact."""
     plan = Plan(options.records, options.items, options.batch, options.kills, options.seed, options.port, options.heap)
     console = Console()
     console.print(f"{plan.records:,} purchases, {plan.items} items, {plan.kills} kills, seed {plan.seed}")
@@ -51,7 +50,3 @@ def main() -> int:
     write_page(outcome, options.report)
     console.print(f"picture: {options.report}")
     return 0 if outcome.is_exact else NOT_EXACT
-
-
-if __name__ == "__main__":
-    sys.exit(main())
