@@ -88,7 +88,7 @@ class Place:
 
 class _Batch(NamedTuple):
     """Answers to send together, the bytes of their requests, the bytes that the answer budget has reserved for the
-    answers, and what failed in a request that wants no answer.
+    answers, and the failure of a request that wants no answer.
     """
 
     parts: Sequence[Buffer]
@@ -109,8 +109,8 @@ class AnswerLine:
         idle_s: float,
         give_up: Callable[[], None],
     ) -> None:
-        """`requests` counts the requests of all connections. `give_up` ends the connection: its client takes nothing
-        while memory for answers is short. A client that takes nothing for `idle_s` seconds is closed.
+        """`requests` counts the requests of all connections. `give_up` ends the connection when memory for answers is
+        short and its client takes nothing. A client that takes nothing for `idle_s` seconds is disconnected.
         """
         self._link = link
         self._engine = engine

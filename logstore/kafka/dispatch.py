@@ -1,8 +1,9 @@
 """The type of a request handler, and the table of all handlers.
 
-Invariants: each API key has one handler; ApiVersions offers exactly the versions in the table. A handler gets a decoded
-kio request and returns a kio response of the same version (`logstore.kafka.wire.respond` builds the response from plain
-values); an exception from a handler is a bug, except `CairnError` where the handler's module documents it.
+Invariants: each API key has one handler; ApiVersions offers exactly the versions in the table, and those of Produce,
+Fetch and ApiVersions, which are not in it. A handler gets a decoded kio request and returns a kio response of the same
+version (`logstore.kafka.wire.respond` builds the response from plain values); an exception from a handler is a bug,
+except `CairnError` where the handler's module documents it.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping

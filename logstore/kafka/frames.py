@@ -2,7 +2,7 @@
 
 Invariants:
 * A connection holds up to SMALL_BYTES of unserved frames that no budget counts; the bytes of a longer frame are counted
-  when they arrive (`logstore.kafka.arrivals`). Its memory is mapped at once, and pages are used as bytes arrive.
+  when they arrive (`logstore.kafka.arrivals`). Its memory is mapped as a whole, and pages are used as bytes arrive.
 * A frame of a request that carries no data is at most CONTROL_FRAME_BYTES long, a decision at most DECIDE_FRAME_BYTES,
   and any frame at most `max_frame_bytes`; longer frames are refused as soon as length and API key are known.
 * The first frame must be complete within `handshake_s`, later frames within FRAME_PATIENCE_S plus the time they take at

@@ -28,7 +28,7 @@ from logstore.log.store import Topic
 GROUP_COORDINATOR, TRANSACTION_COORDINATOR = 0, 1
 BROKERS_ENDPOINT = 1
 MAX_PARTITIONS_PER_ANSWER = 2000
-"""Kafka's max.request.partition.size.limit: a DescribeTopicPartitions answer goes on with a cursor."""
+"""Kafka's max.request.partition.size.limit: a longer DescribeTopicPartitions answer continues with a cursor."""
 NO_TRANSACTIONS = "transactions are not supported here; leave transactional.id unset (idempotence works without it)"
 _NOT_ASKED = -(2**31)
 _TOPIC_OPERATIONS = sum(1 << code for code in (3, 4, 5, 6, 7, 8, 10, 11))
@@ -46,7 +46,7 @@ class _Wanted(NamedTuple):
 
 
 class MetadataHandlers:
-    """Answers questions about nodes, topics and coordinators."""
+    """Handlers of requests about nodes, topics and coordinators."""
 
     def __init__(self, front: Front) -> None:
         self._front = front

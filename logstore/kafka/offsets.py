@@ -27,7 +27,7 @@ _UNKNOWN = -1
 
 
 class OffsetHandlers:
-    """Answers questions about offsets."""
+    """Handlers of requests that look up offsets."""
 
     def __init__(self, front: Front) -> None:
         self._front = front
