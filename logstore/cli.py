@@ -1,4 +1,4 @@
-"""The `cairn` command. Each subcommand loads its own room, and only that."""
+"""The `cairn` command. Each run imports the module of its subcommand, and of no other."""
 
 import argparse
 import sys
@@ -19,7 +19,7 @@ COMMANDS = {
 }
 
 EXTRAS = {"scheduler.": "scheduler", "spe_adapter.demo.": "spark,demo"}
-"""What a room needs to be installed; `spark` where it is not here."""
+"""The extra that a subcommand's module needs, by prefix of its name; `spark` for all others."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,16 +41,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class _ShowVersion(argparse.Action):
-    """Prints the installed version; what knows it is loaded only then, since it costs a tenth of a start."""
+    """Prints the installed version; imports importlib.metadata only then, because that takes a tenth of a start."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        """Print it and exit."""
+        """Print the version and exit."""
         print(f"cairn {import_module('importlib.metadata').version('cairn')}")
         parser.exit()
 
 
 def _load(command: str, module: str) -> ModuleType:
-    """A subcommand's room; some need more than a sidecar does."""
+    """Import a subcommand's module; if one of its packages is not installed, exit and name the extra to install."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
@@ -59,7 +59,7 @@ def _load(command: str, module: str) -> ModuleType:
 
 
 def _leave_test_tools_out() -> None:
-    """kio loads Hypothesis wherever it is installed: a third of a second and 20 MB that no program of ours needs."""
+    """Keep kio from importing Hypothesis where it is installed: a third of a second and 20 MB that no command needs."""
     sys.modules.setdefault("hypothesis", cast(ModuleType, None))
 
 

@@ -1,7 +1,7 @@
-"""A sidecar's settings: one table makes flags, the TOML file and the documentation; parsed once, at the edge.
+"""A sidecar's settings: one table defines flags, the TOML file and the documentation; parsed once, at start.
 
-Invariants: flags win over the file; a setting nobody knows, of the wrong type or out of range is a ConfigError that
-names it and what is allowed; what comes out is frozen and complete.
+Invariants: flags override the file; a setting that is unknown, of the wrong type or out of range raises a ConfigError
+that names the setting and the allowed values; the result is frozen and complete.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from logstore.report import LEVELS
 
 DEFAULT_KAFKA = "127.0.0.1:9092"
 STATE_DIRECTORY = "/dev/shm/cairn-{uid}"  # noqa: S108  its owner is checked before anything in it is touched
-"""`{uid}` stands for the number of the user that runs the sidecar."""
+"""`{uid}` is replaced by the numeric id of the user that runs the sidecar."""
 _DAY_MS = 24 * 3_600_000
 _LARGEST = (1 << 63) - 1
 _MIB = 1 << 20
@@ -41,11 +41,11 @@ class Setting(NamedTuple):
     maximum: int
     help: str
     choices: tuple[str, ...] = ()
-    """What a text may be; none: anything."""
+    """The allowed values of a text setting; empty: any text."""
 
     @property
     def field(self) -> str:
-        """Its name in Python."""
+        """The setting's name in Python."""
         return self.name.replace("-", "_")
 
 
@@ -119,7 +119,7 @@ _LISTEN_KEYS = ("kafka.listeners", "kafka.advertise", "data-dir", "insecure")
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorConfig:
-    """The coordinator inside a sidecar; none if `topology`, the file with its network, is empty."""
+    """The coordinator inside a sidecar. `topology` is the file with its network; empty: no coordinator."""
 
     topology: str
     listen: str
@@ -128,7 +128,7 @@ class CoordinatorConfig:
 
 @dataclass(frozen=True, slots=True)
 class SidecarConfig:
-    """Everything a sidecar is told."""
+    """All settings of a sidecar."""
 
     data_dir: Path
     listeners: tuple[Listener, ...]
@@ -146,7 +146,7 @@ class SidecarConfig:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Give `cairn serve` its flags."""
+    """Add the flags of `cairn serve`."""
     parser.add_argument("--data-dir", type=Path, help="directory that holds everything; made if it is missing")
     parser.add_argument(
         "--kafka", action="append", metavar="HOST:PORT", help=f"listen here (repeatable; default {DEFAULT_KAFKA})"
@@ -174,7 +174,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def parse(arguments: argparse.Namespace) -> SidecarConfig:
-    """The settings from flags and file. Raises ConfigError."""
+    """Parse the settings from flags and file. Raises ConfigError."""
     content = _read_file(arguments.config)
     values = {setting.field: _value(setting, arguments, content) for setting in SETTINGS}
     data_dir = arguments.data_dir or content.get("data-dir")
@@ -316,7 +316,7 @@ def _texts(where: str, value: object) -> list[str]:
 
 
 def parse_listeners(listen: Sequence[str], advertise: Sequence[str], *, insecure: bool) -> tuple[Listener, ...]:
-    """Listeners from their texts. Raises ConfigError; also for an address beyond loopback unless `insecure`."""
+    """Parse listeners. Raises ConfigError, also for an address other than loopback unless `insecure` is set."""
     if len(advertise) > len(listen):
         raise ConfigError(f"{len(advertise)} advertised addresses for {len(listen)} listeners; at most one for each")
     listeners: list[Listener] = []

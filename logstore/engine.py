@@ -1,7 +1,7 @@
 """A store on trio: runs its jobs on writer threads, its catch-up reads on reader threads, and lets tasks wait for both.
 
 Invariants:
-* All of the store's code runs on the loop's thread; threads see jobs and unchanging views only.
+* All of the store's code runs on the event loop's thread; other threads see only jobs and immutable views.
 * A waiting task costs no thread; readers are bounded (`READERS`).
 """
 
@@ -31,20 +31,20 @@ from logstore.log.ticket import Ticket
 
 T = TypeVar("T")
 READERS = 4
-"""Catch-up reads at a time: more would only take the disk and the interpreter from the writers."""
+"""Catch-up reads at a time: more would only take disk and interpreter time from the writers."""
 AHEAD_BYTES = 1 << 20
-"""What is read for a reader that reads on, whatever it asks for: few large reads, and the next one under way."""
+"""Size of a read for a sequential reader, even if it asks for less: few large reads, with the next one under way."""
 AHEAD_TOTAL_BYTES = 8 << 20
 SCAN_CHUNKS = 64
-"""Chunks that one scan looks into at most: an answer comes before the client loses its patience."""
+"""Most chunks that one scan reads, so that the answer arrives before the client times out."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 FIRST_CHECK_S = 30.0
-"""Retention is looked at no later than so long after a start: a sidecar may live for less than the interval."""
+"""Latest time of the first retention check after a start: a sidecar may run for less than the check interval."""
 _INEXACT = "the batch does not decompress, or to more than 64 MiB; its record may be at a later offset"
 
 
 class Engine:
-    """Runs one store. Use `open_engine`."""
+    """Runs one store. `open_engine` makes it."""
 
     def __init__(self, store: Store, fs: FileSystem, writers: WriterThreads, nursery: trio.Nursery) -> None:
         self.store = store
@@ -60,7 +60,7 @@ class Engine:
         self._after_settling: list[Callable[[], None]] = []
 
     def kick(self) -> None:
-        """Start what disk work there is. Call it once after a burst of appends, so that they share a write."""
+        """Start the queued disk jobs. Call it once after a burst of appends, so that they share a write."""
         queue = self.store.queue
         while (job := queue.next_job()) is not None:
             self._writers.submit(job)
@@ -75,7 +75,7 @@ class Engine:
         return ticket.result()
 
     async def run_jobs(self) -> None:
-        """Take finished jobs back and start the next, for ever."""
+        """Settle finished jobs and start the next ones; runs until cancelled."""
         queue = self.store.queue
         while True:
             await trio.lowlevel.wait_readable(self._writers.eventfd)
@@ -92,8 +92,8 @@ class Engine:
                 callback()
 
     def _watch_room(self, job: Job, failure: OSError | None) -> None:
-        """Tell the operator once that the disk is full, and once that it is not: when as much was written again as
-        had been refused, since a little may fit into a block that is there.
+        """Report once that the disk is full, and once that it has room again: after as many bytes were written as had
+        been refused, because a small write may fit into an allocated block.
         """
         written = sum(len(part) for step in job.operations if isinstance(step, Write) for part in step.buffers)
         errors = [error for error in (failure, *(error for _, error in job.skipped)) if error is not None]
@@ -108,17 +108,17 @@ class Engine:
                 self.store.report("disk full over")
 
     def after_settling(self, callback: Callable[[], None]) -> bool:
-        """Call `callback` once all that finished together has settled and the next jobs are started.
+        """Call `callback` once all jobs that finished together have settled and the next jobs are started.
 
-        One write settles many tickets: whoever answers them can do so in one go. Returns False, and does not call, if
-        nothing is settling now. `callback` must not raise.
+        One write settles many tickets, and the caller can answer all of them at once. Returns False, and never calls
+        `callback`, if no job is settling now. `callback` must not raise.
         """
         if self._is_settling:
             self._after_settling.append(callback)
         return self._is_settling
 
     async def run_ticks(self) -> None:
-        """Apply retention now and then, for ever."""
+        """Apply retention at every check interval; runs until cancelled."""
         interval_s = self.store.settings.retention_check_interval_ms / 1000
         await trio.sleep(min(interval_s, FIRST_CHECK_S))
         while True:
@@ -131,10 +131,11 @@ class Engine:
         return await trio.to_thread.run_sync(work, limiter=self._readers)
 
     async def read(self, stream: Stream, offset: int, max_bytes: int, *, include_control: bool = False) -> ReadResult:
-        """Whole batches from the one that holds `offset` on: at least one, up to `max_bytes`; none at the high
-        watermark.
+        """Read whole batches, starting with the batch that holds `offset`: at least one, up to `max_bytes`; none at the
+        high watermark.
 
-        Control batches are replaced by empty ones unless asked for. Raises OffsetOutOfRange, CorruptChunk, OSError.
+        Without `include_control`, control batches are replaced by empty ones. Raises OffsetOutOfRange, CorruptChunk,
+        OSError.
         """
         stream.check_offset(offset)
         entries = stream.read_tail(offset, max_bytes)
@@ -168,11 +169,11 @@ class Engine:
         try:
             return await self.offload(work)
         except FileNotFoundError:
-            stream.check_offset(place.offset)  # trimmed while we read: say so
+            stream.check_offset(place.offset)  # trimmed during the read: raise OffsetOutOfRange
             raise
 
     def _read_ahead(self, stream: Stream, place: Place) -> None:
-        """Read what a reader will ask for next while it works on what it has, unless memory has it."""
+        """Start to read the batches that the reader will ask for next, unless they are in memory."""
         is_known = self._ahead.holds(place) or place in self._reading_ahead
         if is_known or len(self._reading_ahead) >= READERS:
             return
@@ -184,7 +185,7 @@ class Engine:
         try:
             self._ahead.put(place, await self._read_chunk(stream, place, AHEAD_BYTES))
         except (CairnError, OSError):
-            pass  # whoever asks for it will meet the same, and be told
+            pass  # the reader that asks for this place gets the same error
         finally:
             self._reading_ahead.pop(place).set()
 
@@ -197,7 +198,7 @@ class Engine:
         return view
 
     async def find_timestamp(self, stream: Stream, timestamp_ms: int) -> TimeFound | None:
-        """The first record with that timestamp or a later one; None if there is none.
+        """The first record with this timestamp or a later one; None if there is none.
 
         Raises CorruptChunk, OSError.
         """
@@ -212,7 +213,7 @@ class Engine:
         return None
 
     async def max_timestamp(self, stream: Stream) -> TimeFound | None:
-        """The record with the latest timestamp, the first of several; None: no records.
+        """The record with the latest timestamp, the first if several have it; None: no records.
 
         Raises CorruptChunk, OSError.
         """
@@ -229,7 +230,7 @@ class Engine:
         return newest
 
     async def _look_up(self, stream: Stream, find: Callable[[], TimeFound | None]) -> TimeFound | None:
-        """One look-up at a time: each may open a batch to many times its size."""
+        """Run one look-up at a time, because each may decompress a batch to many times its size."""
         found = await trio.to_thread.run_sync(find, limiter=self._look_ups)
         if found is not None and not found.exact:
             self.store.report("look-up inexact", stream=stream.name, offset=found.offset, why=_INEXACT)
@@ -238,10 +239,10 @@ class Engine:
     async def scan_controls(
         self, stream: Stream, before_offset: int, types: Collection[int], max_bytes: int, *, from_offset: int = 0
     ) -> ScanResult:
-        """Control batches in front of an offset (-1: the high watermark), newest first, down to the log start or
+        """Control batches before an offset (-1: the high watermark), newest first, down to the log start or
         `from_offset`: at least one, up to `max_bytes`.
 
-        May come back with none before it has got there; go on from `next_before`. Raises OffsetOutOfRange
+        May return none before it reaches that end; continue from `next_before`. Raises OffsetOutOfRange
         (above the high watermark), CorruptChunk (the newest of them is damaged), UnknownTopicOrPartition, OSError.
         """
         before = stream.high_watermark if before_offset == -1 else before_offset
@@ -256,7 +257,7 @@ class Engine:
         while not found.buffers or found.size_bytes < max_bytes:
             wanted = ScanRange(max(from_offset, stream.log_start_offset), found.next_before, types)
             if wanted.before_offset <= wanted.from_offset or chunks == SCAN_CHUNKS or (found.buffers and not chunks):
-                break  # what memory has is an answer; whoever wants more asks again
+                break  # batches from memory are an answer; the caller can ask for more
             chunks += 1
             piece = await self._scan_chunk(stream, wanted, max_bytes - found.size_bytes, at_least_one=not found.buffers)
             if piece is None or piece.next_before == found.next_before:
@@ -268,7 +269,7 @@ class Engine:
     async def _scan_chunk(
         self, stream: Stream, wanted: ScanRange, max_bytes: int, *, at_least_one: bool
     ) -> ScanResult | None:
-        """What the next older chunk has; None: nothing that could join what is found already."""
+        """The control batches of the next older chunk; None: the chunk is damaged, and newer batches are found."""
         view = stream.chunk_below(wanted.before_offset)
         scan = scanning.scan_chunk
         try:
@@ -287,11 +288,11 @@ class Engine:
             if stream.deleted:
                 raise UnknownTopicOrPartition(f"{stream.name} has been deleted") from None
             if view is not None and view.next_offset <= stream.log_start_offset:
-                return ScanResult([], stream.log_start_offset, 0)  # trimmed while we read
+                return ScanResult([], stream.log_start_offset, 0)  # trimmed during the read
             raise
 
     async def find_ends(self, stream: Stream, from_offset: int) -> list[tuple[int, bytes]]:
-        """Base offsets and bytes of the END control batches at or behind `from_offset`, newest first.
+        """Base offsets and bytes of the END control batches at or after `from_offset`, newest first.
 
         Raises CorruptChunk, OSError.
         """
@@ -306,7 +307,7 @@ class Engine:
 
 
 def _rank(found: TimeFound) -> tuple[int, int]:
-    """Higher for the later timestamp, and for the lower offset of two with the same."""
+    """A sort key: higher for a later timestamp, and for the lower offset of two equal timestamps."""
     return found.timestamp, -found.offset
 
 
@@ -331,7 +332,7 @@ def _from_tail(entries: list[TailEntry], offset: int, *, include_control: bool) 
 
 @asynccontextmanager
 async def open_engine(store: Store, fs: FileSystem) -> AsyncIterator[Engine]:
-    """Run a store while the block runs; at its end everything pending is finished and written down."""
+    """Run a store during the `async with` block; at its end, finish and persist all pending work."""
     writers = WriterThreads(fs, store.settings.io_window)
     try:
         async with trio.open_nursery() as nursery:

@@ -1,7 +1,7 @@
-"""Every error the log store raises on purpose, under one root.
+"""All errors that the log store raises on purpose, under one root class.
 
-Messages name the offending value and what to do. Bad bytes never raise ValueError or struct.error to a caller.
-`logstore.kafka.errors` says which of Kafka's error codes a client gets for each class.
+Messages name the offending value and a remedy. Bad bytes never raise ValueError or struct.error to a caller.
+`logstore.kafka.errors` maps each class to the Kafka error code that a client gets.
 """
 
 
@@ -9,7 +9,7 @@ class CairnError(Exception):
     """Root of all errors of the log store."""
 
 
-# ---- bytes that are not what they should be
+# ---- invalid bytes
 
 
 class CorruptBatch(CairnError):
@@ -25,13 +25,13 @@ class UnsupportedBatchFormat(CairnError):
 
 
 class CorruptFile(CairnError):
-    """A file of ours whose bytes contradict themselves; the message names file, position and what is lost."""
+    """A file of the data directory whose bytes contradict themselves; the message names file, position and loss."""
 
 
 class CorruptChunk(CorruptFile):
-    """Proven data of a chunk that no longer matches its checksum: never served, never cut.
+    """Data of a chunk, once proven durable, no longer matches its checksum: it is never served and never cut off.
 
-    `first_offset` and `last_offset` (inclusive) name the records that are lost here.
+    `first_offset` and `last_offset` (inclusive) are the range of lost records.
     """
 
     def __init__(self, message: str, *, first_offset: int, last_offset: int) -> None:
@@ -60,7 +60,7 @@ class InvalidTimestamp(CairnError):
 
 
 class OutOfOrderSequence(CairnError):
-    """An idempotent producer's batch does not follow its last one."""
+    """An idempotent producer's batch does not follow the producer's last batch."""
 
 
 class InvalidProducerEpoch(CairnError):
@@ -68,7 +68,7 @@ class InvalidProducerEpoch(CairnError):
 
 
 class StorageFailed(CairnError):
-    """The disk refused: nothing was acknowledged. Reads go on; appends go on when the disk does."""
+    """The disk refused: nothing was acknowledged. Reads continue; appends continue once the disk accepts writes."""
 
 
 # ---- reads
@@ -92,11 +92,11 @@ class OffsetOutOfRange(CairnError):
 
 
 class UnknownTopicOrPartition(CairnError):
-    """No such topic or partition here."""
+    """The topic or partition does not exist."""
 
 
 class TopicExists(CairnError):
-    """A topic of that name exists."""
+    """A topic with this name exists."""
 
 
 class InvalidTopic(CairnError):
@@ -104,30 +104,30 @@ class InvalidTopic(CairnError):
 
 
 class InvalidPartitions(CairnError):
-    """A partition count that cannot be."""
+    """An invalid number of partitions."""
 
 
 class InvalidConfig(CairnError):
-    """A setting with a name or value that cannot be; the message names both and what is allowed."""
+    """A setting with an invalid name or value; the message names both and the allowed values."""
 
 
 # ---- epochs
 
 
 class FencedRun(CairnError):
-    """A newer run of the same query exists; this one may neither stage nor commit."""
+    """A newer run of the same query exists; the older run may neither stage nor commit."""
 
 
 class StaleEpoch(CairnError):
-    """An epoch older than the last committed one: somebody rewound a checkpoint."""
+    """An epoch older than the last committed one (its checkpoint was rewound), or a new piece for a decided epoch."""
 
 
 class StagedMissing(CairnError):
-    """A commit names staged data that is not here (or not all of it); nothing was committed."""
+    """A commit names staged data that is missing or incomplete; nothing was committed."""
 
 
 class StagePosition(CairnError):
-    """A piece of staged data that does not continue what is here; `length` says how much is."""
+    """A piece that does not follow the pieces an attempt has staged, or differs from one; `length` is their number."""
 
     def __init__(self, message: str, *, length: int) -> None:
         super().__init__(message)
@@ -142,4 +142,4 @@ class DataDirectoryInUse(CairnError):
 
 
 class ConfigError(CairnError):
-    """A setting of the sidecar that cannot be; the message names it and what is allowed."""
+    """An invalid setting of the sidecar; the message names the setting and the allowed values."""

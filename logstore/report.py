@@ -1,13 +1,13 @@
-"""What a sidecar says: one line per event on standard error, as logfmt or JSON.
+"""The sidecar's log: one line per event on standard error, as logfmt or JSON.
 
 Invariants:
-* Every line has time, level and event; values that need it are quoted.
-* Of lines that say the same again within REPEAT_S seconds the first is written and the others are counted. Lines about
-  a client are the same if event and address are; other lines, if all of their fields are. The count follows as
+* Every line has time, level and event; values are quoted where necessary.
+* Of equal lines within REPEAT_S seconds, the first is written and the others are counted. Lines about a client are
+  equal if event and address are equal; other lines, if event and all fields are equal. The count is written as
   `repeated`, in the next such line or when `flush` is called.
-* What is remembered of former lines is bounded (REMEMBERED). Beyond that no line is written of what clients can cause
-  (CAUSED_BY_CLIENTS, and lines about a client): they cannot fill the disk with the log.
-* A line that cannot be written is lost, never an error.
+* The memory of former lines is bounded (REMEMBERED). While it is full, new events that clients can cause
+  (CAUSED_BY_CLIENTS, and lines about a client) are not written: clients cannot fill the disk with the log.
+* A line that cannot be written is lost and never raises an error.
 """
 
 import json
@@ -31,7 +31,7 @@ ERRORS = frozenset(
         "request crashed",
     }
 )
-"""Events that tell of lost data or of a fault of ours."""
+"""Events that mean lost data or a bug in the sidecar."""
 WARNINGS = frozenset(
     {
         "append failed",
@@ -49,7 +49,7 @@ WARNINGS = frozenset(
         "torn end cut",
     }
 )
-"""Events an operator should look at."""
+"""Events that an operator should look at."""
 CAUSED_BY_CLIENTS = frozenset(
     {
         "group rebalanced",
@@ -63,14 +63,14 @@ CAUSED_BY_CLIENTS = frozenset(
         "trimmed",
     }
 )
-"""Events that a client can cause as often as it likes, with other fields each time; but that tell of no client."""
+"""Events that a client can cause as often as it likes, with different fields each time, and that name no client."""
 
 REPEAT_S = 5.0
-"""A line that says the same again within this time is counted, not written."""
+"""A line that repeats an equal line within this time is counted, not written."""
 REMEMBERED = 1000
-"""Lines that repeats are recognised of. Of what clients cause, no more than this are written at a time."""
+"""Lines whose repeats are recognised. At most this many lines that clients cause are written per REPEAT_S."""
 KEY_CHARACTERS = 1000
-"""What is compared of a line without an address: an error's message may be long."""
+"""Length of the prefix that is compared of a line without an address: an error's message may be long."""
 
 
 class Reporter:
@@ -103,7 +103,7 @@ class Reporter:
         self._said.move_to_end(key)
 
     def flush(self, *, is_end: bool = False) -> None:
-        """Write what was counted and not yet said, of lines older than REPEAT_S (`is_end`: of all)."""
+        """Write the counts of unwritten repeats, for lines older than REPEAT_S (`is_end`: for all lines)."""
         now_s = self._clock.monotonic_s()
         while self._said:
             key, said = next(iter(self._said.items()))
@@ -114,7 +114,7 @@ class Reporter:
                 self._write(said.event, level_of(said.event), said.fields, said.left_out)
 
     def _may_remember(self, now_s: float) -> bool:
-        """Whether another line can be remembered; the oldest goes if it is old enough."""
+        """Whether another line can be remembered; forgets the lines that are old enough if the memory is full."""
         if len(self._said) < REMEMBERED:
             return True
         oldest = next(iter(self._said.values()))
@@ -134,7 +134,7 @@ class Reporter:
 
 
 def level_of(event: str) -> str:
-    """How important an event is: one of LEVELS."""
+    """The level of an event: one of LEVELS."""
     if event in ERRORS:
         return "error"
     return "warning" if event in WARNINGS else "info"

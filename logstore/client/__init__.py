@@ -1,6 +1,6 @@
 """Clients of a sidecar.
 
-`blocking` is for programs without an event loop, such as Spark's tasks: raw record batches in and out, offsets and
-topics over the Kafka protocol, and Cairn's own requests that stage and commit epochs. `wire` has the requests and
-replies as bytes, `network` what the client needs of the operating system.
+`blocking` is for programs without an event loop, such as Spark's tasks: it reads and writes raw record batches, handles
+offsets and topics over the Kafka protocol, and sends Cairn's own requests that stage and commit epochs. `wire` encodes
+requests and decodes replies, `network` has the client's sockets and clock.
 """

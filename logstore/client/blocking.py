@@ -1,10 +1,9 @@
 """A blocking client of one sidecar: topics, offsets, raw record batches, and the epochs of an exactly-once sink.
 
 Invariants:
-* A call returns, or raises, within the client's time limit (plus one connection attempt); what it raises names the
-  address.
-* Everything here except `produce` may be sent twice without harm, and is: after a lost connection the client
-  reconnects, backs off, and asks again until the limit. `produce` is never sent again once its bytes may have arrived.
+* A call returns or raises within the client's time limit (plus one connection attempt); its error names the address.
+* Every request except `produce` may be sent twice without harm: after a lost connection the client backs off,
+  reconnects and sends it again, until the time limit. `produce` is never sent again once its bytes may have arrived.
 * One thread per client. The first bootstrap address that answers serves every request: a sidecar leads all its streams.
 """
 
@@ -33,13 +32,13 @@ from logstore.format import epoch_api
 from logstore.interfaces import Buffer
 
 DEFAULT_LIMIT_S: Final = 60.0
-"""How long a call may keep trying: a sidecar restarts in about a second, a host in less than a minute."""
+"""How long a call may retry: a sidecar restarts in about a second, a host in less than a minute."""
 REQUEST_TIMEOUT_S: Final = 30.0
-"""How long one request may go unanswered before the connection counts as dead."""
+"""How long the client waits for the sidecar to send or take bytes before the connection counts as dead."""
 MAX_REPLY_BYTES: Final = 1024 * 1024 * 1024
 FETCH_WAIT_MS: Final = 500
 CREATION_WAIT_S: Final = 5.0
-"""How long a topic made on demand may take to appear."""
+"""How long a topic that is created on demand may take to appear."""
 
 _FIRST_BACKOFF_S: Final = 0.02
 _MAX_BACKOFF_S: Final = 0.5
@@ -53,9 +52,7 @@ R = TypeVar("R", bound=epoch_api.Reply)
 
 
 def parse_addresses(servers: str) -> list[Address]:
-    """`host:port,host:port` (IPv6 in brackets; the port may be left out). Raises InvalidConfig, which names the
-    entry.
-    """
+    """Parse `host:port,host:port` (IPv6 in brackets; the port is optional). Raises InvalidConfig, naming the entry."""
     addresses: list[Address] = []
     for entry in (part.strip() for part in servers.split(",")):
         if not entry:
@@ -72,7 +69,7 @@ def parse_addresses(servers: str) -> list[Address]:
 
 
 class Client:
-    """A client with a time limit for each call. Raises Unavailable, Refused and MalformedReply, and logstore.errors."""
+    """A client with a time limit per call. Raises Unavailable, Refused and MalformedReply, and logstore.errors."""
 
     def __init__(
         self,
@@ -103,7 +100,7 @@ class Client:
         return ", ".join(map(str, self._addresses))
 
     def fileno(self) -> int:
-        """The connection's descriptor, to wait for an answer among others; -1 without a connection."""
+        """The connection's file descriptor, for waiting on several connections; -1 without a connection."""
         return -1 if self._socket is None else self._socket.fileno()
 
     def close(self) -> None:
@@ -116,12 +113,12 @@ class Client:
     # ---- topics and offsets
 
     def topics(self, names: Sequence[str] | None = None, *, create: bool = False) -> dict[str, TopicInfo]:
-        """Topics by name (None: all). One that does not exist comes with an error code instead of partitions."""
+        """Topics by name (None: all). A topic that does not exist has an error code instead of partitions."""
         body = wire.metadata_request(names, create=create)
         return self._retry(lambda: wire.metadata_reply(self._ask(wire.METADATA, [body])))
 
     def partitions(self, topic: str, *, create: bool = False) -> int:
-        """How many partitions a topic has; `create` it if need be and the server is set up to. Raises Refused."""
+        """The number of partitions of a topic; `create`: create the topic if the server allows it. Raises Refused."""
         patience_s = self._network.monotonic_s() + (CREATION_WAIT_S if create else 0.0)
         while True:
             info = self.topics([topic], create=create).get(topic)
@@ -129,16 +126,14 @@ class Client:
                 raise MalformedReply(f"{self.where} left {topic!r} out of its answer")
             if not info.error:
                 return len(info.partitions)
-            # A Kafka that makes a topic on demand answers at first that there is none.
+            # A Kafka broker that creates a topic on demand first answers that the topic does not exist.
             waits = info.error in RETRIABLE or (create and info.error == UNKNOWN_TOPIC_OR_PARTITION)
             if not waits or self._network.monotonic_s() >= patience_s:
                 raise Refused(f"topic {topic!r} at {self.where}", code=info.error)
             self._network.sleep(_MAX_BACKOFF_S / 5)
 
     def offsets(self, timestamps_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, OffsetInfo]:
-        """The first offset at or after a timestamp (or EARLIEST, LATEST) per stream; a stream's own error is in its
-        info.
-        """
+        """Per stream, the first offset at or after a timestamp (or EARLIEST, LATEST), or the stream's own error."""
         if not timestamps_ms:
             return {}
         body = wire.list_offsets_request(timestamps_ms)
@@ -153,8 +148,8 @@ class Client:
         return self._retry(ask)
 
     def create_topic(self, name: str, partitions: int, configs: Mapping[str, str] | None = None) -> None:
-        """Make a topic. Raises TopicExists if there is one of that name (asked again after a lost connection, it may be
-        the one just made), InvalidConfig for a setting that cannot be, Refused for anything else.
+        """Create a topic. Raises TopicExists if the name is taken (after a lost connection, perhaps by this very call),
+        InvalidConfig for an invalid setting, Refused for any other error.
         """
         timeout_ms = int(self._request_timeout_s * 1000)
         body = wire.create_topic_request(name, partitions, configs or {}, timeout_ms=timeout_ms)
@@ -172,8 +167,8 @@ class Client:
         self._retry(ask)
 
     def create_partitions(self, name: str, count: int) -> None:
-        """Give a topic more partitions, `count` in all. Raises InvalidPartitions if it has as many (asked again after a
-        lost connection, they may be those just made), Refused for anything else.
+        """Give a topic more partitions, `count` in total. Raises InvalidPartitions if it has at least `count` (after a
+        lost connection, perhaps by this very call), Refused for any other error.
         """
         body = wire.create_partitions_request(name, count, timeout_ms=int(self._request_timeout_s * 1000))
 
@@ -188,7 +183,7 @@ class Client:
         self._retry(ask)
 
     def topic_configs(self, name: str) -> dict[str, str]:
-        """The settings of a topic that are in effect, defaults included. Raises Refused."""
+        """The settings in effect for a topic, defaults included. Raises Refused."""
         body = wire.describe_topic_request(name)
 
         def ask() -> dict[str, str]:
@@ -200,7 +195,7 @@ class Client:
         return self._retry(ask)
 
     def delete_records(self, stream: TopicPartition, before_offset: int) -> int:
-        """Trim what stands in front of an offset (-1: everything there is); where the stream starts now.
+        """Trim the records before an offset (-1: all records); returns the new start offset of the stream.
 
         Raises Refused (OFFSET_OUT_OF_RANGE for an offset above the high watermark).
         """
@@ -217,7 +212,7 @@ class Client:
     # ---- batches
 
     def start_fetch(self, stream: TopicPartition, offset: int, max_bytes: int) -> "Pending[Fetched]":
-        """Send a fetch and return at once; read its answer before asking this client for anything else."""
+        """Send a fetch and return at once; read its answer before the next request to this client."""
         body = wire.fetch_request(stream, offset, max_bytes=max_bytes, max_wait_ms=FETCH_WAIT_MS)
 
         def receive(correlation_id: int) -> Fetched:
@@ -229,8 +224,8 @@ class Client:
         return Pending(self, lambda: self._send_request(wire.FETCH, [body]), receive)
 
     def produce(self, stream: TopicPartition, records: Buffer) -> int:
-        """Append batches; the base offset. Not repeated once sent: after Unavailable it may or may not have
-        happened.
+        """Append batches; returns the base offset. Never sent twice: after Unavailable, the batches may or may not have
+        been appended. Raises Refused.
         """
         timeout_ms = int(self._request_timeout_s * 1000)
         self._retry(self._connected)
@@ -247,7 +242,7 @@ class Client:
     # ---- epochs
 
     def start_stage(self, request: epoch_api.StageRequest) -> "Pending[epoch_api.StageReply]":
-        """Send a piece of an epoch's output and return at once; it is durable when the answer is there."""
+        """Send a piece of an epoch's output and return at once; the piece is durable once its answer arrives."""
         return Pending(
             self,
             lambda: self._send_epoch(request),
@@ -255,19 +250,19 @@ class Client:
         )
 
     def stage(self, request: epoch_api.StageRequest) -> epoch_api.StageReply:
-        """Stage a piece of an epoch's output; it is durable when this returns."""
+        """Stage a piece of an epoch's output; the piece is durable when the call returns."""
         return self.start_stage(request).receive()
 
     def decide(self, request: epoch_api.DecideRequest) -> epoch_api.DecideReply:
-        """Commit an epoch; once this returns it is there, whatever happens."""
+        """Commit an epoch; once the call returns, the epoch is published and survives any crash."""
         return self._ask_epoch(epoch_api.DECIDE, request, epoch_api.DecideReply)
 
     def start_commit(
         self, pieces: Sequence[epoch_api.StageRequest], decision: epoch_api.DecideRequest
     ) -> "Pending[epoch_api.DecideReply]":
-        """Send the pieces of an epoch and its decision in one go and return; committed when the answer is there.
+        """Send the pieces of an epoch and its decision together and return at once; the answer means it is committed.
 
-        The sidecar takes them in order, so a piece that cannot be staged leaves a decision that finds it missing.
+        The sidecar handles them in order: if a piece cannot be staged, the decision fails because the piece is missing.
         """
         kinds = (*(epoch_api.STAGE for _ in pieces), epoch_api.DECIDE)
 
@@ -287,7 +282,7 @@ class Client:
                         reply = self._receive_epoch(key, expected, epoch_api.DecideReply)
                 except MalformedReply:
                     raise
-                except CairnError as error:  # the answers behind it are on their way and have to be read
+                except CairnError as error:  # the later answers still arrive and must be read
                     failure = failure or error
             if failure is not None:
                 raise failure
@@ -296,17 +291,17 @@ class Client:
         return Pending(self, send, receive)
 
     def abort(self, request: epoch_api.AbortRequest) -> epoch_api.AbortReply:
-        """Drop what is staged for an epoch; a decided one stays decided."""
+        """Drop the staged data of an epoch; a decided epoch stays decided."""
         return self._ask_epoch(epoch_api.ABORT, request, epoch_api.AbortReply)
 
     def describe(self, request: epoch_api.DescribeRequest) -> epoch_api.DescribeReply:
-        """What the sidecar knows of a query."""
+        """The state of a query in the sidecar."""
         return self._ask_epoch(epoch_api.DESCRIBE, request, epoch_api.DescribeReply)
 
     # ---- control batches
 
     def start_scan(self, request: epoch_api.ScanRequest) -> "Pending[epoch_api.ScanReply]":
-        """Send a scan and return at once: the next piece is on its way while the caller decodes this one."""
+        """Send a scan and return at once, so that the next piece is read while the caller decodes this one."""
         return Pending(
             self,
             lambda: self._send_epoch(request),
@@ -314,7 +309,7 @@ class Client:
         )
 
     def scan(self, request: epoch_api.ScanRequest) -> epoch_api.ScanReply:
-        """A stream's control batches in front of an offset, newest first; the reply says where to go on.
+        """A stream's control batches before an offset, newest first; the reply has the offset to continue from.
 
         Raises OffsetOutOfRange (an offset above the high watermark), CorruptChunk (with the offsets that are lost),
         UnknownTopicOrPartition.
@@ -412,11 +407,11 @@ class Client:
         return self.retry_until(ask, self._network.monotonic_s() + self._limit_s)
 
     def deadline_s(self) -> float:
-        """The moment (monotonic) when a call that starts now gives up."""
+        """When a call that starts now gives up, in monotonic seconds."""
         return self._network.monotonic_s() + self._limit_s
 
     def retry_until(self, ask: Callable[[], T], deadline_s: float) -> T:
-        """Do `ask` until it succeeds or fails for good. Raises Unavailable at the deadline."""
+        """Call `ask` until it succeeds or its error is final. Raises Unavailable at the deadline."""
         backoff_s = _FIRST_BACKOFF_S
         while True:
             try:
@@ -440,10 +435,10 @@ class Client:
 
 
 class Pending(Generic[T]):
-    """A request under way: sent before the caller turns to other work, its answer read when that is done.
+    """A request under way: the caller sends it, does other work, and reads the answer later.
 
-    Nothing else may be asked of the client in between. `send` sends the request and returns its correlation id,
-    `receive` reads the answer to it.
+    The caller must not use the client for another request in between. `send` sends the request and returns its
+    correlation id; `receive` reads the answer.
     """
 
     def __init__(self, client: Client, send: Callable[[], int], receive: Callable[[int], T]) -> None:
@@ -454,11 +449,11 @@ class Pending(Generic[T]):
         try:
             self._correlation_id = send()
         except OSError:
-            client.close()  # half a request may be on its way; `receive` starts afresh
+            client.close()  # a part of the request may have been sent; `receive` sends it again on a new connection
 
     def receive(self, deadline_s: float | None = None) -> T:
-        """The answer, asked for again if the connection breaks. Raises Unavailable at the deadline (default: the
-        client's).
+        """Read the answer; sends the request again if the connection breaks. Raises Unavailable at the deadline
+        (default: the client's time limit from now).
         """
 
         def ask() -> T:

@@ -1,7 +1,7 @@
-"""Errors of the client: nobody answers, or the answer is no.
+"""Errors of the client: no sidecar answers, or the answer is an error.
 
-Invariant: each names the address, so that whoever reads a Spark driver's log knows where to look. Errors that a
-sidecar reports on Cairn's own requests come back as the classes of `logstore.errors` instead.
+Invariant: each message names the address, so that a reader of a Spark driver's log knows which sidecar to check. For
+errors that a sidecar reports on Cairn's own requests, the client raises the classes of `logstore.errors` instead.
 """
 
 from typing import Final
@@ -40,7 +40,7 @@ _NAMES: Final = {
     78: "OFFSET_NOT_AVAILABLE",
     87: "INVALID_RECORD",
 }
-# A moment later the same request may succeed: a server that starts, a topic that is being made, a disk that was full.
+# The same request may succeed later: the server is starting, the topic is being created, the disk was full.
 RETRIABLE: Final = frozenset((5, 6, 7, 56, 74, 75, 78))
 
 
@@ -62,4 +62,4 @@ class Refused(CairnError):
 
 
 class MalformedReply(CairnError):
-    """Bytes that are no answer to what was asked."""
+    """A server's reply cannot be decoded, or answers a different request."""

@@ -1,7 +1,6 @@
-"""What a blocking client needs of the world: connections, a clock and a way to wait; as a protocol and on this machine.
+"""The blocking client's interface to the operating system: connections, a clock and sleep, as a protocol and for real.
 
-Invariant: this is the only module of the client that touches sockets' creation or time, so that tests may bring their
-own.
+Invariant: only this module of the client opens sockets, reads a clock or sleeps, so that tests can replace all three.
 """
 
 import socket
@@ -20,7 +19,7 @@ class Address(NamedTuple):
 
 
 class Network(Protocol):
-    """Connections, time and waiting, as arguments."""
+    """Connections, time and waiting, passed in by the caller."""
 
     def connect(self, address: Address, timeout_s: float) -> socket.socket:
         """A connected stream socket. Raises OSError."""
@@ -29,11 +28,11 @@ class Network(Protocol):
         """Seconds on a clock that never goes back."""
 
     def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Sleep for `seconds`."""
 
 
 class HostNetwork:
-    """The operating system's."""
+    """The network and clock of the operating system."""
 
     def connect(self, address: Address, timeout_s: float) -> socket.socket:
         """A connected TCP socket without Nagle's delay. Raises OSError."""
@@ -46,5 +45,5 @@ class HostNetwork:
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Sleep for `seconds`."""
         time.sleep(seconds)

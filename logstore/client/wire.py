@@ -1,11 +1,11 @@
-"""The few Kafka requests that the blocking client sends, and their replies, as bytes. No I/O.
+"""Encodes the few Kafka requests that the blocking client sends, and decodes their replies. No I/O.
 
-Written by hand rather than taken from kio, because loading kio's dataclasses costs each fresh Spark worker half a
-second. Versions are the newest ones before the flexible encodings: Metadata 4, ListOffsets 2, Fetch 11, Produce 7,
-CreateTopics 4, DeleteRecords 1, DescribeConfigs 2, which every Kafka since 2.3 and Cairn speak.
+The module does not use kio, because loading kio's dataclasses costs each new Spark worker half a second. All versions
+precede the flexible encodings: Metadata 4, ListOffsets 2, Fetch 11, Produce 7, CreateTopics 4, DeleteRecords 1,
+DescribeConfigs 2, CreatePartitions 1. Cairn and every Kafka since 2.3 serve them.
 
-Invariants: a reply that is too short, or counts more than it holds, raises MalformedReply and nothing else; record
-batches are views into the reply, never copied.
+Invariants: a reply that is too short, or counts more elements than it holds, raises MalformedReply and no other error;
+record batches are views into the reply, never copied.
 
 Source: Kafka's protocol guide, kafka.apache.org/protocol.
 """
@@ -66,7 +66,7 @@ class TopicPartition(NamedTuple):
 
 
 class TopicInfo(NamedTuple):
-    """What Metadata says of a topic. `partitions` is empty if `error` is not 0."""
+    """Metadata's answer for a topic. `partitions` is empty if `error` is not 0."""
 
     error: int
     internal: bool
@@ -74,7 +74,7 @@ class TopicInfo(NamedTuple):
 
 
 class OffsetInfo(NamedTuple):
-    """What ListOffsets says of a stream; `offset` is -1 if no record is that young."""
+    """ListOffsets's answer for a stream; `offset` is -1 if no record has the timestamp or a later one."""
 
     error: int
     timestamp_ms: int
@@ -82,7 +82,7 @@ class OffsetInfo(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """What Fetch says of a stream. `records` are batches end to end, the last one perhaps torn."""
+    """Fetch's answer for a stream. `records` are concatenated batches; the last one may be cut off."""
 
     error: int
     high_watermark: int
@@ -91,28 +91,28 @@ class Fetched(NamedTuple):
 
 
 class Produced(NamedTuple):
-    """What Produce says of a stream."""
+    """Produce's answer for a stream."""
 
     error: int
     base_offset: int
 
 
 class Created(NamedTuple):
-    """What CreateTopics says of a topic; the message may be empty."""
+    """CreateTopics's or CreatePartitions's answer for a topic; the message may be empty."""
 
     error: int
     message: str
 
 
 class Trimmed(NamedTuple):
-    """What DeleteRecords says of a stream: where it starts now."""
+    """DeleteRecords's answer for a stream: its new start offset."""
 
     error: int
     log_start_offset: int
 
 
 class TopicConfigs(NamedTuple):
-    """What DescribeConfigs says of a topic: the values in effect, defaults included."""
+    """DescribeConfigs's answer for a topic: the values in effect, defaults included."""
 
     error: int
     message: str
@@ -120,7 +120,7 @@ class TopicConfigs(NamedTuple):
 
 
 class _Writer:
-    """Kafka's primitive types, appended."""
+    """Appends Kafka's primitive types to a buffer."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -147,7 +147,7 @@ class _Writer:
 
 
 class _Reader:
-    """Kafka's primitive types, taken off the front."""
+    """Reads Kafka's primitive types in sequence."""
 
     def __init__(self, data: Buffer) -> None:
         self._data = memoryview(data)
@@ -194,7 +194,7 @@ class _Reader:
         return self._bytes(max(self.int32(), 0))
 
     def count(self) -> int:
-        """An array's length; every element has at least two bytes."""
+        """An array's length. Raises MalformedReply if the remaining bytes cannot hold so many elements of two bytes."""
         count = self.int32()
         if count > (len(self._data) - self._at) // 2:
             raise MalformedReply(f"{count} elements do not fit a reply of {len(self._data)} bytes")
@@ -208,7 +208,7 @@ class _Reader:
 
 
 def request_header(api_key: int, correlation_id: int, client_id: str) -> bytes:
-    """The header (version 1) in front of a request's body."""
+    """The header (version 1) before a request's body."""
     writer = _Writer()
     writer.data += _HEADER.pack(api_key, VERSIONS[api_key], correlation_id)
     writer.string(client_id)
@@ -216,7 +216,7 @@ def request_header(api_key: int, correlation_id: int, client_id: str) -> bytes:
 
 
 def metadata_request(topics: Sequence[str] | None, *, create: bool) -> bytes:
-    """Ask for topics (None: all); `create` those that do not exist, if the server is set up to do so."""
+    """Ask for topics (None: all); `create`: create those that do not exist, if the server allows it."""
     writer = _Writer()
     if topics is None:
         writer.int32(-1)
@@ -229,7 +229,7 @@ def metadata_request(topics: Sequence[str] | None, *, create: bool) -> bytes:
 
 
 def metadata_reply(body: Buffer) -> dict[str, TopicInfo]:
-    """Topics by name. MalformedReply."""
+    """Topics by name. Raises MalformedReply."""
     reader = _Reader(body)
     reader.int32()  # throttle time
     for _ in range(reader.count()):
@@ -240,10 +240,10 @@ def metadata_reply(body: Buffer) -> dict[str, TopicInfo]:
         error, name, internal = reader.int16(), reader.string(), bool(reader.int8())
         partitions: list[int] = []
         for _ in range(reader.count()):
-            reader.int16()  # a partition without a leader still has its place
+            reader.int16()  # its error code: a partition without a leader is listed too
             partitions.append(reader.int32())
             reader.int32()  # leader
-            for _ in range(2):  # replicas, those in sync
+            for _ in range(2):  # replicas, in-sync replicas
                 for _ in range(reader.count()):
                     reader.int32()
         topics[name] = TopicInfo(error, internal, tuple(sorted(partitions)))
@@ -274,7 +274,7 @@ def list_offsets_request(timestamps_ms: Mapping[TopicPartition, int]) -> bytes:
 
 
 def list_offsets_reply(body: Buffer) -> dict[TopicPartition, OffsetInfo]:
-    """Offsets by stream. MalformedReply."""
+    """Offsets by stream. Raises MalformedReply."""
     reader = _Reader(body)
     reader.int32()  # throttle time
     offsets: dict[TopicPartition, OffsetInfo] = {}
@@ -287,20 +287,20 @@ def list_offsets_reply(body: Buffer) -> dict[TopicPartition, OffsetInfo]:
 
 
 def fetch_request(stream: TopicPartition, offset: int, *, max_bytes: int, max_wait_ms: int) -> bytes:
-    """Ask for the batches of one stream from the one that holds `offset` on."""
+    """Ask for batches of one stream, starting with the batch that holds `offset`."""
     writer = _Writer()
     writer.data += _FETCH_HEAD.pack(_NO_REPLICA, max_wait_ms, 1, max_bytes, _READ_UNCOMMITTED, _NO_SESSION, _NO_EPOCH)
     writer.int32(1)
     writer.string(stream.topic)
     writer.int32(1)
     writer.data += _FETCH_PARTITION.pack(stream.partition, _NO_EPOCH, offset, -1, max_bytes)
-    writer.int32(0)  # nothing to forget
+    writer.int32(0)  # no topics to remove from the session
     writer.string("")  # rack
     return bytes(writer.data)
 
 
 def fetch_reply(body: Buffer) -> Fetched:
-    """The one stream's batches, which are views into `body`. MalformedReply."""
+    """The stream's batches, as views into `body`. Raises MalformedReply."""
     reader = _Reader(body)
     reader.int32()  # throttle time
     error = reader.int16()
@@ -317,7 +317,7 @@ def fetch_reply(body: Buffer) -> Fetched:
 
 
 def produce_request(stream: TopicPartition, records: Buffer, *, timeout_ms: int) -> list[Buffer]:
-    """Append batches to a stream, acknowledged when durable; `records` is not copied."""
+    """Append batches to a stream, acknowledged once durable; `records` is not copied."""
     writer = _Writer()
     writer.string(None)  # no transaction
     writer.int16(-1)  # acks=all
@@ -331,7 +331,7 @@ def produce_request(stream: TopicPartition, records: Buffer, *, timeout_ms: int)
 
 
 def produce_reply(body: Buffer) -> Produced:
-    """The one stream's answer. MalformedReply."""
+    """The answer for the stream. Raises MalformedReply."""
     reader = _Reader(body)
     if reader.count() != 1 or reader.string() is None or reader.count() != 1:
         raise MalformedReply("a produce reply that is not about the one stream asked for")
@@ -340,7 +340,7 @@ def produce_reply(body: Buffer) -> Produced:
 
 
 def create_topic_request(name: str, partitions: int, configs: Mapping[str, str], *, timeout_ms: int) -> bytes:
-    """Make one topic, with as many replicas as the server likes."""
+    """Create one topic, with the server's default replication factor."""
     writer = _Writer()
     writer.int32(1)
     writer.string(name)
@@ -352,24 +352,24 @@ def create_topic_request(name: str, partitions: int, configs: Mapping[str, str],
         writer.string(key)
         writer.string(value)
     writer.int32(timeout_ms)
-    writer.int8(False)  # not only to validate
+    writer.int8(False)  # validate only: no
     return bytes(writer.data)
 
 
 def create_partitions_request(name: str, count: int, *, timeout_ms: int) -> bytes:
-    """Give one topic more partitions: `count` in all, wherever the server likes."""
+    """Give one topic more partitions: `count` in total, assigned by the server."""
     writer = _Writer()
     writer.int32(1)
     writer.string(name)
     writer.int32(count)
     writer.int32(-1)  # no assignments
     writer.int32(timeout_ms)
-    writer.int8(False)  # not only to validate
+    writer.int8(False)  # validate only: no
     return bytes(writer.data)
 
 
 def create_topic_reply(body: Buffer) -> Created:
-    """The one topic's answer, to its making and to that of partitions. MalformedReply."""
+    """The answer for the topic to CreateTopics or CreatePartitions. Raises MalformedReply."""
     reader = _Reader(body)
     reader.int32()  # throttle time
     if reader.count() != 1 or reader.string() is None:
@@ -378,7 +378,7 @@ def create_topic_reply(body: Buffer) -> Created:
 
 
 def delete_records_request(stream: TopicPartition, before_offset: int, *, timeout_ms: int) -> bytes:
-    """Trim what stands in front of an offset (-1: everything)."""
+    """Trim the records before an offset (-1: all records)."""
     writer = _Writer()
     writer.int32(1)
     writer.string(stream.topic)
@@ -390,7 +390,7 @@ def delete_records_request(stream: TopicPartition, before_offset: int, *, timeou
 
 
 def delete_records_reply(body: Buffer) -> Trimmed:
-    """The one stream's answer. MalformedReply."""
+    """The answer for the stream. Raises MalformedReply."""
     reader = _Reader(body)
     reader.int32()  # throttle time
     if reader.count() != 1 or reader.string() is None or reader.count() != 1:
@@ -412,7 +412,7 @@ def describe_topic_request(name: str) -> bytes:
 
 
 def describe_topic_reply(body: Buffer) -> TopicConfigs:
-    """The one topic's settings; those without a value are left out. MalformedReply."""
+    """The topic's settings; settings without a value are left out. Raises MalformedReply."""
     reader = _Reader(body)
     reader.int32()  # throttle time
     if reader.count() != 1:
@@ -422,7 +422,7 @@ def describe_topic_reply(body: Buffer) -> TopicConfigs:
     values: dict[str, str] = {}
     for _ in range(reader.count()):
         key, value = reader.string(), reader.nullable()
-        reader.int8(), reader.int8(), reader.int8()  # read-only, where it comes from, sensitive
+        reader.int8(), reader.int8(), reader.int8()  # read-only, source, sensitive
         for _ in range(reader.count()):
             reader.string(), reader.nullable(), reader.int8()  # a synonym
         if value is not None:

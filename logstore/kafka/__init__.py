@@ -1,4 +1,4 @@
 """The Kafka protocol front: framing, connections, and one module for each family of requests.
 
-What a request means is decided in `logstore.log`; here it is only decoded, answered and refused as Kafka does.
+`logstore.log` decides what a request means; this package only decodes, answers and refuses requests as Kafka does.
 """

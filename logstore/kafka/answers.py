@@ -1,16 +1,16 @@
 """The answers of one connection: a place for each request, and answers sent in the order of the requests.
 
-The way back of a request: its work ends and calls `mark_ready`; once everything that settled with it has settled
-(`Engine.after_settling`), `_flush` hands all answers at the head of the line to the socket in one system call; what the
-socket does not take is left to `send_answers`, which waits for the client.
+The steps of an answer: when a request's work ends, it calls `mark_ready`; once all tickets that settle together have
+settled (`Engine.after_settling`), `_flush` hands all ready answers at the head of the line to the socket in one system
+call; `send_answers` sends the bytes that the socket did not take, and waits for the client.
 
 Invariants:
 * Answers leave in the order of their requests.
-* A request weighs on this connection until its answer is sent; on all connections together (if `Place.is_shared`) only
-  until its work is done.
-* Who sends is in `Sending`; every change of it is in TRANSITIONS.
-* An answer whose client does not take it counts in `AnswerBudget.unsent`, but for the bytes that the answer budget has
-  reserved already. Reserved bytes are given back once, when the answer is sent or the connection ends.
+* A request's bytes count for this connection until its answer is sent, and in the total of all connections (if
+  `Place.is_shared`) only until its work is done.
+* `Sending` is the state of the sender; every change of it is in TRANSITIONS.
+* The bytes of an answer that its client does not take count in `AnswerBudget.unsent`, except those that the answer
+  budget has reserved already. Reserved bytes are given back once, when the answer is sent or the connection ends.
 """
 
 import enum
@@ -44,7 +44,7 @@ class Sending(enum.Enum):
 
 
 class Event(enum.Enum):
-    """What changes who sends."""
+    """What changes the state of the sender."""
 
     READY = "head ready while tickets settle"
     FLUSHED = "socket took all"
@@ -88,7 +88,7 @@ class Place:
 
 class _Batch(NamedTuple):
     """Answers to send together, the bytes of their requests, the bytes that the answer budget has reserved for the
-    answers, and what failed in a request that wants no answer.
+    answers, and the failure of a request that wants no answer.
     """
 
     parts: Sequence[Buffer]
@@ -109,8 +109,8 @@ class AnswerLine:
         idle_s: float,
         give_up: Callable[[], None],
     ) -> None:
-        """`requests` counts the requests of all connections. `give_up` ends the connection: its client takes nothing
-        while memory for answers is short. A client that takes nothing for `idle_s` seconds is closed.
+        """`requests` counts the requests of all connections. `give_up` ends the connection when memory for answers is
+        short and its client takes nothing. A client that takes nothing for `idle_s` seconds is disconnected.
         """
         self._link = link
         self._engine = engine
@@ -129,7 +129,7 @@ class AnswerLine:
         self._reserved_bytes = 0
 
     def _move(self, event: Event) -> None:
-        """Take the step that the table allows; wake `send_answers` if it has work."""
+        """Make the transition in the table; wake `send_answers` if it has work now."""
         before, self._sending = self._sending, TRANSITIONS[self._sending, event]
         if self._sending is Sending.BUSY and before is not Sending.BUSY:
             self._work.set()
@@ -137,14 +137,14 @@ class AnswerLine:
     # ---- requests
 
     def push(self, place: Place) -> None:
-        """A request has come; its answer follows those of all places before."""
+        """A request has arrived; its answer follows the answers of all earlier places."""
         self._places.append(place)
         self.request_bytes += place.size_bytes
         if place.is_shared:
             self._requests.take(place.size_bytes)
 
     def drop(self, place: Place) -> None:
-        """The last request gets no answer; those before it still do."""
+        """The last request gets no answer; earlier requests still do."""
         self._places.pop()
         self.request_bytes -= place.size_bytes
         if place.is_shared:
@@ -163,12 +163,12 @@ class AnswerLine:
                 self._flush()
 
     def end(self) -> None:
-        """No request will come: `send_answers` returns when every answer is sent."""
+        """No more requests will come: `send_answers` returns when every answer is sent."""
         self._is_ended = True
         self._move(Event.LOOK)
 
     async def wait_sent(self, limit_bytes: int) -> None:
-        """Wait until requests of at most `limit_bytes` are without a sent answer."""
+        """Wait until the requests without a sent answer have at most `limit_bytes` bytes."""
         if self.request_bytes > limit_bytes:
             self._engine.kick()
         while self.request_bytes > limit_bytes:
@@ -178,7 +178,7 @@ class AnswerLine:
     # ---- sending
 
     def _flush(self) -> None:
-        """Send what is ready without a turn of the event loop."""
+        """Send the ready answers at once, without waiting for the socket."""
         batch = self._ready_batch()
         try:
             rest: Sequence[Buffer] = self._link.send_nowait(batch.parts)
@@ -192,9 +192,9 @@ class AnswerLine:
             self._note_sent(batch)
 
     async def send_answers(self) -> None:
-        """Send what the socket does not take at once, until the line has ended and every answer is sent.
+        """Send the bytes that the socket does not take at once, until the line has ended and every answer is sent.
 
-        Raises ClosedError where closing is the only answer, OSError when the client is gone or takes nothing.
+        Raises ClosedError if a request with acks=0 failed, OSError when the client is gone or takes nothing.
         """
         while True:
             if self._left is not None or (self._places and self._places[0].is_ready):
@@ -228,7 +228,7 @@ class AnswerLine:
         self._progress.set()
 
     def close(self) -> None:
-        """Give back what the answer budget has reserved for answers that are not sent."""
+        """Give back the bytes that the answer budget has reserved for unsent answers."""
         self._give_back(self._reserved_bytes)
 
     def _give_back(self, reserved_bytes: int) -> None:
@@ -236,7 +236,7 @@ class AnswerLine:
         self._answers.give(reserved_bytes)
 
     def _ready_batch(self) -> _Batch:
-        """The answers at the head of the line."""
+        """Take the ready answers at the head of the line."""
         parts: list[Buffer] = []
         request_bytes = reserved_bytes = 0
         while self._places and self._places[0].is_ready:

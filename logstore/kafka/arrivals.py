@@ -1,14 +1,13 @@
-"""Memory for frames that are on their way in: counted when their bytes arrive, and taken from the slowest when it is
-short.
+"""Memory for incoming frames: counted when their bytes arrive; when it is short, the slowest frames are given up.
 
-A frame that is announced holds nothing. Invariants:
-* What the frames of one budget hold together stays below its limit, but for one frame: the oldest may always go on, so
-  that some frame always gets whole; but none goes beyond the limit while a whole one waits to be worked on.
-* When a byte more does not fit, frames whose latest PIECE_BYTES took SLOW_PIECE_S or longer are given up, the slowest
-  first, until an eighth of the limit is free beside it. Who sends faster never waits for who sends slower.
-* A frame that waits here is not slow: its client cannot send.
-* However many wait, what is freed wakes a few of them, in the order in which they came, and one looks for slow frames,
-  again after SLOW_PIECE_S if it has found too few.
+A frame of which only the length has arrived holds no memory. Invariants:
+* The frames of one budget together stay within its limit, with one exception: the oldest frame may always continue, so
+  that some frame always completes; but no frame exceeds the limit while a complete frame waits to be handled.
+* When more bytes do not fit, frames whose latest PIECE_BYTES took SLOW_PIECE_S or longer are given up, the slowest
+  first, until the bytes fit and an eighth of the limit is free. A faster client never waits for a slower one.
+* A frame that waits for memory does not count as slow: its client cannot send.
+* However many frames wait, freed memory wakes a few of them, first come, first served; the first of them looks for slow
+  frames, and looks again after SLOW_PIECE_S if it has found too few.
 """
 
 import math
@@ -20,27 +19,27 @@ import trio
 
 PIECE_BYTES = 64 * 1024
 SLOW_PIECE_S = 0.1
-"""A frame may be given up, if memory is short, when it comes slower than a piece in this time: 640 KiB/s."""
+"""When memory is short, a frame that arrives slower than PIECE_BYTES in this time (640 KiB/s) may be given up."""
 FREED_SHARE = 8
 WOKEN = 16
-"""Of those who wait, so many from the first on may take what is freed, each who fits."""
+"""Only the first WOKEN waiting frames may take freed memory; each of them that fits is woken."""
 
 
 @dataclass(slots=True, eq=False)
 class Arrival:
-    """One frame on its way in. `give_up` ends its connection."""
+    """One incoming frame. `give_up` ends its connection."""
 
     give_up: Callable[[], None]
     since_s: float
-    """When its latest piece began."""
+    """When its latest piece of PIECE_BYTES began."""
     held_bytes: int = 0
     piece_bytes: int = 0
     is_waiting: bool = False
-    """It waits for us, and so cannot be slow."""
+    """The frame waits for the sidecar, and so does not count as slow."""
     is_whole: bool = False
 
     def advance(self, received: int) -> None:
-        """Note that `received` bytes of it have come."""
+        """Note that `received` bytes of the frame have arrived."""
         self.piece_bytes += received
         if self.piece_bytes >= PIECE_BYTES:
             self.piece_bytes = 0
@@ -48,7 +47,7 @@ class Arrival:
 
 
 class ArrivalBudget:
-    """What the frames of all connections may hold until they are whole."""
+    """Memory that the frames of all connections may hold until they are complete."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -58,16 +57,16 @@ class ArrivalBudget:
         self._whole = 0
         self.used_bytes = 0
         self.given_up = 0
-        """Frames that gave way so far."""
+        """Number of frames given up so far."""
 
     def begin(self, give_up: Callable[[], None]) -> Arrival:
-        """A frame begins to come."""
+        """A frame begins to arrive."""
         arrival = Arrival(give_up, trio.current_time())
         self._arrivals[arrival] = None
         return arrival
 
     def end(self, arrival: Arrival) -> None:
-        """A frame is whole and counted elsewhere, or will not come."""
+        """A frame is complete and counted elsewhere, or will not be completed."""
         if arrival in self._arrivals:
             del self._arrivals[arrival]
             self._whole -= arrival.is_whole
@@ -75,12 +74,12 @@ class ArrivalBudget:
             self._wake()  # another may be the oldest now
 
     def hold_whole(self, arrival: Arrival) -> None:
-        """A frame is whole, and held until there is room to work on it."""
+        """A frame is complete, and held until there is room to handle it."""
         arrival.is_waiting = arrival.is_whole = True
         self._whole += 1
 
     def take_nowait(self, arrival: Arrival, size: int) -> bool:
-        """Count bytes that are about to be received, if there is room."""
+        """Count bytes before they are received; False if there is no room for them."""
         if self.used_bytes + size > self._limit_bytes or arrival not in self._arrivals:
             return False
         arrival.held_bytes += size
@@ -88,36 +87,36 @@ class ArrivalBudget:
         return True
 
     async def take(self, arrival: Arrival, size: int) -> None:
-        """Count bytes that are about to be received, when there is room. Raises trio.Cancelled in who is given up."""
+        """Wait for room for bytes to receive, and count them. Raises trio.Cancelled if the frame is given up."""
         try:
             while self.used_bytes + size > self._limit_bytes and not self._is_first(arrival):
                 if arrival in self._arrivals:
                     await self._wait(arrival, size)
                 else:
-                    await trio.lowlevel.checkpoint()  # it is cancelled
+                    await trio.lowlevel.checkpoint()  # given up: the task is cancelled here
         finally:
             if self._queue.pop(arrival, None) is not None:
-                self._wake()  # another is the first of those who wait
+                self._wake()  # another frame is now the first in the queue
         if arrival in self._arrivals:
             arrival.held_bytes += size
             self.used_bytes += size
 
     def give_back(self, arrival: Arrival, size: int) -> None:
-        """What was taken and has not come."""
+        """Give back bytes that were taken but have not arrived."""
         if arrival in self._arrivals and size:
             arrival.held_bytes -= size
             self.used_bytes -= size
             self._wake()
 
     def _wake(self) -> None:
-        """Have those look again who may go on: the oldest, who waits the longest, and those who fit."""
+        """Wake the waiting frames that may continue: the oldest frame, the first in the queue, and those that fit."""
         free_bytes = self._limit_bytes - self.used_bytes
         for number, (size, turn) in enumerate(islice(self._queue.values(), WOKEN)):
             if size <= free_bytes:
                 free_bytes -= size
                 turn.set()
             elif not number:
-                turn.set()  # it looks for slow frames
+                turn.set()  # the first in the queue looks for slow frames
         oldest = next(iter(self._arrivals), None)
         if oldest is not None and oldest in self._queue:
             self._queue[oldest][1].set()
@@ -126,7 +125,7 @@ class ArrivalBudget:
         return not self._whole and next(iter(self._arrivals), None) is arrival
 
     def _give_up_slow(self, size: int) -> None:
-        """Make room for `size` bytes, and some for whoever comes next."""
+        """Make room for `size` bytes, and some reserve for the next frames."""
         now_s = trio.current_time()
         if now_s < self._look_again_s:
             return
@@ -141,9 +140,9 @@ class ArrivalBudget:
         self._look_again_s = now_s + SLOW_PIECE_S
 
     async def _wait(self, arrival: Arrival, size: int) -> None:
-        """Until its turn may have come; the first of those who wait also looks for slow frames now and then."""
+        """Wait until the frame may continue; the first in the queue also looks for slow frames every SLOW_PIECE_S."""
         turn = trio.Event()
-        self._queue[arrival] = size, turn  # who was there keeps its place
+        self._queue[arrival] = size, turn  # a frame that is already in the queue keeps its position
         is_next = next(iter(self._queue)) is arrival
         if is_next:
             self._give_up_slow(size)

@@ -1,8 +1,7 @@
-"""What all connections share, so that clients together cannot make the sidecar grow: bytes of requests, bytes of
-answers.
+"""Budgets that all connections share, for bytes of requests and of answers: they bound the memory of all clients.
 
-Invariants: what is taken is given back exactly once; a waiting connection costs nothing and is woken when there is
-room.
+Invariants: bytes that are taken are given back exactly once; a waiting connection costs nothing and is woken when there
+is room.
 """
 
 from collections.abc import Callable
@@ -12,9 +11,9 @@ import trio
 
 
 class RequestBudget:
-    """Bytes of requests that are read or being worked on.
+    """Bytes of requests that are being read or handled.
 
-    The bound is soft by one frame per connection: who is inside may finish, nobody new gets in.
+    The limit is soft by one frame per connection: a request that was let in may finish, and no new request gets in.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -24,7 +23,7 @@ class RequestBudget:
 
     @property
     def used_bytes(self) -> int:
-        """What is taken now."""
+        """Bytes that are taken now."""
         return self._used_bytes
 
     @property
@@ -37,7 +36,7 @@ class RequestBudget:
         self._used_bytes += size
 
     def give(self, size: int) -> None:
-        """A request's bytes are no longer its connection's: done, or in the log's hands."""
+        """Give back a request's bytes: the request is done, or the log holds its bytes now."""
         self._used_bytes -= size
         if self._freed is not None and self.has_room:
             self._freed.set()
@@ -52,20 +51,20 @@ class RequestBudget:
 
 
 class AnswerBudget:
-    """Bytes of Fetch answers that are read and not sent yet. It never blocks: when it runs low, answers get smaller."""
+    """Bytes of Fetch and scan answers that are read but not sent. Never blocks: when it runs low, answers shrink."""
 
     LEAST_BYTES = 256 * 1024
-    """What an answer may have even then: one efficient read."""
+    """What an answer may have even when the budget is used up: one efficient read."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._free_bytes = limit_bytes
         self._waiting_parts = 0
         self.unsent = UnsentBudget(limit_bytes)
-        """Of all other answers."""
+        """The budget of all other answers."""
 
     def begin_wait(self, parts: int, limit: int) -> bool:
-        """Whether one more request may wait for something in `parts` places, if all together wait in up to `limit`; if
-        so, call `end_wait` when it has ended.
+        """Whether a request may wait for changes of `parts` partitions, where all waiting requests together have up to
+        `limit` partitions. If True, call `end_wait` when the wait has ended.
         """
         if self._waiting_parts + parts > limit:
             return False
@@ -73,40 +72,40 @@ class AnswerBudget:
         return True
 
     def end_wait(self, parts: int) -> None:
-        """A request waits no more."""
+        """A request has stopped waiting."""
         self._waiting_parts -= parts
 
     @property
     def free_bytes(self) -> int:
-        """What is left; below zero when many have taken the least."""
+        """Bytes that are left; negative when many answers have taken LEAST_BYTES."""
         return self._free_bytes
 
     def take(self, wanted_bytes: int) -> int:
-        """Reserve up to `wanted_bytes`, and at most half of what is free; returns how much."""
+        """Reserve up to `wanted_bytes`, at most half of the free bytes (LEAST_BYTES if more); returns the number."""
         granted = min(wanted_bytes, max(self.LEAST_BYTES, self._free_bytes // 2))
         self._free_bytes -= granted
         return granted
 
     def give(self, size: int) -> None:
-        """Give back what was reserved, or take (`size` < 0) what an answer has beyond it."""
+        """Give back reserved bytes, or take (`size` < 0) the bytes of an answer that exceed its reservation."""
         self._free_bytes += size
 
 
 @dataclass(slots=True, eq=False)
 class Unsent:
-    """An answer whose client has not taken all of it. `give_up` ends its connection."""
+    """An answer that its client has not received in full. `give_up` ends the connection."""
 
     give_up: Callable[[], None]
     since_s: float
-    """When the client took something, or the answer began to wait."""
+    """When the client last took bytes of it; before that, when the answer began to wait."""
     size_bytes: int = 0
 
 
 class UnsentBudget:
-    """What answers hold that their clients do not take, but for those of the answer budget.
+    """Bytes of answers that their clients have not taken, without the bytes that `AnswerBudget` has reserved.
 
-    When that is more than the limit, those whose clients have taken nothing for SLOW_ANSWER_S are given up, the longest
-    waiting first, until an eighth of the limit is free. Who reads is never given up.
+    When they exceed the limit, answers whose clients have taken nothing for SLOW_ANSWER_S are given up, the longest
+    waiting first, until an eighth of the limit is free. A client that reads is never given up.
     """
 
     SLOW_ANSWER_S = 1.0
@@ -119,7 +118,7 @@ class UnsentBudget:
         self.used_bytes = 0
 
     async def run(self) -> None:
-        """Look again, as long as memory is short, whose client has taken nothing; for ever."""
+        """While memory is short, look for slow clients again and again; runs until cancelled."""
         while True:
             await self._short.wait()
             await trio.sleep(self.SLOW_ANSWER_S / 2)
@@ -134,9 +133,9 @@ class UnsentBudget:
         return unsent
 
     def hold(self, unsent: Unsent, size: int) -> None:
-        """So much of an answer is left; less than before if the client took something."""
+        """Note that `size` bytes of an answer are left: fewer than before if the client took bytes."""
         if unsent not in self._waiting:
-            return  # it is given up
+            return  # it was given up
         if size < unsent.size_bytes:
             unsent.since_s = trio.current_time()
         self.used_bytes += size - unsent.size_bytes
@@ -146,7 +145,7 @@ class UnsentBudget:
             self._give_up_slow()
 
     def end(self, unsent: Unsent) -> None:
-        """An answer is sent, or its connection is over."""
+        """An answer is sent, or its connection has ended."""
         if unsent in self._waiting:
             del self._waiting[unsent]
             self.used_bytes -= unsent.size_bytes

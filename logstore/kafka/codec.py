@@ -1,7 +1,7 @@
-"""Requests in and responses out through kio, for everything but Produce and Fetch.
+"""Decodes requests and encodes responses with kio, for every API except Produce and Fetch.
 
-Invariants: whatever bytes arrive, `decode` returns a request or raises MalformedRequest; classes are looked up once per
-key and version, when they are first needed, so start-up pays for none.
+Invariants: for any bytes, `decode` returns a request or raises MalformedRequest; classes are loaded once per key and
+version, on first use, so that start-up loads none.
 """
 
 import io
@@ -31,18 +31,18 @@ FIXED_HEADER_BYTES = _FIXED_HEADER.size
 
 
 class RequestHeader(NamedTuple):
-    """Key, version, correlation id, and who the client says it is."""
+    """Key, version, correlation id, and the client id that the client claims."""
 
     api_key: int
     version: int
     correlation_id: int
     client_id: str
     body_at: int
-    """Where the body starts if the header is of version 1; tagged fields come first if it is of version 2."""
+    """Where the body starts in header version 1; in header version 2, tagged fields come before the body."""
 
 
 def decode_header(frame: memoryview) -> RequestHeader:
-    """The header of any request, as far as all versions of it agree. Raises MalformedRequest."""
+    """Decode the part of a request header that all header versions share. Raises MalformedRequest."""
     if len(frame) < FIXED_HEADER_BYTES:
         raise MalformedRequest(f"a frame of {len(frame)} bytes has no request header")
     api_key, version, correlation_id = _FIXED_HEADER.unpack_from(frame)
@@ -60,13 +60,13 @@ def decode_header(frame: memoryview) -> RequestHeader:
 
 
 def knows(api_key: int) -> bool:
-    """Whether Kafka has a request of that key."""
+    """Whether Kafka has a request with that key."""
     return api_key in api_key_map
 
 
 @cache
 def request_type(api_key: int, version: int) -> Any:
-    """kio's class for a request. Raises MalformedRequest if there is none."""
+    """kio's class for a request. Raises MalformedRequest if kio has none."""
     try:
         return load_request_schema(api_key, version)
     except KioIndexError as error:
@@ -84,7 +84,7 @@ def _writer(response: type[ResponsePayload]) -> Callable[[io.BytesIO, ResponsePa
 
 
 def decode(frame: memoryview, header: RequestHeader, at: int) -> Any:
-    """The request behind `header`, whose body starts at `at`. Raises MalformedRequest."""
+    """Decode the request after `header`; its body starts at `at`. Raises MalformedRequest."""
     kind = request_type(header.api_key, header.version)
     frame, at = guard.checked(kind, frame, at, guard.most_elements(header.api_key))
     try:
@@ -95,21 +95,21 @@ def decode(frame: memoryview, header: RequestHeader, at: int) -> Any:
 
 
 async def decode_large(frame: memoryview, header: RequestHeader, at: int) -> Any:
-    """As `decode`; a large request is decoded while others run."""
+    """Like `decode`; a large request is decoded on a thread, so that other tasks run meanwhile."""
     if len(frame) > LARGE_BYTES:
         return await Walkers.run(partial(decode, frame, header, at))
     return decode(frame, header, at)
 
 
 async def encode_large(response: ResponsePayload) -> list[Buffer]:
-    """As `encode`; a response of many parts is encoded while others run."""
+    """Like `encode`; a response of many parts is encoded on a thread, so that other tasks run meanwhile."""
     if _is_large(response):
         return await Walkers.run(partial(encode, response))
     return encode(response)
 
 
 def _is_large(response: ResponsePayload) -> bool:
-    """Whether it has more than LARGE_PARTS elements in its arrays, or in the arrays of their elements."""
+    """Whether the response's arrays, and the arrays of their elements, have more than LARGE_PARTS elements."""
     total = 0
     for name in _array_names(type(response)):
         parts = getattr(response, name) or ()
@@ -142,7 +142,7 @@ def encode(response: ResponsePayload) -> list[Buffer]:
 
 
 def refuse_version(api_key: int, nearest_version: int) -> ResponsePayload | None:
-    """UNSUPPORTED_VERSION in the layout of a version that is served; None if such an answer has no place for it."""
+    """UNSUPPORTED_VERSION in the layout of a served version; None if that response has no error code at its top."""
     kind = load_response_schema(api_key, nearest_version)
     if all(field.name != "error_code" for field in fields(kind)):
         return None
@@ -150,5 +150,5 @@ def refuse_version(api_key: int, nearest_version: int) -> ResponsePayload | None
 
 
 def has_flexible_response_header(response: ResponsePayload) -> bool:
-    """Whether the response's header is of version 1; ApiVersions' never is, so that any client can read it."""
+    """Whether the response header has version 1. ApiVersions always has version 0, so that any client can read it."""
     return bool(response.__flexible__) and response.__api_key__ != API_VERSIONS_KEY

@@ -1,8 +1,8 @@
-"""Settings of topics, read and changed: DescribeConfigs, AlterConfigs, IncrementalAlterConfigs.
+"""Shows and changes the settings of topics: DescribeConfigs, AlterConfigs, IncrementalAlterConfigs.
 
-Invariants: only what has an effect can be set; what Kafka knows and has one value here is shown read-only, and
-setting it to anything else is INVALID_CONFIG. The sidecar's own settings are shown under Kafka's names and never
-changed over the network.
+Invariants: only settings that have an effect can be changed; a setting of Kafka's that has only one value in Cairn is
+shown as read-only, and setting it to another value is INVALID_CONFIG. The sidecar's own settings are shown under
+Kafka's names and are never changed over the network.
 
 Source: Kafka protocol guide; KIP-226 (where a value comes from), KIP-339 (incremental changes).
 """
@@ -29,7 +29,7 @@ _PROTOCOL = "PLAINTEXT"
 
 
 class Source(IntEnum):
-    """Where a value comes from, as DescribeConfigs counts."""
+    """Where a value comes from; the numbers are those of DescribeConfigs."""
 
     TOPIC = 1
     STATIC_BROKER = 4
@@ -37,7 +37,7 @@ class Source(IntEnum):
 
 
 class Kind(IntEnum):
-    """The type of a value, as DescribeConfigs counts."""
+    """The type of a value; the numbers are those of DescribeConfigs."""
 
     BOOLEAN = 1
     STRING = 2
@@ -57,7 +57,7 @@ _KINDS: Mapping[str, Kind] = {
     "preallocate": Kind.BOOLEAN,
     "remote.storage.enable": Kind.BOOLEAN,
 }
-"""What is not a LONG."""
+"""The settings that are not a LONG."""
 _BROKER_NAMES: Mapping[str, str] = {
     "retention.ms": "log.retention.ms",
     "retention.bytes": "log.retention.bytes",
@@ -73,7 +73,7 @@ _BROKER_NAMES: Mapping[str, str] = {
 
 
 class Entry(NamedTuple):
-    """One setting with its value, as clients are shown it."""
+    """One setting with its value, as clients see it."""
 
     name: str
     value: str
@@ -106,7 +106,7 @@ class Entry(NamedTuple):
 
 
 def topic_entries(config: TopicConfig, overrides: Mapping[str, str], defaults: TopicConfig) -> list[Entry]:
-    """All settings of a topic: `config` holds, `overrides` is what the topic says, `defaults` what the sidecar says."""
+    """All settings of a topic: `config` is in effect, `overrides` are the topic's own, `defaults` the sidecar's."""
     values, ours, built_in = describe_config(config), describe_config(defaults), describe_config(TopicConfig())
     entries = []
     for name, value in sorted(values.items()):
@@ -127,7 +127,7 @@ def topic_entries(config: TopicConfig, overrides: Mapping[str, str], defaults: T
 
 
 ENTRIES = 15
-"""Settings that a topic is shown with, about."""
+"""Approximate number of settings of a topic."""
 
 
 class ConfigHandlers:
@@ -139,7 +139,7 @@ class ConfigHandlers:
         self._listeners = listeners
 
     def apis(self) -> list[Api]:
-        """What is served here."""
+        """The requests served here."""
         return [
             Api(32, 1, 4, self.describe_configs),
             Api(33, 0, 2, self.alter_configs),
@@ -152,7 +152,7 @@ class ConfigHandlers:
         """DescribeConfigs 1 to 4."""
         documentation = getattr(request, "include_documentation", False)
         results = []
-        # A resource that is named twice is answered once: an answer is many times as long as a question.
+        # A resource that is named twice is answered once: an answer is many times as long as its request.
         asked = {(resource.resource_type, resource.resource_name): resource for resource in request.resources}
         for resource in asked.values():
             await self._pace.step(ENTRIES)
@@ -172,7 +172,7 @@ class ConfigHandlers:
         return await respond(request, {"results": results})
 
     def _entries(self, resource_type: int, name: str, caller: Caller) -> list[Entry]:
-        """Raises UnknownTopicOrPartition, or _UnknownResource for what is neither a topic nor this node."""
+        """Raises UnknownTopicOrPartition, or _UnknownResource if the name is neither a topic nor this node."""
         defaults = self._front.settings.topic_defaults
         if resource_type == TOPIC:
             topic = self._front.engine.store.topic(name)
@@ -208,11 +208,11 @@ class ConfigHandlers:
         return entries
 
     def _addresses(self, caller: Caller) -> Mapping[str, str]:
-        """Where this node listens and what its clients are told, as Kafka writes it."""
+        """The addresses where this node listens, and the advertised ones, in Kafka's notation."""
         listen, told = [], []
         for number, listener in enumerate(self._listeners):
             name = _PROTOCOL if not number else f"{_PROTOCOL}_{number}"
-            # Who listens on any address tells clients the one that they used.
+            # A listener on any address advertises the address that the client used.
             host = listener.advertised_host or (
                 caller.advertised_host if listener.host in ANY_ADDRESS else listener.host
             )
@@ -223,7 +223,7 @@ class ConfigHandlers:
     # ---- changing
 
     async def alter_configs(self, request: Any, _: Caller) -> ResponsePayload:
-        """AlterConfigs 0 to 2: what a topic says of itself is replaced by what the request says."""
+        """AlterConfigs 0 to 2: the settings in the request replace all of the topic's own settings."""
 
         def changes(resource: Any, overrides: Mapping[str, str]) -> dict[str, str | None]:
             replaced: dict[str, str | None] = dict.fromkeys(overrides)
@@ -268,7 +268,7 @@ class ConfigHandlers:
 
 
 class _UnknownResource(CairnError):
-    """Not a topic, nor this node."""
+    """A resource that is neither a topic nor this node."""
 
 
 def _named(resource: Any) -> Mapping[str, Any]:
@@ -276,7 +276,7 @@ def _named(resource: Any) -> Mapping[str, Any]:
 
 
 def _incremental(entries: Iterable[Any]) -> dict[str, str | None]:
-    """Changes from operations on single settings. Raises InvalidConfig."""
+    """The changes that a list of operations on single settings makes. Raises InvalidConfig."""
     changes: dict[str, str | None] = {}
     for entry in entries:
         if entry.name in changes:
@@ -288,7 +288,7 @@ def _incremental(entries: Iterable[Any]) -> dict[str, str | None]:
                 raise InvalidConfig(f"topic setting {entry.name!r} is set to nothing; delete it to get the default")
             changes[entry.name] = entry.value
         elif entry.config_operation == _APPEND and _KINDS.get(entry.name) is Kind.LIST:
-            # The one list there is has one possible value; adding that changes nothing, anything else is refused.
+            # The only list setting has one possible value: appending it changes nothing, any other value is refused.
             changes[entry.name] = entry.value
         else:
             raise InvalidConfig(

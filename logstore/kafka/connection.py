@@ -1,16 +1,17 @@
-"""One client's connection: frames in, answers out, in order.
+"""One client's connection: reads frames and sends their answers, in order.
 
-Produce requests are pipelined: the next is read and appended while earlier ones wait for their sync. Every other
-request waits until the answers in front of it are sent, and holds back what follows, as in Kafka.
+Produce requests are pipelined: the next request is read and appended while earlier ones wait for their sync. Every
+other request waits until all earlier answers are sent, and the requests after it wait for its answer, as in Kafka.
 
 Invariants:
 * Answers leave in the order of their requests (`logstore.kafka.answers`).
-* Bytes of requests and answers are bounded, per connection and over all (`logstore.kafka.budgets`); how they come in
-  is the matter of `logstore.kafka.frames`. A client that does not read its answers stops being read from, and nobody
-  else notices; one that takes nothing for `idle_s` is closed.
-* A request that only waits (a fetch for records, a join for members) weighs on its connection, not on the others.
-* A frame above the limit, a request that cannot be decoded, an API key nobody knows or a fault of ours ends this
-  connection, and only it.
+* Bytes of requests and answers are bounded, per connection and in total (`logstore.kafka.budgets`);
+  `logstore.kafka.frames` bounds incoming frames. The sidecar stops reading from a client that does not read its
+  answers, without an effect on other clients; a client that takes nothing for `idle_s` is disconnected.
+* A request that only waits (a fetch for records, a join for members) counts against its own connection, not against the
+  total.
+* A frame above the limit, a request that cannot be decoded, an unknown API key or a bug in a handler ends this
+  connection, and no other.
 """
 
 import traceback
@@ -34,22 +35,22 @@ from logstore.kafka.versions import api_versions_body, served_versions
 
 LINGER_BYTES = 16 * 1024
 LINGER_S = 1.0
-"""How long a client may go on sending after our last answer; closing earlier could destroy that answer on its way."""
+"""How long a client may go on sending after the last answer; closing earlier could destroy that answer in transit."""
 PLACE_BYTES = 2048
-"""What a request counts beside its bytes: its place in the line of answers, and its answer."""
+"""Bytes that a request counts on top of its frame: for its place in the line of answers, and for its answer."""
 GROUP_KEYS = frozenset((11, 14))
 """JoinGroup, SyncGroup: they wait for the other members."""
 MAX_WAITING_BYTES = 64 << 20
-"""Of them, over all connections: twice what the members of all groups may be. Who comes beyond it is closed."""
+"""Limit for waiting group requests of all connections: twice `GroupSettings.max_bytes`. One more is disconnected."""
 WAITING_KEYS = GROUP_KEYS | {fetch.KEY}
-"""They may wait for long, and do not stand in the way of others; fetches have a bound of their own."""
+"""Requests that may wait for long, and so do not count in the total of requests; fetches have a limit of their own."""
 LONG_ANSWER_KEYS = frozenset((3, 9, 15, 32, 35, 75))
-"""Metadata, OffsetFetch, DescribeGroups, DescribeConfigs, DescribeLogDirs, DescribeTopicPartitions: short questions,
+"""Metadata, OffsetFetch, DescribeGroups, DescribeConfigs, DescribeLogDirs, DescribeTopicPartitions: short requests with
 long answers."""
 
 
 class Connection:
-    """Serves one client until it goes, misbehaves or is idle for too long."""
+    """Serves one client until it disconnects, breaks the protocol or is idle for too long."""
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class Connection:
         answers: AnswerBudget,
         on_request: Callable[[Callable[[], None]], None],
     ) -> None:
-        """`on_request` is called with `give_way` at every request that comes, before it is served."""
+        """`on_request` is called with `give_way` for every request that arrives, before it is served."""
         self._link = link
         self._front = front
         self._handlers = handlers
@@ -80,12 +81,12 @@ class Connection:
         self._frames = FrameReader(link, limit, deadlines, arrivals, self._receiving, self._give_up_frame)
 
     def give_way(self) -> None:
-        """End at once, whatever is unanswered: another client needs the place."""
+        """End the connection at once, with requests unanswered: another client needs the place."""
         self._why_ended = "it was idle the longest, and its place went to a new connection (max-connections)"
         self._life.cancel()
 
     def _give_up_frame(self) -> None:
-        """The frame that is coming in is not waited for; what was read before is still answered."""
+        """Stop waiting for the incoming frame; earlier requests are still answered."""
         self._why_ended = (
             "its frame came slower than others while memory for requests was short (total-in-flight-bytes)"
         )
@@ -96,12 +97,12 @@ class Connection:
         self._life.cancel()
 
     def stop(self) -> None:
-        """Take no more requests; what is being written is still answered, what only waits is not."""
-        self._why_ended = None  # the operator knows why
+        """Take no more requests; appends under way are still answered, requests that only wait are not."""
+        self._why_ended = None  # nothing to report: the operator stopped the sidecar
         self._receiving.cancel()
 
     async def run(self) -> None:
-        """Serve; returns when the connection is over."""
+        """Serve; returns when the connection has ended."""
         try:
             with self._life:
                 await self._serve()
@@ -110,10 +111,10 @@ class Connection:
         except* TooSlow as group:
             self._report_close(group.exceptions[0])
         except* (OSError, trio.ClosedResourceError, trio.BrokenResourceError):
-            pass  # the client went away; what it had sent is appended all the same
+            pass  # the client disconnected; the records that it had sent are appended all the same
         except* ClosedError as group:
             self._report_close(group.exceptions[0])
-        except* Exception as group:  # noqa: BLE001  a fault of ours must not cost the other clients their connections
+        except* Exception as group:  # noqa: BLE001  a bug here must not cost the other clients their connections
             trace = "".join(traceback.format_exception(group))
             self._front.engine.store.report("request crashed", client=self._caller.host, trace=trace)
         finally:
@@ -168,7 +169,7 @@ class Connection:
                 await self._wait_for_room()
 
     async def _serve_alone(self, request: memoryview, header: codec.RequestHeader) -> None:
-        """Any request but Produce: once its predecessors are answered, and before what follows."""
+        """Serve any request but Produce: after all earlier requests are answered, and before later ones are read."""
         self._frames.pause()
         if header.client_id != self._caller.client_id:
             self._caller = self._caller._replace(client_id=header.client_id)
@@ -183,7 +184,7 @@ class Connection:
                 self._line.drop(place)
 
     async def _wait_for_room(self) -> None:
-        """Read nothing more until there is room for it."""
+        """Wait until there is room for another request."""
         self._let_others_run()
         await self._line.wait_sent(self._front.settings.connection_in_flight_bytes)
         await self._requests.wait_room()
@@ -199,7 +200,7 @@ class Connection:
             await self._append(decoded, len(request), answer)
             is_appended = True
         finally:
-            if not is_appended:  # the connection ends here; what is appended stays
+            if not is_appended:  # the connection ends here; batches that are appended already stay
                 self._line.drop(place)
         answer.when_ready(partial(self._line.mark_ready, place))
 
@@ -216,12 +217,12 @@ class Connection:
                 await pace.step()
 
     def _let_others_run(self) -> None:
-        """A request takes long to append: its client cannot be late meanwhile, and what is appended is written."""
+        """Before a long step: suspend the client's deadline, and start to write the batches appended so far."""
         self._frames.pause()
         self._front.engine.kick()
 
     async def _answer(self, request: memoryview, header: codec.RequestHeader, place: Place) -> list[Buffer]:
-        """The body of the answer to any request but Produce."""
+        """Handle any request but Produce; returns the body of its answer."""
         raw = self._handlers.raw.get(header.api_key)
         try:
             if raw is not None:
@@ -254,7 +255,7 @@ class Connection:
             return await codec.encode_large(response)
 
     def _refuse_version(self, header: codec.RequestHeader, place: Place) -> list[Buffer]:
-        """UNSUPPORTED_VERSION in the nearest version served; answers without room for a code close the connection."""
+        """UNSUPPORTED_VERSION in the nearest served version. Raises ClosedError if its response has no error code."""
         offered = {key: (lowest, highest) for key, lowest, highest in served_versions(self._handlers)}
         if header.api_key in offered:
             lowest, highest = offered[header.api_key]
@@ -266,7 +267,7 @@ class Connection:
 
     @contextmanager
     def _counted_waiting(self, size: int) -> Iterator[None]:
-        """Around a request that may wait for a group and keeps its frame meanwhile."""
+        """Wraps a request that may wait for a group: its frame counts in the budget of waiting requests meanwhile."""
         if not self._waiting.has_room:
             raise ClosedError("requests that wait for their groups hold too much memory")
         self._waiting.take(size)

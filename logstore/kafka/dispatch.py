@@ -1,8 +1,9 @@
-"""What a request handler is, and the table of all of them.
+"""The type of a request handler, and the table of all handlers.
 
-Invariants: each API key has one handler; the versions in the table are exactly those ApiVersions offers. A handler
-gets a decoded kio request and returns a kio response of the same version (`logstore.kafka.wire.respond` builds one
-from plain values); what it raises is a bug, except `CairnError` where a handler's module says so.
+Invariants: each API key has one handler; ApiVersions offers exactly the versions in the table, and those of Produce,
+Fetch and ApiVersions, which are not in it. A handler gets a decoded kio request and returns a kio response of the same
+version (`logstore.kafka.wire.respond` builds the response from plain values); an exception from a handler is a bug,
+except `CairnError` where the handler's module documents it.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -19,7 +20,7 @@ from logstore.log.topics import TopicConfig
 
 @dataclass(frozen=True, slots=True)
 class FrontSettings:
-    """Bounds and habits of the Kafka front. Sizes in bytes, times in seconds."""
+    """Limits and options of the Kafka front. Sizes in bytes, times in seconds."""
 
     max_frame_bytes: int = 16 << 20
     max_connections: int = 10_000
@@ -35,9 +36,7 @@ class FrontSettings:
 
 
 class Caller(NamedTuple):
-    """Who sends a request: its client id, its address, and the address under which this listener wants to be
-    reached.
-    """
+    """The sender of a request: its client id, its address, and the address that its listener advertises."""
 
     client_id: str
     host: str
@@ -46,7 +45,7 @@ class Caller(NamedTuple):
 
 
 class Front(NamedTuple):
-    """What handlers work with."""
+    """What every handler needs: the engine, the clock and the settings."""
 
     engine: Engine
     clock: Clock
@@ -63,8 +62,8 @@ class Api(NamedTuple):
 
 
 class RawApi(NamedTuple):
-    """One of our own requests: key, and a handler from body bytes to the buffers of the answer's body, and how many
-    bytes of the budget it holds until it is sent.
+    """One of Cairn's own requests: its key and its handler. The handler takes the bytes of the body; it returns the
+    buffers of the answer's body, and how many bytes of the budget the answer holds until it is sent.
     """
 
     key: int
@@ -79,7 +78,7 @@ class Handlers(NamedTuple):
 
 
 def compose(kafka: Iterable[Api], raw: Iterable[RawApi]) -> Handlers:
-    """The table from its parts. Raises ValueError if a key has two handlers."""
+    """Build the table. Raises ValueError if a key has two handlers."""
     apis, raws = list(kafka), list(raw)
     keys = [api.key for api in apis] + [api.key for api in raws]
     doubled = {key for key in keys if keys.count(key) > 1}

@@ -1,8 +1,8 @@
-"""Cairn's own requests on the Kafka port: staging and committing epochs.
+"""Cairn's own requests on the Kafka port, which stage and commit epochs.
 
 Invariants:
-* Every answer is a body of `logstore.format.epoch_api`; a failure is an error inside it, never a closed connection.
-* A topic that a staged piece names is created on first use if that is on, before anything is staged.
+* Every answer is a body of `logstore.format.epoch_api`; a failure is an error inside it, and closes no connection.
+* If `auto-create-topics` is on, a topic that a staged piece names is created on first use, before anything is staged.
 * No request is served before `roll_forward` has returned.
 """
 
@@ -45,9 +45,9 @@ def epoch_apis(front: Front, epochs: Epochs) -> list[RawApi]:
 
 
 async def roll_forward(engine: Engine, epochs: Epochs) -> None:
-    """Publish what a former life decided and did not finish; before serving.
+    """Publish the epochs that were decided before a restart but not published in full. Call it before serving.
 
-    Raises CorruptChunk, CorruptBatch or OSError if it cannot be told what had been published.
+    Raises CorruptChunk, CorruptBatch or OSError if the streams cannot show what was published.
     """
     for search in epochs.searches():
         stream = engine.store.stream(search.target.topic, search.target.partition)
@@ -56,7 +56,7 @@ async def roll_forward(engine: Engine, epochs: Epochs) -> None:
 
 
 async def run_ticks(front: Front, epochs: Epochs) -> None:
-    """Try again what failed and drop what is too old, every few seconds, for ever."""
+    """Retry failed epochs and drop staged data that is too old, every TICK_SECONDS; runs until cancelled."""
     while True:
         await trio.sleep(TICK_SECONDS)
         epochs.tick(now_ms=front.clock.wall_ms())
@@ -64,7 +64,7 @@ async def run_ticks(front: Front, epochs: Epochs) -> None:
 
 
 class _EpochRequests:
-    """From bytes to `Epochs` and back."""
+    """Decodes requests for `Epochs` and encodes its replies."""
 
     def __init__(self, front: Front, epochs: Epochs) -> None:
         self._front = front
@@ -73,7 +73,7 @@ class _EpochRequests:
     async def handle(self, api_key: int, body: memoryview, _: AnswerBudget) -> tuple[list[Buffer], int]:
         """Answer one request."""
         try:
-            if int.from_bytes(body[:4]) > LARGE_BYTES:  # its JSON part, in front of the data
+            if int.from_bytes(body[:4]) > LARGE_BYTES:  # the size of its JSON part, which comes before the data
                 request = await Walkers.run(partial(decode_request, api_key, body))
             else:
                 request = decode_request(api_key, body)
@@ -98,7 +98,7 @@ class _EpochRequests:
                 raise AssertionError("scans have a handler of their own")
 
     async def _create_topics(self, names: Iterable[str]) -> None:
-        """Create what is not there, if that is on; otherwise staging says what is missing."""
+        """Create missing topics, if `auto-create-topics` is on; if not, `Epochs.stage` reports a missing topic."""
         store, settings = self._front.engine.store, self._front.settings
         if not settings.auto_create_topics:
             return

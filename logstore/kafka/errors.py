@@ -1,7 +1,7 @@
-"""Kafka's error code for each of our errors: one table.
+"""One table from Cairn's errors to Kafka's error codes.
 
-Invariants: every class of `logstore.errors` that a request can meet is in it, by itself or by a base class; what is
-not is UNKNOWN_SERVER_ERROR.
+Invariants: the table has every class of `logstore.errors` that a request can raise, or a base class of it; any other
+exception becomes UNKNOWN_SERVER_ERROR.
 """
 
 from kio.schema.errors import ErrorCode
@@ -12,7 +12,7 @@ CODES: dict[type[Exception], ErrorCode] = {
     errors.CorruptBatch: ErrorCode.corrupt_message,
     errors.InvalidRecord: ErrorCode.invalid_record,
     errors.UnsupportedBatchFormat: ErrorCode.unsupported_for_message_format,
-    # Not CORRUPT_MESSAGE: some consumers skip what they believe was damaged on the way. This one must be looked at.
+    # Not CORRUPT_MESSAGE: some consumers skip a batch that they take as damaged in transit. An operator must see it.
     errors.CorruptChunk: ErrorCode.kafka_storage_error,
     errors.CorruptFile: ErrorCode.kafka_storage_error,
     errors.UnknownFormatVersion: ErrorCode.kafka_storage_error,
@@ -32,7 +32,7 @@ CODES: dict[type[Exception], ErrorCode] = {
 
 
 def error_code(error: Exception) -> ErrorCode:
-    """The code that a client is sent for an error."""
+    """The error code to send to a client."""
     for kind in type(error).__mro__:
         if kind in CODES:
             return CODES[kind]

@@ -1,8 +1,9 @@
-"""Fetch: whole batches up to the high watermark, waiting for them if the client wants to.
+"""Fetch: returns whole batches up to the high watermark, and waits for them if the client asks for that.
 
-Invariants: every partition asked for is answered, in order, and none may be named twice; the limits of the request
-hold, but for the first batch of all, which is sent whatever its size, so that a reader always advances. Fetch sessions
-are declined with session id 0, as a full Kafka does; every request is then a full one.
+Invariants: every requested partition is answered, in order, and no partition may be named twice; the limits of the
+request hold, except for the first batch of the answer, which is sent whatever its size, so that a reader always
+advances. Fetch sessions are declined with session id 0, as by a Kafka broker whose session cache is full; so every
+request names all its partitions.
 
 Source: Kafka protocol guide, Fetch 4 to 12; KIP-74 (limits), KIP-227 (sessions).
 """
@@ -27,18 +28,18 @@ MIN_VERSION, MAX_VERSION = 4, 12
 FIRST_FLEXIBLE = 12
 MAX_WAIT_MS = 60_000
 MAX_RESPONSE_BYTES = 16 << 20
-"""Whatever a client asks for: bounds what one connection holds in memory."""
+"""Limit for any request: bounds the memory that one connection holds."""
 MAX_WAITING_PARTITIONS = 200_000
-"""Partitions that fetches of all clients wait for, at some hundred bytes each; further fetches are answered at once."""
+"""Partitions that all waiting fetches together may name, at some 100 bytes each; further fetches do not wait."""
 WAITING_PART_BYTES = 100
-"""A fetch of long names counts as a partition for each of these bytes: it keeps its frame while it waits."""
+"""A waiting fetch keeps its frame, so it counts at least one partition per WAITING_PART_BYTES bytes of the frame."""
 _SESSION_NOT_FOUND = 70
 _INVALID_SESSION_EPOCH = 71
 _FENCED_LEADER_EPOCH, _UNKNOWN_LEADER_EPOCH = 74, 75
 
 
 class FetchPartition(NamedTuple):
-    """What a client wants of one partition."""
+    """A request for the batches of one partition."""
 
     partition: int
     leader_epoch: int
@@ -57,7 +58,7 @@ class FetchRequest(NamedTuple):
     session_epoch: int
     topics: list[tuple[str, list[FetchPartition]]]
     weight: int
-    """What it counts while it waits, in partitions."""
+    """What the request counts while it waits, in partitions."""
 
 
 class _Answer(NamedTuple):
@@ -70,7 +71,7 @@ class _Answer(NamedTuple):
 
 
 def decode(frame: memoryview, at: int, version: int) -> FetchRequest:
-    """A Fetch request's body, from `at` on. Raises MalformedRequest."""
+    """Decode a Fetch request's body, from `at` on. Raises MalformedRequest."""
     reader = Reader(frame, at, flexible=version >= FIRST_FLEXIBLE)
     reader.int32()
     max_wait_ms, min_bytes, max_bytes = reader.int32(), reader.int32(), reader.int32()
@@ -102,7 +103,7 @@ def decode(frame: memoryview, at: int, version: int) -> FetchRequest:
 
 
 async def decode_large(frame: memoryview, at: int, version: int) -> FetchRequest:
-    """As `decode`; a large request is decoded while others run."""
+    """Like `decode`; a large request is decoded on a thread, so that other tasks run meanwhile."""
     if len(frame) > LARGE_BYTES:
         return await Walkers.run(partial(decode, frame, at, version))
     return decode(frame, at, version)
@@ -115,9 +116,9 @@ def _bounded(count: int) -> int:
 
 
 async def handle(front: Front, request: FetchRequest, answers: AnswerBudget) -> tuple[list[Buffer], int]:
-    """Answer a request, waiting up to its limit until there is enough.
+    """Answer a request; waits up to its `max_wait_ms` until there are `min_bytes` bytes.
 
-    Returns the body and how many bytes of `answers` it holds until it is sent.
+    Returns the body, and how many bytes of `answers` it holds until it is sent.
     """
     if request.session_id != 0:
         return await _encode(request.version, _SESSION_NOT_FOUND, []), 0
@@ -137,7 +138,7 @@ async def _answer(
     front: Front, request: FetchRequest, answers: AnswerBudget, deadline: float
 ) -> tuple[list[Buffer], int]:
     while True:
-        # Listen first, look then: what comes in between must not be missed.
+        # Register before reading, so that no change in between is missed.
         changed = trio.Event()
         streams = _streams(front, request)
         pace = Pace()
@@ -148,10 +149,10 @@ async def _answer(
                 await pace.step()
             room = answers.take(min(max(0, request.max_bytes), MAX_RESPONSE_BYTES))
             topics, size, is_final = await _collect(front, request, room)
-            # What was granted is all there will be: with min_bytes above it, waiting would be in vain.
+            # The answer cannot exceed the granted bytes: if min_bytes is larger, waiting would be useless.
             if is_final or size >= min(request.min_bytes, room) or trio.current_time() >= deadline:
                 body = await _encode(request.version, 0, topics)
-                kept = size  # who is broken off before this keeps nothing
+                kept = size  # a request that is cancelled before this point keeps nothing
                 return body, size
             answers.give(room)
             room = 0
@@ -173,7 +174,7 @@ def _streams(front: Front, request: FetchRequest) -> list[Stream]:
 
 
 async def _collect(front: Front, request: FetchRequest, room: int) -> tuple[list[tuple[str, list[_Answer]]], int, bool]:
-    """Answers, their size, and whether waiting would change nothing (an error, or nothing asked for)."""
+    """Answers, their size in bytes, and whether waiting is useless (an error, or a request without partitions)."""
     topics: list[tuple[str, list[_Answer]]] = []
     total = 0
     is_final = not request.topics

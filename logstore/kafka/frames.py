@@ -1,12 +1,12 @@
-"""From what a client sends to whole frames, with bounded memory and deadlines.
+"""Receives complete frames from a client, with bounded memory and deadlines.
 
 Invariants:
-* A connection holds up to SMALL_BYTES of frames that are not served yet without asking; whatever a longer frame holds
-  is counted when it comes (`logstore.kafka.arrivals`). Its memory is mapped as a whole and used as bytes come.
-* A frame of a request that carries no data is at most CONTROL_FRAME_BYTES long, any other at most `max_frame_bytes`;
-  longer ones are refused by their heads.
-* The first frame must be whole within `handshake_s`, others at `SLOWEST_BYTES_PER_S` or better, and something must
-  come of them every PIECE_PATIENCE_S; between frames a client may be silent for `idle_s`.
+* A connection holds up to SMALL_BYTES of unserved frames that no budget counts; the bytes of a longer frame are counted
+  when they arrive (`logstore.kafka.arrivals`). Its memory is mapped as a whole, and pages are used as bytes arrive.
+* A frame of a request that carries no data is at most CONTROL_FRAME_BYTES long, a decision at most DECIDE_FRAME_BYTES,
+  and any frame at most `max_frame_bytes`; longer frames are refused as soon as length and API key are known.
+* The first frame must be complete within `handshake_s`, later frames within FRAME_PATIENCE_S plus the time they take at
+  SLOWEST_BYTES_PER_S, with some bytes every PIECE_PATIENCE_S; between frames a client may be silent for `idle_s`.
 """
 
 import math
@@ -27,32 +27,32 @@ from logstore.kafka.link import Link
 SMALL_BYTES = 32 * 1024
 """More than a Java producer's default batch with its frame."""
 RECEIVE_BYTES = 256 * 1024
-"""Received at a time of a longer frame."""
+"""Most bytes of a longer frame that one call receives."""
 CONTROL_FRAME_BYTES = 1 << 20
-"""Of a request without data: room for a thousand topics with long names, and little enough to be walked."""
+"""Limit for a request without data: room for a thousand topics with long names, and short enough to be walked."""
 DECIDE_FRAME_BYTES = 4 << 20
-"""A decision names every task of an epoch and what the source is to remember: 20,000 tasks and 1 MiB of positions."""
+"""A decision names every task of an epoch and the source's positions: room for 20,000 tasks and 1 MiB of positions."""
 ORDINARY_FRAME_BYTES = CONTROL_FRAME_BYTES + 64 * 1024
-"""A frame with a batch of the default `max-message-bytes` is shorter. Longer ones have a budget of their own, and so do
-not stand in the way of these."""
+"""A frame with a batch of the default `max-message-bytes` is shorter. Longer frames have a budget of their own, so that
+they do not hold up ordinary frames."""
 FRAME_PATIENCE_S = 30.0
 PIECE_PATIENCE_S = 30.0
 SLOWEST_BYTES_PER_S = 64 * 1024
-"""A frame may take FRAME_PATIENCE_S, and a second more for each of these bytes."""
+"""A frame may take FRAME_PATIENCE_S, and a second more for every SLOWEST_BYTES_PER_S bytes."""
 DEADLINE_SLACK_S = 1.0
-"""A deadline is moved only if it would move by more."""
+"""A deadline that would move later by less than this is not moved."""
 _LENGTH = struct.Struct(">i")
 _KEY = struct.Struct(">h")
 
 
 class ClosedError(CairnError):
-    """This connection ends; the message says why."""
+    """The connection must end; the message gives the reason."""
 
 
 class Arrivals(NamedTuple):
-    """What all connections of a server share on the way in: the budgets of ordinary frames, of long frames, of whole
-    requests, and of those that wait for their groups; and SMALL_BYTES where what is received lands first, to be copied
-    out before anybody else runs, so that idle connections hold no buffer.
+    """What all connections of a server share to receive: the budgets of ordinary frames, of long frames, of complete
+    requests, and of requests that wait for their groups; and `scratch`, a buffer of SMALL_BYTES for received bytes,
+    which are copied out before another task runs, so that idle connections hold no buffer.
     """
 
     ordinary: ArrivalBudget
@@ -63,15 +63,15 @@ class Arrivals(NamedTuple):
 
 
 class Deadlines(NamedTuple):
-    """How long a client may take. Seconds."""
+    """How long a client may take, in seconds."""
 
     handshake_s: float
     idle_s: float
 
 
 class FrameReader:
-    """The frames of one connection. `scope` surrounds all calls; its deadline is moved here, and it is cancelled when
-    the client is too slow.
+    """The frames of one connection. `scope` surrounds all calls; the reader moves its deadline, so that it is cancelled
+    when the client is too slow.
     """
 
     def __init__(
@@ -95,10 +95,10 @@ class FrameReader:
         self._frame_deadline_s = math.inf
         self._handshake_deadline_s = trio.current_time() + deadlines.handshake_s
         self.is_ended = False
-        """The client has ended the connection."""
+        """Whether the client has ended the connection."""
 
     def next_nowait(self) -> memoryview | None:
-        """The next frame that is whole, without its length; a buffer of its own. Raises ClosedError."""
+        """The next complete frame, without its length, in a buffer of its own; None: not yet. Raises ClosedError."""
         if self._long is not None:
             found, self._long = self._long, None
             return found
@@ -115,11 +115,11 @@ class FrameReader:
         return found
 
     def pause(self) -> None:
-        """The client cannot be late while it waits for us."""
+        """Suspend the deadline: the client waits for the sidecar."""
         self._scope.deadline = math.inf
 
     async def receive(self) -> bool:
-        """Receive more, until the deadline; False at the client's end. Raises ClosedError."""
+        """Receive more bytes, until the deadline; False when the client has closed its side. Raises ClosedError."""
         size = self._size()
         if size is not None and _LENGTH.size + size > SMALL_BYTES and len(self._rest) > _LENGTH.size + _KEY.size:
             await self._receive_long(size)
@@ -132,7 +132,7 @@ class FrameReader:
         return not self.is_ended
 
     def _size(self) -> int | None:
-        """The size of the frame that begins in `rest`, if its length is there. Raises ClosedError if it cannot be."""
+        """The size of the frame that begins in `_rest`; None: not known yet. Raises ClosedError if it is too large."""
         if len(self._rest) < _LENGTH.size:
             return None
         (size,) = _LENGTH.unpack_from(self._rest)
@@ -145,7 +145,7 @@ class FrameReader:
         return int(size)
 
     def _set_deadline(self, size: int | None) -> None:
-        """The time until which something must come."""
+        """Set the time by which the next bytes must arrive."""
         now_s = trio.current_time()
         if not len(self._rest):
             deadline_s = now_s + self._deadlines.idle_s
@@ -160,11 +160,11 @@ class FrameReader:
             self._scope.deadline = deadline_s
 
     async def _receive_long(self, size: int) -> None:
-        """Receive a frame that does not fit into the small buffer, into place."""
+        """Receive a frame that is longer than SMALL_BYTES into memory of its own."""
         budget = self._arrivals.ordinary if size <= ORDINARY_FRAME_BYTES else self._arrivals.long
         arrival = budget.begin(self._give_up)
         try:
-            # Anonymous memory takes no page before it is written to, as an array from the heap may.
+            # Anonymous memory uses no page before it is written to; an array from the heap may.
             whole = memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
             first = self._rest[_LENGTH.size :]
             await self._take(budget, arrival, len(first))
@@ -208,7 +208,7 @@ class FrameReader:
 
 
 def _limit_of(key: int) -> float:
-    """How long a frame with a request of that key may be."""
+    """How long a frame of a request with this key may be, in bytes."""
     if key in (produce.KEY, STAGE):
         return math.inf
     return DECIDE_FRAME_BYTES if key == DECIDE else CONTROL_FRAME_BYTES

@@ -1,8 +1,8 @@
-"""Kafka's primitive types, read from and written to one buffer: for the two requests whose bytes are not copied.
+"""Reads and writes Kafka's primitive types in one buffer, for the two requests whose records are not copied.
 
-Produce and Fetch carry the data; their frames are walked in place, so that records are handed on as slices. All other
-requests are decoded by kio. Invariants: a count or a length never exceeds what the remaining bytes can hold
-(MalformedRequest), so no request makes us allocate more than its own size.
+Produce and Fetch carry the data; their frames are parsed in place, so that records are passed on as slices. kio decodes
+all other requests. Invariants: a count or a length never exceeds what the remaining bytes can hold (MalformedRequest),
+so that no request makes the sidecar allocate more than the request's own size.
 
 Source: Kafka protocol guide, "Protocol Primitive Types"; KIP-482 (flexible versions).
 """
@@ -26,7 +26,7 @@ MAX_UVARINT_BYTES = 5
 
 
 class Reader:
-    """Reads primitives one after the other. `flexible`: compact lengths and tagged fields (KIP-482)."""
+    """Reads primitives in sequence. `flexible`: compact lengths and tagged fields (KIP-482)."""
 
     __slots__ = ("at", "buffer", "flexible")
 
@@ -120,8 +120,8 @@ class Reader:
         return None if length == -1 else self._take(length)
 
     def count(self, element_bytes: int, *, nullable: bool = False) -> int:
-        """An array's length (null: 0), which the remaining bytes can hold if an element has at least
-        `element_bytes`.
+        """An array's length (null: 0). Raises MalformedRequest if the remaining bytes cannot hold so many elements of
+        at least `element_bytes`.
         """
         count = self._length(wide=True)
         if count == -1 and nullable:
@@ -131,25 +131,25 @@ class Reader:
         return count
 
     def skip(self, size: int) -> None:
-        """Pass over some bytes."""
+        """Skip `size` bytes."""
         if size < 0 or self.at + size > len(self.buffer):
             raise MalformedRequest(f"a field of {size} bytes at {self.at} exceeds the request's {len(self.buffer)}")
         self.at += size
 
     def skip_string(self) -> None:
-        """Pass over a string."""
+        """Skip a string."""
         self.skip(self._length(wide=False))
 
     def skip_nullable_string(self) -> None:
-        """Pass over a string or null."""
+        """Skip a string or null."""
         self.skip(max(0, self._nullable_length(wide=False)))
 
     def skip_bytes(self) -> None:
-        """Pass over bytes."""
+        """Skip bytes."""
         self.skip(self._length(wide=True))
 
     def skip_nullable_bytes(self) -> None:
-        """Pass over bytes or null."""
+        """Skip bytes or null."""
         self.skip(max(0, self._nullable_length(wide=True)))
 
     def _nullable_length(self, *, wide: bool) -> int:
@@ -168,7 +168,7 @@ class Reader:
 
 
 class Writer:
-    """Collects primitives; large buffers go in uncopied."""
+    """Collects primitives; record batches are added without a copy."""
 
     __slots__ = ("_parts", "_tail", "flexible", "size")
 
@@ -179,7 +179,7 @@ class Writer:
         self.size = 0
 
     def fixed(self, layout: struct.Struct, *values: int) -> None:
-        """Several integers of fixed size at once."""
+        """Several integers of fixed size, packed with `layout`."""
         self._tail += layout.pack(*values)
 
     def int8(self, value: int) -> None:
@@ -224,11 +224,11 @@ class Writer:
             self._tail += encoded
 
     def raw(self, content: Buffer) -> None:
-        """Bytes as they are."""
+        """Bytes without a length."""
         self._tail += content
 
     def records(self, buffers: list[Buffer], size: int) -> None:
-        """Record batches, end to end, `size` bytes in all."""
+        """Concatenated record batches of `size` bytes in total."""
         if self.flexible:
             self.uvarint(size + 1)
         else:
@@ -239,7 +239,7 @@ class Writer:
         self._tail = bytearray()
 
     def tags(self) -> None:
-        """No tagged fields."""
+        """An empty section of tagged fields."""
         if self.flexible:
             self._tail.append(0)
 

@@ -1,10 +1,10 @@
-"""Are a request's counts and lengths possible? Asked before kio decodes it.
+"""Checks a request's counts and lengths before kio decodes it.
 
-kio reserves memory for as many elements as a request claims to have, and ends the process if there is not so much;
-and it refuses tagged fields that it does not know, which a server has to ignore (KIP-482). So requests are walked
-first, field by field, after kio's own description of them. Invariants: what passes has no array or string longer than
-the bytes that are left, no more elements in all arrays than such a request can mean (`most_elements`), no null where
-null is not allowed, and no tagged field that kio does not know.
+kio allocates memory for as many elements as a request claims to have, and the process dies if it cannot; kio also
+refuses unknown tagged fields, which a server has to ignore (KIP-482). So this module first walks over each request,
+field by field, following kio's own description of it. Invariants: a frame that passes has no array or string longer
+than the bytes that are left, no more elements in all its arrays than its API key allows (`most_elements`), no null
+where null is not allowed, and no tagged field that kio does not know.
 """
 
 import types
@@ -38,22 +38,20 @@ _FIXED_BYTES = {
 
 
 MAX_ELEMENTS = 25_000
-"""In all arrays of a request: enough for all 10,000 partitions that a topic may have, each with its replica."""
+"""Limit for all arrays of a request: enough for the 10,000 partitions that a topic may have, each with its replica."""
 _MOST_ELEMENTS = {
-    11: 1_000,  # JoinGroup: the protocols of one member, of which clients have one or two
-    32: 2_000,  # DescribeConfigs: each is answered with some 15 settings, and what is said of them
+    11: 1_000,  # JoinGroup: the protocols of one member; clients have one or two
+    32: 2_000,  # DescribeConfigs: the answer to each resource has some 15 settings, with their documentation
 }
 
 
 def most_elements(api_key: int) -> int:
-    """How many elements the arrays of such a request may have together."""
+    """How many elements all arrays of a request with this key may have together."""
     return _MOST_ELEMENTS.get(api_key, MAX_ELEMENTS)
 
 
 class GuardReader(Reader):
-    """A reader that remembers which parts have to be replaced: start, end, and what belongs there; and how many
-    elements there may still be.
-    """
+    """A reader that collects edits (start, end, replacement) and counts how many more elements a request may have."""
 
     __slots__ = ("edits", "elements_left")
 
@@ -63,7 +61,7 @@ class GuardReader(Reader):
         self.elements_left = elements
 
     def elements(self, least_bytes: int, *, nullable: bool) -> int:
-        """The length of an array whose elements have at least `least_bytes`."""
+        """The length of an array whose elements have at least `least_bytes` bytes. Raises MalformedRequest."""
         count = self.count(least_bytes, nullable=nullable)
         self.elements_left -= count
         if self.elements_left < 0:
@@ -72,9 +70,8 @@ class GuardReader(Reader):
 
 
 def checked(kind: type, frame: memoryview, at: int, elements: int = MAX_ELEMENTS) -> tuple[memoryview, int]:
-    """A frame that kio may decode as `kind`, and where; the frame itself unless something had to be left out.
-
-    Raises MalformedRequest.
+    """A frame that kio can safely decode as `kind`, and where its body starts: `frame` itself, or a copy without
+    unknown tagged fields. Raises MalformedRequest.
     """
     reader = GuardReader(frame, at, flexible=bool(vars(kind)["__flexible__"]), elements=elements)
     skipper(kind)(reader)
@@ -91,7 +88,7 @@ def checked(kind: type, frame: memoryview, at: int, elements: int = MAX_ELEMENTS
 
 @cache
 def skipper(entity: type) -> Skip:
-    """What walks over one entity of a kio class, raising MalformedRequest where it cannot be one."""
+    """A function that skips one entity of a kio class. It raises MalformedRequest where the bytes are not one."""
     plain: list[Skip] = []
     tagged: dict[int, Skip] = {}
     for field in fields(entity):
@@ -160,7 +157,7 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
 
 
 def _least_bytes(entity: type) -> int:
-    """What an element of a kio class takes at least: its numbers, and a byte for anything else."""
+    """The least size of an element of a kio class, in bytes: its fixed-size fields, and 1 for every other field."""
     least = sum(
         _FIXED_BYTES.get(field.metadata.get("kafka_type", ""), 1)
         if typing.get_origin(_without_none(field.type)[0]) is not tuple

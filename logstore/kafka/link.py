@@ -1,6 +1,6 @@
-"""One client's socket, without a system call or a task switch more than needed.
+"""One client's socket, with no more system calls and task switches than necessary.
 
-Invariants: every `receive` gives other tasks a turn; `send` does only if the socket makes it wait.
+Invariants: every `receive` yields to other tasks; `send` yields only if it has to wait for the socket.
 """
 
 import socket
@@ -11,13 +11,13 @@ import trio
 from logstore.interfaces import Buffer
 
 IO_VECTOR_PARTS = 512
-"""Buffers for one system call; the kernel takes 1024."""
+"""Buffers for one system call; the kernel accepts 1024."""
 JOIN_BYTES = 64 * 1024
 """Up to this size it is cheaper to join buffers than to pass them one by one."""
 
 
 class Link:
-    """A connected socket, which it owns. Methods raise OSError when the client is gone."""
+    """Owns a connected socket. Methods raise OSError when the client is gone."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -25,7 +25,7 @@ class Link:
         self._is_drained = True
 
     async def receive(self, target: memoryview) -> int:
-        """Receive into `target`; the number of bytes, 0 at the client's end."""
+        """Receive into `target`; returns the number of bytes, 0 when the client has closed its side."""
         while True:
             await self.wait_data()
             received = self.receive_nowait(target)
@@ -33,25 +33,25 @@ class Link:
                 return received
 
     async def wait_data(self) -> None:
-        """Wait until `receive_nowait` may find something; others get a turn."""
+        """Wait until `receive_nowait` may find data; always yields to other tasks."""
         if self._is_drained:
             await trio.lowlevel.wait_readable(self._socket)
         else:
             await trio.lowlevel.checkpoint()
 
     def receive_nowait(self, target: memoryview) -> int | None:
-        """Receive into `target` what is there; 0 at the client's end, None if there is nothing."""
+        """Receive available bytes into `target`; 0 when the client has closed its side, None if there are none yet."""
         try:
             received = self._socket.recv_into(target)
         except (BlockingIOError, InterruptedError):
             self._is_drained = True
             return None
-        # Less than asked for is all there was: waiting is cheaper than to be told so.
+        # A short read emptied the socket: waiting for it is cheaper than another system call that finds no data.
         self._is_drained = received < len(target)
         return received
 
     def send_nowait(self, parts: Sequence[Buffer]) -> list[memoryview]:
-        """Send what the socket takes now, in order; returns what is left."""
+        """Send, in order, what the socket accepts without waiting; returns the rest."""
         rest = [memoryview(part) for part in parts if part]
         if len(rest) > 1 and sum(map(len, rest)) <= JOIN_BYTES:
             rest = [memoryview(b"".join(rest))]
@@ -72,7 +72,7 @@ class Link:
     async def send(
         self, parts: Sequence[Buffer], patience_s: float, on_rest: Callable[[int], None] = lambda size: None
     ) -> None:
-        """Send all parts, in order. `on_rest` is told how many bytes are left whenever the client has to be waited for.
+        """Send all parts, in order. Before each wait for the client, `on_rest` gets the number of bytes that are left.
         Raises TooSlow when the client takes nothing for `patience_s` seconds.
         """
         rest = self.send_nowait(parts)
@@ -85,15 +85,15 @@ class Link:
             rest = self.send_nowait(rest)
 
     def end_sending(self) -> None:
-        """Tell the client that nothing more will come."""
+        """Shut down the sending side, so that the client sees the end of the answers."""
         self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """End both directions; whoever waits gets trio.ClosedResourceError."""
+        """Close the socket; a task that waits for it gets trio.ClosedResourceError."""
         if self._socket.fileno() >= 0:
             trio.lowlevel.notify_closing(self._socket)
             self._socket.close()
 
 
 class TooSlow(OSError):
-    """A client that takes nothing."""
+    """A client does not take its answers."""

@@ -1,9 +1,9 @@
-"""Who is here and what there is: Metadata, DescribeCluster, DescribeTopicPartitions, FindCoordinator.
+"""Describes the node, its topics and coordinators: Metadata, DescribeCluster, DescribeTopicPartitions, FindCoordinator.
 
-Invariants: this sidecar is the only node, leads everything and coordinates every group, under the address that the
-caller's own listener advertises. A topic is created on first use only if both the setting and the request allow it,
-and is answered only once it is durable. Transactions have no coordinator here: they are refused by name
-(TRANSACTIONAL_ID_AUTHORIZATION_FAILED, which every client takes as final).
+Invariants: this sidecar is the only node, leads every partition and coordinates every group, under the address that the
+client's listener advertises. A topic is created on first use only if both the setting and the request allow it, and is
+answered only once it is durable. Transactions have no coordinator: a look-up by transactional id gets
+TRANSACTIONAL_ID_AUTHORIZATION_FAILED, which every client takes as final.
 
 Sources: Kafka protocol guide; KIP-699 (FindCoordinator in batches), KIP-966 (DescribeTopicPartitions).
 """
@@ -28,11 +28,11 @@ from logstore.log.store import Topic
 GROUP_COORDINATOR, TRANSACTION_COORDINATOR = 0, 1
 BROKERS_ENDPOINT = 1
 MAX_PARTITIONS_PER_ANSWER = 2000
-"""Kafka's max.request.partition.size.limit: a DescribeTopicPartitions answer goes on with a cursor."""
+"""Kafka's max.request.partition.size.limit: a longer DescribeTopicPartitions answer continues with a cursor."""
 NO_TRANSACTIONS = "transactions are not supported here; leave transactional.id unset (idempotence works without it)"
 _NOT_ASKED = -(2**31)
 _TOPIC_OPERATIONS = sum(1 << code for code in (3, 4, 5, 6, 7, 8, 10, 11))
-"""READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS: nobody is refused yet."""
+"""READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS: every client may do all of them."""
 _CLUSTER_OPERATIONS = sum(1 << code for code in (5, 7, 8, 9, 10, 11, 12))
 """CREATE, ALTER, DESCRIBE, CLUSTER_ACTION, DESCRIBE_CONFIGS, ALTER_CONFIGS, IDEMPOTENT_WRITE."""
 _NIL = uuid.UUID(int=0)
@@ -46,14 +46,14 @@ class _Wanted(NamedTuple):
 
 
 class MetadataHandlers:
-    """Answers questions about nodes, topics and coordinators."""
+    """Handlers of requests about nodes, topics and coordinators."""
 
     def __init__(self, front: Front) -> None:
         self._front = front
         self._pace = Pace()
 
     def apis(self) -> list[Api]:
-        """What is served here."""
+        """The requests served here."""
         return [
             Api(3, 0, 13, self.metadata),
             Api(10, 0, 6, self.find_coordinator),
@@ -144,7 +144,7 @@ class MetadataHandlers:
         )
 
     async def _look_up(self, wanted: _Wanted, operations: int, *, may_create: bool) -> Mapping[str, Any]:
-        """A topic as Metadata shows it, created if that is allowed and it is missing."""
+        """A topic as Metadata shows it; a missing topic is created if that is allowed."""
         engine, settings = self._front.engine, self._front.settings
         if wanted.topic_id is not None and wanted.topic_id != _NIL:
             found = engine.store.topic_by_id(wanted.topic_id)
@@ -171,7 +171,7 @@ class MetadataHandlers:
         return {**_described(topic, self._node_id()), "topic_authorized_operations": operations}
 
     async def describe_topic_partitions(self, request: Any, _: Caller) -> ResponsePayload:
-        """DescribeTopicPartitions 0: topics in the order of their names, some thousand partitions at a time."""
+        """DescribeTopicPartitions 0: topics by name, at most MAX_PARTITIONS_PER_ANSWER partitions at a time."""
         store = self._front.engine.store
         names = sorted({part.name for part in request.topics}) if request.topics else sorted(store.topics)
         start_name, start_partition = "", 0

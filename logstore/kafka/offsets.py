@@ -1,10 +1,10 @@
-"""Offsets by position or time: ListOffsets and OffsetForLeaderEpoch.
+"""Looks up offsets by position or time: ListOffsets and OffsetForLeaderEpoch.
 
-Invariants: the latest offset is the high watermark, so nothing that is not durable is ever promised; there is one
-leader epoch, so no log ever diverges. A question that cannot be answered for one partition is that partition's error.
+Invariants: the latest offset is the high watermark, so no client ever sees an offset that is not durable; there is one
+leader epoch, so no log ever diverges. A failed look-up is an error of its partition alone.
 
-Sources: Kafka protocol guide; KIP-79 (by timestamp), KIP-734 (max timestamp), KIP-405 and KIP-1005 (tiers, which are
-not here).
+Sources: Kafka protocol guide; KIP-79 (by timestamp), KIP-734 (max timestamp), KIP-405 and KIP-1005 (tiered storage,
+which Cairn does not have).
 """
 
 from collections import Counter
@@ -27,13 +27,13 @@ _UNKNOWN = -1
 
 
 class OffsetHandlers:
-    """Answers questions about offsets."""
+    """Handlers of requests that look up offsets."""
 
     def __init__(self, front: Front) -> None:
         self._front = front
 
     def apis(self) -> list[Api]:
-        """What is served here."""
+        """The requests served here."""
         return [Api(2, 1, 10, self.list_offsets), Api(23, 2, 4, self.offset_for_leader_epoch)]
 
     async def list_offsets(self, request: Any, _: Caller) -> ResponsePayload:
@@ -78,7 +78,7 @@ class OffsetHandlers:
         }
 
     async def _find(self, stream: Stream, timestamp: int) -> tuple[int, int]:
-        """Offset and timestamp; both -1 if there is no such record. Raises CorruptChunk, OSError."""
+        """Offset and timestamp, -1 where there is none. Raises CorruptChunk, OSError."""
         if timestamp == LATEST:
             return stream.high_watermark, _UNKNOWN
         if timestamp in (EARLIEST, EARLIEST_LOCAL):
@@ -92,7 +92,7 @@ class OffsetHandlers:
         return (_UNKNOWN, _UNKNOWN) if found is None else (found.offset, found.timestamp)
 
     async def offset_for_leader_epoch(self, request: Any, _: Caller) -> ResponsePayload:
-        """OffsetForLeaderEpoch 2 to 4: where the asked epoch ended, so that clients see whether logs diverged."""
+        """OffsetForLeaderEpoch 2 to 4: the end of a leader epoch, from which clients detect that logs diverged."""
         pace = Pace()
         topics = []
         for topic in request.topics:
@@ -119,7 +119,7 @@ class OffsetHandlers:
 
 
 def refuse_leader_epoch(stream: Stream, current: int) -> ErrorCode:
-    """What a client is told that believes in another leader epoch (-1: it does not say)."""
+    """The error for a client whose leader epoch is not the stream's (-1: the client gave none); `none` if it is."""
     if current in (_UNKNOWN, stream.leader_epoch):
         return ErrorCode.none
     return ErrorCode.fenced_leader_epoch if current < stream.leader_epoch else ErrorCode.unknown_leader_epoch

@@ -1,10 +1,10 @@
-"""Long walks give way: whoever walks over many parts of a request or an answer lets other clients run in between.
+"""Long walks yield: a task that iterates over many parts of a request or an answer lets other clients run in between.
 
 Invariants:
-* Nothing here changes what is walked over; a short walk costs no switch.
-* However many walks there are, one of them makes a few steps in each turn of the event loop, in the order in which they
-  came; everybody else runs in each turn.
-* Of the walks that collect an answer, few at a time hold more than WALK_PARTS parts; the others wait before they do.
+* This module never changes the data that is walked; a short walk costs no task switch.
+* However many walks wait, one of them makes about STEPS steps in each turn of the event loop, first come, first served;
+  all other tasks run in every turn.
+* At most _WALKS of the walks that collect an answer hold more than WALK_PARTS parts; the others wait before they do.
 """
 
 from collections.abc import AsyncGenerator, Callable
@@ -16,22 +16,22 @@ import trio
 
 T = TypeVar("T")
 STEPS: Final = 100
-"""Parts between two turns of the others: about a millisecond."""
+"""Parts that a walk handles before it yields: about a millisecond."""
 LARGE_PARTS: Final = 500
-"""What has more parts is decoded, built and encoded on a thread, where the interpreter takes turns by itself."""
+"""Messages of more parts are decoded, built and encoded on a thread, where the interpreter switches by itself."""
 LARGE_BYTES: Final = 16 * 1024
-"""A request of that size may have so many."""
+"""A request above this size may have LARGE_PARTS parts."""
 _WALKERS: Final = 2
-"""Threads for that; more would only take turns from the event loop."""
+"""Threads for large messages; more would only take time from the event loop."""
 
 
 WALK_PARTS: Final = 1_000
-"""An answer of more parts is collected by few requests at a time: until it is encoded, a part takes some 500 bytes."""
+"""At most _WALKS requests at a time collect answers of more parts: until it is encoded, a part takes some 500 bytes."""
 _WALKS: Final = 2
 
 
 class _Limiters:
-    """Of one event loop."""
+    """The limiters of one event loop."""
 
     def __init__(self) -> None:
         self.walkers = trio.CapacityLimiter(_WALKERS)
@@ -42,7 +42,7 @@ class _Limiters:
 
     @classmethod
     def current(cls) -> "_Limiters":
-        """Those of the event loop that runs."""
+        """The limiters of the running event loop."""
         try:
             return cls._current.get()
         except LookupError:
@@ -65,7 +65,7 @@ _collecting: ContextVar[_Collecting | None] = ContextVar("collecting", default=N
 
 @asynccontextmanager
 async def collecting() -> AsyncGenerator[None, None]:
-    """Around what collects an answer, and encodes it. If it becomes long, it waits for its place (see `Pace`)."""
+    """Wraps the code that collects and encodes an answer. If the answer becomes long, `Pace.step` waits for a place."""
     walk = _Collecting()
     token = _collecting.set(walk)
     try:
@@ -85,7 +85,7 @@ class Pace:
         self._steps = 0
 
     async def step(self, count: int = 1) -> None:
-        """Some parts are done; every STEPS of them, others get their turn."""
+        """Count `count` parts as done; every STEPS parts, yield to other tasks."""
         self._steps += count
         walk = _collecting.get()
         if walk is not None:
@@ -95,15 +95,15 @@ class Pace:
                 walk.has_place = True
         if self._steps >= STEPS:
             self._steps = 0
-            # Who comes here first goes on first, one in each turn of the event loop.
+            # First come, first served: one walk goes on in each turn of the event loop.
             async with _Limiters.current().turns:
                 await trio.lowlevel.checkpoint()
 
 
 class Walkers:
-    """The threads for large walks; one set for each event loop."""
+    """The threads for large messages; one set for each event loop."""
 
     @classmethod
     async def run(cls, work: Callable[[], T]) -> T:
-        """Run what touches nothing that others see on a thread."""
+        """Run `work` on a thread; it must not touch data that other tasks see."""
         return await trio.to_thread.run_sync(work, limiter=_Limiters.current().walkers)

@@ -1,11 +1,12 @@
-"""Who may be connected: a bounded number of clients, over all and from each address, and who gives way to a newcomer.
+"""Bounds the number of connections, in total and per address, and chooses the connection to end for a new one.
 
-A newcomer is never turned away. Invariants:
-* There are never more than `limit` connections, and never more than `per_address` of one address but loopback.
-* When all places are taken, the newcomer gets one of the address that holds the most: so whoever comes from an address
-  with few connections finds a place, however many another has. Of that address the connection goes that has sent no
-  request yet, the longest connected first; then the one whose last request is the longest ago.
-* All of loopback is one address, and so are the addresses of an IPv6 /64 network: who has one has them all.
+A new connection is never refused. Invariants:
+* There are never more than `limit` connections, and never more than `per_address` from one address except loopback.
+* When all places are taken, the new connection gets a place of the address that has the most: so a client from an
+  address with few connections always gets a place, however many another address has. Of that address, a connection that
+  has sent no request yet is ended first, the longest connected first; then the one whose last request is the oldest.
+* All of loopback counts as one address, and so does an IPv6 /64 network, because a host that has one address of it can
+  use all.
 """
 
 from collections import OrderedDict
@@ -17,11 +18,11 @@ LOOPBACK: Final = "loopback"
 _NETWORK_BYTES = 8
 
 End = Callable[[], None]
-"""Ends a connection; stands for it here."""
+"""Ends a connection; this module uses it as the connection's identity."""
 
 
 def address_group(host: str) -> str:
-    """What counts as one address."""
+    """The key of all hosts that count as one address."""
     try:
         address = ip_address(host.partition("%")[0])
     except ValueError:
@@ -34,7 +35,7 @@ def address_group(host: str) -> str:
 
 
 class _Address:
-    """The connections of one address, each kind in the order in which they give way."""
+    """The connections of one address: those without a request, then the others, each in the order in which they end."""
 
     __slots__ = ("greeted", "silent")
 
@@ -46,7 +47,7 @@ class _Address:
         return len(self.silent) + len(self.greeted)
 
     def first(self) -> End:
-        """Who gives way."""
+        """The connection to end first."""
         return next(iter(self.silent or self.greeted))
 
 
@@ -65,7 +66,7 @@ class Places:
         return len(self._groups)
 
     def enter(self, host: str, end: End) -> None:
-        """Give a newcomer a place; ends another connection if there is none."""
+        """Give a new connection a place; ends another connection if no place is free."""
         group = address_group(host)
         held = len(self._addresses.get(group, ()))
         if group != LOOPBACK and held >= self._per_address:
@@ -86,7 +87,7 @@ class Places:
             address.greeted.move_to_end(end)
 
     def leave(self, end: End) -> None:
-        """A connection is over; one that gave way has left already."""
+        """A connection has ended; no effect if `enter` ended it."""
         group = self._groups.pop(end, None)
         if group is not None:
             address = self._addresses[group]
@@ -100,7 +101,7 @@ class Places:
         end()
 
     def _resize(self, group: str, change: int) -> None:
-        """Keep the addresses sorted by how many connections they have, before (+1) or after (-1) the change."""
+        """Keep addresses grouped by number of connections. Call it before adding (+1) or after removing (-1) one."""
         before = len(self._addresses.setdefault(group, _Address())) - min(change, 0)
         after = before + change
         if before:

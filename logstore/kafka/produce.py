@@ -1,8 +1,8 @@
-"""Produce: checked, appended, and answered once everything in it is synced.
+"""Produce: checks and appends the batches of a request, and answers once all of them are synced.
 
-Invariants: requests of one connection enter the log in the order they came, for nothing is read behind a request until
-`start` or `steps` has done all of it; the answer is ready when every partition's ticket has settled. One bad partition
-fails alone. A request has at most MAX_PARTITIONS partitions.
+Invariants: requests of one connection enter the log in the order of their arrival, because the next request is read
+only after `start` or `steps` has appended all of the current one; the answer is ready when every partition's ticket has
+settled. A refused partition does not affect the others. A request has at most MAX_PARTITIONS partitions.
 
 Source: Kafka protocol guide, Produce 3 to 11; acks=1 means the same as acks=all.
 """
@@ -27,16 +27,16 @@ KEY = 0
 MIN_VERSION, MAX_VERSION = 3, 11
 FIRST_FLEXIBLE = 9
 KEEP_SHARE = 2
-"""A batch of less than half its frame does not keep the frame: the tail counts batches, and must not hold more than
-it counts.
+"""A batch smaller than 1/KEEP_SHARE of its frame is copied out of the frame: the tail counts the bytes of batches, and
+must not hold much more memory than that.
 """
 _TRANSACTIONAL_REFUSED = 53
-"""TRANSACTIONAL_ID_AUTHORIZATION_FAILED: final for every client; transactions are not part of this."""
+"""TRANSACTIONAL_ID_AUTHORIZATION_FAILED, final for every client: transactions are not supported."""
 _INVALID_REQUIRED_ACKS = 21
 _OUTCOME = struct.Struct(">ihqq")
 """Partition, error code, base offset, log append time."""
 _NOTHING = AppendResult(-1, -1, False, -1)
-"""Of a partition that was refused."""
+"""The result of a refused partition."""
 
 
 class PartitionData(NamedTuple):
@@ -46,7 +46,7 @@ class PartitionData(NamedTuple):
     records: memoryview | None
     are_times_checked: bool = False
     problem: CairnError | None = None
-    """What is wrong with them, if that was found out before."""
+    """The error that an earlier check found, if any."""
 
 
 class ProduceRequest(NamedTuple):
@@ -61,7 +61,7 @@ class ProduceRequest(NamedTuple):
 
 @dataclass(slots=True)
 class _Outcome:
-    """What became of one partition's records: an append under way or done, or a refusal."""
+    """The outcome for one partition's records: an append under way or done, or a refusal."""
 
     partition: int
     error: int = 0
@@ -70,7 +70,7 @@ class _Outcome:
 
 
 class Answer:
-    """An answer on its way: ready when every partition's append has settled."""
+    """The answer to one request: ready when every partition's append has settled."""
 
     __slots__ = ("_on_ready", "_waiting", "acks", "topics", "version")
 
@@ -82,14 +82,14 @@ class Answer:
         self._on_ready: Callable[[], None] | None = None
 
     def when_ready(self, on_ready: Callable[[], None]) -> None:
-        """Call `on_ready` once `body` may be asked for: now, if it may."""
+        """Call `on_ready` once `body` may be called; at once if all appends have settled."""
         if self._waiting:
             self._on_ready = on_ready
         else:
             on_ready()
 
     def wait_for(self, outcome: _Outcome, ticket: AppendTicket) -> None:
-        """One partition is being appended."""
+        """Make the answer wait for one partition's append."""
         outcome.ticket = ticket
         self._waiting += 1
         ticket.add_callback(self._note_settled)
@@ -97,12 +97,12 @@ class Answer:
     def _note_settled(self, _ticket: AppendTicket) -> None:
         self._waiting -= 1
         if not self._waiting and self._on_ready is not None:
-            on_ready, self._on_ready = self._on_ready, None  # it refers to this answer: no cycle is left behind
+            on_ready, self._on_ready = self._on_ready, None  # it refers to this answer: leave no reference cycle
             on_ready()
 
     @property
     def failure(self) -> str | None:
-        """What went wrong with the first partition that failed."""
+        """The error of the first partition that failed; None if none failed."""
         outcomes = [_settled(outcome) for _, outcomes in self.topics for outcome in outcomes]
         return next((outcome.message or f"error {outcome.error}" for outcome in outcomes if outcome.error), None)
 
@@ -112,14 +112,14 @@ class Answer:
 
 
 def _settled(outcome: _Outcome) -> _Outcome:
-    """The outcome, with the error of its append if that failed."""
+    """The outcome, with the error of its append if the append failed."""
     if outcome.ticket is not None and outcome.ticket.error is not None:
         _refuse(outcome, outcome.ticket.error)
     return outcome
 
 
 def decode(frame: memoryview, at: int, version: int) -> ProduceRequest:
-    """A Produce request's body, from `at` on. Raises MalformedRequest."""
+    """Decode a Produce request's body, from `at` on. Raises MalformedRequest."""
     reader = Reader(frame, at, flexible=version >= FIRST_FLEXIBLE)
     transactional_id = reader.nullable_string()
     acks = reader.int16()
@@ -147,8 +147,8 @@ def _bounded(count: int) -> int:
 
 
 async def check_apart(front: Front, request: ProduceRequest) -> ProduceRequest:
-    """Have a thread look at what takes long to check: some hundred bytes may open to millions of records. The request
-    with what was found.
+    """Check the batches that take long to check on a thread: a few hundred bytes may decompress to millions of records.
+    Returns the request with the results of the checks.
     """
     now_ms = front.clock.wall_ms()
     topics: list[tuple[str, list[PartitionData]]] = []
@@ -171,7 +171,7 @@ async def _checked_apart(topic: str, config: TopicConfig, data: PartitionData, n
 
 
 def needs_check_apart(front: Front, request: ProduceRequest) -> bool:
-    """Whether any of its batches takes long to check; none does in topics that do not look at records' times."""
+    """Whether any batch of the request takes long to check; none does in topics that do not check records' times."""
     for name, partitions in request.topics:
         topic = front.engine.store.topics.get(name)
         if topic is not None and topic.config.timestamp_before_max_ms != NO_LIMIT_MS:
@@ -182,16 +182,16 @@ def needs_check_apart(front: Front, request: ProduceRequest) -> bool:
 
 
 def start(front: Front, request: ProduceRequest, frame_bytes: int, answer: Answer) -> None:
-    """Append everything at once. See `steps`."""
+    """Append all batches of a request without yielding, as `steps` does."""
     for _ in steps(front, request, frame_bytes, answer):
         pass
 
 
 def steps(front: Front, request: ProduceRequest, frame_bytes: int, answer: Answer) -> Iterator[None]:
-    """Append everything, partition by partition; who appends many may let others run in between.
+    """Append all batches of a request, one partition per step; between steps the caller may let other tasks run.
 
-    Batches are kept in place, and their frame of `frame_bytes` with them; small parts of a large frame are copied out
-    of it.
+    Batches stay in their frame of `frame_bytes` bytes and keep it in memory; a batch that is a small part of its frame
+    is copied out of it.
     """
     now_ms = front.clock.wall_ms()
     refused = 0

@@ -1,7 +1,7 @@
 """Producer ids for idempotent producers: InitProducerId.
 
-Invariants: an id is given out once, whatever crashes; its epoch starts at 0. A transactional id is refused by name,
-with the code that every client takes as final.
+Invariants: an id is given out once, even across crashes; its epoch starts at 0. A request with a transactional id gets
+TRANSACTIONAL_ID_AUTHORIZATION_FAILED, which every client takes as final.
 
 Sources: KIP-98, KIP-360 (an idempotent producer that asks again gets a new id).
 """
@@ -26,7 +26,7 @@ class ProducerIdHandlers:
         self._front = front
 
     def apis(self) -> list[Api]:
-        """What is served here."""
+        """The requests served here."""
         return [Api(22, 0, 5, self.init_producer_id)]
 
     async def init_producer_id(self, request: Any, _: Caller) -> ResponsePayload:
@@ -38,7 +38,7 @@ class ProducerIdHandlers:
             given = await self._front.engine.wait(self._front.engine.store.allocate_producer_id())
         except CairnError as error:
             self._front.engine.store.report("no producer id", error=str(error))
-            # KAFKA_STORAGE_ERROR is final for this request; a client asks a coordinator that is not available again.
+            # Clients take KAFKA_STORAGE_ERROR as final for this request, but retry after COORDINATOR_NOT_AVAILABLE.
             may_ask_again = isinstance(error, StorageFailed)
             code = ErrorCode.coordinator_not_available if may_ask_again else error_code(error)
             return await respond(request, {"error_code": code, **nobody})

@@ -1,8 +1,8 @@
 """The scan request: a stream's control batches, newest first.
 
-Invariants: the answer has whole batches up to the high watermark, within what the request, `MAX_SCAN_BYTES` and the
-budget of all unsent answers allow, but one batch at least if there is one; what goes wrong is an error inside the
-answer. Disk is read on reader threads only.
+Invariants: the answer has whole batches up to the high watermark, within the limits of the request, of `MAX_SCAN_BYTES`
+and of the budget of unsent answers, but at least one batch if there is any; a failure is an error inside the answer.
+Only reader threads read the disk.
 
 Source: CEC paper, section III; docs/format.md, "Private requests".
 """
@@ -17,7 +17,7 @@ from logstore.kafka.budgets import AnswerBudget
 from logstore.kafka.dispatch import Front, RawApi
 
 MAX_SCAN_BYTES: Final = 16 << 20
-"""Whatever a client asks for: bounds what one connection holds in memory."""
+"""Limit for any request: bounds the memory that one connection holds."""
 
 
 def scan_apis(front: Front) -> list[RawApi]:

@@ -1,7 +1,7 @@
-"""Listening: which addresses, how many clients, and one task for each.
+"""Listens on the Kafka addresses, and serves each client in a task of its own.
 
-Invariants: connections are bounded (`logstore.kafka.places` says who gives way to a newcomer). A listener that cannot
-be opened is an OSError before anything is served.
+Invariants: the number of connections is bounded (`logstore.kafka.places` chooses the connection to end for a new one).
+A listener that cannot be opened raises OSError before any client is served.
 """
 
 import socket
@@ -20,12 +20,12 @@ from logstore.kafka.places import Places
 
 BACKLOG = 1024
 ACCEPT_AGAIN_S = 0.1
-"""How long to wait after a client could not be accepted, as when the process has no descriptor left."""
+"""How long to wait after a client could not be accepted, for example because the process has no descriptor left."""
 ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104  (recognised, not listened on)
 
 
 class Listener(NamedTuple):
-    """An address to listen on (port 0: any free one), and the address that clients are told (None: the same)."""
+    """An address to listen on (port 0: any free port), and the address that clients are told (None: the same)."""
 
     host: str
     port: int
@@ -34,7 +34,7 @@ class Listener(NamedTuple):
 
 
 class KafkaServer:
-    """Serves Kafka clients on some listeners."""
+    """Serves Kafka clients on one or more listeners."""
 
     def __init__(self, front: Front, handlers: Handlers) -> None:
         self._front = front
@@ -82,8 +82,8 @@ class KafkaServer:
                 sock.close()
 
     async def drain(self, patience_s: float) -> None:
-        """Accept nobody and read nothing more; wait until what was appended is answered, `patience_s` seconds at
-        most.
+        """Accept no more clients and read no more requests; wait until the appends under way are answered, at most
+        `patience_s` seconds.
         """
         self._accepting.cancel()
         for connection in self._connections:
@@ -96,7 +96,7 @@ class KafkaServer:
             try:
                 client, address = await sock.accept()
             except OSError as error:
-                # Out of descriptors, or a client that is gone already: neither ends a listener.
+                # Out of descriptors, or the client is gone already: neither ends the listener.
                 self._front.engine.store.report("cannot accept", error=str(error))
                 await trio.sleep(ACCEPT_AGAIN_S)
                 continue
@@ -120,7 +120,7 @@ class KafkaServer:
 
     def _connection(self, listener: Listener, client: trio.socket.SocketType, host: str) -> Connection:
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # A client that reached us through "any address" is told the one it used.
+        # A client of a listener on any address is told the address that it used.
         own_host = client.getsockname()[0] if listener.host in ANY_ADDRESS else listener.host
         caller = Caller("", host, listener.advertised_host or own_host, listener.advertised_port or listener.port)
         link = Link(socket.socket(fileno=client.detach()))
@@ -154,5 +154,5 @@ async def _open(listener: Listener) -> tuple[Listener, trio.socket.SocketType]:
 
 
 def _cannot_listen(listener: Listener, error: OSError) -> OSError:
-    """The same error, with the address in its message."""
+    """The same error with the address in its message."""
     return OSError(f"cannot listen on {listener.host}:{listener.port}: {error.strerror or error}")

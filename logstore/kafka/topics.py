@@ -1,8 +1,8 @@
-"""Topics as administrators see them: CreateTopics, DeleteTopics, CreatePartitions, DeleteRecords, DescribeLogDirs.
+"""Administration of topics: CreateTopics, DeleteTopics, CreatePartitions, DeleteRecords, DescribeLogDirs.
 
-Invariants: what is answered as done is durable. One topic that cannot be does not keep the others of the request from
-it; a topic named twice in one request is refused (INVALID_REQUEST), as in Kafka. There is one node, so the
-replication factor is 1 (or -1: whatever is right here).
+Invariants: a change is durable before it is answered as done. One refused topic does not affect the other topics of the
+request; a topic that is named twice in one request is refused (INVALID_REQUEST), as in Kafka. There is one node, so the
+replication factor is 1 (or -1: the server's choice).
 
 Source: Kafka protocol guide; KIP-464 (defaults), KIP-516 (topic ids).
 """
@@ -26,16 +26,16 @@ from logstore.log.store import Store, Topic
 from logstore.log.ticket import Ticket
 
 LOG_DIRECTORY = "data-dir"
-"""What DescribeLogDirs calls the data directory: its path is nobody's business but the operator's."""
+"""DescribeLogDirs's name for the data directory: clients do not get its real path."""
 ForgetOffsets = Callable[[str, str], Sequence[Ticket[None]]]
-"""Removes what groups have committed for a topic (name, id in hex) that is deleted."""
+"""Removes the offsets that groups have committed for a deleted topic (name, id in hex)."""
 _DEFAULT = -1
 _REPLICATION_FACTOR = 1
 _NO_WATERMARK = -1
 
 
 class _Refused(CairnError):
-    """A part of a request that is refused with a code of Kafka's own."""
+    """A part of a request is refused with one of Kafka's error codes."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)
@@ -48,7 +48,7 @@ def _outcome(error: CairnError) -> Mapping[str, Any]:
 
 
 class TopicHandlers:
-    """Changes topics."""
+    """Handlers of requests that change topics, and of those that show their size and reassignments."""
 
     def __init__(self, front: Front, forget_offsets: ForgetOffsets) -> None:
         self._front = front
@@ -56,7 +56,7 @@ class TopicHandlers:
         self._forget_offsets = forget_offsets
 
     def apis(self) -> list[Api]:
-        """What is served here."""
+        """The requests served here."""
         return [
             Api(19, 2, 7, self.create_topics),
             Api(20, 1, 6, self.delete_topics),
@@ -112,7 +112,7 @@ class TopicHandlers:
         }
 
     async def _make(self, name: str, partitions: int, config: Mapping[str, str]) -> Topic:
-        """Create a topic; one that somebody else is creating exists as soon as that is done. Raises CairnError."""
+        """Create a topic. If another request is creating it, wait for that and raise TopicExists. Raises CairnError."""
         engine = self._front.engine
         rival = self._store.creation(name)
         if rival is not None:
@@ -121,7 +121,7 @@ class TopicHandlers:
         return await engine.wait(self._store.create_topic(name, partitions, config))
 
     def _partition_count(self, wanted: Any) -> int:
-        """How many partitions a new topic is to have. Raises _Refused if it asks for other nodes than this one."""
+        """The number of partitions of a new topic. Raises _Refused if the request asks for other nodes than this."""
         if wanted.assignments:
             if wanted.num_partitions != _DEFAULT or wanted.replication_factor != _DEFAULT:
                 message = "give either replica assignments, or a number of partitions and a replication factor"
@@ -200,8 +200,8 @@ class TopicHandlers:
         return {"name": topic.name, "topic_id": topic.topic_id, "error_code": ErrorCode.none, "error_message": None}
 
     async def _forget(self, topic: Topic) -> None:
-        """Groups' offsets of a deleted topic go with it. If the disk refuses, the next sweep removes them; nobody is
-        told them in the meantime, for they belong to its id.
+        """Remove the groups' offsets of a deleted topic. If the disk refuses, the next sweep removes them; until then
+        no client gets them, because they belong to the deleted topic's id.
         """
         for ticket in self._forget_offsets(topic.name, topic.topic_id.hex):
             with suppress(StorageFailed):
@@ -218,7 +218,7 @@ class TopicHandlers:
         return found
 
     async def delete_records(self, request: Any, _: Caller) -> ResponsePayload:
-        """DeleteRecords 0 to 2: trims what stands in front of an offset (-1: everything there is)."""
+        """DeleteRecords 0 to 2: trims the records before an offset (-1: all records)."""
         topics = []
         for topic in request.topics:
             partitions = [
@@ -237,10 +237,10 @@ class TopicHandlers:
             return {"low_watermark": _NO_WATERMARK, "error_code": error_code(error)}
         return {"low_watermark": start, "error_code": ErrorCode.none}
 
-    # ---- looking
+    # ---- describing
 
     async def describe_log_dirs(self, request: Any, _: Caller) -> ResponsePayload:
-        """DescribeLogDirs 1 to 4: how large each stream is. There is one directory."""
+        """DescribeLogDirs 1 to 4: the size of each stream. There is one directory."""
         chosen = None if request.topics is None else {topic.topic: set(topic.partitions) for topic in request.topics}
         topics = []
         for topic in list(self._store.topics.values()):
@@ -257,5 +257,5 @@ class TopicHandlers:
         return await respond(request, {"error_code": ErrorCode.none, "results": [result]})
 
     async def list_partition_reassignments(self, request: Any, _: Caller) -> ResponsePayload:
-        """ListPartitionReassignments 0: none is ever under way on one node; topic tools ask all the same."""
+        """ListPartitionReassignments 0: always none, because there is one node; Kafka's topic tools send it anyway."""
         return await respond(request, {"error_code": ErrorCode.none, "error_message": None, "topics": []})

@@ -1,8 +1,8 @@
-"""ApiVersions: what is served here, in a form that any client can read.
+"""ApiVersions: the served requests and versions, in a form that any client can read.
 
 Invariants: an unknown version is answered in version 0's layout with UNSUPPORTED_VERSION, and the response header is
-always version 0 (KIP-35, KIP-511). Features are Kafka's own, each at the one level that holds here (KIP-584): 0 is what
-is not here, and a feature at level 0 is not among the finalized ones.
+always version 0 (KIP-35, KIP-511). Features are Kafka's own, each at the only level that Cairn supports (KIP-584):
+level 0 means that Cairn does not have the feature, and a feature at level 0 is not listed as finalized.
 """
 
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ KEY = 18
 MAX_VERSION = 4
 FIRST_FLEXIBLE = 3
 PRODUCE_ADVERTISED_FROM = 0
-"""Said, not served: librdkafka compresses only if it sees Produce 0 (KAFKA-18659). Kafka 4 does the same."""
+"""Advertised, not served: librdkafka compresses only if it sees Produce 0 (KAFKA-18659). Kafka 4 does the same."""
 _UNSUPPORTED_VERSION = 35
 
 
 class Feature(NamedTuple):
-    """A feature of Kafka's, and its one level here."""
+    """A feature of Kafka's, and the only level that Cairn supports."""
 
     name: str
     level: int
@@ -32,7 +32,7 @@ FEATURES = (
     Feature("eligible.leader.replicas.version", 0),
     Feature("group.version", 0),  # 1: groups of KIP-848
     Feature("kraft.version", 0),
-    Feature("metadata.version", 25),  # 4.0-IV3: the requests here are those of Kafka 4.0, as far as they are here
+    Feature("metadata.version", 25),  # 4.0-IV3: the requests served here are a subset of Kafka 4.0's
     Feature("share.version", 0),
     Feature("streams.version", 0),
     Feature("transaction.version", 0),
@@ -45,7 +45,7 @@ _SUPPORTED_TAG, _EPOCH_TAG, _FINALIZED_TAG = 0, 1, 2
 
 
 def served_versions(handlers: Handlers) -> list[tuple[int, int, int]]:
-    """Key, lowest and highest version of every Kafka request that is served."""
+    """Key, lowest and highest version of every served Kafka request."""
     return sorted(
         [
             (produce.KEY, produce.MIN_VERSION, produce.MAX_VERSION),
@@ -78,7 +78,7 @@ def api_versions_body(handlers: Handlers, version: int) -> list[Buffer]:
 
 
 def _features(writer: Writer, version: int) -> None:
-    """The tagged fields at the end of an answer."""
+    """Write the tagged fields at the end of an answer."""
     supported = [feature for feature in FEATURES if feature.level > 0 or version >= FIRST_WITH_LEVEL_0]
     finalized = [feature for feature in FEATURES if feature.level > 0]
     epoch = Writer(flexible=True)
@@ -93,7 +93,7 @@ def _features(writer: Writer, version: int) -> None:
 
 
 def _levels(features: Sequence[Feature]) -> Writer:
-    """Features with the ends of their levels: an array of SupportedFeatureKey, or of FinalizedFeatureKey."""
+    """Features with their lowest and highest level: an array of SupportedFeatureKey, or of FinalizedFeatureKey."""
     writer = Writer(flexible=True)
     writer.count(len(features))
     for feature in features:

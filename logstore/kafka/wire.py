@@ -1,8 +1,8 @@
-"""Answers for any version of a request, from one set of named values.
+"""Builds the answer to any version of a request from one set of named values.
 
-kio has one class per message and version. `respond` builds the class that answers a request, taking the fields that
-its version has and leaving the others out, so that a handler is written once. Invariants: a field without a value takes
-kio's default, or zero, or nothing ("", ()); a null for a field that cannot be null becomes the empty string.
+kio has one class per message and version. `respond` builds the class that answers a request from the values that its
+version has fields for, so that a handler serves all versions. Invariants: a field without a value takes kio's default,
+or zero, or an empty value ("", ()); a null for a field that cannot be null becomes the empty string.
 """
 
 import types
@@ -23,7 +23,7 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 
 class _Slot(NamedTuple):
-    """One field: the class of its elements if it is an array of structures, whether null is allowed, its default."""
+    """One field: the class of its elements (if it is an array of structures), whether it may be null, its default."""
 
     name: str
     nested: type[Entity] | None
@@ -33,10 +33,10 @@ class _Slot(NamedTuple):
 
 
 async def respond(request: RequestPayload, values: Values) -> ResponsePayload:
-    """The answer to `request` with these values; arrays of structures are sequences of mappings. A large one is built
-    while others run.
+    """Build the answer to `request` from `values`; arrays of structures are sequences of mappings. A large answer is
+    built on a thread, so that other tasks run meanwhile.
 
-    A wrong name cannot be told from a field of another version, so tests look at every version's answers.
+    A misspelt name looks like a field of another version and is ignored, so tests check the answers of every version.
     """
     kind = _response_type(type(request))
     if count_parts(values.values()) > LARGE_PARTS:
@@ -45,8 +45,8 @@ async def respond(request: RequestPayload, values: Values) -> ResponsePayload:
 
 
 def count_parts(values: Iterable[Any]) -> int:
-    """How many elements the arrays in an answer's values have, theirs included; counted no further than needed to see
-    that they are more than LARGE_PARTS.
+    """How many elements the arrays in an answer's values have, nested arrays included; counting stops soon after
+    LARGE_PARTS.
     """
     total = 0
     for value in values:
@@ -62,7 +62,7 @@ def count_parts(values: Iterable[Any]) -> int:
 
 
 def milliseconds(duration: timedelta) -> int:
-    """A kio duration as what it was on the wire."""
+    """A kio duration as the number on the wire."""
     return duration // _MILLISECOND
 
 
@@ -72,7 +72,7 @@ def _response_type(request_type: type[RequestPayload]) -> type[Entity]:
 
 
 def build(entity_type: type[Entity], values: Values) -> Entity:
-    """A message or a part of one from those of the values that its class has fields for."""
+    """Build a message, or a structure in it, from those values that its class has fields for."""
     arguments: dict[str, Any] = {}
     for slot in _slots(entity_type):
         if slot.name not in values:

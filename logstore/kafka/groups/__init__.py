@@ -1,5 +1,5 @@
-"""Kafka's classic consumer groups: who is in a group, who reads what, and how far they have read.
+"""Kafka's classic consumer groups: their members, assignments and committed offsets.
 
-`coordinator` is the membership protocol and `offsets` the durable positions, both without I/O; `service` joins the two;
-`handlers` translates Kafka's requests and waits for tickets.
+`coordinator` has the membership protocol and `offsets` the durable offsets, both without I/O; `service` connects the
+two; `handlers` translates Kafka's requests and waits for tickets.
 """

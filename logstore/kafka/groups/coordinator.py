@@ -1,17 +1,19 @@
 """The membership protocol of Kafka's classic consumer groups, without I/O: joins, generations, sessions.
 
-Requests come as values with the time (`now_s`, monotonic seconds); what cannot be answered at once is a ticket that
-settles when others act or when a deadline passes. Whoever drives it calls `expire(now_s)` when `next_deadline()` says.
+Requests are values and come with the time (`now_s`, monotonic seconds). A request that cannot be answered at once gets
+a ticket, which settles when other members act or when a deadline passes. The caller calls `expire(now_s)` at the time
+that `next_deadline()` returns.
 
 Invariants:
-* Every ticket settles: each waiting request hangs on a deadline of its member or of its group.
+* Every ticket settles: each waiting request depends on a deadline of its member or of its group.
 * A generation has one leader, one protocol and one assignment; a member belongs to the current generation or to none.
-* Bounded: groups, members (and ids handed out) per group, and bytes of metadata and assignments over all groups.
+* Bounded: groups, members (and member ids handed out) per group, and bytes of metadata and assignments of all groups.
 
-Membership lives in memory alone. Kafka writes it to a topic and so lets members go on after a coordinator's restart;
-here they get UNKNOWN_MEMBER_ID and join again, which clients do by themselves, from offsets as durable as records.
-Rules: KIP-62, KIP-134 (initial delay), KIP-345 (static members), KIP-394 (member ids), KIP-559, KIP-814; in doubt,
-Kafka 4.2 is the judge.
+Membership is kept in memory only. Kafka writes it to a topic, so that members continue after a coordinator's restart;
+here, after a restart, members get UNKNOWN_MEMBER_ID and join again, as clients do by themselves, and continue from
+offsets that are as durable as records.
+Rules: KIP-62, KIP-134 (initial delay), KIP-345 (static members), KIP-394 (member ids), KIP-559, KIP-814; where they
+leave doubt, Kafka 4.2's behaviour decides.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,14 +41,14 @@ from logstore.kafka.groups.timers import Timers
 from logstore.log.ticket import Ticket
 
 NEW_MEMBER_JOIN_TIMEOUT_S = 300.0
-"""A member whose first join is not answered yet cannot heartbeat; a sender that gave up is forgotten after this."""
+"""A member cannot heartbeat before its first join is answered; if its client gave up, it is removed after this time."""
 GROUP_ID_MAX_BYTES = 1024
-"""Group ids become keys of a ledger held in memory. Kafka allows 32,767; nobody needs that."""
+"""Group ids become keys of a ledger held in memory. Kafka allows 32,767 bytes; no client needs that."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """Limits and delays; the names in comments are Kafka's."""
+    """Limits and delays; the names in the docstrings are Kafka's."""
 
     min_session_timeout_ms: int = 6_000
     """group.min.session.timeout.ms"""
@@ -54,14 +56,14 @@ class GroupSettings:
     """group.max.session.timeout.ms"""
     initial_rebalance_delay_ms: int = 100
     """group.initial.rebalance.delay.ms. Kafka's 3000 waits for a fleet to start; one host's consumers start together,
-    and 100 ms lets them share the first rebalance without anybody noticing the wait."""
+    and 100 ms lets them share the first rebalance without a noticeable wait."""
     max_members: int = 1_000
-    """group.max.size. Kafka's default is no limit. As in Kafka it counts who has joined: in a rebalance newcomers may
-    take the places of members that do not come back, so that for a while there may be up to twice as many."""
+    """group.max.size. Kafka's default is no limit. As in Kafka, it counts members that have joined: in a rebalance, new
+    members may take the places of members that do not return, so that a group may briefly have up to twice as many."""
     max_groups: int = 10_000
-    """Groups in all, the empty ones with offsets included."""
+    """Number of groups, empty groups with offsets included."""
     max_bytes: int = 32 << 20
-    """Members of all groups with their metadata and assignments."""
+    """Memory of the members of all groups, with their metadata and assignments."""
 
 
 class _Kind(Enum):
@@ -77,7 +79,7 @@ class _Deadline(NamedTuple):
 
 
 class Coordinator:
-    """All groups of one sidecar. `new_id` gives unique text for member ids."""
+    """All groups of one sidecar. `new_id` returns unique text for member ids."""
 
     def __init__(
         self, settings: GroupSettings, new_id: Callable[[], str], report: Report = lambda event, fields: None
@@ -93,15 +95,15 @@ class Coordinator:
     # ---- groups
 
     def groups(self) -> Iterator[Group]:
-        """All groups; to be read, not changed."""
+        """All groups; the caller must not change them."""
         return iter(tuple(self._groups.values()))
 
     def find(self, group_id: str) -> Group | None:
-        """A group by its id; to be read, not changed."""
+        """A group by its id; the caller must not change it."""
         return self._groups.get(group_id)
 
     def ensure(self, group_id: str, now_s: float, *, protocol_type: str | None = None) -> ErrorCode:
-        """Make an empty group if there is none: for offsets found at start, or committed without membership."""
+        """Create an empty group if it is missing: for offsets found at start, or committed without membership."""
         if group_id not in self._groups:
             if not _is_valid_id(group_id):
                 return ErrorCode.invalid_group_id
@@ -111,14 +113,14 @@ class Coordinator:
         return ErrorCode.none
 
     def check_delete(self, group_id: str) -> ErrorCode:
-        """Whether a group may be deleted: there is one, and it has no members."""
+        """Whether a group may be deleted: `none` if it exists and is empty."""
         group = self._groups.get(group_id)
         if group is None:
             return ErrorCode.group_id_not_found
         return ErrorCode.none if group.state is GroupState.EMPTY else ErrorCode.non_empty_group
 
     def drop(self, group_id: str) -> Group:
-        """Forget an empty group; returns what it was."""
+        """Remove an empty group; returns the group."""
         group = self._groups[group_id]
         group.move(GroupState.DEAD)
         for member_id in list(group.pending_joins):
@@ -131,7 +133,7 @@ class Coordinator:
     # ---- join
 
     def join(self, request: JoinRequest, now_s: float) -> Ticket[JoinResult]:
-        """JoinGroup. Settles when the generation is formed, or at once with an error or a group that stands."""
+        """JoinGroup. Settles when the generation is formed, or at once with an error or the current generation."""
         ticket: Ticket[JoinResult] = Ticket()
         error = self._admit(request, now_s)
         if error is not ErrorCode.none:
@@ -215,7 +217,7 @@ class Coordinator:
         if (group.state is GroupState.COMPLETING and same) or (
             group.state is GroupState.STABLE and same and not is_leader
         ):
-            # The answer to its first join got lost: nothing has changed, so nobody else need be disturbed.
+            # The answer to the member's last join was lost: nothing has changed, so no other member has to rejoin.
             ticket.succeed(group.view(member.member_id))
             return
         group.update(member, request, ticket)
@@ -233,7 +235,7 @@ class Coordinator:
     def _replace_static(
         self, group: Group, new_id: str, request: JoinRequest, ticket: Ticket[JoinResult], now_s: float
     ) -> None:
-        """A static member is back after a restart: its old self is fenced, its assignment is kept if it can be."""
+        """A static member joins after a restart: its old member id is fenced, its assignment is kept if possible."""
         instance_id = request.instance_id or ""
         self._timers.cancel(_Deadline(_Kind.MEMBER, group.group_id, group.static[instance_id]))
         former_leader = group.leader_id
@@ -247,7 +249,7 @@ class Coordinator:
         if request.may_skip_assignment:
             member.settle_join(group.view(new_id, skip_assignment=is_leader))
         else:
-            # A client that knows nothing of skipping must not take itself for the leader and assign anew.
+            # A client that does not know the skip flag must not see itself as the leader and assign again.
             view = group.view(new_id, as_leader=False)
             member.settle_join(view._replace(leader=former_leader or NO_MEMBER))
 
@@ -285,7 +287,7 @@ class Coordinator:
             self._complete_join(group, now_s)
 
     def _join_timeout(self, group: Group, now_s: float) -> None:
-        """The time to join is up. In a group's first rebalance it is extended while members keep coming (KIP-134)."""
+        """The time to join is up. A group's first rebalance extends it while new members keep joining (KIP-134)."""
         remaining_ms = group.initial_remaining_ms
         if remaining_ms and group.member_added:
             group.member_added = False
@@ -303,7 +305,7 @@ class Coordinator:
             if member.joining is None and member.instance_id is None:
                 self._remove(group, member.member_id)
         if not group.elect_joined_leader() and group.members:
-            # Only silent static members are left: their sessions decide.
+            # Only static members that have not joined are left: they stay until their sessions expire.
             self._await_joins(group, now_s)
             return
         group.next_generation(now_s)
@@ -320,7 +322,7 @@ class Coordinator:
     # ---- sync
 
     def sync(self, request: SyncRequest, now_s: float) -> Ticket[SyncResult]:
-        """SyncGroup. Settles when the leader has assigned."""
+        """SyncGroup. Settles when the leader has sent the assignment."""
         ticket: Ticket[SyncResult] = Ticket()
         group = self._groups.get(request.group_id)
         error = _check_sync(group, request)
@@ -352,7 +354,7 @@ class Coordinator:
         group.move(GroupState.STABLE)
 
     def _propagate(self, group: Group, error: ErrorCode, now_s: float) -> None:
-        """Answer all waiting syncs: with the assignment, or with an error, which takes the assignment back."""
+        """Answer all waiting syncs: with the assignment, or with an error, which also clears every assignment."""
         for member in group.members.values():
             if error is not ErrorCode.none:
                 member.assignment = b""
@@ -376,7 +378,7 @@ class Coordinator:
     def heartbeat(
         self, group_id: str, generation_id: int, member_id: str, instance_id: str | None, now_s: float
     ) -> ErrorCode:
-        """Heartbeat."""
+        """Heartbeat: renews the member's session."""
         group = self._groups.get(group_id)
         if group is None:
             return ErrorCode.unknown_member_id
@@ -391,7 +393,7 @@ class Coordinator:
     def check_commit(
         self, group_id: str, generation_id: int, member_id: str, instance_id: str | None, now_s: float
     ) -> ErrorCode:
-        """Whether offsets may be committed so; counts as a heartbeat. Without membership, the group is made."""
+        """Whether a commit is allowed; counts as a heartbeat. A commit without membership creates a missing group."""
         group = self._groups.get(group_id)
         if group is None:
             return ErrorCode.group_id_not_found if generation_id >= 0 else self.ensure(group_id, now_s)
@@ -410,7 +412,7 @@ class Coordinator:
         return ErrorCode.none
 
     def leave(self, group_id: str, leavers: Sequence[Leaver], now_s: float) -> list[ErrorCode]:
-        """LeaveGroup: an error per leaver, in their order."""
+        """LeaveGroup: one error code per leaver, in order."""
         group = self._groups.get(group_id)
         if group is None:
             return [ErrorCode.unknown_member_id] * len(leavers)
@@ -446,7 +448,7 @@ class Coordinator:
     # ---- time
 
     def next_deadline(self) -> float | None:
-        """When to call `expire`, in monotonic seconds (perhaps early, never late); None: nothing is pending."""
+        """When to call `expire`, in monotonic seconds (may be early, never late); None: nothing is pending."""
         return self._timers.next_deadline()
 
     def expire(self, now_s: float) -> None:
@@ -471,7 +473,7 @@ class Coordinator:
         if member is None:
             return
         if not member.is_new and (member.joining is not None or member.syncing is not None):
-            return  # it waits for us; its clock starts when it is answered
+            return  # the member waits for an answer; its session starts when the answer is sent
         self._remove(group, member_id)
         self._after_loss(group, now_s)
 

@@ -1,7 +1,7 @@
-"""One group: its members, its leader and the protocol they share. What it does when is the coordinator's business.
+"""One group: its members, its leader and their common protocol. The coordinator decides when the group changes.
 
-Invariants: `leader_id` is a member, or None when there are none; `static` maps each instance id to the one member that
-has it now; `pending_joins` (ids handed out, not used yet) and members are disjoint; the state changes only along
+Invariants: `leader_id` is a member, or None if there are no members; `static` maps each instance id to its current
+member; `pending_joins` (member ids handed out, not used yet) and members are disjoint; the state changes only along
 `state.TRANSITIONS`.
 """
 
@@ -26,7 +26,7 @@ CONSUMER_PROTOCOL_TYPE = "consumer"
 
 
 class Group:
-    """The state of one group. `emptied_s`: since when it has been empty, monotonic; offsets expire from there."""
+    """The state of one group. `emptied_s`: when it became empty, in monotonic seconds; offsets expire from then on."""
 
     def __init__(self, group_id: str, *, protocol_type: str | None, now_s: float) -> None:
         self.group_id = group_id
@@ -46,26 +46,26 @@ class Group:
         self.initial_remaining_ms: int | None = None
         self.emptied_s = now_s
 
-    # ---- what is so
+    # ---- queries
 
     @property
     def size_bytes(self) -> int:
-        """Memory its members take."""
+        """Memory that the members take, in bytes."""
         return sum(member.size_bytes for member in self.members.values())
 
     @property
     def joining_count(self) -> int:
-        """How many members wait for their join to be answered."""
+        """How many members wait for the answer to their join."""
         return sum(member.joining is not None for member in self.members.values())
 
     @property
     def all_joined(self) -> bool:
-        """Whether every member, and everybody who was given an id, has joined."""
+        """Whether every member, and every client that was given a member id, has joined."""
         return not self.pending_joins and all(member.joining is not None for member in self.members.values())
 
     @property
     def rebalance_timeout_ms(self) -> int:
-        """The longest that any member asks for."""
+        """The longest rebalance timeout of any member; 0 without members."""
         return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
 
     def shared_protocols(self) -> set[str]:
@@ -74,16 +74,16 @@ class Group:
         return {name for name, count in counts.items() if count == len(self.members)}
 
     def supports(self, protocol_type: str, protocols: tuple[Protocol, ...]) -> bool:
-        """Whether somebody with these protocols can join without leaving the group without a common one."""
+        """Whether the group still has a common protocol if a client with these protocols joins."""
         if not self.members:
             return bool(protocol_type) and bool(protocols)
         shared = self.shared_protocols()
         return protocol_type == self.protocol_type and any(name in shared for name, _ in protocols)
 
     def select_protocol(self) -> str:
-        """The protocol with most votes: each member votes for the first of its list that all share.
+        """The protocol with most votes: each member votes for the first protocol of its list that all members share.
 
-        A tie goes to the one that got its first vote earliest.
+        In a tie, the protocol that got its first vote earliest wins.
         """
         shared = self.shared_protocols()
         votes = Counter(vote for member in self.members.values() if (vote := member.vote(shared)) is not None)
@@ -100,7 +100,7 @@ class Group:
         return ErrorCode.none if member_id in self.members else ErrorCode.unknown_member_id
 
     def is_subscribed(self, topic: str) -> bool:
-        """Whether its consumers read the topic. A consumer group whose subscriptions cannot be parsed may read any."""
+        """Whether the group's consumers read the topic; True if a consumer's subscription cannot be parsed."""
         if self.subscription is None:
             return self.protocol_type == CONSUMER_PROTOCOL_TYPE and bool(self.members)
         return topic in self.subscription
@@ -130,7 +130,7 @@ class Group:
         """A member's assignment in the current generation."""
         return SyncResult(ErrorCode.none, member.assignment, self.protocol_type, self.protocol_name)
 
-    # ---- what changes
+    # ---- changes
 
     def move(self, state: GroupState) -> None:
         """Change the state."""
@@ -139,7 +139,7 @@ class Group:
         self.previous_state, self.state = self.state, state
 
     def add(self, member: Member, protocol_type: str, joining: Ticket[JoinResult]) -> None:
-        """Take in a member whose join waits."""
+        """Add a member whose join waits."""
         if not self.members:
             self.protocol_type = protocol_type
         if self.leader_id is None:
@@ -151,7 +151,7 @@ class Group:
         member.joining = joining
 
     def update(self, member: Member, request: JoinRequest, joining: Ticket[JoinResult]) -> None:
-        """A member joins again. A join of it that still waits was given up by its sender: told to try again."""
+        """A member joins again. Its client gave up an earlier join that still waits, so that gets an error."""
         member.settle_join(JoinResult(ErrorCode.rebalance_in_progress, member.member_id))
         member.protocols = request.protocols
         member.session_timeout_ms = request.session_timeout_ms
@@ -159,7 +159,7 @@ class Group:
         member.joining = joining
 
     def remove(self, member_id: str, error: ErrorCode) -> None:
-        """Remove a member or an id handed out; what it waits for is answered with `error`."""
+        """Remove a member, or a member id that is not used yet; its waiting requests are answered with `error`."""
         self.pending_joins.discard(member_id)
         self.pending_syncs.discard(member_id)
         member = self.members.pop(member_id, None)
@@ -172,7 +172,7 @@ class Group:
         member.refuse(error)
 
     def replace_static(self, instance_id: str, new_id: str) -> Member:
-        """Give a static member a new id; its predecessor of the same instance is fenced at once."""
+        """Give a static member a new id; requests under its old id are fenced from now on."""
         old_id = self.static[instance_id]
         member = self.members.pop(old_id)
         self.pending_syncs.discard(old_id)
@@ -185,7 +185,7 @@ class Group:
         return member
 
     def elect_joined_leader(self) -> bool:
-        """Make sure that the leader is somebody who has joined; False if nobody has."""
+        """Make sure that the leader is a member that has joined; False if no member has."""
         if self.leader_id is None:
             return False
         if self.members[self.leader_id].joining is not None:
@@ -197,7 +197,7 @@ class Group:
         return True
 
     def next_generation(self, now_s: float) -> None:
-        """Form the next generation of those who are here; Empty if nobody is."""
+        """Form the next generation from the current members; without members, the group becomes Empty."""
         self.generation_id += 1
         self.pending_syncs.clear()
         if self.members:

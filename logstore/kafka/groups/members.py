@@ -1,6 +1,6 @@
-"""Members of a group, and what is asked of and answered to them.
+"""Members of a group, with their requests and the results.
 
-Invariants: a member has at most one join and one sync waiting; replacing a waiting one settles the old one first, so
+Invariants: a member has at most one waiting join and one waiting sync; a new request settles the waiting one first, so
 that every ticket settles. A member that waits for either needs no heartbeat (its connection is busy with the request).
 """
 
@@ -15,7 +15,7 @@ from logstore.log.ticket import Ticket
 NO_GENERATION = -1
 NO_MEMBER = ""
 MEMBER_BYTES = 512
-"""What a member costs without its opaque bytes, about: members without metadata must not be free of charge."""
+"""Approximate memory of a member without its opaque bytes: a member without metadata must count too."""
 
 
 class Protocol(NamedTuple):
@@ -42,7 +42,7 @@ class JoinRequest(NamedTuple):
 
 
 class JoinedMember(NamedTuple):
-    """A member as the leader gets to see it."""
+    """A member as the leader sees it."""
 
     member_id: str
     instance_id: str | None
@@ -108,7 +108,7 @@ class Member:
 
     @classmethod
     def of(cls, member_id: str, request: JoinRequest) -> "Member":
-        """A new member as its join describes it."""
+        """A new member from its join request."""
         return cls(
             member_id=member_id,
             instance_id=request.instance_id,
@@ -121,37 +121,37 @@ class Member:
 
     @property
     def size_bytes(self) -> int:
-        """Memory it takes."""
+        """Memory that the member takes, in bytes."""
         return metadata_bytes(self.protocols) + len(self.assignment) + MEMBER_BYTES
 
     def metadata(self, protocol_name: str | None) -> bytes:
-        """Its metadata for one protocol; empty if it does not offer it."""
+        """The member's metadata for a protocol; empty if the member does not offer the protocol."""
         return next((metadata for name, metadata in self.protocols if name == protocol_name), b"")
 
     def vote(self, candidates: Collection[str]) -> str | None:
-        """The first of its protocols that is a candidate."""
+        """The first of the member's protocols that is a candidate; None if none is."""
         return next((name for name, _ in self.protocols if name in candidates), None)
 
     def settle_join(self, result: JoinResult) -> bool:
-        """Answer a waiting join; says whether there was one."""
+        """Answer a waiting join; returns whether there was one."""
         ticket, self.joining = self.joining, None
         if ticket is not None:
             ticket.succeed(result)
         return ticket is not None
 
     def settle_sync(self, result: SyncResult) -> bool:
-        """Answer a waiting sync; says whether there was one."""
+        """Answer a waiting sync; returns whether there was one."""
         ticket, self.syncing = self.syncing, None
         if ticket is not None:
             ticket.succeed(result)
         return ticket is not None
 
     def refuse(self, error: ErrorCode) -> None:
-        """Answer whatever it waits for with an error: it is no longer a member."""
+        """Answer a waiting join and a waiting sync with an error, because the member is removed or fenced."""
         self.settle_join(JoinResult(error, self.member_id))
         self.settle_sync(SyncResult(error))
 
 
 def metadata_bytes(protocols: tuple[Protocol, ...]) -> int:
-    """Bytes of names and metadata of the protocols a member offers."""
+    """Size of the names and metadata of the protocols that a member offers."""
     return sum(len(name) + len(metadata) for name, metadata in protocols)

@@ -2,11 +2,11 @@
 
 One ledger key per group and partition, `offset/GROUP/TOPIC/PARTITION` (group percent-encoded), and one per group with
 its protocol type, `group/GROUP`; values are small JSON objects. Invariants:
-* A commit is acknowledged, and seen by fetches, only once the ledger has synced it; commits settle in their order.
-* An offset belongs to one topic id: that of a deleted topic is never given to a later topic of the same name.
+* A commit is acknowledged, and visible to OffsetFetch, only once the ledger has synced it; commits settle in order.
+* An offset belongs to one topic id: an offset of a deleted topic is never used for a later topic of the same name.
 * Bounded: metadata per partition by `metadata_max_bytes`; partitions are those of existing topics; groups are counted.
 
-It knows nothing of members: `coordinator` says who may commit.
+This module does not know members: `coordinator` decides which client may commit.
 """
 
 import json
@@ -25,16 +25,16 @@ NO_EPOCH = -1
 
 
 class TopicPartition(NamedTuple):
-    """A stream's name in two parts."""
+    """A stream's name: topic and partition."""
 
     topic: str
     partition: int
 
 
 class Committed(NamedTuple):
-    """How far a group has read a partition: `offset` is the next to read; times in wall milliseconds.
+    """A group's position in a partition: `offset` is the next one to read; times in milliseconds since the Unix epoch.
 
-    `expires_ms` is set by old clients that ask for a retention of their own (OffsetCommit 2 to 4).
+    `expires_ms` is set if an old client asked for a retention time of its own (OffsetCommit 2 to 4).
     """
 
     offset: int
@@ -46,7 +46,7 @@ class Committed(NamedTuple):
 
 
 class OffsetLedger(Protocol):
-    """What is needed of a ledger (`logstore.log.ledger.Ledger`)."""
+    """The methods that `OffsetStore` needs of a ledger (`logstore.log.ledger.Ledger`)."""
 
     def items(self, prefix: str = "") -> Iterator[tuple[str, bytes]]:
         """All pairs under a prefix."""
@@ -56,7 +56,7 @@ class OffsetLedger(Protocol):
 
 
 class OffsetStore:
-    """All groups' offsets: an index in memory of what the ledger holds durably."""
+    """All groups' offsets: an index in memory of the durable entries in the ledger."""
 
     def __init__(self, ledger: OffsetLedger) -> None:
         self._ledger = ledger
@@ -70,22 +70,22 @@ class OffsetStore:
             self._offsets.setdefault(group_id, {})[partition] = _committed(key, value)
 
     def groups(self) -> Iterator[tuple[str, str | None]]:
-        """Groups that have offsets, with their protocol type (None: never had members)."""
+        """Groups that have offsets, with their protocol type (None: no commit gave one)."""
         for group_id in tuple(self._offsets):
             yield group_id, self._protocol_types.get(group_id)
 
     def of_group(self, group_id: str) -> Mapping[TopicPartition, Committed]:
-        """A group's offsets; to be read, not changed."""
+        """A group's offsets; the caller must not change them."""
         return self._offsets.get(group_id, {})
 
     def is_used(self, group_id: str) -> bool:
-        """Whether a group has offsets, or commits on their way to the disk."""
+        """Whether a group has offsets, or changes that are not synced yet."""
         return bool(self._offsets.get(group_id)) or group_id in self._unsynced
 
     def commit(
         self, group_id: str, protocol_type: str | None, offsets: Mapping[TopicPartition, Committed]
     ) -> Ticket[None]:
-        """Commit offsets; fails with StorageFailed if the disk refuses, and then nothing of it is seen."""
+        """Commit offsets. The ticket fails with StorageFailed if the disk refuses; then no reader sees any of them."""
         return start(self._commit(group_id, protocol_type, offsets))
 
     async def _commit(
@@ -102,7 +102,7 @@ class OffsetStore:
         self._offsets.setdefault(group_id, {}).update(offsets)
 
     def delete(self, group_id: str, partitions: Iterable[TopicPartition]) -> Ticket[None]:
-        """Delete a group's offsets of some partitions; the group's entry goes with the last of them."""
+        """Delete a group's offsets of some partitions; the group's own entry is deleted with its last offset."""
         return start(self._delete(group_id, partitions))
 
     async def _delete(self, group_id: str, partitions: Iterable[TopicPartition]) -> None:
@@ -120,7 +120,7 @@ class OffsetStore:
             self._forget(group_id)
 
     def delete_group(self, group_id: str) -> Ticket[None]:
-        """Delete all that is known of a group."""
+        """Delete a group's offsets and its own entry."""
         return start(self._delete_group(group_id))
 
     async def _delete_group(self, group_id: str) -> None:
@@ -135,7 +135,7 @@ class OffsetStore:
         self._protocol_types.pop(group_id, None)
 
     async def _put(self, group_id: str, changes: Mapping[str, bytes | None]) -> None:
-        """Write; the caller applies the changes to the index only then, so that readers see durable offsets only."""
+        """Write to the ledger; the caller updates the index only afterwards, so that readers see durable offsets."""
         self._unsynced[group_id] = self._unsynced.get(group_id, 0) + 1
         written = self._ledger.put(changes)
         await written.settled()

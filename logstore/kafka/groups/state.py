@@ -1,11 +1,11 @@
 """The states of a consumer group, as a table.
 
-Invariants: a group moves only along `TRANSITIONS`; `Dead` is final. The names are the ones Kafka's clients and tools
-show. The table, not the code around it, is what says which moves exist (KIP-848 calls this protocol "classic").
+Invariants: a group changes its state only along `TRANSITIONS`; `Dead` is final. Kafka's clients and tools show the same
+names. The table alone defines the transitions (KIP-848 calls this protocol "classic").
 
     Empty ──join──▶ PreparingRebalance ──all joined──▶ CompletingRebalance ──leader's sync──▶ Stable
       ▲                │   ▲   ▲                            │                                 │
-      └──nobody left───┘   │   └────── join, leave, expiry ─┘                                 │
+      └─no member left─┘   │   └────── join, leave, expiry ─┘                                 │
                            └────────────────────── join, leave, expiry ───────────────────────┘
 """
 
@@ -15,18 +15,18 @@ from types import MappingProxyType
 
 
 class GroupState(Enum):
-    """Where a group is; the value is the name on the wire (DescribeGroups, ListGroups)."""
+    """The state of a group; the value is its name on the wire (DescribeGroups, ListGroups)."""
 
     EMPTY = "Empty"
-    """No members; there may be committed offsets."""
+    """The group has no members; it may have committed offsets."""
     PREPARING = "PreparingRebalance"
-    """Members are asked to join again; joins are held back until all have, or time is up."""
+    """Members are asked to join again; joins wait until all members have joined, or the time is up."""
     COMPLETING = "CompletingRebalance"
     """A generation is formed; its members wait for the leader's assignment."""
     STABLE = "Stable"
-    """Everybody may fetch an assignment."""
+    """Every member may fetch its assignment."""
     DEAD = "Dead"
-    """Deleted; whoever still holds it must look the group up again."""
+    """Deleted; code that still holds the group must look it up again."""
 
 
 TRANSITIONS: Mapping[GroupState, frozenset[GroupState]] = MappingProxyType(

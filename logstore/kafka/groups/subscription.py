@@ -1,7 +1,7 @@
 """The topics in a consumer's subscription, the one part of a member's opaque metadata that a coordinator reads.
 
-ConsumerProtocolSubscription (KIP-429, all versions): int16 version, int32 count, count times (int16 length, UTF-8),
-and more that is of no interest here. Invariant: any bytes give a set of names or None, never an exception.
+ConsumerProtocolSubscription (KIP-429, all versions): int16 version, int32 count, count times (int16 length, UTF-8), and
+further fields that this module ignores. Invariant: any bytes give a set of names or None, never an exception.
 """
 
 import struct

@@ -1,7 +1,7 @@
-"""Deadlines by key, without a clock.
+"""Deadlines by key; the caller provides the time.
 
-Invariants: a key has at most one deadline; moving it later is cheap (heartbeats do that all the time), because the heap
-keeps the old entry and corrects it when it comes up. So `next_deadline` may be early, never late.
+Invariants: a key has at most one deadline; moving a deadline later is cheap (every heartbeat does), because the heap
+keeps the old entry and corrects it when the entry reaches the top. So `next_deadline` may be early, never late.
 """
 
 import heapq
@@ -49,7 +49,7 @@ class Timers(Generic[K]):
         return None
 
     def due(self, now_s: float) -> K | None:
-        """Take one key whose deadline has come (earliest first), or None."""
+        """Remove and return one key whose deadline has passed (earliest first), or None."""
         deadline_s = self.next_deadline()
         if deadline_s is None or deadline_s > now_s:
             return None
