@@ -7,7 +7,7 @@ CONTROL_ADDRESS, and see the host under its one address, that of its data link.
 
 A link's queue holds 84 ms of bytes, ten times what it would hold at full scale: the rate is a tenth, a frame is not. So
 packets that carry next to nothing, acks above all, pass what waits there. Else acks wait behind the chunks of the
-opposite direction, and the windows of chains, a tenth of HDFS's, are too small for ten times the delay.
+opposite direction, and connections, with no more under way than sockets take here, wait for them.
 
 Invariants:
 * All names begin with a prefix of our own, and whatever bears it is removed at the start and at the end.
