@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import psutil
@@ -60,7 +61,7 @@ from scheduler.simulation.run import Run
 from scheduler.simulation.scenario import Scenario
 
 PAYLOAD_SHARE = 1448 / 1514
-"""TCP payload of a full frame, as tbf counts its bytes."""
+"""TCP payload of a full frame, as the shaping counts its bytes."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,6 @@ class Benchmark:
 
     def _part(self, part: str) -> None:
         setting = replace(Setting(chunks=self.plan.chunks[part]), paced=part == CHAINS)
-        self.about["settings"][part] = {**asdict(setting), "capacity": setting.capacity}
         directory = self._data / part
         directory.mkdir()
         with Network(setting.racks, setting.link_bytes_s) as network:
@@ -142,11 +142,11 @@ class Benchmark:
         """Default and Peace by turns; in the part with chains also Peace with other capacities, and as in the paper."""
         self.about["links"][part] = _links(cluster)
         self._say(f"{part}: links {cluster.rates.figures()}")
-        papers = cluster.setting.papers_cluster(cluster.cluster)
-        if part == HDFS_PART and self.plan.mode != "quick":
-            cluster.default(default, self._seed)
-            _continuous(cluster, self._seed)
-            self._say(f"{part}: both sides once, not measured")
+        if isinstance(cluster, real_hdfs.RealHdfs):
+            self._prepare_hdfs(cluster, default)
+        setting = cluster.setting
+        self.about["settings"][part] = {**asdict(setting), "capacity": setting.capacity}
+        papers = setting.papers_cluster(cluster.cluster)
         for number in range(1, self.plan.runs[part] + 1):
             seed = self._seed + number
             turns = [
@@ -169,6 +169,19 @@ class Benchmark:
                 self._measured(part, turn.policy, number, *turn.run())
                 self._simulated(part, turn, number, cluster.setting, seed)
             report.publish(self.rows, self.timelines, {**self.about, "mode": "partial"}, results.TRIALS, None)
+
+    def _prepare_hdfs(self, cluster: real_hdfs.RealHdfs, default: PolicyMaker) -> None:
+        """Both sides once, and what a chunk takes besides its bytes: for the simulator, and for the capacities."""
+        if self.plan.mode != "quick":
+            cluster.default(default, self._seed)
+            _continuous(cluster, self._seed)
+            self._say(f"{HDFS_PART}: both sides once, not measured")
+        cluster.calibrate(partial(_continuous, cluster, self._seed))
+        took_s = cluster.setting.overheads_s
+        spread = f"{fmean(took_s):.3f} s ({min(took_s):.3f} to {max(took_s):.3f})"
+        self._say(
+            f"{HDFS_PART}: {spread} a chunk besides its bytes, {cluster.setting.capacity} chunks at a time on a link"
+        )
 
     def _default(self, part: str) -> PolicyMaker:
         """HDFS's default in the simulator: of the paper's time, or of the version that runs."""

@@ -30,6 +30,7 @@ from benchmarks.cluster.network import Network, drops
 from benchmarks.cluster.setting import Setting
 from benchmarks.cluster.writer import Sent
 from scheduler.peace.plan import Kind
+from scheduler.simulation.cluster import Cluster
 from scheduler.simulation.policies import Policy, PolicyMaker, Start, View
 from scheduler.simulation.run import ChunkRun, RequestRun, Run
 from scheduler.simulation.scenario import Job
@@ -59,8 +60,11 @@ class Experiment:
         self.hosts = hosts
         self._network = network
         self._runs = 0
-        names = [host.name for host in network.hosts]
-        self.cluster = setting.cluster([rates.hosts[name] for name in names], min(rates.between))
+        self.cluster = self.cluster_of(rates)
+
+    def cluster_of(self, rates: Rates) -> Cluster:
+        """The cluster for planners and the simulator, with these rates of its links."""
+        return self.setting.cluster([rates.hosts[host.name] for host in self._network.hosts], min(rates.between))
 
     def prepare(self) -> None:
         """Delete what the run before left."""

@@ -41,6 +41,8 @@ class HdfsHost(HostProcess):
     ) -> None:
         """Which HDFS, what its DataNodes are called, and how much a chunk has."""
         self._url = url
+        if self._table is not None:
+            self._table.close()
         self._table = PlanTable(plan_url, plan_token, addresses)
         self._addresses = addresses
         self._replicas = replicas

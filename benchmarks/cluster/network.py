@@ -1,9 +1,13 @@
-"""Racks of hosts in network namespaces, every link shaped by `tc tbf`, and a control network beside them.
+"""Racks of hosts in network namespaces, every link shaped by `tc htb`, and a control network beside them.
 
 A host is a namespace with two interfaces. `data0` leads to its rack's bridge; both ends of that wire are shaped, so the
 host's link has its rate each way. The racks' bridges are joined by one wire, shaped at both ends too. `ctl0` leads to a
 bridge in the machine's own namespace and is not shaped: the coordinator and the NameNode are reached over it at
 CONTROL_ADDRESS, and see the host under its one address, that of its data link.
+
+A link's queue holds 84 ms of bytes, ten times what it would hold at full scale: the rate is a tenth, a frame is not. So
+packets that carry next to nothing, acks above all, pass what waits there. Else acks wait behind the chunks of the
+opposite direction, and connections, with no more under way than sockets take here, wait for them.
 
 Invariants:
 * All names begin with a prefix of our own, and whatever bears it is removed at the start and at the end.
@@ -34,6 +38,12 @@ BURST_BYTES = 128 << 10
 """A frame with segmentation offload has up to 64 KiB; what does not fit into the burst is cut up at a price."""
 QUEUE_BYTES = 1 << 20
 """A switch port's buffer: 84 ms at 12.5 MB/s, more than the windows of the chunk server's connections through it."""
+QUANTUM_BYTES = 64 << 10
+"""What a kind of packets sends when it is its turn: one frame of the largest."""
+SMALL_MASK = 0xFF80
+"""IP packets of less than 128 bytes, by the bits that their length has not: an ack of TCP has 52, of HDFS 90."""
+SMALL_SHARE = 10
+"""Small packets are sure of a tenth of a link; what they leave of it is the others'."""
 SOCKET_BYTES = (4 << 10, 64 << 10, 256 << 10)
 """Least, usual and most of a socket's buffers where nothing else is set: most of a chunk of 6.7 MB stays outside."""
 MOST_HOSTS_IN_RACK = 250
@@ -128,7 +138,7 @@ class Network:
         for host in self.hosts:
             _batch("ip", host.namespace, self._host(host))
             _run(*host.wrapper, "sh", "-c", _SOCKETS)
-            _batch("tc", host.namespace, [_shape("data0", self.link_bytes_s)])
+            _batch("tc", host.namespace, _shape("data0", self.link_bytes_s))
         self._control()
 
     def _wires(self) -> list[str]:
@@ -152,9 +162,9 @@ class Network:
 
     def _switch_shapes(self) -> list[str]:
         """The way down to each host, and both ways between racks: `up2` leaves rack 2's bridge, `down2` rack 1's."""
-        lines = [_shape(host.name, self.link_bytes_s) for host in self.hosts]
+        lines = [line for host in self.hosts for line in _shape(host.name, self.link_bytes_s)]
         for rack in range(2, self.racks + 1):
-            lines += [_shape(f"up{rack}", self.between_bytes_s), _shape(f"down{rack}", self.between_bytes_s)]
+            lines += [*_shape(f"up{rack}", self.between_bytes_s), *_shape(f"down{rack}", self.between_bytes_s)]
         return lines
 
     def _host(self, host: Host) -> list[str]:
@@ -180,7 +190,7 @@ def drops(network: Network) -> int:
     total = 0
     for namespace in (SWITCH, *(host.namespace for host in network.hosts)):
         found = json.loads(_run("tc", "-n", namespace, "-s", "-j", "qdisc", "show"))
-        total += sum(int(entry.get("drops", 0)) for entry in found if entry.get("kind") == "tbf")
+        total += sum(int(entry.get("drops", 0)) for entry in found if entry.get("kind") == "htb")
     return total
 
 
@@ -221,8 +231,19 @@ def _lock() -> IO[str]:
     return file
 
 
-def _shape(device: str, bytes_s: float) -> str:
-    return f"qdisc add dev {device} root tbf rate {round(bytes_s * 8)}bit burst {BURST_BYTES} limit {QUEUE_BYTES}"
+def _shape(device: str, bytes_s: float) -> list[str]:
+    """Lines for `tc`: the rate, and of what waits the small packets first."""
+    rate = round(bytes_s * 8)
+    common = f"ceil {rate}bit burst {BURST_BYTES} cburst {BURST_BYTES} quantum {QUANTUM_BYTES}"
+    parent = f"class add dev {device} parent 1:1"
+    return [
+        f"qdisc add dev {device} root handle 1: htb default 20",
+        f"class add dev {device} parent 1: classid 1:1 htb rate {rate}bit {common}",
+        f"{parent} classid 1:10 htb rate {rate // SMALL_SHARE}bit {common} prio 0",
+        f"{parent} classid 1:20 htb rate {rate - rate // SMALL_SHARE}bit {common} prio 1",
+        f"qdisc add dev {device} parent 1:20 handle 20: bfifo limit {QUEUE_BYTES}",
+        f"filter add dev {device} parent 1: protocol ip prio 1 u32 match u16 0 {SMALL_MASK:#x} at 2 flowid 1:10",
+    ]
 
 
 def _quiet_ipv6(device: str) -> None:

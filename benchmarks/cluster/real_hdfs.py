@@ -3,12 +3,14 @@
 Invariants:
 * Where a chunk lies is read from the NameNode's own log; under Peace it must be the plan, in the plan's order.
 * HDFS's default is that of this version, except that a writer's own DataNode is excluded. Disks are not paced.
+* What a chunk takes besides its bytes is measured with chunks of one byte, before any run that it is held to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -16,7 +18,7 @@ import psutil
 from hdfs import InsecureClient
 
 from benchmarks.cluster.chunks import Chunk
-from benchmarks.cluster.experiment import Experiment
+from benchmarks.cluster.experiment import Experiment, Load
 from benchmarks.cluster.hdfs_host import USER, chunk_path
 from benchmarks.cluster.hosts import ANSWER_SECONDS, HostFailed, Hosts
 from benchmarks.cluster.links import Rates, measure
@@ -25,7 +27,7 @@ from benchmarks.cluster.setting import Setting
 from scheduler.simulation.cluster import Cluster
 from scheduler.simulation.policies import PolicyMaker
 from scheduler.simulation.policies.base import ThreadedClients
-from scheduler.simulation.run import ChunkRun
+from scheduler.simulation.run import ChunkRun, Run
 from scheduler.simulation.scenario import Job
 from tests.support.hdfs.cluster import ClusterOptions, HdfsCluster, Node
 from tests.support.hdfs.logs import allocations
@@ -35,6 +37,9 @@ READY_SECONDS = 240.0
 PACKETS_IN_FLIGHT = 8
 """Of a chunk, between a client and its last DataNode: a tenth of HDFS's 80, for chunks of a tenth."""
 MODULE = "benchmarks.cluster.hdfs_host"
+CALIBRATIONS = 2
+"""The first has the capacity of a cluster whose chunks take nothing besides their bytes, the second that of the first.
+"""
 
 
 class HdfsChooses(ThreadedClients):
@@ -63,6 +68,32 @@ class RealHdfs(Experiment):
         self._folder = ""
         self._prepared = 0
         self._client = InsecureClient(hdfs.webhdfs_url, user=USER, timeout=ANSWER_SECONDS)
+        self._write(setting.chunk_bytes)
+
+    def calibrate(self, write: Callable[[], tuple[Run, Load]]) -> None:
+        """Measure what a chunk takes besides its bytes: `write` runs the experiment, with one byte in each chunk.
+
+        As many chunks are under way at a time as there will be, so that they are in each other's way as much.
+        """
+        self._write(1)
+        for _ in range(CALIBRATIONS):
+            run, _ = write()
+            took_s = tuple(round(chunk.end_s - chunk.start_s, 4) for chunk in run.chunks if chunk.acked)
+            self.setting = replace(self.setting, overheads_s=took_s)
+            self.cluster = self.cluster_of(self.rates)
+        self._write(self.setting.chunk_bytes)
+
+    def _write(self, chunk_bytes: int) -> None:
+        """So many bytes a chunk from now on."""
+        self.hosts.ask_all(
+            "use",
+            url=self.hdfs.webhdfs_url,
+            plan_url=self.hdfs.plan_url,
+            plan_token=self.hdfs.plan_token,
+            addresses=self.hdfs.addresses,
+            replicas=self.setting.replicas,
+            chunk_bytes=chunk_bytes,
+        )
 
     def prepare(self) -> None:
         """Delete the folder of the run before; the next has its own."""
@@ -110,13 +141,4 @@ def opened(setting: Setting, network: Network, directory: Path) -> Iterator[Real
     with Hosts(network.hosts, directory, MODULE) as hosts:
         rates = measure(hosts)
         with HdfsCluster(directory, nodes, options) as hdfs:
-            hosts.ask_all(
-                "use",
-                url=hdfs.webhdfs_url,
-                plan_url=hdfs.plan_url,
-                plan_token=hdfs.plan_token,
-                addresses=hdfs.addresses,
-                replicas=setting.replicas,
-                chunk_bytes=setting.chunk_bytes,
-            )
             yield RealHdfs(setting, network, hosts, rates, hdfs)

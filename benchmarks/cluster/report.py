@@ -43,8 +43,9 @@ TITLES = {CHAINS: "chains of real bytes, disks paced by table 8", HDFS_PART: "a 
 NOTES = (
     "One tenth: a tenth of the paper's bytes at a tenth of its rates, so that times are comparable with its seconds.",
     (
-        "Every link is shaped by tc (tbf), each way; all 17 hosts share one real disk, so in `chains` each host's disk "
-        "and each client are paced to one tenth of the paper's table 8, for as many as write at that moment, behind a "
+        "Every link is shaped by tc (htb), each way, acks in front of all else; all 17 hosts share one real disk, so "
+        "in `chains` each host's disk and each client are paced to one tenth of the paper's table 8, for as many as "
+        "write at that moment, behind a "
         "memory of one chunk which is full when a run begins. Files are real and fsynced before the ack."
     ),
     "The simulator runs the same scenario with the link rates that were measured, the same writers, the same seeds.",
@@ -55,14 +56,17 @@ NOTES = (
     ),
     (
         "Peace plans continuously with planner `repaired`, the default, with as many chunks on a link as fill it and "
-        "two on a disk (under HDFS one more on a link than fills it, for a chain sends nothing while a file begins and "
-        "ends); "
+        "two on a disk (under HDFS a chain also sends nothing for what a file takes besides its bytes); "
         "Peace as in the paper (round 1 alone) plans in timesteps that end at 80 %, capacity 2 everywhere, which the "
         "paper says of hosts; of the link between the racks it is our reading."
     ),
     (
         "In rounds 1 to 3 of `chains` Peace also runs with one chunk less and one more on all links (those of senders "
         "included), and on all disks: what tells whether the calibrator's rule gives the right capacities."
+    ),
+    (
+        "What a file of HDFS takes besides its bytes is measured before the first round, by the same checkpoints under "
+        "Peace with one byte in each chunk; the simulator draws from it, on both sides."
     ),
     "IO is from a writer's first go to its last ack, means over the writers; COMP from the first submission.",
     "busy_cpus counts everything on the machine, own_cpus the hosts' processes without the kernel's work for others.",

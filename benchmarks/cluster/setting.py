@@ -8,9 +8,11 @@ Invariant: the simulator and the real cluster are given the same numbers from he
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
+from statistics import fmean
 
 from scheduler.simulation.cluster import Cluster
 from scheduler.simulation.measured import (
@@ -38,7 +40,10 @@ UNPACED = curve((1,), (1e6,), total=True)
 
 @dataclass(frozen=True)
 class Setting:
-    """How much is written, and on what. `paced`: disks and clients as slow as the paper's, at `scale`."""
+    """How much is written, and on what. `paced`: disks and clients as slow as the paper's, at `scale`.
+
+    `overheads_s`: what chunks were measured to take besides their bytes.
+    """
 
     writers: int = 16
     chunks: int = 8
@@ -47,6 +52,7 @@ class Setting:
     scale: float = SCALE
     paced: bool = True
     chunk_bytes: int = int(CHUNK_BYTES * SCALE) // BYTES_PER_CHECKSUM * BYTES_PER_CHECKSUM
+    overheads_s: tuple[float, ...] = ()
 
     @property
     def link_bytes_s(self) -> float:
@@ -58,7 +64,13 @@ class Setting:
         """Table 8 at this scale; a host's memory holds as much of a chunk as the paper's hosts did."""
         if not self.paced:
             return replace(
-                PAPER, disk_write=UNPACED, disk_read=UNPACED, client_write=UNPACED, client_read=UNPACED, cache_bytes=0.0
+                PAPER,
+                disk_write=UNPACED,
+                disk_read=UNPACED,
+                client_write=UNPACED,
+                client_read=UNPACED,
+                cache_bytes=0.0,
+                overheads_s=self.overheads_s,
             )
         return Physics(
             disk_write=_scaled(PAPER.disk_write, self.scale),
@@ -67,15 +79,21 @@ class Setting:
             client_read=_scaled(PAPER.client_read, self.scale),
             link_bytes_s=PAPER.link_bytes_s * self.scale,
             cache_bytes=PAPER.cache_bytes / CHUNK_BYTES * self.chunk_bytes,
+            overheads_s=self.overheads_s,
         )
 
     @property
     def capacity(self) -> int:
-        """Chunks that fill a link, by the rate of one chain: as in the simulated setup.
+        """Chunks that fill a link: its rate by the mean rate of one chain, rounded up, as in the simulated setup.
 
-        Unpaced, two fill a link, and there is one more: a chain of HDFS sends nothing while a file begins and ends.
+        A chain goes as fast as a host serves each of as many writers as it may receive from: by its disk, or unpaced
+        by its link; and it sends nothing for what a chunk takes besides its bytes.
         """
-        return link_capacity(PAPER) if self.paced else HOST_CAPACITY + 1
+        if self.paced:
+            return link_capacity(PAPER)
+        moving_s = HOST_CAPACITY * self.chunk_bytes / self.link_bytes_s
+        besides_s = fmean(self.overheads_s) if self.overheads_s else 0.0
+        return math.ceil(HOST_CAPACITY * (moving_s + besides_s) / moving_s)
 
     def cluster(self, hosts_bytes_s: Sequence[float] | None = None, between_bytes_s: float | None = None) -> Cluster:
         """The cluster for planners and the simulator; rates as measured, or as they should be.

@@ -8,6 +8,9 @@ A disk gives n clients what table 8 says for n, in turns: each client's share of
 disk would give n such clients. Reads take what they need first. What is written goes into memory; the disk drains it
 with the time that is left; when memory is full, writers wait for the disk.
 
+A chunk may take time besides its bytes (`Physics.overheads_s`): files are created, pipelines set up, acks waited for.
+All of that is in front of its first byte here: it is under way, and counted wherever chunks are, but nothing moves.
+
 Invariants:
 * The same scenario, policy and seed give the same run.
 * Bytes are conserved: what a resource carried is what the chunks over it moved (`Run.carried`).
@@ -18,6 +21,7 @@ from collections import Counter
 from collections.abc import Iterable
 from heapq import heappop, heappush
 from random import Random
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,8 +39,24 @@ SLACK_BYTES = 1 << 20
 DONE_BYTES = 1e-3
 SAME_TIME_S = 1e-9
 
-Event = Job | Loss | tuple[Loss, tuple[Start, ...]] | None
-"""A submission, a loss, the notice of a loss with what it broke, or (None) a time to look at the cluster."""
+
+class Flight(NamedTuple):
+    """A chunk under way, and when it started."""
+
+    start: Start
+    began_s: float
+
+
+class Opened(NamedTuple):
+    """A chunk's first byte may go now, if it is still in its slot."""
+
+    slot: int
+    flight: Flight
+
+
+Event = Job | Loss | tuple[Loss, tuple[Start, ...]] | Opened | None
+"""A submission, a loss, the notice of a loss with what it broke, a chunk's first byte, or (None) a time to look at the
+cluster."""
 
 
 class SimulationStuck(SchedulerError):
@@ -46,7 +66,7 @@ class SimulationStuck(SchedulerError):
 class Flows:
     """The chunks under way: what each uses, what is left of it, its rate. Slots are reused.
 
-    Invariant: `active` lists the slots in use in the order their chunks started.
+    Invariant: `active` lists the slots whose bytes move, in the order they began to.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -58,13 +78,15 @@ class Flows:
         self.caps: Floats = np.zeros(size)
         self.left: Floats = np.zeros(size)
         self.rates: Floats = np.zeros(size)
-        self.starts: dict[int, tuple[Start, float]] = {}
+        self.flights: dict[int, Flight] = {}
+        self._moving: dict[int, None] = {}
         self.active: Integers = np.zeros(0, np.int64)
         self.open: Integers = np.zeros(cluster.resources, np.int64)
         self._free = list(range(size - 1, -1, -1))
 
-    def add(self, start: Start, now_s: float) -> None:
-        """A chunk begins."""
+    def add(self, flight: Flight) -> int:
+        """A chunk is under way from now on; `move` lets its bytes go. Returns its slot."""
+        start = flight.start
         if not self._free:
             self._grow()
         slot = self._free.pop()
@@ -82,18 +104,24 @@ class Flows:
         self.caps[slot] = np.inf if start.kind == "copy" else client.per_client(1)
         self.left[slot] = self._cluster.topology.chunk_bytes
         self.rates[slot] = 0.0
-        self.starts[slot] = (start, now_s)
-        self.active = np.array([*self.starts], np.int64)
+        self.flights[slot] = flight
+        return slot
 
-    def remove(self, slot: int) -> tuple[Start, float]:
-        """A chunk ends. Returns it and when it began."""
+    def move(self, slot: int) -> None:
+        """Its bytes move."""
+        self._moving[slot] = None
+        self.active = np.array([*self._moving], np.int64)
+
+    def remove(self, slot: int) -> Flight:
+        """A chunk ends."""
+        if slot in self._moving:
+            del self._moving[slot]
+            self.active = np.array([*self._moving], np.int64)
         for resource in self.uses[slot]:
             if resource >= 0:
                 self.open[resource] -= 1
         self._free.append(slot)
-        gone = self.starts.pop(slot)
-        self.active = np.array([*self.starts], np.int64)
-        return gone
+        return self.flights.pop(slot)
 
     def _grow(self) -> None:
         size = len(self.caps)
@@ -154,9 +182,11 @@ class Disks:
 class Engine:
     """One run. Use `simulate`."""
 
-    def __init__(self, scenario: Scenario, policy: Policy) -> None:
+    def __init__(self, scenario: Scenario, policy: Policy, random: Random) -> None:
+        """`random` draws what each chunk takes besides its bytes."""
         self._cluster = scenario.cluster
         self._policy = policy
+        self._random = random
         self._flows = Flows(self._cluster)
         self._disks = Disks(self._cluster, full=scenario.memory_full)
         self._now = 0.0
@@ -282,8 +312,11 @@ class Engine:
                 self._obey(self._policy.submit(event, self._now))
             case Loss():
                 self._lost.add(event.host)
-                hit = [slot for slot, (start, _) in self._flows.starts.items() if event.host in start.hosts]
+                hit = [slot for slot, flight in self._flows.flights.items() if event.host in flight.start.hosts]
                 self._push(self._now + event.notice_s, (event, tuple(self._break_off(hit))))
+            case Opened(slot, flight):
+                if self._flows.flights.get(slot) is flight:
+                    self._flows.move(slot)
             case (loss, broken):
                 self._obey(self._policy.host_lost(loss.host, broken, self._now))
 
@@ -297,7 +330,7 @@ class Engine:
 
     def _obey(self, orders: Orders) -> None:
         stops = Counter(orders.stop)
-        self._break_off([slot for slot, (start, _) in self._flows.starts.items() if start in stops])
+        self._break_off([slot for slot, flight in self._flows.flights.items() if flight.start in stops])
         for request in orders.gave_up:
             if self._to_ack.pop(request, None) is not None:
                 self._gave_up.append(request)
@@ -306,10 +339,20 @@ class Engine:
             if self._lost.intersection(start.hosts):  # nobody knows yet: it breaks off at once, and is reported
                 self._push(self._now, (Loss(min(self._lost.intersection(start.hosts)), self._now), (start,)))
                 continue
-            self._flows.add(start, self._now)
+            self._begin(start)
+
+    def _begin(self, start: Start) -> None:
+        flight = Flight(start, self._now)
+        slot = self._flows.add(flight)
+        overheads_s = self._cluster.physics.overheads_s
+        if overheads_s:
+            self._push(self._now + self._random.choice(overheads_s), Opened(slot, flight))
+        else:
+            self._flows.move(slot)
 
 
 def simulate(scenario: Scenario, policy: PolicyMaker, seed: int) -> Run:
     """Run a scenario under a policy. The seed is all the chance there is."""
     random = Random(seed)  # noqa: S311  a simulation's chance, not a secret
-    return Engine(scenario, policy.make(scenario.cluster, random)).run(policy.name, seed)
+    own = Random(f"overheads {seed}")  # noqa: S311  a policy's chance is the same with overheads and without
+    return Engine(scenario, policy.make(scenario.cluster, random), own).run(policy.name, seed)

@@ -91,7 +91,10 @@ It contradicts the paper's text, which gives no number but has a node's pages sp
 
 @dataclass(frozen=True)
 class Physics:
-    """How fast the parts of a host are. The client curves hold its checksums and its link, whatever binds first."""
+    """How fast the parts of a host are. The client curves hold its checksums and its link, whatever binds first.
+
+    `overheads_s`: what chunks were measured to take besides their bytes; each draws one of them. Empty: nothing.
+    """
 
     disk_write: Curve
     disk_read: Curve
@@ -99,6 +102,7 @@ class Physics:
     client_read: Curve
     link_bytes_s: float = LINK_BYTES_S
     cache_bytes: float = CACHE_BYTES
+    overheads_s: tuple[float, ...] = ()
 
 
 PAPER = Physics(

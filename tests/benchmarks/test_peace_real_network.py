@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.cluster import chains
-from benchmarks.cluster.network import Network, NetworkUnavailable, interfaces, namespaces, why_not
+from benchmarks.cluster.network import SWITCH, Network, NetworkUnavailable, interfaces, namespaces, why_not
 from benchmarks.cluster.setting import Setting
 from scheduler.simulation.policies import hdfs_default
 from tests.support.limits import PROGRAM_S
@@ -58,6 +59,13 @@ def test_links_are_shaped_both_ways(tmp_path: Path) -> None:
         assert len(rates) == 19
         assert max(rates) < 1.05 * wanted
         assert sorted(rates)[len(rates) // 2] > 0.9 * wanted
+        shown = subprocess.run(
+            ["tc", "-n", SWITCH, "-s", "class", "show", "dev", "up2"], capture_output=True, text=True, check=True
+        )
+        found = re.findall(r"class htb 1:(10|20) .*?Sent (\d+) bytes (\d+) pkt", shown.stdout, re.DOTALL)
+        sent = {kind: (int(size), int(packets)) for kind, size, packets in found}
+        assert 0 < sent["10"][0] < 142 * sent["10"][1]  # acks have a queue of their own, in front of all else
+        assert sent["20"][0] > 1000 * sent["20"][1]
         run, _ = cluster.default(hdfs_default(1), 1)
         assert len(run.chunks) == 4
         assert run.comp_s() >= setting.chunk_bytes / wanted / 1.05

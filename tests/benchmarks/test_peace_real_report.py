@@ -3,19 +3,26 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from benchmarks import peace_real
-from benchmarks.cluster import report
+from benchmarks.cluster import real_hdfs, report
+from benchmarks.cluster.experiment import Load
+from benchmarks.cluster.links import Rates
 from benchmarks.cluster.network import hosts_in
 from benchmarks.cluster.report import CHAINS, DEFAULT, HDFS_PART, PEACE, REAL, SIMULATED, Timeline
 from benchmarks.cluster.setting import Setting
 from benchmarks.harness.report import Rows
+from scheduler.peace.plan import Kind
 from scheduler.simulation.cluster import Cluster
 from scheduler.simulation.engine import simulate
 from scheduler.simulation.measured import MB, PAPER, paper_cluster
 from scheduler.simulation.policies import hdfs_default
+from scheduler.simulation.run import ChunkRun, Run
 from scheduler.simulation.scenario import Scenario
 from scheduler.topology import CHUNK_BYTES
 
@@ -129,13 +136,47 @@ def test_a_tenth_takes_the_same_time() -> None:
 
 
 def test_capacities_follow_from_rates() -> None:
-    """Paced disks: five chains fill a link, two a disk; unpaced: two, and one beginning. As in the paper: 2."""
+    """Paced disks: five chains fill a link, two a disk; unpaced: two. As in the paper: 2."""
     paced, unpaced = Setting(), replace(Setting(), paced=False)
     assert [(cluster.topology.servers[0].send, cluster.topology.servers[0].receive, cluster.topology.links[0].capacity)
             for cluster in (paced.cluster(), unpaced.cluster(), paced.papers_cluster(paced.cluster()))] == [
-        (5, 2, 5), (3, 2, 3), (2, 2, 2)
+        (5, 2, 5), (2, 2, 2), (2, 2, 2)
     ]  # fmt: skip
     assert unpaced.totals(unpaced.physics.disk_write) == []
+
+
+@pytest.mark.parametrize(("overheads_s", "capacity"), [((0.0,), 2), ((0.01,), 3), ((0.1, 0.3), 3), ((0.2, 1.0), 4)])
+def test_a_chain_that_idles_leaves_room_for_others(overheads_s: tuple[float, ...], capacity: int) -> None:
+    """Two chains of 1.07 s fill a link; with 0.2 s besides it is 2.37 of them, with 0.6 s 3.1."""
+    setting = replace(Setting(), paced=False, overheads_s=overheads_s)
+    assert setting.capacity == capacity
+    assert setting.cluster().topology.links[0].capacity == capacity
+    assert setting.cluster().physics.overheads_s == overheads_s
+
+
+def test_what_a_chunk_takes_besides_its_bytes_is_measured_with_one_byte() -> None:
+    """The last calibration counts, each has the capacity that the one before gave, and then chunks are whole again."""
+    setting = replace(Setting(), paced=False)
+    asked: list[int] = []
+    hosts = SimpleNamespace(ask_all=lambda do, **own: asked.append(own["chunk_bytes"]))
+    names = [server.name for server in setting.cluster().topology.servers]
+    network = SimpleNamespace(hosts=[SimpleNamespace(name=name) for name in names])
+    hdfs = SimpleNamespace(webhdfs_url="http://127.0.0.1:1", plan_url="", plan_token="", addresses={})
+    rates = Rates(dict.fromkeys(names, 12e6), (11e6, 12e6))
+    cluster = real_hdfs.RealHdfs(setting, cast(Any, network), cast(Any, hosts), rates, cast(Any, hdfs))
+    seen: list[int] = []
+
+    def write() -> tuple[Run, Load]:
+        seen.append(cluster.cluster.topology.links[0].capacity)
+        times = [(0.0, 0.5 / len(seen)), (1.0, 1.0 + 1.0 / len(seen))]
+        chunks = tuple(ChunkRun("a", number, (0, 1), Kind.WRITE, *span) for number, span in enumerate(times))
+        return Run("peace", 1, (), chunks, np.zeros(0)), Load(0.0, 0.0, 0)
+
+    cluster.calibrate(write)
+    assert seen == [2, 4]
+    assert asked == [setting.chunk_bytes, 1, setting.chunk_bytes]
+    assert cluster.setting.overheads_s == (0.25, 0.5)
+    assert (cluster.cluster.topology.links[0].capacity, cluster.cluster.topology.links[0].bytes_s) == (3, 11e6)
 
 
 def test_hosts_are_the_topologys() -> None:

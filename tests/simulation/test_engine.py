@@ -141,6 +141,41 @@ def test_memory_that_was_filled_drains_while_nobody_writes() -> None:
         assert (times["b"] > times["a"] * 1.5) == slower
 
 
+def test_a_chunk_takes_time_besides_its_bytes_and_leaves_its_disk_to_others_then() -> None:
+    """0.4 s before its first byte: while b's has not come, a has the disk of both alone."""
+    physics = replace(EVEN, overheads_s=(0.4,))
+    alone = run_fixed(physics, {"a": [(0, 1)]})
+    assert ends(alone)["a", 0] == pytest.approx(1.6 + 0.4)
+    assert [request.go_s for request in alone.requests] == [0.0]
+    run = run_fixed(physics, {"a": [(0, 1)], "b": [(2, 1)]}, jobs=[Job("a", 0, 1), Job("b", 2, 1, at_s=0.8)])
+    # both move from 1.2 s on, when a has 32 MB left: a ends at 2.8 s; b then has 32 MB at 40 MB/s
+    assert ends(run) == pytest.approx({("a", 0): 2.8, ("b", 0): 3.6})
+
+
+@pytest.mark.parametrize("lost_s", [0.2, 1.0])
+def test_a_host_that_is_lost_before_the_first_byte_breaks_the_chunk_too(lost_s: float) -> None:
+    """It goes again without that host, with all that a chunk takes; the first byte of the broken one never goes."""
+    run = run_fixed(replace(EVEN, overheads_s=(0.4,)), {"a": [(0, 1, 9)]}, losses=[Loss(9, lost_s, notice_s=0.1)])
+    assert [chunk.end_s for chunk in run.chunks if not chunk.acked] == [lost_s]
+    assert ends(run) == pytest.approx({("a", 0): lost_s + 0.1 + 2.0})
+
+
+def test_each_chunk_draws_what_it_takes_by_the_seed() -> None:
+    """All that was measured comes, in an order that the seed decides."""
+    cluster = Cluster(paper_cluster(), replace(EVEN, disk_write=FAST, overheads_s=(0.0, 1.0)))
+    ways = {f"w{host}": [(host, host + 8)] for host in range(8)}
+    jobs = tuple(Job(name, way[0][0], 1) for name, way in ways.items())
+
+    def times(seed: int) -> list[float]:
+        run = simulate(Scenario(cluster, jobs), PolicyMaker("fixed", lambda *_: Fixed(ways)), seed)
+        return [chunk.end_s - chunk.start_s for chunk in sorted(run.chunks)]
+
+    assert times(1) == times(1)
+    assert len({tuple(times(seed)) for seed in range(5)}) > 1
+    both = [time for seed in range(5) for time in times(seed)]
+    assert max(both) - min(both) >= 1.0
+
+
 def test_a_lost_host_breaks_chains_and_is_noticed_later() -> None:
     """Lost at 1 s, known at 4 s: the chunk goes again without it, from its first byte."""
     run = run_fixed(EVEN, {"a": [(0, 1, 9)], "b": [(2, 3)]}, losses=[Loss(9, 1.0, notice_s=3.0)])
