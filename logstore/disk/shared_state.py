@@ -7,7 +7,7 @@ the rule for both sides.
 
 Invariants:
 * No file outside the root is touched: every step is relative to an open directory and follows no symbolic link.
-* A root, and a query directory, that belongs to another user is refused.
+* A root that belongs to another user is refused; a query directory that does is skipped.
 * A directory is renamed under the exclusive lock before its contents are removed: a process that arrives at that moment
   finds that the file it has locked is no longer the one in place, and creates the directory again.
 * A removal that was interrupted is finished by the next sweep.

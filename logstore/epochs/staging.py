@@ -41,7 +41,7 @@ DIRECTORY: Final = "staging"
 PIECE_BYTES: Final = 1024 * 1024
 """Size of the pieces that are read, checked and passed to a stream (one batch, if a batch is larger)."""
 LAST_WRITE_BYTES: Final = 64 * 1024 * 1024
-"""More than one write of an attempt holds: frames arrive one after the other, each at most as large as a request."""
+"""More than one write of an attempt can hold: frames arrive one after the other, each at most one request large."""
 DEFAULT_LIMIT_BYTES: Final = 4 * 1024 * 1024 * 1024
 _READABLE_CHARACTERS: Final = 40
 _NAME: Final = re.compile(r".*-(\d+)\.staged")

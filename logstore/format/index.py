@@ -33,7 +33,7 @@ BLOCK = struct.Struct(">4sHHIqqqqI")
 else
 """
 _BLOCK_1 = struct.Struct(">4sHHIqqqI")
-"""Version 1 has no time written."""
+"""Version 1 lacks the time written."""
 _START = struct.Struct(">4sH")
 ENTRY = struct.Struct(">qqqII")
 """base offset, running maximum timestamp before it, position, CRC field of the batch there, flags"""

@@ -30,7 +30,7 @@ READ_BYTES = 256 * 1024
 SEEK_READ_BYTES = 32 * 1024
 """Size of a look-up's reads: about one index interval."""
 WINDOW_LIMIT_BYTES = 4 << 20
-"""Largest amount that one read holds in memory, however much a reader asks for."""
+"""Largest piece that is read from a file at a time, however much a reader asks for, unless one batch is larger."""
 WALK_LIMIT_BYTES = 16 << 20
 """A read that hides control batches ends at the latest after it has walked this many bytes."""
 MAX_OPENED_BYTES = 64 << 20

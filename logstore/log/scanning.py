@@ -27,7 +27,7 @@ GAP_BYTES = 16 * 1024
 """Reading up to this much other data costs less than a second read."""
 JOIN_BELOW_BYTES = 16 * 1024
 LOOK_BYTES = 16 << 20
-"""Most bytes that one scan of a chunk reads, other data between the control batches included."""
+"""Most bytes that one scan of a chunk reads, data between the control batches included, unless one batch is larger."""
 MAX_LOOKS = 50_000
 """Most control batches that one scan of a chunk, or of the tail, passes: then other requests get their turn."""
 

@@ -42,7 +42,7 @@ class Group(Protocol):
         """The BEGIN control batch."""
 
     def next_piece(self) -> Ticket[bytearray | None]:
-        """The next batches, back to back, at most about 1 MiB; None when there are no more."""
+        """The next batches, end to end, at most about 1 MiB or one larger batch; None when there are no more."""
 
     def end(self, now_ms: int) -> bytearray:
         """The END control batch."""
