@@ -1,1 +1,1 @@
-"""Real files and the threads that write them: what `logstore.interfaces.FileSystem` is on an operating system."""
+"""Real files and the threads that write them: `logstore.interfaces.FileSystem` on an operating system."""

@@ -11,5 +11,5 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
     def monotonic_s(self) -> float:
-        """Seconds that never go back."""
+        """Seconds on a clock that never goes back."""
         return time.monotonic()

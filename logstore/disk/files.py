@@ -2,8 +2,9 @@
 
 Invariants:
 * Paths never leave the data directory.
-* A write is whole or an OSError; descriptors for writing are cached (bounded) and never closed while in use.
-* Nothing is retried: what the kernel refuses is the caller's to judge.
+* A write writes all bytes or raises OSError. Descriptors for writing are cached (bounded) and never closed while in
+  use.
+* No call is retried: the caller decides what to do with an error of the kernel.
 """
 
 import errno
@@ -19,7 +20,7 @@ from logstore.errors import DataDirectoryInUse
 from logstore.interfaces import Buffer
 
 MAX_DESCRIPTORS = 256
-"""Cached for writing: one for each busy chunk, below common limits of open files."""
+"""Descriptors cached for writing: one for each busy chunk, below common limits of open files."""
 MAX_VECTORS = 512
 """Buffers in one system call; the kernel's own limit is 1024."""
 FILE_MODE = 0o600
@@ -92,7 +93,7 @@ class OsFiles:
     def write(self, path: str, position: int, buffers: Sequence[Buffer]) -> None:
         """See FileSystem."""
         with self._opened(path) as descriptor:
-            filled = [buffer for buffer in buffers if len(buffer)]  # of nothing, the kernel writes nothing
+            filled = [buffer for buffer in buffers if len(buffer)]  # for empty buffers, the kernel writes nothing
             for start in range(0, len(filled), MAX_VECTORS):
                 position = _write_all(descriptor, position, filled[start : start + MAX_VECTORS])
 
@@ -178,7 +179,7 @@ class OsFiles:
 
 
 def _write_all(descriptor: int, position: int, buffers: list[Buffer]) -> int:
-    """Write all buffers; the kernel may take fewer bytes than asked. Returns the position behind them."""
+    """Write all buffers; the kernel may take fewer bytes than asked. Returns the position after them."""
     while buffers:
         written = os.pwritev(descriptor, buffers, position)
         if written == 0:
@@ -193,9 +194,9 @@ def _write_all(descriptor: int, position: int, buffers: list[Buffer]) -> int:
 
 @contextmanager
 def locked_directory(root: Path) -> Iterator[None]:
-    """Hold the data directory for one sidecar; it is made if it is missing.
+    """Lock the data directory for one sidecar; creates the directory if it is missing.
 
-    Raises DataDirectoryInUse if another process holds it, OSError if it cannot be made or written.
+    Raises DataDirectoryInUse if another process holds the lock, OSError if the directory cannot be created or written.
     """
     root.mkdir(parents=True, exist_ok=True, mode=DIRECTORY_MODE)
     descriptor = os.open(root / LOCK_FILE, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, FILE_MODE)

@@ -1,14 +1,15 @@
-"""What streaming queries leave in shared memory: directories of queries that nobody uses any more, and their removal.
+"""Removal of the directories that streaming queries leave in shared memory and that no process uses any more.
 
-Below one root, each query has a directory with a file `lock`. Whoever uses the directory holds a shared lock (flock) on
-that file and touches it now and then. The sidecar takes an exclusive lock on those that were not touched for long: if
-it gets it, nobody uses the directory, and it goes. docs/operations.md has the rule for both sides.
+Below one root, each query has a directory with a file `lock`. A process that uses the directory holds a shared lock
+(flock) on that file and touches the file now and then. The sidecar tries an exclusive lock on files that were not
+touched for long: if it gets the lock, no process uses the directory, and the sidecar removes it. docs/operations.md has
+the rule for both sides.
 
 Invariants:
-* Nothing outside the root is touched: every step is relative to an open directory and follows no symbolic link.
-* A root that belongs to another user is refused, and so is every query directory that does.
-* A directory is renamed before its contents go, under the exclusive lock: whoever comes at that moment finds that the
-  file it has locked is no longer the one in place, and makes the directory anew.
+* No file outside the root is touched: every step is relative to an open directory and follows no symbolic link.
+* A root that belongs to another user is refused; a query directory that does is skipped.
+* A directory is renamed under the exclusive lock before its contents are removed: a process that arrives at that moment
+  finds that the file it has locked is no longer the one in place, and creates the directory again.
 * A removal that was interrupted is finished by the next sweep.
 """
 
@@ -24,21 +25,21 @@ from logstore.interfaces import Clock
 
 LOCK_NAME = "lock"
 GONE_PREFIX = ".reclaimed."
-"""Names that begin so are directories on their way out; no query's does."""
+"""Prefix of directories that are being removed; no query's directory name starts with it."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOCK_MODE = 0o600
 
 
 class Reclaimed(NamedTuple):
-    """A query's directory that went, and the bytes it had taken."""
+    """A query's directory that was removed, and the bytes it had used."""
 
     query: str
     freed_bytes: int
 
 
 class Kept(NamedTuple):
-    """Something that should have gone and could not; `name` is empty for the root itself."""
+    """A directory that should have been removed but could not be; `name` is empty for the root itself."""
 
     name: str
     why: str
@@ -54,7 +55,7 @@ class SharedState:
         self._removals = 0
 
     def sweep(self) -> list[Reclaimed | Kept]:
-        """Remove what nobody uses and nobody has touched for `idle_ms`; what went, and what could not."""
+        """Remove directories unused and untouched for `idle_ms`; returns the removed ones and the failures."""
         try:
             root = os.open(self.root, _DIRECTORY)
         except FileNotFoundError:
@@ -77,14 +78,14 @@ class SharedState:
             with _directory(root, name) as query:
                 return None if query is None else self._reclaim(root, name, query)
         except FileNotFoundError:
-            return None  # another sidecar of this user was faster
+            return None  # another sidecar of this user removed it first
         except OSError as error:
             return Kept(name, f"{error.strerror or error}")
 
     def _reclaim(self, root: int, name: str, query: int) -> Reclaimed | None:
-        """Remove a query's directory, if nobody uses it."""
+        """Remove a query's directory if no process uses it."""
         if self._is_fresh(os.fstat(query)) and not _exists(query, LOCK_NAME):
-            return None  # being made at this moment
+            return None  # being created at this moment
         lock = os.open(LOCK_NAME, _LOCK, _LOCK_MODE, dir_fd=query)
         try:
             if self._is_fresh(os.fstat(lock)):
@@ -93,7 +94,7 @@ class SharedState:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return None
-            # Between the look and the lock somebody may have come, touched it and gone; or another sidecar removed it.
+            # Between check and lock a process may have used and touched the file; or another sidecar removed it.
             if self._is_fresh(os.fstat(lock)) or not _in_place(root, name, lock):
                 return None
             self._removals += 1
@@ -109,7 +110,7 @@ class SharedState:
 
 @contextmanager
 def _directory(root: int, name: str) -> Iterator[int | None]:
-    """A directory of this user in the root; None for anything else."""
+    """A descriptor of a directory of this user in the root; None for anything else."""
     try:
         descriptor = os.open(name, _DIRECTORY, dir_fd=root)
     except OSError as error:
@@ -128,14 +129,14 @@ def _exists(directory: int, name: str) -> bool:
 
 
 def _in_place(root: int, name: str, lock: int) -> bool:
-    """Whether the lock file that is open is the one below that name."""
+    """Whether the open lock file is the one below this name."""
     found = os.stat(f"{name}/{LOCK_NAME}", dir_fd=root, follow_symlinks=False)
     held = os.fstat(lock)
     return (found.st_dev, found.st_ino) == (held.st_dev, held.st_ino)
 
 
 def _remove_tree(root: int, name: str) -> int:
-    """Remove a directory and all below it; the bytes it had taken. What is gone already is no error."""
+    """Remove a directory and its contents; returns the bytes it had used. A missing file is no error."""
     freed_bytes = 0
     for _, directories, files, descriptor in os.fwalk(name, topdown=False, follow_symlinks=False, dir_fd=root):
         for inner in (*files, *directories):
@@ -148,7 +149,7 @@ def _remove_tree(root: int, name: str) -> int:
 
 
 def _remove(directory: int, name: str) -> int:
-    """Remove a file, a link or an empty directory; the bytes it had taken."""
+    """Remove a file, a link or an empty directory; returns the bytes it had used."""
     try:
         status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         if stat.S_ISDIR(status.st_mode):

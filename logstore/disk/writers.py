@@ -1,7 +1,7 @@
-"""Lean threads that run disk jobs.
+"""Threads that run disk jobs.
 
-Invariants: every job that is submitted comes back exactly once through `collect`; the event loop learns of it through
-one eventfd, however many have finished. A thread hop here costs about a quarter of a general thread pool's.
+Invariants: `collect` returns every submitted job exactly once; one eventfd notifies the event loop, however many jobs
+have finished. A thread hop here costs about a quarter of a hop through a general thread pool.
 """
 
 import os
@@ -37,7 +37,7 @@ class WriterThreads:
     def collect(self) -> list[Finished]:
         """The jobs finished since the last call; call it when the eventfd is readable.
 
-        Raises what a job raised that was not an OSError: a fault in the program, not of the disk.
+        Raises the exception of a job that was not an OSError: a defect of the program, not of the disk.
         """
         os.eventfd_read(self.eventfd)
         if self._crashed is not None:

@@ -1,4 +1,5 @@
-"""Exactly-once output: staged attempts, epoch decisions, and a decided epoch's way into its streams.
+"""Exactly-once output: staged attempts, epoch decisions, and the publication of decided epochs in their streams.
 
-`epochs.Epochs` is the entry; its `decide` shows the order of events from top to bottom. Sans-I/O, as `logstore.log` is.
+`epochs.Epochs` is the entry point; its `_decide` shows the order of events from top to bottom. Does no I/O, like
+`logstore.log`.
 """

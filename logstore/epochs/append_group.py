@@ -1,11 +1,11 @@
-"""One epoch's way into one stream: the checks before it is staged, and the append group it becomes.
+"""An epoch's output in one stream: the checks before it is staged, and its append group.
 
 Invariants:
-* Only batches that the stream itself would accept from a client are staged, so that a decided epoch is not refused
-  later; and, what no client may send, control batches of the types that a query writes about its state. BEGIN and END
-  are the log's own: staged ones would make recovery believe in groups that are none.
-* A group holds the decided attempts' batches in the order of tasks, then of staging; BEGIN says how much that is, END
-  is the epoch marker.
+* Staging accepts only batches that the stream would accept from a client, so that a decided epoch is not refused later;
+  and, in addition, control batches of the types that a query writes about its state. BEGIN and END belong to the log:
+  staged ones would make recovery see groups that do not exist.
+* A group holds the decided attempts' batches in the order of tasks, then of staging. BEGIN states their bytes and
+  number; END is the epoch marker.
 
 Source: docs/format.md, "Append groups".
 """
@@ -26,7 +26,7 @@ from logstore.log.validation import check_times
 
 
 def check_part(part: Part, data: memoryview, limits: TopicConfig, now_ms: int) -> None:
-    """Check the batches of one part as the stream would check a client's.
+    """Check the batches of one part as the stream would check a client's batches.
 
     Raises CorruptBatch, UnsupportedBatchFormat, InvalidRecord, MessageTooLarge or InvalidTimestamp.
 
@@ -63,7 +63,7 @@ def _check_header(header: BatchHeader, where: str, limits: TopicConfig) -> None:
 
 
 def _check_control(data: memoryview, position: int, header: BatchHeader, where: str) -> None:
-    """Refuse control batches but those of a query's state."""
+    """Refuse all control batches except those of a query's state."""
     if header.compression or header.record_count != 1:
         raise InvalidRecord(f"{where}: a control batch holds one uncompressed record")
     kind = control_type(data, position)
@@ -92,7 +92,7 @@ class EpochGroup:
         return encode_control(begin, timestamp_ms=now_ms)
 
     def next_piece(self) -> Ticket[bytearray | None]:
-        """The next batches, or None; see `StagedReader.next_piece`."""
+        """The next batches, or None at the end (`StagedReader.next_piece`)."""
         return self._reader.next_piece()
 
     def end(self, now_ms: int) -> bytearray:
@@ -103,7 +103,7 @@ class EpochGroup:
 
 
 def holds_end(decision: Decision, controls: Iterable[tuple[int, Buffer]]) -> bool:
-    """Whether the END of a decision is among control batches (offset, bytes) of a stream."""
+    """Whether the control batches (offset, bytes) of a stream contain the END of a decision."""
     for _, batch in controls:
         control = decode_control(batch)
         if (

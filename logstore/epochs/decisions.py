@@ -1,13 +1,14 @@
-"""What the ledger remembers of queries and their epochs, and the states an epoch goes through.
+"""The ledger entries of queries and their epochs, and the states of an epoch.
 
-Three entries a query: `runs/QUERY` (its runs, newest last), `last/QUERY` (its last decided epoch) and, while an epoch
-is being published, `decision/QUERY`. They are apart so that a run that fences another never writes over a decision.
+Each query has three entries: `runs/QUERY` (its runs, newest last), `last/QUERY` (its last decided epoch) and, while an
+epoch is being published, `decision/QUERY`. They are separate so that a run that fences another never overwrites a
+decision.
 
 Invariants:
-* `decision/QUERY` and `last/QUERY` change in one put; removing `decision/QUERY` is the mark that all is published.
+* `decision/QUERY` and `last/QUERY` change in one put; the removal of `decision/QUERY` marks the epoch as published.
 * The start offset of a target was the stream's high watermark when the decision was made, so it is durable: the epoch's
-  BEGIN stands at or behind it, whatever a crash cuts off.
-* Everything a query may do next is in TRANSITIONS; anything else is a bug and raises at once.
+  BEGIN is at or after it, whatever a crash cuts off.
+* TRANSITIONS lists every allowed step of a query; any other step is a bug and raises at once.
 """
 
 import enum
@@ -34,26 +35,26 @@ RUNS: Final = "runs/"
 LAST: Final = "last/"
 DECISION: Final = "decision/"
 MAX_RUNS: Final = 64
-"""Runs of a query that are remembered. An older token would look new; nobody comes back after 64 restarts."""
+"""Runs of a query that are remembered. An older token would look like a new run; no run returns after 64 restarts."""
 _VERSION: Final = 1
 _INT64_MAX: Final = 2**63 - 1
 T = TypeVar("T")
 
 
 class State(enum.Enum):
-    """Where a query's newest epoch is."""
+    """The state of a query's newest epoch."""
 
     IDLE = "idle"
-    DECIDING = "deciding"  # the decision is on its way to the ledger
+    DECIDING = "deciding"  # the decision is being written to the ledger
     UNSURE = "unsure"  # the ledger failed; the decision may or may not be on disk
-    DECIDED = "decided"  # found in the ledger at start; which streams have it is not known yet
+    DECIDED = "decided"  # found in the ledger at start; the streams that have it are not known yet
     PUBLISHING = "publishing"  # decided; groups are being appended
-    STUCK = "stuck"  # decided; a stream or the staged data failed, it will be tried again
+    STUCK = "stuck"  # decided; a stream or the staged data failed, to be retried
     PUBLISHED = "published"  # in all streams; the mark is not durable yet
 
 
 class Event(enum.Enum):
-    """What happens to it."""
+    """What happens to the epoch."""
 
     DECIDE = "decide"
     RECORDED = "recorded"
@@ -82,12 +83,12 @@ TRANSITIONS: Final[Mapping[tuple[State, Event], State]] = {
     (State.PUBLISHED, Event.DECIDE): State.DECIDING,
 }
 BUSY: Final = frozenset((State.DECIDING, State.DECIDED, State.PUBLISHING, State.STUCK))
-"""States in which a decision of the query has to wait."""
+"""States in which the next decision of the query has to wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A stream an epoch goes to. The topic's id tells it from a topic of the same name made later."""
+    """A stream that gets an epoch's output. The topic id distinguishes the topic from a later one of the same name."""
 
     topic: str
     topic_id: str
@@ -97,7 +98,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Which attempts make up an epoch, and where they go. `run_number` counts the query's runs from 1."""
+    """The attempts that make up an epoch, and its target streams. `run_number` counts the query's runs from 1."""
 
     query: str
     run: str
@@ -110,7 +111,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """The runs of a query, newest last, and how many there have been."""
+    """The remembered runs of a query, newest last, and the number of all runs so far."""
 
     tokens: tuple[str, ...]
     count: int
@@ -119,9 +120,9 @@ class Runs:
 
 @dataclass(frozen=True, slots=True)
 class Last:
-    """The last decided epoch of a query. `forget`: a batch job's, which nobody will ask for after a while.
+    """The last decided epoch of a query. `forget`: it belongs to a batch job, so it may be forgotten after a while.
 
-    `positions` are the decision's, kept when that is over: an epoch without output leaves them nowhere else.
+    `positions` are those of the decision and outlive it: an epoch without output records them nowhere else.
     """
 
     epoch: int
@@ -131,7 +132,7 @@ class Last:
 
 
 def encode_decision(decision: Decision) -> bytes:
-    """A decision as the ledger keeps it."""
+    """The ledger entry of a decision."""
     return _encode(
         {
             "run": decision.run,
@@ -148,7 +149,7 @@ def encode_decision(decision: Decision) -> bytes:
 
 
 def decode_decision(query: str, value: bytes) -> Decision:
-    """The inverse of `encode_decision`. CorruptFile."""
+    """The inverse of `encode_decision`. Raises CorruptFile, UnknownFormatVersion."""
 
     def build(fields: Fields) -> Decision:
         return Decision(
@@ -180,12 +181,12 @@ def decode_decision(query: str, value: bytes) -> Decision:
 
 
 def encode_runs(runs: Runs) -> bytes:
-    """The runs as the ledger keeps them."""
+    """The ledger entry of a query's runs."""
     return _encode({"tokens": list(runs.tokens), "count": runs.count, "seen_ms": runs.seen_ms})
 
 
 def decode_runs(query: str, value: bytes) -> Runs:
-    """The inverse of `encode_runs`. CorruptFile."""
+    """The inverse of `encode_runs`. Raises CorruptFile, UnknownFormatVersion."""
 
     def build(fields: Fields) -> Runs:
         tokens = fields.get("tokens")
@@ -197,13 +198,13 @@ def decode_runs(query: str, value: bytes) -> Runs:
 
 
 def encode_last(last: Last) -> bytes:
-    """The last epoch as the ledger keeps it."""
+    """The ledger entry of the last epoch."""
     fields = {"epoch": last.epoch, "decided_ms": last.decided_ms, "forget": last.forget}
     return _encode({**fields, "positions": last.positions})
 
 
 def decode_last(query: str, value: bytes) -> Last:
-    """The inverse of `encode_last`. CorruptFile."""
+    """The inverse of `encode_last`. Raises CorruptFile, UnknownFormatVersion."""
 
     def build(fields: Fields) -> Last:
         return Last(

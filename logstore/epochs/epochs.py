@@ -1,16 +1,16 @@
-"""Exactly-once output: runs, decisions, and an epoch's way into all its streams.
+"""Exactly-once output: runs, decisions, and the publication of an epoch in all its streams.
 
-A query stages its tasks' output, then decides an epoch: which attempts count. The decision is one durable record; from
-then on the epoch is published stream by stream, by this life of the sidecar or by the next.
+A query stages its tasks' output, then decides an epoch: it names the attempts that count. The decision is one durable
+record; from then on this life of the sidecar, or the next, publishes the epoch stream by stream.
 
 Invariants:
-* An epoch of a query is decided at most once, and only above the last decided one; a decided epoch reaches each of its
-  streams exactly once, from the attempts that were named.
-* A new run of a query is durable before it is answered, and from then on no older run stages or decides.
-* `decide` answers "committed" only when END is synced in every stream. Staged data goes only after that; until the mark
-  is durable, streams are pinned where a restart would search for the END.
-* A decision whose record failed counts as possible until a later put of the ledger succeeded; its staged data stays.
-* One epoch per query is under way; later decisions wait for it. States and events: `decisions.TRANSITIONS`.
+* An epoch of a query is decided at most once, and only above the last decided epoch; each of its streams gets a decided
+  epoch exactly once, from the named attempts.
+* A new run of a query is durable before its first request is answered; from then on no older run can stage or decide.
+* `decide` answers "committed" only when END is synced in every stream. Staged data is removed only after that; until
+  the mark is durable, streams are pinned from where a restart would search for the END.
+* A decision whose record failed counts as possible until a later put of the ledger succeeds; its staged data stays.
+* At most one epoch per query is in progress; later decisions wait for it. States and events: `decisions.TRANSITIONS`.
 
 `_decide` shows the order of events, from the request to the answer. No sockets, no clock and no event loop.
 
@@ -61,14 +61,14 @@ from logstore.log.store import Store
 from logstore.log.ticket import Ticket
 
 DEFAULT_STAGED_AGE_MS: Final = 24 * 3600 * 1000
-"""Staged output nobody decided upon for so long is dropped; its query would stage it again."""
+"""Age at which staged output of undecided epochs is dropped; its query would stage it again."""
 DEFAULT_FORGET_MS: Final = 7 * 24 * 3600 * 1000
-"""How long a batch job, or a query that never decided anything, is remembered."""
+"""How long a batch job, or a query that never decided an epoch, is remembered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """A stream in which a decided epoch's END has to be looked for after a restart."""
+    """A stream that must be searched for a decided epoch's END after a restart."""
 
     query: str
     target: Target
@@ -77,10 +77,10 @@ class Search:
 
 @dataclass(eq=False, slots=True)
 class _Query:
-    """What is known of a query.
+    """The state of a query.
 
-    `admitted` settles once its newest run is durable; `carried_out` once the epoch under way is in all its streams, or
-    fails with what kept it from there.
+    `admitted` settles once the newest run is durable. `carried_out` settles once the epoch in progress is in all its
+    streams, or fails with the error that prevented that.
     """
 
     name: str
@@ -92,7 +92,7 @@ class _Query:
     carried_out: Ticket[None] = field(default_factory=lambda: Ticket.succeeded(None))
 
     def move(self, event: Event) -> None:
-        """Take the step that the table allows."""
+        """Take the step for `event` in TRANSITIONS."""
         following = TRANSITIONS.get((self.state, event))
         if following is None:
             raise AssertionError(f"query {self.name!r}: {event.value} in state {self.state.value}")
@@ -100,18 +100,18 @@ class _Query:
 
     @property
     def under_way(self) -> Commit:
-        """The commit of a state that has one."""
+        """The commit in progress; only for states that have one."""
         if self.commit is None:
             raise AssertionError(f"query {self.name!r} has no commit in state {self.state.value}")
         return self.commit
 
     def covers(self, key: AttemptKey) -> bool:
-        """Whether a commit may still need an attempt's staged data."""
+        """Whether the commit in progress may still need an attempt's staged data."""
         return self.commit is not None and self.state is not State.PUBLISHED and self.commit.covers(key)
 
 
 class Epochs:
-    """All queries' epochs. `report(event, fields)` tells the operator."""
+    """The epochs of all queries. `report(event, fields)` reports events to the operator."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class Epochs:
     # ---- at start
 
     def _recover(self) -> None:
-        """Read the ledger; drop staged data that no run may decide upon any more. CorruptFile, UnknownFormatVersion."""
+        """Read the ledger; drop staged data that no run can decide now. Raises CorruptFile, UnknownFormatVersion."""
         for key, value in self._ledger.items(RUNS):
             name = key.removeprefix(RUNS)
             self._queries[name] = _Query(name, decode_runs(name, value), Ticket.succeeded(None))
@@ -164,7 +164,7 @@ class Epochs:
         return query
 
     def searches(self) -> list[Search]:
-        """Where to look, before serving, for what a former life had published already. Answer each with `found`."""
+        """Searches, before serving, for groups that a former life already published. Answer each with `found`."""
         searches = []
         for query in self._queries.values():
             if query.state is State.DECIDED and query.commit is not None:
@@ -176,7 +176,7 @@ class Epochs:
         return searches
 
     def found(self, search: Search, controls: Iterable[tuple[int, Buffer]]) -> None:
-        """The control batches (offset, bytes) of the stream from `search.from_offset` to the high watermark.
+        """Answer a search with the control batches (offset, bytes) from `search.from_offset` to the high watermark.
 
         Raises CorruptBatch or UnknownFormatVersion.
         """
@@ -185,9 +185,9 @@ class Epochs:
             commit.remaining.remove(search.target)
 
     def roll_forward(self) -> Ticket[None]:
-        """Publish what was decided and is not in all its streams; before serving, once all searches are answered.
+        """Publish decided epochs that are not in all their streams; before serving, once all searches are answered.
 
-        Never fails: an epoch that cannot be published is reported, stays decided and is tried again.
+        The ticket never fails: an epoch that cannot be published is reported, stays decided and is retried.
         """
         decided = [query for query in self._queries.values() if query.state is State.DECIDED]
         for query in decided:
@@ -201,10 +201,11 @@ class Epochs:
     # ---- requests
 
     def stage(self, request: StageRequest, *, now_ms: int) -> Ticket[StageReply]:
-        """Stage one piece of a task attempt's output; settles when it, and the run, are durable.
+        """Stage one piece of a task attempt's output; settles when the piece and the run are durable.
 
         Raises at once, or fails with: FencedRun, StaleEpoch (the epoch is decided, this attempt's part in it complete),
-        StagePosition, UnknownTopicOrPartition, what `publication.check_part` raises, StorageFailed.
+        StagePosition, UnknownTopicOrPartition, MalformedRequest, the errors of `append_group.check_part`,
+        StorageFailed.
         """
         self._refuse_fenced(request.query, request.run)
         key = AttemptKey(request.query, request.run, request.epoch, request.task, request.attempt)
@@ -231,17 +232,17 @@ class Epochs:
         return StageReply(staged.result())
 
     def decide(self, request: DecideRequest, *, now_ms: int) -> Ticket[DecideReply]:
-        """Commit an epoch; settles when it is in all its streams, or was before.
+        """Commit an epoch; settles when the epoch is in all its streams, now or before the request.
 
-        Raises or fails with: FencedRun, StaleEpoch (somebody rewound a checkpoint), StagedMissing,
-        UnknownTopicOrPartition, StorageFailed (try again with the same request), CorruptFile (decided, but staged data
-        was damaged since: an operator has to look).
+        Raises or fails with: FencedRun, StaleEpoch (a checkpoint was rewound), StagedMissing, UnknownTopicOrPartition,
+        StorageFailed (retry the same request), CorruptFile (decided, but staged data was damaged since: an operator has
+        to act).
         """
         self._refuse_fenced(request.query, request.run)
         return start(self._decide(self._admit(request.query, request.run, now_ms), request, now_ms))
 
     async def _decide(self, query: _Query, request: DecideRequest, now_ms: int) -> DecideReply:
-        """An epoch from the request to the answer."""
+        """Take an epoch from the request to the answer."""
         await query.admitted
         await self._wait_for_turn(query)
         self._refuse_fenced(request.query, request.run)
@@ -255,7 +256,7 @@ class Epochs:
         return DecideReply("committed", request.epoch)
 
     async def _wait_for_turn(self, query: _Query) -> None:
-        """Wait until no epoch of the query is under way. Raises what the epoch in front failed with."""
+        """Wait until no epoch of the query is in progress. Raises the error of the epoch before, if it failed."""
         while query.state in BUSY:
             if query.state is State.DECIDED:
                 raise AssertionError("a sidecar rolls forward before it serves")
@@ -269,7 +270,7 @@ class Epochs:
         await self._publish(query, commit)
 
     def abort(self, request: AbortRequest) -> Ticket[AbortReply]:
-        """Drop what a run has staged for an epoch, unless the epoch is decided or may be. FencedRun."""
+        """Drop a run's staged output of an epoch, unless the epoch is or may be decided. Raises FencedRun."""
         self._refuse_fenced(request.query, request.run)
         query = self._queries.get(request.query)
         if query is None:
@@ -286,7 +287,7 @@ class Epochs:
         return AbortReply(self._staging.drop(attempts))
 
     def describe(self, query_name: str) -> DescribeReply:
-        """What is known of a query."""
+        """The state of a query."""
         query = self._queries.get(query_name)
         attempts = self._staging.attempts(query_name)
         return DescribeReply(
@@ -299,7 +300,7 @@ class Epochs:
         )
 
     def tick(self, *, now_ms: int) -> None:
-        """Try again what failed, and drop what is too old. Call it every few seconds."""
+        """Retry failed steps, and drop staged data and queries that are too old. Call it every few seconds."""
         for query in list(self._queries.values()):
             if query.state is State.STUCK:
                 self._retry(query)
@@ -319,7 +320,7 @@ class Epochs:
             )
 
     def _admit(self, name: str, run: str, now_ms: int) -> _Query:
-        """The query, with `run` as its newest run; `admitted` says when that is durable."""
+        """The query, with `run` as its newest run; `admitted` settles when the run is durable."""
         query = self._queries.get(name)
         if query is None:
             query = self._queries[name] = _Query(name, Runs((run,), 1, now_ms), Ticket())
@@ -335,7 +336,7 @@ class Epochs:
     # ---- deciding
 
     def _answer_old(self, query: _Query, request: DecideRequest, last: Last) -> DecideReply:
-        """An epoch that is not above the last one: committed before, rewound, or skipped."""
+        """The answer for an epoch that is not above the last one: duplicate, error (rewound), or skipped."""
         if request.epoch == last.epoch:
             self._drop_old(query)
             return DecideReply("duplicate", last.epoch, last.positions)
@@ -349,7 +350,7 @@ class Epochs:
         return DecideReply("skipped", last.epoch)
 
     def _make_decision(self, query: _Query, request: DecideRequest) -> Decision:
-        """The record of what is about to be decided. StagedMissing, UnknownTopicOrPartition."""
+        """The record of the decision that a request asks for. Raises StagedMissing, UnknownTopicOrPartition."""
         places: set[tuple[str, int]] = set()
         for task in request.tasks:
             if not task.frames:
@@ -383,7 +384,7 @@ class Epochs:
             )
 
     def _replace_commit(self, query: _Query, commit: Commit) -> None:
-        """Make `commit` the query's; it takes over the commits whose record may still be on disk."""
+        """Set `commit` as the query's commit; it takes over earlier commits whose record may still be on disk."""
         self._pin(commit)
         if query.commit is not None:
             commit.earlier = [query.commit, *query.commit.earlier]
@@ -392,7 +393,7 @@ class Epochs:
         query.move(Event.DECIDE)
 
     async def _record(self, query: _Query, commit: Commit) -> None:
-        """Make the decision durable; from then on the epoch is published, by this life or the next. StorageFailed."""
+        """Make the decision durable; from then on this life or the next publishes the epoch. Raises StorageFailed."""
         try:
             await self._ledger.put(
                 {
@@ -410,9 +411,9 @@ class Epochs:
         commit.earlier.clear()
 
     async def _retract(self, query: _Query) -> None:
-        """Make sure that a decision whose record failed is not on disk: whatever is put next replaces it.
+        """Make sure that a decision whose record failed is not on disk: the next put replaces that record.
 
-        An older decision that may be in its place is published, so this is its mark too.
+        An older decision that may be on disk instead is already published, so this put is also its mark.
         """
         if query.state is not State.UNSURE:
             return
@@ -422,7 +423,7 @@ class Epochs:
             self._let_go(query)
 
     async def _remove_decision(self, query: _Query) -> bool:
-        """Whether the ledger no longer has the query's decision, durably."""
+        """Remove the query's decision from the ledger; returns whether the removal is durable."""
         removed = self._ledger.put({f"{DECISION}{query.name}": None})
         await removed.settled()
         return removed.error is None
@@ -436,9 +437,9 @@ class Epochs:
                 commit.pins.append(stream.pin(target.start_offset))
 
     async def _publish(self, query: _Query, commit: Commit) -> None:
-        """Append the epoch's groups, drop its staged data, and have it marked; the answer does not wait for the mark.
+        """Append the epoch's groups, drop its staged data, and start the mark; the answer does not wait for the mark.
 
-        Raises StorageFailed, CorruptFile or UnknownTopicOrPartition: the epoch stays decided, `_retry` goes on.
+        Raises StorageFailed, CorruptFile or UnknownTopicOrPartition: the epoch stays decided, `_retry` continues.
         """
         try:
             await self._publisher.publish(commit)
@@ -458,7 +459,7 @@ class Epochs:
         query.carried_out = start(self._publish(query, query.under_way))
 
     async def _mark(self, query: _Query, commit: Commit) -> None:
-        """Note durably that the epoch is in all its streams; the pins hold until then."""
+        """Record durably that the epoch is in all its streams; the pins hold until then."""
         if commit.marking:
             return
         commit.marking = True
@@ -476,7 +477,7 @@ class Epochs:
     # ---- forgetting
 
     def _drop_old(self, query: _Query) -> None:
-        """Drop staged data of epochs that are through."""
+        """Drop staged data of epochs that are finished."""
         if query.last is not None:
             last_epoch = query.last.epoch
             attempts = self._staging.attempts(query.name)

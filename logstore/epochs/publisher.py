@@ -1,9 +1,9 @@
-"""Publishing one decided epoch into its streams, a few at a time.
+"""Publishes one decided epoch in its streams, a few streams at a time.
 
 Invariants:
-* A target leaves `Commit.remaining` only when its stream has the whole group durably, or is gone for good.
-* After a failure no further stream is started; `publish` raises once all appends in flight have settled.
-* A stream whose topic was deleted (or made anew: another id) since the decision is passed over and reported.
+* A target leaves `Commit.remaining` only when its stream holds the whole group durably, or is deleted.
+* After a failure no further append starts; `publish` raises once all appends in flight have settled.
+* A stream whose topic was deleted since the decision (or created again: another id) is skipped and reported.
 """
 
 from functools import partial
@@ -21,13 +21,14 @@ from logstore.log.stream import Stream
 from logstore.log.stream_state import Pin
 
 PUBLISH_WINDOW: Final = 4
-"""Streams of one epoch published at a time: each holds a few pieces of 1 MiB."""
+"""Streams of one epoch that are published at the same time: each holds a few pieces of 1 MiB."""
 
 
 class Commit:
-    """An epoch under way: what is decided, and which streams still lack it.
+    """An epoch in progress: its decision, and the streams that still lack it.
 
-    `earlier` are commits whose record may be on disk until this one's is; their pins and staged data are held too.
+    `earlier` are commits whose record may be on disk until the record of this commit is; their pins and staged data are
+    held too.
     """
 
     def __init__(self, decision: Decision, last: Last) -> None:
@@ -43,11 +44,11 @@ class Commit:
         )
 
     def covers(self, key: AttemptKey) -> bool:
-        """Whether an attempt's staged data may be needed for this commit."""
+        """Whether this commit may need an attempt's staged data."""
         return key in self._keys or any(commit.covers(key) for commit in self.earlier)
 
     def release_pins(self) -> None:
-        """Let go of the streams."""
+        """Release the pins of this commit and of the earlier ones."""
         for commit in self.earlier:
             commit.release_pins()
         for pin in self.pins:
@@ -56,7 +57,7 @@ class Commit:
 
 
 class Publisher:
-    """Makes groups of staged data and appends them."""
+    """Builds append groups from staged data and appends them."""
 
     def __init__(self, staging: Staging, store: Store, report: Report) -> None:
         self._staging = staging
@@ -64,7 +65,7 @@ class Publisher:
         self._report = report
 
     def find(self, target: Target) -> Stream | None:
-        """The stream of a target, or None if its topic is gone."""
+        """The stream of a target, or None if its topic was deleted."""
         try:
             if str(self._store.topic(target.topic).topic_id) != target.topic_id:
                 return None
@@ -75,7 +76,8 @@ class Publisher:
     async def publish(self, commit: Commit) -> None:
         """Append the epoch's group to every stream that lacks it.
 
-        Raises the first error of a stream (StorageFailed, CorruptFile), once all appends in flight have settled.
+        Raises the first error of a stream (StorageFailed, CorruptFile, UnknownTopicOrPartition), once all appends in
+        flight have settled.
         """
         await for_each(list(commit.remaining), partial(self._append, commit), max_in_flight=PUBLISH_WINDOW)
 
@@ -90,7 +92,7 @@ class Publisher:
         commit.remaining.remove(target)
 
     def _group(self, decision: Decision, target: Target) -> EpochGroup:
-        """The group of one stream. CorruptFile if staged data that was decided upon is gone."""
+        """The append group of one stream. Raises CorruptFile if staged data of the decision is missing."""
         extents: list[Extent] = []
         attempts: list[str] = []
         for task in decision.tasks:

@@ -1,6 +1,6 @@
-"""Reads staged output back, to be published: pieces of whole, checked batches.
+"""Reads staged output back for publication: pieces of whole, checked batches.
 
-Invariant: a batch leaves the staging area only if its own CRC-32C still holds.
+Invariant: a batch leaves the staging area only if its own CRC-32C still matches.
 """
 
 from collections import deque
@@ -26,7 +26,7 @@ class StagedReader:
     def next_piece(self) -> Ticket[bytearray | None]:
         """The next batches, at most PIECE_BYTES of them or one batch; None at the end.
 
-        The ticket fails with CorruptFile if a batch is no longer what was staged, with StorageFailed if reading fails.
+        The ticket fails with CorruptFile if a staged batch is damaged, with StorageFailed if a read fails.
         """
         if self._is_reading:
             raise AssertionError("one piece at a time")
@@ -41,14 +41,14 @@ class StagedReader:
                 piece = self._cut(extents, found, piece_bytes)
                 if piece:
                     return piece
-                # Not even one batch fitted: its header says how much to read.
+                # Not even one batch fitted: its header gives the size to read.
                 piece_bytes = parse_header(found[0]).size_bytes
             except (CorruptBatch, CorruptFile, UnsupportedBatchFormat) as error:
                 raise CorruptFile(f"staged data in {extents[0].path} is damaged: {error}") from error
         return None
 
     def _take_extents(self, piece_bytes: int) -> list[Extent]:
-        """Extents worth one piece from the front; what the piece does not hold of the last extent is put back later."""
+        """Take extents for one piece from the front; `_cut` puts back what the piece does not hold of an extent."""
         taken: list[Extent] = []
         left = piece_bytes
         while self._extents and left > 0 and (not taken or self._extents[0].length <= left):
@@ -68,7 +68,7 @@ class StagedReader:
         return found
 
     def _cut(self, extents: list[Extent], found: list[bytes], piece_bytes: int) -> bytearray:
-        """The whole batches of what was read; the rest of an extent goes back to the front."""
+        """The whole batches of the data read; the rest of an extent goes back to the front."""
         piece = bytearray()
         for extent, data in zip(extents, found, strict=True):
             whole = _whole_batches(extent, min(extent.length, piece_bytes), data)
@@ -79,7 +79,7 @@ class StagedReader:
 
 
 def _whole_batches(extent: Extent, asked_bytes: int, data: bytes) -> int:
-    """Length of the whole batches at the start of `data`, each checked.
+    """Total length of the whole batches at the start of `data`, each checked.
 
     Raises CorruptBatch, UnsupportedBatchFormat or CorruptFile.
     """

@@ -1,15 +1,16 @@
-"""Staged output: what Spark's tasks have written for epochs that are not decided yet, one file per task attempt.
+"""Staged output: the output of Spark's tasks for epochs that are not decided yet, one file per task attempt.
 
 Invariants:
-* A ticket of `stage` settles only when the frame, and on its first frame the file's name, are durable. Frames of one
-  attempt that wait together become one write and one sync; attempts do not wait for each other.
-* An attempt whose write or sync failed is dead: its file goes, its frames never count, nobody syncs it again. The
-  client stages anew under another attempt.
-* A frame counts after a restart only if its checksums hold; a torn end is cut, and what is kept is synced before use.
+* A ticket of `stage` settles only when the frame is durable, and with the first frame the file's name. Waiting frames
+  of one attempt share one write and one sync; attempts do not wait for each other.
+* An attempt whose write or sync failed is dead: its file is removed, its frames never count, the file is never synced
+  again. The client stages the output again under another attempt.
+* A frame counts after a restart only if its checksums match; a torn end is cut, and the kept frames are synced before
+  use.
 * All staged bytes together stay below `limit_bytes`.
-* A batch leaves this room only if its own CRC-32C still holds.
+* A batch leaves the staging area only if its own CRC-32C still matches.
 
-It does not know which epochs are decided: `logstore.epochs.epochs` says what to drop.
+This module does not know which epochs are decided: `logstore.epochs.epochs` names the attempts to drop.
 """
 
 import enum
@@ -38,9 +39,9 @@ from logstore.log.ticket import Ticket
 
 DIRECTORY: Final = "staging"
 PIECE_BYTES: Final = 1024 * 1024
-"""What is read, checked and handed to a stream at a time (one batch, if a batch is larger)."""
+"""Size of the pieces that are read, checked and passed to a stream (one batch, if a batch is larger)."""
 LAST_WRITE_BYTES: Final = 64 * 1024 * 1024
-"""More than one write of an attempt holds: its frames come one after the other, each at most a request."""
+"""More than one write of an attempt can hold: frames arrive one after the other, each at most one request large."""
 DEFAULT_LIMIT_BYTES: Final = 4 * 1024 * 1024 * 1024
 _READABLE_CHARACTERS: Final = 40
 _NAME: Final = re.compile(r".*-(\d+)\.staged")
@@ -49,19 +50,19 @@ Ready = Callable[[JobSource], None]
 
 
 class State(enum.Enum):
-    """Where an attempt's file is."""
+    """The state of an attempt's file."""
 
-    EMPTY = "empty"  # there is no file, and nothing is being written
+    EMPTY = "empty"  # there is no file, and no write is in flight
     WRITING = "writing"  # a write is in flight
-    DURABLE = "durable"  # the file holds what was written, synced
-    DROPPING = "dropping"  # a write is in flight, and the file is to go behind it
-    DOOMED = "doomed"  # the file is to go
+    DURABLE = "durable"  # the file holds all written frames, synced
+    DROPPING = "dropping"  # a write is in flight; the file will be removed after it
+    DOOMED = "doomed"  # the file will be removed
     REMOVING = "removing"  # the removal is in flight
-    GONE = "gone"  # there is no file, and there will be none
+    GONE = "gone"  # there is no file, and none will be created
 
 
 class Event(enum.Enum):
-    """What happens to it."""
+    """What happens to an attempt's file."""
 
     WRITE = "write"
     SYNCED = "synced"
@@ -108,7 +109,7 @@ class Extent(NamedTuple):
 
 
 class Attempt:
-    """One attempt's file: appends what was staged, group-committed, and removes itself when dropped."""
+    """One attempt's file: appends staged frames with group commit, and removes the file when dropped."""
 
     def __init__(self, key: AttemptKey, path: str, ready: Ready, settled: "Callable[[Attempt], None]") -> None:
         self.key = key
@@ -142,7 +143,7 @@ class Attempt:
         return self.frames[-1].header.staged_ms if self.frames else 0
 
     def stage(self, position: int, parts: tuple[Part, ...], data: Buffer, now_ms: int) -> Ticket[int]:
-        """Append a frame, or find the one that is there. StagePosition, StorageFailed."""
+        """Append a frame, or return the ticket of the same frame. Raises StagePosition, StorageFailed."""
         if self.failure is not None:
             raise self.failure
         if position < len(self.frames):
@@ -168,7 +169,7 @@ class Attempt:
         return ticket
 
     def extents(self, topic: str, partition: int, frames: int) -> Iterator[Extent]:
-        """Where the batches of one stream are, in the first `frames` frames."""
+        """The extents of one stream's batches in the first `frames` frames."""
         for frame in self.frames[:frames]:
             position = frame.start + frame.header.header_bytes
             for part in frame.header.parts:
@@ -177,14 +178,14 @@ class Attempt:
                 position += part.length_bytes
 
     def move(self, event: Event) -> None:
-        """Take the step that the table allows."""
+        """Take the step for `event` in TRANSITIONS."""
         following = TRANSITIONS.get((self.state, event))
         if following is None:
             raise AssertionError(f"attempt {self.key.attempt!r}: {event.value} in state {self.state.value}")
         self.state = following
 
     def drop(self) -> None:
-        """Forget the frames and remove the file, behind what is in flight."""
+        """Forget the frames and remove the file, after any operation in flight."""
         self.move(Event.DROP)
         if self.state is State.GONE:
             self._forget()
@@ -193,7 +194,7 @@ class Attempt:
             self._ready(self)
 
     def take_job(self) -> Job | None:
-        """The next write of frames that wait, or the removal of the file."""
+        """The write of all waiting frames, or the removal of the file."""
         if self.state is State.DOOMED:
             return self._removal()
         waiting = self.frames[self.durable_frames :]
@@ -225,7 +226,7 @@ class Attempt:
         self._forget(self.failure)
 
     def _forget(self, reason: StorageFailed | None = None) -> None:
-        """No frame counts; those that wait are told so."""
+        """Forget all frames; the tickets of waiting frames fail."""
         waiting = self.frames[self.durable_frames :]
         self.frames.clear()
         self._data.clear()
@@ -234,7 +235,7 @@ class Attempt:
             frame.ticket.fail(reason or StorageFailed(f"attempt {self.key.attempt!r} was dropped before it was staged"))
 
     def _removal(self) -> Job:
-        """The job that removes the file. Without a directory sync: a file that comes back is dropped again."""
+        """The job that removes the file, without a directory sync: a file that reappears is dropped again."""
         self.move(Event.REMOVE)
         self._forget()
         return Job([Remove(self.path, optional=True)], self._removed, lambda *_: self._removed())
@@ -245,7 +246,7 @@ class Attempt:
 
 
 class Staging:
-    """All attempts' files, and the room they may take."""
+    """The files of all attempts, and the limit on their total size."""
 
     def __init__(self, ready: Ready, report: Report, *, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
         self._ready = ready
@@ -255,11 +256,13 @@ class Staging:
         self._limit_bytes = limit_bytes
         self._next_serial = 0
         self.used_bytes = 0
-        """Bytes of all files, those being written or removed included."""
+        """Bytes of all files, including files being written or removed."""
 
     @classmethod
     def open(cls, fs: FileSystem, ready: Ready, report: Report, *, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> "Staging":
-        """The staging area of a data directory, with every whole frame. Blocks; OSError, UnknownFormatVersion."""
+        """Open the staging area of a data directory with all whole frames. Blocks. Raises OSError,
+        UnknownFormatVersion.
+        """
         staging = cls(ready, report, limit_bytes=limit_bytes)
         fs.make_directory(DIRECTORY)
         fs.sync_directory("")
@@ -284,12 +287,12 @@ class Staging:
             return
         if whole_bytes < size_bytes:
             fs.truncate(path, whole_bytes)
-        # A process that was killed leaves frames that only the page cache holds, and after a failed sync not even a
-        # sync that succeeds brings those to the disk: what the last write may have held is written again.
+        # A killed process leaves frames that only the page cache holds, and after a failed sync even a successful sync
+        # does not write them to the disk: the bytes that the last write may have held are written again.
         rewrite(fs, path, max(0, whole_bytes - LAST_WRITE_BYTES), whole_bytes)
         fs.sync(path)
         older = self._attempts.get(headers[0].key)
-        if older is not None:  # dropped before, but its removal was not durable; the later file counts
+        if older is not None:  # dropped earlier, but its removal was not durable; the later file counts
             fs.remove(older.path)
             self.used_bytes -= older.size_bytes
         self._attempts[headers[0].key] = Attempt.recovered(headers, path, self._ready, self._removed)
@@ -298,10 +301,10 @@ class Staging:
     def stage(
         self, key: AttemptKey, position: int, parts: tuple[Part, ...], data: Buffer, *, now_ms: int
     ) -> Ticket[int]:
-        """Stage the frame `position` of an attempt; the result is the number of frames up to it, once durable.
+        """Stage the frame `position` of an attempt; the result is `position` + 1, once the frame is durable.
 
         The caller has checked the batches. `data` is kept until it is written. Raises StagePosition, or StorageFailed
-        if the attempt's disk failed or the area is full.
+        if a write of the attempt failed or the area is full.
         """
         attempt = self._attempts.get(key)
         if (attempt is None or position >= len(attempt.frames)) and self.used_bytes + len(data) > self._limit_bytes:
@@ -318,7 +321,7 @@ class Staging:
         return ticket
 
     def _new_path(self, key: AttemptKey) -> str:
-        """A name nobody has used: readable in front, unique by hash and serial number, of bounded length."""
+        """A new file name: starts with readable text, unique by hash and serial number, of bounded length."""
         readable = re.sub(r"[^A-Za-z0-9_.]", "_", key.query)[:_READABLE_CHARACTERS]
         digest = hashlib.blake2s(repr(tuple(key)).encode(), digest_size=8).hexdigest()
         serial = self._next_serial
@@ -326,7 +329,7 @@ class Staging:
         return f"{DIRECTORY}/{readable}-e{key.epoch}-t{key.task}-{digest}-{serial}.staged"
 
     def get(self, key: AttemptKey) -> Attempt | None:
-        """An attempt that has staged something."""
+        """The attempt with this key, or None if it has staged nothing."""
         return self._attempts.get(key)
 
     def attempts(self, query: str) -> list[Attempt]:
@@ -338,7 +341,7 @@ class Staging:
         return list(self._attempts.values())
 
     def drop(self, attempts: Iterable[Attempt]) -> int:
-        """Remove these attempts' files in the background; returns their bytes."""
+        """Remove the files of these attempts in the background; returns their total bytes."""
         dropped_bytes = 0
         for attempt in attempts:
             if self._attempts.get(attempt.key) is attempt:
@@ -355,7 +358,7 @@ class Staging:
 
 
 def _scan(fs: FileSystem, path: str) -> Iterator[FrameHeader]:
-    """Headers of the frames from the start of a file up to the first that is not whole."""
+    """Headers of the frames of a file, up to the first frame that is not whole."""
     start, expected = 0, 0
     key: AttemptKey | None = None
     while True:

@@ -1,1 +1,1 @@
-"""Bytes in, bytes out: every format Cairn reads or writes, without any I/O. The byte tables are in docs/format.md."""
+"""Encoders and decoders of every format that Cairn reads or writes, without I/O. Byte tables: docs/format.md."""

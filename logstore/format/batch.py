@@ -1,10 +1,11 @@
-"""RecordBatch v2, Kafka's unit of everything: checked, stored, indexed and sent unchanged.
+"""RecordBatch v2, Kafka's unit of transfer and storage: checked, stored, indexed and sent unchanged.
 
 Invariants:
-* Nothing here decodes records; a batch is a 61-byte header and opaque bytes.
-* `check_batch` is the only gate: what passes it has a sane length, magic 2, a matching CRC-32C and counts that agree.
-* The base offset and the leader epoch lie in front of the CRC's range, so they can be patched without touching it;
-  only `stamp_append_time` changes what lies behind, and the CRC with it.
+* This module does not decode records; a batch is a 61-byte header and opaque bytes.
+* `check_batch` is the only gate: a batch that passes has a valid length, magic 2, a matching CRC-32C and counts that
+  agree.
+* The base offset and the leader epoch are before the CRC's range, so they can be patched without changing the CRC. Only
+  `stamp_append_time` changes bytes inside the range, and updates the CRC.
 
 Source: Kafka's documentation, "Record Batch"; KIP-98.
 """
@@ -21,9 +22,9 @@ from logstore.interfaces import Buffer
 HEADER = struct.Struct(">qiibIhiqqqhii")
 HEADER_BYTES = HEADER.size
 LENGTH_OFFSET = 8
-"""Where the batch length stands; it counts the bytes behind itself."""
+"""Position of the batch length, which counts the bytes after itself."""
 LENGTH_OVERHEAD = 12
-"""Base offset and length field: what the length does not count."""
+"""Bytes of base offset and length field, which the batch length does not count."""
 MAGIC_OFFSET = 16
 CRC_OFFSET = 17
 CRC_START = 21
@@ -48,7 +49,7 @@ _EMPTY_LENGTH = HEADER_BYTES - LENGTH_OVERHEAD
 
 
 class BatchHeader(NamedTuple):
-    """The 61 bytes in front of a batch's records, in their order."""
+    """The fields of the 61 bytes before a batch's records, in order."""
 
     base_offset: int
     batch_length: int
@@ -71,22 +72,22 @@ class BatchHeader(NamedTuple):
 
     @property
     def next_offset(self) -> int:
-        """The offset behind the last record's."""
+        """The offset after the last record's."""
         return self.base_offset + self.last_offset_delta + 1
 
     @property
     def is_control(self) -> bool:
-        """Whether it holds control records, which clients skip."""
+        """Whether the batch holds control records, which clients skip."""
         return bool(self.attributes & CONTROL_BIT)
 
     @property
     def is_transactional(self) -> bool:
-        """Whether it belongs to a Kafka transaction."""
+        """Whether the batch belongs to a Kafka transaction."""
         return bool(self.attributes & TRANSACTIONAL_BIT)
 
     @property
     def has_log_append_time(self) -> bool:
-        """Whether its timestamps are the broker's."""
+        """Whether the batch's timestamps were set by the broker."""
         return bool(self.attributes & TIMESTAMP_TYPE_BIT)
 
     @property
@@ -98,7 +99,7 @@ class BatchHeader(NamedTuple):
 def parse_header(buffer: Buffer, position: int = 0) -> BatchHeader:
     """The header at `position`, with its length and magic checked but not its CRC.
 
-    Raises CorruptBatch if there are too few bytes or the length cannot be, UnsupportedBatchFormat for magic 0 and 1.
+    Raises CorruptBatch (too few bytes, invalid length, unknown magic), UnsupportedBatchFormat for magic 0 and 1.
     """
     if len(buffer) - position < HEADER_BYTES:
         if len(buffer) - position > MAGIC_OFFSET and buffer[position + MAGIC_OFFSET] in (0, 1):
@@ -120,7 +121,7 @@ _OLD_FORMAT = "message format {} is older than RecordBatch v2; use a client of K
 
 
 def check_batch(buffer: Buffer, position: int = 0) -> BatchHeader:
-    """The header at `position` of a batch that is whole and intact.
+    """The header of the batch at `position`, which must be whole and intact.
 
     Raises CorruptBatch (short, CRC-32C mismatch, counts that contradict each other) or UnsupportedBatchFormat.
     """
@@ -140,9 +141,9 @@ def check_batch(buffer: Buffer, position: int = 0) -> BatchHeader:
 
 
 def iterate_batches(buffer: Buffer) -> Iterator[tuple[int, BatchHeader]]:
-    """Positions and checked headers of batches that stand end to end.
+    """Positions and checked headers of batches end to end.
 
-    Raises CorruptBatch at the first that is not whole, trailing bytes included.
+    Raises CorruptBatch at the first batch that is not whole and intact, and at trailing bytes.
     """
     position, size = 0, len(buffer)
     while position < size:
@@ -158,8 +159,8 @@ def patch_base(buffer: bytearray | memoryview, position: int, base_offset: int, 
 
 
 def stamp_append_time(buffer: bytearray | memoryview, header: BatchHeader, now_ms: int) -> BatchHeader:
-    """Give the batch at the start of `buffer` (its header: `header`) LogAppendTime: each record's time is `now_ms`.
-    Returns the new header.
+    """Set LogAppendTime in the batch at the start of `buffer`, whose header is `header`: each record's time is
+    `now_ms`. Returns the new header.
     """
     _ATTRIBUTES.pack_into(buffer, CRC_START, header.attributes | TIMESTAMP_TYPE_BIT)
     _OFFSET.pack_into(buffer, _MAX_TIMESTAMP_OFFSET, now_ms)
@@ -168,9 +169,9 @@ def stamp_append_time(buffer: bytearray | memoryview, header: BatchHeader, now_m
 
 
 def empty_batch(header: BatchHeader) -> bytes:
-    """A batch without records over the same offsets: what a fetch ships in place of control batches.
+    """A batch without records over the same offsets; a fetch sends it in place of a control batch.
 
-    Kafka itself keeps such batches after compaction, so every client moves its position past them.
+    Kafka itself keeps such batches after compaction, so every client advances past them.
     """
     whole = bytearray(
         HEADER.pack(
@@ -194,7 +195,7 @@ def empty_batch(header: BatchHeader) -> bytes:
 
 
 def seal_batch(batch: bytearray) -> bytearray:
-    """Write length and CRC-32C of a batch whose other header fields and records are complete, and return it."""
+    """Write length and CRC-32C into a batch whose other header fields and records are complete, and return it."""
     _LENGTH.pack_into(batch, LENGTH_OFFSET, len(batch) - LENGTH_OVERHEAD)
     _CRC.pack_into(batch, CRC_OFFSET, crc32c(memoryview(batch)[CRC_START:]))
     return batch

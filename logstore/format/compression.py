@@ -1,10 +1,10 @@
-"""What is inside a compressed batch, opened as far as a bound.
+"""Decompresses the records of a batch, up to a limit.
 
-Invariants: of what a batch opens to, no more than `limit_bytes` are ever made, whatever its bytes claim; what does not
-fit comes as a prefix. (A codec's own window comes on top: it is never larger than what was made.)
+Invariants: decompression produces at most `limit_bytes`, whatever the batch claims; a larger result is returned as a
+prefix. (The window of the codec comes on top: it is never larger than the bytes produced.)
 
 Sources: Kafka's documentation, "Record Batch" (codecs 1 to 4); KIP-110 (zstd); xerial's snappy-java for the framing
-that the Java client puts around snappy blocks.
+that the Java client adds to snappy blocks.
 """
 
 import struct
@@ -26,12 +26,13 @@ _LENGTH = struct.Struct(">i")
 
 
 def open_records(body: Buffer, codec: int, limit_bytes: int) -> memoryview:
-    """The bytes of a batch's records from `body`, what stands behind the batch's header: all of them, or the first
-    `limit_bytes` if they are more.
+    """The bytes of a batch's records from `body`, the bytes after the batch's header: all of them, or the first
+    `limit_bytes` if there are more. Uncompressed records are returned whole, without a copy.
 
-    A raw snappy block that states more than `limit_bytes` gives an empty prefix, for it opens as a whole or not at all.
+    A raw snappy block that states more than `limit_bytes` gives an empty prefix, because it can only be decompressed as
+    a whole.
 
-    Raises CorruptBatch for a codec that does not exist, and for bytes that are not of that codec.
+    Raises CorruptBatch for an unknown codec, and for bytes that the codec cannot decompress.
     """
     if codec == NONE:
         return memoryview(body)
@@ -58,7 +59,7 @@ def _open_gzip(body: memoryview, limit_bytes: int) -> memoryview:
             waiting = inflater.unused_data
             if not waiting and at >= len(body):
                 return memoryview(opened)
-            inflater = zlib.decompressobj(wbits=_GZIP_WBITS)  # gzip allows several members, one behind the other
+            inflater = zlib.decompressobj(wbits=_GZIP_WBITS)  # gzip allows several members, one after the other
         elif not waiting and at >= len(body):
             raise CorruptBatch(f"gzip records end too early, after {len(opened)} bytes")
     return memoryview(opened)
@@ -84,7 +85,7 @@ def _open_snappy(body: memoryview, limit_bytes: int) -> memoryview:
 
 
 def _open_snappy_block(block: memoryview, limit_bytes: int) -> bytes | None:
-    """None if the block states more than `limit_bytes`: nothing is decompressed then."""
+    """The decompressed block; None, without decompression, if the block states more than `limit_bytes`."""
     if cramjam.snappy.decompress_raw_len(block) > limit_bytes:
         return None
     return bytes(cramjam.snappy.decompress_raw(block))
@@ -92,7 +93,7 @@ def _open_snappy_block(block: memoryview, limit_bytes: int) -> bytes | None:
 
 def _open_into(decompress_into: Callable[[memoryview, bytearray], int]) -> Callable[[memoryview, int], memoryview]:
     def opener(body: memoryview, limit_bytes: int) -> memoryview:
-        """The output is made as large as batches usually open to; up to the bound only for one that needs it."""
+        """Decompress into a buffer of a batch's usual size; only if that is too small, into one of `limit_bytes`."""
         size = min(limit_bytes, _USUAL_RATIO * len(body) + _SMALLEST_BYTES)
         while True:
             target = bytearray(size)
@@ -113,7 +114,7 @@ def _open_into(decompress_into: Callable[[memoryview, bytearray], int]) -> Calla
 _USUAL_RATIO = 16
 _SMALLEST_BYTES = 64 * 1024
 _NO_ROOM = "failed to write whole buffer"
-"""How cramjam says that the output is full: it holds the first bytes then."""
+"""The error of cramjam for a full output; the output then holds the first bytes."""
 
 _OPENERS: dict[int, Callable[[memoryview, int], memoryview]] = {
     GZIP: _open_gzip,

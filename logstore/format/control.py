@@ -1,14 +1,14 @@
-"""Control records: what Cairn writes between records for itself, in control batches that every Kafka client skips.
+"""Control records: Cairn's own entries between records, in control batches that every Kafka client skips.
 
 Invariants:
 * Key: int16 version 0, int16 type; exactly 4 bytes. Cairn's types start at 1000, far from Kafka's own (0 abort, 1
   commit, …).
-* Value: int16 version 0, then the length of a JSON object, the object, and opaque bytes. Every field is checked; an
-  unknown version is UnknownFormatVersion, an unknown type is None (somebody else's), anything else that does not add
-  up is CorruptBatch.
+* Value: int16 version 0, then the length of a JSON object, the object, and opaque bytes. Every field is checked: an
+  unknown version raises UnknownFormatVersion, an unknown type gives None (another program's record), any other error
+  raises CorruptBatch.
 * One control record per control batch, uncompressed.
-* BEGIN and END are the log's own. Footprints, closes and marks are a query's: the log stores them and looks at their
-  type alone.
+* BEGIN and END belong to the log. Footprints, closes and marks belong to a query: the log stores them and reads only
+  their type.
 
 Source: KIP-98 (control batches); CEC paper, section II.B (footprints and markers in the output stream); docs/format.md.
 """
@@ -39,17 +39,18 @@ CLOSES_TYPE = 1003
 MARK_TYPE = 1004
 FIRST_TYPE = 1000
 STATE_TYPES = frozenset((FOOTPRINTS_TYPE, CLOSES_TYPE, MARK_TYPE))
-"""What a query may stage among its batches."""
+"""Types of control records that a query may stage among its batches."""
 PEEK_BYTES = HEADER_BYTES + 27
-"""So much of a control batch holds its key, however long its varints: length 5, attributes 1, timestamp delta 10,
-offset delta 5, length of the key 1 and the key 4, one to spare."""
+"""The first bytes of a control batch that include its key, however long its varints: length 5, attributes 1, timestamp
+delta 10, offset delta 5, length of the key 1 and the key 4, one spare.
+"""
 _KEY = struct.Struct(">hh")
 _VALUE = struct.Struct(">hi")
 _VERSION = 0
 
 
 class Begin(NamedTuple):
-    """Opens an append group: whose it is, and how much stands between it and its END."""
+    """Opens an append group: its query, epoch, run and attempts, and the bytes and batches between BEGIN and END."""
 
     query: str
     epoch: int
@@ -69,7 +70,7 @@ class End(NamedTuple):
 
 
 class ControlRecord(NamedTuple):
-    """Any control record of ours: its type, its JSON fields, and the opaque bytes behind them (a view, not a copy)."""
+    """Any control record of Cairn: its type, its JSON fields, and the opaque bytes after them (a view, not a copy)."""
 
     kind: int
     fields: dict[str, Any]
@@ -80,10 +81,10 @@ class ControlRecord(NamedTuple):
 
 
 def encode_control_record(kind: int, fields: Mapping[str, Any], tail: Buffer, timestamp_ms: int) -> bytearray:
-    """A control batch with one record of that type; `tail` is copied once."""
+    """A control batch with one record of type `kind`; `tail` is copied once."""
     head = json.dumps(fields, separators=(",", ":")).encode()
     value_bytes = _VALUE.size + len(head) + len(tail)
-    # Behind the length: attributes, two deltas of 0, the key's length and the key; behind the value: no headers.
+    # After the length: attributes, two deltas of 0, the key's length and the key; after the value: no headers.
     front = bytearray(b"\0\0\0")
     write_varint(front, _KEY.size)
     front += _KEY.pack(_VERSION, kind)
@@ -100,9 +101,9 @@ def encode_control_record(kind: int, fields: Mapping[str, Any], tail: Buffer, ti
 
 
 def decode_control_record(buffer: Buffer, position: int = 0) -> ControlRecord:
-    """The record of the control batch at `position`, of whatever type; its tail is a view into `buffer`.
+    """The record of the control batch at `position`, of any type; its tail is a view into `buffer`.
 
-    Raises CorruptBatch (also for a key that is not of version 0: somebody else's) or UnknownFormatVersion.
+    Raises CorruptBatch (also for a key of another version, which Cairn did not write) or UnknownFormatVersion.
     """
     header = check_batch(buffer, position)
     kind = control_type(buffer, position)
@@ -121,10 +122,10 @@ def decode_control_record(buffer: Buffer, position: int = 0) -> ControlRecord:
 
 
 def control_type(buffer: Buffer, position: int = 0) -> int | None:
-    """The type number of the control batch at `position`, of which PEEK_BYTES are enough; None if its key is of a
-    version that is not ours.
+    """The type number of the control batch at `position`, whose first PEEK_BYTES are enough; None if Cairn does not
+    write its key version.
 
-    The checksum is the caller's business. Raises CorruptBatch if this is no control batch of one plain record.
+    The caller checks the checksum. Raises CorruptBatch if this is not a control batch of one uncompressed record.
     """
     header = parse_header(buffer, position)
     if not header.is_control or header.record_count != 1 or header.attributes & COMPRESSION_MASK:
@@ -137,7 +138,7 @@ def control_type(buffer: Buffer, position: int = 0) -> int | None:
 
 
 def known_type(batch: Buffer) -> int:
-    """The type of a batch, for the index: 0 if it is no control batch, or one that is not ours."""
+    """The type of a batch, for the index: 0 if it is not a control batch, or not one of Cairn's."""
     try:
         kind = control_type(batch)
     except CorruptBatch:
@@ -146,9 +147,9 @@ def known_type(batch: Buffer) -> int:
 
 
 def _skip_to_key(buffer: Buffer, position: int) -> tuple[int, int]:
-    """The key's length, and where the key starts."""
+    """The key's length, and the position of the key."""
     _, at = read_varint(buffer, position + HEADER_BYTES)
-    _, at = read_varint(buffer, at + 1)  # behind the attributes: timestamp delta
+    _, at = read_varint(buffer, at + 1)  # after the attributes: timestamp delta
     _, at = read_varint(buffer, at)
     return read_varint(buffer, at)
 
@@ -159,7 +160,7 @@ def _value(batch: memoryview, header: BatchHeader, position: int) -> memoryview:
     key_bytes, at = _skip_to_key(batch, 0)
     value_bytes, at = read_varint(batch, at + key_bytes)
     end = at + max(value_bytes, 0)
-    # One byte behind the value says that there are no headers.
+    # One byte after the value: the number of headers, 0.
     if start + length != header.size_bytes or end + 1 != header.size_bytes or batch[end]:
         raise CorruptBatch(f"the control record at {position} does not fill its batch")
     return batch[at:end]
@@ -169,7 +170,7 @@ def _value(batch: memoryview, header: BatchHeader, position: int) -> memoryview:
 
 
 def encode_control(control: Begin | End, *, timestamp_ms: int) -> bytearray:
-    """A control batch with that one record."""
+    """A control batch with this one record."""
     if isinstance(control, Begin):
         fields: dict[str, Any] = {**control._asdict(), "attempts": list(control.attempts)}
         return encode_control_record(BEGIN_TYPE, fields, b"", timestamp_ms)
@@ -178,7 +179,7 @@ def encode_control(control: Begin | End, *, timestamp_ms: int) -> bytearray:
 
 
 def decode_control(buffer: Buffer, position: int = 0) -> Begin | End | None:
-    """The control record of the control batch at `position`, or None if its type is not one of these.
+    """The BEGIN or END in the control batch at `position`, or None if the batch has another type.
 
     Raises CorruptBatch or UnknownFormatVersion.
     """
@@ -189,7 +190,7 @@ def decode_control(buffer: Buffer, position: int = 0) -> Begin | End | None:
 
 
 def log_record(record: ControlRecord) -> Begin | End | None:
-    """A record as one of the log's own, or None if its type is not one of these. Raises CorruptBatch."""
+    """A control record as BEGIN or END, or None if it has another type. Raises CorruptBatch."""
     kind, fields, tail = record
     if kind == BEGIN_TYPE:
         attempts = tuple(str(attempt) for attempt in fields.get("attempts", ()))

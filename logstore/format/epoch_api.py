@@ -1,15 +1,14 @@
-"""Cairn's own requests on the Kafka port: stage, decide, abort and describe an epoch; scan control batches. Bytes in,
-bytes out.
+"""Cairn's own requests on the Kafka port: stage, decide, abort and describe an epoch; scan control batches. No I/O.
 
-A request is a Kafka request with header version 1 and an API key Kafka does not use; its body is a length, a JSON
-object and raw bytes up to the end of the frame. A response is a correlation id and the same kind of body.
-docs/format.md has the tables.
+A request is a Kafka request with header version 1 and an API key that Kafka does not use. Its body is a length, a JSON
+object and raw bytes up to the end of the frame. A response is a correlation id and the same kind of body. The byte
+tables are in docs/format.md.
 
 Invariants:
 * `encode_*` and `decode_*` are exact inverses; sidecar and client use the same functions.
-* Bytes that cannot be decoded raise MalformedRequest and nothing else; counts and lengths are checked against what is
-  there.
-* Record batches travel as they are: nothing here looks into them.
+* Bytes that cannot be decoded raise MalformedRequest and no other error; counts and lengths are checked against the
+  bytes received.
+* Record batches are passed through unchanged: this module does not read them.
 """
 
 import struct
@@ -44,9 +43,9 @@ SCAN: Final = 30004
 API_KEYS: Final = frozenset((STAGE, DECIDE, ABORT, DESCRIBE, SCAN))
 API_VERSION: Final = 0
 
-# One staged piece. Bounds what the sidecar holds for one request; clients cut their output into pieces below it.
+# Largest staged piece. Bounds the memory for one request; clients cut their output into smaller pieces.
 MAX_STAGE_BYTES: Final = 16 * 1024 * 1024
-# More types of control records than anybody has use for.
+# More types of control records than any client needs.
 MAX_SCAN_TYPES: Final = 64
 
 _HEADER: Final = struct.Struct(">hhih")  # API key, version, correlation id, length of the client id (-1: null)
@@ -65,7 +64,7 @@ Outcome = Literal["committed", "duplicate", "skipped"]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The batches of one stream inside one staged piece."""
+    """The batches of one stream in a staged piece."""
 
     topic: str
     partition: int
@@ -76,7 +75,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class StageRequest:
-    """Stage one piece of a task attempt's output; `position` is the number of pieces the attempt has staged before.
+    """Stage one piece of a task attempt's output; `position` is the number of pieces that the attempt staged before.
 
     `data` holds the batches of `parts`, in that order, end to end.
     """
@@ -93,14 +92,14 @@ class StageRequest:
 
 @dataclass(frozen=True, slots=True)
 class StageReply:
-    """The piece is durable; `position` is the number of pieces that are."""
+    """The piece is durable; `position` is the number of durable pieces."""
 
     position: int
 
 
 @dataclass(frozen=True, slots=True)
 class TaskOutput:
-    """The attempt whose output counts for a task, and of how many pieces it consists."""
+    """The attempt whose output counts for a task, and its number of pieces."""
 
     task: int
     attempt: str
@@ -109,7 +108,7 @@ class TaskOutput:
 
 @dataclass(frozen=True, slots=True)
 class DecideRequest:
-    """Commit an epoch with exactly these attempts' output. `forget`: no later epoch will come (a batch job)."""
+    """Commit an epoch with exactly the output of these attempts. `forget`: no later epoch will follow (a batch job)."""
 
     query: str
     run: str
@@ -122,7 +121,7 @@ class DecideRequest:
 
 @dataclass(frozen=True, slots=True)
 class DecideReply:
-    """What became of the epoch, and the query's last committed epoch; of a duplicate the `positions` it went with."""
+    """The outcome, and the query's last committed epoch; for a duplicate also the `positions` of that epoch."""
 
     outcome: Outcome
     last_epoch: int
@@ -131,7 +130,7 @@ class DecideReply:
 
 @dataclass(frozen=True, slots=True)
 class AbortRequest:
-    """Drop what is staged for an epoch, unless it has been decided."""
+    """Drop the staged output of an epoch, unless the epoch has been decided."""
 
     query: str
     run: str
@@ -140,24 +139,24 @@ class AbortRequest:
 
 @dataclass(frozen=True, slots=True)
 class AbortReply:
-    """How many staged bytes were dropped."""
+    """The number of staged bytes that were dropped."""
 
     dropped_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class DescribeRequest:
-    """Ask what is known of a query."""
+    """Ask for the state of a query."""
 
     query: str
 
 
 @dataclass(frozen=True, slots=True)
 class DescribeReply:
-    """What is known of a query. `last_epoch` and `run` are None for a query never seen.
+    """The state of a query. `last_epoch` is None before the first decided epoch; `run` is None for an unknown query.
 
-    `state` is that of the epoch being committed (`logstore.epochs.decisions.State`), or "idle"; `positions` are the
-    last epoch's.
+    `state` is that of the epoch being committed (`logstore.epochs.decisions.State`), or "idle"; `positions` are those
+    of the last epoch.
     """
 
     last_epoch: int | None
@@ -170,9 +169,9 @@ class DescribeReply:
 
 @dataclass(frozen=True, slots=True)
 class ScanRequest:
-    """Ask for a stream's control batches in front of an offset (-1: the high watermark), newest first.
+    """Ask for a stream's control batches before an offset (-1: the high watermark), newest first.
 
-    `types`: the types of control records wanted; none: all. At most `max_bytes` of batches, but one at least.
+    `types`: the wanted types of control records (empty: all). At most `max_bytes` of batches, but at least one.
     """
 
     topic: str
@@ -184,9 +183,9 @@ class ScanRequest:
 
 @dataclass(frozen=True, slots=True)
 class ScanReply:
-    """Whole control batches end to end, newest first, at their true offsets; perhaps none.
+    """Whole control batches end to end, newest first, at their true offsets; may be empty.
 
-    Ask again with `next_before` for what is older; at or below `log_start_offset`, nothing is.
+    Older control batches: send the request again with `next_before`, until it is at or below `log_start_offset`.
     """
 
     batches: Buffer
@@ -203,7 +202,7 @@ Reply = StageReply | DecideReply | AbortReply | DescribeReply | ScanReply
 
 
 def encode_request(request: Request, *, correlation_id: int, client_id: str = "cairn") -> list[Buffer]:
-    """The bytes of a request without the 4 bytes of frame size in front; the raw part is not copied."""
+    """The bytes of a request without its leading 4 bytes of frame size; the raw part is not copied."""
     raw: Buffer = b""
     fields: dict[str, object]
     match request:
@@ -243,7 +242,7 @@ def encode_request(request: Request, *, correlation_id: int, client_id: str = "c
 
 
 def decode_request_header(frame: Buffer) -> tuple[int, int, int, str | None, int]:
-    """API key, version, correlation id, client id and the position of the body. MalformedRequest."""
+    """API key, version, correlation id, client id and the position of the body. Raises MalformedRequest."""
     if len(frame) < _HEADER.size:
         raise MalformedRequest(f"a request of {len(frame)} bytes is shorter than its header")
     api_key, version, correlation_id, length = _HEADER.unpack_from(frame)
@@ -256,7 +255,7 @@ def decode_request_header(frame: Buffer) -> tuple[int, int, int, str | None, int
 
 
 def decode_request(api_key: int, body: Buffer) -> Request:
-    """The request in a body (what follows the request header). MalformedRequest."""
+    """The request in a body (the bytes after the request header). Raises MalformedRequest."""
     fields, raw = decode_fields(body)
     if api_key == STAGE:
         return _decode_stage(fields, raw)
@@ -340,12 +339,12 @@ def _get_tasks(fields: Fields) -> tuple[TaskOutput, ...]:
 
 
 def encode_reply(reply: Reply | CairnError, *, correlation_id: int) -> bytes:
-    """The bytes of a response without the 4 bytes of frame size; an error is a reply too."""
+    """The bytes of a response without its 4 bytes of frame size; an error is also a reply."""
     return b"".join([_CORRELATION.pack(correlation_id), *encode_reply_body(reply)])
 
 
 def encode_reply_body(reply: Reply | CairnError) -> list[Buffer]:
-    """The body of a response: what follows the correlation id. The raw part is not copied."""
+    """The body of a response: the bytes after the correlation id. The raw part is not copied."""
     if isinstance(reply, ScanReply):
         return [encode_scan_reply(reply.next_before, reply.log_start_offset, reply.high_watermark), reply.batches]
     fields: dict[str, object] = {"error": None}
@@ -366,7 +365,7 @@ def encode_reply_body(reply: Reply | CairnError) -> list[Buffer]:
 
 
 def encode_scan_reply(next_before: int, log_start_offset: int, high_watermark: int) -> bytes:
-    """What stands in front of the batches in the answer to a scan."""
+    """The bytes before the batches in the answer to a scan."""
     return encode_fields(
         {
             "error": None,
@@ -378,7 +377,7 @@ def encode_scan_reply(next_before: int, log_start_offset: int, high_watermark: i
 
 
 def decode_reply(api_key: int, frame: Buffer) -> tuple[int, Reply | CairnError]:
-    """Correlation id and reply of a response frame (without its size); an error is a value. MalformedRequest."""
+    """Correlation id and reply of a response frame (without its size); an error is a value. Raises MalformedRequest."""
     if len(frame) < _CORRELATION.size:
         raise MalformedRequest(f"a response of {len(frame)} bytes is shorter than its correlation id")
     (correlation_id,) = _CORRELATION.unpack_from(frame)
@@ -427,10 +426,10 @@ def _decode_reply_fields(api_key: int, fields: Fields) -> Reply:
     raise MalformedRequest(f"{api_key} is none of Cairn's requests")
 
 
-# ---- errors on the wire: the class name, the message and what else the class carries
+# ---- errors on the wire: the class name, the message and the class's other fields
 
-# Errors these requests can raise whose constructor takes a message alone; others come back as CairnError with the
-# name in front.
+# Errors of these requests whose constructor takes only a message; others are decoded as CairnError with the class
+# name before the message.
 _PLAIN_ERRORS: Final[Mapping[str, type[CairnError]]] = {
     kind.__name__: kind
     for kind in (
@@ -482,11 +481,11 @@ def _decode_error(value: object) -> CairnError:
     return plain(message) if plain is not None else CairnError(f"{kind}: {message}")
 
 
-# ---- parts of a staged segment
+# ---- parts of a staged piece
 
 
 def part_fields(part: Part) -> dict[str, object]:
-    """A part as it stands in JSON."""
+    """The JSON fields of a part."""
     return {
         "topic": part.topic,
         "partition": part.partition,
@@ -497,7 +496,7 @@ def part_fields(part: Part) -> dict[str, object]:
 
 
 def get_parts(fields: Fields) -> tuple[Part, ...]:
-    """The list `parts`. MalformedRequest."""
+    """The list `parts`. Raises MalformedRequest."""
     return tuple(
         Part(
             topic=get_name(entry, "topic"),

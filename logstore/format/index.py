@@ -1,13 +1,13 @@
-"""The timestamp index beside a chunk: where offsets, timestamps and control batches stand, and what was durable.
+"""The timestamp index beside a chunk: positions of offsets, timestamps and control batches, and the durable length.
 
 Invariants:
-* A block is written only after the data it describes is synced, so a valid block proves that every byte of the chunk in
-  front of `durable_end` was on disk.
-* Blocks stand end to end; each has a CRC-32C over itself. Reading stops at the first that is not whole, intact and a
-  continuation of the one before: what is behind it is worth nothing.
-* Entries are sparse and rise in offset and position; control batches are all there, and so are places where damage
-  hides what was there (as control batches of an unknown type): whoever looks for control batches meets it.
-* The plain batch that follows a control batch has an entry, so control batches end where the next entry says.
+* A block is written only after the data it describes is synced, so a valid block proves that every byte of the chunk
+  before `durable_end` was on disk.
+* Blocks follow each other end to end; each has a CRC-32C over itself. Reading stops at the first block that is not
+  whole, intact and a continuation of the previous one: bytes after it are ignored.
+* Entries are sparse and rise in offset and position. Every control batch has an entry, and so has every damaged place
+  (as a control batch of an unknown type), so that a scan for control batches finds the damage.
+* The plain batch after a control batch has an entry, so a control batch ends where the next entry starts.
 
 Source: CEC paper, section IX (per-stream index from timestamp to position); byte table in docs/format.md.
 """
@@ -33,13 +33,13 @@ BLOCK = struct.Struct(">4sHHIqqqqI")
 else
 """
 _BLOCK_1 = struct.Struct(">4sHHIqqqI")
-"""Version 1 lacked the time written."""
+"""Version 1 lacks the time written."""
 _START = struct.Struct(">4sH")
 ENTRY = struct.Struct(">qqqII")
 """base offset, running maximum timestamp before it, position, CRC field of the batch there, flags"""
 CONTROL_FLAG = 1
 TYPE_SHIFT = 16
-"""The flags' upper half is the type of the control record; 0: unknown."""
+"""The upper half of the flags is the type of the control record; 0: unknown."""
 NO_TIMESTAMP = -1
 UNKNOWN_TIME = -1
 _CRC_BYTES = 4
@@ -48,7 +48,7 @@ _INVERTED = bytes([1]) + bytes(255)
 
 
 class IndexEntry(NamedTuple):
-    """One batch: its base offset, the maximum timestamp (ms) of all before it in the chunk, its place, its CRC."""
+    """One batch: base offset, maximum timestamp (ms) of all batches before it in the chunk, position, CRC, flags."""
 
     base_offset: int
     max_timestamp_before: int
@@ -68,9 +68,9 @@ class IndexEntry(NamedTuple):
 
 
 class IndexBlock(NamedTuple):
-    """Entries, and the chunk's state when they were written: all bytes before `durable_end` are synced.
+    """Entries, and the chunk's state when they were written: all bytes before `durable_end` were synced.
 
-    `written_ms`: the retention clock at the last append in front of `durable_end`; -1: unknown.
+    `written_ms`: the retention clock at the last append before `durable_end`; -1: unknown.
     """
 
     durable_end: int
@@ -89,7 +89,7 @@ def encode_block(block: IndexBlock) -> bytes:
 
 
 def decode_blocks(buffer: Buffer) -> tuple[list[IndexBlock], int]:
-    """The blocks at the start of `buffer` that hold, and the position behind the last of them.
+    """The valid blocks at the start of `buffer`, and the position after the last of them.
 
     Raises UnknownFormatVersion for an intact block of a newer version.
     """
@@ -103,8 +103,8 @@ def decode_blocks(buffer: Buffer) -> tuple[list[IndexBlock], int]:
 
 
 def decode_seal(end: Buffer) -> IndexBlock | None:
-    """The block without entries that ends a sealed chunk's index, from the index's last bytes (`BLOCK.size` or more);
-    None if there is none.
+    """The block without entries that ends a sealed chunk's index, from the index's last `BLOCK.size` bytes (all bytes
+    of a shorter index); None if there is none.
     """
     for layout in (BLOCK, _BLOCK_1):
         blocks, _ = decode_blocks(memoryview(end)[max(0, len(end) - layout.size) :])
@@ -114,7 +114,7 @@ def decode_seal(end: Buffer) -> IndexBlock | None:
 
 
 class IndexColumns(NamedTuple):
-    """A whole index file column by column: what a search needs, without an object for each entry."""
+    """A whole index file as columns: enough for a search, without an object for each entry."""
 
     offsets: array[int]
     max_before: array[int]
@@ -123,14 +123,14 @@ class IndexColumns(NamedTuple):
     control_positions: array[int]
     control_types: array[int]
     end: int
-    """Position in the file behind the last block that holds."""
+    """Position in the file after the last valid block."""
     durable_end: int
     is_sealed: bool
-    """Whether the last block has no entries, as a sealed chunk's has."""
+    """Whether the last block has no entries, which seals the chunk."""
 
 
 def decode_columns(buffer: Buffer) -> IndexColumns:
-    """The same blocks as `decode_blocks`, many times faster: a seek into a cold chunk waits for this.
+    """Decode the same blocks as `decode_blocks`, many times faster, because a seek into a cold chunk waits for this.
 
     Raises UnknownFormatVersion for an intact block of a newer version.
     """
@@ -144,7 +144,7 @@ def decode_columns(buffer: Buffer) -> IndexColumns:
     words = array("q", entries)
     if sys.byteorder == "little":
         words.byteswap()
-    # One byte for each entry: 1 for a control batch, else 0; and the other way round.
+    # One byte for each entry: 1 for a control batch, else 0; `plain` is the inverse.
     control = entries[ENTRY.size - 1 :: ENTRY.size]
     plain = control.translate(_INVERTED)
     offsets, max_before, positions, flags = (words[column::_ENTRY_WORDS] for column in range(_ENTRY_WORDS))
@@ -166,7 +166,7 @@ def _chosen(column: array[int], chosen: bytes) -> array[int]:
 
 
 def _intact(view: memoryview) -> Iterator[tuple[IndexBlock, memoryview, int]]:
-    """Each block without its entries, their bytes, and the position behind them, up to the first that does not hold."""
+    """Each block without its entries, their bytes, and the position after them, up to the first invalid block."""
     position = last_durable = last_offset = 0
     while position + _BLOCK_1.size <= len(view):
         magic, version = _START.unpack_from(view, position)

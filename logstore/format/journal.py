@@ -1,11 +1,11 @@
-"""The journal under a ledger: frames of changes to a small map, the first of them the whole map.
+"""The journal of a ledger: frames of changes to a small map; the first frame holds the whole map.
 
 Invariants:
-* Frames stand end to end, each with a CRC-32C over its header and body.
-* A frame says how much of the file was synced when it was written (`synced_end`). So a damaged frame in front of an
-  intact one that vouches for it is damage to durable data, never a torn write; only the last write of a file can be
-  torn.
-* The first frame is a snapshot; a file without an intact one never came to life.
+* Frames follow each other end to end, each with a CRC-32C over its header and body.
+* A frame records how much of the file was synced when the frame was written (`synced_end`). So a damaged frame before
+  the `synced_end` of a later, intact frame is damage to durable data, never a torn write; only the last write of a file
+  can be torn.
+* The first frame is a snapshot; a file without an intact snapshot was never in use.
 
 Source: docs/decisions (ledgers); byte table in docs/format.md.
 """
@@ -32,7 +32,7 @@ _CRC_AT = FRAME.size - 4
 
 
 class Frame(NamedTuple):
-    """Changes to the map (None: deleted); `kind` tells whether they are the whole map."""
+    """Changes to the map (None: deleted); `kind` tells whether the changes are the whole map."""
 
     kind: int
     synced_end: int
@@ -40,7 +40,7 @@ class Frame(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """What a file holds: its intact frames, and where the first byte that is not part of them stands."""
+    """The content of a file: its intact frames, and the position after the last of them."""
 
     frames: list[Frame]
     end: int
@@ -63,10 +63,10 @@ def encode_frame(frame: Frame) -> bytes:
 
 
 def scan_frames(buffer: Buffer, name: str) -> Scan:
-    """The intact frames from the start of `buffer`; what follows them is the torn end of the last write.
+    """The intact frames from the start of `buffer`; bytes after them are the torn end of the last write.
 
-    Raises CorruptFile (naming `name` and the position) if an intact frame further on vouches for what is damaged, and
-    UnknownFormatVersion for an intact frame of a newer version.
+    Raises CorruptFile (naming `name` and the position) if the `synced_end` of a later, intact frame shows that the
+    damaged bytes were durable, and UnknownFormatVersion for an intact frame of a newer version.
     """
     view = memoryview(buffer)
     frames: list[Frame] = []

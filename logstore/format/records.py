@@ -1,7 +1,7 @@
-"""Records inside a batch, one Python object each: the slow path, for control records, small clients and tests.
+"""Records of a batch as Python objects: the slow path, for control records, small clients and tests.
 
-Invariants: what `encode_batch` writes, `decode_batch` reads back; bytes that lie raise CorruptBatch, never anything
-else. The vectorised path for data is `spe_adapter.codec`.
+Invariants: `decode_batch` reads back what `encode_batch` writes; invalid bytes raise CorruptBatch and no other error.
+The vectorised path for data is `spe_adapter.codec`.
 
 Source: Kafka's documentation, "Record"; varints are zigzag-encoded (protobuf).
 """
@@ -36,7 +36,7 @@ def write_varint(target: bytearray, value: int) -> None:
 
 
 def read_varint(buffer: Buffer, position: int) -> tuple[int, int]:
-    """A zigzag varint and the position behind it. Raises CorruptBatch if it does not end in time."""
+    """A zigzag varint and the position after it. Raises CorruptBatch if the varint is too long or cut short."""
     if position < len(buffer) and (byte := buffer[position]) < 0x80:  # most are small
         return (byte >> 1) ^ -(byte & 1), position + 1
     encoded = shift = 0
@@ -59,7 +59,7 @@ def encode_batch(
     attributes: int = 0,
     control: bool = False,
 ) -> bytearray:
-    """One uncompressed batch of `records`, whose offsets count from `base_offset` (their own field is ignored)."""
+    """One uncompressed batch of `records`; their offsets count from `base_offset` (`Record.offset` is ignored)."""
     if not records:
         raise CorruptBatch("a batch has at least one record")
     base_timestamp = records[0].timestamp
@@ -111,7 +111,7 @@ def _write_bytes(target: bytearray, value: bytes | None) -> None:
 def decode_batch(buffer: Buffer, position: int = 0) -> list[Record]:
     """The records of the uncompressed batch at `position`.
 
-    Raises CorruptBatch if the batch or a record in it is not what it claims, or is compressed.
+    Raises CorruptBatch if the batch is damaged or compressed, or a record in it is malformed.
     """
     header = check_batch(buffer, position)
     if header.compression:
@@ -131,10 +131,11 @@ def decode_batch(buffer: Buffer, position: int = 0) -> list[Record]:
 
 
 def iterate_times(records: memoryview, header: BatchHeader) -> Iterator[tuple[int, int]]:
-    """Offset and timestamp (ms) of each record of a batch, and nothing else of them: a search that stops early pays for
-    what it passed only. `records` is what stands behind the header, decompressed, or the first bytes of that.
+    """Offset and timestamp (ms) of each record of a batch. Decodes no other field, and no record before it is
+    requested, so a search that stops early is cheap. `records`: the decompressed bytes after the header, or a prefix of
+    them.
 
-    Raises CorruptBatch where a record is not what it claims, or where the bytes end before the records do.
+    Raises CorruptBatch at a malformed record, or where the bytes end before the records do.
     """
     if header.has_log_append_time:  # the records' own times do not count
         yield from ((header.base_offset + delta, header.max_timestamp) for delta in range(header.record_count))

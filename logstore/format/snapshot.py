@@ -1,8 +1,9 @@
-"""Producer snapshots beside a chunk: which idempotent producers wrote what last, as of a position in the chunk.
+"""Producer snapshots beside a chunk: the last batches of idempotent producers, as of a position in the chunk.
 
 Invariants:
-* Blocks stand end to end, each with a CRC-32C; the last that holds counts. A block describes synced data only.
-* A producer keeps its last five batches: as many as a client may have in flight, so every duplicate is recognised.
+* Blocks follow each other end to end, each with a CRC-32C; the last valid block counts. A block describes synced data
+  only.
+* A producer's last five batches are kept: as many as a client may have in flight, so every duplicate is recognised.
 
 Source: KIP-98 (producer id, epoch, sequence); Kafka keeps the same in `.snapshot` files. Byte table in docs/format.md.
 """
@@ -36,7 +37,7 @@ class ProducerBatch(NamedTuple):
 
 
 class ProducerEntry(NamedTuple):
-    """One producer: its epoch, when it last wrote (ms), its last batches, oldest first."""
+    """One producer: its epoch, the time of its last append (ms), its last batches, oldest first."""
 
     producer_id: int
     epoch: int
@@ -45,7 +46,7 @@ class ProducerEntry(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """All producers of a stream as of `position` in the chunk, which is `next_offset` in the stream."""
+    """All producers of a stream as of `position` in the chunk, where `next_offset` is the next offset."""
 
     position: int
     next_offset: int
@@ -64,7 +65,7 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
 
 
 def decode_snapshots(buffer: Buffer) -> tuple[list[Snapshot], int]:
-    """The blocks at the start of `buffer` that hold, and the position behind the last of them.
+    """The valid blocks at the start of `buffer`, and the position after the last of them.
 
     Raises UnknownFormatVersion for an intact block of a newer version.
     """

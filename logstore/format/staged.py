@@ -1,13 +1,13 @@
-"""Staging files: one task attempt's output, as frames end to end, each with its own checksums.
+"""Staging files: the output of one task attempt as frames end to end, each with its own checksums.
 
 Invariants:
-* A frame names its attempt and its place in it, so a file can be understood without its name.
-* A frame counts only if it is whole: magic, version, both CRC-32Cs and the lengths agree. What follows the last whole
-  frame is torn and was never acknowledged.
-* The data of a frame is record batches as they were sent; the table says whose they are.
+* A frame names its attempt and its position in the attempt, so a file can be read without knowing its name.
+* A frame counts only if it is whole: magic, version, both CRC-32Cs and the lengths agree. Bytes after the last whole
+  frame are torn and were never acknowledged.
+* The data of a frame is record batches as the client sent them; the table gives their streams.
 
-Frame (big-endian): magic "CSTG" · uint16 version · uint16 0 · uint32 bytes of table · uint32 bytes of data ·
-uint32 CRC-32C of the data · uint32 CRC-32C of the 20 bytes before it and the table · table (JSON) · data.
+Frame (big-endian): magic "CSTG" · uint16 version · uint16 0 · uint32 bytes of table · uint32 bytes of data · uint32
+CRC-32C of the data · uint32 CRC-32C of the 20 bytes before it and the table · table (JSON) · data.
 """
 
 import json
@@ -27,13 +27,13 @@ VERSION: Final = 1
 _FIXED: Final = struct.Struct(">4sHHIII")
 _CRC: Final = struct.Struct(">I")
 HEADER_BYTES: Final = _FIXED.size + _CRC.size
-# A table is at most as long as the JSON of the request it came from.
+# More than the JSON of any request (MAX_FIELDS_BYTES), from which a table is made.
 MAX_TABLE_BYTES: Final = 16 * 1024 * 1024
 _INT64_MAX: Final = 2**63 - 1
 
 
 class AttemptKey(NamedTuple):
-    """Whose output it is: one execution of one task of one epoch of one run of a query."""
+    """Identifies an attempt: one execution of one task of one epoch of one run of a query."""
 
     query: str
     run: str
@@ -44,7 +44,7 @@ class AttemptKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FrameHeader:
-    """What stands in front of a frame's data. `position` counts the attempt's frames from 0."""
+    """The header before a frame's data. `position` counts the attempt's frames from 0."""
 
     key: AttemptKey
     position: int
@@ -63,7 +63,7 @@ class FrameHeader:
 def encode_frame_header(
     key: AttemptKey, *, position: int, staged_ms: int, parts: tuple[Part, ...], data: Buffer
 ) -> tuple[bytes, FrameHeader]:
-    """The bytes in front of `data`, and what they say."""
+    """The bytes before `data`, and the header that they encode."""
     fields = {**key._asdict(), "position": position, "staged_ms": staged_ms, "parts": [part_fields(p) for p in parts]}
     table = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
     data_crc = crc32c(data)
@@ -73,7 +73,7 @@ def encode_frame_header(
 
 
 def table_bytes(fixed: Buffer) -> int:
-    """Length of the table, from the first HEADER_BYTES of a frame. CorruptFile."""
+    """Length of the table, from the first HEADER_BYTES of a frame. Raises CorruptFile."""
     if len(fixed) < HEADER_BYTES:
         raise CorruptFile(f"{len(fixed)} bytes are fewer than a staged frame's header")
     magic, _, reserved, length, _, _ = _FIXED.unpack_from(fixed)
@@ -83,7 +83,7 @@ def table_bytes(fixed: Buffer) -> int:
 
 
 def decode_frame_header(buffer: Buffer) -> FrameHeader:
-    """The header of the frame at the start of `buffer`; its data need not be there.
+    """The header of the frame at the start of `buffer`; `buffer` need not include the data.
 
     Raises CorruptFile if bytes are missing or do not agree, UnknownFormatVersion for a newer layout.
     """
@@ -96,7 +96,7 @@ def decode_frame_header(buffer: Buffer) -> FrameHeader:
     if crc32c(view[HEADER_BYTES:end], crc32c(view[: _FIXED.size])) != expected:
         raise CorruptFile("the header of a staged frame does not match its checksum")
     _, version, _, _, data_bytes, data_crc = _FIXED.unpack_from(view)
-    # Only now: the version of a torn header says nothing.
+    # Checked only now, because the version in a torn header is meaningless.
     if version != VERSION:
         raise UnknownFormatVersion(f"staged frame of version {version}; this is version {VERSION}, upgrade Cairn")
     try:

@@ -1,5 +1,5 @@
-"""One stream and the store of all streams: state machines that do no I/O themselves.
+"""A stream, and the store of all streams: state machines that do no I/O themselves.
 
-They take bytes, time and the results of disk jobs, and give back jobs to run (`jobs`) and tickets that settle when
-those are done.
+They take bytes, time and the results of disk jobs; they return jobs to run (`jobs`) and tickets that settle when the
+jobs are done.
 """

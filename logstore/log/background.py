@@ -1,9 +1,9 @@
-"""Disk work beside the streams' own: directories to make, trees and files to remove, staged data to read back.
+"""Disk work other than stream writes: directories to create, trees and files to remove, staged data to read back.
 
 Invariants:
-* The jobs of one `BackgroundJobs` run one after the other, in the order they came; each settles its own ticket.
-* Who removes a file has made durable that nothing needs it, so a removal may fail, be lost in a crash or be done twice;
-  files that are left over are removed when the stream is opened next.
+* The jobs of one `BackgroundJobs` run one after the other, in the order of the calls; each settles its own ticket.
+* Before a caller removes a file, a durable record shows that the file is not needed. So a removal may fail, be lost in
+  a crash or be done twice; the next opening of the stream removes files that are left over.
 """
 
 from collections import deque
@@ -15,7 +15,7 @@ from logstore.log.jobs import Job, JobSource, Operation, Remove, SyncDirectory
 from logstore.log.ticket import Ticket
 
 FILES_PER_JOB: Final = 64
-"""A long removal gives way to other work in between."""
+"""A long removal lets other work run in between."""
 
 
 class BackgroundJobs:
@@ -27,7 +27,7 @@ class BackgroundJobs:
         self._in_flight = False
 
     def run(self, operations: Sequence[Operation]) -> Ticket[None]:
-        """Run operations in order; the ticket fails with StorageFailed at the first that fails."""
+        """Run operations in order; the ticket fails with StorageFailed at the first operation that fails."""
         ticket: Ticket[None] = Ticket()
         self._waiting.append((operations, ticket))
         self._notify(self)
@@ -57,7 +57,7 @@ class BackgroundJobs:
 
 
 class FileRemover:
-    """Removes files of one directory, oldest first, without holding up writes."""
+    """Removes files of one directory, oldest first, without blocking writes."""
 
     def __init__(self, directory: str, notify: Callable[[JobSource], None]) -> None:
         self._directory = directory
@@ -66,7 +66,7 @@ class FileRemover:
         self._in_flight = False
 
     def remove(self, paths: Sequence[str]) -> None:
-        """Remove these files some time soon."""
+        """Remove these files in the background."""
         self._paths.extend(paths)
         self._notify(self)
 

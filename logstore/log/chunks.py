@@ -1,8 +1,9 @@
-"""Chunks: the files of a stream, their sparse indexes, and how both are named.
+"""Chunks: the files of a stream, their sparse indexes, and the names of both.
 
 Invariants:
-* A chunk is batches end to end; its name is its base offset. It is valid only up to the base offset of the next.
-* `size_bytes` and `next_offset` count synced, visible data only; whatever stands behind is not part of the chunk.
+* A chunk holds batches end to end; its name is its base offset. It is valid only up to the base offset of the next
+  chunk.
+* `size_bytes` and `next_offset` count synced, visible data only; bytes after them are not part of the chunk.
 * A `SparseIndex` only grows, so a reader thread may search it while the loop's thread appends to it.
 """
 
@@ -28,18 +29,19 @@ from logstore.interfaces import FileSystem
 OFFSET_DIGITS = 20
 LOG_SUFFIX, INDEX_SUFFIX, PRODUCERS_SUFFIX = ".log", ".index", ".producers"
 INDEX_INTERVAL_BYTES = 16 * 1024
-"""Data between two sparse entries: small enough that a seek reads little, large enough that 10 GiB index in 20 MB."""
+"""Data between two sparse entries: small enough that a seek reads little, large enough that 10 GiB need 20 MB of index.
+"""
 INDEX_CACHE_BYTES = 12 << 20
-"""Indexes of sealed chunks in memory: at 24 bytes an entry those of 8 GiB, and of much more where batches are large."""
+"""Indexes of sealed chunks in memory: at 24 bytes per entry they cover 8 GiB, and much more if batches are large."""
 WRITE_BYTES = 1 << 20
-"""What is pending is joined into writes of about this size."""
+"""Pending appends are joined into writes of about this size."""
 WARM_BYTES = 1 << 30
-"""The newest data of a stream, which more than one reader may come for: its pages stay cached if the system likes."""
+"""The newest data of a stream, which several readers may read: the operating system may keep its pages cached."""
 MAX_APPEND_BYTES = 96 << 20
-"""No append, and so no batch, is larger, whatever the settings say."""
+"""Largest append, and so the largest batch, whatever the settings allow."""
 MAX_WRITE_BYTES = 16 << 20
-"""No single write is larger, unless it is one batch that is larger by itself. More bytes than this behind a damaged
-batch prove that it had been synced, unless its header claims more.
+"""Largest single write, unless one batch alone is larger. More bytes than this from the start of a damaged batch on
+prove that the batch had been synced, unless its header claims a larger size.
 """
 
 
@@ -57,7 +59,7 @@ def parse_chunk_name(name: str) -> tuple[int, str] | None:
 
 
 class ControlPlace(NamedTuple):
-    """Where a control batch is. `end` and `next_offset` are the next entry's, or the chunk's."""
+    """The place of a control batch. `end` and `next_offset` are those of the next entry, or of the chunk."""
 
     position: int
     base_offset: int
@@ -67,7 +69,7 @@ class ControlPlace(NamedTuple):
 
 
 class SparseIndex:
-    """Where in one chunk the batches stand: a sparse search table, and every control batch."""
+    """Positions of batches in one chunk: a sparse search table, and every control batch."""
 
     __slots__ = ("control_offsets", "control_positions", "control_types", "max_before", "offsets", "positions")
 
@@ -81,13 +83,13 @@ class SparseIndex:
 
     @property
     def size_bytes(self) -> int:
-        """What it takes in memory, about."""
+        """Approximate size in memory."""
         return 24 * len(self.offsets) + 18 * len(self.control_offsets)
 
     def add(self, entries: Sequence[IndexEntry]) -> None:
-        """Append entries, which rise in offset and position."""
+        """Append entries, in rising order of offset and position."""
         for entry in entries:
-            # Offsets last: a reader on another thread searches them first and then finds the rest in place.
+            # Offsets last: a reader on another thread searches them first, and must then find the other columns filled.
             if entry.flags & CONTROL_FLAG:
                 self.control_types.append(entry.control_type)
                 self.control_positions.append(entry.position)
@@ -101,18 +103,18 @@ class SparseIndex:
         """Position and base offset of a batch at or before the one that holds `offset`; None: the chunk's first."""
         at = bisect_right(self.offsets, offset) - 1
         plain = (self.positions[at], self.offsets[at]) if at >= 0 else None
-        # A reader amid many control batches must not walk through all of them again.
+        # A reader inside a long row of control batches must not walk through all of them again.
         at = bisect_right(self.control_offsets, offset) - 1
         control = (self.control_positions[at], self.control_offsets[at]) if at >= 0 else None
         return max(plain, control) if plain and control else plain or control
 
     def position_before_timestamp(self, timestamp_ms: int) -> tuple[int, int] | None:
-        """Position and base offset of a batch in front of which no record has this timestamp or a later one."""
+        """Position and base offset of a batch before which no record has this timestamp or a later one."""
         at = bisect_left(self.max_before, timestamp_ms) - 1
         return (self.positions[at], self.offsets[at]) if at >= 0 else None
 
     def controls_down(self, from_offset: int, before_offset: int, view: "ChunkView") -> Iterator[ControlPlace]:
-        """The control batches that start in that range of offsets, newest first."""
+        """The control batches from `from_offset` up to, not including, `before_offset`, newest first."""
         offsets, positions, plain = self.control_offsets, self.control_positions, self.positions
         low = bisect_left(offsets, from_offset)
         high = bisect_left(offsets, min(before_offset, view.next_offset), lo=low)
@@ -122,7 +124,7 @@ class SparseIndex:
         at = bisect_left(plain, end, hi=len(self.offsets))
         for number in range(high - 1, low - 1, -1):
             position, offset = positions[number], offsets[number]
-            if at and plain[at - 1] > position:  # other data between this one and the next
+            if at and plain[at - 1] > position:  # other data between this control batch and the next
                 at = bisect_right(plain, position, hi=at)
                 end, next_offset = plain[at], self.offsets[at]
             yield ControlPlace(position, offset, self.control_types[number], end, next_offset)
@@ -130,7 +132,7 @@ class SparseIndex:
 
 
 class IndexBuilder:
-    """Decides which batches get an entry; one for each chunk that is being written or scanned."""
+    """Decides which batches get an index entry; each chunk that is being written or scanned has its own builder."""
 
     __slots__ = ("_last_position", "max_timestamp")
 
@@ -141,14 +143,14 @@ class IndexBuilder:
     def note(
         self, header: BatchHeader, base_offset: int, position: int, entries: list[IndexEntry], kind: int = 0
     ) -> None:
-        """Take a batch into account; append the entry it deserves, if any, to `entries`.
+        """Take a batch into account; append its entry, if it gets one, to `entries`.
 
         `kind`: the type of a control batch's record, 0 if unknown.
         """
         if header.is_control:
             flags = CONTROL_FLAG | kind << TYPE_SHIFT
             entries.append(IndexEntry(base_offset, self.max_timestamp, position, header.crc, flags))
-            self._last_position = position - INDEX_INTERVAL_BYTES  # what follows shows where this one ends
+            self._last_position = position - INDEX_INTERVAL_BYTES  # the next entry shows where this batch ends
             return
         if position - self._last_position >= INDEX_INTERVAL_BYTES:
             entries.append(IndexEntry(base_offset, self.max_timestamp, position, header.crc, 0))
@@ -157,7 +159,7 @@ class IndexBuilder:
             self.max_timestamp = header.max_timestamp
 
     def note_damage(self, base_offset: int, position: int, entries: list[IndexEntry]) -> None:
-        """Take a damaged place into account, which may have been a control batch."""
+        """Take a damaged place into account; it may have been a control batch."""
         entries.append(IndexEntry(base_offset, self.max_timestamp, position, 0, CONTROL_FLAG))
         self._last_position = position - INDEX_INTERVAL_BYTES
 
@@ -172,31 +174,31 @@ class Chunk:
     size_bytes: int = 0
     max_timestamp: int = NO_TIMESTAMP
     written_ms: int = UNKNOWN_TIME
-    """The retention clock at the last append to it (`logstore.log.retention`)."""
+    """The retention clock at the last append to the chunk (`logstore.log.retention`)."""
     index: SparseIndex | None = field(default_factory=SparseIndex)
-    """In memory while the chunk is written; a sealed chunk's is loaded when it is needed."""
+    """Kept in memory while the chunk is written; the index of a sealed chunk is loaded when a reader needs it."""
     index_bytes: int = 0
     producers_bytes: int = 0
     index_damaged: bool = False
-    """A block could not be written: no more follow, so that the file never looks whole while entries are missing."""
+    """A block could not be written; no more are written, so that the file never looks whole with entries missing."""
 
     @property
     def log_path(self) -> str:
-        """Where its batches are."""
+        """Path of the batches."""
         return f"{self.directory}/{chunk_name(self.base_offset, LOG_SUFFIX)}"
 
     @property
     def index_path(self) -> str:
-        """Where its index is."""
+        """Path of the index."""
         return f"{self.directory}/{chunk_name(self.base_offset, INDEX_SUFFIX)}"
 
     @property
     def producers_path(self) -> str:
-        """Where its producer snapshots are."""
+        """Path of the producer snapshots."""
         return f"{self.directory}/{chunk_name(self.base_offset, PRODUCERS_SUFFIX)}"
 
     def view(self, *, is_cold: bool = False) -> "ChunkView":
-        """What a reader thread needs to know of it, unchanging."""
+        """An immutable view of the chunk for a reader thread."""
         return ChunkView(
             self.log_path,
             self.index_path,
@@ -211,7 +213,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class ChunkView:
-    """A chunk as of one moment, safe to hand to another thread."""
+    """A chunk as of one moment, safe to pass to another thread."""
 
     log_path: str
     index_path: str
@@ -221,11 +223,11 @@ class ChunkView:
     max_timestamp: int
     index: SparseIndex | None
     is_cold: bool = False
-    """So far behind the newest data that its pages are dropped behind a reader, not to push out what is warm."""
+    """Far enough from the newest data that its pages are dropped after a read, so that they do not evict warm pages."""
 
 
 class IndexCache:
-    """Indexes of sealed chunks, least recently loaded first out. For reader threads; a lost race costs one load."""
+    """Indexes of sealed chunks; evicts the least recently loaded. For reader threads; a lost race costs one load."""
 
     def __init__(self, max_bytes: int = INDEX_CACHE_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -239,19 +241,19 @@ class IndexCache:
         if index is None and fs.exists(view.index_path):
             data = fs.read(view.index_path, 0, fs.size(view.index_path))
             columns = decode_columns(data)
-            # Whole only if every block holds and the last one seals the chunk: a missing control batch would be a lie.
+            # Whole only if every block is intact and the last one seals the chunk: no control batch may be missing.
             if columns.end == len(data) and columns.durable_end == view.size_bytes and columns.is_sealed:
                 index = SparseIndex(columns)
                 self.keep(view.index_path, index)
         return index
 
     def keep(self, index_path: str, index: SparseIndex) -> None:
-        """Remember an index; the least recently loaded ones go if there is too much."""
+        """Keep an index; evict the least recently loaded ones if the cache exceeds its limit."""
         self._indexes[index_path] = index
         total = sum(kept.size_bytes for kept in list(self._indexes.values()))
         while total > self._max_bytes and len(self._indexes) > 1:
             total -= self._indexes.popitem(last=False)[1].size_bytes
 
     def forget(self, index_path: str) -> None:
-        """Drop an index whose file goes or changes."""
+        """Drop an index whose file is being removed or changed."""
         self._indexes.pop(index_path, None)

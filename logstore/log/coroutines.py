@@ -1,14 +1,14 @@
 """Straight-line code over tickets: coroutines that await tickets and nothing else, run without an event loop.
 
 Invariants:
-* A coroutine goes on as soon as the ticket it awaits has settled, inside the call that settled it, and before callbacks
-  that were added later. A ticket that has settled already does not suspend it.
-* A coroutine ends with a result or with a CairnError; any other exception is a defect and leaves through the call that
+* A coroutine resumes as soon as the ticket it awaits settles, inside the call that settles it, and before callbacks
+  that were added later. A ticket that has already settled does not suspend it.
+* A coroutine ends with a result or with a CairnError; any other exception is a defect and propagates to the call that
   resumed it.
-* Nobody cancels a coroutine. A suspended coroutine whose sidecar has ended is collected as garbage, which runs its
-  `finally` blocks: coroutines here have none, so that a former life's code cannot act in the next.
+* Coroutines are never cancelled. When a sidecar has ended, its suspended coroutines are garbage-collected, which runs
+  their `finally` blocks: coroutines here have none, so that code of a former life cannot act in the next.
 
-It imports no event loop: writer threads, a simulated disk and tests drive the same code.
+This module imports no event loop: writer threads, a simulated disk and tests drive the same code.
 """
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def start(coroutine: Coroutine[Any, Any, T]) -> Ticket[T]:
-    """Run a coroutine up to the first ticket that has not settled; the result settles when the coroutine ends."""
+    """Run a coroutine up to the first unsettled ticket; the returned ticket settles when the coroutine ends."""
     outcome: Ticket[T] = Ticket()
 
     def resume(_settled: Ticket[Any] | None) -> None:
@@ -36,7 +36,7 @@ def start(coroutine: Coroutine[Any, Any, T]) -> Ticket[T]:
         else:
             awaited.add_callback(resume)
             return
-        # Outside the handlers: what others raise when they learn of the outcome has nothing to do with it.
+        # Outside the handlers: an exception from a callback of `outcome` is not the coroutine's.
         if failure is None:
             outcome.succeed(result)
         else:

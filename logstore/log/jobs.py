@@ -1,9 +1,9 @@
-"""Disk work as data: what the state machines ask for, and what an executor (threads, or a simulated disk) runs.
+"""Disk work as data: state machines ask for jobs, and an executor (threads, or a simulated disk) runs them.
 
 Invariants:
-* A job's operations run in order, on one thread; the first that fails ends it, unless it is `optional`.
-* A job is given back exactly once, with `Job.done` or `Job.failed`, on the event loop's thread.
-* Every owner has at most one job in flight, so what a job writes is never behind another write to the same file.
+* A job's operations run in order, on one thread; the first operation that fails ends the job, unless it is `optional`.
+* A job ends exactly once, with `Job.done` or `Job.failed`, on the event loop's thread.
+* Every source has at most one job in flight, so two writes to the same file never wait for each other.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from logstore.interfaces import Buffer, FileSystem
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Write buffers at a position. `optional`: derived data, whose failure costs nothing but a rebuild."""
+    """Write buffers at a position. `optional`: the data is derived, so a failure costs only a rebuild."""
 
     path: str
     position: int
@@ -127,7 +127,7 @@ class RemoveDirectory:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Read up to `length` bytes; what came is appended to `into` (fewer than asked only at the end of the file)."""
+    """Read up to `length` bytes and append them to `into` (fewer bytes only at the end of the file)."""
 
     path: str
     position: int
@@ -145,9 +145,9 @@ Operation = Write | Create | Sync | SyncDirectory | Truncate | Rename | Remove |
 
 @dataclass(slots=True)
 class Job:
-    """Operations to run in order, and whom to tell.
+    """Operations to run in order, and the callbacks for the outcome.
 
-    `failed` gets the operation that failed and its error; operations after it were not run.
+    `failed` gets the operation that failed and its error; the operations after it did not run.
     """
 
     operations: Sequence[Operation]
@@ -158,7 +158,7 @@ class Job:
     def run(self, fs: FileSystem) -> tuple[Operation, OSError] | None:
         """Run the operations on `fs` (any thread). Returns the failure to report, or None.
 
-        Failures of optional operations are kept in `skipped`; the operations behind them still run.
+        Failures of optional operations are kept in `skipped`; the operations after them still run.
         """
         for operation in self.operations:
             try:
@@ -171,16 +171,16 @@ class Job:
 
 
 class JobSource(Protocol):
-    """Something that may have disk work: a stream, a ledger, a staging area."""
+    """An object that may have disk work: a stream, a ledger, a staged attempt."""
 
     def take_job(self) -> Job | None:
         """The next job, or None if there is none now or one is in flight."""
 
 
 class JobQueue:
-    """Which sources have work, first come first served, with at most `io_window` jobs in flight over all.
+    """The sources that have work, first come first served, with at most `io_window` jobs in flight in total.
 
-    Whoever runs the jobs asks `next_job` until it says None, runs them anywhere, and calls `finished` for each.
+    The executor calls `next_job` until it returns None, runs the jobs on any thread, and calls `finished` for each.
     """
 
     def __init__(self, io_window: int) -> None:
@@ -193,7 +193,7 @@ class JobQueue:
         self._ready.setdefault(source)
 
     def next_job(self) -> Job | None:
-        """The next job to run, or None: nothing to do, or the window is full."""
+        """The next job to run, or None if there is no work or the window is full."""
         while self._ready and self.in_flight < self._io_window:
             source = next(iter(self._ready))
             del self._ready[source]
@@ -204,7 +204,7 @@ class JobQueue:
         return None
 
     def finished(self, job: Job, failure: "tuple[Operation, OSError] | None") -> None:
-        """Give a job back with what `Job.run` returned."""
+        """Finish a job with the outcome that `Job.run` returned."""
         self.in_flight -= 1
         if failure is None:
             job.done()
@@ -213,5 +213,5 @@ class JobQueue:
 
     @property
     def idle(self) -> bool:
-        """Nothing in flight and nobody ready."""
+        """Whether no job is in flight and no source is ready."""
         return self.in_flight == 0 and not self._ready

@@ -2,13 +2,13 @@
 
 Invariants:
 * A `put` is atomic; its ticket settles once the change is synced. Puts made while a write is in flight share the next
-  one.
-* `get` sees a put at once. If the disk refuses, everything not yet synced is taken back and its tickets fail; the next
-  put starts a new file with the whole map, because nothing may be written behind bytes whose state is unknown.
-* One file lives at a time, `NAME.GENERATION`; a new one is written beside it, synced and renamed before the old one
-  goes. Bounded: a file is rewritten when it holds more dead than live bytes.
+  write.
+* `get` sees a put at once. If the disk refuses, all puts that are not synced are undone and their tickets fail. The
+  next put starts a new file with the whole map, because nothing may be written after bytes whose state is unknown.
+* One file is current at a time, `NAME.GENERATION`; a new one is written beside it, synced and renamed before the old
+  one is removed. Bounded: a file is rewritten when it holds more dead than live bytes.
 
-It knows nothing of what its keys and values mean.
+A ledger does not interpret its keys and values.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +22,7 @@ from logstore.log.ticket import Ticket
 DIRECTORY = "ledger"
 _DIGITS = 20
 ROLL_BYTES = 1 << 20
-"""A file below this size is not worth rewriting."""
+"""A smaller file is not worth rewriting."""
 
 
 class Ledger:
@@ -53,14 +53,14 @@ class Ledger:
             data = fs.read(path, 0, fs.size(path))
             scan = scan_frames(data, path)
             if not scan.frames or scan.frames[0].kind != KIND_SNAPSHOT:
-                # The name is given only after the snapshot is synced: an unreadable one was damaged later.
+                # The file gets its name only after its snapshot is synced: an unreadable snapshot was damaged later.
                 raise CorruptFile(f"{path}: its snapshot is damaged; restore the file from a copy")
             for frame in scan.frames:
                 _apply(ledger._durable, frame.changes)
             ledger._generation, ledger._size_bytes = generation, scan.end
             if scan.end < fs.size(path):
                 fs.truncate(path, scan.end)
-            # Written once more: pages of a sync that failed in the last life read well, but no sync would write them.
+            # Write the data again: pages whose sync failed in the last life read correctly, but no sync writes them.
             fs.write(path, 0, [data[: scan.end]])
             fs.sync(path)
             ledger._must_roll = False
@@ -71,7 +71,7 @@ class Ledger:
         return ledger
 
     def _sweep(self, fs: FileSystem, generations: list[int]) -> None:
-        """Remove what earlier lives left, and make the directory's state durable."""
+        """Remove files that earlier lives left, and make the directory's names durable."""
         for generation in generations:
             if generation != self._generation:
                 fs.remove(_path(self.name, generation))
@@ -81,11 +81,11 @@ class Ledger:
         fs.sync_directory(DIRECTORY)
 
     def get(self, key: str) -> bytes | None:
-        """The value of `key`, with puts that are not synced yet."""
+        """The value of `key`, including puts that are not synced yet."""
         return self._visible.get(key)
 
     def items(self, prefix: str = "") -> Iterator[tuple[str, bytes]]:
-        """All pairs whose key starts with `prefix`, in no order; a copy, so the ledger may change meanwhile."""
+        """All pairs whose key starts with `prefix`, unordered; a copy, so the ledger may change meanwhile."""
         return iter([pair for pair in self._visible.items() if pair[0].startswith(prefix)])
 
     def put(self, changes: Mapping[str, bytes | None]) -> Ticket[None]:
@@ -148,7 +148,7 @@ class Ledger:
         def failed(operation: Operation, error: OSError) -> None:
             self._in_flight = False
             self._must_roll = True
-            # The failed name may exist by now (a rename whose directory sync failed): never write it again.
+            # The new name may exist (the rename was done, the directory sync failed): never write this name again.
             self._generation += 1 if isinstance(operation, SyncDirectory) else 0
             behind, self._pending = self._pending, []
             self._visible = dict(self._durable)

@@ -1,10 +1,10 @@
-"""Idempotent producers: a batch counts once, in order, and only once it is synced.
+"""Idempotent producers: each batch is appended once and in order, and counts only after it is synced.
 
 Invariants:
-* `admit` decides against synced and pending batches together; `synced` moves a batch from pending to durable knowledge;
-  `fail_pending` forgets everything pending, as the stream fails everything behind a failed sync.
-* The duplicate of a pending batch gets that batch's own ticket: it is answered when, and as, the original is.
-* At most `max_producers` are remembered; the one that wrote least recently goes first.
+* `admit` checks a batch against synced and pending batches; `synced` moves a batch from pending to durable;
+  `fail_pending` forgets all pending batches, because the stream fails all appends after a failed sync.
+* The duplicate of a pending batch gets the ticket of that batch: both get the same answer at the same time.
+* At most `max_producers` are remembered; the one that wrote least recently is evicted first.
 
 Source: KIP-98, KIP-360.
 """
@@ -18,7 +18,7 @@ from logstore.format.batch import BatchHeader
 from logstore.format.snapshot import ProducerBatch, ProducerEntry
 
 REMEMBERED_BATCHES = 5
-"""As many requests as an idempotent client may have in flight."""
+"""The number of requests that an idempotent client may have in flight."""
 _SEQUENCE_MODULUS = 1 << 31
 
 T = TypeVar("T")
@@ -32,14 +32,14 @@ class _Pending(NamedTuple, Generic[T]):
 
 
 class Duplicate(NamedTuple, Generic[T]):
-    """A batch that is in the log already (`base_offset`) or on its way there (`ticket`)."""
+    """A batch that is already in the log (`base_offset`) or still pending (`ticket`)."""
 
     base_offset: int
     ticket: T | None
 
 
 class ProducerTable(Generic[T]):
-    """What a stream knows of its idempotent producers. T is the ticket type of pending batches."""
+    """A stream's state of its idempotent producers. T is the ticket type of pending batches."""
 
     def __init__(self, max_producers: int = 10_000) -> None:
         self._max_producers = max_producers
@@ -47,9 +47,9 @@ class ProducerTable(Generic[T]):
         self._pending: dict[int, list[_Pending[T]]] = {}
 
     def admit(self, header: BatchHeader, ticket: T) -> Duplicate[T] | None:
-        """Take a batch in as pending, or tell of which batch it is a duplicate.
+        """Add a batch as pending, or return the batch that it duplicates.
 
-        Raises InvalidProducerEpoch or OutOfOrderSequence; nothing changes then.
+        Raises InvalidProducerEpoch or OutOfOrderSequence, and then changes nothing.
         """
         first = header.base_sequence
         last = _last_sequence(header)
@@ -99,7 +99,7 @@ class ProducerTable(Generic[T]):
             )
 
     def synced(self, header: BatchHeader, base_offset: int, now_ms: int) -> None:
-        """A batch is durable at `base_offset`: it counts from now on. Also replays batches at recovery."""
+        """Note that a batch is durable at `base_offset`. Recovery also replays batches through this method."""
         pending = self._pending.get(header.producer_id)
         if pending:
             pending.pop(0)
@@ -115,7 +115,7 @@ class ProducerTable(Generic[T]):
             self._durable.popitem(last=False)
 
     def fail_pending(self) -> None:
-        """Forget everything that is not synced."""
+        """Forget all batches that are not synced."""
         self._pending.clear()
 
     def expire(self, before_ms: int) -> None:
@@ -129,7 +129,7 @@ class ProducerTable(Generic[T]):
         self._durable = OrderedDict((entry.producer_id, entry) for entry in entries)
 
     def entries(self) -> list[ProducerEntry]:
-        """All durable knowledge, least recently written first."""
+        """All producers with synced batches, least recently written first."""
         return list(self._durable.values())
 
 

@@ -1,8 +1,8 @@
-"""Read-ahead: what a catch-up read found beyond what was asked for, and what it will ask for next.
+"""Read-ahead: batches that a catch-up read found beyond the requested size, or that a reader will request next.
 
 Invariants:
-* What is here has been checked, and is contiguous from its key's offset on; it is handed out once.
-* Bounded: `max_bytes` over all readers, oldest out first. Losing an entry costs a read, nothing else.
+* Entries are checked and contiguous from their key's offset on; each is handed out once.
+* Bounded: `max_bytes` over all readers; the oldest entry is evicted first. Losing an entry only costs a read.
 
 Source: CEC paper, section IX (asynchronous reads issued ahead of the network).
 """
@@ -16,11 +16,11 @@ from logstore.interfaces import Buffer
 from logstore.log.reading import ReadResult
 
 MAX_POSITIONS = 256
-"""Readers whose place is remembered, to tell reading on from seeking."""
+"""Readers whose place is remembered, to tell sequential reads from seeks."""
 
 
 class Place(NamedTuple):
-    """Where a reader is: in which stream, at which offset, with control batches or without."""
+    """A reader's place: the stream, the offset, and whether it reads control batches."""
 
     stream: Hashable
     offset: int
@@ -28,7 +28,7 @@ class Place(NamedTuple):
 
 
 class ReadAhead:
-    """Checked batches that readers will ask for soon."""
+    """Checked batches that readers will request soon."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -37,11 +37,11 @@ class ReadAhead:
         self._positions: OrderedDict[Place, None] = OrderedDict()
 
     def holds(self, place: Place) -> bool:
-        """Whether something is here for that place."""
+        """Whether there is an entry for this place."""
         return place in self._entries
 
     def put(self, place: Place, result: ReadResult) -> None:
-        """Keep what follows a place."""
+        """Keep the batches that follow a place."""
         if not result.buffers or result.size_bytes > self._max_bytes:
             return
         self._forget(place)
@@ -56,7 +56,7 @@ class ReadAhead:
             self._used_bytes -= gone.size_bytes
 
     def take(self, place: Place, max_bytes: int) -> ReadResult | None:
-        """What is here for a place, up to `max_bytes` (at least one batch); the rest stays for the next one."""
+        """Take the entry of a place, up to `max_bytes` (at least one batch); the rest stays for the next place."""
         found = self._entries.get(place)
         if found is None:
             return None
@@ -66,11 +66,11 @@ class ReadAhead:
         return served
 
     def is_sequential(self, place: Place) -> bool:
-        """Whether somebody was served up to exactly there, and so is reading on."""
+        """Whether a reader was served up to exactly this place, and so is reading sequentially."""
         return place in self._positions
 
     def note(self, place: Place, next_offset: int) -> None:
-        """A reader has been served from `place` up to `next_offset`."""
+        """Note that a reader was served from `place` up to `next_offset`."""
         self._positions.pop(place, None)
         self._positions[place._replace(offset=next_offset)] = None
         while len(self._positions) > MAX_POSITIONS:

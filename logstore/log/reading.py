@@ -1,9 +1,9 @@
-"""Catch-up reads: from chunk files, in large pieces, every batch checked before it is served.
+"""Catch-up reads: read chunk files in large pieces and check every batch before it is served.
 
 Invariants:
-* What is returned is whole batches that pass `check_batch`; damage raises CorruptChunk with the offsets that are lost.
+* Reads return whole batches that pass `check_batch`; damage raises CorruptChunk with the offsets that are lost.
 * Control batches are replaced by empty batches over the same offsets unless the reader asks for them.
-* Runs on reader threads: it sees chunks through unchanging views, and touches nothing of the streams.
+* Runs on reader threads: reads chunks through immutable views and does not touch the streams.
 """
 
 from collections.abc import Iterator
@@ -26,19 +26,19 @@ from logstore.interfaces import Buffer, FileSystem
 from logstore.log.chunks import ChunkView, IndexBuilder, IndexCache, SparseIndex
 
 READ_BYTES = 256 * 1024
-"""A catch-up read never asks the disk for less (CEC paper, section II.B)."""
+"""Smallest request of a catch-up read to the disk (CEC paper, section II.B)."""
 SEEK_READ_BYTES = 32 * 1024
-"""A look-up reads about one index interval."""
+"""Size of a look-up's reads: about one index interval."""
 WINDOW_LIMIT_BYTES = 4 << 20
-"""One read never holds more than this, however much a reader asks for."""
+"""Largest piece that is read from a file at a time, however much a reader asks for, unless one batch is larger."""
 WALK_LIMIT_BYTES = 16 << 20
-"""A reader who does not see control batches is answered at the latest when it has passed so much of them."""
+"""A read that hides control batches ends at the latest after it has walked this many bytes."""
 MAX_OPENED_BYTES = 64 << 20
-"""A look-up opens a compressed batch up to here: whatever a batch of a few KiB claims to hold, memory stays bounded."""
+"""A look-up decompresses at most this much: memory stays bounded whatever a batch of a few KiB claims to hold."""
 
 
 class ReadResult(NamedTuple):
-    """Batches, the offset behind the last of them, and their size."""
+    """Batches, the offset after the last of them, and their size."""
 
     buffers: list[Buffer]
     next_offset: int
@@ -46,7 +46,7 @@ class ReadResult(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """A checked batch, and where it stands in the piece of the file that was read."""
+    """A checked batch, and its place in the piece of the file that was read."""
 
     position: int
     header: BatchHeader
@@ -58,9 +58,9 @@ class _Found(NamedTuple):
 def read_chunk(
     fs: FileSystem, cache: IndexCache, view: ChunkView, offset: int, max_bytes: int, *, include_control: bool
 ) -> ReadResult:
-    """Batches of one chunk from the one that holds `offset` on: at least one, up to `max_bytes`.
+    """Batches of one chunk, starting with the one that holds `offset`: at least one, up to `max_bytes`.
 
-    Raises CorruptChunk if a batch among them is damaged and nothing good stands before it.
+    Raises CorruptChunk if damage leaves no batch to return; otherwise returns the batches before the damage.
     """
     start = load_index(fs, cache, view).position_of(offset)
     buffers: list[Buffer] = []
@@ -76,7 +76,7 @@ def read_chunk(
                 run = None
                 size += HEADER_BYTES
             else:
-                # Neighbours leave as one buffer: less to join and to send.
+                # Adjacent batches are returned as one buffer: less to join and to send.
                 if run is None or run.window is not found.window:
                     run, run_bytes = found, 0
                     buffers.append(found.buffer)
@@ -94,7 +94,7 @@ def read_chunk(
 
 
 def load_index(fs: FileSystem, cache: IndexCache, view: ChunkView) -> SparseIndex:
-    """The index of a chunk; a lost or damaged one is made again from the chunk, as far as that holds."""
+    """The index of a chunk; a lost or damaged index is rebuilt from the chunk, up to the first damage."""
     index = cache.load(fs, view)
     if index is None:
         index = SparseIndex()
@@ -106,7 +106,7 @@ def load_index(fs: FileSystem, cache: IndexCache, view: ChunkView) -> SparseInde
                 builder.note(found.header, found.header.base_offset, found.position, entries, kind)
                 position, due = found.position + len(found.buffer), found.header.next_offset
         except CorruptChunk:
-            # What stands in front of the damage is indexed; who reads the damage is told.
+            # The batches before the damage are indexed; a read of the damage itself raises.
             builder.note_damage(due, position, entries)
         index.add(entries)
         cache.keep(view.index_path, index)
@@ -116,10 +116,10 @@ def load_index(fs: FileSystem, cache: IndexCache, view: ChunkView) -> SparseInde
 def _walk(
     fs: FileSystem, view: ChunkView, start: tuple[int, int] | None, offset: int, window_bytes: int
 ) -> Iterator[_Found]:
-    """Checked batches from `start` (position, base offset; None: the chunk's first) on that end behind `offset`.
+    """Checked batches from `start` (position, base offset; None: the chunk's first) on that end after `offset`.
 
-    Those in front of it are skipped with a look at their headers only. Each batch must start where the one before it
-    ended: the base offset and the leader epoch are outside the checksum.
+    Batches before `offset` are skipped: only their headers are checked. Each batch must start where the previous one
+    ended, because the checksum does not cover base offset and leader epoch.
     """
     position, due = start or (0, view.base_offset)
     window = memoryview(b"")
@@ -172,7 +172,7 @@ def _corrupt(view: ChunkView, offset: int, why: str) -> CorruptChunk:
 
 
 def damaged(view: ChunkView, first_offset: int, last_offset: int, why: str) -> CorruptChunk:
-    """The error for a place in a chunk that does not hold: these offsets, at most, are lost."""
+    """The error for a damaged place in a chunk: at most these offsets are lost."""
     return CorruptChunk(
         f"{view.log_path}: durable data is damaged ({why}); offsets {first_offset} to at most {last_offset} cannot "
         "be read; restore the chunk from a copy, or move past it",
@@ -182,8 +182,8 @@ def damaged(view: ChunkView, first_offset: int, last_offset: int, why: str) -> C
 
 
 class TimeFound(NamedTuple):
-    """A record found by its time. `exact`: it was seen; otherwise its batch could not be opened far enough, `offset` is
-    at or in front of it, and `timestamp` (ms) the latest in its batch.
+    """A record found by its time. `exact`: the record itself was read. Otherwise its batch could not be decompressed
+    far enough: `offset` is at or before the record, and `timestamp` (ms) is the latest in its batch.
     """
 
     offset: int
@@ -194,9 +194,9 @@ class TimeFound(NamedTuple):
 def find_timestamp(
     fs: FileSystem, cache: IndexCache, view: ChunkView, timestamp_ms: int, from_offset: int
 ) -> TimeFound | None:
-    """The chunk's first record at or behind `from_offset` with that timestamp or a later one.
+    """The chunk's first record at or after `from_offset` with this timestamp or a later one.
 
-    A batch's header is believed about its latest timestamp; compressed batches are opened. Raises CorruptChunk.
+    Trusts the latest timestamp in a batch's header; decompresses compressed batches. Raises CorruptChunk.
     """
     start = load_index(fs, cache, view).position_before_timestamp(timestamp_ms)
     for found in _walk(fs, view, start, from_offset, SEEK_READ_BYTES):
@@ -208,14 +208,14 @@ def find_timestamp(
 
 
 def find_newest(fs: FileSystem, cache: IndexCache, view: ChunkView, from_offset: int) -> TimeFound | None:
-    """The chunk's record at or behind `from_offset` with the latest timestamp, the first of several.
+    """The chunk's record at or after `from_offset` with the latest timestamp; the first if several have it.
 
     Raises CorruptChunk.
     """
     newest = find_timestamp(fs, cache, view, view.max_timestamp, from_offset)
     if newest is not None:
         return newest
-    # The record that was the latest is in front of `from_offset`.
+    # The chunk's latest record is before `from_offset`.
     start = load_index(fs, cache, view).position_of(from_offset)
     for found in _walk(fs, view, start, from_offset, READ_BYTES):
         if not found.header.is_control and (newest is None or found.header.max_timestamp > newest.timestamp):
@@ -226,8 +226,8 @@ def find_newest(fs: FileSystem, cache: IndexCache, view: ChunkView, from_offset:
 
 
 def _times(found: _Found, from_offset: int) -> Iterator[TimeFound]:
-    """The times of a batch's records at or behind `from_offset`, in order; where it cannot be opened any further, one
-    last that is not exact.
+    """The times of a batch's records at or after `from_offset`, in order. Where the batch cannot be decompressed
+    further, the last result is not exact.
     """
     header = found.header
     offset = header.base_offset

@@ -1,15 +1,16 @@
-"""Opening a stream: what is proven durable is never cut, what may be torn is.
+"""Opening a stream: data that is proven durable is never cut; data that may be torn is.
 
-How it goes: the chunks' names say where each starts; a sealed chunk's index ends with a block that says where it ends;
-the last chunk is walked from its last index block on. Proven is what a valid index block covers, and what has more
-bytes behind it than one write can hold. A damaged batch in front of that line is reported with its offsets and stays
-(reads of it fail); the first damaged batch behind it is cut with everything that follows, and so is an append group
-without its END.
+Steps: the name of a chunk gives its start; the index of a sealed chunk ends with a block that gives its end; the last
+chunk is walked from its last index block on. A batch is proven durable if a valid index block covers it, if a later
+chunk exists, or if the file holds more bytes from the batch's start on than one write can have. A damaged batch that is
+proven is reported with its offsets and stays (reads of it fail). The first damaged batch that is not proven is cut with
+everything after it; so is an append group without its END.
 
 Invariants:
-* The work is bounded by what no index covers yet, not by the size of the log; a clean shutdown leaves nothing to walk.
-* When it returns, everything it found is synced, names included: it may be served.
-* Derived files (index) are repaired from the chunk; a chunk is never written to, except to cut its end.
+* The work is bounded by the data that no index covers yet, not by the size of the log; a clean shutdown leaves nothing
+  to walk.
+* When it returns, all data that it found is synced, names included, so that data may be served.
+* Derived files (index) are repaired from the chunk. The bytes of a chunk never change, except that its end may be cut.
 
 Sources: docs/format.md, crash states.
 """
@@ -52,8 +53,8 @@ Report = Callable[..., None]
 def recover_stream(fs: FileSystem, directory: str, log_start: int, now_ms: int, report: Report) -> RecoveredStream:
     """Open the stream in `directory`, whose log start was last recorded as `log_start`.
 
-    Raises CorruptFile if nothing is left of a stream that had something (it must not start again at 0 silently), and
-    UnknownFormatVersion. Everything else that is lost or cut is reported and the stream opens.
+    Raises CorruptFile if no chunk is left of a stream that had records (it must not silently start again at 0), and
+    UnknownFormatVersion. Any other loss or cut is reported, and the stream opens.
     """
     bases = _sweep(fs, directory, log_start)
     if not bases:
@@ -79,15 +80,15 @@ def recover_stream(fs: FileSystem, directory: str, log_start: int, now_ms: int, 
 
 
 def _sweep(fs: FileSystem, directory: str, log_start: int) -> list[int]:
-    """Base offsets of the chunks that count; files that no longer matter are removed."""
+    """Base offsets of the chunks that are still part of the stream; removes the files of all others."""
     files = [parsed for name in fs.list_directory(directory) if (parsed := parse_chunk_name(name)) is not None]
     bases = sorted(base for base, suffix in files if suffix == LOG_SUFFIX)
-    # A trim interrupted by a crash: all but the chunk that holds the log start, and those behind it, may go.
+    # A crash may have interrupted a trim: all chunks before the one that holds the log start may be removed.
     while len(bases) > 1 and bases[1] <= log_start:
         bases.pop(0)
     stale = [chunk_name(base, suffix) for base, suffix in files if base not in bases]
     if stale:
-        # What stays may be known to the page cache only; were it lost and the removals kept, nothing would be left.
+        # Kept names may be in the page cache only: if a crash lost them and kept the removals, no chunk would be left.
         fs.sync_directory(directory)
     for name in stale:
         fs.remove(f"{directory}/{name}")
@@ -138,7 +139,7 @@ def _as_sealed(chunk: Chunk, following: int) -> Chunk:
 
 
 def _open_sealed(fs: FileSystem, chunk: Chunk, following: int, file_bytes: int) -> bool:
-    """Whether the index ends with a block that says the chunk ends where the next one starts."""
+    """Whether the index ends with a seal according to which the chunk ends where the next one starts."""
     if not fs.exists(chunk.index_path):
         return False
     index_bytes = fs.size(chunk.index_path)
@@ -153,7 +154,7 @@ def _open_sealed(fs: FileSystem, chunk: Chunk, following: int, file_bytes: int) 
 
 
 def _trusted_blocks(fs: FileSystem, chunk: Chunk, file_bytes: int, report: Report) -> list[IndexBlock]:
-    """Index blocks that agree with the chunk; none if one contradicts it (the chunk is walked as a whole then)."""
+    """Index blocks that agree with the chunk; none if one contradicts it (then the whole chunk is walked)."""
     if not fs.exists(chunk.index_path):
         fs.create(chunk.index_path)
         return []
@@ -187,7 +188,7 @@ def _agrees(fs: FileSystem, chunk: Chunk, entry: IndexEntry) -> bool:
 
 
 def _repair_index(fs: FileSystem, chunk: Chunk, entries: list[IndexEntry], *, is_sealed: bool) -> None:
-    """Write down what the walk found; called after the chunk is synced."""
+    """Write the entries that the walk found to the index; called after the chunk is synced."""
     fs.truncate(chunk.index_path, chunk.index_bytes)
     if entries or is_sealed:
         found = IndexBlock(chunk.size_bytes, chunk.next_offset, chunk.max_timestamp, entries, chunk.written_ms)
@@ -200,7 +201,7 @@ def _repair_index(fs: FileSystem, chunk: Chunk, entries: list[IndexEntry], *, is
 
 @dataclass(slots=True)
 class _OpenGroupMark:
-    """Where a BEGIN stood, to come back to."""
+    """The state before a BEGIN, to return to if its END is missing."""
 
     position: int
     offset: int
@@ -210,7 +211,7 @@ class _OpenGroupMark:
 
 @dataclass(slots=True)
 class _Walk:
-    """From a chunk's proven end to the end of what holds."""
+    """A walk from a chunk's proven end to its last valid batch."""
 
     fs: FileSystem
     chunk: Chunk
@@ -222,7 +223,7 @@ class _Walk:
     group: _OpenGroupMark | None = None
 
     def run(self) -> list[IndexEntry]:
-        """Move the chunk's end over everything that holds; returns the index entries for it."""
+        """Move the chunk's end past every valid batch; returns their index entries."""
         position, offset = self.chunk.size_bytes, self.chunk.next_offset
         window, window_at = memoryview(b""), position
         while position < self.file_bytes and not self._is_over(offset):
@@ -246,7 +247,7 @@ class _Walk:
         return self.following is not None and offset >= self.following
 
     def _window(self, position: int) -> memoryview:
-        """Bytes from `position` on: as many as the batch there has, if that is more than a window (bounded)."""
+        """A window of bytes from `position` on, or the whole batch there if it is larger (bounded)."""
         window = memoryview(self.fs.read(self.chunk.log_path, position, WINDOW_BYTES))
         try:
             need = min(parse_header(window).size_bytes, MAX_APPEND_BYTES)
@@ -271,7 +272,7 @@ class _Walk:
             self.group = None
 
     def _largest_write(self, position: int, offset: int) -> int:
-        """The most bytes that one write at `position` may have had."""
+        """The largest size in bytes that one write at `position` may have had."""
         try:
             header = parse_header(self.fs.read(self.chunk.log_path, position, HEADER_BYTES))
         except (CorruptBatch, UnsupportedBatchFormat):
@@ -280,7 +281,7 @@ class _Walk:
         return max(MAX_WRITE_BYTES, header.size_bytes) if is_large else MAX_WRITE_BYTES
 
     def _behind_damage(self, position: int, offset: int) -> tuple[int, int] | None:
-        """Where the log goes on behind a damaged batch that is proven durable; None: it may be torn, and is the end."""
+        """Position and offset after a damaged batch that is proven durable; None: it may be torn and is the end."""
         if self.following is None and self.file_bytes - position <= self._largest_write(position, offset):
             return None
         most = min(self.file_bytes, position + 4 * self._largest_write(position, offset))
@@ -318,8 +319,8 @@ class _Walk:
 def _find_batch(
     fs: FileSystem, path: str, start: int, stop: int, end: int, after_offset: int
 ) -> tuple[int, BatchHeader] | None:
-    """The first intact batch that starts from `start` to `stop` and whose base offset is behind `after_offset`; the
-    file ends at `end`. Slow.
+    """The first intact batch whose position is from `start` up to `stop` and whose base offset is above `after_offset`;
+    the file ends at `end`. Slow.
     """
     for window_at in range(start, stop, WINDOW_BYTES):
         window = fs.read(path, window_at, min(WINDOW_BYTES + HEADER_BYTES, end - window_at))
@@ -336,11 +337,11 @@ def _find_batch(
 def _batch_at(
     fs: FileSystem, path: str, position: int, end: int, data: memoryview, after_offset: int
 ) -> BatchHeader | None:
-    """The header of the intact batch at `position`, of which `data` has the beginning; None if there is none."""
+    """The header of the intact batch at `position`, whose first bytes are in `data`; None if there is none."""
     try:
         header = parse_header(data)
-        # Whatever stands in records may look like a header; few of them are worth a read. How far ahead its offset is
-        # says nothing: compressed, a batch may have more records than bytes.
+        # Bytes inside records may look like a header; only plausible headers are worth a read. How far its offset is
+        # ahead proves nothing: a compressed batch may have more records than bytes.
         if header.partition_leader_epoch != LEADER_EPOCH or header.last_offset_delta < 0:
             return None
         if header.base_offset <= after_offset or header.size_bytes > min(end - position, MAX_APPEND_BYTES):
@@ -352,7 +353,7 @@ def _batch_at(
 
 
 def _recover_producers(fs: FileSystem, chunks: list[Chunk], now_ms: int, report: Report) -> ProducerTable[AppendTicket]:
-    """The newest snapshot that holds, and the headers of all batches behind it."""
+    """The producers from the newest valid snapshot and from the headers of all batches after it."""
     table: ProducerTable[AppendTicket] = ProducerTable()
     start, position = 0, 0
     for number in range(len(chunks) - 1, -1, -1):
@@ -384,7 +385,7 @@ def _recover_producers(fs: FileSystem, chunks: list[Chunk], now_ms: int, report:
 
 
 def _headers(fs: FileSystem, chunk: Chunk, position: int) -> list[BatchHeader]:
-    """Headers of a chunk's batches from `position` on; a damaged one ends them."""
+    """Headers of a chunk's batches from `position` on, up to the first damaged one."""
     headers: list[BatchHeader] = []
     window, window_at = memoryview(b""), position
     while position < chunk.size_bytes:

@@ -1,11 +1,11 @@
-"""How long records stay: the clock that their age is counted by, and which chunks are beyond a topic's retention.
+"""Retention: the clock that measures the age of records, and the choice of chunks beyond a topic's retention.
 
 Invariants:
-* A chunk's age counts from the last append to it, whatever times its records carry: a back-fill of old records stays as
-  long as anything else. The open chunk is no older than its newest record's time either.
-* Age is counted in time that sidecars have run on the data directory, not by the wall clock. So no jump of that clock
-  deletes anything, and neither does an outage: a reader has the whole time that the retention promises.
-* Whole chunks go, oldest first, and nothing at or behind a pin.
+* A chunk's age counts from the last append to it, whatever timestamps its records carry: a back-fill of old records
+  stays as long as other records. The open chunk is also never older than its newest record's timestamp.
+* Age is the time that sidecars have run on the data directory, not wall time. So neither a jump of the wall clock nor
+  an outage deletes records: a reader has the whole time that the retention promises.
+* Whole chunks are trimmed, oldest first, and never at or after a pin.
 
 Source: docs/decisions/0015-retention-counts-served-time.md.
 """
@@ -20,8 +20,8 @@ from logstore.log.topics import TopicConfig
 
 
 class RetentionClock:
-    """Counts the ms that sidecars have run on a data directory. It never goes back within a life; what a crash takes
-    from it (the time since it was last saved) makes records stay longer.
+    """Counts the ms that sidecars have run on a data directory. The clock never goes back within a life. A crash loses
+    the time since the clock was last saved, so records then stay longer.
     """
 
     def __init__(self, clock: Clock, past_ms: int) -> None:
@@ -30,30 +30,30 @@ class RetentionClock:
         self._started_s = clock.monotonic_s()
 
     def now_ms(self) -> int:
-        """The time that sidecars have run, this one included."""
+        """The time in ms that sidecars have run, this one included."""
         return self._past_ms + int((self._clock.monotonic_s() - self._started_s) * 1000)
 
     def is_behind(self, past_ms: int) -> None:
-        """Learn that earlier sidecars had run at least so long."""
+        """Note that earlier sidecars ran for at least `past_ms`."""
         self._past_ms = max(self._past_ms, past_ms)
 
 
 class Moment(NamedTuple):
-    """Now, by both clocks, in ms."""
+    """The present time on both clocks, in ms."""
 
     served_ms: int
     wall_ms: int
 
 
 class Excess(NamedTuple):
-    """What retention trims: everything in front of an offset; `why` is "age", "size" or "age and size"."""
+    """What retention trims: all records before an offset; `why` is "age", "size" or "age and size"."""
 
     before_offset: int
     why: str
 
 
 def excess(chunks: Sequence[Chunk], config: TopicConfig, pinned_offset: int, now: Moment) -> Excess | None:
-    """The chunks beyond a topic's retention, up to the first that is not; None if there are none."""
+    """The oldest chunks beyond a topic's retention, up to the first chunk within it; None if there are none."""
     written_ms = _written(chunks)
     total = sum(chunk.size_bytes for chunk in chunks)
     before_offset = None
@@ -73,7 +73,7 @@ def excess(chunks: Sequence[Chunk], config: TopicConfig, pinned_offset: int, now
 
 
 def _written(chunks: Sequence[Chunk]) -> list[int]:
-    """When each chunk was last written to; one that does not know was so before the first behind it that does."""
+    """When each chunk was last written; a chunk without a known time gets that of the next chunk that has one."""
     known = UNKNOWN_TIME
     found: list[int] = []
     for chunk in reversed(chunks):

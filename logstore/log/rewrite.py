@@ -1,7 +1,7 @@
-"""Writes bytes of a file over themselves, so that the next sync brings them to the disk.
+"""Writes bytes of a file over themselves, so that the next sync writes them to the disk.
 
-If a sync failed in the last life, the kernel holds pages that it takes for clean and that never reached the disk: they
-read well, and no sync writes them. Invariant: the bytes of the file do not change.
+If a sync failed in the last life, the kernel may hold pages that it treats as clean but that never reached the disk:
+they read correctly, and no sync writes them. Invariant: the bytes of the file do not change.
 """
 
 from logstore.interfaces import FileSystem

@@ -1,13 +1,13 @@
-"""Control batches read backwards: newest first, by the index, whatever lies between them.
+"""Scans of control batches backwards: newest first, found through the index, whatever data lies between them.
 
-What is read follows the control batches alone: their places, types and ends come from the index, neighbours become one
-read, and a read reaches over at most `GAP_BYTES` of other data between two of them.
+The cost depends on the control batches alone: the index has their places, types and ends, adjacent batches share one
+read, and a read spans at most `GAP_BYTES` of other data between two of them.
 
 Invariants:
-* What is returned is whole control batches that pass `check_batch`, at the offsets that the index says. What does not
-  hold raises CorruptChunk with the offsets that are lost; nothing is ever left out silently.
-* A batch that the index says is of another type than asked for is not read: the index has its own checksums.
-* Runs on reader threads: it sees chunks through unchanging views, and touches nothing of the streams.
+* Scans return whole control batches that pass `check_batch`, at the offsets in the index. A damaged batch raises
+  CorruptChunk with the offsets that are lost; no batch is left out silently.
+* A batch whose type in the index is not one of the wanted types is not read: the index has its own checksums.
+* Runs on reader threads: reads chunks through immutable views and does not touch the streams.
 
 Source: CEC paper, section III (the output queue is read backwards until all open windows are found).
 """
@@ -24,16 +24,16 @@ from logstore.log.reading import WINDOW_LIMIT_BYTES, damaged, load_index
 from logstore.log.tail import StreamTail
 
 GAP_BYTES = 16 * 1024
-"""Reading over so much other data costs less than a second read."""
+"""Reading up to this much other data costs less than a second read."""
 JOIN_BELOW_BYTES = 16 * 1024
 LOOK_BYTES = 16 << 20
-"""What one look at a chunk reads at most, other data between the control batches included."""
+"""Most bytes that one scan of a chunk reads, data between the control batches included, unless one batch is larger."""
 MAX_LOOKS = 50_000
-"""Control batches that one look at a chunk, or the tail, passes over at most: then others get their turn."""
+"""Most control batches that one scan of a chunk, or of the tail, passes: then other requests get their turn."""
 
 
 class ScanResult(NamedTuple):
-    """Control batches, newest first, end to end in `buffers`; what is older starts in front of `next_before`."""
+    """Control batches, newest first, end to end in `buffers`; older ones start before `next_before`."""
 
     buffers: list[Buffer]
     next_before: int
@@ -41,8 +41,8 @@ class ScanResult(NamedTuple):
 
 
 class ScanRange(NamedTuple):
-    """Which control batches: those with a base offset of `from_offset` up to, not including, `before_offset`, of these
-    types (none: all).
+    """The wanted control batches: base offset from `from_offset` up to, not including, `before_offset`, and one of
+    `types` (empty: all types).
     """
 
     from_offset: int
@@ -53,7 +53,7 @@ class ScanRange(NamedTuple):
 def scan_chunk(
     fs: FileSystem, cache: IndexCache, view: ChunkView, wanted: ScanRange, max_bytes: int, *, at_least_one: bool
 ) -> ScanResult:
-    """Control batches of one chunk, newest first: up to `max_bytes`, but one if that is asked for and there is one.
+    """Control batches of one chunk, newest first, up to `max_bytes`; `at_least_one`: one batch even if it is larger.
 
     Raises CorruptChunk if the newest of them is damaged.
     """
@@ -63,7 +63,7 @@ def scan_chunk(
     size = 0
     try:
         for kind, buffer in _read(fs, view, places):
-            # The index of an older Cairn does not know the types.
+            # An index that an older Cairn wrote does not hold the types.
             if not wanted.types or kind in wanted.types:
                 buffers.append(buffer)
                 size += len(buffer)
@@ -75,14 +75,14 @@ def scan_chunk(
 
 
 def _joined(buffers: list[Buffer], size: int) -> list[Buffer]:
-    """The same bytes in one buffer, if it is cheaper to copy small batches than to send them one by one."""
+    """The batches, copied into one buffer if copying small batches is cheaper than sending them one by one."""
     return [b"".join(buffers)] if len(buffers) > 1 and size < JOIN_BELOW_BYTES * len(buffers) else buffers
 
 
 def _choose(
     index: SparseIndex, view: ChunkView, wanted: ScanRange, max_bytes: int, *, at_least_one: bool
 ) -> tuple[list[ControlPlace], int]:
-    """What to read, newest first, and in front of which offset to go on."""
+    """The places to read, newest first, and the offset before which the scan continues."""
     places: list[ControlPlace] = []
     size = read_bytes = 0
     for looked, place in enumerate(index.controls_down(wanted.from_offset, wanted.before_offset, view)):
@@ -101,7 +101,7 @@ def _choose(
 
 
 def _read(fs: FileSystem, view: ChunkView, places: Sequence[ControlPlace]) -> Iterator[tuple[int, memoryview]]:
-    """Types and bytes of the batches at these places, which fall; few and large reads."""
+    """Types and bytes of the batches at these places (in falling order), with few and large reads."""
     at = 0
     while at < len(places):
         end, last = places[at].end, at + 1
@@ -136,7 +136,7 @@ def _checked(view: ChunkView, place: ControlPlace, window: memoryview, at: int) 
 
 
 def scan_tail(tail: StreamTail, wanted: ScanRange, max_bytes: int) -> ScanResult | None:
-    """The same from memory, at least one if there is one; None if the newest may be older than the tail."""
+    """Control batches from memory, newest first, at least one if any; None if the newest may be older than the tail."""
     start = tail.start_offset
     if start is None or start >= wanted.before_offset:
         return None

@@ -1,7 +1,7 @@
-"""Changes of one thing, one after the other: each sees what the change before it has made durable.
+"""Serial changes: changes of one object run one after the other; each sees the durable result of the previous one.
 
-Invariants: at most one change per name is under way; the others start in the order they came, each when the one before
-has settled, whether well or not. Names do not wait for each other.
+Invariants: at most one change per name is in progress; the others start in the order of the calls, each when the
+previous change has succeeded or failed. Changes of different names do not wait for each other.
 """
 
 from collections import deque
@@ -16,15 +16,15 @@ Change = Callable[[], Coroutine[Any, Any, T]]
 
 
 class SerialQueue:
-    """Changes by the name of what they change."""
+    """Queues of changes, one for each name."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, deque[tuple[Change[Any], Ticket[Any]]]] = {}
 
     def run(self, name: str, change: Change[T]) -> Ticket[T]:
-        """Run `change` behind the changes of that name that are waiting or under way.
+        """Run `change` after the changes of that name that are waiting or in progress.
 
-        The ticket settles with its result, or fails with the CairnError it raises.
+        The ticket settles with the result of the change, or fails with the CairnError it raises.
         """
         ticket: Ticket[T] = Ticket()
         waiting = self._waiting.get(name)

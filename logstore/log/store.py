@@ -1,11 +1,12 @@
-"""All streams of one sidecar, and what is known of them: the one object the fronts talk to. Does no I/O itself.
+"""All topics, streams and ledgers of one sidecar: the one object that the request handlers use. Does no I/O itself.
 
 Invariants:
-* A topic exists if and only if the catalogue says so: directories are made before its entry, and removed after it.
-* A topic's changes are made one after the other, so none overwrites or outlives another.
-* A log start is durable in the catalogue before anything in front of it is removed.
-* Producer ids are reserved durably in blocks, so none is given out twice, whatever crashes.
-* `open` returns only when everything it will serve is durable.
+* A topic exists if and only if the catalogue has an entry for it. Its directories are created before the entry and
+  removed after it.
+* Changes of one topic run one after the other, so no change overwrites another or takes effect after a deletion.
+* A log start is durable in the catalogue before any data before it is removed.
+* Producer ids are reserved durably in blocks, so no id is allocated twice, even after a crash.
+* `open` returns only when all data that the store will serve is durable.
 
 Sources: docs/format.md (data directory), DESIGN (recovery of a sidecar).
 """
@@ -49,7 +50,7 @@ READABLE_NAME_CHARACTERS = 180
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """Bounds of a store. Sizes in bytes, times in ms."""
+    """Limits and defaults of a store. Sizes in bytes, times in ms."""
 
     io_window: int = 8
     tail_bytes: int = 32 << 20
@@ -73,7 +74,7 @@ class Topic:
 
 
 class Environment(NamedTuple):
-    """What a store needs of the world outside."""
+    """What a store needs from its surroundings."""
 
     fs: FileSystem
     clock: Clock
@@ -117,12 +118,12 @@ class Store:
         new_id: Callable[[], uuid.UUID],
         report: Report,
     ) -> "Store":
-        """Open or found the data directory and recover every stream; blocks.
+        """Open the data directory, or create it, and recover every stream. Blocks.
 
         Raises UnknownFormatVersion, CorruptFile, OSError.
         """
         cluster_id = _identity(fs, new_id)
-        # A process that was killed may have left the identity's name in the page cache only.
+        # A killed process may have left the name of the identity file in the page cache only.
         fs.sync_directory("")
         for directory in (LEDGER_DIRECTORY, STREAMS_DIRECTORY):
             fs.make_directory(directory)
@@ -159,7 +160,7 @@ class Store:
                 _remove_tree(fs, f"{STREAMS_DIRECTORY}/{name}")
 
     def _set_retention_clock(self) -> None:
-        """It goes on from the latest time known; an end that no index block covers was written no later than now."""
+        """Continue the clock from the latest known time; data without an index block was written no later than now."""
         chunks = [chunk for stream in self.streams() for chunk in stream.chunks]
         self.retention_clock.is_behind(max((chunk.written_ms for chunk in chunks), default=0))
         now_ms = self.retention_clock.now_ms()
@@ -167,14 +168,14 @@ class Store:
             if stream.chunks and stream.chunks[-1].written_ms == UNKNOWN_TIME:
                 stream.chunks[-1].written_ms = now_ms
 
-    # ---- what streams need of their store (StreamHost)
+    # ---- what streams need from their store (StreamHost)
 
     def notify(self, source: JobSource) -> None:
-        """`source` may have disk work."""
+        """Note that `source` may have disk work."""
         self.queue.ready(source)
 
     def report(self, event: str, **fields: object) -> None:
-        """Tell the operator."""
+        """Report an event to the operator."""
         self._report(event, fields)
 
     def save_log_start(self, stream: StreamName, offset: int) -> Ticket[None]:
@@ -187,14 +188,14 @@ class Store:
     # ---- topics
 
     def topic(self, name: str) -> Topic:
-        """The topic of that name. Raises UnknownTopicOrPartition."""
+        """The topic called `name`. Raises UnknownTopicOrPartition."""
         topic = self.topics.get(name)
         if topic is None:
             raise UnknownTopicOrPartition(f"topic {name!r} does not exist")
         return topic
 
     def topic_by_id(self, topic_id: uuid.UUID) -> Topic | None:
-        """The topic with that id, if any."""
+        """The topic with this id, or None."""
         return self._by_id.get(topic_id)
 
     def stream(self, topic: str, partition: int) -> Stream:
@@ -211,7 +212,7 @@ class Store:
         return [stream for topic in self.topics.values() for stream in topic.partitions]
 
     def check_topic(self, name: str, partitions: int, config: Mapping[str, str]) -> TopicConfig:
-        """What `create_topic` would check. Raises InvalidTopic, TopicExists, InvalidPartitions, InvalidConfig."""
+        """Make the checks of `create_topic`. Raises InvalidTopic, TopicExists, InvalidPartitions, InvalidConfig."""
         check_name(name)
         if name in self.topics:
             raise TopicExists(f"topic {name!r} exists")
@@ -219,11 +220,11 @@ class Store:
         return parse_config(config, self.settings.topic_defaults)
 
     def creation(self, name: str) -> Ticket[Topic] | None:
-        """The creation of that topic that is under way, if any."""
+        """The creation of this topic that is in progress, or None."""
         return self._creating.get(name)
 
     def create_topic(self, name: str, partitions: int, config: Mapping[str, str]) -> Ticket[Topic]:
-        """Create a topic; settles once it is durable. A creation of the same name under way is joined.
+        """Create a topic; settles once the topic is durable. Joins a creation of this name that is in progress.
 
         Raises InvalidTopic, TopicExists, InvalidPartitions, InvalidConfig; the ticket fails with StorageFailed.
         """
@@ -260,7 +261,7 @@ class Store:
         return await self._save_topic(topic, total, operations)
 
     def alter_topic(self, name: str, changes: Mapping[str, str | None]) -> Ticket[Topic]:
-        """Change settings; None sets one back to its default.
+        """Change settings of a topic; None resets a setting to its default.
 
         The ticket fails with UnknownTopicOrPartition, InvalidConfig or StorageFailed.
         """
@@ -281,7 +282,7 @@ class Store:
         return topic
 
     def delete_topic(self, name: str) -> Ticket[None]:
-        """Delete a topic; settles once that is durable, its files go later.
+        """Delete a topic; settles once the deletion is durable. Its files are removed later.
 
         The ticket fails with UnknownTopicOrPartition or StorageFailed.
         """
@@ -311,7 +312,7 @@ class Store:
         self._background.run(operations)
 
     async def _save_topic(self, topic: Topic, total: int, operations: list[Operation]) -> Topic:
-        """Directories first, then the catalogue, then the streams."""
+        """Create the directories first, then write the catalogue entry, then create the streams."""
         await self._background.run(operations)
         await self.catalogue.put({_TOPIC + topic.name: _describe(topic, total, topic.overrides)})
         before = len(topic.partitions)
@@ -328,7 +329,7 @@ class Store:
     # ---- producer ids
 
     def allocate_producer_id(self) -> Ticket[int]:
-        """A producer id that was never given out before. Fails with StorageFailed."""
+        """Allocate a producer id that was never allocated before. Fails with StorageFailed."""
         return start(self._allocate_producer_id())
 
     async def _allocate_producer_id(self) -> int:
@@ -348,7 +349,7 @@ class Store:
     # ---- time and end
 
     def tick(self) -> None:
-        """Apply retention and forget producers that are long gone; call it every `retention_check_interval_ms`."""
+        """Apply retention and forget expired producers. The caller runs this every `retention_check_interval_ms`."""
         now_ms = self.clock.wall_ms()
         self._save_retention_clock()
         for stream in self.streams():
@@ -359,7 +360,9 @@ class Store:
         return self.catalogue.put({_RETENTION_CLOCK: str(self.retention_clock.now_ms()).encode()})
 
     def close(self) -> Ticket[None]:
-        """Refuse appends, finish what is pending and leave nothing to scan. Settles when all streams have."""
+        """Refuse appends, finish pending ones, leave nothing to scan at the next start. Settles when all streams are
+        closed.
+        """
         closing = [stream.close() for stream in self.streams()]
         closing.append(self._save_retention_clock())
         return start(all_settled(closing))
@@ -395,7 +398,7 @@ def _partition_directories(directory: str, start: int, stop: int) -> list[Operat
 
 
 def _identity(fs: FileSystem, new_id: Callable[[], uuid.UUID]) -> str:
-    """The cluster id of the data directory, which is founded if it is new."""
+    """The cluster id of the data directory; creates the identity file if the directory is new."""
     if not fs.exists(IDENTITY_FILE):
         strangers = [name for name in fs.list_directory("") if name in (LEDGER_DIRECTORY, STREAMS_DIRECTORY)]
         if strangers:
@@ -427,7 +430,7 @@ def _identity(fs: FileSystem, new_id: Callable[[], uuid.UUID]) -> str:
 
 
 def _remove_tree(fs: FileSystem, directory: str) -> None:
-    """Remove a topic's directory: its partitions' directories, and the chunk files in them, nothing else."""
+    """Remove a topic's directory: only its partition directories and the chunk files in them."""
     for partition in fs.list_directory(directory):
         inner = f"{directory}/{partition}"
         for name in fs.list_directory(inner):

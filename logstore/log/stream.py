@@ -1,16 +1,17 @@
-"""One stream: records in, in order, acknowledged once they are synced.
+"""One stream: appends records in order and acknowledges them once they are synced.
 
-Life of a batch: `append` checks it and puts it on the pending list; `take_job` turns what is pending into one write and
-one sync of the open chunk; when that is done the index learns of it, the high watermark moves, the tickets settle, the
-tail and the waiting readers get it.
+Life of a batch: `append` checks the batch and puts it on the pending list. `take_job` turns pending batches into one
+write and one sync of the open chunk. When the sync is done, the index gets its entry, the high watermark moves, the
+batch enters the tail, its ticket settles and waiting readers are woken.
 
 Invariants:
-* One write is in flight per stream. Offsets are given when a write is built, so nothing refused leaves a hole.
-* The high watermark is behind synced data only, and never inside an append group: no reader, index, ack or trim sees a
-  group before its END is synced.
-* A failed write or sync fails everything pending. A failed sync is final: the chunk ends at its last good length and
-  the next write opens a new one. A failed write (a full disk) cuts what it may have left before anything else is
-  written.
+* At most one write per stream is in flight. Offsets are assigned when a write is built, so a refused batch leaves no
+  hole.
+* The high watermark covers synced data only and never stands inside an append group: no reader, index, ack or trim sees
+  a group before its END is synced.
+* A failed write or sync fails all pending appends. A failed sync is final: the chunk ends at its last good length and
+  the next write opens a new chunk. After a failed write (a full disk), the bytes that it may have left are cut before
+  anything else is written.
 * `.log` names and `.producers` snapshots are durable before the first batch of a new chunk is acknowledged.
 
 Sources: CEC paper, section IX; docs/format.md.
@@ -53,11 +54,11 @@ from logstore.log.topics import TopicConfig
 from logstore.log.validation import check_produced
 
 SNAPSHOT_INTERVAL_BYTES = 1 << 20
-"""Data between two producer snapshots: bounds what a restart has to walk."""
+"""Data between two producer snapshots: bounds the data that a restart has to walk."""
 SNAPSHOT_SHARE = 16
-"""With many producers, snapshots are written less often, so that they stay below 1/16 of the data."""
+"""With many producers, snapshots are written less often, so that their bytes stay below 1/16 of the data."""
 GROUP_TAIL_BYTES = 4 << 20
-"""What of an open group is kept for the tail."""
+"""Bytes of an open group that are kept for the tail."""
 
 
 class Stream:
@@ -104,21 +105,22 @@ class Stream:
 
     @classmethod
     def fresh(cls, topic: str, partition: int, directory: str, config: TopicConfig, host: StreamHost) -> "Stream":
-        """A stream that has never had a record."""
+        """A stream that has never held a record."""
         return cls(topic, partition, directory, config, host, RecoveredStream([], ProducerTable(), 0, 0))
 
     # ---- appending
 
     @property
     def end_offset(self) -> int:
-        """The offset behind the last record that has been given one, synced or not."""
+        """The offset after the last record that has an offset, synced or not."""
         return self._write_offset
 
     def append(self, records: bytearray | memoryview, *, now_ms: int, are_times_checked: bool = False) -> AppendTicket:
-        """Append one RecordBatch v2 as a client sent it; the buffer is patched in place and kept.
+        """Append one RecordBatch v2 as a client sent it. The stream patches the buffer in place and keeps it.
 
         Raises at once: CorruptBatch, UnsupportedBatchFormat, InvalidRecord, MessageTooLarge, InvalidTimestamp,
-        OutOfOrderSequence, InvalidProducerEpoch, UnknownTopicOrPartition. The ticket fails with StorageFailed.
+        OutOfOrderSequence, InvalidProducerEpoch, UnknownTopicOrPartition. The ticket fails with StorageFailed, or with
+        UnknownTopicOrPartition if the topic is deleted before the write.
         """
         self._refuse_if_gone()
         header = check_produced(records, self.name, self.config, now_ms, are_times_checked=are_times_checked)
@@ -134,7 +136,11 @@ class Stream:
         return ticket
 
     def append_group(self, group: Group) -> AppendTicket:
-        """Append a group; its result's base offset is BEGIN's. Fails with StorageFailed, or as its pieces do."""
+        """Append a group; the base offset of the result is BEGIN's.
+
+        Raises UnknownTopicOrPartition. The ticket fails with StorageFailed, with UnknownTopicOrPartition if the topic
+        is deleted before the write, or with the error of a piece.
+        """
         self._refuse_if_gone()
         opened = OpenGroup(group, Ticket())
         self._pending.append(opened)
@@ -173,7 +179,7 @@ class Stream:
         return self._finish_flight(flight, operations)
 
     def _group_job(self, opened: OpenGroup) -> Job | None:
-        """The next write of a group: as soon as the piece behind the current one is known, so END joins the last."""
+        """The next write of a group; waits until the piece after the current one is known: END joins the last piece."""
         try:
             if not self._advance_group(opened):
                 return None
@@ -207,7 +213,7 @@ class Stream:
         return self._finish_flight(flight, operations)
 
     def _advance_group(self, opened: OpenGroup) -> bool:
-        """Whether current and following piece are both known; asks for what is missing."""
+        """Whether the current and the following piece are both known; asks for the missing one."""
         if opened.following is None:
             opened.following = self._ask_piece(opened)
         if not opened.following.done:
@@ -224,7 +230,7 @@ class Stream:
         return ticket
 
     def _drop_group(self, opened: OpenGroup) -> None:
-        """Forget what a group has written: the next write starts where it began."""
+        """Discard what a group has written: the next write starts at the group's start."""
         if opened.base_offset >= 0:
             self._rewind()
 
@@ -239,17 +245,17 @@ class Stream:
         return IndexBuilder(self.chunks[-1].max_timestamp) if self.chunks else IndexBuilder()
 
     def _start_flight(self, size: int, operations: list[Operation], *, may_roll: bool = True) -> Flight:
-        """The chunk that takes the next write, with what must be done to it first."""
+        """Choose the chunk for the next write; append what must be done to it first to `operations`."""
         chunk = self.chunks[-1] if self.chunks else None
         full = may_roll and self._write_position > 0 and self._write_position + size > self.config.segment_bytes
-        # A trim may ask for a new chunk while a group is being written: the group is not split for it.
+        # A trim may ask for a new chunk while a group is being written; the group is not split for that.
         if chunk is None or (self._must_roll and may_roll) or full:
             chunk = self._roll(operations)
             is_new = True
         else:
             is_new = False
             if self._truncate_first:
-                # Synced at once: else a power cut may keep the new batch and, behind it, batches of what was given up.
+                # Sync at once: otherwise a power cut may keep the new batch and, after it, batches that were discarded.
                 operations += [Truncate(chunk.log_path, chunk.size_bytes), Sync(chunk.log_path)]
         return Flight(chunk, is_new, [], [], [], 0, 0)
 
@@ -260,7 +266,7 @@ class Stream:
         snapshot = encode_snapshot(Snapshot(0, self._write_offset, self.producers.entries()))
         operations.extend(
             [
-                # A fresh inode: what an earlier attempt left under this name, and a sync that failed on it, are gone.
+                # A fresh inode: data that an earlier attempt left under this name, and its failed sync, are gone.
                 Remove(chunk.log_path),
                 Create(chunk.log_path),
                 Create(chunk.index_path, optional=True),
@@ -277,7 +283,7 @@ class Stream:
         return chunk
 
     def _seal_operations(self, chunk: Chunk) -> list[Operation]:
-        """Close a chunk's index with a block that says how long the chunk is."""
+        """The operations that close a chunk's index with a block that states the chunk's length."""
         if chunk.index_damaged:
             return []
         seal = IndexBlock(chunk.size_bytes, chunk.next_offset, chunk.max_timestamp, [], chunk.written_ms)
@@ -288,7 +294,7 @@ class Stream:
         ]
 
     def _place(self, flight: Flight, buffer: memoryview, header: BatchHeader, entries: list[IndexEntry]) -> None:
-        """Give a batch its offset and position, and its time where the topic wants it."""
+        """Assign a batch its offset and position, and its time if the topic uses LogAppendTime."""
         if self.config.stamps_appends and not header.is_control:
             header = stamp_append_time(buffer, header, self._host.clock.wall_ms())
         patch_base(buffer, 0, self._write_offset, self.leader_epoch)
@@ -313,7 +319,7 @@ class Stream:
         operations.append(Write(chunk.log_path, position, [batch.buffer for batch in flight.batches]))
         operations.append(Sync(chunk.log_path))
         if flight.entries and not chunk.index_damaged:
-            # Behind the sync: its presence proves that what it describes was durable.
+            # After the sync: a valid block proves that the data it describes was durable.
             ends = (flight.end_position, flight.next_offset, self._builder.max_timestamp)
             block = IndexBlock(*ends, flight.entries, self._host.retention_clock.now_ms())
             flight.index_write = Write(chunk.index_path, chunk.index_bytes, [encode_block(block)], optional=True)
@@ -324,17 +330,17 @@ class Stream:
             operations.append(flight.snapshot_write)
         self._flight = flight
 
-        # The job must not refer to itself: what it holds, its batches above all, is to go as soon as it is done.
+        # The job must not refer to itself, so that its memory, mostly its batches, is freed as soon as the job is done.
         skipped: list[tuple[Operation, OSError]] = []
         return Job(operations, lambda: self._written(skipped, flight), self._failed, skipped)
 
     def _snapshot_write(self, chunk: Chunk) -> Write:
-        """The producers as of the synced end of the chunk."""
+        """The write of a producer snapshot as of the synced end of the chunk."""
         data = encode_snapshot(Snapshot(chunk.size_bytes, chunk.next_offset, self.producers.entries()))
         return Write(chunk.producers_path, chunk.producers_bytes, [data], optional=True)
 
     def _written(self, failures: list[tuple[Operation, OSError]], flight: Flight) -> None:
-        """A write is synced: adopt what it built and tell everybody, in the order the module's docstring gives."""
+        """A write is synced: pass it to index, tail, tickets and readers, in the order of the module's docstring."""
         self._flight = None
         chunk = flight.chunk
         if flight.is_new_chunk:
@@ -365,10 +371,10 @@ class Stream:
         if not flight.group_open:
             self._wake()
         if flight.is_new_chunk and self.config.retention_bytes >= 0:
-            self.apply_retention()  # a fast writer would fill the disk until the next check
+            self.apply_retention()  # otherwise a fast writer could fill the disk before the next check
 
     def _adopt(self, chunk: Chunk) -> None:
-        """A new chunk is durable: it takes the place of an empty last one, or follows it."""
+        """A new chunk is durable: it replaces an empty last chunk, or follows the last one."""
         self._must_roll = False
         if self.chunks:
             if self.chunks[-1].size_bytes == 0:
@@ -412,10 +418,10 @@ class Stream:
             opened.tail_cut = True
 
     def _failed(self, operation: Operation, error: OSError) -> None:
-        """The disk refused: everything pending fails, and the next write starts behind the last good byte."""
+        """The disk refused: fail all pending appends; the next write starts after the last good byte."""
         flight, self._flight = self._flight, None
         if isinstance(operation, Sync) or (flight is not None and flight.is_new_chunk):
-            # The name of a new chunk may be there: a batch at its base offset must not go to the chunk before it.
+            # The name of the new chunk may exist: a batch at its base offset must not go to the chunk before it.
             self._must_roll = True
         behind, self._pending = self._pending, deque()
         self.producers.fail_pending()
@@ -433,19 +439,19 @@ class Stream:
     # ---- reading
 
     def check_offset(self, offset: int) -> None:
-        """Raises OffsetOutOfRange unless `offset` lies between log start and high watermark, both included."""
+        """Raise OffsetOutOfRange unless `offset` lies between log start and high watermark, both included."""
         if not self.log_start_offset <= offset <= self.high_watermark:
             raise OffsetOutOfRange(self.name, offset, self.log_start_offset, self.high_watermark)
 
     def read_tail(self, offset: int, max_bytes: int) -> list[TailEntry] | None:
-        """Batches from memory, or None if `offset` is behind the tail. An empty list: nothing there yet."""
+        """Batches from memory, or None if `offset` is older than the tail. An empty list: no data at `offset` yet."""
         if offset >= self.high_watermark:
             return []
         start = self.tail.start_offset
         return self.tail.read(offset, max_bytes) if start is not None and offset >= start else None
 
     def chunk_at(self, offset: int) -> ChunkView | None:
-        """The chunk that holds `offset`, as of now; None at or behind the high watermark."""
+        """The chunk that holds `offset`, as of now; None at or above the high watermark."""
         newer_bytes = 0
         for chunk in reversed(self.chunks):
             if chunk.base_offset <= offset:
@@ -454,7 +460,7 @@ class Stream:
         return None
 
     def chunk_below(self, offset: int) -> ChunkView | None:
-        """The newest chunk with something in front of `offset`, as of now; None if there is none."""
+        """The newest chunk with data before `offset`, as of now; None if there is none."""
         newer_bytes = 0
         for chunk in reversed(self.chunks):
             if chunk.base_offset < offset and chunk.size_bytes:
@@ -463,11 +469,11 @@ class Stream:
         return None
 
     def chunk_views(self, from_offset: int = 0) -> list[ChunkView]:
-        """All chunks with something at or behind `from_offset`, in order."""
+        """All chunks with data at or after `from_offset`, in order."""
         return [chunk.view() for chunk in self.chunks if chunk.next_offset > from_offset and chunk.size_bytes]
 
     def add_waiter(self, callback: Callable[[], None]) -> None:
-        """Call `callback` whenever the high watermark or the log start moves, or the stream goes."""
+        """Call `callback` whenever the high watermark or the log start moves, or the stream is deleted."""
         self._waiters[callback] = None
 
     def remove_waiter(self, callback: Callable[[], None]) -> None:
@@ -481,7 +487,7 @@ class Stream:
     # ---- trimming
 
     def pin(self, offset: int) -> Pin:
-        """Keep everything at or behind `offset` from being trimmed until the pin is released."""
+        """Prevent records at or after `offset` from being trimmed until the pin is released."""
         pin = Pin(offset, self._unpin)
         self._pins[pin] = None
         return pin
@@ -493,13 +499,13 @@ class Stream:
 
     @property
     def _pinned_offset(self) -> int:
-        """Nothing at or behind this may be trimmed now."""
+        """The lowest pinned offset: records at or after it must not be trimmed now."""
         return min([pin.offset for pin in self._pins], default=self.high_watermark)
 
     def delete_records(self, before_offset: int) -> Ticket[int]:
-        """Trim everything in front of an offset (-1: the high watermark). The result is the new log start.
+        """Trim all records before an offset (-1: the high watermark). The result is the new log start.
 
-        Waits while a pin holds what is to go.
+        Waits while a pin protects records below the offset.
 
         Raises OffsetOutOfRange for an offset above the high watermark.
         """
@@ -528,8 +534,8 @@ class Stream:
         return sum(chunk.size_bytes for chunk in self.chunks)
 
     async def _trim(self, offset: int, why: str) -> int:
-        """Make the log start durable, then remove what lies in front of it. The result is the new log start."""
-        # A smaller trim must not overwrite a larger one that is on its way to the catalogue.
+        """Make the log start durable, then remove the chunks before it. Returns the new log start."""
+        # A smaller trim must not overwrite a larger one that is being written to the catalogue.
         offset = self._start_asked = max(offset, self._start_asked)
         try:
             await self._host.save_log_start(self, offset)
@@ -545,8 +551,8 @@ class Stream:
         return self.log_start_offset
 
     def _drop_chunks(self) -> int:
-        """Files of chunks in front of the log start go; the last chunk stays, for its name tells where the log ends.
-        Returns the bytes of those chunks.
+        """Remove the files of chunks before the log start; the last chunk stays, because its name tells where the log
+        ends. Returns the bytes of those chunks.
         """
         freed_bytes = 0
         while len(self.chunks) > 1 and self.chunks[0].next_offset <= self.log_start_offset:
@@ -555,14 +561,14 @@ class Stream:
             self._host.indexes.forget(chunk.index_path)
             self._remover.remove([chunk.log_path, chunk.index_path, chunk.producers_path])
         if self.chunks and self.chunks[-1].size_bytes and self.chunks[-1].next_offset <= self.log_start_offset:
-            # Everything is trimmed: the next append opens a new chunk, and this one goes then.
+            # All records are trimmed: the next append opens a new chunk, and this chunk is removed then.
             self._must_roll = True
         return freed_bytes
 
     # ---- ending
 
     def close(self) -> Ticket[None]:
-        """Refuse new appends, finish what is pending, and write down where everything stands."""
+        """Refuse new appends, finish pending ones, then seal the index and write a producer snapshot."""
         if self._closing is None:
             self._closing = Ticket()
             self._host.notify(self)
@@ -582,7 +588,7 @@ class Stream:
         return Job(operations, lambda: closing.succeed(None), lambda *_: closing.succeed(None))
 
     def abandon(self) -> None:
-        """The topic is deleted: everything pending fails, waiters learn of it, no more jobs."""
+        """The topic is deleted: fail all pending appends, wake the waiters, give out no more jobs."""
         self.deleted = True
         behind, self._pending = self._pending, deque()
         for item in behind:

@@ -1,5 +1,4 @@
-"""What a stream is made of while it lives: pending appends, open groups, the write in flight; and what it needs from
-its store.
+"""The state of a live stream: pending appends, open groups, the write in flight; and the protocol of its store.
 
 Invariants: plain data; all rules are in `stream`.
 """
@@ -21,8 +20,8 @@ from logstore.log.ticket import Ticket
 
 
 class AppendResult(NamedTuple):
-    """Where an append stands. `duplicate`: it had been there before. `append_ms`: the time that its records were given,
-    -1 if they keep their own or if it is a duplicate.
+    """Where an append is in the log. `duplicate`: the batch had been appended before. `append_ms`: the time assigned to
+    its records; -1 if they keep their own or if the batch is a duplicate.
     """
 
     base_offset: int
@@ -43,7 +42,7 @@ class Group(Protocol):
         """The BEGIN control batch."""
 
     def next_piece(self) -> Ticket[bytearray | None]:
-        """The next batches, back to back, at most about 1 MiB; None when there are no more."""
+        """The next batches, end to end, at most about 1 MiB or one larger batch; None when there are no more."""
 
     def end(self, now_ms: int) -> bytearray:
         """The END control batch."""
@@ -51,7 +50,7 @@ class Group(Protocol):
 
 @dataclass(slots=True)
 class RecoveredStream:
-    """What is known of a stream when it is opened (`logstore.log.recovery`)."""
+    """The state of a stream when it is opened (`logstore.log.recovery`)."""
 
     chunks: list[Chunk]
     producers: ProducerTable[AppendTicket]
@@ -60,14 +59,14 @@ class RecoveredStream:
 
 
 class StreamName(Protocol):
-    """Which stream is meant."""
+    """Names a stream."""
 
     topic: str
     partition: int
 
 
 class StreamHost(Protocol):
-    """What the streams of a store share."""
+    """The services of a store that its streams share."""
 
     clock: Clock
     retention_clock: RetentionClock
@@ -75,18 +74,18 @@ class StreamHost(Protocol):
     indexes: IndexCache
 
     def notify(self, source: JobSource) -> None:
-        """`source` may have disk work."""
+        """Note that `source` may have disk work."""
 
     def save_log_start(self, stream: "StreamName", offset: int) -> Ticket[None]:
-        """Make a stream's log start durable before anything in front of it goes."""
+        """Make a stream's log start durable; the stream removes data before it only after that."""
 
     def report(self, event: str, **fields: object) -> None:
-        """Tell the operator."""
+        """Report an event to the operator."""
 
 
 @dataclass(slots=True)
 class PendingAppend:
-    """A checked batch that waits for its write."""
+    """A checked batch that waits to be written."""
 
     buffer: Buffer
     header: BatchHeader
@@ -95,7 +94,7 @@ class PendingAppend:
 
 @dataclass(slots=True, eq=False)
 class OpenGroup:
-    """A group that is being written: what it has, and what was written of it."""
+    """A group that is being written: its pieces, and the state of what is written so far."""
 
     group: Group
     ticket: AppendTicket
@@ -110,7 +109,7 @@ class OpenGroup:
 
 @dataclass(slots=True)
 class PlacedBatch:
-    """One batch in a write: bytes, header, and the offset it was given."""
+    """One batch in a write: bytes, header, and its assigned offset."""
 
     buffer: memoryview
     header: BatchHeader
@@ -120,13 +119,13 @@ class PlacedBatch:
 
     @property
     def next_offset(self) -> int:
-        """The offset behind its last record."""
+        """The offset after its last record."""
         return self.base_offset + self.header.last_offset_delta + 1
 
 
 @dataclass(slots=True)
 class Flight:
-    """The write in flight. `group_open`: it ends inside a group, so nothing of it is visible yet."""
+    """The write in flight. `group_open`: the write ends inside a group, so none of it is visible yet."""
 
     chunk: Chunk
     is_new_chunk: bool
@@ -142,7 +141,7 @@ class Flight:
 
 
 class Pin:
-    """Keeps a stream from being trimmed at or behind an offset."""
+    """Prevents a stream from being trimmed at or after an offset."""
 
     __slots__ = ("_released", "offset")
 
@@ -151,5 +150,5 @@ class Pin:
         self._released = released
 
     def release(self) -> None:
-        """Let go."""
+        """Release the pin."""
         self._released(self)

@@ -1,8 +1,9 @@
-"""The tail: the newest batches of all streams in one bounded piece of memory.
+"""The tail: the newest batches of all streams, in bounded memory.
 
 Invariants:
-* A stream's tail is contiguous and ends at its high watermark; what is evicted is always the oldest of all streams.
-* Only synced, visible batches are in it, so what is served from it needs no second check.
+* A stream's tail is contiguous and ends at its high watermark; eviction drops the batch that was added first over all
+  streams.
+* The tail holds only synced, visible batches, so reads from it need no second check.
 """
 
 from bisect import bisect_right
@@ -13,7 +14,7 @@ from typing import NamedTuple
 from logstore.format.batch import HEADER_BYTES
 
 ENTRY_OVERHEAD_BYTES = 300
-"""What an entry costs beside its bytes, so that many small batches cannot outgrow the bound."""
+"""Memory of an entry beside its bytes; counted so that many small batches cannot exceed the bound."""
 _COMPACT_AT = 256
 
 
@@ -25,7 +26,7 @@ class TailEntry(NamedTuple):
     buffer: memoryview
     is_control: bool
     kind: int = 0
-    """The type of a control record of ours."""
+    """The type of Cairn's control record; 0 for any other batch."""
 
 
 class StreamTail:
@@ -41,7 +42,7 @@ class StreamTail:
 
     @property
     def start_offset(self) -> int | None:
-        """The first offset that is here, or None if nothing is."""
+        """The first offset in the tail, or None if the tail is empty."""
         return self._entries[self._head].base_offset if self._head < len(self._entries) else None
 
     def push(self, entry: TailEntry) -> None:
@@ -64,7 +65,7 @@ class StreamTail:
             self._head = 0
 
     def reset(self) -> None:
-        """Drop all batches; what comes next starts a new contiguous tail."""
+        """Drop all batches; the next batch starts a new contiguous tail."""
         self._ghosts += len(self._entries) - self._head
         self._entries.clear()
         self._controls.clear()
@@ -75,7 +76,7 @@ class StreamTail:
         return reversed(self._controls)
 
     def read(self, offset: int, max_bytes: int) -> list[TailEntry]:
-        """Batches from the one that holds `offset` on, at least one, up to `max_bytes` together."""
+        """Batches starting with the one that holds `offset`: at least one, up to `max_bytes` in total."""
         at = bisect_right(self._entries, offset, lo=self._head, key=_base_offset) - 1
         found: list[TailEntry] = []
         size = 0
@@ -93,11 +94,11 @@ def _base_offset(entry: TailEntry) -> int:
 
 
 _GONE = TailEntry(-1, -1, memoryview(b""), False)
-"""Takes the place of an evicted entry until the list is compacted, so that its bytes are freed at once."""
+"""Replaces an evicted entry until the list is compacted, so that the entry's bytes are freed at once."""
 
 
 class Tail:
-    """The bound over all streams: first in, first out."""
+    """The bound on the memory of all tails: first in, first out."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -105,7 +106,7 @@ class Tail:
         self._order: deque[tuple[StreamTail, int]] = deque()
 
     def push(self, stream: StreamTail, entry: TailEntry) -> None:
-        """Add a stream's next batch, and make room for it."""
+        """Add a stream's next batch, and evict batches until the bound holds."""
         cost = max(len(entry.buffer), HEADER_BYTES) + ENTRY_OVERHEAD_BYTES
         stream.push(entry)
         self._order.append((stream, cost))

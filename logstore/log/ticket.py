@@ -1,8 +1,8 @@
-"""A result that is not there yet, without an event loop.
+"""A result that is not available yet, without an event loop.
 
-Invariants: a ticket settles exactly once; callbacks run at once if it has settled, in the order they were added
-otherwise. Coroutines await it (`logstore.log.coroutines`), the trio side waits on it (`logstore.engine`), tests drive
-it synchronously.
+Invariants: a ticket settles exactly once. A callback runs at once if the ticket has settled; otherwise callbacks run in
+the order they were added. Coroutines await tickets (`logstore.log.coroutines`), the trio side waits on them
+(`logstore.engine`), tests drive them synchronously.
 """
 
 import types
@@ -56,7 +56,7 @@ class Ticket(Generic[T]):
             callback(self)
 
     def add_callback(self, callback: "Callable[[Ticket[T]], None]") -> None:
-        """Call `callback(ticket)` once settled (now, if it has)."""
+        """Call `callback(ticket)` once the ticket settles (now, if it has settled)."""
         if self.done:
             callback(self)
         else:
@@ -70,17 +70,17 @@ class Ticket(Generic[T]):
 
     @types.coroutine
     def settled(self) -> Generator["Ticket[T]", None, None]:
-        """Await this to wait for the ticket without raising its error."""
+        """Wait until the ticket has settled, without raising its error."""
         if not self.done:
             yield self
 
     @property
     def error(self) -> Exception | None:
-        """The error it settled with, if any."""
+        """The error the ticket settled with, or None."""
         return self._error
 
     def result(self) -> T:
-        """The result; raises the error it settled with."""
+        """The result; raises the error the ticket settled with."""
         if not self.done:
             raise AssertionError("the ticket has not settled")
         if self._error is not None:

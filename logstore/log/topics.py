@@ -1,7 +1,7 @@
-"""Topics: names that may be used, and settings that mean something here.
+"""Topics: the names that are allowed, and the settings that have an effect here.
 
-Invariants: a `TopicConfig` is complete and valid; whatever else Kafka knows is refused by name, so nobody believes in a
-setting that does nothing. Names follow Kafka's rules.
+Invariants: a `TopicConfig` is complete and valid. Kafka's other settings are refused by name, so that no client relies
+on a setting without effect. Names follow Kafka's rules.
 """
 
 import re
@@ -14,7 +14,7 @@ from logstore.log.chunks import MAX_APPEND_BYTES
 
 MAX_NAME_LENGTH = 249
 MAX_PARTITIONS = 10_000
-"""Over all of a topic; a bound on what one request can make the sidecar do."""
+"""Of one topic; bounds the work that one request can cause."""
 _NAME = re.compile(r"[a-zA-Z0-9._-]+")
 _INT64_MAX = (1 << 63) - 1
 _DAY_MS = 24 * 3600 * 1000
@@ -37,12 +37,12 @@ class TopicConfig:
 
     @property
     def stamps_appends(self) -> bool:
-        """Whether records get the time of their append, whatever their producers say."""
+        """Whether records get the time of their append instead of their producer's."""
         return self.timestamp_type == LOG_APPEND_TIME
 
 
 class Setting(NamedTuple):
-    """A topic setting by its Kafka name: the field it sets, and the values it may have (one of `choices`, if any)."""
+    """A topic setting: the `TopicConfig` field that it sets, and its allowed values (one of `choices`, if any)."""
 
     field: str
     minimum: int
@@ -88,7 +88,7 @@ FIXED: Mapping[str, str] = {
     "preallocate": "false",
     "remote.storage.enable": "false",
 }
-"""Settings that exist in Kafka and can have one value here."""
+"""Settings that exist in Kafka and have only one allowed value here."""
 
 _WHY_FIXED: Mapping[str, str] = {
     "cleanup.policy": "there is no compaction",
@@ -97,7 +97,7 @@ _WHY_FIXED: Mapping[str, str] = {
 
 
 def check_name(name: str) -> None:
-    """Raises InvalidTopic unless `name` may be a topic's."""
+    """Raise InvalidTopic unless `name` is allowed as a topic name."""
     if not name or name in (".", "..") or len(name) > MAX_NAME_LENGTH or not _NAME.fullmatch(name):
         raise InvalidTopic(
             f"topic name {name[:300]!r} is not allowed: 1 to {MAX_NAME_LENGTH} of the characters a-z A-Z 0-9 . _ -, "
@@ -106,7 +106,7 @@ def check_name(name: str) -> None:
 
 
 def parse_config(changes: Mapping[str, str | None], base: TopicConfig = TopicConfig()) -> TopicConfig:
-    """`base` with settings changed; None sets one back to its default. Raises InvalidConfig."""
+    """`base` with `changes` applied; None resets a setting to its default. Raises InvalidConfig."""
     values: dict[str, int | str] = {}
     defaults = TopicConfig()
     for name, text in changes.items():

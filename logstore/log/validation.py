@@ -1,9 +1,9 @@
-"""What a client's batch must be before it is appended: one whole, intact batch of plain records, not from the future.
+"""Checks of a client's batch before it is appended: one whole, intact batch of plain records, not from the future.
 
-Invariants: nothing is changed or written here; every refusal names the stream and the offending value.
+Invariants: the checks change and write nothing; every refusal names the stream and the offending value.
 
-Source: Kafka's own checks on produce (magic 2 only; one batch per partition). A timestamp far ahead would keep the
-open chunk from being trimmed by age.
+Source: Kafka's own checks on produce (magic 2 only; one batch per partition). A timestamp far ahead would keep the open
+chunk from being trimmed by age.
 """
 
 from logstore.errors import CorruptBatch, InvalidRecord, InvalidTimestamp, MessageTooLarge, UnsupportedBatchFormat
@@ -15,22 +15,22 @@ from logstore.log.chunks import MAX_APPEND_BYTES
 from logstore.log.topics import NO_LIMIT_MS, TopicConfig
 
 MAX_CHECKED_BYTES = 16 << 20
-"""To check its records' times, a batch is opened so far."""
+"""To check its records' times, a batch is decompressed up to this size."""
 FEW_RECORDS = 500
-"""Records whose times are looked at in less than a millisecond."""
+"""The number of records whose times can be checked in less than a millisecond."""
 
 
 def check_produced(
     records: Buffer, stream: str, config: TopicConfig, now_ms: int, *, are_times_checked: bool = False
 ) -> BatchHeader:
-    """The header of the one batch in `records`, which a client wants appended to `stream`. `are_times_checked`: its
-    records' times need no look (they had one, on a thread).
+    """Check the one batch in `records`, which a client wants to append to `stream`; returns its header.
+    `are_times_checked`: the records' times were already checked on a thread.
 
     Raises CorruptBatch, UnsupportedBatchFormat, InvalidRecord, MessageTooLarge or InvalidTimestamp.
     """
     limit = min(config.max_message_bytes, MAX_APPEND_BYTES)
     if len(records) > limit:
-        # Whole first: a request with several batches is the client's mistake, not its size.
+        # The limit applies to all of `records` before a batch is parsed: several batches are a client's error anyway.
         raise MessageTooLarge(f"a batch of {len(records)} bytes exceeds {stream}'s max.message.bytes {limit}")
     header = check_batch(records)
     if header.size_bytes != len(records):
@@ -49,7 +49,7 @@ def check_produced(
 
 
 def takes_long_to_check(records: Buffer, config: TopicConfig) -> bool:
-    """Whether everybody would wait for a look at the times of a batch's records: it is to be made apart."""
+    """Whether checking the times of a batch's records would delay other clients, so that a thread should do it."""
     if config.timestamp_before_max_ms == NO_LIMIT_MS or config.stamps_appends or len(records) < HEADER_BYTES:
         return False
     try:
@@ -60,11 +60,11 @@ def takes_long_to_check(records: Buffer, config: TopicConfig) -> bool:
 
 
 def check_times(batch: memoryview, header: BatchHeader, stream: str, config: TopicConfig, now_ms: int) -> None:
-    """Refuse a batch whose records' times are further from the clock than the topic allows; with LogAppendTime they do
-    not matter.
+    """Refuse a batch whose records' times are further from the clock than the topic allows; a topic with LogAppendTime
+    accepts any.
 
-    How far ahead is a look at the header; how far behind takes one at every record, and only where the topic has such a
-    limit. Raises InvalidTimestamp, also where those records cannot be looked at.
+    The limit ahead of the clock needs only the header; the limit behind the clock needs every record, and is checked
+    only if the topic sets it. Raises InvalidTimestamp, also if the records' times cannot be read.
     """
     if header.has_log_append_time:
         raise InvalidTimestamp(f"{stream}: clients write CreateTime, not LogAppendTime")

@@ -1,5 +1,5 @@
-"""What others may use to test against the log store: a simulated disk, the contract of a file system, a clock set by
-hand, a driver of disk jobs.
+"""Tools for tests against the log store: a simulated disk, the contract of a file system, a manual clock, a driver of
+disk jobs.
 """
 
 from logstore.testing.filesystem import check_filesystem

@@ -1,6 +1,6 @@
-"""A clock that moves only when told.
+"""A clock that moves only when a test advances it.
 
-Invariants: `monotonic_s` never goes back; the wall clock may be set to anything, as a real one may.
+Invariants: `monotonic_s` never goes back; the wall clock may be set to any time, like a real one.
 """
 
 

@@ -1,6 +1,6 @@
-"""All control batches of a chunk, read as a scan reads them but at once: for tests.
+"""Reads all control batches of a chunk at once, with the code of a scan: for tests.
 
-Invariants: as `logstore.log.scanning`.
+Invariants: those of `logstore.log.scanning`.
 """
 
 from logstore.format.batch import iterate_batches
@@ -12,7 +12,7 @@ _PIECE_BYTES = 1 << 20
 
 
 def scan_all(fs: FileSystem, cache: IndexCache, view: ChunkView, from_offset: int) -> list[tuple[int, bytes]]:
-    """Base offsets and bytes of all control batches of a chunk at or behind `from_offset`, in order. CorruptChunk."""
+    """Base offsets and bytes of a chunk's control batches at or after `from_offset`, in order. Raises CorruptChunk."""
     found: list[tuple[int, bytes]] = []
     before = view.next_offset
     while before > max(from_offset, view.base_offset):

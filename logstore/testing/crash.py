@@ -1,11 +1,11 @@
-"""The crash-state enumerator: stop a scripted workload at every write and sync point, try all that a crash may leave.
+"""The crash-state enumerator: stops a workload at every write and sync point, tries all states that a crash may leave.
 
-At each point, every state of the disk within the bounds is opened and held to the promises of `history`; a share then
-takes another append on every stream, loses power again and is held to them once more; another share is crashed at every
-point of the recovery itself. A kill of the process (nothing lost, not all synced), followed by a power cut after the
-restart, is tried at every point too.
+At each point, the enumerator opens every disk state within the bounds and checks the promises of `history`. A share of
+the states then takes another append on every stream, loses power again and is checked again. Another share is crashed
+at every point of the recovery itself. A kill of the process (nothing lost, not all synced), followed by a power cut
+after the restart, is tried at every point too.
 
-Invariants: deterministic, given the seed; what it visited is counted in `Report`, which says so in one line.
+Invariants: deterministic, given the seed; `Report` counts the visited states and shows the counts in one line.
 """
 
 import hashlib
@@ -23,7 +23,9 @@ Workload = Callable[[World], None]
 
 @dataclass(frozen=True)
 class Plan:
-    """What to try at each point. `second_share` and `recovery_share`: of how many states one is crashed again."""
+    """What to try at each point. One of `second_share` states is crashed again after an append, one of `recovery_share`
+    during its recovery; one of `kill_share` points is also tried with a kill.
+    """
 
     bounds: Bounds = field(default_factory=lambda: Bounds(states=256, file_states=64))
     second_share: int = 4
@@ -35,7 +37,7 @@ class Plan:
 
 @dataclass
 class Report:
-    """What was visited."""
+    """Counts of the visited states."""
 
     coverage: Coverage = field(default_factory=Coverage)
     opened: int = 0
@@ -52,7 +54,7 @@ class Report:
 
 
 class Enumerator:
-    """Runs one workload and everything that may become of it."""
+    """Runs one workload and every crash of it within the bounds."""
 
     def __init__(self, workload: Workload, setup: Setup | None = None, plan: Plan | None = None) -> None:
         self._workload = workload
@@ -67,7 +69,7 @@ class Enumerator:
         self.report = Report()
 
     def run(self) -> Report:
-        """Try everything. Raises PromiseBroken with the point and the state that broke a promise."""
+        """Try all points. Raises PromiseBroken with the point and the state that broke a promise."""
         self._disk.before_call = self._before
         self._world = World(self._disk, self._history, self._setup)
         self._workload(self._world)
@@ -133,7 +135,7 @@ class Enumerator:
             ticket.result()
 
     def _crash_recovery(self, state: SimDisk, origin: str) -> None:
-        """Lose power at every point of a recovery, and recover from that."""
+        """Lose power at every point of a recovery, and recover again."""
         copy = state.kill_state()
         left: list[SimDisk] = []
 
@@ -174,7 +176,7 @@ class Enumerator:
 
 
 def digest(disk: SimDisk) -> bytes:
-    """What is on a disk, names and contents, as a hash."""
+    """A hash of the names and contents on a disk."""
     summary = hashlib.sha256()
     for path, content in disk.files():
         summary.update(f"{path}\0{-1 if content is None else len(content)}\0".encode())

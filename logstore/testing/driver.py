@@ -1,7 +1,7 @@
-"""Runs disk jobs on one thread, one operation at a time, in any order that real threads could produce.
+"""Runs disk jobs on one thread, one operation at a time, in an order that real threads could produce.
 
-Invariants: each job's operations run in order; which job takes the next step is the generator's choice, so a seed
-repeats a run; a job is given back right after its last operation.
+Invariants: each job's operations run in order; the random generator chooses the job of the next step, so a seed repeats
+a run; a job is finished right after its last operation.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,9 +24,9 @@ class _Running:
 
 
 class Driver:
-    """Steps through the jobs of a queue on a file system. Without `random` the oldest job goes first.
+    """Steps through the jobs of a queue on a file system. Without `random` the oldest job runs first.
 
-    `rewrite`, if given, may change each job's operations: to plant a bug and see it found.
+    `rewrite`, if given, may change each job's operations: tests plant bugs with it and check that they are found.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Driver:
         self._running: list[_Running] = []
 
     def step(self) -> bool:
-        """Start what may, run one operation of one job, give it back if that was its last. False: nothing to do."""
+        """Start waiting jobs, run one operation of one job, finish the job after its last. False: no work."""
         while (job := self._queue.next_job()) is not None:
             if self._rewrite is not None:
                 job.operations = self._rewrite(job.operations)
@@ -67,7 +67,7 @@ class Driver:
         return True
 
     def run(self, steps: int | None = None) -> int:
-        """Step until there is nothing to do, or `steps` times. Returns how many steps were taken."""
+        """Step until there is no work, or `steps` times. Returns the number of steps."""
         taken = 0
         while (steps is None or taken < steps) and self.step():
             taken += 1
@@ -75,5 +75,5 @@ class Driver:
 
 
 def run_jobs(queue: JobQueue, fs: FileSystem, random: Random | None = None) -> None:
-    """Run all disk work there is, and what follows from it, on this thread."""
+    """Run all disk work, and the work that follows from it, on this thread."""
     Driver(queue, fs, random).run()

@@ -1,6 +1,7 @@
-"""What can go wrong with one I/O call, as data.
+"""Faults of one I/O call, as data.
 
-Invariants: a fault says which error the caller sees and how much of the call took place before it; `SimDisk` does it.
+Invariants: a fault states the error that the caller sees and how much of the call took effect before it; `SimDisk`
+applies it.
 """
 
 import enum
@@ -10,18 +11,18 @@ from typing import NamedTuple
 
 
 class Effect(enum.Enum):
-    """How much of a failing call took place."""
+    """How much of a failing call took effect."""
 
     NOTHING = "nothing"
-    """Nothing was done. A sync: the pages are marked clean, what is on disk is unknown (Linux since 4.13)."""
+    """Nothing. After a sync: the pages are marked clean, the content on disk is unknown (Linux since 4.13)."""
     PARTIAL = "partial"
-    """The first half of a write's bytes was written; the same as NOTHING for other calls."""
+    """The first half of a write's bytes; the same as NOTHING for other calls."""
     DONE = "done"
-    """All was done, and then the error was reported."""
+    """All of it, before the error was reported."""
 
 
 class Fault(NamedTuple):
-    """An error to raise, and what happened before it."""
+    """An error to raise, and the effect of the call before it."""
 
     errno: int
     effect: Effect = Effect.NOTHING
@@ -35,7 +36,7 @@ EIO = Fault(errno.EIO)
 ENOSPC = Fault(errno.ENOSPC)
 SHORT_WRITE = Fault(errno.ENOSPC, Effect.PARTIAL)
 FALSE_ALARM = Fault(errno.EIO, Effect.DONE)
-"""The call fails, yet what it did is (or will be found) on disk."""
+"""The call fails, although its effect is (or will be found) on disk."""
 
 
 class Call(NamedTuple):
@@ -48,7 +49,7 @@ class Call(NamedTuple):
 
     @property
     def changes_disk(self) -> bool:
-        """Whether it is a write or sync point (as opposed to looking at what is there)."""
+        """Whether the call is a write or sync point (as opposed to a read)."""
         return self.kind not in LOOKS
 
 

@@ -1,7 +1,8 @@
-"""The contract of `FileSystem`, for every implementation: `check_filesystem` raises AssertionError where one breaks it.
+"""The contract of `FileSystem` for every implementation: `check_filesystem` raises AssertionError if one breaks it.
 
-Invariants: each check starts from an empty file system; what the contract leaves open (modes, times, how much a failed
-write has written) is not checked. What a crash keeps is not part of the contract: `logstore.testing.crash` checks that.
+Invariants: each check starts from an empty file system. Details that the contract leaves open (modes, times, how much a
+failed write has written) are not checked. The state after a crash is not part of the contract: `logstore.testing.crash`
+checks that.
 """
 
 from collections.abc import Callable
@@ -18,9 +19,9 @@ Make = Callable[[], AbstractContextManager[FileSystem]]
 
 
 def check_filesystem(make: Make, *, seed: int = 0, steps: int = 500) -> None:
-    """Check an implementation: every promise of the interface by itself, then `steps` random calls against a model.
+    """Check an implementation: each promise of the interface on its own, then `steps` random calls against a model.
 
-    `make()` gives an empty file system. The random calls depend on `seed` alone, and the message of a failure has it.
+    `make()` returns an empty file system. The random calls depend on `seed` alone; a failure's message names it.
     """
     for check in (_files, _writes, _reads, _names, _directories, _refusals):
         with make() as fs:

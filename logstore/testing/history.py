@@ -1,15 +1,15 @@
-"""What a store was asked and what it answered: the oracle against which any state after a crash is judged.
+"""The requests to a store and its answers: the oracle for every state after a crash.
 
-The promises it holds a store to (docs/format.md, "Crash states"):
-* Every acknowledged batch is there, at its offset, unchanged; what a reader could see is there.
-* Nothing is there that was never sent; nothing twice; no holes; the order is that in which it was sent.
-* A batch sent and not acknowledged is there whole or not at all.
-* A group is there whole, between its BEGIN and END, or not at all; an epoch is in all its streams, from one execution,
-  or in none.
-* The log start is at least the last acknowledged trim, and no trim that was not asked for took place.
-* A ledger holds the last acknowledged put or a later one, never half of one.
+The promises that it checks (docs/format.md, "Crash states"):
+* Every acknowledged batch is in the log, at its offset, unchanged; so is every batch that a reader could see.
+* The log holds no batch that was never sent, no batch twice and no holes; the batches are in the order of sending.
+* A batch that was sent but not acknowledged is in the log whole or not at all.
+* A group is in the log whole, between its BEGIN and END, or not at all; an epoch is in all its streams, from one
+  execution, or in none.
+* The log start is at least the last acknowledged trim, and at most the highest requested trim.
+* A ledger holds the last acknowledged put or a later one, never half of a put.
 
-It knows the formats and nothing of how the log works.
+This module depends on the formats, not on the implementation of the log.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,12 +26,12 @@ Epoch = tuple[str, int]
 
 
 class PromiseBroken(AssertionError):
-    """The store did not keep one of its promises; the message says which, and where."""
+    """The store broke a promise; the message names the promise and the place."""
 
 
 @dataclass(slots=True)
 class SentBatch:
-    """A batch that was sent: its place in the order of sending, and its offset once that was acknowledged."""
+    """A batch that was sent: its number in the order of sending, and its offset once acknowledged."""
 
     number: int
     records: int
@@ -40,14 +40,14 @@ class SentBatch:
 
 
 class FoundBatch(NamedTuple):
-    """A batch as a reader got it."""
+    """A batch as a reader received it."""
 
     header: BatchHeader
     data: bytes
 
 
 def content_of(batch: Buffer) -> bytes:
-    """What of a batch never changes: all behind base offset, length, leader epoch and magic."""
+    """The bytes of a batch that never change: all bytes after base offset, length, leader epoch and magic."""
     return bytes(batch[CRC_OFFSET:])
 
 
@@ -62,7 +62,7 @@ def found_batches(buffers: Iterable[Buffer]) -> list[FoundBatch]:
 
 @dataclass
 class StreamHistory:
-    """All that happened to one stream."""
+    """The requests, answers and observations of one stream."""
 
     name: str
     sent: dict[bytes, SentBatch] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class StreamHistory:
     acked: list[bytes] = field(default_factory=list)
 
     def fork(self) -> "StreamHistory":
-        """A copy that may go its own way."""
+        """A copy that changes independently of this one."""
         return StreamHistory(
             self.name,
             dict(self.sent),
@@ -93,7 +93,7 @@ class StreamHistory:
         return batch
 
     def check(self, log_start: int, high_watermark: int, log: Sequence[FoundBatch]) -> dict[Epoch, str]:
-        """Judge a stream by all batches a reader finds from the log start on. Returns its epochs and who made them."""
+        """Check a stream by all batches that a reader finds from the log start on. Returns epochs and executions."""
         if not self.trim_acked <= log_start <= max(self.trim_asked, self.trim_acked):
             raise self._broken(f"log start {log_start}, trimmed to {self.trim_acked}, asked {self.trim_asked}")
         if high_watermark < self.seen_high_watermark:
@@ -140,7 +140,7 @@ class StreamHistory:
             raise self._broken(f"nothing is found between {log_start} and {high_watermark}")
 
     def _split(self, log: Sequence[FoundBatch]) -> tuple[list[FoundBatch], dict[Epoch, str]]:
-        """Batches outside groups, and the epochs whose groups are there, each checked to be whole."""
+        """Batches outside groups, and the epochs whose groups are in the log, each checked to be whole."""
         plain: list[FoundBatch] = []
         epochs: dict[Epoch, str] = {}
         opened: Epoch | None = None
@@ -154,7 +154,7 @@ class StreamHistory:
             elif isinstance(control, End):
                 epoch = (control.query, control.epoch)
                 if opened is None and (place == 0 or self._starts_inside(log, place)):
-                    plain.clear()  # the trim stands inside the group
+                    plain.clear()  # the log start is inside the group
                     continue
                 if opened != epoch:
                     raise self._broken(f"group {opened} ends as {epoch}")
@@ -186,22 +186,22 @@ class StreamHistory:
 
 @dataclass
 class History:
-    """All that happened to a store."""
+    """The requests, answers and observations of a store."""
 
     streams: dict[StreamKey, StreamHistory] = field(default_factory=dict)
     topics_acked: dict[str, int] = field(default_factory=dict)
     """Topics that must exist, with their partitions."""
     topics_unsure: dict[str, int] = field(default_factory=dict)
-    """Topics that are being made, grown or deleted."""
+    """Topics that are being created, grown or deleted."""
     decided: dict[Epoch, str] = field(default_factory=dict)
-    """Epochs acknowledged as committed, and by whom."""
+    """Epochs acknowledged as committed, with their executions."""
     puts_sent: int = 0
     puts_acked: int = 0
     producer_ids: set[int] = field(default_factory=set)
     version: int = 0
 
     def fork(self) -> "History":
-        """A copy that may go its own way."""
+        """A copy that changes independently of this one."""
         return History(
             {key: stream.fork() for key, stream in self.streams.items()},
             dict(self.topics_acked),
@@ -221,7 +221,7 @@ class History:
         return self.streams[key]
 
     def check_epochs(self, found: dict[StreamKey, dict[Epoch, str]]) -> None:
-        """Each epoch is in all the streams its execution wrote to, or in none; a decided one is."""
+        """Check that each epoch is in all streams its execution wrote to, or in none; a decided one in all."""
         seen: dict[Epoch, set[str]] = {}
         for epochs in found.values():
             for epoch, execution in epochs.items():

@@ -1,14 +1,14 @@
-"""A disk in memory that forgets what was not synced: `FileSystem`, and all that a power cut may leave.
+"""A disk in memory that loses un-synced data: implements `FileSystem`, and gives all states that a power cut may leave.
 
-Model of names (that of data is in `simfile`):
-* Creating, renaming and removing a name take effect at once for the process; they are durable once a directory they
-  touch is synced.
-* A power cut keeps any subset of the operations on names since then, each one whole: a rename is never half done. What
-  is kept is applied in the order it was done. (Journalling file systems keep prefixes only; who survives subsets also
-  survives those.)
+Model of names (`simfile` has the model of data):
+* Creating, renaming and removing a name takes effect at once for the process; the change is durable once a directory
+  that it touches is synced.
+* A power cut keeps any subset of the operations on names since then, each one whole: a rename is never half done. The
+  kept operations are applied in their original order. (Journalling file systems keep prefixes only; a program that
+  survives all subsets also survives prefixes.)
 * Syncing a file does not make its name durable.
 
-Invariants: deterministic, given the random generators passed in; looking at what a crash may leave changes nothing.
+Invariants: deterministic, given the random generators passed in; enumerating crash states does not change the disk.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +27,7 @@ from logstore.testing.simfile import FileState, SimFile
 
 @dataclass(eq=False, slots=True)
 class SimDirectory:
-    """Names, as seen and as synced."""
+    """The names in a directory: as the process sees them, and as synced."""
 
     entries: "dict[str, Node]" = field(default_factory=dict)
     durable: "dict[str, Node]" = field(default_factory=dict)
@@ -37,7 +37,7 @@ Node = SimFile | SimDirectory
 
 
 class _NameChange(NamedTuple):
-    """One atomic operation on names: each (directory, name) becomes the node, or goes (None)."""
+    """One atomic operation on names: each (directory, name) becomes the node, or is removed (None)."""
 
     label: str
     changes: tuple[tuple[SimDirectory, str, Node | None], ...]
@@ -45,22 +45,22 @@ class _NameChange(NamedTuple):
 
 @dataclass(frozen=True)
 class Bounds:
-    """How many crash states to enumerate. Within them, everything; beyond them, a seeded choice."""
+    """Limits on the crash states to enumerate: all states within the limits, else a seeded choice."""
 
     states: int = 4096
-    """All combinations of files and names at one point."""
+    """Combinations of files and names at one point."""
     file_states: int = 256
     """Contents of one file."""
     torn_bytes: int = 4096
-    """Bytes of the last write that are torn one by one."""
+    """Bytes of the last write that are tried one by one as the point of a tear."""
     name_changes: int = 10
-    """Operations on names of which every subset is tried (2 to the power of it)."""
+    """Operations on names up to which every subset is tried (2 to this power)."""
     seed: int = 0
 
 
 @dataclass(slots=True)
 class Coverage:
-    """What an enumeration visited."""
+    """Counts of the states that an enumeration visited."""
 
     points: int = 0
     states: int = 0
@@ -81,9 +81,9 @@ def _error(number: int, path: str) -> OSError:
 class SimDisk:
     """Implements `FileSystem` in memory.
 
-    `unit_bytes` is the granularity at which un-synced data survives (4096: pages, 512: torn pages, less: to see
-    more with less data). `before_call`, if set, is called with each `Call` before it takes place; `fault_for` may turn
-    any call into a failure.
+    `unit_bytes` is the granularity at which un-synced data survives (4096: pages, 512: torn pages, less: more states
+    with less data). `before_call`, if set, gets each `Call` before the call takes effect; `fault_for` may turn any call
+    into a failure.
     """
 
     def __init__(self, *, unit_bytes: int = 4096) -> None:
@@ -101,11 +101,11 @@ class SimDisk:
     # ---- faults
 
     def fail_at(self, number: int, fault: Fault) -> None:
-        """Let call `number` (counted from 0, all kinds) fail."""
+        """Make call `number` (counted from 0 over all kinds) fail."""
         self._faults[number] = fault
 
     def flip_bit(self, path: str, bit: int) -> None:
-        """Flip one bit of a file, in cache and on disk."""
+        """Flip one bit of a file, in the cache and on disk."""
         self._file(path).flip_bit(bit)
 
     def _enter(self, kind: str, path: str, size_bytes: int = 0) -> Fault | None:
@@ -162,7 +162,7 @@ class SimDisk:
     # ---- FileSystem
 
     def create(self, path: str) -> None:
-        """Make an empty file, cutting an existing one to nothing."""
+        """Make an empty file; truncates an existing one."""
         fault = self._enter("create", path)
         directory, name = self._parent(path)
         existing = directory.entries.get(name)
@@ -175,7 +175,7 @@ class SimDisk:
         self._leave(fault, path)
 
     def write(self, path: str, position: int, buffers: Sequence[Buffer]) -> None:
-        """Write all buffers, one behind the other, from byte `position` on; the file must exist."""
+        """Write all buffers, one after the other, from byte `position` on; the file must exist."""
         data = b"".join(bytes(buffer) for buffer in buffers)
         fault = self._enter("write", path, len(data))
         file = self._file(path)
@@ -204,7 +204,7 @@ class SimDisk:
                 yield from self._files(node)
 
     def files(self) -> Iterator[tuple[str, bytes | None]]:
-        """Every path with its content (None: a directory), parents first; not counted as calls."""
+        """Every path with its content (None: a directory), parents first; does not count as a call."""
 
         def visit(directory: SimDirectory, prefix: str) -> Iterator[tuple[str, bytes | None]]:
             for name, node in sorted(directory.entries.items()):
@@ -336,7 +336,7 @@ class SimDisk:
     # ---- what a crash may leave
 
     def kill_state(self) -> "SimDisk":
-        """The disk as the next process sees it after this one was killed: all is there, not all of it synced."""
+        """The disk as the next process sees it after this one was killed: all data is present, not all of it synced."""
         copies: dict[int, Node] = {}
 
         def copy(node: Node) -> Node:
@@ -363,7 +363,7 @@ class SimDisk:
         return disk
 
     def next_life(self) -> "SimDisk":
-        """`kill_state` for the next process of the same story: calls are counted on, hooks and faults stay in place."""
+        """`kill_state` for the next process of the same run: the call count, hooks and faults are kept."""
         disk = self.kill_state()
         disk.calls, disk.log = self.calls, self.log
         for number, fault in self._faults.items():
@@ -372,7 +372,7 @@ class SimDisk:
         return disk
 
     def crash(self, random: Random) -> "SimDisk":
-        """One disk that a power cut now may leave, at random."""
+        """A random one of the disks that a power cut now may leave."""
         style = random.random()
         kept = [change for change in self._pending if style < 0.3 or (style < 0.9 and random.random() < 0.5)]
         return self._after(kept, lambda file: file.sample(random), "a random crash")
@@ -380,7 +380,7 @@ class SimDisk:
     def crash_states(self, bounds: Bounds | None = None, coverage: Coverage | None = None) -> Iterator["SimDisk"]:
         """Disks that a power cut now may leave: all of them if there are no more than `bounds`, else a seeded choice.
 
-        `origin` of each says what was kept. `coverage`, if given, counts what was visited.
+        The `origin` of each names the kept changes. `coverage`, if given, counts the visited states.
         """
         bounds = bounds or Bounds()
         coverage = coverage if coverage is not None else Coverage()

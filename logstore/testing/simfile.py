@@ -1,16 +1,16 @@
-"""One simulated file: what a process sees, and all that a power cut may leave of it.
+"""One simulated file: the content that a process sees, and all contents that a power cut may leave.
 
 Model (docs/format.md, "Disk assumptions"):
 * Data reaches the disk in *units* (a page, or a sector for torn pages). Of every unit written since the last sync, any
-  version it had since then may be on disk, independently of every other unit, or none of them (what was durable before;
-  zeros if nothing was).
-* The size is metadata: any size the file had since the last sync may be on disk, independently of the data; what lies
-  beyond the surviving size is gone, what lies within it and was never written reads as zeros.
-* The last write may moreover be torn at any byte.
+  version since then may be on disk, independently of every other unit, or none of them (the durable content before;
+  zeros if there was none).
+* The size is metadata: any size of the file since the last sync may be on disk, independently of the data. Data beyond
+  the surviving size is lost; bytes within it that were never written read as zeros.
+* The last write may also be torn at any byte.
 * A successful sync makes the present content durable, except units whose earlier sync failed and which were not written
-  since: the kernel has marked those clean, so nobody knows (the "fsyncgate" behaviour of Linux).
+  since: the kernel has marked those clean, so their state on disk is unknown (the "fsyncgate" behaviour of Linux).
 
-This module knows no names; `simdisk` gives files names and directories.
+This module has no names; `simdisk` gives files names and directories.
 """
 
 from collections.abc import Iterator
@@ -28,14 +28,14 @@ class _LastWrite(NamedTuple):
 
 
 class FileState(NamedTuple):
-    """One content that a power cut may leave, and how it came about."""
+    """One content that a power cut may leave, and a label of how it arose."""
 
     label: str
     content: bytes
 
 
 class SimFile:
-    """The content of one file, as seen and as it may be found."""
+    """The content of one file: as the process sees it, and as it may be after a power cut."""
 
     __slots__ = ("_dirty", "_last_write", "_sizes", "_unit_bytes", "_versions", "content", "durable")
 
@@ -54,7 +54,7 @@ class SimFile:
         return bool(self._versions or self._sizes)
 
     def clone(self) -> "SimFile":
-        """The same file, un-synced state and all."""
+        """A copy of the file, with its un-synced state."""
         other = SimFile(self._unit_bytes)
         other.content, other.durable = bytearray(self.content), bytearray(self.durable)
         other._versions = {unit: list(versions) for unit, versions in self._versions.items()}
@@ -111,7 +111,7 @@ class SimFile:
         self._last_write = None
 
     def fail_sync(self) -> None:
-        """A sync that fails: the pages are marked clean, no later sync writes them; they may be on disk or not."""
+        """A sync that fails: the pages are marked clean and no later sync writes them; they may be on disk or not."""
         self._dirty.clear()
 
     def flip_bit(self, bit: int) -> None:
@@ -124,13 +124,13 @@ class SimFile:
     # ---- what a power cut may leave
 
     def count_states(self) -> int:
-        """How many combinations of units and sizes there are (some may give the same content), without torn writes."""
+        """The number of combinations of units and sizes (some may give the same content), without torn writes."""
         return (len(set(self._sizes)) + 1) * prod(len(versions) + 1 for versions in self._versions.values())
 
     def states(self, limit: int, random: Random) -> list[FileState]:
-        """Distinct contents that a power cut may leave: all if there are at most `limit`, else a choice of as many.
+        """Distinct contents that a power cut may leave: all of them, or a choice if there are more than `limit`.
 
-        The choice always has: nothing kept, everything kept, every prefix, every suffix, each unit alone missing, each
+        The choice starts with: nothing kept, everything kept, every prefix, every suffix, each unit alone missing, each
         alone kept.
         """
         units = sorted(self._versions)

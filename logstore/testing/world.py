@@ -1,6 +1,6 @@
-"""One life of a store on a simulated disk, with a client that writes down what it sent and what was answered.
+"""A store on a simulated disk, with a client that records its requests and the answers.
 
-Every part is the real one; only threads, time and the disk are simulated. The clients' view goes to a `History`.
+All parts are real; only threads, time and the disk are simulated. The client's view is recorded in a `History`.
 """
 
 import json
@@ -33,13 +33,13 @@ FIRST_TIMESTAMP = 1_700_000_000_000
 
 
 def unchanged(fs: FileSystem) -> FileSystem:
-    """The file system as it is."""
+    """The file system without a planted fault."""
     return fs
 
 
 @dataclass(frozen=True)
 class Setup:
-    """How a store is opened. `plant` and `rewrite` put faults in: between store and disk, and into jobs."""
+    """How a store is opened. `plant` and `rewrite` plant faults: between store and disk, and in jobs."""
 
     settings: StoreSettings = field(
         default_factory=lambda: StoreSettings(topic_defaults=TopicConfig(segment_bytes=512))
@@ -51,7 +51,7 @@ class Setup:
 
 
 class ListGroup:
-    """An append group whose pieces are at hand."""
+    """An append group whose pieces are in memory."""
 
     def __init__(self, query: str, epoch: int, pieces: Sequence[bytearray]) -> None:
         self._query, self._epoch = query, epoch
@@ -74,7 +74,7 @@ class ListGroup:
 
 
 class World:
-    """A store, the disk below it and the client above it."""
+    """A store, its disk and its client."""
 
     def __init__(self, disk: SimDisk, history: History, setup: Setup, clock: ManualClock | None = None) -> None:
         self.disk = disk
@@ -111,7 +111,7 @@ class World:
         self.run()
 
     def run(self, steps: int | None = None) -> None:
-        """Do disk work, and note what readers can see by now."""
+        """Run disk work, and record what readers can see."""
         taken = 0
         while (steps is None or taken < steps) and self.driver.step():
             taken += 1
@@ -136,7 +136,7 @@ class World:
     # ---- the client
 
     def create_topic(self, name: str, partitions: int) -> Ticket[object]:
-        """Make a topic."""
+        """Create a topic."""
         self.history.topics_unsure[name] = partitions
         ticket = self.store.create_topic(name, partitions, {})
 
@@ -166,7 +166,7 @@ class World:
     def make_batch(
         self, known: StreamHistory, records: int, value_bytes: int, producer: tuple[int, int, int] | None = None
     ) -> tuple[bytearray, int]:
-        """A batch like no other, and its largest timestamp."""
+        """A unique batch, and its largest timestamp."""
         self.history.version += 1
         number = self.history.version
         start = FIRST_TIMESTAMP + 10 * len(known.sent) - 15 * (len(known.sent) % 3 == 2)
@@ -194,7 +194,7 @@ class World:
         return self.send(topic, partition, batch)
 
     def send(self, topic: str, partition: int, batch: bytearray) -> Ticket[object]:
-        """Send a batch that `history` knows, for the first time or once more."""
+        """Send a batch that `history` has recorded, for the first time or again."""
         known = self.history.stream(topic, partition)
         content = content_of(batch)
         sent = known.sent[content]
@@ -242,14 +242,14 @@ class World:
         ticket.add_callback(settled)
 
     def retain(self) -> None:
-        """Let retention trim what it wants to (whole chunks, never more than is there)."""
+        """Let retention trim (whole chunks, at most up to the high watermark)."""
         for stream in self.store.streams():
             known = self.history.stream(stream.topic, stream.partition)
             known.trim_asked = max(known.trim_asked, stream.high_watermark)
         self.store.tick()
 
     def put(self) -> None:
-        """Put the next number under two keys of a ledger, so that half a put would show."""
+        """Put the next number under two keys of a ledger, so that half a put would be visible."""
         self.history.puts_sent += 1
         self.history.version += 1
         number = self.history.puts_sent
@@ -278,7 +278,7 @@ class World:
         ticket.add_callback(settled)
 
     def stage(self, topic: str, epoch: int, run: str, *, partitions: int = 2, tasks: int = 1) -> None:
-        """Stage one batch for each partition from each task of one execution of an epoch; runs to the end."""
+        """Stage one batch for each partition from each task of one execution of an epoch; runs all disk work."""
         for task in range(tasks):
             parts, data = [], bytearray()
             for partition in range(partitions):
@@ -293,7 +293,7 @@ class World:
             self.run()
 
     def decide(self, epoch: int, run: str, *, tasks: int = 1) -> str | None:
-        """Commit an epoch; runs to the end. The outcome, or None if the disk refused."""
+        """Commit an epoch; runs all disk work. Returns the outcome, or None if the disk refused."""
         outputs = tuple(TaskOutput(task, "a0", 1) for task in range(tasks))
         request = DecideRequest("q", run, epoch, "error", outputs, json.dumps({"epoch": epoch}), False)
         ticket = self.epochs.decide(request, now_ms=self.clock.wall_ms())
@@ -340,7 +340,7 @@ class World:
         return None
 
     def check(self, *, epochs: bool = True) -> None:
-        """Hold the store, as it is now, to all promises."""
+        """Check that the store, as it is now, keeps all promises."""
         for name, partitions in self.history.topics_acked.items():
             if name not in self.store.topics or len(self.store.topics[name].partitions) < partitions:
                 raise PromiseBroken(f"topic {name} is lost")
@@ -358,7 +358,7 @@ class World:
         self._check_ledger()
 
     def adopt(self) -> None:
-        """After a restart: what readers can see now was never acknowledged, maybe, but must stay from now on."""
+        """After a restart: batches that readers see now may be unacknowledged, but must stay from now on."""
         for stream in self.store.streams():
             known = self.history.stream(stream.topic, stream.partition)
             for batch in self.read(stream):
@@ -400,5 +400,5 @@ class World:
 
 
 def failed(ticket: Ticket[object]) -> bool:
-    """Whether a ticket settled with an error of ours."""
+    """Whether a ticket settled with a CairnError."""
     return ticket.done and isinstance(ticket.error, CairnError)
