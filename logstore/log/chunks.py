@@ -45,6 +45,15 @@ prove that the batch had been synced, unless its header claims a larger size.
 """
 
 
+def fits_one_write(parts: Sequence[bytearray], part: bytearray) -> bool:
+    """Whether one write may take `part` after `parts`.
+
+    A larger write that a power cut tears at its start looks like damage to synced data to recovery, which then keeps
+    what follows the tear.
+    """
+    return not parts or sum(map(len, parts)) + len(part) <= MAX_WRITE_BYTES
+
+
 def chunk_name(base_offset: int, suffix: str) -> str:
     """The file name of the chunk that starts at `base_offset`."""
     return f"{base_offset:0{OFFSET_DIGITS}d}{suffix}"

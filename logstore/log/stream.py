@@ -31,7 +31,7 @@ from logstore.format.control import known_type
 from logstore.format.index import NO_TIMESTAMP, IndexBlock, IndexEntry, encode_block
 from logstore.format.snapshot import Snapshot, encode_snapshot
 from logstore.log.background import FileRemover
-from logstore.log.chunks import WARM_BYTES, WRITE_BYTES, Chunk, ChunkView, IndexBuilder
+from logstore.log.chunks import WARM_BYTES, WRITE_BYTES, Chunk, ChunkView, IndexBuilder, fits_one_write
 from logstore.log.coroutines import start
 from logstore.log.jobs import Create, Job, Operation, Remove, Sync, SyncDirectory, Truncate, Write
 from logstore.log.producers import ProducerTable
@@ -179,7 +179,7 @@ class Stream:
         return self._finish_flight(flight, operations)
 
     def _group_job(self, opened: OpenGroup) -> Job | None:
-        """The next write of a group; waits until the piece after the current one is known: END joins the last piece."""
+        """The next write of a group; it waits for the piece after the current one, so that END may join the last."""
         try:
             if not self._advance_group(opened):
                 return None
@@ -190,26 +190,29 @@ class Stream:
             opened.ticket.fail(error)
             return self.take_job()
         now_ms = self._host.clock.wall_ms()
-        is_first, is_last = opened.base_offset < 0, opened.current is None or following is None
-        pieces: list[bytearray] = []
+        is_first = opened.base_offset < 0
+        pieces = [opened.group.begin(now_ms)] if is_first else []
+        if opened.current is not None and fits_one_write(pieces, opened.current):
+            pieces.append(opened.current)
+            opened.current = following
+            if following is not None:
+                opened.following = self._ask_piece(opened)
+        is_last = False
+        if opened.current is None:
+            end = opened.group.end(now_ms)
+            is_last = fits_one_write(pieces, end)
+            if is_last:
+                pieces.append(end)
         operations: list[Operation] = []
         flight = self._start_flight(opened.group.byte_count, operations, may_roll=is_first)
         flight.group, flight.group_open = opened, not is_last
         if is_first:
             opened.base_offset = self._write_offset
-            pieces.append(opened.group.begin(now_ms))
-        if opened.current is not None:
-            pieces.append(opened.current)
-        if is_last:
-            pieces.append(opened.group.end(now_ms))
         for piece in pieces:
             self._place_all(flight, piece, opened.entries)
         if is_last:
             self._pending.popleft()
             flight.entries = opened.entries
-        else:
-            opened.current = following
-            opened.following = self._ask_piece(opened)
         return self._finish_flight(flight, operations)
 
     def _advance_group(self, opened: OpenGroup) -> bool:

@@ -14,7 +14,7 @@ import pytest
 from logstore.errors import CairnError, CorruptBatch, StorageFailed
 from logstore.format.batch import parse_header
 from logstore.interfaces import FileSystem
-from logstore.log import recovery
+from logstore.log import recovery, stream
 from logstore.log.jobs import Create, Operation, Remove, Rename, Sync, SyncDirectory, Write
 from logstore.log.ledger import Ledger
 from logstore.log.producers import ProducerTable
@@ -276,6 +276,12 @@ def sweep_before_sync(patch: Patch) -> Setup:
     return Setup(seed=1)
 
 
+def write_larger_than_recovery_believes(patch: Patch) -> Setup:
+    """A group's piece takes BEGIN and END along, whatever its size."""
+    patch.setattr(stream, "fits_one_write", lambda parts, part: True)
+    return Setup(seed=1)
+
+
 PLANTED: Sequence[tuple[Plant, Workload]] = (
     (no_directory_sync, workloads.appends),
     (no_chunk_name_sync, workloads.appends),
@@ -296,6 +302,7 @@ PLANTED: Sequence[tuple[Plant, Workload]] = (
     (ledger_half_applied, workloads.ledgers),
     (window_smaller_than_a_batch, workloads.large_batch),
     (sweep_before_sync, workloads.trim_all),
+    (write_larger_than_recovery_believes, workloads.large_group),
 )
 
 

@@ -13,6 +13,7 @@ SIZES = (
     (logstore.log.stream, "SNAPSHOT_INTERVAL_BYTES", 300),
     (logstore.log.stream, "SNAPSHOT_SHARE", 1),
     (logstore.log.ledger, "ROLL_BYTES", 400),
+    (logstore.log.chunks, "MAX_WRITE_BYTES", 2048),
     (logstore.log.recovery, "MAX_WRITE_BYTES", 2048),
     (logstore.log.recovery, "WINDOW_BYTES", 300),
 )

@@ -59,6 +59,14 @@ def groups(world: World) -> None:
     world.run()
 
 
+def large_group(world: World) -> None:
+    """A group whose piece fills a write, so that BEGIN and END need writes of their own."""
+    world.create_topic("t", 1)
+    world.run()
+    world.append_group("t", 0, 0, batches=1, value_bytes=1900)
+    world.run()
+
+
 def ledgers(world: World) -> None:
     """Puts that share writes, a ledger that is rewritten, producer ids."""
     for number in range(6):
@@ -141,4 +149,4 @@ def trim_all(world: World) -> None:
     world.run()
 
 
-WORKLOADS = (appends, trims, groups, ledgers, topics, decisions, restarts)
+WORKLOADS = (appends, trims, groups, large_group, ledgers, topics, decisions, restarts)
