@@ -41,7 +41,7 @@ _INT64_MAX: Final = 2**63 - 1
 T = TypeVar("T")
 
 
-class State(enum.Enum):
+class EpochState(enum.Enum):
     """The state of a query's newest epoch."""
 
     IDLE = "idle"
@@ -53,7 +53,7 @@ class State(enum.Enum):
     PUBLISHED = "published"  # in all streams; the mark is not durable yet
 
 
-class Event(enum.Enum):
+class EpochEvent(enum.Enum):
     """What happens to the epoch."""
 
     DECIDE = "decide"
@@ -68,21 +68,21 @@ class Event(enum.Enum):
     MARKED = "marked"
 
 
-TRANSITIONS: Final[Mapping[tuple[State, Event], State]] = {
-    (State.IDLE, Event.DECIDE): State.DECIDING,
-    (State.IDLE, Event.RECOVERED): State.DECIDED,
-    (State.DECIDING, Event.RECORDED): State.PUBLISHING,
-    (State.DECIDING, Event.REFUSED): State.UNSURE,
-    (State.UNSURE, Event.DECIDE): State.DECIDING,
-    (State.UNSURE, Event.RETRACTED): State.IDLE,
-    (State.DECIDED, Event.SEARCHED): State.PUBLISHING,
-    (State.PUBLISHING, Event.APPENDED): State.PUBLISHED,
-    (State.PUBLISHING, Event.FAILED): State.STUCK,
-    (State.STUCK, Event.RETRY): State.PUBLISHING,
-    (State.PUBLISHED, Event.MARKED): State.IDLE,
-    (State.PUBLISHED, Event.DECIDE): State.DECIDING,
+TRANSITIONS: Final[Mapping[tuple[EpochState, EpochEvent], EpochState]] = {
+    (EpochState.IDLE, EpochEvent.DECIDE): EpochState.DECIDING,
+    (EpochState.IDLE, EpochEvent.RECOVERED): EpochState.DECIDED,
+    (EpochState.DECIDING, EpochEvent.RECORDED): EpochState.PUBLISHING,
+    (EpochState.DECIDING, EpochEvent.REFUSED): EpochState.UNSURE,
+    (EpochState.UNSURE, EpochEvent.DECIDE): EpochState.DECIDING,
+    (EpochState.UNSURE, EpochEvent.RETRACTED): EpochState.IDLE,
+    (EpochState.DECIDED, EpochEvent.SEARCHED): EpochState.PUBLISHING,
+    (EpochState.PUBLISHING, EpochEvent.APPENDED): EpochState.PUBLISHED,
+    (EpochState.PUBLISHING, EpochEvent.FAILED): EpochState.STUCK,
+    (EpochState.STUCK, EpochEvent.RETRY): EpochState.PUBLISHING,
+    (EpochState.PUBLISHED, EpochEvent.MARKED): EpochState.IDLE,
+    (EpochState.PUBLISHED, EpochEvent.DECIDE): EpochState.DECIDING,
 }
-BUSY: Final = frozenset((State.DECIDING, State.DECIDED, State.PUBLISHING, State.STUCK))
+BUSY: Final = frozenset((EpochState.DECIDING, EpochState.DECIDED, EpochState.PUBLISHING, EpochState.STUCK))
 """States in which the next decision of the query has to wait."""
 
 

@@ -30,10 +30,10 @@ from logstore.epochs.decisions import (
     RUNS,
     TRANSITIONS,
     Decision,
-    Event,
+    EpochEvent,
+    EpochState,
     Last,
     Runs,
-    State,
     Target,
     decode_decision,
     decode_last,
@@ -87,11 +87,11 @@ class _Query:
     runs: Runs
     admitted: Ticket[None]
     last: Last | None = None
-    state: State = State.IDLE
+    state: EpochState = EpochState.IDLE
     commit: Commit | None = None
     carried_out: Ticket[None] = field(default_factory=lambda: Ticket.succeeded(None))
 
-    def move(self, event: Event) -> None:
+    def move(self, event: EpochEvent) -> None:
         """Take the step for `event` in TRANSITIONS."""
         following = TRANSITIONS.get((self.state, event))
         if following is None:
@@ -107,7 +107,7 @@ class _Query:
 
     def covers(self, key: AttemptKey) -> bool:
         """Whether the commit in progress may still need an attempt's staged data."""
-        return self.commit is not None and self.state is not State.PUBLISHED and self.commit.covers(key)
+        return self.commit is not None and self.state is not EpochState.PUBLISHED and self.commit.covers(key)
 
 
 class Epochs:
@@ -148,7 +148,7 @@ class Epochs:
             if query.last is None:
                 raise CorruptFile(f"the ledger has {key!r} without {LAST + name!r}; restore it from a copy")
             query.commit = Commit(decode_decision(name, value), query.last)
-            query.move(Event.RECOVERED)
+            query.move(EpochEvent.RECOVERED)
             self._pin(query.commit)
         for attempt in self._staging.all_attempts():
             owner = self._queries.get(attempt.key.query)
@@ -167,7 +167,7 @@ class Epochs:
         """Searches, before serving, for groups that a former life already published. Answer each with `found`."""
         searches = []
         for query in self._queries.values():
-            if query.state is State.DECIDED and query.commit is not None:
+            if query.state is EpochState.DECIDED and query.commit is not None:
                 for target in query.commit.remaining:
                     stream = self._publisher.find(target)
                     if stream is not None:
@@ -189,10 +189,10 @@ class Epochs:
 
         The ticket never fails: an epoch that cannot be published is reported, stays decided and is retried.
         """
-        decided = [query for query in self._queries.values() if query.state is State.DECIDED]
+        decided = [query for query in self._queries.values() if query.state is EpochState.DECIDED]
         for query in decided:
             commit = query.under_way
-            query.move(Event.SEARCHED)
+            query.move(EpochEvent.SEARCHED)
             fields = {"query": query.name, "epoch": commit.decision.epoch}
             self._report("epoch rolled forward", {**fields, "streams": len(commit.remaining)})
             query.carried_out = start(self._publish(query, commit))
@@ -258,9 +258,9 @@ class Epochs:
     async def _wait_for_turn(self, query: _Query) -> None:
         """Wait until no epoch of the query is in progress. Raises the error of the epoch before, if it failed."""
         while query.state in BUSY:
-            if query.state is State.DECIDED:
+            if query.state is EpochState.DECIDED:
                 raise AssertionError("a sidecar rolls forward before it serves")
-            if query.state is State.STUCK:
+            if query.state is EpochState.STUCK:
                 self._retry(query)
             await query.carried_out
 
@@ -293,7 +293,7 @@ class Epochs:
         return DescribeReply(
             last_epoch=query.last.epoch if query is not None and query.last is not None else None,
             run=query.runs.tokens[-1] if query is not None else None,
-            state=(query.state if query is not None else State.IDLE).value,
+            state=(query.state if query is not None else EpochState.IDLE).value,
             staged_bytes=sum(attempt.size_bytes for attempt in attempts),
             staged_attempts=len(attempts),
             positions=query.last.positions if query is not None and query.last is not None else "",
@@ -302,11 +302,11 @@ class Epochs:
     def tick(self, *, now_ms: int) -> None:
         """Retry failed steps, and drop staged data and queries that are too old. Call it every few seconds."""
         for query in list(self._queries.values()):
-            if query.state is State.STUCK:
+            if query.state is EpochState.STUCK:
                 self._retry(query)
-            elif query.state is State.UNSURE:
+            elif query.state is EpochState.UNSURE:
                 start(self._retract(query))
-            elif query.state is State.PUBLISHED:
+            elif query.state is EpochState.PUBLISHED:
                 start(self._mark(query, query.under_way))
             self._expire(query, now_ms)
 
@@ -390,7 +390,7 @@ class Epochs:
             commit.earlier = [query.commit, *query.commit.earlier]
             query.commit.earlier = []
         query.commit = commit
-        query.move(Event.DECIDE)
+        query.move(EpochEvent.DECIDE)
 
     async def _record(self, query: _Query, commit: Commit) -> None:
         """Make the decision durable; from then on this life or the next publishes the epoch. Raises StorageFailed."""
@@ -402,9 +402,9 @@ class Epochs:
                 }
             )
         except CairnError:
-            query.move(Event.REFUSED)
+            query.move(EpochEvent.REFUSED)
             raise
-        query.move(Event.RECORDED)
+        query.move(EpochEvent.RECORDED)
         query.last = commit.last
         for earlier in commit.earlier:
             earlier.release_pins()
@@ -415,11 +415,11 @@ class Epochs:
 
         An older decision that may be on disk instead is already published, so this put is also its mark.
         """
-        if query.state is not State.UNSURE:
+        if query.state is not EpochState.UNSURE:
             return
         commit = query.under_way
-        if await self._remove_decision(query) and query.commit is commit and query.state is State.UNSURE:
-            query.move(Event.RETRACTED)
+        if await self._remove_decision(query) and query.commit is commit and query.state is EpochState.UNSURE:
+            query.move(EpochEvent.RETRACTED)
             self._let_go(query)
 
     async def _remove_decision(self, query: _Query) -> bool:
@@ -444,18 +444,18 @@ class Epochs:
         try:
             await self._publisher.publish(commit)
         except CairnError as error:
-            query.move(Event.FAILED)
+            query.move(EpochEvent.FAILED)
             if commit.reported_error != str(error):
                 commit.reported_error = str(error)
                 fields = {"query": query.name, "epoch": commit.decision.epoch, "error": str(error)}
                 self._report("epoch stuck", fields)
             raise
-        query.move(Event.APPENDED)
+        query.move(EpochEvent.APPENDED)
         self._drop_old(query)
         start(self._mark(query, commit))
 
     def _retry(self, query: _Query) -> None:
-        query.move(Event.RETRY)
+        query.move(EpochEvent.RETRY)
         query.carried_out = start(self._publish(query, query.under_way))
 
     async def _mark(self, query: _Query, commit: Commit) -> None:
@@ -465,8 +465,8 @@ class Epochs:
         commit.marking = True
         removed = await self._remove_decision(query)
         commit.marking = False
-        if removed and query.commit is commit and query.state is State.PUBLISHED:
-            query.move(Event.MARKED)
+        if removed and query.commit is commit and query.state is EpochState.PUBLISHED:
+            query.move(EpochEvent.MARKED)
             self._let_go(query)
 
     def _let_go(self, query: _Query) -> None:
@@ -489,7 +489,7 @@ class Epochs:
         if old:
             dropped_bytes = self._staging.drop(old)
             self._report("staged data expired", {"query": query.name, "attempts": len(old), "bytes": dropped_bytes})
-        over = query.state is State.IDLE and len(attempts) == len(old) and query.admitted.done
+        over = query.state is EpochState.IDLE and len(attempts) == len(old) and query.admitted.done
         unused = query.last is None and query.runs.seen_ms + self._forget_ms < now_ms
         finished = query.last is not None and query.last.forget and query.last.decided_ms + self._forget_ms < now_ms
         if over and (unused or finished):

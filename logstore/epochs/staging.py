@@ -49,7 +49,7 @@ _NAME: Final = re.compile(r".*-(\d+)\.staged")
 Ready = Callable[[JobSource], None]
 
 
-class State(enum.Enum):
+class AttemptState(enum.Enum):
     """The state of an attempt's file."""
 
     EMPTY = "empty"  # there is no file, and no write is in flight
@@ -61,7 +61,7 @@ class State(enum.Enum):
     GONE = "gone"  # there is no file, and none will be created
 
 
-class Event(enum.Enum):
+class AttemptEvent(enum.Enum):
     """What happens to an attempt's file."""
 
     WRITE = "write"
@@ -72,23 +72,23 @@ class Event(enum.Enum):
     REMOVED = "removed"
 
 
-TRANSITIONS: Final[Mapping[tuple[State, Event], State]] = {
-    (State.EMPTY, Event.WRITE): State.WRITING,
-    (State.DURABLE, Event.WRITE): State.WRITING,
-    (State.WRITING, Event.SYNCED): State.DURABLE,
-    (State.WRITING, Event.FAILED): State.DOOMED,
-    (State.WRITING, Event.DROP): State.DROPPING,
-    (State.DROPPING, Event.SYNCED): State.DOOMED,
-    (State.DROPPING, Event.FAILED): State.DOOMED,
-    (State.EMPTY, Event.DROP): State.GONE,
-    (State.DURABLE, Event.DROP): State.DOOMED,
-    (State.DOOMED, Event.DROP): State.DOOMED,
-    (State.DOOMED, Event.REMOVE): State.REMOVING,
-    (State.REMOVING, Event.DROP): State.REMOVING,
-    (State.REMOVING, Event.REMOVED): State.GONE,
-    (State.GONE, Event.DROP): State.GONE,
+TRANSITIONS: Final[Mapping[tuple[AttemptState, AttemptEvent], AttemptState]] = {
+    (AttemptState.EMPTY, AttemptEvent.WRITE): AttemptState.WRITING,
+    (AttemptState.DURABLE, AttemptEvent.WRITE): AttemptState.WRITING,
+    (AttemptState.WRITING, AttemptEvent.SYNCED): AttemptState.DURABLE,
+    (AttemptState.WRITING, AttemptEvent.FAILED): AttemptState.DOOMED,
+    (AttemptState.WRITING, AttemptEvent.DROP): AttemptState.DROPPING,
+    (AttemptState.DROPPING, AttemptEvent.SYNCED): AttemptState.DOOMED,
+    (AttemptState.DROPPING, AttemptEvent.FAILED): AttemptState.DOOMED,
+    (AttemptState.EMPTY, AttemptEvent.DROP): AttemptState.GONE,
+    (AttemptState.DURABLE, AttemptEvent.DROP): AttemptState.DOOMED,
+    (AttemptState.DOOMED, AttemptEvent.DROP): AttemptState.DOOMED,
+    (AttemptState.DOOMED, AttemptEvent.REMOVE): AttemptState.REMOVING,
+    (AttemptState.REMOVING, AttemptEvent.DROP): AttemptState.REMOVING,
+    (AttemptState.REMOVING, AttemptEvent.REMOVED): AttemptState.GONE,
+    (AttemptState.GONE, AttemptEvent.DROP): AttemptState.GONE,
 }
-_IN_FLIGHT: Final = frozenset((State.WRITING, State.DROPPING, State.REMOVING))
+_IN_FLIGHT: Final = frozenset((AttemptState.WRITING, AttemptState.DROPPING, AttemptState.REMOVING))
 
 
 class Frame(NamedTuple):
@@ -118,7 +118,7 @@ class Attempt:
         self.durable_frames = 0
         self.size_bytes = 0
         self.failure: StorageFailed | None = None
-        self.state = State.EMPTY
+        self.state = AttemptState.EMPTY
         self._ready = ready
         self._settled = settled
         self._data: dict[int, Sequence[Buffer]] = {}
@@ -129,7 +129,7 @@ class Attempt:
     ) -> "Attempt":
         """An attempt whose file holds exactly these frames, durably."""
         attempt = cls(headers[0].key, path, ready, settled)
-        attempt.state = State.DURABLE
+        attempt.state = AttemptState.DURABLE
         for header in headers:
             frame = Frame(header, attempt.size_bytes, Ticket.succeeded(header.position + 1))
             attempt.frames.append(frame)
@@ -177,7 +177,7 @@ class Attempt:
                     yield Extent(self.path, position, part.length_bytes, part.batches)
                 position += part.length_bytes
 
-    def move(self, event: Event) -> None:
+    def move(self, event: AttemptEvent) -> None:
         """Take the step for `event` in TRANSITIONS."""
         following = TRANSITIONS.get((self.state, event))
         if following is None:
@@ -186,38 +186,38 @@ class Attempt:
 
     def drop(self) -> None:
         """Forget the frames and remove the file, after any operation in flight."""
-        self.move(Event.DROP)
-        if self.state is State.GONE:
+        self.move(AttemptEvent.DROP)
+        if self.state is AttemptState.GONE:
             self._forget()
             self._settled(self)
-        elif self.state is State.DOOMED:
+        elif self.state is AttemptState.DOOMED:
             self._ready(self)
 
     def take_job(self) -> Job | None:
         """The write of all waiting frames, or the removal of the file."""
-        if self.state is State.DOOMED:
+        if self.state is AttemptState.DOOMED:
             return self._removal()
         waiting = self.frames[self.durable_frames :]
         if self.state in _IN_FLIGHT or not waiting:
             return None
-        is_new = self.state is State.EMPTY
+        is_new = self.state is AttemptState.EMPTY
         buffers = [buffer for frame in waiting for buffer in self._data.pop(frame.header.position)]
         operations: list[Operation] = [Create(self.path)] if is_new else []
         operations += [Write(self.path, waiting[0].start, buffers), Sync(self.path)]
         if is_new:
             operations.append(SyncDirectory(DIRECTORY))
-        self.move(Event.WRITE)
+        self.move(AttemptEvent.WRITE)
         return Job(operations, partial(self._written, waiting), self._failed)
 
     def _written(self, frames: Sequence[Frame]) -> None:
-        self.move(Event.SYNCED)
+        self.move(AttemptEvent.SYNCED)
         self.durable_frames += len(frames)
         self._ready(self)
         for frame in frames:
             frame.ticket.succeed(frame.header.position + 1)
 
     def _failed(self, operation: Operation, error: OSError) -> None:
-        self.move(Event.FAILED)
+        self.move(AttemptEvent.FAILED)
         self.failure = StorageFailed(
             f"staging for task {self.key.task} of epoch {self.key.epoch}: {type(operation).__name__} of "
             f"{self.path} failed ({error}); nothing of attempt {self.key.attempt!r} counts, stage again anew"
@@ -236,12 +236,12 @@ class Attempt:
 
     def _removal(self) -> Job:
         """The job that removes the file, without a directory sync: a file that reappears is dropped again."""
-        self.move(Event.REMOVE)
+        self.move(AttemptEvent.REMOVE)
         self._forget()
         return Job([Remove(self.path, optional=True)], self._removed, lambda *_: self._removed())
 
     def _removed(self) -> None:
-        self.move(Event.REMOVED)
+        self.move(AttemptEvent.REMOVED)
         self._settled(self)
 
 

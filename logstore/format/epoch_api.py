@@ -155,8 +155,8 @@ class DescribeRequest:
 class DescribeReply:
     """The state of a query. `last_epoch` is None before the first decided epoch; `run` is None for an unknown query.
 
-    `state` is that of the epoch being committed (`logstore.epochs.decisions.State`), or "idle"; `positions` are those
-    of the last epoch.
+    `state` is that of the epoch being committed (`logstore.epochs.decisions.EpochState`), or "idle"; `positions` are
+    those of the last epoch.
     """
 
     last_epoch: int | None

@@ -7,7 +7,7 @@ call; `send_answers` sends the bytes that the socket did not take, and waits for
 Invariants:
 * Answers leave in the order of their requests.
 * A request's bytes count for this connection until its answer is sent, and in the total of all connections (if
-  `Place.is_shared`) only until its work is done.
+  `AnswerSlot.is_shared`) only until its work is done.
 * `Sending` is the state of the sender; every change of it is in TRANSITIONS.
 * The bytes of an answer that its client does not take count in `AnswerBudget.unsent`, except those that the answer
   budget has reserved already. Reserved bytes are given back once, when the answer is sent or the connection ends.
@@ -43,7 +43,7 @@ class Sending(enum.Enum):
     """No request will come, and every answer is sent."""
 
 
-class Event(enum.Enum):
+class SendEvent(enum.Enum):
     """What changes the state of the sender."""
 
     READY = "head ready while tickets settle"
@@ -54,22 +54,22 @@ class Event(enum.Enum):
     ANSWERED = "line is empty"
 
 
-TRANSITIONS: Final[Mapping[tuple[Sending, Event], Sending]] = {
-    (Sending.IDLE, Event.READY): Sending.PLANNED,
-    (Sending.IDLE, Event.FLUSHED): Sending.IDLE,
-    (Sending.IDLE, Event.BLOCKED): Sending.BUSY,
-    (Sending.IDLE, Event.LOOK): Sending.BUSY,
-    (Sending.PLANNED, Event.FLUSHED): Sending.IDLE,
-    (Sending.PLANNED, Event.BLOCKED): Sending.BUSY,
-    (Sending.PLANNED, Event.LOOK): Sending.BUSY,
-    (Sending.BUSY, Event.SENT): Sending.IDLE,
-    (Sending.BUSY, Event.LOOK): Sending.BUSY,
-    (Sending.BUSY, Event.ANSWERED): Sending.OVER,
+TRANSITIONS: Final[Mapping[tuple[Sending, SendEvent], Sending]] = {
+    (Sending.IDLE, SendEvent.READY): Sending.PLANNED,
+    (Sending.IDLE, SendEvent.FLUSHED): Sending.IDLE,
+    (Sending.IDLE, SendEvent.BLOCKED): Sending.BUSY,
+    (Sending.IDLE, SendEvent.LOOK): Sending.BUSY,
+    (Sending.PLANNED, SendEvent.FLUSHED): Sending.IDLE,
+    (Sending.PLANNED, SendEvent.BLOCKED): Sending.BUSY,
+    (Sending.PLANNED, SendEvent.LOOK): Sending.BUSY,
+    (Sending.BUSY, SendEvent.SENT): Sending.IDLE,
+    (Sending.BUSY, SendEvent.LOOK): Sending.BUSY,
+    (Sending.BUSY, SendEvent.ANSWERED): Sending.OVER,
 }
 
 
 @dataclass(slots=True)
-class Place:
+class AnswerSlot:
     """The place of one request in the order of answers.
 
     `is_shared`: the request counts among all connections' requests. `reserved_bytes`: what the answer budget has
@@ -118,7 +118,7 @@ class AnswerLine:
         self._answers = answers
         self._idle_s = idle_s
         self._give_up = give_up
-        self._places: deque[Place] = deque()
+        self._slots: deque[AnswerSlot] = deque()
         self._sending = Sending.BUSY
         self._is_ended = False
         self._work = trio.Event()
@@ -128,7 +128,7 @@ class AnswerLine:
         """Bytes of the requests whose answers are not sent."""
         self._reserved_bytes = 0
 
-    def _move(self, event: Event) -> None:
+    def _move(self, event: SendEvent) -> None:
         """Make the transition in the table; wake `send_answers` if it has work now."""
         before, self._sending = self._sending, TRANSITIONS[self._sending, event]
         if self._sending is Sending.BUSY and before is not Sending.BUSY:
@@ -136,36 +136,36 @@ class AnswerLine:
 
     # ---- requests
 
-    def push(self, place: Place) -> None:
+    def push(self, slot: AnswerSlot) -> None:
         """A request has arrived; its answer follows the answers of all earlier places."""
-        self._places.append(place)
-        self.request_bytes += place.size_bytes
-        if place.is_shared:
-            self._requests.take(place.size_bytes)
+        self._slots.append(slot)
+        self.request_bytes += slot.size_bytes
+        if slot.is_shared:
+            self._requests.take(slot.size_bytes)
 
-    def drop(self, place: Place) -> None:
+    def drop(self, slot: AnswerSlot) -> None:
         """The last request gets no answer; earlier requests still do."""
-        self._places.pop()
-        self.request_bytes -= place.size_bytes
-        if place.is_shared:
-            self._requests.give(place.size_bytes)
+        self._slots.pop()
+        self.request_bytes -= slot.size_bytes
+        if slot.is_shared:
+            self._requests.give(slot.size_bytes)
 
-    def mark_ready(self, place: Place) -> None:
+    def mark_ready(self, slot: AnswerSlot) -> None:
         """A request's work is done, and its answer may be sent."""
-        place.is_ready = True
-        self._reserved_bytes += place.reserved_bytes
-        if place.is_shared:
-            self._requests.give(place.size_bytes)
-        if self._sending is Sending.IDLE and self._places and self._places[0] is place:
+        slot.is_ready = True
+        self._reserved_bytes += slot.reserved_bytes
+        if slot.is_shared:
+            self._requests.give(slot.size_bytes)
+        if self._sending is Sending.IDLE and self._slots and self._slots[0] is slot:
             if self._engine.after_settling(self._flush):
-                self._move(Event.READY)
+                self._move(SendEvent.READY)
             else:
                 self._flush()
 
     def end(self) -> None:
         """No more requests will come: `send_answers` returns when every answer is sent."""
         self._is_ended = True
-        self._move(Event.LOOK)
+        self._move(SendEvent.LOOK)
 
     async def wait_sent(self, limit_bytes: int) -> None:
         """Wait until the requests without a sent answer have at most `limit_bytes` bytes."""
@@ -186,9 +186,9 @@ class AnswerLine:
             rest = batch.parts  # `send_answers` meets the same error, and ends the connection
         if rest or batch.failure is not None:
             self._left = batch._replace(parts=rest)
-            self._move(Event.BLOCKED)
+            self._move(SendEvent.BLOCKED)
         else:
-            self._move(Event.LOOK if self._is_ended else Event.FLUSHED)
+            self._move(SendEvent.LOOK if self._is_ended else SendEvent.FLUSHED)
             self._note_sent(batch)
 
     async def send_answers(self) -> None:
@@ -197,18 +197,18 @@ class AnswerLine:
         Raises ClosedError if a request with acks=0 failed, OSError when the client is gone or takes nothing.
         """
         while True:
-            if self._left is not None or (self._places and self._places[0].is_ready):
+            if self._left is not None or (self._slots and self._slots[0].is_ready):
                 batch, self._left = self._left or self._ready_batch(), None
                 await self._send(batch)
                 if batch.failure is not None:
                     raise ClosedError(f"acks=0, so closing is all it can be told: {batch.failure}")
                 self._note_sent(batch)
-            elif self._is_ended and not self._places:
-                self._move(Event.ANSWERED)
+            elif self._is_ended and not self._slots:
+                self._move(SendEvent.ANSWERED)
                 return
             else:
                 self._work = trio.Event()
-                self._move(Event.SENT)
+                self._move(SendEvent.SENT)
                 await self._work.wait()
 
     async def _send(self, batch: _Batch) -> None:
@@ -239,13 +239,13 @@ class AnswerLine:
         """Take the ready answers at the head of the line."""
         parts: list[Buffer] = []
         request_bytes = reserved_bytes = 0
-        while self._places and self._places[0].is_ready:
-            place = self._places.popleft()
-            request_bytes += place.size_bytes
-            reserved_bytes += place.reserved_bytes
-            body = place.answer.body() if place.answer is not None else place.body
+        while self._slots and self._slots[0].is_ready:
+            slot = self._slots.popleft()
+            request_bytes += slot.size_bytes
+            reserved_bytes += slot.reserved_bytes
+            body = slot.answer.body() if slot.answer is not None else slot.body
             if body is not None:
-                parts += frame(place.correlation_id, body, flexible_header=place.flexible_header)
-            elif place.answer is not None and place.answer.failure is not None:
-                return _Batch(parts, request_bytes, reserved_bytes, place.answer.failure)
+                parts += frame(slot.correlation_id, body, flexible_header=slot.flexible_header)
+            elif slot.answer is not None and slot.answer.failure is not None:
+                return _Batch(parts, request_bytes, reserved_bytes, slot.answer.failure)
         return _Batch(parts, request_bytes, reserved_bytes, None)

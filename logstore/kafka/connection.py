@@ -24,7 +24,7 @@ import trio
 from logstore.errors import CairnError, MalformedRequest
 from logstore.interfaces import Buffer
 from logstore.kafka import codec, fetch, produce
-from logstore.kafka.answers import AnswerLine, Place
+from logstore.kafka.answers import AnswerLine, AnswerSlot
 from logstore.kafka.budgets import AnswerBudget
 from logstore.kafka.dispatch import Caller, Front, Handlers
 from logstore.kafka.frames import Arrivals, ClosedError, Deadlines, FrameReader
@@ -36,7 +36,7 @@ from logstore.kafka.versions import api_versions_body, served_versions
 LINGER_BYTES = 16 * 1024
 LINGER_S = 1.0
 """How long a client may go on sending after the last answer; closing earlier could destroy that answer in transit."""
-PLACE_BYTES = 2048
+SLOT_BYTES = 2048
 """Bytes that a request counts on top of its frame: for its place in the line of answers, and for its answer."""
 GROUP_KEYS = frozenset((11, 14))
 """JoinGroup, SyncGroup: they wait for the other members."""
@@ -81,7 +81,7 @@ class Connection:
         self._frames = FrameReader(link, limit, deadlines, arrivals, self._receiving, self._give_up_frame)
 
     def give_way(self) -> None:
-        """End the connection at once, with requests unanswered: another client needs the place."""
+        """End the connection at once, with requests unanswered: another client needs the slot."""
         self._why_ended = "it was idle the longest, and its place went to a new connection (max-connections)"
         self._life.cancel()
 
@@ -173,15 +173,15 @@ class Connection:
         self._frames.pause()
         if header.client_id != self._caller.client_id:
             self._caller = self._caller._replace(client_id=header.client_id)
-        place = Place(header.correlation_id, len(request) + PLACE_BYTES, header.api_key not in WAITING_KEYS)
-        self._line.push(place)
+        slot = AnswerSlot(header.correlation_id, len(request) + SLOT_BYTES, header.api_key not in WAITING_KEYS)
+        self._line.push(slot)
         try:
-            await self._line.wait_sent(place.size_bytes)
-            place.body = await self._answer(request, header, place)
-            self._line.mark_ready(place)
+            await self._line.wait_sent(slot.size_bytes)
+            slot.body = await self._answer(request, header, slot)
+            self._line.mark_ready(slot)
         finally:
-            if not place.is_ready:
-                self._line.drop(place)
+            if not slot.is_ready:
+                self._line.drop(slot)
 
     async def _wait_for_room(self) -> None:
         """Wait until there is room for another request."""
@@ -193,16 +193,16 @@ class Connection:
         flexible = header.version >= produce.FIRST_FLEXIBLE
         decoded = produce.decode(request, _body_at(request, header, flexible=flexible), header.version)
         answer = produce.Answer(decoded.version, decoded.acks)
-        place = Place(header.correlation_id, len(request) + PLACE_BYTES, flexible_header=flexible, answer=answer)
-        self._line.push(place)
+        slot = AnswerSlot(header.correlation_id, len(request) + SLOT_BYTES, flexible_header=flexible, answer=answer)
+        self._line.push(slot)
         is_appended = False
         try:
             await self._append(decoded, len(request), answer)
             is_appended = True
         finally:
             if not is_appended:  # the connection ends here; batches that are appended already stay
-                self._line.drop(place)
-        answer.when_ready(partial(self._line.mark_ready, place))
+                self._line.drop(slot)
+        answer.when_ready(partial(self._line.mark_ready, slot))
 
     async def _append(self, request: produce.ProduceRequest, frame_bytes: int, answer: produce.Answer) -> None:
         if produce.needs_check_apart(self._front, request):
@@ -221,47 +221,47 @@ class Connection:
         self._frames.pause()
         self._front.engine.kick()
 
-    async def _answer(self, request: memoryview, header: codec.RequestHeader, place: Place) -> list[Buffer]:
+    async def _answer(self, request: memoryview, header: codec.RequestHeader, slot: AnswerSlot) -> list[Buffer]:
         """Handle any request but Produce; returns the body of its answer."""
         raw = self._handlers.raw.get(header.api_key)
         try:
             if raw is not None:
-                body, place.reserved_bytes = await raw.handle(request[header.body_at :], self._answers)
+                body, slot.reserved_bytes = await raw.handle(request[header.body_at :], self._answers)
                 return body
             if header.api_key == codec.API_VERSIONS_KEY:
                 return api_versions_body(self._handlers, header.version)
             if header.api_key == fetch.KEY and fetch.MIN_VERSION <= header.version <= fetch.MAX_VERSION:
-                place.flexible_header = header.version >= fetch.FIRST_FLEXIBLE
-                at = _body_at(request, header, flexible=place.flexible_header)
+                slot.flexible_header = header.version >= fetch.FIRST_FLEXIBLE
+                at = _body_at(request, header, flexible=slot.flexible_header)
                 decoded = await fetch.decode_large(request, at, header.version)
-                body, place.reserved_bytes = await fetch.handle(self._front, decoded, self._answers)
+                body, slot.reserved_bytes = await fetch.handle(self._front, decoded, self._answers)
                 return body
             with self._counted_waiting(len(request)) if header.api_key in GROUP_KEYS else nullcontext():
-                return await self._answer_decoded(request, header, place)
+                return await self._answer_decoded(request, header, slot)
         except (MalformedRequest, ClosedError):
             raise
         except (CairnError, OSError) as error:
             raise ClosedError(f"request {header.api_key} failed: {error}") from error
 
-    async def _answer_decoded(self, request: memoryview, header: codec.RequestHeader, place: Place) -> list[Buffer]:
+    async def _answer_decoded(self, request: memoryview, header: codec.RequestHeader, slot: AnswerSlot) -> list[Buffer]:
         api = self._handlers.kafka.get(header.api_key)
         if api is None or not api.min_version <= header.version <= api.max_version:
-            return self._refuse_version(header, place)
+            return self._refuse_version(header, slot)
         flexible = bool(codec.request_type(header.api_key, header.version).__flexible__)
         decoded = await codec.decode_large(request, header, _body_at(request, header, flexible=flexible))
         async with collecting() if header.api_key in LONG_ANSWER_KEYS else nullcontext():
             response = await api.handle(decoded, self._caller)
-            place.flexible_header = codec.has_flexible_response_header(response)
+            slot.flexible_header = codec.has_flexible_response_header(response)
             return await codec.encode_large(response)
 
-    def _refuse_version(self, header: codec.RequestHeader, place: Place) -> list[Buffer]:
+    def _refuse_version(self, header: codec.RequestHeader, slot: AnswerSlot) -> list[Buffer]:
         """UNSUPPORTED_VERSION in the nearest served version. Raises ClosedError if its response has no error code."""
         offered = {key: (lowest, highest) for key, lowest, highest in served_versions(self._handlers)}
         if header.api_key in offered:
             lowest, highest = offered[header.api_key]
             refusal = codec.refuse_version(header.api_key, min(max(header.version, lowest), highest))
             if refusal is not None:
-                place.flexible_header = codec.has_flexible_response_header(refusal)
+                slot.flexible_header = codec.has_flexible_response_header(refusal)
                 return codec.encode(refusal)
         raise ClosedError(f"request {header.api_key} version {header.version} is not served here")
 

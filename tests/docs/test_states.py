@@ -57,14 +57,14 @@ def page() -> str:
                 "The newest epoch of a query",
                 "logstore/epochs/decisions.py",
                 "From the decision to the mark that every stream has the epoch.",
-                decisions.State.IDLE,
+                decisions.EpochState.IDLE,
                 epochs,
             ),
             drawn(
                 "The staged output of a task attempt",
                 "logstore/epochs/staging.py",
                 "From the first write to the removal of its file.",
-                staging.State.EMPTY,
+                staging.AttemptState.EMPTY,
                 attempts,
             ),
             drawn(

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from logstore.epochs import epochs, staging
-from logstore.epochs.decisions import TRANSITIONS, Event, Runs, State
+from logstore.epochs.decisions import TRANSITIONS, EpochEvent, EpochState, Runs
 from logstore.errors import StorageFailed
 from logstore.format.epoch_api import AbortRequest, StageReply
 from logstore.format.staged import AttemptKey
@@ -19,14 +19,14 @@ from logstore.testing.simdisk import SimDisk
 from tests.epochs.stage_set import Sidecar, decide, decision, piece, stage
 
 
-class Recording(dict[tuple[State, Event], State]):
+class Recording(dict[tuple[EpochState, EpochEvent], EpochState]):
     """The table, noting which steps are taken."""
 
     def __init__(self) -> None:
         super().__init__(TRANSITIONS)
-        self.taken: set[tuple[State, Event]] = set()
+        self.taken: set[tuple[EpochState, EpochEvent]] = set()
 
-    def get(self, step: tuple[State, Event], default: State | None = None) -> State | None:  # type: ignore[override]
+    def get(self, step: tuple[EpochState, EpochEvent], default: EpochState | None = None) -> EpochState | None:  # type: ignore[override]
         """The state that follows."""
         self.taken.add(step)
         return super().get(step, default)
@@ -98,16 +98,16 @@ def test_every_step_of_the_table_is_taken(table: Recording) -> None:
 ATTEMPT = AttemptKey("query-1", "run-1", 0, 0, "a0")
 
 
-class RecordingAttempts(dict[tuple[staging.State, staging.Event], staging.State]):
+class RecordingAttempts(dict[tuple[staging.AttemptState, staging.AttemptEvent], staging.AttemptState]):
     """The attempts' table, noting which steps are taken."""
 
     def __init__(self) -> None:
         super().__init__(staging.TRANSITIONS)
-        self.taken: set[tuple[staging.State, staging.Event]] = set()
+        self.taken: set[tuple[staging.AttemptState, staging.AttemptEvent]] = set()
 
     def get(  # type: ignore[override]
-        self, step: tuple[staging.State, staging.Event], default: staging.State | None = None
-    ) -> staging.State | None:
+        self, step: tuple[staging.AttemptState, staging.AttemptEvent], default: staging.AttemptState | None = None
+    ) -> staging.AttemptState | None:
         """The state that follows."""
         self.taken.add(step)
         return super().get(step, default)
@@ -176,9 +176,10 @@ def test_every_step_of_an_attempt_is_taken(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
-    ("state", "event"), sorted(set(product(staging.State, staging.Event)) - set(staging.TRANSITIONS), key=repr)
+    ("state", "event"),
+    sorted(set(product(staging.AttemptState, staging.AttemptEvent)) - set(staging.TRANSITIONS), key=repr),
 )
-def test_every_other_step_of_an_attempt_is_refused(state: staging.State, event: staging.Event) -> None:
+def test_every_other_step_of_an_attempt_is_refused(state: staging.AttemptState, event: staging.AttemptEvent) -> None:
     """The attempt stays as it is, and the defect is named."""
     attempt = staging.Attempt(ATTEMPT, "path", lambda _: None, lambda _: None)
     attempt.state = state
@@ -187,8 +188,8 @@ def test_every_other_step_of_an_attempt_is_refused(state: staging.State, event: 
     assert attempt.state is state
 
 
-@pytest.mark.parametrize(("state", "event"), sorted(set(product(State, Event)) - set(TRANSITIONS), key=repr))
-def test_every_other_step_is_refused(state: State, event: Event) -> None:
+@pytest.mark.parametrize(("state", "event"), sorted(set(product(EpochState, EpochEvent)) - set(TRANSITIONS), key=repr))
+def test_every_other_step_is_refused(state: EpochState, event: EpochEvent) -> None:
     """The query stays as it is, and the defect is named."""
     query = epochs._Query("q", Runs(("run",), 1, 0), Ticket.succeeded(None), state=state)
     with pytest.raises(AssertionError, match=event.value):

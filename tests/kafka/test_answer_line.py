@@ -13,7 +13,7 @@ import trio.testing
 
 from logstore.format.records import Record, encode_batch
 from logstore.kafka import answers
-from logstore.kafka.answers import TRANSITIONS, AnswerLine, Event, Place, Sending
+from logstore.kafka.answers import TRANSITIONS, AnswerLine, AnswerSlot, SendEvent, Sending
 from logstore.kafka.budgets import AnswerBudget, RequestBudget
 from logstore.kafka.link import Link
 from tests.kafka.front_driver import Server, serving
@@ -26,14 +26,14 @@ HEADER_BYTES = 8
 """Size and correlation id in front of an answer's body."""
 
 
-class Recording(dict[tuple[Sending, Event], Sending]):
+class Recording(dict[tuple[Sending, SendEvent], Sending]):
     """The table, noting which steps are taken."""
 
     def __init__(self) -> None:
         super().__init__(TRANSITIONS)
-        self.taken: set[tuple[Sending, Event]] = set()
+        self.taken: set[tuple[Sending, SendEvent]] = set()
 
-    def __getitem__(self, step: tuple[Sending, Event]) -> Sending:
+    def __getitem__(self, step: tuple[Sending, SendEvent]) -> Sending:
         self.taken.add(step)
         return super().__getitem__(step)
 
@@ -54,18 +54,18 @@ class Client:
         self._socket = sock
         self._server = server
 
-    def ask(self) -> Place:
+    def ask(self) -> AnswerSlot:
         """A request comes."""
-        place = Place(1, 100)
+        place = AnswerSlot(1, 100)
         self.line.push(place)
         return place
 
-    def answer(self, place: Place, body: bytes) -> None:
+    def answer(self, place: AnswerSlot, body: bytes) -> None:
         """A request is done at once."""
         place.body = [body]
         self.line.mark_ready(place)
 
-    async def answer_synced(self, place: Place, body: bytes) -> None:
+    async def answer_synced(self, place: AnswerSlot, body: bytes) -> None:
         """A request is done when a write is synced, with all else that this sync settles."""
         place.body = [body]
         ticket = self._server.stream.append(encode_batch([Record(0, 0, None, b"value")]), now_ms=0)

@@ -14,7 +14,7 @@ from logstore.errors import StorageFailed
 from logstore.interfaces import Buffer
 from logstore.kafka import fetch, produce
 from logstore.kafka.budgets import AnswerBudget
-from logstore.kafka.connection import PLACE_BYTES
+from logstore.kafka.connection import SLOT_BYTES
 from logstore.kafka.dispatch import FrontSettings, RawApi
 from logstore.log.store import StoreSettings
 from tests.kafka.front_driver import (
@@ -265,7 +265,7 @@ async def test_a_newcomer_takes_the_place_of_the_longest_idle(tmp_path: Path) ->
 async def test_one_connection_cannot_fill_the_memory(tmp_path: Path) -> None:
     """While the disk is held, a client's unanswered requests are read up to its bound, and not beyond."""
     size = 10_000
-    limit = 20 * (size + PLACE_BYTES)
+    limit = 20 * (size + SLOT_BYTES)
     async with serving(tmp_path, FrontSettings(connection_in_flight_bytes=limit)) as server:  # noqa: SIM117
         async with await server.connect() as peer, trio.open_nursery() as nursery:
             server.files.gate = threading.Event()
@@ -273,7 +273,7 @@ async def test_one_connection_cannot_fill_the_memory(tmp_path: Path) -> None:
             nursery.start_soon(peer.send, *(produce_frame([batch(1, size)], correlation_id=n) for n in range(count)))
             await wait_until(lambda: server.kafka._requests.used_bytes > limit)
             await trio.testing.wait_all_tasks_blocked(0.1)
-            assert server.kafka._requests.used_bytes <= limit + 2 * (size + PLACE_BYTES)
+            assert server.kafka._requests.used_bytes <= limit + 2 * (size + SLOT_BYTES)
             server.files.gate.set()
             assert [(await peer.answer())[0] for _ in range(count)] == list(range(count))
             assert server.kafka._requests.used_bytes == 0
@@ -282,7 +282,7 @@ async def test_one_connection_cannot_fill_the_memory(tmp_path: Path) -> None:
 async def test_all_connections_together_cannot_fill_the_memory(tmp_path: Path) -> None:
     """The bound over all connections holds while the disk is held; released, everybody is served."""
     size, clients, count = 10_000, 10, 20
-    limit = 20 * (size + PLACE_BYTES)
+    limit = 20 * (size + SLOT_BYTES)
     async with serving(tmp_path, FrontSettings(total_in_flight_bytes=limit)) as server:
         peers = [await server.connect() for _ in range(clients)]
         async with trio.open_nursery() as nursery:
@@ -291,7 +291,7 @@ async def test_all_connections_together_cannot_fill_the_memory(tmp_path: Path) -
                 nursery.start_soon(peer.send, *[produce_frame([batch(1, size)])] * count)
             await wait_until(lambda: server.kafka._requests.used_bytes > limit)
             await trio.testing.wait_all_tasks_blocked(0.1)
-            assert server.kafka._requests.used_bytes <= limit + clients * 2 * (size + PLACE_BYTES)
+            assert server.kafka._requests.used_bytes <= limit + clients * 2 * (size + SLOT_BYTES)
             server.files.gate.set()
             for peer in peers:
                 for _ in range(count):
@@ -369,7 +369,7 @@ async def test_a_drain_answers_what_was_appended(tmp_path: Path) -> None:
         await wait_until(lambda: server.stream._waiters)
         server.files.gate = threading.Event()
         await peer.send(*(produce_frame([batch()], correlation_id=number) for number in range(20)))
-        await wait_until(lambda: server.kafka._requests.used_bytes > 20 * PLACE_BYTES)
+        await wait_until(lambda: server.kafka._requests.used_bytes > 20 * SLOT_BYTES)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(server.kafka.drain, PATIENCE_S)
             assert await waiting.ended()
