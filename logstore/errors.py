@@ -56,7 +56,7 @@ class MessageTooLarge(CairnError):
 
 
 class InvalidTimestamp(CairnError):
-    """A record's timestamp is further ahead of the clock than the topic allows."""
+    """A record's timestamp is further from the clock than the topic allows, or cannot be read."""
 
 
 class OutOfOrderSequence(CairnError):

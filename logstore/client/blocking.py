@@ -1,7 +1,7 @@
 """A blocking client of one sidecar: topics, offsets, raw record batches, and the epochs of an exactly-once sink.
 
 Invariants:
-* A call returns or raises within the client's time limit (plus one connection attempt); its error names the address.
+* A call stops trying at the client's time limit; its last attempt may take a connection and an unanswered request more.
 * Every request except `produce` may be sent twice without harm: after a lost connection the client backs off,
   reconnects and sends it again, until the time limit. `produce` is never sent again once its bytes may have arrived.
 * One thread per client. The first bootstrap address that answers serves every request: a sidecar leads all its streams.

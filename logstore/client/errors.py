@@ -1,7 +1,8 @@
 """Errors of the client: no sidecar answers, or the answer is an error.
 
-Invariant: each message names the address, so that a reader of a Spark driver's log knows which sidecar to check. For
-errors that a sidecar reports on Cairn's own requests, the client raises the classes of `logstore.errors` instead.
+Invariant: the message of a lost or refused connection names the address, so that a reader of a Spark driver's log knows
+which sidecar to check. For errors that a sidecar reports on Cairn's own requests, the client raises the classes of
+`logstore.errors` instead.
 """
 
 from typing import Final

@@ -7,7 +7,7 @@ Invariants:
   again. The client stages the output again under another attempt.
 * A frame counts after a restart only if its checksums match; a torn end is cut, and the kept frames are synced before
   use.
-* All staged bytes together stay below `limit_bytes`.
+* All staged bytes together stay below `limit_bytes` and one frame header.
 * A batch leaves the staging area only if its own CRC-32C still matches.
 
 This module does not know which epochs are decided: `logstore.epochs.epochs` names the attempts to drop.

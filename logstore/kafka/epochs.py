@@ -1,7 +1,8 @@
 """Cairn's own requests on the Kafka port, which stage and commit epochs.
 
 Invariants:
-* Every answer is a body of `logstore.format.epoch_api`; a failure is an error inside it, and closes no connection.
+* Every answer is a body of `logstore.format.epoch_api`; a CairnError is an error inside it, and closes no
+  connection.
 * If `auto-create-topics` is on, a topic that a staged piece names is created on first use, before anything is staged.
 * No request is served before `roll_forward` has returned.
 """

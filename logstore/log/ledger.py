@@ -6,7 +6,7 @@ Invariants:
 * `get` sees a put at once. If the disk refuses, all puts that are not synced are undone and their tickets fail. The
   next put starts a new file with the whole map, because nothing may be written after bytes whose state is unknown.
 * One file is current at a time, `NAME.GENERATION`; a new one is written beside it, synced and renamed before the old
-  one is removed. Bounded: a file is rewritten when it holds more dead than live bytes.
+  one is removed. Bounded: a file is rewritten when it has grown to twice the live bytes of its first frame.
 
 A ledger does not interpret its keys and values.
 """
