@@ -1,4 +1,4 @@
-"""`cairn checkpoint`: which queries wrote into a topic, and a query's checkpoint made anew from the log.
+"""`cairn checkpoint`: the queries that wrote into a topic, and the rebuilding of a query's checkpoint from the log.
 
 Invariant: `show` changes nothing; `rebuild` changes files of the named directory alone, and says which.
 """
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Run it; returns the exit status."""
+    """Run the command; the exit status."""
     try:
         with Client(parse_addresses(arguments.servers), limit_s=DEFAULT_LIMIT_S) as client:
             if arguments.action == "show":
