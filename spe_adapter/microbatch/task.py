@@ -2,10 +2,10 @@
 
 Invariants:
 * The state is that of the last committed epoch's winner; the task changes a private overlay of it, nothing else.
-* Everything it stages is under its own attempt, and so is the delta it leaves for the next epoch. Unless the driver's
-  decision names this attempt, nobody ever uses either.
-* Every task of every epoch leaves a mark, without input too, so that each stream by itself says where the query is.
-* A window whose key belongs to another partition is an error, never state that nobody will find again.
+* A task stages its output under its own attempt, and names the delta for the next epoch by it. Unless the driver's
+  commit names this attempt, neither is ever used.
+* Every task of every epoch leaves a mark, also without input, so that each stream shows the query's last epoch.
+* A window whose key belongs to another partition is an error: its state would not be found again.
 
 Source: CEC paper, section II.B; docs/decisions/0010.
 """
@@ -77,7 +77,7 @@ class Task:
 
 
 class ClosingTask:
-    """A task without input: rows only say that there is a partition."""
+    """A task of an epoch without input: its rows only say that there is a partition."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -98,7 +98,7 @@ def run_task(
 
 @dataclass
 class _Spent:
-    """Seconds spent so far, by what on."""
+    """Seconds spent so far, by phase."""
 
     open: float = 0.0
     input: float = 0.0
@@ -125,7 +125,7 @@ class _Run:
         self._combined = False
 
     def report(self, batches: Iterator[Received]) -> Report:
-        """Do all of it."""
+        """Run the epoch in this partition."""
         plan, options, sink = self._plan, self._fixed.options, self._fixed.options.sink
         self._at("task started")
         stream = TopicPartition(options.topic, self._partition)
@@ -149,14 +149,14 @@ class _Run:
             return self._epoch(batches, overlay, parent, output, state)
 
     def _wanted(self) -> Tag | None:
-        """The version to start from; None if there is none, or none in this layout."""
+        """The version of the state to start from; None in a query's first epoch, and in the first epoch of a layout."""
         plan = self._plan
         if plan.parent_epoch is None or plan.rebase is not None:
             return None
         return Tag(plan.parent_epoch, plan.parents[self._partition].attempt)
 
     def _move_in(self, client: Client, overlay: Overlay) -> Parent:
-        """Take this partition's windows out of the streams of a former layout; the counters to go on from."""
+        """Load this partition's windows from the streams of the former layout; the counters to go on from."""
         parents = self._plan.parents
         for batch in moved_windows(client, self._fixed, self._plan, self._partition):
             ids, _ = overlay.ensure(batch.column(0), batch.column(1).to_numpy(zero_copy_only=False))
@@ -222,7 +222,7 @@ class _Run:
         )
 
     def _process(self, batches: Iterator[Received], processor: Processor, output: StagedStream) -> None:
-        """All rows, then what the watermark closes."""
+        """Process all rows, then close the windows that are due by the watermark."""
         while True:
             with self._timed("input"):
                 taken = next(batches, None)
