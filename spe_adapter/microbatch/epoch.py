@@ -134,10 +134,10 @@ class Report:
 
     `started_ms` is when the task began, by the host's clock. `moved` are the rows that came through the shuffle,
     `combined` or not, `windows` those that its calls touched. `attempt` and `segments` name the staged output;
-    `counters` are those of the state that the task leaves; `open_windows` is N, `extent` is q; `oldest_epoch` is that of
-    the oldest footprint. `max_events_ms` has the newest event time of each input of the operator in this epoch. `how`
-    says where the state came from: MOVED, or see `state.versions.OpenState`. `host` is the host on which the task left
-    state in memory.
+    `counters` are those of the state that the task leaves; `open_windows` is N, `extent` is q; `oldest_epoch` is the
+    epoch of the oldest footprint. `max_events_ms` has the newest event time of each input of the operator in this
+    epoch. `how` says where the state came from: MOVED, or see `state.versions.OpenState`. `host` is the host on which
+    the task left state in memory.
     """
 
     partition: int
