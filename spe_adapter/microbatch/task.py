@@ -12,7 +12,6 @@ Source: CEC paper, section II.B; docs/decisions/0010.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -96,17 +95,6 @@ def run_task(
     return _Run(fixed, plan, attempt, host, probe).report(batches)
 
 
-@dataclass
-class _Spent:
-    """Seconds spent so far, by phase."""
-
-    open: float = 0.0
-    input: float = 0.0
-    process: float = 0.0
-    stage: float = 0.0
-    publish: float = 0.0
-
-
 class _Run:
     """One attempt at one partition of one epoch."""
 
@@ -118,7 +106,8 @@ class _Run:
         self._probe = probe
         self._partition = attempt.task
         self._codec = KeyCodec(fixed.operator.prepared(fixed.schema), fixed.key)
-        self._spent = _Spent()
+        self._seconds = dict.fromkeys(Seconds.__slots__, 0.0)
+        """Time spent so far, by phase."""
         self._results = 0
         self._started_ms = host.wall_ms()
         self._moved = 0
@@ -144,7 +133,7 @@ class _Run:
             parent = plan.parents[self._partition] if plan.parents and plan.rebase is None else Parent("")
             if plan.rebase is not None:
                 parent = self._move_in(client, overlay)
-            self._spent.open = self._host.network.monotonic_s() - started_s
+            self._seconds["open"] = self._host.network.monotonic_s() - started_s
             output = StagedStream(client, self._attempt, stream, sink.batch_bytes, sink.codec)
             return self._epoch(batches, overlay, parent, output, state)
 
@@ -217,7 +206,7 @@ class _Run:
             state_bytes=state.base.size_bytes + overlay.size_bytes,
             delta_bytes=delta_bytes,
             started_ms=self._started_ms,
-            seconds=Seconds(**vars(self._spent)),
+            seconds=Seconds(**self._seconds),
             host=host_name(),
         )
 
@@ -274,12 +263,12 @@ class _Run:
     # ---- small things
 
     @contextmanager
-    def _timed(self, what: str) -> Iterator[None]:
+    def _timed(self, phase: str) -> Iterator[None]:
         started_s = self._host.network.monotonic_s()
         try:
             yield
         finally:
-            setattr(self._spent, what, getattr(self._spent, what) + self._host.network.monotonic_s() - started_s)
+            self._seconds[phase] += self._host.network.monotonic_s() - started_s
 
     def _at(self, step: Step) -> None:
         self._probe(step, self._plan.epoch, self._partition)
