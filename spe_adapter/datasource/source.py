@@ -43,7 +43,7 @@ from spe_adapter.epochs.client import connect
 from spe_adapter.errors import SchemaRefused
 from spe_adapter.workers.collector import spare_loaded_code
 
-LEAST_LOOKUP_INTERVAL_S: Final = 0.02
+MIN_LOOKUP_INTERVAL_S: Final = 0.02
 """Spark asks an idle source about 70 times a second; a lookup that changed nothing is not repeated sooner than this."""
 
 _HEADERS: Final = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
@@ -225,7 +225,7 @@ class _Planner:
         self._network = network
         self._client = connect(options, network)
         self._catalogue = Catalogue(self._client, options.subscription)
-        self._last_lookup_s = -LEAST_LOOKUP_INTERVAL_S
+        self._last_lookup_s = -MIN_LOOKUP_INTERVAL_S
         self._last_trigger_s: float | None = None
         self._target: Offsets | None = None
         self.seen: Offsets = {}
@@ -251,10 +251,10 @@ class _Planner:
         return latest
 
     def _latest(self, start: Offsets) -> Offsets:
-        """The newest offsets; while nothing arrives, the sidecar is asked once per LEAST_LOOKUP_INTERVAL_S."""
+        """The newest offsets; while nothing arrives, the sidecar is asked once per MIN_LOOKUP_INTERVAL_S."""
         if self._target is not None:
             return self._target
-        wait_s = self._last_lookup_s + LEAST_LOOKUP_INTERVAL_S - self._network.monotonic_s()
+        wait_s = self._last_lookup_s + MIN_LOOKUP_INTERVAL_S - self._network.monotonic_s()
         if self.seen == start and wait_s > 0:
             self._network.sleep(wait_s)
         latest = self._catalogue.latest(self._catalogue.streams(start))

@@ -42,7 +42,7 @@ PlannedInput = Callable[[int], Planned]
 
 _DRIVER: Final = -1
 _TRIMS_PER_RETENTION: Final = 8
-_LEAST_TRIM_S: Final = 1.0
+_MIN_TRIM_S: Final = 1.0
 
 
 class Driver:
@@ -268,7 +268,7 @@ class Driver:
         if retention_ms is None:
             return
         now_s = self._host.network.monotonic_s()
-        if now_s - self._trimmed_s < max(retention_ms / 1000 / _TRIMS_PER_RETENTION, _LEAST_TRIM_S):
+        if now_s - self._trimmed_s < max(retention_ms / 1000 / _TRIMS_PER_RETENTION, _MIN_TRIM_S):
             return
         self._trimmed_s = now_s
         before_ms = self._host.wall_ms() - retention_ms

@@ -51,7 +51,7 @@ _SEED_DIGITS: Final = 15
 
 _EPOCHS: Final = 3
 """So many are looked at: a single one may be an exception."""
-_LEAST_RECORDS: Final = 5_000
+_MIN_RECORDS: Final = 5_000
 """In an epoch of fewer nothing is to be gained."""
 _BEGIN: Final = 4
 _END: Final = 2
@@ -190,7 +190,7 @@ class CombineChoice:
     def note(self, reports: Sequence[Report]) -> None:
         """Take the reports of an epoch that is over."""
         records = sum(report.records for report in reports)
-        if self._mode != "auto" or records < _LEAST_RECORDS:
+        if self._mode != "auto" or records < _MIN_RECORDS:
             return
         moved = sum(report.moved if report.combined else report.windows for report in reports)
         self._shown.append(_Shown(records, moved))

@@ -19,7 +19,7 @@ from spe_adapter.epochs.scan import ends
 from spe_adapter.tools.rebuild import planned_in_log, planned_of_positions, rebuild
 from spe_adapter.tools.state_command import DEFAULT_LIMIT_S, DEFAULT_SERVERS, EXIT_FAILED
 
-_MOST_QUERIES: Final = 64
+_MAX_QUERIES: Final = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +54,7 @@ def _show(client: Client, topic: str) -> None:
     newest: dict[str, End] = {}
     for end in _ends(client, topic):
         known = newest.get(end.query)
-        if known is None and len(newest) == _MOST_QUERIES:
+        if known is None and len(newest) == _MAX_QUERIES:
             continue
         # A partition that an epoch wrote nothing into has no marker of it.
         if known is None or known.epoch < end.epoch:
