@@ -22,9 +22,8 @@ from logstore.format.private import DecideReply
 from spe_adapter.continuous.errors import CommitLost
 from spe_adapter.continuous.fragment import Fragment
 from spe_adapter.continuous.port import FENCE_EPOCH, Fetch, Group, ScannedBatches
-from spe_adapter.epochs.client import commit, start_commit
+from spe_adapter.epochs.client import Attempt, commit, start_commit
 from spe_adapter.epochs.scan import Scan
-from spe_adapter.epochs.staging import Attempt
 from spe_adapter.host import Host
 
 CLIENT_ID: Final = "cairn-continuous"

@@ -45,8 +45,7 @@ from spe_adapter.datasource.sink_notes import (
     refuse_lost_self,
     repeated_epoch_problem,
 )
-from spe_adapter.epochs.client import abort, commit, connect, last_epoch
-from spe_adapter.epochs.staging import Attempt
+from spe_adapter.epochs.client import Attempt, abort, commit, connect, describe
 from spe_adapter.errors import CheckpointDiffers, NoTaskContext, SchemaRefused
 from spe_adapter.host import Host, ThisHost
 from spe_adapter.workers.collector import spare_loaded_code
@@ -163,7 +162,7 @@ def _note(commits: Sequence[TaskCommit], options: SinkOptions) -> SinkNote:
 def _check_epoch(client: Client, commits: Sequence[TaskCommit], note: SinkNote, options: SinkOptions) -> None:
     """Refuse an epoch whose input contradicts the log. Raises CheckpointDiffers or TopicTaken."""
     query, epoch = commits[0].attempt.query, commits[0].attempt.epoch
-    known = last_epoch(client, query)
+    known = describe(client, query)
     # The topic of all rows counts before there are any: a first epoch may well have no output, and none is looked at
     # again.
     always = () if options.topic is None else (options.topic,)

@@ -20,9 +20,8 @@ from logstore.client.blocking import Client, TopicPartition
 from spe_adapter.cec.control import Mark
 from spe_adapter.cec.extent import Counters
 from spe_adapter.codec.partitioner import partitions_of
-from spe_adapter.epochs.client import connect
+from spe_adapter.epochs.client import Attempt, StagedStream, connect
 from spe_adapter.epochs.marks import OpenWindows, StatePartition, control_batches, epoch_mark
-from spe_adapter.epochs.staging import Attempt, StagedStream
 from spe_adapter.errors import NoTaskContext, SchemaRefused
 from spe_adapter.host import Host, ThisHost, host_name
 from spe_adapter.microbatch.epoch import (

@@ -14,7 +14,7 @@ from logstore.client.blocking import Client, TopicPartition, parse_addresses
 from logstore.errors import CairnError, CorruptBatch
 from spe_adapter.cec.control import End, holds_progress
 from spe_adapter.checkpoint.planned import Planned
-from spe_adapter.epochs.client import last_epoch
+from spe_adapter.epochs.client import describe
 from spe_adapter.epochs.scan import ends
 from spe_adapter.tools.rebuild import planned_in_log, planned_of_positions, rebuild
 from spe_adapter.tools.state_command import DEFAULT_LIMIT_S, DEFAULT_SERVERS, EXIT_FAILED
@@ -62,7 +62,7 @@ def _show(client: Client, topic: str) -> None:
     for query, end in newest.items():
         kept = "keeps its state here" if holds_progress(end) else "writes here"
         epoch, positions = end.epoch, bytes(end.positions).decode(errors="replace")
-        known_to_all = last_epoch(client, query)
+        known_to_all = describe(client, query)
         if known_to_all.last_epoch is not None:  # an epoch without output has no marker anywhere
             epoch, positions = known_to_all.last_epoch, known_to_all.positions
         print(f"{query}  {kept}, epoch {epoch}, {_read_up_to(positions)}")

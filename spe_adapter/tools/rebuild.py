@@ -35,7 +35,7 @@ from spe_adapter.checkpoint.files import (
     query_of,
 )
 from spe_adapter.checkpoint.planned import Planned, file_lists, lists_digest, offsets_digest, settings_of
-from spe_adapter.epochs.client import last_epoch
+from spe_adapter.epochs.client import describe
 from spe_adapter.errors import CheckpointRefused
 
 _REPLACED: Final = "replaced"
@@ -51,7 +51,7 @@ class Rebuilt(NamedTuple):
 
 def planned_in_log(client: Client, query: str) -> Planned:
     """The input of the last batch that a query has committed. Raises CheckpointRefused if the log does not say."""
-    known = last_epoch(client, query)
+    known = describe(client, query)
     if known.last_epoch is None:
         raise CheckpointRefused(
             f"query {query} has committed nothing at {client.where}: there is nothing to make a checkpoint of; "

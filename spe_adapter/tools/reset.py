@@ -24,9 +24,8 @@ from logstore.client.blocking import Client, TopicPartition
 from logstore.format.private import TaskOutput
 from spe_adapter.cec.control import End, EndPositions, Mark, encode_mark
 from spe_adapter.checkpoint.files import COMMITS, OFFSETS, SOURCES, local_path
-from spe_adapter.epochs.client import commit, connect, last_epoch, take_over
+from spe_adapter.epochs.client import Attempt, StagedStream, commit, connect, describe, take_over
 from spe_adapter.epochs.scan import standing_epochs
-from spe_adapter.epochs.staging import Attempt, StagedStream
 from spe_adapter.host import Host, ThisHost
 from spe_adapter.microbatch.epoch import log_epoch
 from spe_adapter.microbatch.errors import ResetRefused
@@ -64,7 +63,7 @@ def reset(
     directory = None if checkpoint is None else local_path(str(checkpoint))
     newer = [] if directory is None else _newer_files(directory, batch)
     with connect(sink, host.network) as client:
-        if last_epoch(client, query).last_epoch is None:
+        if describe(client, query).last_epoch is None:
             raise ResetRefused(
                 f"query {query} is not known at {client.where}; its id stands in the checkpoint's metadata"
             )
