@@ -55,7 +55,7 @@ _END_OF_STREAM: Final = b"\xff\xff\xff\xff\0\0\0\0"
 """How an Arrow stream ends: the continuation marker, and a message of no bytes."""
 ROWS_PACKED: Final = 2
 """Rows as `packing` has them; without the field they are an Arrow stream, as all were before there was another form."""
-LEAST_PACKED_ROWS: Final = 64
+MIN_PACKED_ROWS: Final = 64
 """Fewer rows are not worth the time that packing takes."""
 PROGRESS_VERSION: Final = 2
 _READ_PROGRESS_VERSIONS: Final = (1, 2)
@@ -296,7 +296,7 @@ def _encode_rows(kind: int, query: str, epoch: int, rows: pa.RecordBatch, timest
 
 def _to_tail(rows: pa.RecordBatch) -> tuple[dict[str, int], Buffer]:
     """Rows as opaque bytes, packed where that is shorter and can be read; and the fields that say so."""
-    if rows.num_rows >= LEAST_PACKED_ROWS and can_pack(rows.schema):
+    if rows.num_rows >= MIN_PACKED_ROWS and can_pack(rows.schema):
         packed, size_bytes = pack(rows)
         if len(packed) < rows.nbytes and size_bytes <= MAX_UNPACKED_BYTES:
             return {"rows": ROWS_PACKED, "size": size_bytes}, packed

@@ -32,12 +32,12 @@ position plus ARENA_BASE.
 ARENA_BASE: Final = 16
 LENGTH_BYTES: Final = 8
 """In the arena a key's length stands in front of it."""
-LEAST_CAPACITY: Final = 1024
-MOST_INITIAL: Final = 1 << 24
+MIN_CAPACITY: Final = 1024
+MAX_INITIAL: Final = 1 << 24
 """A set made for more identities than this starts smaller and grows: the estimate may be wrong."""
 LOAD_PERCENT: Final = 60
 """How full a new table gets with what it was made for."""
-MOST_LOAD_PERCENT: Final = 75
+MAX_LOAD_PERCENT: Final = 75
 """How full it may get before it grows: rows are counted before it is known how many of them are new."""
 
 
@@ -187,7 +187,7 @@ class Identities:
 
     def __init__(self, expected: int = 0) -> None:
         """Room for `expected` identities at once, as far as that is sensible."""
-        self._slots = _empty(min(max(expected, 0), MOST_INITIAL))
+        self._slots = _empty(min(max(expected, 0), MAX_INITIAL))
         self._arena = np.empty(0, np.uint8)
         self._arena_used = 0
         self._count = 0
@@ -227,7 +227,7 @@ class Identities:
         return is_new.view(np.bool_)
 
     def _make_room(self, rows: int) -> None:
-        if (self._count + rows) * 100 > len(self._slots) * MOST_LOAD_PERCENT:
+        if (self._count + rows) * 100 > len(self._slots) * MAX_LOAD_PERCENT:
             larger = _empty(self._count + self._count // 2 + rows)
             rehash(self._slots, larger)
             self._slots = larger
@@ -241,7 +241,7 @@ class Identities:
 
 
 def _empty(identities: int) -> UInt64s:
-    return np.zeros((max(LEAST_CAPACITY, identities * 100 // LOAD_PERCENT + 1), SLOT_WORDS), np.uint64)
+    return np.zeros((max(MIN_CAPACITY, identities * 100 // LOAD_PERCENT + 1), SLOT_WORDS), np.uint64)
 
 
 def _bytes(buffer: pa.Buffer | None) -> Bytes:

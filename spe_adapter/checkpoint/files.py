@@ -1,4 +1,4 @@
-"""A query's checkpoint as Spark keeps it: what of it says which input a batch has.
+"""The files of a query's checkpoint that say which input a batch has.
 
     metadata          {"id": …}: the query's id
     offsets/N         where batch N ends, a line for each source
@@ -6,7 +6,7 @@
     sources/S/K       a source's own notes: where it began (0), or the K-th list of files of a file source
 
 Invariants:
-* Nothing here writes; a file that is not there is None, never a guess.
+* Nothing here writes. A file that is missing is read as None.
 * A local directory counts as a query's checkpoint only if its metadata names that query.
 
 Source: Spark's StreamExecution, HDFSMetadataLog and FileStreamSourceLog.
@@ -28,13 +28,13 @@ _FILE_SCHEMES: Final = ("file://", "file:")
 
 
 class Checkpoint(Protocol):
-    """A checkpoint to read from, wherever it is."""
+    """A checkpoint to read, on any file system."""
 
     def read(self, name: str) -> str | None:
-        """The text of a file, by its path below the checkpoint; None if it is not there."""
+        """The text of a file, by its path below the checkpoint; None if the file is missing."""
 
     def names(self, folder: str) -> Sequence[str]:
-        """The names in a folder; none if it is not there."""
+        """The names in a folder; empty if the folder is missing."""
 
 
 class LocalCheckpoint:
@@ -59,8 +59,8 @@ class LocalCheckpoint:
 
 
 def local_checkpoint(location: str, query: str | None = None) -> LocalCheckpoint | None:
-    """The checkpoint at a location, if that is a directory of this machine which a query has written its metadata to
-    (`query`, unless None).
+    """The checkpoint at a location, if the location is a directory of this machine with the metadata of a query (of
+    `query`, unless that is None); None otherwise.
     """
     found = LocalCheckpoint(local_path(location))
     owner = query_of(found)
@@ -78,8 +78,8 @@ def _without_scheme(location: str) -> str:
 
 
 def is_same_location(one: str, other: str) -> bool:
-    """Whether two locations name one place, however they are spelled: with the scheme of local files or without it,
-    with a slash at the end. Links are not followed, and relative paths are not resolved.
+    """Whether two locations name the same place: the scheme of local files and a slash at the end make no difference.
+    Links are not followed, and relative paths are not resolved.
     """
     return posixpath.normpath(_without_scheme(one)) == posixpath.normpath(_without_scheme(other))
 
@@ -96,7 +96,7 @@ def query_of(checkpoint: Checkpoint) -> str | None:
 
 
 def planned_in(checkpoint: Checkpoint, batch: int, notes: Mapping[str, str] | None = None) -> Planned | None:
-    """The input that the checkpoint plans for a batch; None if it does not say. `notes`: the sources', if known."""
+    """The input that the checkpoint plans for a batch; None if files are missing. `notes`: the sources', if known."""
     text = checkpoint.read(f"{OFFSETS}/{batch}")
     before = checkpoint.read(f"{OFFSETS}/{batch - 1}") if batch else None
     if text is None or (batch and before is None):
@@ -113,14 +113,14 @@ def planned_in(checkpoint: Checkpoint, batch: int, notes: Mapping[str, str] | No
 
 
 def file_list(checkpoint: Checkpoint, source: int, number: int) -> str | None:
-    """A file source's list of files; None if it is not there (any more)."""
+    """A list of files of a file source; None if the list is missing."""
     name = f"{SOURCES}/{source}/{number}"
     text = checkpoint.read(name)
     return text if text is not None else checkpoint.read(f"{name}.compact")
 
 
 def source_notes(checkpoint: Checkpoint, numbered: set[int]) -> dict[str, str]:
-    """Where sources began, as they noted it for themselves: by name below `sources`. `numbered` sources list files."""
+    """The sources' own notes of where they began, by name below `sources`. `numbered` sources list files instead."""
     notes: dict[str, str] = {}
     for source in checkpoint.names(SOURCES):
         if source.isdigit() and int(source) in numbered:

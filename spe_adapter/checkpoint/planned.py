@@ -57,7 +57,7 @@ class Planned:
     notes: Mapping[str, str] = field(default_factory=dict)
 
     def is_same_input(self, other: "Planned") -> bool:
-        """Whether both plan the same batch with the same input."""
+        """Whether both are the same batch with the same input."""
         return (self.batch, self.start, self.end, self.files) == (other.batch, other.start, other.end, other.files)
 
     def to_fields(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class Planned:
         return "\n".join((self.version, json.dumps(metadata, separators=(",", ":")), *self.offsets))
 
     def said(self) -> str:
-        """The offsets where it ends, for a message."""
+        """The offsets where the batch ends, for a message."""
         text = "; ".join(self.offsets) if self.offsets is not None else f"digest {self.end}"
         return text if len(text) <= _SAID_CHARACTERS else f"{text[:_SAID_CHARACTERS]}… (digest {self.end})"
 
@@ -146,7 +146,7 @@ def lists_digest(lists: Sequence[str]) -> str:
 
 
 def file_lists(offsets: Sequence[str]) -> list[tuple[int, int]]:
-    """Which sources number their lists of files: (source, number of the newest list) for each of them."""
+    """The sources that number their lists of files, each with the number of its newest list."""
     found: list[tuple[int, int]] = []
     for source, line in enumerate(offsets):
         value = _value(line)
@@ -184,7 +184,7 @@ def _parts(text: str) -> tuple[str, str, list[str]]:
 
 
 def _value(line: str) -> Any:
-    """A line as a JSON value, or as it is."""
+    """A line as a JSON value, or as text if it is no JSON."""
     try:
         return json.loads(line)
     except (ValueError, RecursionError):
@@ -204,7 +204,7 @@ def _are_texts(values: object) -> bool:
 
 
 def repeated_problem(noted: Planned | None, planned: Planned) -> str | None:
-    """What is wrong with a batch that comes again although the log holds it; None if it is the same input."""
+    """What is wrong with a repeated batch that the log holds already; None if the input is the same."""
     if noted is None:
         return (
             f"batch {planned.batch} comes again, and the log does not say what its input was: it was written by a "
@@ -222,8 +222,8 @@ def repeated_problem(noted: Planned | None, planned: Planned) -> str | None:
 
 
 def following_problem(noted: Planned | None, planned: Planned) -> str | None:
-    """What is wrong with a batch behind the last one in the log; None if it begins where that ended, or if the log does
-    not say where that was.
+    """What is wrong with the batch after the last one in the log; None if it begins where the last one ended, or if the
+    log does not say where that was.
     """
     if noted is None or planned.start == noted.end:
         return None
@@ -234,7 +234,7 @@ def following_problem(noted: Planned | None, planned: Planned) -> str | None:
 
 
 def way_out(query: str) -> str:
-    """What to do about either."""
+    """The advice for a checkpoint that contradicts the log."""
     return (
         f"nothing was written. Have the checkpoint say what the log says: {rebuild_command(query)}, then start the "
         "query again; or bring back the checkpoint that belongs to it. To go on with this checkpoint, whatever input "
@@ -243,5 +243,5 @@ def way_out(query: str) -> str:
 
 
 def rebuild_command(query: str) -> str:
-    """The command that makes a query's checkpoint anew."""
+    """The command that rebuilds a query's checkpoint."""
     return f"cairn checkpoint rebuild CHECKPOINT --query {query}"

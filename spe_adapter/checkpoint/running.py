@@ -1,9 +1,8 @@
-"""What Spark has planned for a batch, from the log of offsets of the query that runs: through Spark's own JVM, on
-whatever file system the checkpoint is.
+"""The checkpoint of a running query, read through Spark's JVM, on any file system that Spark knows.
 
 Invariants:
-* What is read is what Spark has written to `offsets/N` before it began the batch, from the same object.
-* Of each batch the offsets are asked for once; those of the batch before are remembered.
+* The offsets of a batch come from the object with which Spark wrote `offsets/N` before it began the batch.
+* The offsets of each batch are read once; those of the batch before are remembered.
 
 Source: Spark's StreamExecution (offsetLog, resolvedCheckpointRoot) and OffsetSeqLog.
 """

@@ -39,7 +39,7 @@ SCHEMA_WITH_HEADERS: Final = SCHEMA.append(pa.field("headers", HEADERS_TYPE))
 _CREATE_TIME: Final = 0
 _APPEND_TIME: Final = 1
 # length, attributes, timestamp delta, offset delta, key length, value length, number of headers: a byte each at least
-_LEAST_RECORD_BYTES: Final = 7
+_MIN_RECORD_BYTES: Final = 7
 # Rows of one Arrow batch come from batches of about this size; bounds memory when batches unpack to much more.
 _GROUP_BYTES: Final = 8 * 1024 * 1024
 
@@ -153,7 +153,7 @@ def _piece(whole: kernels.Bytes, at: int, header: BatchHeader) -> _Piece:
     if header.compression:
         data = np.frombuffer(decompress(header.compression, whole[start:end].data), np.uint8)
         start, end = 0, len(data)
-    if header.record_count > (end - start) // _LEAST_RECORD_BYTES:
+    if header.record_count > (end - start) // _MIN_RECORD_BYTES:
         raise CorruptBatch(
             f"batch at offset {header.base_offset}: {header.record_count} records do not fit {end - start} bytes"
         )

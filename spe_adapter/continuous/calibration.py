@@ -26,8 +26,8 @@ from spe_adapter.cec.policy import CostBenefit, Costs, Policy
 from spe_adapter.continuous.client_port import CLIENT_ID
 from spe_adapter.continuous.fragment import Fragment, plan
 from spe_adapter.continuous.runner import Options, prepare
+from spe_adapter.epochs.client import Attempt
 from spe_adapter.epochs.segments import StagedSegment
-from spe_adapter.epochs.staging import Attempt
 from spe_adapter.host import Host, ThisHost
 from spe_adapter.state.table import Table
 

@@ -15,13 +15,13 @@ import numpy as np
 from spe_adapter.codec.kernels import Int64s
 from spe_adapter.state.table import Table
 
-MOST: Final = 8192
+MAX_CANDIDATES: Final = 8192
 """How many candidates a policy is shown at first."""
-MOST_CHECKS: Final = 8 * MOST
+MAX_CHECKS: Final = 8 * MAX_CANDIDATES
 """And at most, where it wants all that it is shown. A beat never checks more, so that it and its append group stay
 small: some MB, and some ten milliseconds.
 """
-FEWEST: Final = 1024
+MIN_CANDIDATES: Final = 1024
 """Below this the list is made anew."""
 
 
@@ -59,9 +59,9 @@ class Candidates:
     def refresh(self) -> None:
         """Make the list anew if it runs short."""
         self._drop_stale()
-        self._is_whole = self._is_whole and len(self._rows) <= MOST
-        if len(self._rows) < min(FEWEST, self._table.live):
-            self._rows = self._table.oldest(MOST)
+        self._is_whole = self._is_whole and len(self._rows) <= MAX_CANDIDATES
+        if len(self._rows) < min(MIN_CANDIDATES, self._table.live):
+            self._rows = self._table.oldest(MAX_CANDIDATES)
             self._ordinals = self._table.ordinals()[self._rows]
             self._is_whole = len(self._rows) == self._table.live
 
@@ -72,11 +72,11 @@ class Candidates:
         return Front(self._rows, self._ordinals, self._table.seens(self._rows), fresh)
 
     def longer_front(self) -> Front:
-        """`front` with up to MOST_CHECKS windows, where the policy wants more than there were in it."""
+        """`front` with up to MAX_CHECKS windows, where the policy wants more than there were in it."""
         # What opened in this beat has no footprint yet, and the ordinal 0.
         known = self._table.ordinals()
         fresh = int(np.count_nonzero(known == 0))
-        rows = self._table.oldest(MOST_CHECKS + fresh)
+        rows = self._table.oldest(MAX_CHECKS + fresh)
         ordinals = known[rows]
         self._rows, self._ordinals = rows[ordinals > 0], ordinals[ordinals > 0]
         self._is_whole = len(self._rows) + fresh == self._table.live

@@ -1,7 +1,7 @@
-"""A runner's port over a sidecar: a connection per source, one for commits and scans.
+"""A runner's port to a sidecar: a connection per source, and one for commits and scans.
 
 Invariants:
-* One thread. Requests are under way while the runner computes; it waits for whichever answers first.
+* One thread uses the port. Requests are under way while the runner computes; the runner waits for the first answer.
 * A commit is sent as a whole (segments, then decision) and repeated as a whole after a lost connection: staging the
   same segment again and deciding the same epoch again change nothing.
 * One commit is on the wire at a time, so that decisions arrive in the order of beats.
@@ -22,9 +22,8 @@ from logstore.format.epoch_api import DecideReply
 from spe_adapter.continuous.errors import CommitLost
 from spe_adapter.continuous.fragment import Fragment
 from spe_adapter.continuous.port import FENCE_EPOCH, Fetch, Group, ScannedBatches
-from spe_adapter.epochs.client import commit, start_commit
+from spe_adapter.epochs.client import Attempt, commit, start_commit
 from spe_adapter.epochs.scan import Scan
-from spe_adapter.epochs.staging import Attempt
 from spe_adapter.host import Host
 
 CLIENT_ID: Final = "cairn-continuous"
@@ -135,7 +134,7 @@ class ClientPort:
         return Fetch(source, fetched.error, fetched.high_watermark, fetched.log_start_offset, fetched.records)
 
     def _ready(self, clients: Sequence[Client], wait_ms: float) -> list[Client]:
-        """The clients whose answer has begun to arrive; one without a connection would never be, and is ready."""
+        """The clients whose answer has begun to arrive, and those that have lost their connection."""
         lost = [client for client in clients if client.fileno() < 0]
         watched: list[Client] = [client for client in clients if client.fileno() >= 0]
         if self._commit is not None and self._main.fileno() >= 0:
@@ -163,7 +162,7 @@ class ClientPort:
         self._commit = (group.beat, start_commit(self._main, attempt, group.segments, group.positions))
 
     def committed(self, *, wait: bool) -> int | None:
-        """See Port. Raises CommitLost if the log has another epoch there than the one that was sent."""
+        """See Port. Raises CommitLost if the log has another epoch in place of the beat that was sent."""
         if self._commit is None:
             return None
         if not wait and not self._has_answer():

@@ -28,7 +28,7 @@ from spe_adapter.cec.policy import NoChecks, Policy, View
 from spe_adapter.cec.reconstruct import Eventual, Reconstruction
 from spe_adapter.codec.kernels import Bytes, Int64s
 from spe_adapter.codec.partitioner import PARTITIONERS, partitions_of
-from spe_adapter.continuous.candidates import MOST_CHECKS, Candidates
+from spe_adapter.continuous.candidates import MAX_CHECKS, Candidates
 from spe_adapter.continuous.errors import FragmentRefused, ReplayDiverged, WrongPartition
 from spe_adapter.continuous.fragment import DEFAULT_STATE_BYTES, CheckedFragment, apply
 from spe_adapter.continuous.inputs import Run
@@ -44,7 +44,7 @@ from spe_adapter.state.errors import StateTooLarge
 from spe_adapter.state.store import Changes
 from spe_adapter.state.table import Table, anonymous
 
-_LEAST_WINDOWS: Final = 1024
+_MIN_WINDOWS: Final = 1024
 _MS_PER_S: Final = 1000.0
 _NOTHING: Final = np.empty(0, np.int64)
 
@@ -144,7 +144,7 @@ class Core:
         """An empty state with room for so many windows, and half as many again."""
         plan = self._plan
         schema = self._operator.state_schema(plan.input_schema)
-        room = max(_LEAST_WINDOWS, windows + windows // 2)
+        room = max(_MIN_WINDOWS, windows + windows // 2)
         self._table = Table.in_memory(schema, room, allocate=self._allocate)
         self.store = Direct(self._table, tells_changes=False, tells_windows=plan.fragment.checkpoints)
         self._candidates = Candidates(self._table)
@@ -338,7 +338,7 @@ class Core:
                 self._emitted, self._seen, self.store.live, front.ordinals, seens, front.fresh, now_ms, self._record_s
             )
             checks = self._policy.checks(view)
-            if checks < len(front.rows) or view.is_whole or len(front.rows) >= MOST_CHECKS:
+            if checks < len(front.rows) or view.is_whole or len(front.rows) >= MAX_CHECKS:
                 return front.rows[:checks]
             front = self._candidates.longer_front()
         return _NOTHING

@@ -1,9 +1,9 @@
-"""What a runner needs of the world: input, commits, the backward scan and time; as a protocol.
+"""The port of a runner, as a protocol: input, commits, the backward scan and time.
 
 Invariants:
-* Everything is asked of one port by one thread. `fetch` and `commit` start something and return; `fetched` and
-  `committed` give results, in the order of `commit` for commits.
-* What `committed` returned is durable and visible; what it has not may be or not.
+* One thread uses the port. `fetch` and `commit` start a request and return; `fetched` and `committed` give results,
+  those of commits in the order of `commit`.
+* A beat that `committed` has returned is durable and visible; any other beat may be or may not be.
 """
 
 from typing import Final, NamedTuple, Protocol
@@ -16,7 +16,7 @@ FENCE_EPOCH: Final = 0
 
 
 class Group(NamedTuple):
-    """All that one beat appends to its output stream, and the position that END holds."""
+    """The output of one beat in its stream, and the positions that END holds."""
 
     beat: int
     segments: tuple[StagedSegment, ...]
@@ -34,7 +34,7 @@ class Fetch(NamedTuple):
 
 
 class ScannedBatches(NamedTuple):
-    """Whole control batches of the output stream, newest first; `next_before` is where to ask on."""
+    """Whole control batches of the output stream, newest first; `next_before` is the offset to scan from next."""
 
     batches: Buffer
     next_before: int
@@ -45,7 +45,7 @@ class Port(Protocol):
     """See the module."""
 
     def wall_ms(self) -> int:
-        """Milliseconds since the Unix epoch: what records are stamped with."""
+        """Milliseconds since the Unix epoch: the timestamp of records."""
 
     def monotonic_ms(self) -> float:
         """Milliseconds on a clock that never goes back: when a beat is over."""

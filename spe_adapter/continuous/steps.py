@@ -24,7 +24,7 @@ from spe_adapter.continuous.fragment import Source, apply
 from spe_adapter.operators.join import SIDE, SIDES
 
 _WRAPPED: Final = "v"
-_LEAST_BLOCK_BYTES: Final = 1 << 16
+_MIN_BLOCK_BYTES: Final = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def _read(values: pa.Array, kind: pa.StructType) -> pa.StructArray:
         parse_options=arrow_json.ParseOptions(
             explicit_schema=pa.schema([pa.field(_WRAPPED, kind)]), unexpected_field_behavior="ignore"
         ),
-        read_options=arrow_json.ReadOptions(use_threads=False, block_size=max(text.size + 1, _LEAST_BLOCK_BYTES)),
+        read_options=arrow_json.ReadOptions(use_threads=False, block_size=max(text.size + 1, _MIN_BLOCK_BYTES)),
     )
     column = table.column(_WRAPPED)
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)

@@ -1,7 +1,8 @@
-"""Which streams a source reads and which offsets they have: the driver's view of a sidecar.
+"""The catalogue of a source: which streams the source reads, and which offsets they have. Used by the driver.
 
-Invariants: a stream's offsets come from the sidecar alone, at the moment of the call; an option that names streams
-must name exactly those that are read.
+Invariants:
+* A stream's offsets come from the sidecar alone, at the moment of the call.
+* An option that gives a position for each stream must name exactly the streams that are read.
 """
 
 import re
@@ -15,8 +16,8 @@ from spe_adapter.datasource.options import Position, Strategy, Subscription
 
 
 class Catalogue:
-    """Looks streams and offsets up. Raises the client's errors, and InvalidConfig for options that do not fit what is
-    there.
+    """Looks up streams and offsets. Raises the client's errors, and InvalidConfig for options that do not fit the
+    streams of the sidecar.
     """
 
     def __init__(self, client: Client, subscription: Subscription) -> None:
@@ -24,8 +25,8 @@ class Catalogue:
         self._subscription = subscription
 
     def streams(self, known: Iterable[TopicPartition] = ()) -> list[TopicPartition]:
-        """The streams to read now, sorted. A topic that has vanished is left out if it is one of `known`, else
-        refused.
+        """The streams to read now, sorted. A topic that does not exist is left out if it is in `known` (it has been
+        deleted since), and refused otherwise.
         """
         if self._subscription.assign:
             return list(self._subscription.assign)
@@ -47,11 +48,11 @@ class Catalogue:
         return streams
 
     def earliest(self, streams: Iterable[TopicPartition]) -> Offsets:
-        """The first offset that is still there."""
+        """The first offset of each stream that has not been trimmed."""
         return self._lookup(dict.fromkeys(streams, EARLIEST))
 
     def latest(self, streams: Iterable[TopicPartition]) -> Offsets:
-        """The offset that the next record will get. A stream that has vanished meanwhile is left out."""
+        """The offset that the next record of each stream will get. A stream that has been deleted since is left out."""
         found = self._client.offsets(dict.fromkeys(streams, LATEST))
         offsets: Offsets = {}
         for stream, info in found.items():
@@ -63,7 +64,7 @@ class Catalogue:
         return offsets
 
     def resolve(self, position: Position, streams: Iterable[TopicPartition], strategy: Strategy) -> Offsets:
-        """A position from the options as offsets; `strategy` says what to do where no record is young enough."""
+        """The offsets of a position in the options; `strategy` decides where no record is as new as a timestamp."""
         streams = list(streams)
         wanted = position.each if position.each is not None else dict.fromkeys(streams, position.everywhere or 0)
         missing, extra = set(streams) - set(wanted), set(wanted) - set(streams)

@@ -1,10 +1,10 @@
 """Offsets as Spark's Kafka source writes them: `{"topic": {"0": 23, "1": -2}}`, with −2 for earliest and −1 for latest.
 
 Invariants:
-* What `to_json` gives is sorted, so that equal offsets are equal texts (Spark compares the texts).
-* What a user wrote wrongly raises InvalidConfig naming the option.
-* The offsets where a query's first batch ends also say where it began, under BEGAN, which no topic can be called: Spark
-  keeps no initial offset of a Python source, and asks again for it when the first batch has to be run again.
+* Offsets from `to_json` are sorted, so that equal offsets are equal texts (Spark compares the texts).
+* A mistake in an option raises InvalidConfig, which names the option.
+* The offsets where a query's first batch ends also hold the offsets where it began, under BEGAN, which no topic can be
+  called: Spark keeps no initial offset of a Python source, and asks again for it when the first batch is run again.
 """
 
 import json
@@ -26,7 +26,7 @@ __all__ = ["EARLIEST", "LATEST", "JsonOffsets", "Offsets", "TopicPartition"]
 
 
 def to_json(offsets: Mapping[TopicPartition, int], began: Mapping[TopicPartition, int] | None = None) -> JsonOffsets:
-    """Offsets by topic and partition, both sorted; in front of them where the query `began`, if that is given."""
+    """Offsets by topic and partition, both sorted; before them the offsets where the query `began`, if given."""
     found: JsonOffsets = {}
     if began is not None:
         found[BEGAN] = {f"{stream.topic}-{stream.partition}": began[stream] for stream in sorted(began)}
@@ -46,7 +46,7 @@ def from_json(offsets: Mapping[str, Mapping[str, int]]) -> Offsets:
 
 
 def began_of(offsets: Mapping[str, Mapping[str, int]]) -> Offsets | None:
-    """Where the query began, if these offsets say so: those of its start and of its first batch do."""
+    """The offsets where the query began; None unless these are those of its start or of its first batch."""
     if BEGAN not in offsets:
         return None
     streams = ((stream.rpartition("-"), offset) for stream, offset in offsets[BEGAN].items())

@@ -1,8 +1,8 @@
 """The options of the `cairn` source and sink, parsed once into frozen objects.
 
-The names and meanings are those of Spark's Kafka source and sink, so that a user changes one word. What cannot be had
-here is refused with an error that names the option and the allowed values; nothing is ignored, but for Kafka client
-settings that tune what does not exist here (`HARMLESS_*`, each with its reason).
+The names and meanings are those of Spark's Kafka source and sink, so that a user changes one word. An option that is
+not supported is refused with an error that names the option and the allowed values. No option is ignored, except for
+Kafka client settings that tune something that this package does not have (`HARMLESS_*`, each with its reason).
 
 Invariant: names are case-insensitive, as Spark's are; nothing here talks to a sidecar.
 
@@ -131,7 +131,7 @@ _DURATION: Final = re.compile(r"\s*(\d+)\s*([a-z]*)\s*", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """Which streams: exactly one of the three is set."""
+    """The streams to read: exactly one of the three fields is set."""
 
     assign: tuple[TopicPartition, ...] = ()
     topics: tuple[str, ...] = ()
@@ -150,7 +150,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
-    """Admission control: offsets per trigger, and how long fewer than the least may be held back."""
+    """Admission control: offsets per trigger, and how long fewer than `min_offsets` may be held back."""
 
     max_offsets: int | None
     min_offsets: int | None
@@ -247,7 +247,7 @@ class OptionReader:
             raise InvalidConfig(f"option 'kafka.bootstrap.servers': {error}") from error
 
     def refuse_unknown(self, known: frozenset[str], harmless: Mapping[str, str], what: str) -> None:
-        """Refuse every option that is none of those."""
+        """Refuse every option that is neither known nor harmless."""
         allowed = {name.lower() for name in (*known, *harmless, *SPARK_OPTIONS)}
         for name in sorted(self._options):
             if name not in allowed:
@@ -303,7 +303,7 @@ def parse_source(options: Mapping[str, str], *, streaming: bool) -> SourceOption
 
 
 def include_headers(options: Mapping[str, str]) -> bool:
-    """Whether the schema has headers; needed before it is known whether the query streams."""
+    """Whether the schema has headers; Spark asks for the schema before it says whether the query is streaming."""
     return OptionReader(options).flag("includeHeaders", False)
 
 

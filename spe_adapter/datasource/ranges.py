@@ -1,7 +1,8 @@
-"""What to read next: admission control and the splitting of ranges, as pure functions over offsets.
+"""Ranges of offsets to read: admission control and splitting, as pure functions over offsets.
 
-Invariants: nothing is read twice or left out: ranges of one stream neither overlap nor leave gaps; a limit never
-keeps a stream from moving altogether.
+Invariants:
+* No offset is read twice or left out: ranges of one stream neither overlap nor leave gaps.
+* A limit never stops a stream altogether.
 
 Source: Spark's `KafkaMicroBatchStream` (rate limit, delay) and `KafkaOffsetRangeCalculator` (splitting), whose
 results users of Spark's Kafka source rely on.
@@ -16,7 +17,7 @@ from spe_adapter.datasource.offsets import Offsets, TopicPartition
 
 
 class StreamRange(NamedTuple):
-    """Offsets from `start` up to but not including `end` of one stream."""
+    """The offsets of one stream from `start` up to but not including `end`."""
 
     stream: TopicPartition
     start: int
@@ -24,14 +25,14 @@ class StreamRange(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many offsets that is."""
+        """The number of offsets."""
         return self.end - self.start
 
 
 def limited(start: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int], most: int) -> Offsets:
-    """Where to stop so that about `most` offsets are read, shared out by how much each stream has.
+    """The offsets to stop at so that about `most` offsets are read, shared among streams by their backlog.
 
-    `start` has a position for every stream of `latest`. Every stream that has something gets at least one offset.
+    `start` has a position for every stream of `latest`. Every stream with a backlog gets at least one offset.
     """
     backlog = {stream: end - start[stream] for stream, end in latest.items() if end > start[stream]}
     total = sum(backlog.values())
@@ -44,13 +45,13 @@ def limited(start: Mapping[TopicPartition, int], latest: Mapping[TopicPartition,
 
 
 def available(start: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int]) -> int:
-    """How many offsets there are to read."""
+    """The number of offsets that can be read."""
     return sum(max(0, end - start.get(stream, 0)) for stream, end in latest.items())
 
 
 def split(ranges: Iterable[StreamRange], least: int | None, most_records: int | None) -> list[StreamRange]:
-    """Ranges cut so that there are at least about `least` of them and none is larger than `most_records`; empty ones
-    go.
+    """The ranges, cut so that there are at least about `least` of them and none is larger than `most_records`. Empty
+    ranges are left out.
     """
     found = [piece for piece in ranges if piece.size > 0]
     if most_records is not None:

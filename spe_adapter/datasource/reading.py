@@ -2,8 +2,8 @@
 
 Invariants:
 * The next fetch is under way while the previous answer is decoded.
-* Records come in order, each once, with offsets in the range only. The task ends when the range is done, or says why
-  not: data that is gone is an error unless the query allows its loss.
+* Records come in order, each once, with offsets in the range only. The task ends when the range is read, or with an
+  error: records that are gone are an error unless the query's options accept their loss.
 """
 
 from collections.abc import Iterator
@@ -66,7 +66,7 @@ class _Reading:
                 return
 
     def _note_progress(self, fetched: Fetched, *, progress: bool, deadline_s: float) -> None:
-        """See to it that a fetch without a whole batch does not repeat forever."""
+        """Fetch more, or give up at the deadline, after a fetch without a whole batch."""
         if progress:
             return
         if len(fetched.records) and self._fetch_bytes < MAX_FETCH_BYTES:
@@ -78,7 +78,7 @@ class _Reading:
             )
 
     def _after_refusal(self, fetched: Fetched, position: int) -> int:
-        """Where to go on after records that are gone; the end of the range if nothing is left of it."""
+        """The offset to go on from after records that are gone; the end of the range if none of it is left."""
         stream, _, end = self._piece
         if fetched.error == UNKNOWN_TOPIC_OR_PARTITION:
             self._lost(f"{stream} does not exist any more; its records from {position} to {end - 1} are gone")

@@ -20,8 +20,8 @@ from spe_adapter.codec.encode import Columns
 from spe_adapter.codec.kernels import MICROSECONDS, Int32s, Int64s
 from spe_adapter.codec.partitioner import partitions_of
 from spe_adapter.datasource.options import SinkOptions
+from spe_adapter.epochs.client import Attempt, StagedWriter
 from spe_adapter.epochs.segments import SEGMENT_BYTES, SegmentCutter
-from spe_adapter.epochs.staging import Attempt, StagedWriter
 from spe_adapter.host import Host
 
 _IF_TOO_LARGE: Final = "raise the topic's setting, or lower the option 'kafka.batch.size' (records stay whole)"

@@ -1,14 +1,13 @@
 """The exactly-once sink: tasks stage, the driver decides, the sidecar publishes.
 
 Invariants:
-* Nothing a task writes is visible before the driver's commit names that very attempt; then all of the epoch is, in
-  all streams, once, whatever is retried, speculated or run again.
-* Query, run and epoch come from Spark's own local properties of the task, so that a re-run of an epoch names the same
-  one; the driver, which is told none of them, takes them from the tasks' messages.
-* The driver notes with each epoch what its input was, from Spark's checkpoint, or else what its output was. The last
-  epoch's number with other input (a checkpoint that lost its newest batch) is refused, as is an epoch that does not
+* The output of a task is not visible before the driver's commit names the attempt that wrote it. Then all output of the
+  epoch is visible, in all streams, once, whatever Spark retries, speculates or runs again.
+* Query, run and epoch come from Spark's local properties of the task, so that a repeated epoch has the same name. Spark
+  gives the driver none of them; the driver takes them from the tasks' messages.
+* The driver notes with each epoch what its input was, from Spark's checkpoint, or else what its output was. The sink
+  refuses the last epoch's number with other input (a checkpoint that lost its newest batch), an epoch that does not
   begin where the one before ended, and a new query with the checkpoint or the name of one that wrote here.
-* Aborting never undoes a decision: the sidecar sees to that.
 
 Source: docs/decisions; Spark's StreamingWrite contract (commit may come twice for one epoch).
 """
@@ -46,8 +45,7 @@ from spe_adapter.datasource.sink_notes import (
     refuse_lost_self,
     repeated_epoch_problem,
 )
-from spe_adapter.epochs.client import abort, commit, connect, last_epoch
-from spe_adapter.epochs.staging import Attempt
+from spe_adapter.epochs.client import Attempt, abort, commit, connect, describe
 from spe_adapter.errors import CheckpointDiffers, NoTaskContext, SchemaRefused
 from spe_adapter.host import Host, ThisHost
 from spe_adapter.workers.collector import spare_loaded_code
@@ -67,7 +65,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TaskCommit(WriterCommitMessage):
-    """What a task tells the driver: who it was, how much it staged, and where its query's checkpoint is."""
+    """A task's message to the driver: its attempt, how much it staged, and where its query's checkpoint is."""
 
     attempt: Attempt
     staged: Staged
@@ -138,8 +136,8 @@ def _commits(messages: Sequence[WriterCommitMessage | None]) -> list[TaskCommit]
 
 
 def _checkpoint_location(options: SinkOptions) -> str | None:
-    """Where the query's checkpoint is: the option, or the session's setting with the query's name; None if Spark made a
-    temporary one.
+    """The location of the query's checkpoint, from the option or from the session's setting and the query's name; None
+    if Spark made a temporary checkpoint.
     """
     if options.checkpoint is not None:
         return options.checkpoint
@@ -148,7 +146,7 @@ def _checkpoint_location(options: SinkOptions) -> str | None:
 
 
 def _note(commits: Sequence[TaskCommit], options: SinkOptions) -> SinkNote:
-    """What is known of an epoch's input and output. Runs on the driver."""
+    """The note of an epoch: its input or its output, as far as the driver knows them. Runs on the driver."""
     first = commits[0]
     planned = written = None
     place = None if first.checkpoint is None else local_checkpoint(first.checkpoint, first.attempt.query)
@@ -162,9 +160,9 @@ def _note(commits: Sequence[TaskCommit], options: SinkOptions) -> SinkNote:
 
 
 def _check_epoch(client: Client, commits: Sequence[TaskCommit], note: SinkNote, options: SinkOptions) -> None:
-    """Whether the epoch is one to be decided, or one that is. Raises CheckpointDiffers or TopicTaken."""
+    """Refuse an epoch whose input contradicts the log. Raises CheckpointDiffers or TopicTaken."""
     query, epoch = commits[0].attempt.query, commits[0].attempt.epoch
-    known = last_epoch(client, query)
+    known = describe(client, query)
     # The topic of all rows counts before there are any: a first epoch may well have no output, and none is looked at
     # again.
     always = () if options.topic is None else (options.topic,)
@@ -207,7 +205,7 @@ def _commit_epoch(
 
 
 def _rewound_way_out(query: str) -> str:
-    """What to do about a checkpoint that is older than the log."""
+    """The advice for a checkpoint that is older than the log."""
     return (
         f"have the checkpoint say what the log says: {rebuild_command(query)}, then start the query again; or bring "
         "back the checkpoint that belongs to it, or start anew with an empty one and a new topic. To leave out the "
@@ -219,7 +217,7 @@ def _rewound_way_out(query: str) -> str:
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """A streaming query's sink. Spark makes a new one for each epoch's commit, so it holds options only."""
+    """A streaming query's sink. Spark makes a new writer for each epoch's commit, so a writer holds options only."""
 
     def __init__(self, options: SinkOptions, host: Host | None = None) -> None:
         self._options = options
@@ -228,7 +226,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._readable = options.checkpoint is not None and local_checkpoint(options.checkpoint) is not None
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Stage a task's rows. Runs in a task; raises NoTaskContext if Spark does not say which epoch this is."""
+        """Stage a task's rows. Runs in a task; raises NoTaskContext if Spark does not name the epoch."""
         spare_loaded_code()
         context = task_context()
         query, run, epoch = map(local_property, (QUERY_PROPERTY, RUN_PROPERTY, EPOCH_PROPERTY))
@@ -257,7 +255,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         _commit_epoch(commits, self._options, self._host, forget=False, note=_note(commits, self._options))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Drop what was staged, if any task got far enough to say who it was; the rest goes with the run."""
+        """Drop the staged output, if any task sent a message that names its run; what is left goes with the run."""
         commits = _commits(messages)
         if commits:
             first = commits[0].attempt
@@ -283,7 +281,7 @@ class BatchWriter(DataSourceArrowWriter):
         return TaskCommit(attempt, _stage_all(iterator, attempt, self._options, self._host))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Make the job's output visible, once."""
+        """Make the output of the job visible, once."""
         commits = _commits(messages)
         if commits:
             _commit_epoch(commits, self._options, self._host, forget=True)

@@ -1,13 +1,13 @@
-"""What a sink's driver notes with each epoch, and what it concludes when a number comes again.
+"""The note that a sink's driver writes with each epoch, and what follows from it when an epoch is repeated.
 
-The sink is told a batch's number and its tasks' messages, nothing of its input. What the input was stands in Spark's
-checkpoint, which the driver can read if it is a directory of its machine. Otherwise the records themselves say whether
-an epoch that comes again is the same: their number and a digest.
+Spark gives a sink a batch's number and the messages of its tasks, but not the batch's input. The input is in Spark's
+checkpoint, which the driver can read if it is a directory of its machine. Otherwise the output decides whether a
+repeated epoch is the same: the number of its records, and their digest.
 
 Invariants:
-* An epoch that is committed is acknowledged again only if its input, or else its output, is known to be the same.
-* A query that is new is refused where another's epochs say that they came from the same checkpoint, or from a query of
-  the same name: its checkpoint was lost, and all of its output would come once more.
+* A committed epoch is acknowledged again only if its input, or else its output, is known to be the same.
+* A new query is refused where the epochs of another query were written from the same checkpoint, or under the same
+  name: the checkpoint was lost, and all output of that query would be written a second time.
 
 Source: docs/format.md; docs/decisions/0016.
 """
@@ -44,8 +44,8 @@ class Written(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SinkNote:
-    """What stands in END's positions for a sink's epoch. `checkpoint` and `name` are the query's, as far as known;
-    `planned` is None if the checkpoint could not be read, `written` if it could.
+    """A sink's positions in END. `checkpoint` and `name` are the query's, None if unknown; `planned` is None if the
+    checkpoint could not be read, `written` is None if it could.
     """
 
     checkpoint: str | None
@@ -104,7 +104,7 @@ def _written(value: object) -> Written:
 
 
 def repeated_epoch_problem(noted: SinkNote | None, now: SinkNote, epoch: int) -> str | None:
-    """What is wrong with an epoch that comes again although it is committed; None if it is the same one."""
+    """What is wrong with a repeated epoch that is committed; None if it is the same epoch."""
     if noted is not None and noted.planned is not None and now.planned is not None:
         return repeated_problem(noted.planned, now.planned)
     if noted is not None and noted.written is not None and now.written is not None:
@@ -123,15 +123,15 @@ def repeated_epoch_problem(noted: SinkNote | None, now: SinkNote, epoch: int) ->
 
 
 def following_epoch_problem(noted: SinkNote | None, now: SinkNote) -> str | None:
-    """What is wrong with an epoch right behind the last committed one; None if nothing is known to be."""
+    """What is wrong with the epoch after the last committed one; None if no problem is known."""
     if noted is None or now.planned is None:
         return None
     return following_problem(noted.planned, now.planned)
 
 
 def noted_epoch(client: Client, topics: Sequence[str], query: str, epoch: int) -> SinkNote | None:
-    """What was noted with an epoch that is not the last one, from its END in any stream; None without one, as after an
-    epoch without output, or where it was trimmed.
+    """The note of an epoch that is not the last one, from its END in any stream; None without an END, as after an epoch
+    without output, or where the END was trimmed.
     """
     for stream in _streams(client, topics):
         with closing(ends(client, stream)) as found:
@@ -144,7 +144,7 @@ def noted_epoch(client: Client, topics: Sequence[str], query: str, epoch: int) -
 
 
 def refuse_lost_self(client: Client, topics: Sequence[str], query: str, now: SinkNote) -> None:
-    """Refuse a new query whose checkpoint, or name, was another query's that wrote into these topics. TopicTaken."""
+    """Raise TopicTaken for a new query with the checkpoint, or the name, of another that wrote into these topics."""
     for stream in _streams(client, topics):
         with closing(ends(client, stream, first_bytes=_RECENT_BYTES)) as found:
             for end, _ in islice(found, _RECENT_ENDS):
@@ -180,7 +180,7 @@ def _note_of(end: End) -> SinkNote | None:
 
 
 def _others_note(end: End) -> SinkNote | None:
-    """The same of a query that need not be one of Cairn's: what cannot be read says nothing."""
+    """The note of any client's epoch; None if it cannot be read."""
     try:
         return _note_of(end)
     except CorruptBatch:

@@ -1,8 +1,8 @@
-"""The `cairn` data source for Spark: what a user of Spark's Kafka source gets by changing one word.
+"""The `cairn` data source for Spark: a user of Spark's Kafka source changes one word.
 
 Invariants:
 * Columns, options, offsets and their meaning are those of Spark's Kafka source; Arrow all the way.
-* Objects here travel between Spark's driver, its planning worker and its tasks by pickle, so they hold options, never
+* Spark pickles these objects between its driver, its planning worker and its tasks, so they hold options, never
   connections.
 * Offsets given to Spark only grow, unless data is lost and the query allows it.
 
@@ -43,7 +43,7 @@ from spe_adapter.epochs.client import connect
 from spe_adapter.errors import SchemaRefused
 from spe_adapter.workers.collector import spare_loaded_code
 
-LEAST_LOOKUP_INTERVAL_S: Final = 0.02
+MIN_LOOKUP_INTERVAL_S: Final = 0.02
 """Spark asks an idle source about 70 times a second; a lookup that changed nothing is not repeated sooner than this."""
 
 _HEADERS: Final = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
@@ -124,7 +124,7 @@ class RangePartition(InputPartition):
 
 
 class BatchReader(DataSourceReader):
-    """Reads what lies between two positions, resolved once."""
+    """Reads the records between two positions, which are resolved once."""
 
     def __init__(self, options: SourceOptions, network: Network | None = None) -> None:
         self._options = options
@@ -167,35 +167,35 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._planner
 
     def initialOffset(self) -> JsonOffsets:  # noqa: N802 - Spark's name
-        """Where a query without a checkpoint starts."""
+        """The offsets where a query without a checkpoint starts."""
         initial = self._plan.initial()
         return to_json(initial, initial)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """What the options allow per trigger."""
+        """The limit that the options set per trigger."""
         limits = self._options.limits
         if limits.max_offsets is not None:
             return ReadMaxRows(limits.max_offsets)
         return ReadMinRows(limits.min_offsets) if limits.min_offsets is not None else ReadAllAvailable()
 
     def latestOffset(self, start: Mapping[str, Mapping[str, int]], limit: ReadLimit) -> JsonOffsets:  # noqa: N802
-        """Where the next micro-batch ends; `start` if there is none. The first one's end says where it began."""
+        """The end of the next micro-batch, or `start` if there is nothing to read. The first end also has its start."""
         position, began = from_json(start), began_of(start)
         end = self._plan.next_end(position, limit)
         return to_json(end, began if began == position or end == position else None)
 
     def reportLatestOffset(self) -> JsonOffsets | None:  # noqa: N802 - Spark's name
-        """What the sidecar had when it was last asked: the progress shows how far behind a query is."""
+        """The newest offsets that the sidecar has given: Spark's progress shows how far behind a query is."""
         return to_json(self._plan.seen) if self._plan.seen else None
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Fix the end of the query: what is there now."""
+        """Fix the end of the query at the newest offsets."""
         self._plan.stop_at_latest()
 
     def partitions(
         self, start: Mapping[str, Mapping[str, int]], end: Mapping[str, Mapping[str, int]]
     ) -> Sequence[InputPartition]:
-        """The ranges of a micro-batch. Raises DataLost if they cannot be whole and the query does not allow that."""
+        """The ranges of a micro-batch. Raises DataLost for records that are gone, unless the options accept that."""
         position, began = from_json(start), began_of(end)
         if began is not None and began_of(start) == position:
             # The first batch again, after a crash: by now `initialOffset` may be another, "latest" above all.
@@ -218,14 +218,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class _Planner:
-    """The driver's side of a streaming query: one client, and what must be remembered between triggers."""
+    """The driver's side of a streaming query: one client, and the state that lasts from trigger to trigger."""
 
     def __init__(self, options: SourceOptions, network: Network) -> None:
         self._options = options
         self._network = network
         self._client = connect(options, network)
         self._catalogue = Catalogue(self._client, options.subscription)
-        self._last_lookup_s = -LEAST_LOOKUP_INTERVAL_S
+        self._last_lookup_s = -MIN_LOOKUP_INTERVAL_S
         self._last_trigger_s: float | None = None
         self._target: Offsets | None = None
         self.seen: Offsets = {}
@@ -251,10 +251,10 @@ class _Planner:
         return latest
 
     def _latest(self, start: Offsets) -> Offsets:
-        """What is there, asked for anew, but not in a busy loop while nothing comes."""
+        """The newest offsets; while nothing arrives, the sidecar is asked once per MIN_LOOKUP_INTERVAL_S."""
         if self._target is not None:
             return self._target
-        wait_s = self._last_lookup_s + LEAST_LOOKUP_INTERVAL_S - self._network.monotonic_s()
+        wait_s = self._last_lookup_s + MIN_LOOKUP_INTERVAL_S - self._network.monotonic_s()
         if self.seen == start and wait_s > 0:
             self._network.sleep(wait_s)
         latest = self._catalogue.latest(self._catalogue.streams(start))
@@ -263,9 +263,7 @@ class _Planner:
         return latest
 
     def _held_back(self, position: Offsets, latest: Offsets) -> bool:
-        """Whether there are fewer offsets than `minOffsetsPerTrigger`, and `maxTriggerDelay` allows to wait for
-        more.
-        """
+        """Whether there are fewer offsets than `minOffsetsPerTrigger`, and `maxTriggerDelay` allows waiting."""
         least = self._options.limits.min_offsets
         # A query that ends at a fixed offset must reach it, however little is left.
         if least is None or self._target is not None:

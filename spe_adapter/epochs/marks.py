@@ -32,7 +32,7 @@ class StatePartition(NamedTuple):
 class OpenWindows(NamedTuple):
     """The open windows at the end of an epoch: how many (N), and the epoch of their oldest footprint."""
 
-    count: int
+    open_windows: int
     oldest_epoch: int
 
 
@@ -53,7 +53,7 @@ def epoch_mark(
     return Mark(
         **owner._asdict(),
         epoch=epoch,
-        open_windows=windows.count,
+        open_windows=windows.open_windows,
         oldest_beat=windows.oldest_epoch,
         emitted=counters.emitted,
         seen=counters.seen,

@@ -1,9 +1,9 @@
 """The backward scan over a stream: the epochs that ended in it, and a query's state as of one of them.
 
 Invariants:
-* Control batches come newest first, some at a time; the next ones are on their way while the last are decoded.
-* A client serves one scan at a time and nothing else meanwhile; a scan that ends early takes its answer off the wire.
-* Markers of epochs may be any client's: what is not a query's of Cairn is skipped, never believed.
+* Control batches come newest first, several at a time. The next batches are requested before the last ones are decoded.
+* A client serves one scan at a time and no other request during a scan. A scan that ends early frees the connection.
+* Any client may have written epochs into a stream: the positions of a query that is not Cairn's are not parsed.
 
 Source: CEC paper, section II.B ("Constructing an EC").
 """
@@ -22,7 +22,7 @@ from spe_adapter.cec.control import End, EndPositions, Mark, decode, holds_progr
 from spe_adapter.cec.reconstruct import Eventual, Reconstruction
 
 SCAN_BYTES: Final = 4 * 1024 * 1024
-"""Large enough for the disk and the wire, small enough that decoding and reading overlap."""
+"""Large enough for the disk and the network, small enough that decoding and reading overlap."""
 HEAD_BYTES: Final = 16 * 1024
 """More than the newest END and MARK take."""
 END_OF_STREAM: Final = -1
@@ -78,7 +78,7 @@ class Scan:
         raise StopIteration
 
     def close(self) -> None:
-        """Take the answer that nobody waits for: the connection is free then."""
+        """Receive the answer to the last request; the connection is free then."""
         if self._pending is not None:
             pending, self._pending = self._pending, None
             pending.receive()
@@ -139,7 +139,7 @@ def standing_epochs(
 
 
 class Head(NamedTuple):
-    """The newest epoch of a query in a stream: its END, the offset behind it, and its MARK (None: it has none here)."""
+    """The newest epoch of a query in a stream: its END, the offset after it, and its MARK (None without state)."""
 
     end: End
     next_offset: int
@@ -147,7 +147,7 @@ class Head(NamedTuple):
 
 
 def find_head(client: Client, stream: TopicPartition, query: str, *, epoch: int | None = None) -> Head | None:
-    """The newest epoch of `query`, or that one, in a stream; None if the log does not hold any (or it)."""
+    """The newest epoch of `query` in a stream, or the given epoch; None if the log does not hold it."""
     found: tuple[End, int] | None = None
     with Scan(client, stream, types=(END_TYPE, MARK_TYPE), first_bytes=HEAD_BYTES) as scan:
         for piece in scan:

@@ -1,9 +1,10 @@
 """The last committed epoch of a stateful query: as its driver knows it, as the log has it, and as its user sees it.
 
 Invariants:
-* What is read from the log is whole: an END and a mark of every partition, all of one epoch, or an error that says what
-  is missing.
-* A user's view has sums over partitions where they make sense, the worst partition otherwise; nothing is decided by it.
+* An epoch is read from the log as a whole: an END and a mark of every partition, all of one epoch. Anything else is an
+  error that names what is missing.
+* The user's view has sums over partitions where they make sense, the worst partition otherwise. No decision is based on
+  it.
 """
 
 from collections import Counter
@@ -21,7 +22,7 @@ from spe_adapter.microbatch.errors import BatchesMissing
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The last committed epoch: what its END says, and each partition's winner."""
+    """The last committed epoch: the positions in its END, and the attempt that counts in each partition."""
 
     epoch: int
     progress: EndPositions
@@ -32,7 +33,7 @@ class Committed:
 
 
 def read_committed(client: Client, topic: str, query: str, last_epoch: int) -> Committed:
-    """The last committed epoch, from the topic. Raises BatchesMissing or StateInconsistent if it is not there."""
+    """The last committed epoch, from the topic. Raises BatchesMissing or StateInconsistent if the topic lacks it."""
     head = find_head(client, TopicPartition(topic, 0), query)
     if head is None or head.end.epoch != last_epoch:
         _check_not_trimmed(client, TopicPartition(topic, 0), query, last_epoch)
@@ -74,8 +75,8 @@ class EpochProgress:
     """An epoch. Sums over the partitions: `windows` (N), `records`, `moved` (rows that the shuffle carried: fewer than
     `records` where they were combined), `late`, `results`, `footprints`, `state_bytes`, `delta_bytes`. Of the worst
     partition: `extent` (q), `load_seconds` and each of `task_seconds`. `how` counts partitions by where their state
-    came from; `started_ms` is when the first task began, by its host's clock. All of it but what the log says of the
-    epoch is empty or 0 until this run has had one.
+    came from; `started_ms` is when the first task began, by its host's clock. Until this run has had an epoch,
+    fields that the log does not have are empty or 0.
     """
 
     batch: int
@@ -100,7 +101,7 @@ class EpochProgress:
 
 
 def progress_of(last: Committed) -> EpochProgress:
-    """The progress that a committed epoch makes."""
+    """A committed epoch as its user sees it."""
     reports = last.reports
     names = Seconds.__slots__
     return EpochProgress(

@@ -1,16 +1,16 @@
-"""The driver's side of a stateful query: which epoch comes next, on what state, and its decision.
+"""The driver of a stateful query: it plans each epoch, has its tasks run, and commits it.
 
 Invariants:
-* The log is the truth. At its first epoch a driver takes the query over and reads the last END; from then on what it
-  has decided itself is what the log says, as nobody else can decide. When it does not learn whether its decision was
-  made, it reads the log again.
-* A batch that is committed is dropped before any work, if its input is what the log says: the same number with other
-  input (a checkpoint that lost its newest batch) is refused. Batches come without gaps: each begins where the one
+* The log is the truth. At its first epoch a driver fences older runs and reads the last END. From then on the driver's
+  own commits are what the log has, as no other run can commit. When the answer to a commit is lost, the driver reads
+  the log again.
+* A batch that is committed is dropped before any work, if it has the input that the log names. The same number with
+  other input (a checkpoint that lost its newest batch) is refused. Batches come without gaps: each begins where the one
   before ended, by number and by offsets.
-* A new query has its topic for itself, unless its user says otherwise.
-* The watermark is Spark's: rows are late by the watermark of the epoch before, windows close by the newest event time
-  committed before the epoch, over all partitions. When input pauses, one epoch without input does what is due.
-* Epochs come one at a time: a lock is held from the plan to the decision.
+* A new query has its topic for itself, unless its user allows other queries there.
+* Watermarks are Spark's: rows are late by the watermark of the epoch before; windows close by the newest event time
+  committed before the epoch, over all partitions. When input pauses, one epoch without input closes the due windows.
+* Epochs come one at a time: a lock is held from the plan to the commit.
 
 Source: Spark's MicroBatchExecution and WatermarkTracker; CEC paper, section II.B; docs/decisions/0010.
 """
@@ -36,17 +36,17 @@ from spe_adapter.microbatch.topics import refuse_taken, trim
 from spe_adapter.operators.base import next_watermark
 
 Execute = Callable[[EpochPlan], Sequence[str]]
-"""Runs the tasks of an epoch; the reports of those that succeeded."""
+"""Runs the tasks of an epoch; the reports of the tasks that succeeded."""
 PlannedInput = Callable[[int], Planned]
-"""The input that Spark's checkpoint has for a batch."""
+"""The input that Spark's checkpoint plans for a batch."""
 
 _DRIVER: Final = -1
 _TRIMS_PER_RETENTION: Final = 8
-_LEAST_TRIM_S: Final = 1.0
+_MIN_TRIM_S: Final = 1.0
 
 
 class Driver:
-    """Epochs of one run of a query. Safe to use from Spark's callback and from the thread that closes windows."""
+    """The epochs of one run of a query. Safe to use from Spark's callback and from the no-data trigger."""
 
     def __init__(self, fixed: QueryDefinition, query: str, run: str, host: Host, probe: Probe) -> None:
         self._fixed = fixed
@@ -65,20 +65,20 @@ class Driver:
 
     @property
     def committed(self) -> Committed | None:
-        """The last committed epoch as far as it is known."""
+        """The last committed epoch; None before the first, and before the log has been read."""
         return self._committed
 
     @property
     def combine(self) -> bool:
-        """Whether the next epoch's rows should be combined in front of the shuffle."""
+        """Whether the next epoch's rows should be combined before the shuffle."""
         return self._choice.combine
 
     def idle_s(self) -> float:
-        """For how long there has been no epoch; 0 while there is one."""
+        """The time since the last epoch; 0 during an epoch."""
         return 0.0 if self._lock.locked() else self._host.network.monotonic_s() - self._busy_s
 
     def run_batch(self, batch: int, planned: PlannedInput, execute: Execute) -> None:
-        """Spark's batch, unless it is committed already.
+        """Run one of Spark's batches as an epoch, unless the batch is committed already.
 
         Raises StaleEpoch, BatchesMissing, CheckpointDiffers, TopicTaken, FencedRun, StateTrimmed, OperatorChanged and
         what tasks fail with.
@@ -95,9 +95,9 @@ class Driver:
                 self._busy_s = self._host.network.monotonic_s()
 
     def close_due(self, execute: Execute) -> bool:
-        """An epoch without input, if the watermark has moved since the last one; whether there was one.
+        """Run an epoch without input, if the watermark has moved since the last epoch; whether one was run.
 
-        Also where no window is due: rows behind the pause are late by the new watermark, as in Spark.
+        The epoch is run even if no window is due: rows after the pause are late by the new watermark, as in Spark.
         """
         with self._lock:
             try:
@@ -140,7 +140,7 @@ class Driver:
             )
 
     def _is_done(self, batch: int) -> bool:
-        """Whether the batch is the last committed one. Raises StaleEpoch or BatchesMissing for one out of turn."""
+        """Whether the batch is the last committed one. Raises StaleEpoch or BatchesMissing for a batch out of order."""
         last = self._committed
         if last is None:
             if batch == 0:
@@ -168,9 +168,8 @@ class Driver:
         return batch == known
 
     def _check_input(self, planned: Planned, *, repeated: bool) -> None:
-        """Whether the batch has the input that it had in the log, or begins where the log ends.
-
-        Raises CheckpointDiffers.
+        """Raise CheckpointDiffers unless a repeated batch has the input that the log names, and a new batch begins
+        where the last one ended.
         """
         last = self._committed
         if last is None or self._fixed.options.sink.accept_changed_checkpoint:
@@ -269,7 +268,7 @@ class Driver:
         if retention_ms is None:
             return
         now_s = self._host.network.monotonic_s()
-        if now_s - self._trimmed_s < max(retention_ms / 1000 / _TRIMS_PER_RETENTION, _LEAST_TRIM_S):
+        if now_s - self._trimmed_s < max(retention_ms / 1000 / _TRIMS_PER_RETENTION, _MIN_TRIM_S):
             return
         self._trimmed_s = now_s
         before_ms = self._host.wall_ms() - retention_ms

@@ -4,9 +4,8 @@ Invariants:
 * A plan is all that a task needs beside what never changes in a query (`QueryDefinition`). The plan travels as JSON in
   a local property of the job, so that the streaming plan, with the pickled operator in it, is made once a run and not
   once an epoch.
-* A report is one row of one string column. It says everything the driver has to know; tasks leave no other trace that
-  counts.
-* Without a probe the steps of an epoch are told to nobody; with one, each is told before anything of the next begins.
+* A report is one row of one string column. It holds everything that the driver has to know of a task.
+* A probe is told each step before anything of the next step begins.
 
 Source: CEC paper, section III (what the counters mean); docs/decisions/0010.
 """
@@ -29,26 +28,26 @@ EPOCHS_PER_GENERATION: Final = 2**40
 
 
 def log_epoch(generation: int, batch: int, *, closing: bool) -> int:
-    """The epoch's number in the log: higher with each reset, batch, and closing epoch behind a batch."""
+    """The epoch's number in the log: it grows with each reset, batch, and epoch without input after a batch."""
     return generation * EPOCHS_PER_GENERATION + 2 * batch + (1 if closing else 0)
 
 
 def batch_of(epoch: int) -> int:
-    """Spark's number of the batch that this epoch of the log is of."""
+    """Spark's number of the batch to which an epoch of the log belongs."""
     return epoch % EPOCHS_PER_GENERATION // 2
 
 
 def epoch_name(epoch: int) -> str:
-    """An epoch as messages name it: by Spark's number first, which its reader knows."""
+    """The name of an epoch in messages: Spark's number first, which the reader knows."""
     what = "pause behind batch" if epoch % 2 else "batch"
     return f"{what} {batch_of(epoch)} (epoch {epoch} in the log)"
 
 
 @dataclass(frozen=True, slots=True)
 class QueryDefinition:
-    """What stays the same in all epochs of a run.
+    """A query as all epochs of a run have it.
 
-    `fingerprint` names operator, state and key (`frames.check`); state with another one is not loaded.
+    `fingerprint` names operator, state and key (`frames.check`); state with another fingerprint is not loaded.
     """
 
     operator: Operator
@@ -61,7 +60,7 @@ class QueryDefinition:
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """A partition's state as of the last committed epoch: who wrote it, and its counters (see cec.control.Mark)."""
+    """A partition's state as of the last committed epoch: the attempt that wrote it, and its counters (see `Mark`)."""
 
     attempt: str
     emitted: int = 0
@@ -71,14 +70,14 @@ class Parent:
 
 @dataclass(frozen=True, slots=True)
 class Rebase:
-    """State is to be made anew from that of `partitions` streams, which a former layout left."""
+    """The state is dealt out again from the `partitions` streams of the former layout."""
 
     partitions: int
 
 
 @dataclass(frozen=True, slots=True)
 class EpochPlan:
-    """One epoch. `parent_epoch` and `parents` (one per partition) are None and empty before the first.
+    """The plan of one epoch. `parent_epoch` and `parents` (one per partition) are None and empty before the first.
 
     `late_ms`: rows of windows that end at or before it are dropped; `watermark_ms`: windows up to it are closed.
     `newest_ms` is the newest event time of each of the operator's inputs so far, over all partitions.
@@ -110,7 +109,7 @@ class EpochPlan:
 
 
 def newest_of(first: tuple[int | None, ...], second: tuple[int | None, ...]) -> tuple[int | None, ...]:
-    """The newer one for each input; None: it has had no row yet. Nothing at all counts as no row."""
+    """The newer event time of each input; None for an input without rows. An empty tuple means: no rows."""
     if not first or not second:
         return first or second
     return tuple(
@@ -120,7 +119,7 @@ def newest_of(first: tuple[int | None, ...], second: tuple[int | None, ...]) -> 
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """Where a task's time went: state opened, input waited for, rows processed, segments staged, delta published."""
+    """The time of a task: opening state, waiting for input, processing rows, staging segments, publishing the delta."""
 
     open: float
     input: float
@@ -131,13 +130,14 @@ class Seconds:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a task did.
+    """The report of a task.
 
-    `started_ms` is when it began, by the host's clock. `moved` are the rows that came through the shuffle, `combined`
-    or not, `windows` those that its calls touched. `attempt` and `segments` name what it staged; `counters` are those
-    of the state it leaves; `open_windows` is N, `extent` is q; `oldest_epoch` is that of the oldest footprint.
-    `max_events_ms` has the newest event time of each input of the operator in this epoch. `how` says where the state
-    came from: MOVED, or see `state.versions.OpenState`. `host` is where the task ran, and left state in memory.
+    `started_ms` is when the task began, by the host's clock. `moved` are the rows that came through the shuffle,
+    `combined` or not, `windows` those that its calls touched. `attempt` and `segments` name the staged output;
+    `counters` are those of the state that the task leaves; `open_windows` is N, `extent` is q; `oldest_epoch` is the
+    epoch of the oldest footprint. `max_events_ms` has the newest event time of each input of the operator in this
+    epoch. `how` says where the state came from: MOVED, or see `state.versions.OpenState`. `host` is the host on which
+    the task left state in memory.
     """
 
     partition: int
@@ -204,10 +204,10 @@ STEPS: Final[tuple[Step, ...]] = (
 
 
 class Probe(Protocol):
-    """Told each step. It is pickled along with the tasks."""
+    """A function that is told each step. Pickled along with the tasks."""
 
     def __call__(self, step: Step, epoch: int, partition: int) -> None:
-        """The step is reached; `partition` is -1 on the driver. What this raises, the step raises."""
+        """The step is reached; `partition` is -1 on the driver. An error that the probe raises is the step's."""
 
 
 def silent(step: Step, epoch: int, partition: int) -> None:

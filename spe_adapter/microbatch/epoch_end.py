@@ -24,7 +24,7 @@ DEFAULT_EXTENT_FACTOR: Final = 4
 """q at which checks begin, in multiples of N: from about twice N on few are needed (CEC paper, figure 6)."""
 _CANDIDATES_PART: Final = 4
 """The inverse of the share of open windows that may be checked in one epoch."""
-_LEAST_CANDIDATES: Final = 4096
+_MIN_CANDIDATES: Final = 4096
 
 
 class EpochEnd(NamedTuple):
@@ -71,7 +71,7 @@ def _checks(overlay: Overlay, counters: Counters, live: int, fresh: int, extent_
     limit = DEFAULT_EXTENT_FACTOR * live if extent_limit is None else extent_limit
     if counters.extent(int(overlay.marks(slowest)[1][0])) <= max(limit, live):
         return 0
-    candidates = overlay.oldest(max(live // _CANDIDATES_PART, _LEAST_CANDIDATES))
+    candidates = overlay.oldest(max(live // _CANDIDATES_PART, _MIN_CANDIDATES))
     _, ordinals, seens = overlay.marks(candidates)
     return Targets(limit).checks(View(counters.emitted, counters.seen, live, ordinals, seens, fresh))
 

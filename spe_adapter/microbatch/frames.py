@@ -58,9 +58,9 @@ def arrow_schema(frame: DataFrame) -> pa.Schema:
 
 
 def check(operator: Operator, schema: pa.Schema, key: Sequence[str]) -> str:
-    """Refuse what cannot work, naming the column; and the fingerprint of what the query's state looks like.
+    """The fingerprint of a query: its operator, state columns and key columns.
 
-    Raises SchemaRefused or StateSchemaRefused.
+    Raises SchemaRefused or StateSchemaRefused, which name the column, for an operator that cannot run on the schema.
     """
     KeyCodec(schema, key)
     changed = [name for name in key if operator.changes(name)]
@@ -89,7 +89,7 @@ def check(operator: Operator, schema: pa.Schema, key: Sequence[str]) -> str:
 
 
 def check_watermarks(frame: DataFrame, operator: Operator) -> None:
-    """Raise InvalidConfig for a watermark of the frame that has no effect on anything."""
+    """Raise InvalidConfig for a watermark of the frame that has no effect."""
     plan = frame._jdf.queryExecution().analyzed()  # noqa: SLF001 - Spark has no public way to its plans in Python
     for column, delay_ms in _idle(plan):
         given = [one for one in operator.inputs() if one.column.rpartition(".")[2] == column]
@@ -105,7 +105,7 @@ def check_watermarks(frame: DataFrame, operator: Operator) -> None:
 
 
 def _idle(plan: Any) -> Iterator[tuple[str, int]]:
-    """Column and delay of the watermarks on which no stateful operator of Spark's stands."""
+    """Column and delay of the watermarks that no stateful operator of Spark's uses."""
     name = str(plan.nodeName())
     children = plan.children()
     below = [children.apply(index) for index in range(children.size())]

@@ -18,7 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spe_adapter.microbatch.driver import Driver, Execute
 
-_LEAST_POLL_S: Final = 0.02
+_MIN_POLL_S: Final = 0.02
 _POLLS_PER_DELAY: Final = 4
 _WAITING: Final = "Waiting for"
 _log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class NoDataTrigger:
             raise self.failure
 
     def _run(self) -> None:
-        poll_s = max(self._delay_s / _POLLS_PER_DELAY, _LEAST_POLL_S)
+        poll_s = max(self._delay_s / _POLLS_PER_DELAY, _MIN_POLL_S)
         while not self._stopped.wait(poll_s) and self.failure is None:
             if not self._query.isActive:
                 if self._at_end and self._query.exception() is None:

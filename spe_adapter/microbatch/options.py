@@ -1,7 +1,7 @@
 """The options of a stateful query, parsed once into a frozen object.
 
-Names and meanings are those of the cairn sink where it has them; the rest are of state. As with the sink nothing is
-ignored: what is not known is refused with an error that names the option and the allowed values.
+Names and meanings are those of the cairn sink where the sink has the option; the other options concern state. No option
+is ignored: an unknown one is refused with an error that names the option and the allowed values.
 
 Invariant: names are case-insensitive; nothing here talks to a sidecar.
 """
@@ -53,11 +53,11 @@ _SIZE: Final = re.compile(r"\s*(\d+)\s*([kmgt]?)(?:i?b)?\s*", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class StatefulOptions:
-    """What a stateful query was told.
+    """The options of a stateful query.
 
-    `extent_limit` is Q, in results and footprints (None: four times what is open). `retention_ms` None: keep all
-    results. `state_root` None: the state rooms' default. `closing_delay_ms`: how long no batch must have started before
-    windows that are due are closed without one. `combine`: whether rows are combined in front of the shuffle.
+    `extent_limit` is Q, in results and footprints (None: four times the open windows). `retention_ms` None: keep all
+    results. `state_root` None: the default directory of state. `closing_delay_ms`: how long a pause of input must last
+    before due windows are closed without input. `combine`: whether rows are combined before the shuffle.
     """
 
     sink: SinkOptions

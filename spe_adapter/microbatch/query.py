@@ -7,9 +7,9 @@
     )
 
 Invariants:
-* What is wrong with schema, key, operator, options or topic is said by `start`, with the column's or option's name.
-* The streaming plan is made once: routing and tasks are in it, and an epoch's plan reaches them as a local property.
-* A query object tells the same as Spark's own, and fails visibly with what its closing thread failed with.
+* `start` refuses a wrong schema, key, operator, option or topic, and names the column or the option.
+* The streaming plan, with shuffle and tasks in it, is made once; an epoch's plan reaches the tasks as a local property.
+* A query object has the properties of Spark's own, and fails with the error of its no-data trigger, if that fails.
 
 Source: docs/decisions/0010.
 """
@@ -174,7 +174,7 @@ class Stateful:
 
 
 class _Starting:
-    """What Spark calls: it may do so before `start` has the query's ids, so the driver is made by whoever is first."""
+    """The callbacks of Spark. Spark may call before `start` has the query's ids: the first caller makes the driver."""
 
     def __init__(self, frame: DataFrame, fixed: QueryDefinition, probe: Probe) -> None:
         self.spark = frame.sparkSession
@@ -203,7 +203,7 @@ class _Starting:
             return self._driver
 
     def on_batch(self, reports: DataFrame, batch: int) -> None:
-        """One of Spark's batches."""
+        """Run one of Spark's batches."""
         context = self.spark.sparkContext
         query, run = context.getLocalProperty(QUERY_PROPERTY), context.getLocalProperty(RUN_PROPERTY)
         driver = self.driver(str(query), str(run))
@@ -221,7 +221,7 @@ class _Starting:
         self.spark.sparkContext.setLocalProperty(COMBINE_PROPERTY, str(driver.combine).lower())
 
     def execute_closing(self, plan: EpochPlan) -> list[str]:
-        """The tasks of an epoch without input; they end with the query's other jobs when it is stopped."""
+        """Run the tasks of an epoch without input; they end with the query's other jobs when the query is stopped."""
         self.spark.sparkContext.setLocalProperty(RUN_PROPERTY, self._run)
         self.spark.sparkContext.setInterruptOnCancel(False)
         return self._collect(self._closing, plan)

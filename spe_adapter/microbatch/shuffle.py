@@ -51,7 +51,7 @@ _SEED_DIGITS: Final = 15
 
 _EPOCHS: Final = 3
 """So many are looked at: a single one may be an exception."""
-_LEAST_RECORDS: Final = 5_000
+_MIN_RECORDS: Final = 5_000
 """In an epoch of fewer nothing is to be gained."""
 _BEGIN: Final = 4
 _END: Final = 2
@@ -60,12 +60,12 @@ costs more than a row, and switching back and forth helps nobody."""
 
 
 def new_seed() -> int:
-    """A key for hashes that nobody else knows."""
+    """A secret key for hashes."""
     return int(ThisHost().new_token()[:_SEED_DIGITS], 16)
 
 
 class HandOver:
-    """Runs in an executor's Python worker, as the function of a `mapInArrow` in front of the shuffle."""
+    """The pass before the shuffle: the function of a `mapInArrow`, in an executor's Python worker."""
 
     def __init__(self, fixed: QueryDefinition) -> None:
         self._fixed = fixed
@@ -100,14 +100,14 @@ class HandOver:
 
 
 class Received(NamedTuple):
-    """Rows behind the shuffle."""
+    """Rows after the shuffle."""
 
     combined: bool
     rows: pa.RecordBatch
 
 
 def received(handed: Iterator[pa.RecordBatch]) -> Iterator[Received]:
-    """The batches behind the shuffle, joined to those of a call of the operator."""
+    """The batches after the shuffle, joined to batches for one call of the operator each."""
     for combined, group in groupby(_unpacked(handed), key=lambda each: each.combined):
         batches = (each.rows for each in group)
         while taken := list(of_one_call(batches)):
@@ -134,12 +134,12 @@ def of_one_call(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def whole(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """All of them as one."""
+    """The batches as one."""
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
 def _handed(rows: pa.RecordBatch, targets: Int64s, count: int, *, combined: bool) -> pa.RecordBatch:
-    """One row for each partition that gets any of the rows."""
+    """A row for each partition that gets any of the rows."""
     ordered = rows.take(pa.array(np.argsort(targets, kind="stable"))) if count > 1 else rows
     ends = np.cumsum(np.bincount(targets, minlength=count))
     partitions, packed, start = [], [], 0
@@ -161,7 +161,7 @@ def _packed(rows: pa.RecordBatch) -> bytes:
 
 
 def _as_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """A batch from Spark with exactly the schema's types: Spark may send strings with wide offsets."""
+    """A batch from Spark, in exactly the schema's types: Spark may send strings with wide offsets."""
     if batch.schema.equals(schema):
         return batch
     columns = [
@@ -190,7 +190,7 @@ class CombineChoice:
     def note(self, reports: Sequence[Report]) -> None:
         """Take the reports of an epoch that is over."""
         records = sum(report.records for report in reports)
-        if self._mode != "auto" or records < _LEAST_RECORDS:
+        if self._mode != "auto" or records < _MIN_RECORDS:
             return
         moved = sum(report.moved if report.combined else report.windows for report in reports)
         self._shown.append(_Shown(records, moved))

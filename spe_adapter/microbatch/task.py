@@ -2,17 +2,16 @@
 
 Invariants:
 * The state is that of the last committed epoch's winner; the task changes a private overlay of it, nothing else.
-* Everything it stages is under its own attempt, and so is the delta it leaves for the next epoch. Unless the driver's
-  decision names this attempt, nobody ever uses either.
-* Every task of every epoch leaves a mark, without input too, so that each stream by itself says where the query is.
-* A window whose key belongs to another partition is an error, never state that nobody will find again.
+* A task stages its output under its own attempt, and names the delta for the next epoch by it. Unless the driver's
+  commit names this attempt, neither is ever used.
+* Every task of every epoch leaves a mark, also without input, so that each stream shows the query's last epoch.
+* A window whose key belongs to another partition is an error: its state would not be found again.
 
 Source: CEC paper, section II.B; docs/decisions/0010.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -21,9 +20,8 @@ from logstore.client.blocking import Client, TopicPartition
 from spe_adapter.cec.control import Mark
 from spe_adapter.cec.extent import Counters
 from spe_adapter.codec.partitioner import partitions_of
-from spe_adapter.epochs.client import connect
+from spe_adapter.epochs.client import Attempt, StagedStream, connect
 from spe_adapter.epochs.marks import OpenWindows, StatePartition, control_batches, epoch_mark
-from spe_adapter.epochs.staging import Attempt, StagedStream
 from spe_adapter.errors import NoTaskContext, SchemaRefused
 from spe_adapter.host import Host, ThisHost, host_name
 from spe_adapter.microbatch.epoch import (
@@ -77,7 +75,7 @@ class Task:
 
 
 class ClosingTask:
-    """A task without input: rows only say that there is a partition."""
+    """A task of an epoch without input: its rows only say that there is a partition."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -96,17 +94,6 @@ def run_task(
     return _Run(fixed, plan, attempt, host, probe).report(batches)
 
 
-@dataclass
-class _Spent:
-    """Seconds spent so far, by what on."""
-
-    open: float = 0.0
-    input: float = 0.0
-    process: float = 0.0
-    stage: float = 0.0
-    publish: float = 0.0
-
-
 class _Run:
     """One attempt at one partition of one epoch."""
 
@@ -118,14 +105,15 @@ class _Run:
         self._probe = probe
         self._partition = attempt.task
         self._codec = KeyCodec(fixed.operator.prepared(fixed.schema), fixed.key)
-        self._spent = _Spent()
+        self._seconds = dict.fromkeys(Seconds.__slots__, 0.0)
+        """Time spent so far, by phase."""
         self._results = 0
         self._started_ms = host.wall_ms()
         self._moved = 0
         self._combined = False
 
     def report(self, batches: Iterator[Received]) -> Report:
-        """Do all of it."""
+        """Run the epoch in this partition."""
         plan, options, sink = self._plan, self._fixed.options, self._fixed.options.sink
         self._at("task started")
         stream = TopicPartition(options.topic, self._partition)
@@ -144,19 +132,19 @@ class _Run:
             parent = plan.parents[self._partition] if plan.parents and plan.rebase is None else Parent("")
             if plan.rebase is not None:
                 parent = self._move_in(client, overlay)
-            self._spent.open = self._host.network.monotonic_s() - started_s
+            self._seconds["open"] = self._host.network.monotonic_s() - started_s
             output = StagedStream(client, self._attempt, stream, sink.batch_bytes, sink.codec)
             return self._epoch(batches, overlay, parent, output, state)
 
     def _wanted(self) -> Tag | None:
-        """The version to start from; None if there is none, or none in this layout."""
+        """The version of the state to start from; None in a query's first epoch, and in the first epoch of a layout."""
         plan = self._plan
         if plan.parent_epoch is None or plan.rebase is not None:
             return None
         return Tag(plan.parent_epoch, plan.parents[self._partition].attempt)
 
     def _move_in(self, client: Client, overlay: Overlay) -> Parent:
-        """Take this partition's windows out of the streams of a former layout; the counters to go on from."""
+        """Load this partition's windows from the streams of the former layout; the counters to go on from."""
         parents = self._plan.parents
         for batch in moved_windows(client, self._fixed, self._plan, self._partition):
             ids, _ = overlay.ensure(batch.column(0), batch.column(1).to_numpy(zero_copy_only=False))
@@ -217,12 +205,12 @@ class _Run:
             state_bytes=state.base.size_bytes + overlay.size_bytes,
             delta_bytes=delta_bytes,
             started_ms=self._started_ms,
-            seconds=Seconds(**vars(self._spent)),
+            seconds=Seconds(**self._seconds),
             host=host_name(),
         )
 
     def _process(self, batches: Iterator[Received], processor: Processor, output: StagedStream) -> None:
-        """All rows, then what the watermark closes."""
+        """Process all rows, then close the windows that are due by the watermark."""
         while True:
             with self._timed("input"):
                 taken = next(batches, None)
@@ -274,12 +262,12 @@ class _Run:
     # ---- small things
 
     @contextmanager
-    def _timed(self, what: str) -> Iterator[None]:
+    def _timed(self, phase: str) -> Iterator[None]:
         started_s = self._host.network.monotonic_s()
         try:
             yield
         finally:
-            setattr(self._spent, what, getattr(self._spent, what) + self._host.network.monotonic_s() - started_s)
+            self._seconds[phase] += self._host.network.monotonic_s() - started_s
 
     def _at(self, step: Step) -> None:
         self._probe(step, self._plan.epoch, self._partition)

@@ -1,9 +1,9 @@
 """The topic of a stateful query: made, checked and trimmed, so that it never loses state that is still needed.
 
 Invariants:
-* A topic that trims itself by age or size is refused unless the user says that it may: it would forget open windows.
-* The driver trims nothing that an open window or the last epoch needs.
-* A topic gets more partitions only where no key of anybody else's moves.
+* A topic that trims itself by age or size is refused unless the user allows it: it would lose open windows.
+* The driver trims no record that an open window or the last epoch needs.
+* A topic gets more partitions only where no key of another writer moves.
 
 Source: CEC paper, section II.B (the extent is what recovery reads); Kafka's topic settings.
 """
@@ -58,10 +58,10 @@ def prepare_topic(client: Client, topic: str, partitions: int | None, default: i
 
 
 def _grow(client: Client, topic: str, there: int, partitions: int, settings: Mapping[str, str]) -> None:
-    """Give the topic as many partitions as the query is to have, if that moves nobody else's keys.
+    """Give the topic as many partitions as the query is to have, if that moves no key of another writer.
 
-    State that lies in fewer is dealt out anew by the query's first epoch (see `epoch.Rebase`), as long as the topic
-    holds nothing but it: then it is made as this module makes topics, and each stream is empty or has a mark.
+    The query's first epoch deals the state out again (see `epoch.Rebase`), provided that the topic holds this state
+    alone: then the topic has the settings that this module gives topics, and each stream is empty or has a mark.
     """
     others = [name for name, value in KEEP_ALL.items() if settings.get(name) != value]
     if not others:
@@ -96,8 +96,8 @@ def _is_a_querys(client: Client, stream: TopicPartition) -> bool:
 def refuse_taken(client: Client, topic: str, query: str) -> None:
     """Refuse a topic into which another query has written last. Raises TopicTaken.
 
-    A query without epochs is new: its checkpoint is new, or was lost. In the second case all its results would come
-    once more, and nothing in Spark says so.
+    A query without epochs is new: its checkpoint is new, or was lost. If it was lost, all results would be written a
+    second time, and Spark does not notice.
     """
     for partition in range(client.partitions(topic)):
         with closing(ends(client, TopicPartition(topic, partition), first_bytes=HEAD_BYTES)) as found:
@@ -115,8 +115,8 @@ def refuse_taken(client: Client, topic: str, query: str) -> None:
 
 
 def trim(client: Client, stream: TopicPartition, query: str, oldest_epoch: int, before_ms: int) -> int:
-    """Delete records older than `before_ms` that no window open in the state needs: those in front of the group of
-    `oldest_epoch`. The new start of the stream.
+    """Delete records older than `before_ms` that no open window needs: those before the group of `oldest_epoch`. The
+    new start of the stream.
     """
     info = client.offsets({stream: before_ms})[stream]
     needed = _end_before(client, stream, query, oldest_epoch)

@@ -32,7 +32,7 @@ _UNITS_US: Final = {
 }
 _PART: Final = re.compile(r"\s*(-?\d+)\s*([a-z]+?)s?(?=\s|\d|-|$)", re.IGNORECASE)
 
-OVERLAPS_MAX: Final = 64
+MAX_OVERLAPS: Final = 64
 """A counting window's state holds this many overlapping windows of a key at most: they are all in one footprint."""
 
 
@@ -153,9 +153,9 @@ class Counting:
         """Check. Raises InvalidConfig."""
         if self.size < 1 or not 1 <= self.step <= self.size:
             raise InvalidConfig(f"a window of {self.size} rows every {self.step}; 1 <= advance <= size")
-        if self.overlaps > OVERLAPS_MAX:
+        if self.overlaps > MAX_OVERLAPS:
             raise InvalidConfig(
-                f"a window of {self.size} rows every {self.step}: {self.overlaps} overlap, at most {OVERLAPS_MAX} can"
+                f"a window of {self.size} rows every {self.step}: {self.overlaps} overlap, at most {MAX_OVERLAPS} can"
             )
 
     @property

@@ -19,7 +19,7 @@ Values = NDArray[Any]
 
 _BITS_64: Final = 2**64 - 1
 _BIT_63: Final = 2**63
-_OFFSETS_MAX: Final = 2**31 - 1
+_MAX_OFFSETS: Final = 2**31 - 1
 
 
 def _steady(array: NDArray[Any]) -> NDArray[Any]:
@@ -130,7 +130,7 @@ def bytes_array(kind: pa.DataType, refs: Int64s, arena: Bytes) -> pa.Array:
 def _offsets_of(lengths: Int64s) -> tuple[Int32s, int]:
     ends = np.cumsum(lengths)
     total_bytes = int(ends[-1]) if len(ends) else 0
-    if total_bytes > _OFFSETS_MAX:
+    if total_bytes > _MAX_OFFSETS:
         raise StateTooLarge(f"one column of {total_bytes} bytes in one batch; take fewer windows at a time")
     offsets = np.zeros(len(lengths) + 1, np.int32)
     offsets[1:] = ends

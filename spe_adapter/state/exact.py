@@ -24,7 +24,7 @@ from spe_adapter.codec.kernels import Bools
 from spe_adapter.state.columns import Values, fixed_array, fixed_values
 from spe_adapter.state.errors import StateValueRefused
 
-_WHOLE_MAX: Final = {2: 2**11, 4: 2**24, 8: 2**53}
+_MAX_WHOLE: Final = {2: 2**11, 4: 2**24, 8: 2**53}
 """Up to here a float of so many bytes tells every whole number from its neighbours."""
 _DATE_UNIT: Final = "D"
 _SHOWN_CHARACTERS: Final = 80
@@ -128,7 +128,7 @@ def _too_fine(values: NDArray[Any], dtype: np.dtype[Any]) -> Bools:
     if values.dtype.kind == "f":
         with np.errstate(over="ignore"):
             return np.isfinite(values) & ~np.isfinite(values.astype(dtype))
-    most = _WHOLE_MAX[dtype.itemsize]
+    most = _MAX_WHOLE[dtype.itemsize]
     return (values > most) | (values < -most) if values.dtype.kind == "i" else values > most
 
 
@@ -136,7 +136,7 @@ def _not_whole(values: NDArray[Any]) -> Bools:
     if values.dtype.kind != "f":
         return np.zeros(len(values), np.bool_)
     with np.errstate(invalid="ignore"):
-        return ~((np.abs(values) <= _WHOLE_MAX[min(values.dtype.itemsize, 8)]) & (np.floor(values) == values))
+        return ~((np.abs(values) <= _MAX_WHOLE[min(values.dtype.itemsize, 8)]) & (np.floor(values) == values))
 
 
 def _out_of_range(values: NDArray[Any], dtype: np.dtype[Any]) -> Bools:

@@ -24,7 +24,7 @@ LAYOUT_VERSION: Final = 1
 NEVER: Final = int(np.iinfo(np.int64).max)
 """When a window expires that does not expire; also the ordinal of a row that holds no window."""
 
-ROWS_MAX: Final = 2**31 - 2
+MAX_ROWS: Final = 2**31 - 2
 _ALIGNMENT: Final = 64
 _SLOTS_PER_ROW: Final = 2
 
@@ -104,7 +104,7 @@ class Layout:
     """Where what lies in a block of memory for `capacity` rows and `arena_bytes` bytes of keys and values."""
 
     def __init__(self, schema: pa.Schema, capacity: int, arena_bytes: int) -> None:
-        if not 0 < capacity <= ROWS_MAX or arena_bytes < 0:
+        if not 0 < capacity <= MAX_ROWS or arena_bytes < 0:
             raise StateDamaged(f"a table of {capacity} rows and an arena of {arena_bytes} bytes")
         self.columns = columns_of(schema)
         self.capacity = capacity

@@ -27,7 +27,7 @@ LOCK_NAME: Final = "lock"
 BASE_NAME: Final = "base"
 DELTA_SUFFIX: Final = ".delta"
 PARTITION_PREFIX: Final = "p"
-_NAME_BYTES_MAX: Final = 200
+_MAX_NAME_BYTES: Final = 200
 _MEMORY: Final = Path("/dev/shm")  # noqa: S108 - what is made in it is for one user, and checked
 _TRIES: Final = 100
 _BLOCK_BYTES: Final = 512
@@ -191,6 +191,6 @@ def _version_of(path: Path) -> str:
 
 def _escaped(name: str) -> str:
     escaped = quote(name, safe="")
-    if len(escaped) > _NAME_BYTES_MAX:
+    if len(escaped) > _MAX_NAME_BYTES:
         return sha256(name.encode()).hexdigest()
     return "%2E" + escaped[1:] if escaped.startswith(".") else escaped

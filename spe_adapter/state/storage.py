@@ -18,7 +18,7 @@ from spe_adapter.state.query import QueryPlace
 from spe_adapter.state.segment import HEADER_BYTES, Segment
 from spe_adapter.state.table import Table
 
-LEAST_CAPACITY: Final = 1024
+MIN_CAPACITY: Final = 1024
 """The least number of windows that a new base has room for."""
 
 
@@ -83,7 +83,7 @@ class DraftBuilder:
     def copy_of(self, table: Table, rows: int, arena_bytes: int) -> Table:
         """A copy with room for so many more rows and bytes; with hardly more, if the limit allows no better."""
         if table.is_sparse:
-            copy = self.create(table.schema, max(2 * (table.live + rows), LEAST_CAPACITY), 2 * arena_bytes)
+            copy = self.create(table.schema, max(2 * (table.live + rows), MIN_CAPACITY), 2 * arena_bytes)
             for batch, mark in live_windows(table):
                 copy.put(batch, mark)
             return copy

@@ -57,7 +57,7 @@ from spe_adapter.state.layout import fingerprint_of
 from spe_adapter.state.overlay import Overlay
 from spe_adapter.state.query import BASE_NAME, DELTA_SUFFIX, QueryPlace, default_root, delta_name, epoch_of_delta
 from spe_adapter.state.segment import APPLYING, CLEAN, HEADER_BYTES, Header, Owner, Segment, Tag, boot_id
-from spe_adapter.state.storage import LEAST_CAPACITY, DraftBuilder, StateStorage
+from spe_adapter.state.storage import MIN_CAPACITY, DraftBuilder, StateStorage
 from spe_adapter.state.store import Changes
 from spe_adapter.state.table import Table, anonymous
 
@@ -65,11 +65,11 @@ How = Literal["current", "delta", "caught_up", "loaded", "empty"]
 
 LOCK_LIMIT_S: Final = 1.0
 """How long to wait for a lock before going round it: longer than any apply, shorter than anyone's patience."""
-DELTAS_MAX: Final = 4
+MAX_DELTAS: Final = 4
 """Attempts of one partition whose deltas are kept; of more, the oldest go, and their changes come from the log."""
 _TRIES: Final = 20
-_LEAST_ARENA_BYTES: Final = 16 * 1024
-_MAPS_MAX: Final = 256
+_MIN_ARENA_BYTES: Final = 16 * 1024
+_MAX_MAPS: Final = 256
 
 
 class WindowGroup(Protocol):
@@ -265,7 +265,7 @@ class VersionLoader:
             draft.publish()
         deltas = [path for path in self._path.glob(f"*{DELTA_SUFFIX}") if path.name != delta_name(delta.loaded.tag)]
         deltas.sort(key=_age)
-        for path in deltas[: max(len(deltas) + 1 - DELTAS_MAX, 0)]:
+        for path in deltas[: max(len(deltas) + 1 - MAX_DELTAS, 0)]:
             path.unlink(missing_ok=True)
         return size_bytes
 
@@ -420,7 +420,7 @@ class VersionLoader:
 
         def build(builder: DraftBuilder) -> tuple[Table, bytes]:
             if self.wanted is None:
-                return builder.create(self._schema, LEAST_CAPACITY, _LEAST_ARENA_BYTES), b""
+                return builder.create(self._schema, MIN_CAPACITY, _MIN_ARENA_BYTES), b""
             table = None
             for group in self._loader.everything():
                 check_schema(self._schema, group.batches)
@@ -429,7 +429,7 @@ class VersionLoader:
                         table = self._table_for(builder, batch)
                     table.put(batch, mark_of(group.mark))
             if table is None:
-                table = builder.create(self._schema, LEAST_CAPACITY, _LEAST_ARENA_BYTES)
+                table = builder.create(self._schema, MIN_CAPACITY, _MIN_ARENA_BYTES)
             return table, self._loader.note()
 
         self._replace(build)
@@ -437,10 +437,10 @@ class VersionLoader:
     def _table_for(self, builder: DraftBuilder, batch: pa.RecordBatch) -> Table:
         """An empty table for about as many windows as the loader expects, of the size of those in a first batch."""
         expected = max(self._loader.expected(), batch.num_rows)
-        capacity = max(LEAST_CAPACITY, expected + expected // 4)
+        capacity = max(MIN_CAPACITY, expected + expected // 4)
         variable = needs_of(batch, np.ones(batch.num_rows, np.bool_))[1]
         return builder.create(
-            self._schema, capacity, max(variable * capacity // max(batch.num_rows, 1), _LEAST_ARENA_BYTES)
+            self._schema, capacity, max(variable * capacity // max(batch.num_rows, 1), _MIN_ARENA_BYTES)
         )
 
     def _replace(self, build: Callable[[DraftBuilder], tuple[Table, bytes]]) -> None:
@@ -489,5 +489,5 @@ def _forget_gone_maps() -> None:
             gone = key_of(path.stat()) != known.key
         except OSError:
             gone = True
-        if gone or len(_maps) > _MAPS_MAX:
+        if gone or len(_maps) > _MAX_MAPS:
             del _maps[path]

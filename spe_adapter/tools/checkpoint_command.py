@@ -1,4 +1,4 @@
-"""`cairn checkpoint`: which queries wrote into a topic, and a query's checkpoint made anew from the log.
+"""`cairn checkpoint`: the queries that wrote into a topic, and the rebuilding of a query's checkpoint from the log.
 
 Invariant: `show` changes nothing; `rebuild` changes files of the named directory alone, and says which.
 """
@@ -14,12 +14,12 @@ from logstore.client.blocking import Client, TopicPartition, parse_addresses
 from logstore.errors import CairnError, CorruptBatch
 from spe_adapter.cec.control import End, holds_progress
 from spe_adapter.checkpoint.planned import Planned
-from spe_adapter.epochs.client import last_epoch
+from spe_adapter.epochs.client import describe
 from spe_adapter.epochs.scan import ends
 from spe_adapter.tools.rebuild import planned_in_log, planned_of_positions, rebuild
 from spe_adapter.tools.state_command import DEFAULT_LIMIT_S, DEFAULT_SERVERS, EXIT_FAILED
 
-_MOST_QUERIES: Final = 64
+_MAX_QUERIES: Final = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Run it; returns the exit status."""
+    """Run the command; the exit status."""
     try:
         with Client(parse_addresses(arguments.servers), limit_s=DEFAULT_LIMIT_S) as client:
             if arguments.action == "show":
@@ -54,7 +54,7 @@ def _show(client: Client, topic: str) -> None:
     newest: dict[str, End] = {}
     for end in _ends(client, topic):
         known = newest.get(end.query)
-        if known is None and len(newest) == _MOST_QUERIES:
+        if known is None and len(newest) == _MAX_QUERIES:
             continue
         # A partition that an epoch wrote nothing into has no marker of it.
         if known is None or known.epoch < end.epoch:
@@ -62,7 +62,7 @@ def _show(client: Client, topic: str) -> None:
     for query, end in newest.items():
         kept = "keeps its state here" if holds_progress(end) else "writes here"
         epoch, positions = end.epoch, bytes(end.positions).decode(errors="replace")
-        known_to_all = last_epoch(client, query)
+        known_to_all = describe(client, query)
         if known_to_all.last_epoch is not None:  # an epoch without output has no marker anywhere
             epoch, positions = known_to_all.last_epoch, known_to_all.positions
         print(f"{query}  {kept}, epoch {epoch}, {_read_up_to(positions)}")

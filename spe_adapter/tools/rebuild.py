@@ -1,8 +1,8 @@
-"""Making a query's checkpoint from the log: for one that is lost, lags behind, or went another way.
+"""The rebuilding of a query's checkpoint from the log: for a checkpoint that is lost, lags behind, or differs.
 
-The log notes with each epoch what its input was. From the last one come the files that Spark needs to go on with the
-next batch: `metadata`, `offsets/N`, `commits/N`, the sources' notes of where they began, and `offsets/N-1`, without
-which Spark does not start.
+The log notes with each epoch what its input was. The note of the last epoch gives the files that Spark needs to go on
+with the next batch: `metadata`, `offsets/N`, `commits/N`, the sources' notes of where they began, and `offsets/N-1`,
+without which Spark does not start.
 
 Invariants:
 * Nothing is changed before it is certain that the log says enough and that the directory is this query's, or nobody's.
@@ -35,14 +35,14 @@ from spe_adapter.checkpoint.files import (
     query_of,
 )
 from spe_adapter.checkpoint.planned import Planned, file_lists, lists_digest, offsets_digest, settings_of
-from spe_adapter.epochs.client import last_epoch
+from spe_adapter.epochs.client import describe
 from spe_adapter.errors import CheckpointRefused
 
 _REPLACED: Final = "replaced"
 
 
 class Rebuilt(NamedTuple):
-    """What was done: the last batch that counts now, files that were written, and files that were moved away."""
+    """The result: the last batch that counts now, files that were written, and files that were moved away."""
 
     batch: int
     written: tuple[str, ...]
@@ -51,7 +51,7 @@ class Rebuilt(NamedTuple):
 
 def planned_in_log(client: Client, query: str) -> Planned:
     """The input of the last batch that a query has committed. Raises CheckpointRefused if the log does not say."""
-    known = last_epoch(client, query)
+    known = describe(client, query)
     if known.last_epoch is None:
         raise CheckpointRefused(
             f"query {query} has committed nothing at {client.where}: there is nothing to make a checkpoint of; "
@@ -68,7 +68,7 @@ def planned_in_log(client: Client, query: str) -> Planned:
 
 
 def planned_of_positions(positions: str) -> Planned | None:
-    """The planned input in what a query noted with an epoch; None if there is none. Raises CorruptBatch."""
+    """The planned input in the positions of an epoch; None if they hold none. Raises CorruptBatch."""
     if not positions:
         return None
     try:
@@ -80,7 +80,7 @@ def planned_of_positions(positions: str) -> Planned | None:
 
 
 def rebuild(directory: str | Path, query: str, planned: Planned) -> Rebuilt:
-    """Have a checkpoint in a directory of this machine say that `planned` was the query's last batch, and is done.
+    """Make the checkpoint in a directory of this machine say that `planned` is the query's last batch, and is done.
 
     The query must not run. Raises CheckpointRefused; then nothing was changed.
     """
@@ -104,7 +104,7 @@ def rebuild(directory: str | Path, query: str, planned: Planned) -> Rebuilt:
 
 
 def _files(checkpoint: LocalCheckpoint, query: str, planned: Planned) -> dict[str, str]:
-    """What must be there, by name, in the order in which it is written."""
+    """The files that have to be written, by name, in the order of writing."""
     batch = planned.batch
     noted = {f"{SOURCES}/{name}": text for name, text in planned.notes.items()}
     wanted = {name: text for name, text in noted.items() if checkpoint.read(name) != text}
@@ -125,7 +125,7 @@ def _files(checkpoint: LocalCheckpoint, query: str, planned: Planned) -> dict[st
 
 
 def _digest_in(checkpoint: LocalCheckpoint, batch: int) -> str | None:
-    """The digest of a batch's offsets; None if they are not there, or the file is damaged."""
+    """The digest of a batch's offsets; None if the file is missing or damaged."""
     text = checkpoint.read(f"{OFFSETS}/{batch}")
     if text is None or settings_of(text) is None:
         return None
@@ -135,7 +135,7 @@ def _digest_in(checkpoint: LocalCheckpoint, batch: int) -> str | None:
 
 
 def _is_committed(checkpoint: LocalCheckpoint, batch: int) -> bool:
-    """Whether Spark's note that a batch is done is there, and whole."""
+    """Whether the checkpoint has Spark's note that a batch is done, undamaged."""
     version, _, content = (checkpoint.read(f"{COMMITS}/{batch}") or "").partition("\n")
     try:
         return version.startswith("v") and isinstance(json.loads(content), dict)
@@ -144,7 +144,7 @@ def _is_committed(checkpoint: LocalCheckpoint, batch: int) -> bool:
 
 
 def _settings(checkpoint: LocalCheckpoint, batch: int) -> object:
-    """Spark's settings, as the newest file of offsets that is left has them: the state that is left was made so."""
+    """Spark's settings in the newest file of offsets that is left: the state that is left was made with them."""
     numbers = [int(name) for name in checkpoint.names(OFFSETS) if name.isdigit() and int(name) <= batch]
     for number in sorted(numbers, reverse=True):
         text = checkpoint.read(f"{OFFSETS}/{number}")
@@ -155,7 +155,7 @@ def _settings(checkpoint: LocalCheckpoint, batch: int) -> object:
 
 
 def _check_file_lists(checkpoint: LocalCheckpoint, planned: Planned, query: str) -> None:
-    """A file source's offsets are worth nothing without its lists of the files it has taken."""
+    """Raise CheckpointRefused if a file source's lists are missing: its offsets only number them."""
     lists = file_lists(planned.offsets or ())
     texts = [file_list(checkpoint, source, number) for source, number in lists]
     if any(text is None for text in texts) or (texts and lists_digest([text or "" for text in texts]) != planned.files):
@@ -168,7 +168,9 @@ def _check_file_lists(checkpoint: LocalCheckpoint, planned: Planned, query: str)
 
 
 def _move_away(root: Path, batch: int, wanted: Mapping[str, str]) -> list[str]:
-    """Everything that says otherwise, into a folder of its own: batches behind the last one, files written anew."""
+    """Move files that contradict the log into a folder of their own; their names. These are files of later batches, and
+    files that are written again.
+    """
     contradicted = [name for name in wanted if (root / name).exists()]
     for folder in (COMMITS, OFFSETS):
         found = [name for name in LocalCheckpoint(root).names(folder) if name.isdigit() and int(name) > batch]
@@ -189,7 +191,7 @@ def _move_away(root: Path, batch: int, wanted: Mapping[str, str]) -> list[str]:
 
 
 def _write(path: Path, text: str) -> bool:
-    """A file, durably; whether it was not there as it is. Spark's checksum of a former file goes."""
+    """Write a file durably, unless it exists; whether it was written. Spark's checksum of a former file is removed."""
     if path.exists():
         return False
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,13 +1,13 @@
-"""Going back: a query's state as of an earlier batch, from which Spark then runs the batches behind it again.
+"""The reset of a query to an earlier batch, from which Spark then runs the later batches again.
 
-A reset is one more epoch in the log, of a new generation, whose END names the epoch to go back to; everything behind
-that one is undone for whoever looks for state. Results that the undone epochs wrote stay where they are: a log does not
-forget, and the batches that run again add theirs.
+A reset is one more epoch in the log, of a new generation, whose END names the epoch to go back to. Later epochs are
+undone: no reader of state takes them into account. The results of undone epochs stay in the log, and the batches that
+run again add theirs.
 
 Invariants:
-* Nothing is changed before it is certain that the state of that batch is whole in the log, and that Spark's checkpoint
-  (if it is here) can go back to it.
-* The state goes back first, then the checkpoint: a reset that is cut short can be asked for again.
+* Nothing is changed before it is certain that the log has the whole state of the batch, and that Spark's checkpoint (if
+  it was given) can go back to the batch.
+* The state goes back first, then the checkpoint: a reset that was interrupted can be repeated.
 * The query's former run cannot commit any more.
 
 Source: docs/decisions/0010; Spark's checkpoint layout (offsets, commits and sources, one file per batch).
@@ -24,9 +24,8 @@ from logstore.client.blocking import Client, TopicPartition
 from logstore.format.epoch_api import TaskOutput
 from spe_adapter.cec.control import End, EndPositions, Mark, encode_mark
 from spe_adapter.checkpoint.files import COMMITS, OFFSETS, SOURCES, local_path
-from spe_adapter.epochs.client import commit, connect, last_epoch, take_over
+from spe_adapter.epochs.client import Attempt, StagedStream, commit, connect, describe, take_over
 from spe_adapter.epochs.scan import standing_epochs
-from spe_adapter.epochs.staging import Attempt, StagedStream
 from spe_adapter.host import Host, ThisHost
 from spe_adapter.microbatch.epoch import log_epoch
 from spe_adapter.microbatch.errors import ResetRefused
@@ -64,7 +63,7 @@ def reset(
     directory = None if checkpoint is None else local_path(str(checkpoint))
     newer = [] if directory is None else _newer_files(directory, batch)
     with connect(sink, host.network) as client:
-        if last_epoch(client, query).last_epoch is None:
+        if describe(client, query).last_epoch is None:
             raise ResetRefused(
                 f"query {query} is not known at {client.where}; its id stands in the checkpoint's metadata"
             )
@@ -117,14 +116,14 @@ def _whole_mark(client: Client, stream: TopicPartition, query: str, epoch: int) 
 
 
 def _stage(client: Client, options: StatefulOptions, host: Host, attempt: Attempt, mark: Mark) -> TaskOutput:
-    """The mark once more, as the new epoch's."""
+    """Stage a mark again, as the mark of the new epoch."""
     stream = TopicPartition(options.topic, mark.partition)
     again = replace(mark, epoch=attempt.epoch, attempt=attempt.attempt, rebase=False)
     return attempt.output(StagedStream(client, attempt, stream).finish([encode_mark(again, host.wall_ms())]))
 
 
 def _newer_files(checkpoint: Path, batch: int) -> list[Path]:
-    """The files of batches behind `batch`, newest first. Raises ResetRefused if Spark could not go on from there."""
+    """The files of batches after `batch`, newest first. Raises ResetRefused if Spark could not go on from `batch`."""
     for name in (OFFSETS, COMMITS):
         if not (checkpoint / name / str(batch)).is_file():
             raise ResetRefused(

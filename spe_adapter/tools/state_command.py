@@ -1,4 +1,4 @@
-"""`cairn state`: what the logs hold of queries' state, what of it is in this host's memory, and how to go back.
+"""`cairn state`: the state of queries in the log and in this host's memory, and the reset of a query.
 
 Invariant: `show` and `memory` change nothing; `reset` appends one epoch and says what it did.
 """
@@ -47,7 +47,7 @@ def _add_topic(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """Run it; returns the exit status."""
+    """Run the command; the exit status."""
     try:
         if arguments.action == "memory":
             _print_memory(arguments.directory)

@@ -1,8 +1,8 @@
-"""What a stream's log says of the queries that keep their state in it: for people who want to look, not for recovery.
+"""A survey of the state that queries keep in a stream: for people who look at it, not for recovery.
 
 Invariants:
-* Everything comes from the log itself, by the same backward scan that recovery uses; nothing is changed.
-* A query is surveyed as of the newest epoch that is in the stream, or as of an epoch that is named.
+* A survey reads the log by the same backward scan that recovery uses, and changes nothing.
+* A query is surveyed as of the newest epoch in the stream, or as of a given epoch.
 
 Source: CEC paper, section II.B (eventual checkpoint, extent).
 """
@@ -32,7 +32,7 @@ class Survey:
 
     @property
     def progress(self) -> EndPositions | None:
-        """What the epoch's END says."""
+        """The positions in the epoch's END."""
         return self.eventual.progress
 
     @property
@@ -76,9 +76,9 @@ def queries(client: Client, stream: TopicPartition) -> dict[str, int]:
 
 
 def epoch_of_batch(client: Client, stream: TopicPartition, query: str, batch: int) -> int:
-    """The epoch that ended a batch of Spark's, the empty one that closed windows behind it included.
+    """The last epoch of a batch of Spark's: the one without input that followed the batch, if there was one.
 
-    Raises StateTrimmed if the stream does not hold it (any more).
+    Raises StateTrimmed if the stream does not hold the batch (any more).
     """
     with closing(standing_epochs(client, stream, query)) as found:
         for end, progress in found:
@@ -88,7 +88,7 @@ def epoch_of_batch(client: Client, stream: TopicPartition, query: str, batch: in
 
 
 def _plain(row: dict[str, object]) -> dict[str, object]:
-    """A footprint as a person reads it: the key as text where it is text, the state without its prefix."""
+    """A footprint for people: bytes as text where they are text, the names of state columns without their prefix."""
     return {name.removeprefix(STATE_PREFIX): _text(value) for name, value in row.items() if name != "kind"}
 
 

@@ -15,14 +15,14 @@ from typing import Final
 
 from pyspark import TaskContext
 
-_LEAST_OBJECTS: Final = 20_000
-"""To look through so many takes about 5 ms. Loading this package makes ten times as many."""
+_MIN_OBJECTS: Final = 20_000
+"""A collection of so many objects takes about 5 ms. Loading this package makes ten times as many."""
 _OLDEST: Final = 2
 
 
 def spare_loaded_code() -> None:
-    """To be called by a task, which begins behind a collection: what is old by now is there to stay. Outside a task it
-    does nothing.
+    """Exempt loaded modules and compiled code from garbage collection. To be called at the start of a task, after the
+    daemon's collection: the objects that are old by then last as long as the process. Outside a task nothing happens.
     """
-    if TaskContext.get() is not None and len(gc.get_objects(_OLDEST)) > _LEAST_OBJECTS:
+    if TaskContext.get() is not None and len(gc.get_objects(_OLDEST)) > _MIN_OBJECTS:
         gc.freeze()

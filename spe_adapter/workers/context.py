@@ -20,7 +20,7 @@ RUN_PROPERTY: Final = "spark.jobGroup.id"
 CHECKPOINTS_PROPERTY: Final = "spark.sql.streaming.checkpointLocation"
 """The session's directory for the checkpoints of queries with a name."""
 PLAN_PROPERTY: Final = "cairn.stateful.plan"
-"""The plan of the epoch that a stateful query's job runs (`microbatch.messages.Plan`)."""
+"""The plan of the epoch that a stateful query's job runs (`microbatch.epoch.EpochPlan`)."""
 COMBINE_PROPERTY: Final = "cairn.stateful.combine"
 """Whether a stateful query combines rows before the shuffle: "true" or "false". The property belongs to the thread and
 not to the plan, as Spark may run the stage before the shuffle before it asks for the epoch's tasks.

@@ -1,5 +1,5 @@
-"""Runs each compiled loop that a task needs once, on next to nothing, so that its code is in memory: done by importing
-this, for whoever forks workers from a process that has it all (see `spe_adapter.daemon`).
+"""Runs each compiled loop that a task needs once, on a few records, so that its code is in memory. Importing this
+module does it, in the daemon that forks Spark's workers (see `spe_adapter.daemon`).
 
 Invariant: nothing outside this process is touched, and no thread is started.
 """

@@ -29,7 +29,7 @@ from spe_adapter.codec.encode import Columns, encode
 from spe_adapter.continuous.core import Figures
 from spe_adapter.continuous.fragment import Limits
 from spe_adapter.continuous.loop import Progress
-from spe_adapter.continuous.port import Piece
+from spe_adapter.epochs.segments import StagedSegment
 from tests.support.limits import PROGRAM_S
 
 ROOT = Path(__file__).parents[2]
@@ -221,12 +221,12 @@ def test_gopen_net_commits_results_only() -> None:
     data, batches = encode(Columns(None, values, None, np.zeros(3, np.int64)), np.zeros(3, np.int32))
     plain = bytes(data[batches[0].start : batches[0].end])
     control = bytes(encode_control_record(1002, {"query": "q"}, b"state", 0))
-    whole = Piece(Part("topic", 0, len(plain) + len(control), 2, 4), plain + control)
+    whole = StagedSegment((Part("topic", 0, len(plain) + len(control), 2, 4),), plain + control)
     kept, left_out = divided(whole)
     assert kept is not None
-    assert (bytes(kept.data), kept.part) == (plain, Part("topic", 0, len(plain), 1, 3))
+    assert (bytes(kept.data), kept.parts) == (plain, (Part("topic", 0, len(plain), 1, 3),))
     assert left_out == len(control)
-    assert divided(Piece(Part("topic", 0, len(control), 1, 1), control)) == (None, len(control))
+    assert divided(StagedSegment((Part("topic", 0, len(control), 1, 1),), control)) == (None, len(control))
 
 
 def counts_of(ids: list[int], window: int, bounds: list[int]) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from logstore.errors import CorruptBatch, UnknownFormatVersion
 from logstore.format.control import CLOSES_TYPE, encode_control_record
-from spe_adapter.cec.control import LEAST_PACKED_ROWS, Closes, Footprints, decode, encode_closes, encode_footprints
+from spe_adapter.cec.control import MIN_PACKED_ROWS, Closes, Footprints, decode, encode_closes, encode_footprints
 from spe_adapter.cec.packing import MAX_UNPACKED_BYTES, can_pack, pack, unpack
 
 VALUES: dict[pa.DataType, st.SearchStrategy[Any]] = {
@@ -79,7 +79,7 @@ def test_rows_that_could_not_be_unpacked_are_not_packed(monkeypatch: pytest.Monk
     """State that is large and all alike is small when it is packed: what is written can be read all the same."""
     for module in ("control", "packing"):
         monkeypatch.setattr(f"spe_adapter.cec.{module}.MAX_UNPACKED_BYTES", 1024 * 1024, raising=False)
-    count = LEAST_PACKED_ROWS
+    count = MIN_PACKED_ROWS
     columns = {
         "key": pa.array([b"%d" % number for number in range(count)], pa.binary()),
         "number": pa.array(range(count), pa.int64()),

@@ -21,7 +21,7 @@ from spe_adapter.datasource.options import parse_sink
 from spe_adapter.datasource.rows import RowWriter
 from spe_adapter.datasource.sink import StreamWriter, TaskCommit
 from spe_adapter.datasource.sink_notes import SinkNote, Written
-from spe_adapter.epochs.staging import Attempt
+from spe_adapter.epochs.client import Attempt
 from spe_adapter.errors import CheckpointDiffers, TopicTaken
 from spe_adapter.host import ThisHost
 from spe_adapter.microbatch.topics import refuse_taken

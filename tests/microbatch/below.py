@@ -17,7 +17,7 @@ import pyarrow as pa
 from spe_adapter.checkpoint.files import LocalCheckpoint, planned_in, query_of
 from spe_adapter.checkpoint.planned import Planned, offset_lines
 from spe_adapter.codec.partitioner import partitions_of
-from spe_adapter.epochs.staging import Attempt
+from spe_adapter.epochs.client import Attempt
 from spe_adapter.host import ThisHost
 from spe_adapter.microbatch.driver import Driver
 from spe_adapter.microbatch.epoch import EpochPlan, Probe, QueryDefinition, silent

@@ -72,7 +72,7 @@ class Scenario:
 
     def files(self) -> list[str]:
         """The names of a partition's files."""
-        return [path.name for path in self.directory()._quarters.place.path.glob("p0/*")]
+        return [path.name for path in self.directory()._storage.place.path.glob("p0/*")]
 
     def crash_everywhere(self, prepare: Callable[[], object], crash: Callable[[Countdown], object]) -> list[list[str]]:
         """Run `crash` once for each of its steps, each time in a new place that `prepare` filled; what had been done

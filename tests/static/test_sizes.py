@@ -122,6 +122,21 @@ def test_a_constructor_takes_few_arguments() -> None:
     assert not too_many, "\n".join(too_many)
 
 
+def test_a_class_name_means_one_thing() -> None:
+    """No two classes of the Spark adapter have the same name: a reader who searches for a name finds one class. The
+    demonstration is a program of its own.
+    """
+    places: dict[str, list[str]] = {}
+    for path in python_files("spe_adapter"):
+        if "demo" in path.parts:
+            continue
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(place(path, node))
+    twice = [f"{name}: {', '.join(found)}" for name, found in sorted(places.items()) if len(found) > 1]
+    assert not twice, "\n".join(twice)
+
+
 def test_every_module_says_what_it_is_for() -> None:
     """Every module that has anything in it opens with a docstring."""
     silent = [
