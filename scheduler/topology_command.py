@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of `cairn topology`."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     add_check_arguments(actions.add_parser("check", help="read a description and say what was understood"))
-    add_draw_arguments(actions.add_parser("draw", help="draw it as an SVG picture"))
+    add_draw_arguments(actions.add_parser("draw", help="draw a picture of it: SVG, PNG or PDF"))
     add_agent_arguments(actions.add_parser("agent", help="let this host take part in a calibration"))
     add_calibrate_arguments(actions.add_parser("calibrate", help="measure a running cluster's links and disks"))
 

@@ -1,8 +1,8 @@
 """The network that Peace plans on: its model, its description in a file, its overview and its picture.
 
 `model` is the network itself and all that planners need; the names below are its own. `description` reads and writes
-files, with the keys of `keys` and the units of `quantities`; `overview` sums a network up, `drawing` draws it, and
-`command` is the command line of both. Only `model`, `overview`, `keys` and `quantities` are free of I/O.
+files, with the keys of `keys` and the units of `quantities`; `overview` sums a network up; `drawing` draws what `scene`
+selects, and alone needs matplotlib; `command` is the command line.
 """
 
 from scheduler.topology.model import (

@@ -5,18 +5,20 @@ Invariant: both commands only read the description; `draw` writes the picture's 
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Final
 
-from scheduler.errors import TopologyError
+from scheduler.errors import SchedulerError, TopologyError
 from scheduler.topology.description import Network, load_network, topology_mapping, topology_toml
-from scheduler.topology.drawing import draw
 from scheduler.topology.overview import Overview, RackOverview, overview
 from scheduler.topology.quantities import duration_for_people, rate_for_people, size_text
 
-PICTURES: Final = (".svg", "")
-"""Endings of files that a picture is written to: SVG is all that is drawn."""
+FORMS: Final = ("svg", "png", "pdf")
+"""The forms of a picture, each the ending of its files."""
 MOST_LINES: Final = 40
 """Racks and links that `check` lists; the rest is counted. `--all` lists everything."""
 
@@ -34,8 +36,9 @@ def add_draw_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of `cairn topology draw`."""
     _add_file(parser)
     parser.add_argument(
-        "-o", "--output", type=Path, help="the picture's file, which ends in .svg (default: standard output)"
-    )
+        "-o", "--output", type=Path,
+        help="the picture's file, which ends in .svg, .png or .pdf (default: SVG on standard output)",
+    )  # fmt: skip
 
 
 def _add_file(parser: argparse.ArgumentParser) -> None:
@@ -45,19 +48,26 @@ def _add_file(parser: argparse.ArgumentParser) -> None:
 def run_draw(arguments: argparse.Namespace) -> int:
     """Draw the network. Raises SchedulerError, OSError."""
     output: Path | None = arguments.output
-    if output is not None and output.suffix.lower() not in PICTURES:
-        raise TopologyError(
-            f"--output {output}: a picture ends in .svg; what ends in {output.suffix} would not be one (a browser, "
-            "Inkscape or rsvg-convert make other pictures of it)"
-        )
+    form = "svg" if output is None else output.suffix.lower().removeprefix(".")
+    if form not in FORMS:
+        endings = ", ".join(f".{known}" for known in FORMS)
+        raise TopologyError(f"--output {output}: a picture ends in one of {endings}")
     network = load_network(arguments.file)
-    text = draw(network.topology, timestep_s=network.timestep_s)
-    if arguments.output is None:
-        print(text, end="")
+    content = _drawing().draw(network.topology, timestep_s=network.timestep_s, form=form)
+    if output is None:
+        sys.stdout.buffer.write(content)
     else:
-        arguments.output.write_text(text, encoding="utf-8")
-        print(f"drawn: {arguments.output}")
+        output.write_bytes(content)
+        print(f"drawn: {output}")
     return 0
+
+
+def _drawing() -> ModuleType:
+    """The module that draws, which alone needs matplotlib. Raises SchedulerError that names the missing package."""
+    try:
+        return import_module("scheduler.topology.drawing")
+    except ModuleNotFoundError as error:
+        raise SchedulerError(f"drawing needs the package {error.name}: pip install 'cairn[scheduler,draw]'") from None
 
 
 def run_check(arguments: argparse.Namespace) -> int:

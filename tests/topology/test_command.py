@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 from threading import Event
 
@@ -71,23 +73,48 @@ def test_long_lists_are_cut(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     assert "more" not in capsys.readouterr().out.replace("0 or more", "").partition("warning")[0]
 
 
-def test_draw(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """To a file or to standard output."""
+def test_draw(capsysbinary: pytest.CaptureFixture[bytes], tmp_path: Path) -> None:
+    """To a file or, as SVG, to standard output; the file's ending decides the form."""
     target = tmp_path / "net.svg"
     assert run("draw", PAPER, "-o", str(target)) == 0
-    assert capsys.readouterr().out == f"drawn: {target}\n"
+    assert capsysbinary.readouterr().out == f"drawn: {target}\n".encode()
     assert run("draw", PAPER) == 0
-    assert capsys.readouterr().out == target.read_text(encoding="utf-8")
+    assert capsysbinary.readouterr().out == target.read_bytes()
+    for name, start in (("NETWORK.SVG", b"<?xml"), ("net.png", b"\x89PNG"), ("net.pdf", b"%PDF")):
+        assert run("draw", PAPER, "-o", str(tmp_path / name)) == 0
+        assert (tmp_path / name).read_bytes().startswith(start)
 
 
-@pytest.mark.parametrize("name", ["network.png", "network.PDF", "network.svg.gz"])
-def test_only_svg_is_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["network.jpg", "network", "network.svg.gz"])
+def test_other_forms_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str) -> None:
     """A file that promises another kind of picture is not written; the message names it and what can be drawn."""
     target = tmp_path / name
     assert run("draw", PAPER, "-o", str(target)) == 1
-    assert f"{name}: a picture ends in .svg" in capsys.readouterr().err
+    assert f"{name}: a picture ends in one of .svg, .png, .pdf" in capsys.readouterr().err
     assert not target.exists()
-    assert run("draw", PAPER, "-o", str(tmp_path / "NETWORK.SVG")) == 0
+
+
+def test_drawing_without_matplotlib_names_the_extra(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`check` needs no matplotlib; `draw` says which package is missing and how to install it."""
+    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "scheduler.topology.drawing", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [_WithoutMatplotlib(), *sys.meta_path])
+    assert run("check", PAPER) == 0
+    assert run("draw", PAPER) == 1
+    error = capsys.readouterr().err
+    assert "drawing needs the package matplotlib: pip install 'cairn[scheduler,draw]'" in error
+
+
+class _WithoutMatplotlib(MetaPathFinder):
+    """Finds every package but matplotlib, as an installation without it would."""
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        """Refuse matplotlib; leave the rest to others."""
+        if fullname.split(".")[0] == "matplotlib":
+            raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
 
 
 @pytest.mark.parametrize("action", ["check", "draw"])
