@@ -35,14 +35,14 @@ from benchmarks.harness.report import Rows, machine
 from benchmarks.scale import report
 from benchmarks.scale.bursts import burst, fewest
 from benchmarks.scale.cases import LOADS, Case, case, irregular, tiny
-from scheduler.peace.brute import most_chunks
-from scheduler.peace.exact import ExactPlan, ExactPlanner
+from benchmarks.yardstick.brute import most_chunks
+from benchmarks.yardstick.exact import ExactPlan, ExactPlanner
+from benchmarks.yardstick.verify import verify
 from scheduler.peace.online import GATHER_MS
 from scheduler.peace.paper import PaperPlanner
 from scheduler.peace.plan import Plan, Planner, Residual
 from scheduler.peace.repaired import RepairedPlanner
 from scheduler.peace.tree import TreePlanner
-from scheduler.peace.verify import verify
 
 ROOT = Path(__file__).resolve().parents[1]
 FAST = ("tree", "repaired")

@@ -45,7 +45,7 @@ MEASURED: Final[Mapping[str, tuple[str, ...]]] = {
             "scheduler/calibration",
         ),
     ),
-    "peace_scale": _PLANNERS,
+    "peace_scale": (*_PLANNERS, "benchmarks/yardstick"),
     "produce_consume": _SIDECAR,
     "spark_throughput": (*_SIDECAR, "spe_adapter/codec", ":(glob)spe_adapter/*.py"),
     "stateful_spark": (*_SIDECAR, *_OPERATORS, "spe_adapter/microbatch", ":(glob)spe_adapter/*.py"),

@@ -112,7 +112,7 @@ def _shape(seen: Overview) -> str:
     if seen.is_tree:
         levels = f"{seen.levels} level{'' if seen.levels == 1 else 's'}"
         return f"a tree with {levels} of switches: every planner can plan on it"
-    return f"no tree ({seen.why_no_tree}): planners `paper` and `exact` can plan on it, `tree` and `repaired` cannot"
+    return f"no tree ({seen.why_no_tree}): planner `paper` can plan on it, `tree` and `repaired` cannot"
 
 
 def _rack_row(rack: RackOverview) -> list[str]:

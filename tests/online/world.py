@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from random import Random
 
+from benchmarks.yardstick.verify import verify
 from scheduler.peace.online import (
     ChunkRecord,
     Go,
@@ -24,7 +25,6 @@ from scheduler.peace.online import (
 )
 from scheduler.peace.placement import parse_placement
 from scheduler.peace.plan import Chain, Kind, Plan, Planner, Request, Residual, Resource, demands
-from scheduler.peace.verify import verify
 from scheduler.topology import Topology, disk_capacity
 
 Attempt = tuple[str, int, int]

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.yardstick.brute import most_chunks
+from benchmarks.yardstick.compact import MANY_HOSTS
+from benchmarks.yardstick.decompose import FlowWays, deal
+from benchmarks.yardstick.exact import ExactPlanner
+from benchmarks.yardstick.verify import verify
 from scheduler.errors import PlanInvalid, RequestError
-from scheduler.peace.brute import most_chunks
-from scheduler.peace.compact import MANY_HOSTS
-from scheduler.peace.decompose import FlowWays, deal
-from scheduler.peace.exact import ExactPlanner
 from scheduler.peace.paper import PaperPlanner
 from scheduler.peace.placement import Placement, default_placement, parse_placement
 from scheduler.peace.plan import Kind, Request, Residual
-from scheduler.peace.verify import verify
 from scheduler.topology import Link, Server, Topology, both_ways, racks
 from tests.peace.strategies import deep_trees, graphs, rack_trees, requests_for, residuals
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.yardstick.verify import verify
 from scheduler.errors import RequestError
 from scheduler.peace.paper import PaperPlanner
 from scheduler.peace.placement import default_placement, parse_placement
 from scheduler.peace.plan import Chain, Kind, Plan, Request, Residual
-from scheduler.peace.verify import verify
 from scheduler.topology import Link, Server, Topology, both_ways, racks
 from tests.peace.reference import chances_of_chain, check_samples
 from tests.peace.strategies import deep_trees, graphs, rack_trees, requests_for, residuals, seeds

@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.scale.cases import irregular
+from benchmarks.yardstick.brute import most_chunks
+from benchmarks.yardstick.exact import ExactPlanner
+from benchmarks.yardstick.verify import verify
 from scheduler.errors import TopologyError
 from scheduler.peace import repaired as module
-from scheduler.peace.brute import most_chunks
-from scheduler.peace.exact import ExactPlanner
 from scheduler.peace.placement import Placement, default_placement, parse_placement
 from scheduler.peace.plan import Kind, Plan, Request, Residual
 from scheduler.peace.repaired import RepairedPlanner
 from scheduler.peace.tree import TreePlanner
-from scheduler.peace.verify import verify
 from scheduler.topology import Server, Topology, both_ways, racks
 from tests.peace import strategies as peace
 

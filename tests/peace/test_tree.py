@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.yardstick.verify import verify
 from scheduler.errors import RequestError, TopologyError
 from scheduler.peace import tree as tree_module
 from scheduler.peace.paper import PaperPlanner
@@ -15,7 +16,6 @@ from scheduler.peace.placement import Placement, Relation, Rule, default_placeme
 from scheduler.peace.plan import Chain, Counts, Kind, Plan, Request, Residual
 from scheduler.peace.tree import TreePlanner
 from scheduler.peace.tree_kernels import MEMBERS, RECEIVE
-from scheduler.peace.verify import verify
 from scheduler.topology import Link, Server, Topology, both_ways, racks
 from tests.peace import strategies as peace
 from tests.peace.reference import chances_of_chain, check_samples

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.yardstick.verify import Promise, verify
 from scheduler.errors import PlanInvalid, RequestError
 from scheduler.peace.paper import PaperPlanner
 from scheduler.peace.placement import Relation, Rule, parse_placement
 from scheduler.peace.plan import Chain, Kind, Plan, Request, Residual, Resource, demands
-from scheduler.peace.verify import Promise, verify
 from scheduler.topology import Topology, racks
 from tests.peace.strategies import deep_trees, graphs, rack_trees, requests_for, seeds
 

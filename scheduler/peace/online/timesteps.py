@@ -8,9 +8,9 @@ far as the residual graph still has a path for it: Algorithm 1 takes and returns
 timestep". So do chunks that failed or lost a host. The next timestep begins as soon as `finish_fraction` of the
 timestep's chunks are done, or none of it is in flight.
 
-The plain plan of a whole queue may pass over its first request by bad luck (a random dead end), by choice (`exact`
-serves whom it likes) or because stragglers are in its way. Then its first chunk is planned first, alone; if that fails
-because of stragglers, the timestep does not begin until more of them are done.
+The plain plan of a whole queue may pass over its first request: by bad luck (a random dead end), by choice (a planner
+that maximizes the number of chunks serves any request), or because stragglers are in its way. Then its first chunk is
+planned first, alone; if that fails because of stragglers, the timestep does not begin until more of them are done.
 
 Invariants:
 * In a timestep that has begun, the first request of the queue got a chunk, unless no path for it exists at all.

@@ -5,10 +5,10 @@ Invariants: a flow from one rack to several can be taken apart into routes, so t
 
 from collections.abc import Mapping, Sequence
 
+from benchmarks.yardstick.decompose import FlowWays
+from benchmarks.yardstick.program import Program, Term
 from scheduler.errors import RequestError
-from scheduler.peace.decompose import FlowWays
 from scheduler.peace.plan import Residual
-from scheduler.peace.program import Program, Term
 from scheduler.topology import Topology
 
 MOST_COLUMNS = 50_000

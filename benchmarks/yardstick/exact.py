@@ -1,4 +1,4 @@
-"""Planner `exact`: the greatest number of chunks that fit into one timestep, by integer programming: the yardstick.
+"""Planner `exact`: the largest number of chunks that fit into one timestep, by integer programming.
 
 Two programs: `compact` for the default placement of up to three replicas (any network, fastest on trees of racks) and
 for any number of replicas in a single rack; `patterns` for everything else on small networks. What is too large for
@@ -16,12 +16,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
+from benchmarks.yardstick.compact import MANY_HOSTS, Compact
+from benchmarks.yardstick.patterns import Patterns
+from benchmarks.yardstick.program import FREE, SLACK, Program, Solution
 from scheduler.errors import SchedulerError
-from scheduler.peace.compact import MANY_HOSTS, Compact
 from scheduler.peace.paper import PaperPlanner
-from scheduler.peace.patterns import Patterns
 from scheduler.peace.plan import Chain, Plan, Request, Residual, check_request
-from scheduler.peace.program import FREE, SLACK, Program, Solution
 from scheduler.topology import Topology
 
 TIME_LIMIT_S = 60.0

@@ -22,11 +22,11 @@ Invariants: an optimal solution of the program is as good as the best plan, and 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from scheduler.peace.decompose import TreeWays, Ways, deal
-from scheduler.peace.flows import Flows
+from benchmarks.yardstick.decompose import TreeWays, Ways, deal
+from benchmarks.yardstick.flows import Flows
+from benchmarks.yardstick.program import Program, Solution, Term
 from scheduler.peace.placement import Placement, Relation, default_placement
 from scheduler.peace.plan import Chain, Kind, Request, Residual
-from scheduler.peace.program import Program, Solution, Term
 from scheduler.topology import Topology, Tree
 
 MOST_COMPACT = 3

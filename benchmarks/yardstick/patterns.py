@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from scheduler.peace.decompose import deal
-from scheduler.peace.flows import Flows, check_size
+from benchmarks.yardstick.decompose import deal
+from benchmarks.yardstick.flows import Flows, check_size
+from benchmarks.yardstick.program import Program, Solution, Term
 from scheduler.peace.placement import Relation
 from scheduler.peace.plan import Chain, Kind, Request, Residual, Resource
-from scheduler.peace.program import Program, Solution, Term
 from scheduler.topology import Topology
 
 Hosts = dict[int, list[int]]
