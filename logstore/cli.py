@@ -11,7 +11,7 @@ USAGE_ERROR = 2
 COMMANDS = {
     "serve": ("logstore.sidecar", "run one sidecar: a durable queue that speaks the Kafka protocol"),
     "coordinate": ("scheduler.coordinator.command", "run one coordinator: who writes which chunk where and when"),
-    "hdfs": ("scheduler.hdfs.command", "run a real HDFS in racks on this machine, which follows Peace's chains"),
+    "hdfs-policy": ("scheduler.hdfs.command", "build the placement policy that a NameNode needs to follow chains"),
     "topology": ("scheduler.topology_command", "check, draw or measure the network that writes are scheduled on"),
     "checkpoint": ("spe_adapter.checkpoint_command", "have a query's Spark checkpoint say what the log says"),
     "state": ("spe_adapter.state_command", "look at the state of streaming queries, or set it back"),

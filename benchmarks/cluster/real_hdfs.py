@@ -22,13 +22,13 @@ from benchmarks.cluster.hosts import ANSWER_SECONDS, HostFailed, Hosts
 from benchmarks.cluster.links import Rates, measure
 from benchmarks.cluster.network import CONTROL_ADDRESS, Network
 from benchmarks.cluster.setting import Setting
-from scheduler.hdfs.cluster import ClusterOptions, HdfsCluster, Node
-from scheduler.hdfs.logs import allocations
 from scheduler.simulation.cluster import Cluster
 from scheduler.simulation.policies import PolicyMaker
 from scheduler.simulation.policies.base import ThreadedClients
 from scheduler.simulation.run import ChunkRun
 from scheduler.simulation.scenario import Job
+from tests.support.hdfs.cluster import ClusterOptions, HdfsCluster, Node
+from tests.support.hdfs.logs import allocations
 
 READY_SECONDS = 240.0
 """18 JVMs start on two cores."""

@@ -41,6 +41,7 @@ MEASURED: Final[Mapping[str, tuple[str, ...]]] = {
             "scheduler/coordinator",
             "scheduler/client",
             "scheduler/hdfs",
+            "tests/support/hdfs",
             "scheduler/simulation",
             "scheduler/calibration",
         ),

@@ -1,1 +1,5 @@
-"""A real HDFS that follows Peace's chains: a cluster on one machine, the NameNode's plan table, a checkpoint writer."""
+"""Checkpoints in an HDFS whose NameNode follows Peace's chains: the NameNode's plan table, a writer, the policy's jar.
+
+`java/policy` is the placement policy and the plan table, `jars` builds them, `plan_table` is the table's client;
+`writer` writes checkpoints as a coordinator says, through `webhdfs`.
+"""

@@ -1,6 +1,4 @@
-"""Hadoop's jars and ours, fetched and built by Maven once and kept in a cache directory.
-
-Ours are two: the policy's goes into any NameNode of its Hadoop, the cluster's is what only `HdfsCluster` needs.
+"""The jar with the placement policy, built by Maven once for each release of Hadoop and kept in a cache directory.
 
 Invariants:
 * A directory in the cache is complete or not there: everything is made in a temporary one, which is renamed when done.
@@ -18,16 +16,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from scheduler.hdfs.errors import HdfsError
-from scheduler.hdfs.launch import find_java
 from scheduler.hdfs.maven import find_jdk, maven
 
 RELEASES = {"3.3": "3.3.6", "3.4": "3.4.3", "3.5": "3.5.0"}
 """The lines of Hadoop that the policy is built for, and the release of each that it is tested with."""
 HADOOP_VERSION = RELEASES["3.5"]
-"""What clusters on one machine run."""
+"""The release that the policy is built for unless another is named."""
 SOURCES = Path(__file__).parent / "java"
-POLICY, CLUSTER = "policy", "cluster"
-"""The two modules of `SOURCES`."""
+"""The Maven project: what all modules have in common."""
+POLICY = SOURCES / "policy"
+"""The module with the placement policy and the plan table."""
 WORK = "work-"
 """How temporary directories in the cache are named."""
 
@@ -48,30 +46,34 @@ def hadoop_release(wanted: str) -> str:
     raise HdfsError(f"Hadoop {wanted}: must be one of {lines}, or a release of one of them, such as {RELEASES['3.4']}")
 
 
-def hadoop_jars(cache: Path, version: str = HADOOP_VERSION) -> Path:
-    """A directory with all of Hadoop's jars that a NameNode and a DataNode need. Raises HdfsUnavailable."""
-
-    def fetch(work: Path) -> Path:
-        goal = ["dependency:copy-dependencies", f"-DoutputDirectory={work / 'jars'}"]
-        maven(_project(SOURCES, POLICY, version, *goal), f"fetch the jars of Hadoop {version}")
-        return work / "jars"
-
-    return made_once(cache, f"hadoop-{version}", fetch)
-
-
 def policy_jar(cache: Path, version: str = HADOOP_VERSION) -> Path:
     """The jar with the placement policy and the plan table, for a NameNode of this release of Hadoop.
 
     Built and tested against it the first time. Raises HdfsUnavailable: no JDK, no Maven, or no such release.
     """
-    return _jar(cache, POLICY, version)
+    return built_jar(cache, POLICY, version)
 
 
-def class_path(cache: Path, version: str = HADOOP_VERSION) -> str:
-    """Our jars and all of Hadoop's, always in the same order: archives of loaded classes depend on it."""
-    find_java()
-    ours = [_jar(cache, module, version) for module in (POLICY, CLUSTER)]
-    return ":".join(map(str, [*ours, *sorted(hadoop_jars(cache, version).glob("*.jar"))]))
+def built_jar(cache: Path, module: Path, version: str) -> Path:
+    """The only jar of a Maven module, whose parent is the project of `SOURCES`. Raises HdfsUnavailable."""
+
+    def build(work: Path) -> Path:
+        built = work / "java" / module.name
+        shutil.copytree(module, built, ignore=shutil.ignore_patterns("target"))
+        shutil.copy(SOURCES / "pom.xml", work / "java")
+        maven(maven_arguments(built, version, "package"), f"build the {module.name} for Hadoop {version}", find_jdk())
+        (work / "jar").mkdir()
+        for jar in (built / "target").glob("*.jar"):
+            shutil.copy(jar, work / "jar")
+        return work / "jar"
+
+    (jar,) = made_once(cache, f"hdfs-{module.name}-{version}-{_fingerprint(module)}", build).glob("*.jar")
+    return jar
+
+
+def maven_arguments(module: Path, version: str, *goal: str) -> list[str]:
+    """Maven's arguments for a goal of a module, against a release of Hadoop."""
+    return ["-f", str(module / "pom.xml"), f"-Dhadoop.version={version}", *goal]
 
 
 def made_once(cache: Path, name: str, make: Callable[[Path], Path]) -> Path:
@@ -90,29 +92,10 @@ def made_once(cache: Path, name: str, make: Callable[[Path], Path]) -> Path:
     return directory
 
 
-def _jar(cache: Path, module: str, version: str) -> Path:
-    """The jar of one module, the only file in its directory."""
-
-    def build(work: Path) -> Path:
-        sources = shutil.copytree(SOURCES, work / "java", ignore=shutil.ignore_patterns("target"))
-        jdk = find_jdk()
-        maven(_project(sources, module, version, "package"), f"build the {module} for Hadoop {version}", jdk)
-        (work / "jar").mkdir()
-        for jar in (sources / module / "target").glob("*.jar"):
-            shutil.copy(jar, work / "jar")
-        return work / "jar"
-
-    (jar,) = made_once(cache, f"hdfs-{module}-{version}-{_fingerprint(module)}", build).glob("*.jar")
-    return jar
-
-
-def _project(sources: Path, module: str, version: str, *goal: str) -> list[str]:
-    return ["-f", str(sources / "pom.xml"), "-pl", module, f"-Dhadoop.version={version}", *goal]
-
-
-def _fingerprint(module: str) -> str:
+def _fingerprint(module: Path) -> str:
     digest = hashlib.sha256((SOURCES / "pom.xml").read_bytes())
-    for path in sorted((SOURCES / module).rglob("*")):
-        if path.is_file() and "target" not in path.relative_to(SOURCES).parts:
-            digest.update(str(path.relative_to(SOURCES)).encode() + b"\0" + path.read_bytes() + b"\0")
+    for path in sorted(module.rglob("*")):
+        inside = path.relative_to(module)
+        if path.is_file() and "target" not in inside.parts:
+            digest.update(str(module.name / inside).encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from scheduler.hdfs.cluster import HdfsCluster, loopback_nodes
-from scheduler.hdfs.launch import Runtime
-from scheduler.hdfs.runtime import hadoop
+from tests.support.hdfs.cluster import HdfsCluster, loopback_nodes
+from tests.support.hdfs.launch import Runtime
+from tests.support.hdfs.runtime import hadoop
 
 DATANODES = 6
 

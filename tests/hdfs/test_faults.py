@@ -16,11 +16,11 @@ import pytest
 
 from scheduler.client import CoordinatorClient
 from scheduler.coordinator.testing import running
-from scheduler.hdfs.cluster import HdfsCluster, loopback_nodes, network
 from scheduler.hdfs.errors import HdfsError
-from scheduler.hdfs.launch import Runtime
 from scheduler.hdfs.writer import CheckpointWriter, Written
 from tests.hdfs.writers import chunks_of, not_as_planned, table_of, wait_until, write_all
+from tests.support.hdfs.cluster import HdfsCluster, loopback_nodes, network
+from tests.support.hdfs.launch import Runtime
 
 SEED = 7
 UPLINK = 4

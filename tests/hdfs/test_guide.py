@@ -19,11 +19,12 @@ import pytest
 
 from logstore.cli import COMMANDS
 from scheduler.coordinator.testing import running
-from scheduler.hdfs import command, jars
-from scheduler.hdfs.cluster import HdfsCluster, network
-from scheduler.hdfs.launch import Runtime
-from scheduler.hdfs.layout import SETTINGS
+from scheduler.hdfs import jars
 from tests.hdfs.writers import table_of
+from tests.support.hdfs.__main__ import options
+from tests.support.hdfs.cluster import HdfsCluster, network
+from tests.support.hdfs.launch import Runtime
+from tests.support.hdfs.layout import SETTINGS
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "hdfs.md"
 
@@ -35,7 +36,7 @@ def blocks(language: str) -> list[str]:
 
 def test_the_code_runs(hdfs: HdfsCluster, runtime: Runtime, capsys: pytest.CaptureFixture[str]) -> None:
     """A cluster of one's own (a smaller one here), and a checkpoint through a coordinator, as planned."""
-    small, write = blocks("python")
+    write, small = blocks("python")
     exec(compile(small.replace("loopback_nodes(4, racks=2)", "loopback_nodes(1, 1)"), str(GUIDE), "exec"), {})
     assert "r1h1" in capsys.readouterr().out
     with running(network(hdfs.nodes, 4)) as url:
@@ -71,18 +72,20 @@ def parts(text: str) -> list[dict[str, Any]]:
 
 
 def test_the_commands_are_known() -> None:
-    """Every `cairn …` command line in it is one that the command understands; every option is in its table."""
-    lines = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("cairn ")]
-    assert len(lines) == 3
-    for line in lines:
-        _, name, *options = shlex.split(line)
+    """Every command line in it is understood; every option of the laboratory is in its table."""
+    lines = [line for block in blocks("sh") for line in block.splitlines()]
+    commands = [line for line in lines if line.startswith("cairn ")]
+    assert len(commands) == 2
+    for line in commands:
+        _, name, *words = shlex.split(line)
         parser = argparse.ArgumentParser()
         import_module(COMMANDS[name][0]).add_arguments(parser)
-        parser.parse_args(options)
-    parser = argparse.ArgumentParser(add_help=False)
-    command.add_arguments(parser)
+        parser.parse_args(words)
+    (laboratory,) = (line for line in lines if line.startswith("python -m tests.support.hdfs "))
+    options().parse_args(shlex.split(laboratory)[3:])
     guide = GUIDE.read_text(encoding="utf-8")
-    assert [option for option in re.findall(r"--[a-z]+", parser.format_help()) if f"`{option}" not in guide] == []
+    named = re.findall(r"--[a-z]+", options().format_help())
+    assert [option for option in named if option != "--help" and f"`{option}" not in guide] == []
 
 
 def test_the_settings_are_those_of_the_policys_jar(runtime: Runtime) -> None:

@@ -14,13 +14,13 @@ from requests.adapters import HTTPAdapter
 
 from logstore.cli import main
 from scheduler.hdfs import jars
-from scheduler.hdfs.cluster import HdfsCluster, loopback_nodes
 from scheduler.hdfs.errors import HdfsError, HdfsUnavailable
-from scheduler.hdfs.launch import Runtime
 from scheduler.hdfs.maven import find_jdk, maven
-from scheduler.hdfs.runtime import hadoop
 from scheduler.hdfs.webhdfs import ChunkClient, Timeouts, put
 from tests.hdfs.writers import table_of, wait_until
+from tests.support.hdfs.cluster import HdfsCluster, loopback_nodes
+from tests.support.hdfs.launch import Runtime
+from tests.support.hdfs.runtime import hadoop
 
 POLICY_CLASSES = {
     "cairn/hdfs/PlanServer.class",
@@ -88,7 +88,7 @@ def assert_places_as_planned(runtime: Runtime) -> None:
 
 
 def test_the_default_jar_is_for_any_namenode_of_its_hadoop(runtime: Runtime) -> None:
-    """What `cairn hdfs` itself runs with is what `--jar` gives; what only one machine needs is in a jar of its own."""
+    """The laboratory runs with the jar that users get; what only one machine needs is in a jar of its own."""
     policy, cluster, *hadoops = map(Path, runtime.class_path.split(":"))
     assert_policy_jar(policy, jars.RELEASES[DEFAULT_LINE])
     inside = files(cluster)
@@ -136,6 +136,12 @@ def test_a_line_of_hadoop_names_its_tested_release() -> None:
             jars.hadoop_release(other)
 
 
+def test_a_hadoop_that_is_not_known_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit status 2 and one line that says what may be given."""
+    assert main(["hdfs-policy", "--hadoop", "latest"]) == 2
+    assert "must be one of 3.3, 3.4, 3.5" in capsys.readouterr().err
+
+
 def script(path: Path, text: str) -> None:
     """A program that a path finds."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -152,7 +158,7 @@ def test_without_a_jdk_the_error_says_so(
     script(tmp_path / "jre" / "bin" / "mvn", f"touch {tmp_path / 'started'}; exit 1")
     monkeypatch.setenv("PATH", f"{tmp_path / 'jre' / 'bin'}:/usr/bin-that-is-not-there")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "old"))
-    assert main(["hdfs", "--jar", "--hadoop", "3.3", "--cache", str(tmp_path / "cache")]) == 1
+    assert main(["hdfs-policy", "--hadoop", "3.3", "--cache", str(tmp_path / "cache")]) == 1
     said = capsys.readouterr().err
     assert "no JDK 17 or newer" in said
     assert f"{tmp_path / 'old'} is older; {tmp_path / 'jre'} has no javac" in said

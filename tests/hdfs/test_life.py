@@ -16,14 +16,15 @@ from typing import Any
 import pytest
 from hdfs import InsecureClient
 
-from logstore.cli import main
 from scheduler.hdfs import jars
-from scheduler.hdfs.cluster import ClusterOptions, HdfsCluster, Node, loopback_nodes
 from scheduler.hdfs.errors import HdfsError, HdfsUnavailable
-from scheduler.hdfs.keeper import marked
-from scheduler.hdfs.launch import Runtime
 from scheduler.topology.description import load_topology
 from tests.hdfs.writers import wait_until
+from tests.support.hdfs.__main__ import main
+from tests.support.hdfs.cluster import ClusterOptions, HdfsCluster, Node, loopback_nodes
+from tests.support.hdfs.jars import class_path, hadoop_jars
+from tests.support.hdfs.keeper import marked
+from tests.support.hdfs.launch import Runtime
 
 ROOT = Path(__file__).resolve().parents[2]
 END_MS = 30_000
@@ -31,9 +32,9 @@ END_MS = 30_000
 
 @contextmanager
 def command(*options: str) -> Iterator[subprocess.Popen[str]]:
-    """`cairn hdfs` as a user runs it; killed in the end if it still runs."""
+    """The laboratory's command as a developer runs it; killed in the end if it still runs."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "logstore.cli", "hdfs", *options],
+        [sys.executable, "-m", "tests.support.hdfs", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -126,9 +127,8 @@ def test_bad_options_are_named(capsys: pytest.CaptureFixture[str]) -> None:
         (["--uplink", "0"], "1 or more"),
         (["--set", "x"], "KEY=VALUE"),
         (["--hadoop", "3.2"], "must be one of 3.3, 3.4, 3.5"),
-        (["--jar", "--hadoop", "latest"], "must be one of 3.3, 3.4, 3.5"),
     ):
-        assert main(["hdfs", *options]) == 2
+        assert main(options) == 2
         assert why in capsys.readouterr().err
 
 
@@ -148,9 +148,9 @@ def test_without_java_or_maven_the_error_says_what_to_install(tmp_path: Path, mo
     """Named, with the package that brings it; nothing half made stays in the cache."""
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(HdfsUnavailable, match=r"java.*openjdk-17"):
-        jars.class_path(tmp_path / "cache")
+        class_path(tmp_path / "cache")
     with pytest.raises(HdfsUnavailable, match=r"mvn.*apt-get install maven"):
-        jars.hadoop_jars(tmp_path / "cache")
+        hadoop_jars(tmp_path / "cache")
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["lock"]
 
 

@@ -5,7 +5,7 @@ from itertools import permutations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.hdfs.logs import Allocation, Receipt, Stored, allocations, receipts, stored, travelled
+from tests.support.hdfs.logs import Allocation, Receipt, Stored, allocations, receipts, stored, travelled
 
 NAMENODE = """\
 2026-11-21 11:50:19,315 INFO PlanServer: Plan table at http://127.20.0.1:9875/v1/plans

@@ -10,10 +10,10 @@ from hdfs import InsecureClient
 
 from scheduler.client import CoordinatorClient
 from scheduler.coordinator.testing import running
-from scheduler.hdfs.cluster import HdfsCluster, network
 from scheduler.hdfs.plan_table import PlanTable
 from scheduler.hdfs.writer import CheckpointWriter
 from tests.hdfs.writers import chunks_of, not_as_planned, table_of, write_all
+from tests.support.hdfs.cluster import HdfsCluster, network
 from tests.support.limits import PATIENCE_S
 
 CHUNK_BYTES = 200_000

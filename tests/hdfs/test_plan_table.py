@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.hdfs.cluster import HdfsCluster
 from scheduler.hdfs.errors import PlanTableError
 from scheduler.hdfs.plan_table import PlanTable
 from tests.hdfs.writers import table_of
+from tests.support.hdfs.cluster import HdfsCluster
 
 
 def test_plans_are_pushed_listed_and_forgotten(hdfs: HdfsCluster) -> None:

@@ -11,12 +11,12 @@ import pytest
 
 from scheduler.client import CoordinatorClient
 from scheduler.coordinator.testing import running
-from scheduler.hdfs.cluster import HdfsCluster, network
 from scheduler.hdfs.errors import ChunkLost
 from scheduler.hdfs.plan_table import PlanTable
 from scheduler.hdfs.webhdfs import block_bytes
 from scheduler.hdfs.writer import CheckpointWriter, WriterSettings
 from tests.hdfs.writers import table_of, wait_until
+from tests.support.hdfs.cluster import HdfsCluster, network
 from tests.support.limits import PATIENCE_S
 
 CHUNK = b"0123456789" * 100_000

@@ -9,9 +9,9 @@ from random import Random
 from threading import Event
 
 from scheduler.client import CoordinatorClient
-from scheduler.hdfs.cluster import HdfsCluster
 from scheduler.hdfs.plan_table import PlanTable
 from scheduler.hdfs.writer import CheckpointWriter, WriterSettings, Written
+from tests.support.hdfs.cluster import HdfsCluster
 from tests.support.limits import PATIENCE_S
 
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from types import TracebackType
 
 from scheduler.hdfs.errors import HdfsError
-from scheduler.hdfs.launch import ADMIN, Daemon, Keeper, Runtime, environment, java_command
-from scheduler.hdfs.layout import (
+from tests.support.hdfs.launch import ADMIN, Daemon, Keeper, Runtime, environment, java_command
+from tests.support.hdfs.layout import (
     NAMENODE_HEAP_MB,
     NameNodePlace,
     Node,
@@ -32,9 +32,9 @@ from scheduler.hdfs.layout import (
     start_namenode,
     write_layout,
 )
-from scheduler.hdfs.logs import Allocation, Receipt, allocations, receipts, travelled
-from scheduler.hdfs.probe import State, state, wait_state
-from scheduler.hdfs.runtime import hadoop
+from tests.support.hdfs.logs import Allocation, Receipt, allocations, receipts, travelled
+from tests.support.hdfs.probe import State, state, wait_state
+from tests.support.hdfs.runtime import hadoop
 
 __all__ = ["ClusterOptions", "HdfsCluster", "Node", "loopback_nodes", "network"]
 

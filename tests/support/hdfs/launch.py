@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.sax.saxutils import escape
 
-from scheduler.hdfs import keeper
 from scheduler.hdfs.errors import HdfsUnavailable
+from tests.support.hdfs import keeper
 
 NAMENODE = "org.apache.hadoop.hdfs.server.namenode.NameNode"
 DATANODE = "org.apache.hadoop.hdfs.server.datanode.DataNode"

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from scheduler.hdfs.launch import DATANODE, NAMENODE, Daemon, Runtime, java_command, launch, write_common
 from scheduler.topology import Server, Topology, both_ways
+from tests.support.hdfs.launch import DATANODE, NAMENODE, Daemon, Runtime, java_command, launch, write_common
 
 POLICY = "org.apache.hadoop.hdfs.server.blockmanagement.PlannedPlacementPolicy"
 PLAN_PLUGIN = "cairn.hdfs.PlanServer"

@@ -10,10 +10,11 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
+from threading import Event
 from typing import NamedTuple
 
 from scheduler.hdfs.errors import HdfsError
-from scheduler.hdfs.launch import Daemon
+from tests.support.hdfs.launch import Daemon
 
 CALL_S = 5.0
 POLL_S = 0.1
@@ -63,7 +64,7 @@ def wait_state(
             why = f"{ended[0].name} ended" if ended else f"not within {timeout_s:.0f} s; last seen: {seen}"
             shown = "\n".join(f"--- {daemon.name}\n{daemon.tail()}" for daemon in (ended or daemons)[:3])
             raise HdfsError(f"HDFS: {what}: {why}\n{shown}")
-        time.sleep(POLL_S)
+        Event().wait(POLL_S)
 
 
 def _bean(http_url: str, name: str) -> dict[str, object] | None:

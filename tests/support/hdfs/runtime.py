@@ -15,9 +15,10 @@ from pathlib import Path
 from hdfs import InsecureClient
 
 from scheduler.hdfs.errors import HdfsError
-from scheduler.hdfs.jars import HADOOP_VERSION, class_path, default_cache, made_once
-from scheduler.hdfs.launch import Daemon, Keeper, Runtime, find_java
-from scheduler.hdfs.layout import (
+from scheduler.hdfs.jars import HADOOP_VERSION, default_cache, made_once
+from tests.support.hdfs.jars import class_path
+from tests.support.hdfs.launch import Daemon, Keeper, Runtime, find_java
+from tests.support.hdfs.layout import (
     NameNodePlace,
     Node,
     format_command,
@@ -26,7 +27,7 @@ from scheduler.hdfs.layout import (
     start_namenode,
     write_layout,
 )
-from scheduler.hdfs.probe import wait_state
+from tests.support.hdfs.probe import wait_state
 
 RECORD_S = 120.0
 MODULES_CLOSED = "3.5."
@@ -57,7 +58,7 @@ def _record(runtime: Runtime, directory: Path) -> None:
     directory.mkdir()
     place = NameNodePlace.choose(loopback(0))
     nodes = [Node(f"recorded{number}", loopback(1 + number), "rack") for number in range(2)]
-    write_layout(directory, place, nodes, {"dfs.replication": "2"}, token="recording")  # noqa: S106 - lives for seconds
+    write_layout(directory, place, nodes, {"dfs.replication": "2"}, token="recording")
     plain = runtime._replace(archives=None)
     formatted = subprocess.run(format_command(plain, directory), capture_output=True, text=True, check=False, cwd="/")
     if formatted.returncode != 0 or runtime.archives is None:

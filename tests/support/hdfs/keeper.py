@@ -14,6 +14,7 @@ import shutil
 import signal
 import sys
 import time
+from threading import Event
 
 MARK = "CAIRN_HDFS_DIRECTORY"
 WAIT_S = 10.0
@@ -35,7 +36,7 @@ def main(directory: str) -> None:
         for pid in found:
             kill(pid)
         quiet = 0 if found else quiet + 1
-        time.sleep(PAUSE_S)
+        Event().wait(PAUSE_S)
     shutil.rmtree(directory, ignore_errors=True)
 
 
