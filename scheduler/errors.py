@@ -9,6 +9,10 @@ class TopologyError(SchedulerError):
     """A description of a network that contradicts itself; the message names the entry."""
 
 
+class AddressError(SchedulerError):
+    """A text that is no host and port."""
+
+
 class PlacementError(SchedulerError):
     """A placement that no network can satisfy, or a text that is none."""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 
 from benchmarks.cluster.network import CONTROL_ADDRESS
-from scheduler.coordinator.http.server import Address
+from scheduler.addresses import Address
 from scheduler.coordinator.running import Security, ServeSettings, make_planner, opened
 from scheduler.coordinator.service import CoordinatorSettings, World
 from scheduler.coordinator.system_clock import SystemClock

@@ -24,19 +24,20 @@ from typing import IO, Final, TypeVar
 
 import trio
 
+from scheduler.addresses import Address, parse_address
 from scheduler.calibration.tasks import first_of, together
 from scheduler.calibration.wire import (
+    DEFAULT_PORT,
     VERSION,
-    Address,
     CalibrationError,
     Lines,
     abandon,
     answer,
     keep_queue_short,
-    parse_address,
     proof,
     start,
 )
+from scheduler.errors import SchedulerError
 
 T = TypeVar("T")
 
@@ -119,7 +120,7 @@ class Agent:
             if job is None:
                 raise CalibrationError(f"do={request.get('do')!r}: known are {', '.join(map(str, jobs))}")
             done = await job(lines, _Asked(request))
-        except CalibrationError as error:
+        except SchedulerError as error:
             await lines.write({"error": str(error)})
         except trio.TooSlowError:
             await lines.write({"error": f"{request.get('do') if request else 'the request'} took too long"})
@@ -183,7 +184,7 @@ class Agent:
     async def _send(self, lines: Lines, asked: "_Asked") -> Mapping[str, object]:
         """Send to other agents at once, `streams` connections to each; the rates that each of them counted."""
         limits = self.settings.limits
-        targets = [parse_address(target) for target in asked.texts("to", limits.streams)]
+        targets = [parse_address(target, DEFAULT_PORT) for target in asked.texts("to", limits.streams)]
         streams = int(asked.number("streams", 1, limits.streams)) if asked.has("streams") else 1
         if len(targets) * streams > limits.streams:
             raise CalibrationError(

@@ -10,9 +10,10 @@ from functools import partial
 from random import Random
 from typing import Final, NamedTuple
 
+from scheduler.addresses import Address
 from scheduler.calibration.rules import SATURATED, HostRates, LinkRate, Measured, fill, pairs, sample, sides, spread
 from scheduler.calibration.tasks import together
-from scheduler.calibration.wire import Address, CalibrationError, ask
+from scheduler.calibration.wire import CalibrationError, ask
 from scheduler.topology import Link, Server, Topology
 from scheduler.topology.quantities import rate_for_people
 

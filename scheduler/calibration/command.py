@@ -7,24 +7,23 @@ measured capacities is written whole or not at all, at the end; Ctrl-C stops eve
 import argparse
 import os
 import signal
-import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from ipaddress import ip_address
 from pathlib import Path
 from random import Random
 from typing import Final
 
 import trio
 
+from scheduler.addresses import Address, is_loopback, parse_address
 from scheduler.calibration import agent as agents
 from scheduler.calibration.calibrator import Calibrator, Settings, Step
 from scheduler.calibration.rules import DEFAULT_SHARE, Calibrated, calibrate
 from scheduler.calibration.tasks import first_of
-from scheduler.calibration.wire import DEFAULT_PORT, Address, CalibrationError, parse_address
+from scheduler.calibration.wire import DEFAULT_PORT, CalibrationError
 from scheduler.topology import Topology
 from scheduler.topology.description import load_network, topology_toml
 from scheduler.topology.quantities import duration_for_people, parse_duration, parse_size, rate_for_people, size_text
@@ -90,8 +89,8 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_agent(arguments: argparse.Namespace) -> int:
     """Run an agent until it is interrupted. Raises CalibrationError, OSError."""
-    address, token = parse_address(arguments.listen), _token(arguments.token_file)
-    if not token and not arguments.insecure and not _is_loopback(address.host):
+    address, token = parse_address(arguments.listen, DEFAULT_PORT), _token(arguments.token_file)
+    if not token and not arguments.insecure and not is_loopback(address.host):
         raise CalibrationError(
             f"--listen {address}: others can reach this address; give --token-file, or --insecure to let everyone in"
         )
@@ -178,15 +177,6 @@ async def _wait_signal() -> None:
             return
 
 
-def _is_loopback(host: str) -> bool:
-    """Whether an address, or all that a name stands for, can be reached from this host only."""
-    try:
-        found = {info[4][0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
-    except OSError as error:
-        raise CalibrationError(f"--listen {host}: {error}") from None
-    return all(ip_address(str(one).partition("%")[0]).is_loopback for one in found)
-
-
 def _token(path: Path | None) -> bytes:
     """The secret in a file, without space around it; none: empty. Raises CalibrationError, OSError."""
     if path is None:
@@ -201,7 +191,7 @@ def _token(path: Path | None) -> bytes:
 def _addresses(topology: Topology, given: list[str], port: int) -> dict[str, Address]:
     """Where each server's agent listens: what was given, else the server's own address and the common port."""
     addresses = {
-        server.name: Address(parse_address(server.address).host, port)
+        server.name: Address(parse_address(server.address, port).host, port)
         for server in topology.servers
         if server.address is not None
     }

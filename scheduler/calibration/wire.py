@@ -16,10 +16,11 @@ import hmac
 import json
 import socket
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 import trio
 
+from scheduler.addresses import Address
 from scheduler.errors import SchedulerError
 
 VERSION: Final = 1
@@ -30,27 +31,6 @@ CONNECT_S: Final = 10.0
 
 class CalibrationError(SchedulerError):
     """An agent that does not answer as it should, or refuses; the message names it."""
-
-
-class Address(NamedTuple):
-    """Where an agent listens."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-def parse_address(text: str, default_port: int = DEFAULT_PORT) -> Address:
-    """`HOST`, `HOST:PORT` or `[IPv6]:PORT`. Raises CalibrationError."""
-    host, colon, port = text.rpartition(":")
-    if text.endswith("]") or not colon or (":" in host and not host.startswith("[")):
-        host, port = text, str(default_port)
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isdecimal() or len(port) > 5 or int(port) > 65_535:
-        raise CalibrationError(f"{text!r} is no address: use HOST:PORT")
-    return Address(host, int(port))
 
 
 class Lines:

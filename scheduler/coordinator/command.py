@@ -15,6 +15,7 @@ from random import Random, SystemRandom
 
 import trio
 
+from scheduler.addresses import parse_address
 from scheduler.coordinator.errors import StartError
 from scheduler.coordinator.http.messages import HttpSettings
 from scheduler.coordinator.metadata.interface import Metadata
@@ -27,7 +28,6 @@ from scheduler.coordinator.running import (
     ServeSettings,
     make_planner,
     opened,
-    parse_listen,
     read_token,
     serve,
     tls_context,
@@ -133,7 +133,7 @@ def parse(arguments: argparse.Namespace) -> ServeSettings:
         None if arguments.tls_cert is None else tls_context(arguments.tls_cert, arguments.tls_key),
         arguments.insecure,
     )
-    listen = parse_listen(arguments.listen)
+    listen = parse_address(arguments.listen)
     security.check(listen)
     return ServeSettings(
         listen,

@@ -18,11 +18,12 @@ from urllib.parse import parse_qsl, unquote_to_bytes, urlsplit
 
 import trio
 
+from scheduler.addresses import is_loopback
 from scheduler.coordinator.api import ROUTES, Route
 from scheduler.coordinator.api_types import BAD_REQUEST, Number, Record, Type, Whole, nearest, plain, refuse, shown
 from scheduler.coordinator.errors import ApiError, StoreError
 from scheduler.coordinator.http.messages import JSON, HttpRequest, HttpResponse, error_response, json_response
-from scheduler.coordinator.http.server import Report, is_loopback
+from scheduler.coordinator.report import Report
 from scheduler.errors import PlacementError, RequestError
 
 UNAUTHORIZED = 401
@@ -83,14 +84,13 @@ class Dispatch:
 
     def may_wait(self, request: HttpRequest) -> bool:
         """Whether the request may take long."""
-        return request.method == "GET" and "/go" in request.target
+        route = _route_of(request.method, request.target)
+        return route is not None and route.waits
 
     def takes_large(self, method: str, target: str, headers: Mapping[str, str]) -> bool:
         """Whether the request may have a large body: such routes are few, and strangers have none."""
-        path = target.partition("?")[0]
-        return self.knows(headers) and any(
-            route.large and (route.method, route.path) == (method, path) for route in ROUTES
-        )
+        route = _route_of(method, target)
+        return route is not None and route.large and self.knows(headers)
 
     def knows(self, headers: Mapping[str, str]) -> bool:
         """Whether a request with these headers may ask for more than /health."""
@@ -203,6 +203,17 @@ def _split(target: str) -> tuple[list[str], str]:
     except ValueError as error:
         raise ApiError(BAD_REQUEST, "the path is not percent-encoded UTF-8") from error
     return decoded, parts.query
+
+
+def _route_of(method: str, target: str) -> Route | None:
+    """The route of a request that is not checked yet; None without one."""
+    try:
+        segments, _ = _split(target)
+    except ApiError:
+        return None
+    method = "GET" if method == "HEAD" else method
+    meant = (route for route in ROUTES if route.method == method and _match(route.path, segments) is not None)
+    return next(meant, None)
 
 
 def _match(path: str, segments: list[str]) -> dict[str, str] | None:

@@ -12,7 +12,8 @@ from random import Random, SystemRandom
 
 import trio
 
-from scheduler.coordinator.running import Running, Security, ServeSettings, make_planner, opened, parse_listen, serve
+from scheduler.addresses import parse_address
+from scheduler.coordinator.running import Running, Security, ServeSettings, make_planner, opened, serve
 from scheduler.coordinator.service import World
 from scheduler.coordinator.system_clock import SystemClock
 from scheduler.errors import SchedulerError
@@ -32,7 +33,7 @@ async def start(
     task_status: trio.TaskStatus[Running] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until drained or cancelled; reports what runs. Raises Refused, OSError."""
-    settings = ServeSettings(parse_listen(listen), security=Security(insecure=insecure))
+    settings = ServeSettings(parse_address(listen), security=Security(insecure=insecure))
     settings.security.check(settings.listen)
     network = await trio.to_thread.run_sync(load_topology, topology)
     planner = await trio.to_thread.run_sync(make_planner, None, network)

@@ -13,8 +13,8 @@ from functools import partial
 import trio
 
 from scheduler.coordinator.errors import StoreError
-from scheduler.coordinator.http.server import Report
 from scheduler.coordinator.metadata.interface import Change, Metadata, Put
+from scheduler.coordinator.report import Report
 
 RETRY_S = 1.0
 """How long a failed transaction rests, unless somebody asks for it earlier."""

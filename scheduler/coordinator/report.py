@@ -28,6 +28,9 @@ WARNINGS = frozenset(
 )
 """Events an operator should look at."""
 
+Report = Callable[[str, Mapping[str, object]], None]
+"""Takes the name of an event and its fields."""
+
 
 class Reporter:
     """Writes events as lines. `wall_ms` is the time of day in milliseconds."""

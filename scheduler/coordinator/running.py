@@ -15,12 +15,13 @@ from pathlib import Path
 
 import trio
 
+from scheduler.addresses import Address, is_loopback
 from scheduler.coordinator.dispatch import Dispatch
 from scheduler.coordinator.errors import StartError, StoreError
 from scheduler.coordinator.folding import Folding
 from scheduler.coordinator.handlers import Handlers
 from scheduler.coordinator.http.messages import HttpSettings
-from scheduler.coordinator.http.server import Address, HttpServer, is_loopback
+from scheduler.coordinator.http.server import HttpServer
 from scheduler.coordinator.journal import Journal
 from scheduler.coordinator.metadata.interface import Metadata
 from scheduler.coordinator.metadata.sqlite import SqliteMetadata, sync_directory
@@ -218,12 +219,3 @@ def tls_context(certificate: Path, key: Path) -> ssl.SSLContext:
     except (OSError, ssl.SSLError) as error:
         raise StartError(f"--tls-cert {certificate}, --tls-key {key}: {error.strerror or error}") from error
     return context
-
-
-def parse_listen(text: str) -> Address:
-    """Host and port of HOST:PORT or [IPV6]:PORT. Raises StartError."""
-    host, colon, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
-        raise StartError(f"{text!r} is not HOST:PORT, such as {DEFAULT_LISTEN} or [::1]:{DEFAULT_LISTEN.port}")
-    return Address(host, int(port))

@@ -24,10 +24,10 @@ from scheduler.coordinator.deadlines import chunk_deadline_ms
 from scheduler.coordinator.errors import ApiError, StartError, StoreDamaged, StoreError
 from scheduler.coordinator.events import Event
 from scheduler.coordinator.hosts import HostRecord, Hosts
-from scheduler.coordinator.http.server import Report
 from scheduler.coordinator.journal import Journal
 from scheduler.coordinator.ledger import Ledger, Tracked, asked_text, host_change, restore_hosts
 from scheduler.coordinator.metadata.interface import Change
+from scheduler.coordinator.report import Report
 from scheduler.errors import PlanInvalid, RequestError, SchedulerError
 from scheduler.peace.online import GATHER_MS, OnlineScheduler, Place, Settings, Status, Submission
 from scheduler.peace.online.records import ChunkRecord, Outcome, RequestRecord, RequestState

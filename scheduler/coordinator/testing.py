@@ -19,7 +19,7 @@ from typing import Any
 
 import trio
 
-from scheduler.coordinator.http.server import Address
+from scheduler.addresses import Address
 from scheduler.coordinator.metadata.interface import Metadata
 from scheduler.coordinator.running import Running, ServeSettings, make_planner, opened, serve
 from scheduler.coordinator.service import CoordinatorSettings, World

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from itertools import permutations
 from typing import Any
@@ -17,7 +18,7 @@ from scheduler.coordinator.api_types import Field, Record
 from scheduler.coordinator.dispatch import Call, Dispatch, Reply
 from scheduler.coordinator.http.messages import HttpRequest
 from scheduler.coordinator.openapi import document
-from scheduler.coordinator.testing import running
+from scheduler.coordinator.testing import running, silent
 from scheduler.errors import PlanInvalid
 from scheduler.topology import racks
 from tests.coordinator.support import Answer, ask, conforms, raw
@@ -50,6 +51,21 @@ def checked(url: str, method: str, path: str, template: str, value: object = Non
     if kind == "application/json":
         assert not (broken := conforms(answer.json(), content["schema"], DOCUMENT)), broken
     return answer
+
+
+def test_the_table_says_which_requests_wait() -> None:
+    """Whether the server watches for a client that goes away is the route's `waits`, whatever a request is called."""
+
+    async def never(call: Call) -> Reply:
+        raise NotImplementedError
+
+    dispatch = Dispatch({route.operation: never for route in ROUTES}, silent)
+    for route in ROUTES:
+        for value in ("go", "a%2Fgo", "7"):
+            target = re.sub(r"\{\w+\}", value, route.path)
+            assert dispatch.may_wait(HttpRequest(route.method, target, {}, b"", "")) is route.waits
+    assert not dispatch.may_wait(HttpRequest("GET", "/v1/%ff/go", {}, b"", ""))
+    assert not dispatch.may_wait(HttpRequest("DELETE", "/v1/requests/x/go", {}, b"", ""))
 
 
 def submit(url: str, **fields: object) -> Answer:

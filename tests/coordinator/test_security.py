@@ -13,24 +13,24 @@ from random import Random
 import pytest
 import trio
 
+from scheduler.addresses import Address, parse_address
 from scheduler.client import BadRequest, CoordinatorClient, CoordinatorError, Unauthorized, Unavailable
 from scheduler.client.core import Ask
 from scheduler.client.trio_client import TrioCoordinatorClient
 from scheduler.coordinator import command
 from scheduler.coordinator.errors import StartError
-from scheduler.coordinator.http.server import Address
 from scheduler.coordinator.running import (
     Security,
     ServeSettings,
     make_planner,
     opened,
-    parse_listen,
     read_token,
     tls_context,
 )
 from scheduler.coordinator.service import World
 from scheduler.coordinator.system_clock import SystemClock
 from scheduler.coordinator.testing import in_thread, silent
+from scheduler.errors import AddressError
 from scheduler.topology import racks
 from tests.coordinator.support import ask, topology_file
 
@@ -128,11 +128,11 @@ def test_other_machines_are_kept_out_by_default(listen: str) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     for security in (Security(), Security(token=TOKEN), Security(tls=context)):
         with pytest.raises(StartError, match="--insecure"):
-            security.check(parse_listen(listen))
+            security.check(parse_address(listen))
     for security in (Security(insecure=True), Security(TOKEN, context)):
-        security.check(parse_listen(listen))
+        security.check(parse_address(listen))
     for local in ("127.0.0.1:0", "[::1]:0", "localhost:0"):
-        Security().check(parse_listen(local))
+        Security().check(parse_address(local))
 
 
 def test_the_command_refuses_to_be_open(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,11 +172,11 @@ def test_tokens_are_checked(tmp_path: Path) -> None:
         tls_context(path, path)
 
 
-@pytest.mark.parametrize("text", ["", "9880", "host", "host:", "host:99999", "host:x", ":1"])
+@pytest.mark.parametrize("text", ["", "9880", "host", "host:", "host:99999", "host:x", ":1", "::1", "[::1]", "host:٣"])
 def test_addresses_are_checked(text: str) -> None:
     """What is not HOST:PORT is named."""
-    with pytest.raises(StartError, match="HOST:PORT"):
-        parse_listen(text)
+    with pytest.raises(AddressError, match="HOST:PORT"):
+        parse_address(text)
 
 
 def test_clients_check_addresses() -> None:

@@ -16,10 +16,10 @@ from trio.testing import MockClock
 from scheduler.coordinator import ledger
 from scheduler.coordinator.deadlines import chunk_deadline_ms
 from scheduler.coordinator.errors import ApiError, StoreError
-from scheduler.coordinator.http.server import Report
 from scheduler.coordinator.journal import Journal, OffLoad
 from scheduler.coordinator.metadata.interface import Change, Metadata
 from scheduler.coordinator.metadata.sqlite import SqliteMetadata
+from scheduler.coordinator.report import Report
 from scheduler.coordinator.running import make_planner
 from scheduler.coordinator.service import Coordinator, CoordinatorSettings, World
 from scheduler.coordinator.testing import silent

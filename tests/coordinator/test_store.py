@@ -16,9 +16,9 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scheduler.addresses import Address
 from scheduler.client import CoordinatorClient, NotFound, Unavailable
 from scheduler.coordinator.errors import StartError, StoreDamaged, StoreError
-from scheduler.coordinator.http.server import Address
 from scheduler.coordinator.journal import Journal
 from scheduler.coordinator.metadata.interface import Change, Metadata, Put, Remove
 from scheduler.coordinator.metadata.sqlite import COUNT_SUFFIX, SqliteMetadata

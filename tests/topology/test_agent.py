@@ -14,12 +14,14 @@ import pytest
 import trio
 import trio.testing
 
+from scheduler.addresses import Address, parse_address
 from scheduler.calibration.agent import Agent, Limits, Settings, count
 from scheduler.calibration.calibrator import Calibrator, Step
 from scheduler.calibration.calibrator import Settings as Thoroughness
 from scheduler.calibration.rules import calibrate
 from scheduler.calibration.tasks import first_of, together
-from scheduler.calibration.wire import MOST_LINE_BYTES, Address, CalibrationError, ask, parse_address, proof
+from scheduler.calibration.wire import MOST_LINE_BYTES, CalibrationError, ask, proof
+from scheduler.errors import AddressError
 from scheduler.topology import racks
 from tests.support.limits import PATIENCE_S
 
@@ -335,8 +337,8 @@ def test_addresses() -> None:
     assert found == [("h", 5), ("h", 6), ("10.0.0.1", 7), ("::1", 8), ("::1", 5), ("::1", 5)]
     assert str(Address("::1", 8)) == "[::1]:8"
     for bad in ("", ":5", "h:x", "h:70000", "[]:4"):
-        with pytest.raises(CalibrationError, match="is no address"):
-            parse_address(bad)
+        with pytest.raises(AddressError, match="is no address"):
+            parse_address(bad, 5)
 
 
 async def test_errors_come_out_as_they_are() -> None:

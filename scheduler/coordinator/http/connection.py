@@ -53,7 +53,7 @@ class Stream(Protocol):
         """Close."""
 
 
-class Refused(Exception):
+class RequestRejected(Exception):
     """The request cannot be taken: `status` and why; the connection ends after the answer."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -117,8 +117,8 @@ class Connection:
         """One request and its answer; returns whether there may be another."""
         try:
             request = await self._request()
-        except Refused as refused:
-            await self._refuse(refused.status, str(refused))
+        except RequestRejected as rejected:
+            await self._refuse(rejected.status, str(rejected))
             return False
         except h11.RemoteProtocolError as error:
             await self._refuse(error.error_status_hint, f"this is not HTTP as we speak it: {error}")
@@ -152,11 +152,11 @@ class Connection:
         if not isinstance(event, h11.Request):
             return None
         if event.http_version not in VERSIONS:
-            raise Refused(NO_SUCH_VERSION, "HTTP/1.1 is spoken here")
+            raise RequestRejected(NO_SUCH_VERSION, "HTTP/1.1 is spoken here")
         headers = {name.decode("ascii"): value.decode("latin-1") for name, value in event.headers}
         if "transfer-encoding" in headers and ("content-length" in headers or event.http_version == b"1.0"):
             # RFC 9112, 6.1: somebody in between may have seen another end of the body than we do.
-            raise Refused(BAD_REQUEST, "Transfer-Encoding cannot come with Content-Length, nor with HTTP/1.0")
+            raise RequestRejected(BAD_REQUEST, "Transfer-Encoding cannot come with Content-Length, nor with HTTP/1.0")
         method, target = event.method.decode("ascii"), event.target.decode("ascii")
         limits = self._settings
         large = self._takes_large(method, target, headers)
@@ -166,7 +166,7 @@ class Connection:
     async def _body(self, headers: dict[str, str], limit: int) -> bytes:
         length = headers.get("content-length", "0")
         if len(length) > len(str(limit)) or int(length) > limit:
-            raise Refused(PAYLOAD_TOO_LARGE, f"a body of {length[:20]} bytes; at most {limit} are taken")
+            raise RequestRejected(PAYLOAD_TOO_LARGE, f"a body of {length[:20]} bytes; at most {limit} are taken")
         self._do("body", self._settings.body_s)
         if self._http.they_are_waiting_for_100_continue:
             await self._stream.send_all(
@@ -180,11 +180,11 @@ class Connection:
             elif isinstance(event, h11.Data):
                 body += event.data
                 if len(body) > limit:
-                    raise Refused(PAYLOAD_TOO_LARGE, f"the body goes on beyond {limit} bytes")
+                    raise RequestRejected(PAYLOAD_TOO_LARGE, f"the body goes on beyond {limit} bytes")
             elif isinstance(event, h11.EndOfMessage):
                 return bytes(body)
             else:
-                raise Refused(BAD_REQUEST, "the connection ended inside the body")
+                raise RequestRejected(BAD_REQUEST, "the connection ended inside the body")
 
     async def _receive(self) -> None:
         data = await self._stream.receive_some(RECEIVE_BYTES)

@@ -8,16 +8,15 @@ ends the server.
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Callable, Mapping
 from contextlib import suppress
-from ipaddress import ip_address
 from traceback import format_exception
-from typing import NamedTuple
 
 import trio
 
+from scheduler.addresses import Address, is_loopback
 from scheduler.coordinator.http.connection import Connection, Stream
 from scheduler.coordinator.http.messages import Handler, HttpSettings, MayWait, TakesLarge
+from scheduler.coordinator.report import Report
 
 BACKLOG = 2048
 """A thousand writers may connect at the same moment."""
@@ -28,18 +27,6 @@ TOO_MANY = (
     b"Retry-After: 1\r\nConnection: close\r\n\r\n"
     b'{"error":"too many connections"}\n'
 )
-
-Report = Callable[[str, Mapping[str, object]], None]
-
-
-class Address(NamedTuple):
-    """Where a server listens; port 0 is any free one."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 class HttpServer:
@@ -164,18 +151,6 @@ class HttpServer:
             await secured.do_handshake()
             return secured
         return None
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host, by name or address, is this machine and no other."""
-    if host == "localhost":
-        return True
-    try:
-        address = ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return bool((mapped or address).is_loopback)
 
 
 def _refuse(client: trio.socket.SocketType, *, speaks_tls: bool) -> None:
