@@ -35,7 +35,7 @@ from benchmarks.harness.report import Rows, machine
 from benchmarks.scale import report
 from benchmarks.scale.bursts import burst, fewest
 from benchmarks.scale.cases import LOADS, Case, case, irregular, tiny
-from benchmarks.yardstick.brute import most_chunks
+from benchmarks.yardstick.brute import max_chunks
 from benchmarks.yardstick.exact import ExactPlan, ExactPlanner
 from benchmarks.yardstick.verify import verify
 from scheduler.peace.online import GATHER_MS
@@ -221,7 +221,7 @@ class Benchmark:
         for number in range(self.scale.tiny_cases):
             seed = self._seed + number
             network = tiny(seed)
-            most = most_chunks(network.topology, network.requests)
+            most = max_chunks(network.topology, network.requests)
             for planner in (TreePlanner(network.topology), RepairedPlanner(network.topology)):
                 full = Residual.full(network.topology)
                 plan = planner.plan(network.requests, full.copy(), Random(seed))

@@ -14,16 +14,16 @@ from scheduler.peace.placement import Relation
 from scheduler.peace.plan import Kind, Request, Residual, Resource, check_request
 from scheduler.topology import Topology
 
-MOST_OPTIONS = 5_000
+MAX_OPTIONS = 5_000
 """Ways to write one chunk that are looked at; more, and the network is not tiny."""
-MOST_STATES = 1_000_000
+MAX_STATES = 1_000_000
 
 Units = tuple[tuple[int, int], ...]
 """What a chain takes: (place of the resource, units)."""
 Use = tuple[Resource, int]
 
 
-def most_chunks(topology: Topology, requests: Sequence[Request], residual: Residual | None = None) -> int:
+def max_chunks(topology: Topology, requests: Sequence[Request], residual: Residual | None = None) -> int:
     """The greatest number of chunks of `requests` that any plan can hold within `residual` (None: all capacity).
 
     Raises RequestError (`requests`) if there is too much to try.
@@ -58,8 +58,8 @@ class _Search:
         """Add equal chunks; of their options those that fit at all, and need no more than another."""
         found: set[Units] = set()
         for number, option in enumerate(options):
-            if number >= MOST_OPTIONS:
-                raise RequestError("requests", f"more than {MOST_OPTIONS} ways for a chunk: this is for tiny networks")
+            if number >= MAX_OPTIONS:
+                raise RequestError("requests", f"more than {MAX_OPTIONS} ways for a chunk: this is for tiny networks")
             units = tuple(sorted((self._place[use], count) for use, count in option.items()))
             if _fits(units, self.start):
                 found.add(units)
@@ -81,8 +81,8 @@ class _Search:
         state = (item, option, chunks, left)
         if state in self._known:
             return self._known[state]
-        if len(self._known) >= MOST_STATES:
-            raise RequestError("requests", f"more than {MOST_STATES} states to try: this is for tiny networks")
+        if len(self._known) >= MAX_STATES:
+            raise RequestError("requests", f"more than {MAX_STATES} states to try: this is for tiny networks")
         options, hopes = self.items[item][0], sum(count for _, count in self.items[item + 1 :])
         following = self.items[item + 1][1] if item + 1 < len(self.items) else 0
         most = self.best(item + 1, 0, following, left)

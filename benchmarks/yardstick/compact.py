@@ -29,7 +29,7 @@ from scheduler.peace.placement import Placement, Relation, default_placement
 from scheduler.peace.plan import Chain, Kind, Request, Residual
 from scheduler.topology import Topology, Tree
 
-MOST_COMPACT = 3
+MAX_COMPACT = 3
 MANY_HOSTS = 200
 """From here on hosts that are alike are counted together; below, requests are preferred one by one."""
 
@@ -47,7 +47,7 @@ def parts_of(topology: Topology, placement: Placement) -> tuple[int, int] | None
     easy = (Relation.SAME_RACK, Relation.OTHER_HOST)
     if len(topology.racks) == 1 and all(rule.relation in easy for rules in placement for rule in rules):
         return 1 + len(placement), 0
-    if len(placement) <= MOST_COMPACT and placement == default_placement(len(placement)):
+    if len(placement) <= MAX_COMPACT and placement == default_placement(len(placement)):
         return 2, len(placement) - 1
     return None
 

@@ -9,7 +9,7 @@ Invariants:
 * It never plans fewer chunks than planner `paper` would with the same random numbers, even if time runs out.
 * Among plans with the most chunks, one with more chunks for earlier requests is preferred, as far as time allows: a
   second program with the number of chunks fixed, left at its best solution when its time is up, and left out if it has
-  more than MOST_COLUMNS_FOR_TIES columns. Hosts that are counted together (`compact`) count as the first of them.
+  more than MAX_COLUMNS_FOR_TIES columns. Hosts that are counted together (`compact`) count as the first of them.
 """
 
 from collections.abc import Collection, Sequence
@@ -27,7 +27,7 @@ from scheduler.topology import Topology
 TIME_LIMIT_S = 60.0
 TIES_S = 1.0
 """How long to look for a plan as good that favours earlier requests."""
-MOST_COLUMNS_FOR_TIES = 10_000
+MAX_COLUMNS_FOR_TIES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class ExactPlanner:
             return None, False, asked
         bound = min(int(most.bound + SLACK), asked)
         chunks = sum(most.values[column] for column, _ in taken)
-        large = program.columns > MOST_COLUMNS_FOR_TIES
+        large = program.columns > MAX_COLUMNS_FOR_TIES
         if chunks == asked or len(requests) == 1 or large or not self._ties_s:
             return most, chunks == bound, bound
         program.row([(column, 1) for column, _ in taken], chunks, FREE)

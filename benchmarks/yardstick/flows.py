@@ -11,7 +11,7 @@ from scheduler.errors import RequestError
 from scheduler.peace.plan import Residual
 from scheduler.topology import Topology
 
-MOST_COLUMNS = 50_000
+MAX_COLUMNS = 50_000
 """Columns of a program for a network that is no tree, or for another placement: more, and it takes hours."""
 
 
@@ -51,10 +51,10 @@ class Flows:
 
 def check_size(program: Program, more: int) -> None:
     """Raise RequestError if the program would become too large to be solved in a useful time."""
-    if program.columns + more > MOST_COLUMNS:
+    if program.columns + more > MAX_COLUMNS:
         raise RequestError(
             "placement",
-            f"the exact optimum would take a program of {program.columns + more} columns, more than {MOST_COLUMNS}; "
+            f"the exact optimum would take a program of {program.columns + more} columns, more than {MAX_COLUMNS}; "
             "there is a compact one if all write with the default placement of up to 3 replicas and nothing to avoid, "
             "on a tree of switches; or take a smaller network, or another planner",
         )

@@ -29,7 +29,7 @@ class Settings:
 
     `sample`: hosts of a rack; `partners`: how many others each of them sends to and receives from; `concurrency`:
     how many writers at a time are tried; `file_bytes`: what each of them writes; `streams`: connections of a pair, for
-    one may not fill a link; `most_pairs`: pairs of hosts that fill a link between switches together.
+    one may not fill a link; `max_pairs`: pairs of hosts that fill a link between switches together.
     """
 
     seconds: float = 2.0
@@ -39,7 +39,7 @@ class Settings:
     streams: int = 2
     concurrency: tuple[int, ...] = (1, 2, 4, 8)
     file_bytes: int = 64 << 20
-    most_pairs: int = 16
+    max_pairs: int = 16
 
 
 class Step(NamedTuple):
@@ -95,7 +95,7 @@ class Calibrator:
         found = sides(self.topology, link)
         if found is None:
             return None
-        senders, receivers = (spread(side)[: self.settings.most_pairs] for side in found)
+        senders, receivers = (spread(side)[: self.settings.max_pairs] for side in found)
         return senders, receivers
 
     def _others(self, server: Server) -> list[Server]:

@@ -35,7 +35,7 @@ except ImportError:  # plain lines will do
     Progress = None  # type: ignore[assignment,misc]
 
 INTERRUPTED: Final = 130
-MOST_TOKEN_BYTES: Final = 4096
+MAX_TOKEN_BYTES: Final = 4096
 Report = Callable[[Step], None]
 
 
@@ -182,9 +182,9 @@ def _token(path: Path | None) -> bytes:
     if path is None:
         return b""
     with path.open("rb") as file:
-        token = file.read(MOST_TOKEN_BYTES + 1).strip()
-    if not token or len(token) > MOST_TOKEN_BYTES:
-        raise CalibrationError(f"--token-file {path}: must have 1 to {MOST_TOKEN_BYTES} bytes")
+        token = file.read(MAX_TOKEN_BYTES + 1).strip()
+    if not token or len(token) > MAX_TOKEN_BYTES:
+        raise CalibrationError(f"--token-file {path}: must have 1 to {MAX_TOKEN_BYTES} bytes")
     return token
 
 

@@ -7,7 +7,7 @@
 The proof is HMAC-SHA256 of nonce and request under the token: the token itself never crosses the network, and a proof
 fits one request on one connection.
 
-Invariants: no line is longer than MOST_LINE_BYTES; what does not fit the protocol is a CalibrationError; nothing here
+Invariants: no line is longer than MAX_LINE_BYTES; what does not fit the protocol is a CalibrationError; nothing here
 waits without the caller's time limit.
 """
 
@@ -24,7 +24,7 @@ from scheduler.addresses import Address
 from scheduler.errors import SchedulerError
 
 VERSION: Final = 1
-MOST_LINE_BYTES: Final = 8192
+MAX_LINE_BYTES: Final = 8192
 DEFAULT_PORT: Final = 9881
 CONNECT_S: Final = 10.0
 
@@ -44,9 +44,9 @@ class Lines:
     async def read(self) -> dict[str, object]:
         """The next line. Raises CalibrationError."""
         while (end := self._buffer.find(b"\n")) < 0:
-            if len(self._buffer) > MOST_LINE_BYTES:
-                raise CalibrationError(f"{self.who}: a line longer than {MOST_LINE_BYTES} bytes")
-            data = await self.stream.receive_some(MOST_LINE_BYTES)
+            if len(self._buffer) > MAX_LINE_BYTES:
+                raise CalibrationError(f"{self.who}: a line longer than {MAX_LINE_BYTES} bytes")
+            data = await self.stream.receive_some(MAX_LINE_BYTES)
             if not data:
                 raise CalibrationError(f"{self.who}: the connection was closed")
             self._buffer += data

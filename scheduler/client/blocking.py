@@ -297,9 +297,9 @@ class CoordinatorClient:
             headers = question.headers(self._at.authority, self._token)
             connection.request(question.method, question.path, question.content() or None, headers)
             answer = connection.getresponse()
-            content = answer.read(core.MOST_ANSWER_BYTES + 1)
-            if len(content) > core.MOST_ANSWER_BYTES:
-                raise NotUnderstood(f"an answer of more than {core.MOST_ANSWER_BYTES} bytes")
+            content = answer.read(core.MAX_ANSWER_BYTES + 1)
+            if len(content) > core.MAX_ANSWER_BYTES:
+                raise NotUnderstood(f"an answer of more than {core.MAX_ANSWER_BYTES} bytes")
             if answer.length:
                 raise IncompleteRead(content, answer.length)
             again = not answer.will_close

@@ -23,8 +23,8 @@ TIMEOUT_S = 10.0
 PATIENCE_S = 60.0
 """How long a question is asked again while nobody answers: a coordinator's restart and more."""
 FIRST_DELAY_S = 0.05
-LONGEST_DELAY_S = 2.0
-MOST_ANSWER_BYTES = 64 << 20
+MAX_DELAY_S = 2.0
+MAX_ANSWER_BYTES = 64 << 20
 KEEP_ALIVES_PER_DEADLINE = 3
 _UNAVAILABLE = 503
 _TOO_SLOW = 408
@@ -164,7 +164,7 @@ class Backoff:
         if now_s >= self._end_s:
             raise Unavailable(f"{what}: {str(error) or error.__cause__ or type(error).__name__}") from error
         delay_s = self._delay_s * (0.5 + self._random.random())
-        self._delay_s = min(2 * self._delay_s, LONGEST_DELAY_S)
+        self._delay_s = min(2 * self._delay_s, MAX_DELAY_S)
         return min(delay_s, max(0.0, self._end_s - now_s))
 
 

@@ -134,8 +134,8 @@ class _Wire:
                 status = event.status_code
             elif isinstance(event, h11.Data):
                 body += event.data
-                if len(body) > core.MOST_ANSWER_BYTES:
-                    raise NotUnderstood(f"an answer of more than {core.MOST_ANSWER_BYTES} bytes")
+                if len(body) > core.MAX_ANSWER_BYTES:
+                    raise NotUnderstood(f"an answer of more than {core.MAX_ANSWER_BYTES} bytes")
             elif isinstance(event, h11.EndOfMessage):
                 return status, bytes(body)
             elif not isinstance(event, h11.InformationalResponse):

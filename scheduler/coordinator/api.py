@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from scheduler.coordinator.api_types import Field, Flag, ListOf, MapOf, Maybe, Number, Record, Text, Type, Whole
 from scheduler.coordinator.http.messages import JSON
 
-LONGEST_WAIT_S = 60.0
+MAX_WAIT_S = 60.0
 DEFAULT_WAIT_S = 30.0
-MOST_CHUNKS = 16_384
+MAX_CHUNKS = 16_384
 """Chunks of one request: a tebibyte in chunks of 64 MiB."""
-MOST_REPLICAS = 16
-MOST_SOURCES = 16
+MAX_REPLICAS = 16
+MAX_SOURCES = 16
 """Hosts that have a chunk: no more than replicas."""
-MOST_SUSPECTS = 16
-MOST_PRIORITY = 9
+MAX_SUSPECTS = 16
+MAX_PRIORITY = 9
 HTML = "text/html; charset=utf-8"
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -197,27 +197,27 @@ SUBMIT = Record(
     {
         "name": Field(Maybe(NAME), "your name for it, so that it can be sent twice; none: one is made up", None),
         "writer": Field(Maybe(NAME), "the host that writes, or reads; none for a copy", None),
-        "chunks": Field(Whole(1, MOST_CHUNKS), "how many chunks"),
-        "replicas": Field(Whole(1, MOST_REPLICAS), "how many replicas of each; a placement decides it", 3),
+        "chunks": Field(Whole(1, MAX_CHUNKS), "how many chunks"),
+        "replicas": Field(Whole(1, MAX_REPLICAS), "how many replicas of each; a placement decides it", 3),
         "placement": Field(
-            Maybe(ListOf(Text(200, 0), MOST_REPLICAS)),
+            Maybe(ListOf(Text(200, 0), MAX_REPLICAS)),
             "rules for each replica, such as same-rack:0 or other-rack:1; none: the default for that many replicas",
             None,
         ),
-        "priority": Field(Whole(0, MOST_PRIORITY), "higher comes first; waiting raises it", 0),
+        "priority": Field(Whole(0, MAX_PRIORITY), "higher comes first; waiting raises it", 0),
         "kind": Field(KIND, "write; read: recovery; copy: re-replication", "write"),
         "sources": Field(
-            ListOf(ListOf(NAME, MOST_SOURCES), MOST_CHUNKS), "for read and copy: the hosts that have each chunk", ()
+            ListOf(ListOf(NAME, MAX_SOURCES), MAX_CHUNKS), "for read and copy: the hosts that have each chunk", ()
         ),
     },
 )
-RESUBMIT = Record("ResubmitRequest", {"chunks": Field(Whole(1, MOST_CHUNKS), "the new number of chunks")})
+RESUBMIT = Record("ResubmitRequest", {"chunks": Field(Whole(1, MAX_CHUNKS), "the new number of chunks")})
 DONE = Record("ChunkDone", {"attempt": Field(Whole(), "the attempt that the go named")})
 FAILED = Record(
     "ChunkFailed",
     {
         "attempt": Field(Whole(), "the attempt that the go named"),
-        "suspects": Field(ListOf(NAME, MOST_SUSPECTS), "hosts to avoid when it is planned again", ()),
+        "suspects": Field(ListOf(NAME, MAX_SUSPECTS), "hosts to avoid when it is planned again", ()),
     },
 )
 
@@ -274,13 +274,13 @@ ERRORS: Mapping[int, str] = {
 }
 COMMON_ERRORS = (400, 401, 408, 413, 431, 500, 503)
 _BY_NAME = {"name": Field(NAME, "the request's name")}
-_BY_CHUNK = {**_BY_NAME, "chunk": Field(Whole(0, MOST_CHUNKS), "the chunk's number, from 0")}
+_BY_CHUNK = {**_BY_NAME, "chunk": Field(Whole(0, MAX_CHUNKS), "the chunk's number, from 0")}
 _BY_HOST = {"name": Field(NAME, "the host's name")}
 _EVENTS_AFTER = Record(
     "EventsAfter",
     {
         "after": Field(Whole(), "number of the last event you have; 0: none", 0),
-        "wait_s": Field(Number(0, LONGEST_WAIT_S), "how long to wait for a new one", DEFAULT_WAIT_S),
+        "wait_s": Field(Number(0, MAX_WAIT_S), "how long to wait for a new one", DEFAULT_WAIT_S),
     },
 )
 _VIEW = Answer("the request as it stands", REQUEST_VIEW)

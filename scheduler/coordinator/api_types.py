@@ -22,7 +22,7 @@ others without a shape, which would hide in a log or a page what a name is."""
 _VISIBLE = re.compile(VISIBLE.replace("]", r"\ud800-\udfff]") + "*")
 """Half a surrogate pair is no character of JSON; Python's JSON lets it pass."""
 _HIDDEN = re.compile(VISIBLE.replace("[^", "[").replace("]", r"\ud800-\udfff]"))
-LARGEST_WHOLE = (1 << 53) - 1
+MAX_WHOLE = (1 << 53) - 1
 """The largest whole number that every JSON reader keeps exactly."""
 
 
@@ -86,7 +86,7 @@ class Whole:
     """A whole number from `least` to `most`."""
 
     least: int = 0
-    most: int = LARGEST_WHOLE
+    most: int = MAX_WHOLE
 
     def check(self, value: object, where: str) -> int:
         """See Type."""

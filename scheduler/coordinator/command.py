@@ -32,7 +32,7 @@ from scheduler.coordinator.running import (
     serve,
     tls_context,
 )
-from scheduler.coordinator.service import CoordinatorSettings, World
+from scheduler.coordinator.service import CoordinatorSettings, Environment
 from scheduler.coordinator.system_clock import SystemClock
 from scheduler.errors import SchedulerError
 from scheduler.peace.online import Mode, Settings
@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "a request whose writer says nothing for so long is cancelled",
         ),
         ("--remember-ms", defaults.remember_ms, "how long requests that are over can be asked for"),
-        ("--most-remembered", defaults.most_remembered, "how many of them, at most"),
+        ("--most-remembered", defaults.max_remembered, "how many of them, at most"),
         ("--max-connections", http.max_connections, "clients at a time"),
         ("--max-connections-per-address", http.max_connections_per_address, "from one address other than loopback"),
     ):
@@ -110,11 +110,11 @@ def main(arguments: argparse.Namespace) -> int:
         clock = SystemClock()
         topology = load_topology(arguments.topology)
         planner = make_planner(arguments.planner, topology)
-        world = World(topology, planner, clock, Random(seed), Reporter(clock.wall_ms))  # noqa: S311
+        environment = Environment(topology, planner, clock, Random(seed), Reporter(clock.wall_ms))  # noqa: S311
         _raise_descriptors(settings.http.max_connections)
         with opened(arguments.data_dir) as metadata:
-            world.report("starting", {"planner": planner.name, "hosts": len(topology.servers), "seed": seed})
-            trio.run(_run, world, metadata, settings, arguments.data_dir)
+            environment.report("starting", {"planner": planner.name, "hosts": len(topology.servers), "seed": seed})
+            trio.run(_run, environment, metadata, settings, arguments.data_dir)
     except* (SchedulerError, OSError) as failures:
         for failure in _leaves(failures):
             print(f"cairn: {_sentence(failure)}", file=sys.stderr)
@@ -145,7 +145,7 @@ def parse(arguments: argparse.Namespace) -> ServeSettings:
             writer_deadline_ms=arguments.writer_deadline_ms,
             chunk_deadline_ms=arguments.chunk_deadline_ms,
             remember_ms=arguments.remember_ms,
-            most_remembered=arguments.most_remembered,
+            max_remembered=arguments.most_remembered,
         ),
         HttpSettings(
             max_connections=arguments.max_connections,
@@ -155,18 +155,18 @@ def parse(arguments: argparse.Namespace) -> ServeSettings:
     )
 
 
-async def _run(world: World, metadata: Metadata, settings: ServeSettings, data_dir: Path) -> None:
+async def _run(environment: Environment, metadata: Metadata, settings: ServeSettings, data_dir: Path) -> None:
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as nursery:
-            running: Running = await nursery.start(serve, world, metadata, settings)
+            running: Running = await nursery.start(serve, environment, metadata, settings)
             gc.collect()
             gc.freeze()  # what lives now lives for ever: collections need not look at it again
             print(f"cairn ready coordinator={running.address} data-dir={data_dir}", flush=True)
             async for number in signals:
-                world.report("stopping", {"signal": signal.Signals(number).name})
+                environment.report("stopping", {"signal": signal.Signals(number).name})
                 await running.drain()
                 break
-    world.report("stopped", {})
+    environment.report("stopped", {})
 
 
 def _raise_descriptors(connections: int) -> None:

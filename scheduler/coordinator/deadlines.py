@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from scheduler.topology import Topology
 
-SLOWER_MOST = 10
+MAX_SLOWDOWN = 10
 """A chunk may take so many times as long as its share of the slowest link or disk needs: measured rates are of an empty
 network, and a disk that also serves others is a few times slower."""
-LEAST_MS = 30_000
+MIN_MS = 30_000
 """Connecting, a retransmission or two and a pause of a JVM fit in it, whatever the network's rate."""
 WITHOUT_RATES_MS = 600_000
 """Where no rate is known: as long as a silent writer has."""
@@ -19,7 +19,7 @@ WITHOUT_RATES_MS = 600_000
 def chunk_deadline_ms(topology: Topology) -> int:
     """Milliseconds that a chunk may be under way."""
     slowest_s = max(_times_s(topology), default=None)
-    return WITHOUT_RATES_MS if slowest_s is None else max(LEAST_MS, round(SLOWER_MOST * slowest_s * 1000))
+    return WITHOUT_RATES_MS if slowest_s is None else max(MIN_MS, round(MAX_SLOWDOWN * slowest_s * 1000))
 
 
 def _times_s(topology: Topology) -> Iterator[float]:

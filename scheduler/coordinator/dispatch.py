@@ -34,10 +34,10 @@ UNSUPPORTED_MEDIA_TYPE = 415
 INTERNAL_ERROR = 500
 UNAVAILABLE = 503
 RETRY_AFTER_S = 1
-MOST_QUERY_FIELDS = 16
-MOST_ERROR_CHARACTERS, MOST_FIELD_CHARACTERS = 2000, 300
+MAX_QUERY_FIELDS = 16
+MAX_ERROR_CHARACTERS, MAX_FIELD_CHARACTERS = 2000, 300
 """As the document says."""
-MOST_NUMBER_CHARACTERS = 32
+MAX_NUMBER_CHARACTERS = 32
 _WHOLE = re.compile(r"([0-9]+)(\.0+)?")
 """98.0 is a whole number, as in a body."""
 PARSED_AT_ONCE_BYTES = 32 * 1024
@@ -164,13 +164,13 @@ class Dispatch:
                 headers = {**later, **error.headers}
                 return error_response(
                     error.status,
-                    plain(error.message)[:MOST_ERROR_CHARACTERS],
+                    plain(error.message)[:MAX_ERROR_CHARACTERS],
                     field_name=_plain(error.field),
                     headers=headers,
                 )
             case RequestError():
                 return error_response(
-                    BAD_REQUEST, plain(str(error))[:MOST_ERROR_CHARACTERS], field_name=_plain(error.field)
+                    BAD_REQUEST, plain(str(error))[:MAX_ERROR_CHARACTERS], field_name=_plain(error.field)
                 )
             case StoreError():
                 return error_response(UNAVAILABLE, str(error), headers={"Retry-After": str(RETRY_AFTER_S)})
@@ -182,7 +182,7 @@ class Dispatch:
 
 
 def _plain(field: str | None) -> str | None:
-    return None if field is None else plain(field)[:MOST_FIELD_CHARACTERS]
+    return None if field is None else plain(field)[:MAX_FIELD_CHARACTERS]
 
 
 def _is_own(host: str | None) -> bool:
@@ -232,12 +232,12 @@ def _match(path: str, segments: list[str]) -> dict[str, str] | None:
 def _from_text(kind: Type, text: str, where: str) -> Any:
     """A value of a path or a query."""
     if isinstance(kind, Whole):
-        if len(text) > MOST_NUMBER_CHARACTERS or not (found := _WHOLE.fullmatch(text)):
+        if len(text) > MAX_NUMBER_CHARACTERS or not (found := _WHOLE.fullmatch(text)):
             raise refuse(where, text, "must be a whole number")
         return kind.check(int(found[1]), where)
     if isinstance(kind, Number):
         try:
-            return kind.check(float(text if len(text) <= MOST_NUMBER_CHARACTERS else "too long"), where)
+            return kind.check(float(text if len(text) <= MAX_NUMBER_CHARACTERS else "too long"), where)
         except ValueError as error:
             raise refuse(where, text, "must be a number") from error
     return kind.check(text, where)
@@ -245,11 +245,9 @@ def _from_text(kind: Type, text: str, where: str) -> Any:
 
 def _query(route: Route, query: str) -> dict[str, Any]:
     try:
-        pairs = parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=MOST_QUERY_FIELDS)
+        pairs = parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=MAX_QUERY_FIELDS)
     except ValueError as error:
-        raise ApiError(
-            BAD_REQUEST, f"the query cannot be read: at most {MOST_QUERY_FIELDS} fields, in UTF-8"
-        ) from error
+        raise ApiError(BAD_REQUEST, f"the query cannot be read: at most {MAX_QUERY_FIELDS} fields, in UTF-8") from error
     values: dict[str, object] = {}
     for name, text in pairs:
         part = route.query.fields.get(name)

@@ -14,7 +14,7 @@ import trio
 
 from scheduler.addresses import parse_address
 from scheduler.coordinator.running import Running, Security, ServeSettings, make_planner, opened, serve
-from scheduler.coordinator.service import World
+from scheduler.coordinator.service import Environment
 from scheduler.coordinator.system_clock import SystemClock
 from scheduler.errors import SchedulerError
 from scheduler.topology.description import load_topology
@@ -37,6 +37,6 @@ async def start(
     settings.security.check(settings.listen)
     network = await trio.to_thread.run_sync(load_topology, topology)
     planner = await trio.to_thread.run_sync(make_planner, None, network)
-    world = World(network, planner, SystemClock(), Random(SystemRandom().getrandbits(64)), report)  # noqa: S311
+    environment = Environment(network, planner, SystemClock(), Random(SystemRandom().getrandbits(64)), report)  # noqa: S311
     with opened(data_dir) as metadata:
-        await serve(world, metadata, settings, task_status=task_status)
+        await serve(environment, metadata, settings, task_status=task_status)

@@ -15,7 +15,7 @@ import trio
 
 from scheduler.coordinator.metadata.interface import Put
 
-MOST_IN_ANSWER = 1000
+MAX_IN_ANSWER = 1000
 """Events in one answer; the rest comes with the next question."""
 ENDS = frozenset(("finished", "cancelled", "failed"))
 Event = dict[str, Any]
@@ -80,7 +80,7 @@ class EventLog:
 
     def after(self, number: int) -> list[Event]:
         """The next durable events behind this number."""
-        return self.events[number : min(self.durable, number + MOST_IN_ANSWER)]
+        return self.events[number : min(self.durable, number + MAX_IN_ANSWER)]
 
     async def news(self, number: int) -> None:
         """Wait until there may be something behind this number."""

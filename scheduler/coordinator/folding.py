@@ -2,7 +2,7 @@
 
 Invariants: the first line of a kind is written at once; the next of the same kind INTERVAL_S later at the earliest, and
 says how many there were meanwhile (`repeated`); if none comes, the number is written all the same (`run`). At most
-MOST_KINDS kinds are told apart; other events pass unchanged.
+MAX_KINDS kinds are told apart; other events pass unchanged.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ import trio
 Report = Callable[[str, Mapping[str, object]], None]
 
 INTERVAL_S = 10.0
-MOST_KINDS = 1000
+MAX_KINDS = 1000
 """A kind is an event with its client, or its operation. Further clients share one kind for each event."""
 FOLDED = frozenset(("cannot accept", "connection crashed", "connection refused", "request crashed"))
 OTHERS = "others"
@@ -45,7 +45,7 @@ class Folding:
         if now_s >= self._look_s:
             self._sweep(now_s)
         key = (event, str(fields.get("client") or fields.get("operation") or ""))
-        if key not in self._kinds and len(self._kinds) >= MOST_KINDS:
+        if key not in self._kinds and len(self._kinds) >= MAX_KINDS:
             key = (event, OTHERS)
         kind = self._kinds.get(key)
         if kind is None:

@@ -21,7 +21,7 @@ from scheduler.topology import Topology
 OK = 200
 CREATED = 201
 UNAVAILABLE = 503
-MOST_LISTED = 1000
+MAX_LISTED = 1000
 """Requests, chunks and capacities listed in a status; the counts cover all."""
 
 
@@ -32,7 +32,7 @@ class Handlers:
         self._coordinator = coordinator
         self._traffic = traffic
         self._document = document()
-        self._topology = topology_view(coordinator.world.topology)
+        self._topology = topology_view(coordinator.environment.topology)
 
     def operations(self) -> Mapping[str, Operation]:
         """Handlers by the operations' names."""
@@ -125,7 +125,7 @@ class Handlers:
             "chunks": record.chunks,
             "done": len(tracked.done),
             "place": None if place is None else place._asdict(),
-            "stranded": record.name in self._coordinator.stranded,
+            "stranded": record.name in self._coordinator.unreachable,
             "go": [told(event, self._coordinator.hosts.address) for event in tracked.under_way()],
             "last_event": tracked.log.durable,
             "why": record.reason[:500] or None,
@@ -143,8 +143,8 @@ class Handlers:
         now_ms = coordinator.now_ms()
         flights = sorted(status.in_flight, key=lambda flight: flight.since_ms)
         return {
-            "topology": coordinator.world.topology.name,
-            "planner": coordinator.world.planner.name,
+            "topology": coordinator.environment.topology.name,
+            "planner": coordinator.environment.planner.name,
             "mode": status.mode,
             "uptime_ms": coordinator.uptime_ms(),
             "store": coordinator.trouble or "ok",
@@ -154,18 +154,18 @@ class Handlers:
                 {
                     "request": one.name, "state": one.state, "writer": one.writer, "done": one.done,
                     "chunks": one.done + one.in_flight + one.waiting, "in_flight": one.in_flight,
-                    "waiting": one.waiting, "for_ms": max(0, now_ms - one.submitted_ms), "stranded": one.stranded,
+                    "waiting": one.waiting, "for_ms": max(0, now_ms - one.submitted_ms), "stranded": one.unreachable,
                 }
-                for one in status.requests[:MOST_LISTED]
+                for one in status.requests[:MAX_LISTED]
             ],
             "in_flight": [
                 {
                     "request": go.request, "chunk": go.chunk, "attempt": go.attempt, "kind": go.kind,
                     "hosts": list(go.hosts), "for_ms": max(0, now_ms - since_ms),
                 }
-                for go, since_ms in flights[:MOST_LISTED]
+                for go, since_ms in flights[:MAX_LISTED]
             ],
-            "capacities": [use._asdict() for use in status.uses if use.used][:MOST_LISTED],
+            "capacities": [use._asdict() for use in status.uses if use.used][:MAX_LISTED],
         }  # fmt: skip
 
     async def _get_topology(self, call: Call) -> Reply:

@@ -26,9 +26,9 @@ from scheduler.peace.plan import Kind
 
 REQUESTS = "requests/"
 HOSTS = "hosts/"
-MOST_HISTORY = 400
+MAX_HISTORY = 400
 """Chunks that are over and still in the picture."""
-MOST_EVENTS = 500_000
+MAX_EVENTS = 500_000
 """Events of requests that are over, some 200 MB: these are forgotten earlier rather than kept in more."""
 
 
@@ -89,7 +89,7 @@ class Ledger:
     def __init__(self) -> None:
         self.requests: dict[str, Tracked] = {}
         self.running: dict[tuple[str, int], ChunkRecord] = {}
-        self.history: deque[Span] = deque(maxlen=MOST_HISTORY)
+        self.history: deque[Span] = deque(maxlen=MAX_HISTORY)
         self.waiting = {kind.value: Histogram() for kind in Kind}
         """How long chunks of each kind waited for their go, since this process started."""
         self.moving = {kind.value: Histogram() for kind in Kind}
@@ -202,11 +202,11 @@ class Ledger:
         ]
 
     def forget(self, before_ms: int, most: int) -> list[Change]:
-        """Drop requests that ended before this time, or are more than `most` or MOST_EVENTS; returns what to store."""
+        """Drop requests that ended before this time, or are more than `most` or MAX_EVENTS; returns what to store."""
         changes: list[Change] = []
         for name in list(self._ended):
             tracked = self.requests[name]
-            too_many = len(self._ended) > most or self._ended_events > MOST_EVENTS
+            too_many = len(self._ended) > most or self._ended_events > MAX_EVENTS
             if not too_many and (tracked.ended_ms or 0) >= before_ms:
                 break
             self._ended_events -= len(tracked.log.events)

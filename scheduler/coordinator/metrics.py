@@ -65,7 +65,7 @@ def _metrics(coordinator: Coordinator, traffic: Traffic) -> Iterable[Metric]:
     oldest_s = coordinator.ledger.oldest_ms(coordinator.now_ms()) / 1000
     yield _gauge("oldest_chunk_age_seconds", "how long the oldest chunk has been under way; 0: none is", oldest_s)
     yield _gauge("chunk_deadline_seconds", "a chunk of this age is revoked", coordinator.chunk_deadline_ms / 1000)
-    yield _gauge("requests_stranded", "requests without a path, for hosts that are lost", len(coordinator.stranded))
+    yield _gauge("requests_stranded", "requests without a path, for hosts that are lost", len(coordinator.unreachable))
     yield _histogram("chunk_waiting_seconds", "how long chunks waited for their go", coordinator.ledger.waiting)
     yield _histogram("chunk_writing_seconds", "how long chunks took from go to done", coordinator.ledger.moving)
     yield _gauge("chunks_waiting", "chunks that wait for their go", sum(one.waiting for one in status.requests))

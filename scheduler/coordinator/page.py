@@ -15,13 +15,13 @@ from scheduler.coordinator.ledger import Span
 
 SPAN_MS = 60_000
 """What the picture covers, up to now."""
-MOST_ROWS = 60
-MOST_TABLE_ROWS = 100
+MAX_ROWS = 60
+MAX_TABLE_ROWS = 100
 LABEL_PX, WIDTH_PX, ROW_PX, AXIS_PX = 150, 400, 16, 22
 TICKS = 6
-MOST_LABEL_CHARACTERS = 20
+MAX_LABEL_CHARACTERS = 20
 """Of a host's or link's name beside its row; the whole name is shown where the pointer rests on it."""
-MOST_LEGEND = 12
+MAX_LEGEND = 12
 """Requests that the legend names; the colours of the others are told by their bars."""
 SATURATIONS = (55, 35, 75)
 LIGHTNESSES = (48, 36, 60)
@@ -92,7 +92,7 @@ def svg(picture: Picture) -> str:
     if not bars:
         return "<p>Nothing was under way.</p>"
     rows = sorted({bar.row for bar in bars}, key=lambda row: ("→" in row, row))
-    shown = {row: number for number, row in enumerate(rows[:MOST_ROWS])}
+    shown = {row: number for number, row in enumerate(rows[:MAX_ROWS])}
     height = AXIS_PX + ROW_PX * len(shown)
     lines = [
         (
@@ -175,8 +175,8 @@ def _legend(picture: Picture) -> str:
     if not spans:
         return ""
     names = list(dict.fromkeys(span.chunk.request for span in sorted(spans, key=lambda one: -one.chunk.since_ms)))
-    entries = [f'<li><i style="background:{_colour(name)}"></i>{escape(name)}</li>' for name in names[:MOST_LEGEND]]
-    more = f"<li>and {len(names) - MOST_LEGEND} more requests</li>" if len(names) > MOST_LEGEND else ""
+    entries = [f'<li><i style="background:{_colour(name)}"></i>{escape(name)}</li>' for name in names[:MAX_LEGEND]]
+    more = f"<li>and {len(names) - MAX_LEGEND} more requests</li>" if len(names) > MAX_LEGEND else ""
     return (
         f'<ul class="legend">{"".join(entries)}{more}</ul><p>A colour for each request. A bar is a chunk, in the row '
         "of every host that sends it and of every link (→) that carries it, from its go until it is done. "
@@ -191,7 +191,7 @@ def _queue(queue: Sequence[Mapping[str, Any]]) -> str:
     head = "<th>request</th><th>state</th><th>writer</th>"
     head += '<th class="n">done</th><th class="n w">under way</th><th class="n">waiting</th><th class="n">since</th>'
     lines = [f"<table><tr>{head}</tr>"]
-    for row in queue[:MOST_TABLE_ROWS]:
+    for row in queue[:MAX_TABLE_ROWS]:
         state = '<span class="bad">stranded</span>' if row["stranded"] else escape(str(row["state"]))
         lines.append(
             f'<tr><td>{escape(row["request"])}</td><td class="s">{state}</td><td>{escape(row["writer"] or "")}</td>'
@@ -199,8 +199,8 @@ def _queue(queue: Sequence[Mapping[str, Any]]) -> str:
             f'<td class="n">{row["waiting"]}</td><td class="n">{duration(row["for_ms"])}</td></tr>'
         )
     lines.append("</table>")
-    if len(queue) > MOST_TABLE_ROWS:
-        lines.append(f"<p>and {len(queue) - MOST_TABLE_ROWS} more</p>")
+    if len(queue) > MAX_TABLE_ROWS:
+        lines.append(f"<p>and {len(queue) - MAX_TABLE_ROWS} more</p>")
     if any(row["stranded"] for row in queue):
         lines.append("<p>Stranded: the hosts that are lost leave no path; the request waits for them.</p>")
     return "\n".join(lines)
@@ -219,7 +219,7 @@ def _capacities(uses: Sequence[Mapping[str, Any]]) -> str:
     if not uses:
         return "<p>Nothing is in use.</p>"
     lines = ['<table><tr><th>what</th><th>of</th><th class="n">used</th><th></th></tr>']
-    for use in sorted(uses, key=lambda one: one["used"] / max(1, one["total"]), reverse=True)[:MOST_TABLE_ROWS]:
+    for use in sorted(uses, key=lambda one: one["used"] / max(1, one["total"]), reverse=True)[:MAX_TABLE_ROWS]:
         share = 100 * min(1, use["used"] / max(1, use["total"]))
         lines.append(
             f"<tr><td>{escape(use['resource'])}</td><td>{escape(use['name'])}</td>"
@@ -231,10 +231,10 @@ def _capacities(uses: Sequence[Mapping[str, Any]]) -> str:
 
 def _short(row: str) -> str:
     """A row's name in the room that it has; of a link, both ends are shortened."""
-    if len(row) <= MOST_LABEL_CHARACTERS:
+    if len(row) <= MAX_LABEL_CHARACTERS:
         return row
     ends = row.split(" → ")
-    most = (MOST_LABEL_CHARACTERS - 3 * (len(ends) - 1)) // len(ends)
+    most = (MAX_LABEL_CHARACTERS - 3 * (len(ends) - 1)) // len(ends)
     front, back = most // 2, most - most // 2 - 1
     return " → ".join(end if len(end) <= most else f"{end[:front]}…{end[-back:]}" for end in ends)
 

@@ -25,7 +25,7 @@ from scheduler.coordinator.http.server import HttpServer
 from scheduler.coordinator.journal import Journal
 from scheduler.coordinator.metadata.interface import Metadata
 from scheduler.coordinator.metadata.sqlite import SqliteMetadata, sync_directory
-from scheduler.coordinator.service import Coordinator, CoordinatorSettings, World
+from scheduler.coordinator.service import Coordinator, CoordinatorSettings, Environment
 from scheduler.coordinator.warming import warm
 from scheduler.peace.plan import Planner
 from scheduler.topology import Topology
@@ -43,7 +43,7 @@ PLANNERS: Mapping[str, tuple[str, str]] = {
     "repaired": ("scheduler.peace.repaired", "RepairedPlanner"),
 }
 """Planners that serve; each loads its room, and only that."""
-LEAST_TOKEN_CHARACTERS = 16
+MIN_TOKEN_CHARACTERS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class _Traffic:
 
 
 async def serve(
-    world: World,
+    environment: Environment,
     metadata: Metadata,
     settings: ServeSettings,
     *,
@@ -127,12 +127,12 @@ async def serve(
 ) -> None:
     """Serve until drained or cancelled; reports what runs once it listens. Raises StartError, StoreError, OSError."""
     settings.security.check(settings.listen)
-    journal = Journal(metadata, world.report)
-    coordinator = Coordinator(world, settings.coordinator, journal)
+    journal = Journal(metadata, environment.report)
+    coordinator = Coordinator(environment, settings.coordinator, journal)
     coordinator.restore(metadata.load())
     traffic = _Traffic()
     operations, security = Handlers(coordinator, traffic).operations(), settings.security
-    report = Folding(world.report, world.clock.monotonic_s)
+    report = Folding(environment.report, environment.clock.monotonic_s)
     dispatch = Dispatch(operations, report, security.token, own_only=security.own_only)
     server = HttpServer(
         settings.http,
@@ -205,8 +205,8 @@ def read_token(path: Path) -> str:
         token = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise StartError(f"--token-file {path}: {getattr(error, 'strerror', None) or 'must be ASCII'}") from error
-    if len(token) < LEAST_TOKEN_CHARACTERS or not token.isprintable() or " " in token:
-        raise StartError(f"--token-file {path}: a token has at least {LEAST_TOKEN_CHARACTERS} characters and no blanks")
+    if len(token) < MIN_TOKEN_CHARACTERS or not token.isprintable() or " " in token:
+        raise StartError(f"--token-file {path}: a token has at least {MIN_TOKEN_CHARACTERS} characters and no blanks")
     return token
 
 

@@ -38,7 +38,7 @@ NOT_FOUND = 404
 CONFLICT = 409
 UNAVAILABLE = 503
 IN_DOUBT = "an event failed in the middle; the plan is made anew from what is stored"
-LONGEST_REBUILD_PAUSE_S = 30.0
+MAX_REBUILD_PAUSE_S = 30.0
 PLAN_PATIENCE_S = 1.0
 """How much longer than events are gathered an answer waits for the plan that they lead to."""
 
@@ -68,14 +68,14 @@ class CoordinatorSettings:
     """A chunk that is under way for so long is revoked and planned anew; None: from the topology's rates."""
     remember_ms: int = 600_000
     """How long a request that is over can be asked for."""
-    most_remembered: int = 10_000
+    max_remembered: int = 10_000
     """How many of them, at most."""
     tick_s: float = 0.5
     """How often deadlines are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class Environment:
     """What a coordinator gets from outside: the network, who plans on it, time, randomness, and who listens."""
 
     topology: Topology
@@ -88,22 +88,24 @@ class World:
 class Coordinator:
     """The service's state and what can be done with it. `run` keeps time; the journal must run too."""
 
-    def __init__(self, world: World, settings: CoordinatorSettings, journal: Journal) -> None:
-        self.world = world
+    def __init__(self, environment: Environment, settings: CoordinatorSettings, journal: Journal) -> None:
+        self.environment = environment
         self.settings = settings
         self.journal = journal
         self.ledger = Ledger()
         self.hosts = Hosts(
-            {server.name: server.address for server in world.topology.servers}, settings.host_deadline_ms
+            {server.name: server.address for server in environment.topology.servers}, settings.host_deadline_ms
         )
         # What is over, the ledger knows.
-        self._scheduling = replace(settings.scheduler, most_remembered=0)
-        self._scheduler = OnlineScheduler(world.topology, world.planner, self._scheduling, world.random)
-        self._started_s = world.clock.monotonic_s()
-        self._base_ms = world.clock.wall_ms()
+        self._scheduling = replace(settings.scheduler, max_remembered=0)
+        self._scheduler = OnlineScheduler(
+            environment.topology, environment.planner, self._scheduling, environment.random
+        )
+        self._started_s = environment.clock.monotonic_s()
+        self._base_ms = environment.clock.wall_ms()
         self._stopping = False
-        self.chunk_deadline_ms = settings.chunk_deadline_ms or chunk_deadline_ms(world.topology)
-        self.stranded: frozenset[str] = frozenset()
+        self.chunk_deadline_ms = settings.chunk_deadline_ms or chunk_deadline_ms(environment.topology)
+        self.unreachable: frozenset[str] = frozenset()
         """Requests of which nothing that waits has a path, at the last tick."""
         self._doubt: str | None = None
         self._rebuild_at_s = 0.0
@@ -123,10 +125,16 @@ class Coordinator:
         self._base_ms = max(self._base_ms, latest_ms)
         self.hosts.restore(restore_hosts(entries), self.now_ms())
         lost = [record.name for record in self.hosts.known() if record.lost]
-        world = self.world
+        environment = self.environment
         try:
             self._scheduler = OnlineScheduler.restore(
-                world.topology, world.planner, self._scheduling, world.random, records, lost, self.now_ms()
+                environment.topology,
+                environment.planner,
+                self._scheduling,
+                environment.random,
+                records,
+                lost,
+                self.now_ms(),
             )
         except PlanInvalid as error:
             raise StoreDamaged(f"the stored plan contradicts itself ({error})") from error
@@ -149,7 +157,7 @@ class Coordinator:
 
     def uptime_ms(self) -> int:
         """Milliseconds since this process started."""
-        return int((self.world.clock.monotonic_s() - self._started_s) * 1000)
+        return int((self.environment.clock.monotonic_s() - self._started_s) * 1000)
 
     async def run(self) -> None:
         """Plan what is gathered, look at deadlines and forget what is old, until cancelled."""
@@ -174,7 +182,7 @@ class Coordinator:
         try:
             self._change(lambda: self._scheduler.plan(self.now_ms()))
         except Exception as error:  # noqa: BLE001  one event that fails must not end the service
-            self.world.report("request crashed", {"operation": "plan", "trace": "".join(format_exception(error))})
+            self.environment.report("request crashed", {"operation": "plan", "trace": "".join(format_exception(error))})
 
     async def _tick(self) -> None:
         """Deadlines, and what could not be done when it was due."""
@@ -197,7 +205,9 @@ class Coordinator:
             try:
                 self._look_at_deadlines(now_ms)
             except Exception as error:  # noqa: BLE001  one event that fails must not end the service
-                self.world.report("request crashed", {"operation": "tick", "trace": "".join(format_exception(error))})
+                self.environment.report(
+                    "request crashed", {"operation": "tick", "trace": "".join(format_exception(error))}
+                )
 
     def _grant_writers(self, more_ms: int) -> None:
         """Writers could not be heard for so long."""
@@ -210,19 +220,19 @@ class Coordinator:
         for host in self.hosts.missed(now_ms):
             self._lose(host, "missed its deadline")
         for name in self.ledger.silent(now_ms - settings.writer_deadline_ms):
-            self.world.report("writer silent", {"request": name})
+            self.environment.report("writer silent", {"request": name})
             self._change(lambda name=name: self._scheduler.cancel(name, now_ms))  # type: ignore[misc]
         for record in self.ledger.overdue(now_ms, self.chunk_deadline_ms):
             self._revoke_overdue(record, now_ms)
-        self._tell_stranded()
-        self.journal.record(self.ledger.forget(now_ms - settings.remember_ms, settings.most_remembered))
+        self._report_unreachable()
+        self.journal.record(self.ledger.forget(now_ms - settings.remember_ms, settings.max_remembered))
 
     def _revoke_overdue(self, record: ChunkRecord, now_ms: int) -> None:
         """A chunk hangs: what it holds is free again, and its hosts are avoided when it is planned anew."""
         name, chunk, attempt = record.request, record.chunk, record.attempt
         if self.ledger.running.get((name, chunk)) is not record:
             return  # its request ended with the chunk before
-        self.world.report(
+        self.environment.report(
             "chunk overdue",
             {
                 "request": name, "chunk": chunk, "attempt": attempt, "hosts": ",".join(record.hosts),
@@ -232,15 +242,15 @@ class Coordinator:
         self.counts["overdue"] += 1
         self._change(lambda: self._scheduler.overdue(name, chunk, attempt, now_ms))
 
-    def _tell_stranded(self) -> None:
+    def _report_unreachable(self) -> None:
         """Say which requests have no path any more, and which have one again."""
-        before, self.stranded = self.stranded, self._scheduler.stranded()
+        before, self.unreachable = self.unreachable, self._scheduler.unreachable()
         lost = ",".join(host.name for host in self.hosts.known() if host.lost)
-        for name in sorted(self.stranded - before):
-            self.world.report("request stranded", {"request": name, "hosts_lost": lost})
-        for name in sorted(before - self.stranded):
+        for name in sorted(self.unreachable - before):
+            self.environment.report("request stranded", {"request": name, "hosts_lost": lost})
+        for name in sorted(before - self.unreachable):
             if name in self.ledger.requests and not self.ledger.requests[name].state.ended:
-                self.world.report("request has a path again", {"request": name})
+                self.environment.report("request has a path again", {"request": name})
 
     def stop(self) -> None:
         """Answer everyone who waits: the service ends."""
@@ -257,7 +267,9 @@ class Coordinator:
         before = self.hosts.record(name)
         record = self.hosts.register(name, address, self.now_ms())
         if record != before:
-            self.world.report("host registered", {"host": name, "address": address or "", "was_lost": before.lost})
+            self.environment.report(
+                "host registered", {"host": name, "address": address or "", "was_lost": before.lost}
+            )
             self._change(
                 lambda: self._scheduler.host_back(name, self.now_ms()) if before.lost else Outcome(),
                 [host_change(record)],
@@ -279,7 +291,7 @@ class Coordinator:
         return self.hosts.record(name)
 
     def _lose(self, host: str, why: str) -> None:
-        self.world.report("host lost", {"host": host, "why": why})
+        self.environment.report("host lost", {"host": host, "why": why})
         self.counts["hosts_lost"] += 1
         record = self.hosts.lose(host)
         self._change(lambda: self._scheduler.host_lost(host, self.now_ms()), [host_change(record)])
@@ -297,7 +309,7 @@ class Coordinator:
             if known.asked != asked_text(wanted):
                 raise ApiError(CONFLICT, f"name={shown(wanted.name)}: there is another request of that name", "name")
             return known, False
-        if self.ledger.live >= self.settings.scheduler.most_waiting:
+        if self.ledger.live >= self.settings.scheduler.max_waiting:
             raise ApiError(UNAVAILABLE, f"the queue is full: {self.ledger.live} requests wait; try again later")
         if wanted.writer is not None and self.hosts.record(wanted.writer).lost:
             raise ApiError(CONFLICT, f"writer={shown(wanted.writer)}: this host is lost; register it first", "writer")
@@ -314,7 +326,7 @@ class Coordinator:
                 raise RequestError("replicas", f"{wanted.replicas}: {error}") from error
             raise
         tracked = self.ledger.requests[wanted.name]
-        self.world.report("submitted", {"request": wanted.name, "writer": wanted.writer, "chunks": wanted.chunks})
+        self.environment.report("submitted", {"request": wanted.name, "writer": wanted.writer, "chunks": wanted.chunks})
         try:
             await self._settled()
         except StoreError:
@@ -327,7 +339,7 @@ class Coordinator:
     def _new_name(self) -> str:
         """A name that no request has: with the same seed, a restarted coordinator makes the same names again."""
         while True:
-            name = f"request-{self.world.random.getrandbits(64):016x}"
+            name = f"request-{self.environment.random.getrandbits(64):016x}"
             if name not in self.ledger.requests:
                 return name
 
@@ -470,26 +482,26 @@ class Coordinator:
 
     async def _rebuild(self) -> None:
         """Make the plan anew from what is stored, after an event that failed in the middle."""
-        if self.world.clock.monotonic_s() < self._rebuild_at_s:
+        if self.environment.clock.monotonic_s() < self._rebuild_at_s:
             return
-        world, now_ms = self.world, self.now_ms()
+        environment, now_ms = self.environment, self.now_ms()
         try:
             stored = Ledger()
             records, _ = stored.restore(await self.journal.load(), now_ms)
             lost = [record.name for record in self.hosts.known() if record.lost]
             scheduler = OnlineScheduler.restore(
-                world.topology, world.planner, self._scheduling, world.random, records, lost, now_ms
+                environment.topology, environment.planner, self._scheduling, environment.random, records, lost, now_ms
             )
         except Exception as error:  # noqa: BLE001  whatever it is: nothing is changed before it is over
-            self._rebuild_pause_s = min(LONGEST_REBUILD_PAUSE_S, 2 * self._rebuild_pause_s + self.settings.tick_s)
-            self._rebuild_at_s = world.clock.monotonic_s() + self._rebuild_pause_s
-            world.report("plan not rebuilt", {"trace": "".join(format_exception(error))})
+            self._rebuild_pause_s = min(MAX_REBUILD_PAUSE_S, 2 * self._rebuild_pause_s + self.settings.tick_s)
+            self._rebuild_at_s = environment.clock.monotonic_s() + self._rebuild_pause_s
+            environment.report("plan not rebuilt", {"trace": "".join(format_exception(error))})
             return
         self.ledger.go_back_to(stored, now_ms)
         self.ledger.begin_anew(now_ms)
         self._scheduler, self._doubt, self._rebuild_pause_s = scheduler, None, 0.0
         self.counts["rebuilt"] += 1
-        world.report("plan rebuilt", {"requests": self.ledger.live})
+        environment.report("plan rebuilt", {"requests": self.ledger.live})
         self._commit(scheduler.restored, [host_change(record) for record in self.hosts.known()])
         self._look_at_gathered()
 
@@ -516,10 +528,10 @@ class Coordinator:
         kind = event["event"]
         self.counts[kind] += 1
         if event["chunk"] is None:
-            self.world.report(kind, {"request": name})
+            self.environment.report(kind, {"request": name})
         else:
             hosts = ",".join(event["hosts"])
-            self.world.report(
+            self.environment.report(
                 kind, {"request": name, "chunk": event["chunk"], "attempt": event["attempt"], "hosts": hosts}
             )
 

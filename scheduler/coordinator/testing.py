@@ -22,7 +22,7 @@ import trio
 from scheduler.addresses import Address
 from scheduler.coordinator.metadata.interface import Metadata
 from scheduler.coordinator.running import Running, ServeSettings, make_planner, opened, serve
-from scheduler.coordinator.service import CoordinatorSettings, World
+from scheduler.coordinator.service import CoordinatorSettings, Environment
 from scheduler.coordinator.system_clock import SystemClock
 from scheduler.peace.online import GATHER_MS, Settings
 from scheduler.topology import Topology
@@ -56,14 +56,14 @@ def running(
         directory = data_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="coordinator-")))
         metadata = stack.enter_context(opened(directory))
         clock = SystemClock()
-        world = World(topology, make_planner(planner, topology), clock, Random(seed), silent)  # noqa: S311
-        yield stack.enter_context(in_thread(world, metadata, served))
+        environment = Environment(topology, make_planner(planner, topology), clock, Random(seed), silent)  # noqa: S311
+        yield stack.enter_context(in_thread(environment, metadata, served))
 
 
 @contextmanager
-def in_thread(world: World, metadata: Metadata, settings: ServeSettings) -> Iterator[str]:
+def in_thread(environment: Environment, metadata: Metadata, settings: ServeSettings) -> Iterator[str]:
     """Serve in a thread; gives the URL. Raises what prevents the start."""
-    thread = _Thread(world, metadata, settings)
+    thread = _Thread(environment, metadata, settings)
     thread.start()
     try:
         scheme = "http" if settings.security.tls is None else "https"
@@ -75,9 +75,9 @@ def in_thread(world: World, metadata: Metadata, settings: ServeSettings) -> Iter
 class _Thread(threading.Thread):
     """An event loop with one coordinator on it."""
 
-    def __init__(self, world: World, metadata: Metadata, settings: ServeSettings) -> None:
+    def __init__(self, environment: Environment, metadata: Metadata, settings: ServeSettings) -> None:
         super().__init__(name="coordinator", daemon=True)
-        self._parts = (world, metadata, settings)
+        self._parts = (environment, metadata, settings)
         self._ready = threading.Event()
         self._token: trio.lowlevel.TrioToken | None = None
         self._over: trio.Event | None = None

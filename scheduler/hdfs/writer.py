@@ -26,10 +26,10 @@ from scheduler.hdfs.plan_table import PlanTable
 from scheduler.hdfs.webhdfs import PIECE_BYTES, ChunkClient, DataNodeFailed, HdfsAway, Timeouts, get, put
 
 FIRST_WAIT_S = 0.1
-LONGEST_WAIT_S = 2.0
+MAX_WAIT_S = 2.0
 PLACEMENTS = 2
 """What HDFS decides for a file over WebHDFS: to which DataNode the writer is led, and where the block goes."""
-MOST_SHOWN = 10
+MAX_SHOWN = 10
 """Failed attempts that an error names."""
 SUSPECTED_S = 30.0
 """How long a DataNode that broke off is not to be HDFS's own choice; by then the NameNode knows whether it is dead."""
@@ -104,7 +104,7 @@ class CheckpointWriter:
         """
         request = self._coordinator.submit(writer, len(chunks), replicas, placement=placement)
         latest: dict[int, Future[Written | None]] = {}
-        problems: deque[str] = deque(maxlen=MOST_SHOWN)
+        problems: deque[str] = deque(maxlen=MAX_SHOWN)
         with ThreadPoolExecutor(self._settings.at_once, thread_name_prefix="chunk") as pool:
             try:
                 for go in request.goes():
@@ -148,7 +148,7 @@ class CheckpointWriter:
                 if time.monotonic() > deadline:
                     raise
                 threading.Event().wait(wait_s)
-                wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+                wait_s = min(2 * wait_s, MAX_WAIT_S)
             finally:
                 client.close()
 
@@ -168,7 +168,7 @@ class CheckpointWriter:
         addresses = [address or name for name, address in zip(go.hosts, go.addresses, strict=True)]
         try:
             if go.attempt > 1:
-                _wait(go, min(FIRST_WAIT_S * 2 ** (go.attempt - 1), LONGEST_WAIT_S))
+                _wait(go, min(FIRST_WAIT_S * 2 ** (go.attempt - 1), MAX_WAIT_S))
             written = self._write(go, path, addresses[1:], chunks[go.chunk])
         except Revoked:
             return None
@@ -202,7 +202,7 @@ class CheckpointWriter:
             finally:
                 client.close()
             _wait(go, wait_s)
-            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+            wait_s = min(2 * wait_s, MAX_WAIT_S)
         seconds = time.monotonic() - started
         crc32, led_to = zlib.crc32(data), client.led_to or ""
         return Written(

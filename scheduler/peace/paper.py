@@ -38,7 +38,7 @@ from random import Random
 from typing import NamedTuple
 
 from scheduler.errors import PlanInvalid
-from scheduler.peace.placement import MOST_REPLICAS, Relation, Rule
+from scheduler.peace.placement import MAX_REPLICAS, Relation, Rule
 from scheduler.peace.plan import Chain, Kind, Plan, Request, Residual, check_request
 from scheduler.topology import Hop, Topology
 
@@ -198,7 +198,7 @@ class PaperPlanner:
     def _near(self, start: int) -> tuple[Step, ...]:
         """The racks nearest in the idle network with their distances: more of them than rules can forbid."""
         if start not in self._nearest:
-            enough = MOST_REPLICAS + 2
+            enough = MAX_REPLICAS + 2
             near: list[Step] = []
             heap, done = [(0, start)], set[int]()
             while heap and len(near) < enough:

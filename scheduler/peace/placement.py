@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from scheduler.errors import PlacementError
 
-MOST_REPLICAS = 16
+MAX_REPLICAS = 16
 
 
 class Relation(StrEnum):
@@ -46,12 +46,12 @@ def default_placement(replicas: int, racks: int = 2) -> Placement:
     footnote 6); SGuard itself names no full template, only one copy in the same rack and another in a different one as
     an example (section 5). With one rack there are no rules.
     """
-    if not 1 <= replicas <= MOST_REPLICAS:
-        raise PlacementError(f"replicas={replicas}: must be from 1 to {MOST_REPLICAS}")
+    if not 1 <= replicas <= MAX_REPLICAS:
+        raise PlacementError(f"replicas={replicas}: must be from 1 to {MAX_REPLICAS}")
     if racks < 2:
         return ((),) * replicas
     rules = ((Rule(Relation.SAME_RACK, 0),), (Rule(Relation.OTHER_RACK, 0),), (Rule(Relation.SAME_RACK, 2),))
-    return (*rules, *(((),) * MOST_REPLICAS))[:replicas]
+    return (*rules, *(((),) * MAX_REPLICAS))[:replicas]
 
 
 def parse_placement(texts: Sequence[str]) -> Placement:
@@ -64,8 +64,8 @@ def parse_placement(texts: Sequence[str]) -> Placement:
 
 def check_placement(placement: Placement) -> Placement:
     """The placement, if its rules speak of what is there by then. Raises PlacementError."""
-    if not 1 <= len(placement) <= MOST_REPLICAS:
-        raise PlacementError(f"a placement for {len(placement)} replicas: must be from 1 to {MOST_REPLICAS}")
+    if not 1 <= len(placement) <= MAX_REPLICAS:
+        raise PlacementError(f"a placement for {len(placement)} replicas: must be from 1 to {MAX_REPLICAS}")
     for number, rules in enumerate(placement, 1):
         for rule in rules:
             if not 0 <= rule.of < number:

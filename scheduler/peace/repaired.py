@@ -52,7 +52,7 @@ TRIES = 6
 FEW_HOSTS = 1000
 """In networks of up to so many hosts chains are dealt out up to TRIES times."""
 SEEDS = (1 << 64) - 1
-MOST_WANTED = 1 << 30
+MAX_WANTED = 1 << 30
 """Chunks of one writer beyond this are not counted."""
 
 
@@ -120,7 +120,7 @@ class RepairedPlanner:
         """At least so many chunks fit into so many timesteps together, by the model: an upper bound."""
         times = whole.copy()
         for counts in _arrays(times):
-            np.copyto(counts, np.minimum(counts.astype(np.int64) * timesteps, MOST_WANTED), casting="same_kind")
+            np.copyto(counts, np.minimum(counts.astype(np.int64) * timesteps, MAX_WANTED), casting="same_kind")
         nothing = Attempt(times, np.empty(0, np.int64), np.empty((0, 1), np.int32), np.empty(0, np.int64))
         return self._bound(demand.asked, nothing, demand.chosen, demand.replicas)
 
@@ -184,8 +184,8 @@ class RepairedPlanner:
     def _bound(self, asked: Asked, fixed: Attempt, chosen: Numbers, replicas: int) -> int:
         """The most chunks of the chosen requests beside what is fixed."""
         writers, wanted = asked.fields[chosen, 1], asked.fields[chosen, 2]
-        counts = np.bincount(writers, np.minimum(wanted, MOST_WANTED), self._parts.shape[1])
-        self._parts[kernels.WANT] = np.minimum(counts, MOST_WANTED)
+        counts = np.bincount(writers, np.minimum(wanted, MAX_WANTED), self._parts.shape[1])
+        self._parts[kernels.WANT] = np.minimum(counts, MAX_WANTED)
         tables = self._tree.tree, self._tree.pool, self._parts, self._sums
         return int(kernels.bound(*tables, replicas, *_arrays(fixed.residual)))
 

@@ -42,7 +42,7 @@ FIELDS = 8
 """Numbers per request for the kernel: see `tree_kernels.plan_all`."""
 RULES = 3
 """Numbers per replica: see `tree_kernels.write`."""
-MOST_PLACEMENTS = 256
+MAX_PLACEMENTS = 256
 """Placements remembered in the kernel's form; a cluster has a handful."""
 ROWS_AT_A_TIME = 1 << 16
 """Chains that one call of the kernel can return; there may be more calls."""
@@ -50,7 +50,7 @@ ROWS_AT_A_TIME = 1 << 16
 FEW = 256
 """Chunks of a request up to which the numbers of those that wait are kept for the next request."""
 
-MOST_ROUTES = 1 << 17
+MAX_ROUTES = 1 << 17
 """Pairs of racks whose routes are kept: some 20 MB."""
 
 Routes = tuple[tuple[int, ...], ...]
@@ -228,7 +228,7 @@ class TreePlanner:
         known = self._compiled.get(id(placement))
         if known is not None and known[0] is placement:
             return known[1]
-        if len(self._compiled) >= MOST_PLACEMENTS:
+        if len(self._compiled) >= MAX_PLACEMENTS:
             self._compiled.clear()
         try:
             check_placement(placement or ((),))  # a read has none
@@ -290,7 +290,7 @@ class Ways:
     def _of_one(self, source: Numbers, target: Numbers, before: int, behind: int) -> list[Routes]:
         """The same where only one hop leaves a rack, with so many hops before and behind it."""
         known = self._known.setdefault((before, behind), {})
-        if len(known) > MOST_ROUTES:
+        if len(known) > MAX_ROUTES:
             known.clear()
         switches = len(self._up)
         pairs = (source.astype(np.int64) * switches + target).tolist()

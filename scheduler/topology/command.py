@@ -19,14 +19,14 @@ from scheduler.topology.quantities import duration_for_people, rate_for_people, 
 
 FORMS: Final = ("svg", "png", "pdf")
 """The forms of a picture, each the ending of its files."""
-MOST_LINES: Final = 40
+MAX_LINES: Final = 40
 """Racks and links that `check` lists; the rest is counted. `--all` lists everything."""
 
 
 def add_check_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of `cairn topology check`."""
     _add_file(parser)
-    parser.add_argument("--all", action="store_true", help=f"list every rack and link, not the first {MOST_LINES}")
+    parser.add_argument("--all", action="store_true", help=f"list every rack and link, not the first {MAX_LINES}")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="one JSON object")
     form.add_argument("--toml", action="store_true", help="the description written out, every capacity spelled out")
@@ -79,7 +79,7 @@ def run_check(arguments: argparse.Namespace) -> int:
         seen = overview(network.topology)
         print(json.dumps(topology_mapping(network.topology, network.timestep_s) | {"overview": seen.values()}))
     else:
-        for line in _report(network, None if arguments.all else MOST_LINES):
+        for line in _report(network, None if arguments.all else MAX_LINES):
             print(line)
     return 0
 

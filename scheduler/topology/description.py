@@ -31,9 +31,9 @@ from typing import Final, NamedTuple
 from scheduler.errors import TopologyError
 from scheduler.topology.keys import (
     DEFAULTS,
-    LARGEST_CAPACITY,
-    LARGEST_COUNT,
     LINK,
+    MAX_CAPACITY,
+    MAX_COUNT,
     SERVER,
     SWITCH,
     TABLES,
@@ -46,7 +46,7 @@ from scheduler.topology.keys import (
 from scheduler.topology.model import CHUNK_BYTES, DEFAULT_CAPACITY, Link, Server, Topology
 from scheduler.topology.quantities import duration_text, rate_text, size_text
 
-LARGEST_FILE_BYTES: Final = 64 << 20
+MAX_FILE_BYTES: Final = 64 << 20
 _PLACEHOLDER: Final = re.compile(r"\{(n|m|rack)(?::0([1-9]))?\}")
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -73,9 +73,9 @@ def load_network(path: Path | str) -> Network:
     """As `load_topology`, with what else the file says. `.json` is read as JSON, all else as TOML."""
     path = Path(path)
     with path.open("rb") as file:
-        content = file.read(LARGEST_FILE_BYTES + 1)
-    if len(content) > LARGEST_FILE_BYTES:
-        raise TopologyError(f"{path}: larger than {size_text(LARGEST_FILE_BYTES)}: no description of a network")
+        content = file.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        raise TopologyError(f"{path}: larger than {size_text(MAX_FILE_BYTES)}: no description of a network")
     try:
         text = content.decode()
         if path.suffix.lower() == ".json":
@@ -167,8 +167,8 @@ class _Pace:
             )
         # The small term keeps 2 × r × (chunk ÷ r) ÷ chunk at 2, whatever the rounding.
         capacity = max(1, int(bytes_s * self.timestep_s / self.chunk_bytes + 1e-9))
-        if capacity > LARGEST_CAPACITY:
-            raise TopologyError(f"{entry.where}: {rate_name} gives {name}={capacity}, above {LARGEST_CAPACITY}")
+        if capacity > MAX_CAPACITY:
+            raise TopologyError(f"{entry.where}: {rate_name} gives {name}={capacity}, above {MAX_CAPACITY}")
         self.derived.append(f"{entry.where.rpartition(': ')[2]}: {name}={capacity}")
         return capacity
 
@@ -318,7 +318,7 @@ def _racks(entry: Entry, rack: str, switches: Sequence[str]) -> list[str]:
 
 def _numbers(entry: Entry) -> range:
     """The numbers of the servers or switches that an entry stands for."""
-    count, first = entry.number("count", most=LARGEST_COUNT), entry.number("first", most=LARGEST_COUNT)
+    count, first = entry.number("count", most=MAX_COUNT), entry.number("first", most=MAX_COUNT)
     if count == 0:
         raise entry.fail("count", "must be 1 or more")
     start = 1 if first is None else first

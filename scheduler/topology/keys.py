@@ -14,12 +14,12 @@ from scheduler.topology.quantities import parse_duration, parse_rate, parse_size
 
 T = TypeVar("T")
 
-LARGEST_CAPACITY: Final = 1 << 20
+MAX_CAPACITY: Final = 1 << 20
 """Chunks per timestep; planners keep what is left in 32 bits, and sums of it must fit too."""
-LARGEST_COUNT: Final = 100_000
+MAX_COUNT: Final = 100_000
 """Servers that one entry may stand for."""
-LONGEST_NAME: Final = 255
-MOST_LISTED: Final = 12
+MAX_NAME_CHARACTERS: Final = 255
+MAX_LISTED: Final = 12
 """Names that a message lists."""
 
 
@@ -134,8 +134,8 @@ class Entry:
             return None
         if not isinstance(value, str):
             raise self.fail(name, f"must be a text, not {_type_name(value)}")
-        if not value or value != value.strip() or not value.isprintable() or len(value) > LONGEST_NAME:
-            raise self.fail(name, f"must have 1 to {LONGEST_NAME} printable characters and no space around them")
+        if not value or value != value.strip() or not value.isprintable() or len(value) > MAX_NAME_CHARACTERS:
+            raise self.fail(name, f"must have 1 to {MAX_NAME_CHARACTERS} printable characters and no space around them")
         return value
 
     def required(self, name: str) -> str:
@@ -145,7 +145,7 @@ class Entry:
             raise TopologyError(f"{self.where}: {name} is missing")
         return value
 
-    def number(self, name: str, *, most: int = LARGEST_CAPACITY) -> int | None:
+    def number(self, name: str, *, most: int = MAX_CAPACITY) -> int | None:
         """A whole number, from 0."""
         value = self.values.get(name)
         if value is None:
@@ -193,8 +193,8 @@ def suggestion(name: str, known: Collection[str]) -> str:
     if not known:
         return "there is none"
     names = sorted(known)
-    more = f" and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
-    return f"known: {', '.join(names[:MOST_LISTED])}{more}"
+    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return f"known: {', '.join(names[:MAX_LISTED])}{more}"
 
 
 def table(where: str, value: object) -> Mapping[str, object]:

@@ -148,7 +148,7 @@ def test_errors_have_types_and_fields(url: str) -> None:
 
 def test_an_end_that_is_not_the_good_one_is_an_error() -> None:
     """Cancelled by somebody, and given up after too many attempts."""
-    with running(NETWORK, planner="paper", most_attempts=2) as url, CoordinatorClient(url) as client:
+    with running(NETWORK, planner="paper", max_attempts=2) as url, CoordinatorClient(url) as client:
         write = client.submit(writer="r1h1", chunks=2)
         revoked: list[Go] = []
         gos = write.goes(revoked.append)
@@ -232,7 +232,7 @@ def _ended(client: CoordinatorClient) -> list[str]:
 
 def test_what_is_over_is_forgotten() -> None:
     """Requests that ended are remembered for a bounded time and number; what is live never is forgotten."""
-    settings = CoordinatorSettings(Settings(), remember_ms=100_000, most_remembered=3, tick_s=0.05)
+    settings = CoordinatorSettings(Settings(), remember_ms=100_000, max_remembered=3, tick_s=0.05)
     with running(NETWORK, planner="paper", settings=settings) as url, CoordinatorClient(url) as client:
         client.submit(writer="r2h1", chunks=1, name="live")
         for number in range(6):
@@ -512,7 +512,7 @@ def test_backing_off_is_bounded(seed: int, patience_s: float, pauses: list[float
                 backoff.after(OSError("away"), now_s, "GET /")
             return
         delay_s = backoff.after(OSError("away"), now_s, "GET /")
-        assert 0 <= delay_s <= min(1.5 * core.LONGEST_DELAY_S, end_s - now_s + 1e-9)
+        assert 0 <= delay_s <= min(1.5 * core.MAX_DELAY_S, end_s - now_s + 1e-9)
         now_s += pause_s + delay_s
 
 

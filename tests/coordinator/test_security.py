@@ -27,7 +27,7 @@ from scheduler.coordinator.running import (
     read_token,
     tls_context,
 )
-from scheduler.coordinator.service import World
+from scheduler.coordinator.service import Environment
 from scheduler.coordinator.system_clock import SystemClock
 from scheduler.coordinator.testing import in_thread, silent
 from scheduler.errors import AddressError
@@ -67,8 +67,8 @@ def secured(tmp_path: Path, certificate: tuple[Path, Path]) -> Iterator[str]:
     """A coordinator behind TLS that wants a token."""
     topology = racks([4, 4], 4)
     settings = ServeSettings(Address("127.0.0.1", 0), security=Security(TOKEN, tls_context(*certificate)))
-    world = World(topology, make_planner("paper", topology), SystemClock(), Random(0), silent)
-    with opened(tmp_path) as metadata, in_thread(world, metadata, settings) as url:
+    environment = Environment(topology, make_planner("paper", topology), SystemClock(), Random(0), silent)
+    with opened(tmp_path) as metadata, in_thread(environment, metadata, settings) as url:
         yield url
 
 
@@ -193,8 +193,8 @@ def test_a_page_in_a_browser_cannot_post(tmp_path: Path) -> None:
     Nor can it call this machine by a name of its own, and so be at home here.
     """
     topology = racks([4, 4], 4)
-    world = World(topology, make_planner("paper", topology), SystemClock(), Random(0), silent)
-    with opened(tmp_path) as metadata, in_thread(world, metadata, ServeSettings(Address("127.0.0.1", 0))) as url:
+    environment = Environment(topology, make_planner("paper", topology), SystemClock(), Random(0), silent)
+    with opened(tmp_path) as metadata, in_thread(environment, metadata, ServeSettings(Address("127.0.0.1", 0))) as url:
         for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
             body = b'{"writer":"r1h1","chunks":1}'
             assert ask(url, "POST", "/v1/requests", body=body, Content_Type=kind).status == 415

@@ -21,7 +21,7 @@ from scheduler.coordinator.metadata.interface import Change, Metadata
 from scheduler.coordinator.metadata.sqlite import SqliteMetadata
 from scheduler.coordinator.report import Report
 from scheduler.coordinator.running import make_planner
-from scheduler.coordinator.service import Coordinator, CoordinatorSettings, World
+from scheduler.coordinator.service import Coordinator, CoordinatorSettings, Environment
 from scheduler.coordinator.testing import silent
 from scheduler.peace.online import GATHER_MS, Submission
 from scheduler.peace.paper import PaperPlanner
@@ -73,10 +73,10 @@ async def coordinator(
 ) -> AsyncGenerator[Coordinator, None]:
     """A coordinator that keeps time and stores, without a server."""
     journal = Journal(metadata, silent, off_load)
-    world = World(NETWORK, planner or make_planner("paper", NETWORK), clock, Random(0), report)
+    environment = Environment(NETWORK, planner or make_planner("paper", NETWORK), clock, Random(0), report)
     scheduling = replace(SETTINGS.scheduler, gather_ms=gather_ms)
     chosen = replace(SETTINGS, scheduler=scheduling, chunk_deadline_ms=chunk_deadline_ms)
-    found = Coordinator(world, chosen, journal)
+    found = Coordinator(environment, chosen, journal)
     found.restore(metadata.load())
     async with trio.open_nursery() as nursery:
         nursery.start_soon(journal.run)
@@ -270,11 +270,11 @@ async def test_a_stranded_request_is_told(database: SqliteMetadata, autojump_clo
         await found.submit("a", lambda name: Submission(name=name, writer="r1h1", chunks=1, replicas=3))
         await found.submit("b", lambda name: Submission(name=name, writer="r1h1", chunks=1, replicas=1))
         await trio.sleep(2)
-        assert found.stranded == {"a"}
+        assert found.unreachable == {"a"}
         await found.register("r2h1", None)
         await found.register("r2h2", None)
         await trio.sleep(2)
-        assert found.stranded == frozenset()
+        assert found.unreachable == frozenset()
     assert said == ["request stranded: a r2h1,r2h2,r2h3,r2h4", "request has a path again: a"]
 
 
@@ -446,7 +446,7 @@ async def test_large_requests_are_remembered_for_less_long(
     database: SqliteMetadata, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not only the requests that are over are bounded, their events are too; a restart counts them as before."""
-    monkeypatch.setattr(ledger, "MOST_EVENTS", 7)
+    monkeypatch.setattr(ledger, "MAX_EVENTS", 7)
     async with coordinator(database, Clock()) as found:
         for name in ("a", "b", "c"):
             await found.submit(name, lambda name: Submission(name=name, writer="r1h1", chunks=1))

@@ -23,7 +23,7 @@ from scheduler.coordinator.journal import Journal
 from scheduler.coordinator.metadata.interface import Change, Metadata, Put, Remove
 from scheduler.coordinator.metadata.sqlite import COUNT_SUFFIX, SqliteMetadata
 from scheduler.coordinator.running import DATABASE, ServeSettings, make_planner, opened
-from scheduler.coordinator.service import CoordinatorSettings, World
+from scheduler.coordinator.service import CoordinatorSettings, Environment
 from scheduler.coordinator.system_clock import SystemClock
 from scheduler.coordinator.testing import _Thread, in_thread, running, silent
 from scheduler.topology import racks
@@ -67,9 +67,9 @@ def flaky(tmp_path: Path) -> Iterator[Flaky]:
         yield Flaky(inner)
 
 
-def world(random: int = 0) -> World:
+def environment(random: int = 0) -> Environment:
     """A small network, planned by Algorithm 1."""
-    return World(NETWORK, make_planner("paper", NETWORK), SystemClock(), Random(random), silent)
+    return Environment(NETWORK, make_planner("paper", NETWORK), SystemClock(), Random(random), silent)
 
 
 SERVE = ServeSettings(Address("127.0.0.1", 0))
@@ -204,7 +204,7 @@ def test_a_new_directory_is_there_after_a_power_cut(tmp_path: Path, monkeypatch:
 
 def test_a_disk_that_fails_is_503_and_goes_on(flaky: Flaky) -> None:
     """Writers are asked to wait, the page says why, and everything goes on when the disk does."""
-    with in_thread(world(), flaky, SERVE) as url, CoordinatorClient(url, patience_s=0) as client:
+    with in_thread(environment(), flaky, SERVE) as url, CoordinatorClient(url, patience_s=0) as client:
         write = client.submit("r1h1", chunks=2, name="before")
         flaky.failing = True
         assert client.request("before")["state"] == "running"
@@ -329,7 +329,7 @@ def test_an_entry_that_cannot_be_read_is_named(tmp_path: Path, key: str, value: 
 
 def test_forgetting_one_touches_no_other(tmp_path: Path) -> None:
     """A request whose name begins with a forgotten one's is still there after a restart; so is a lost host."""
-    settings = CoordinatorSettings(most_remembered=0, tick_s=0.01)
+    settings = CoordinatorSettings(max_remembered=0, tick_s=0.01)
     served = running(NETWORK, planner="paper", settings=settings, data_dir=tmp_path)
     with served as url, CoordinatorClient(url) as client:
         for name in ("ab", "a/b", "b"):
@@ -369,7 +369,7 @@ def test_another_network_is_refused_or_planned_around(tmp_path: Path) -> None:
 
 def test_a_loop_that_has_ended_can_be_stopped(flaky: Flaky) -> None:
     """The end of a coordinator in a thread is no error when its loop has ended by itself in just that moment."""
-    thread = _Thread(world(), flaky, SERVE)
+    thread = _Thread(environment(), flaky, SERVE)
     thread.start()
     thread.address()
     assert thread._token is not None

@@ -17,13 +17,13 @@ from trio.testing import MockClock
 
 from scheduler.client import CoordinatorClient
 from scheduler.coordinator import metrics, page
-from scheduler.coordinator.folding import INTERVAL_S, MOST_KINDS, Folding
+from scheduler.coordinator.folding import INTERVAL_S, MAX_KINDS, Folding
 from scheduler.coordinator.histogram import Histogram
 from scheduler.coordinator.journal import Journal
 from scheduler.coordinator.ledger import Span
 from scheduler.coordinator.report import Reporter
 from scheduler.coordinator.running import make_planner, opened
-from scheduler.coordinator.service import Coordinator, CoordinatorSettings, World
+from scheduler.coordinator.service import Coordinator, CoordinatorSettings, Environment
 from scheduler.coordinator.system_clock import SystemClock
 from scheduler.coordinator.testing import CoordinatorProcess, running, silent
 from scheduler.peace.online import ChunkRecord
@@ -90,7 +90,7 @@ def test_long_names_fit_into_the_picture() -> None:
     drawn = page.svg(page.Picture([Span(chunk, None)], 2000))
     labels = re.findall(r'text-anchor="end"[^>]*>([^<]*)<title>([^<]*)</title>', drawn)
     assert [title for _, title in labels] == [host, f"{switch} → {switch}2"]
-    assert all(len(label) <= page.MOST_LABEL_CHARACTERS for label, _ in labels)
+    assert all(len(label) <= page.MAX_LABEL_CHARACTERS for label, _ in labels)
     assert labels[1][0].count(" → ") == 1
 
 
@@ -106,7 +106,7 @@ def test_the_picture_is_bounded() -> None:
         for n in range(500)
     ]
     drawn = page.svg(page.Picture(spans, 2000))
-    assert drawn.count("<text") == page.MOST_ROWS + page.TICKS + 1
+    assert drawn.count("<text") == page.MAX_ROWS + page.TICKS + 1
     assert "940 more" in drawn
     assert "Nothing" in page.svg(page.Picture([Span(spans[0].chunk, 1500)], 10_000_000))
 
@@ -153,9 +153,11 @@ def test_histograms_are_cumulative() -> None:
 
 def test_large_counters_are_whole(tmp_path: Path) -> None:
     """A counter is told to the last digit: rates are made of small differences between large numbers."""
-    world = World(racks([4, 4], 4), make_planner("paper", racks([4, 4], 4)), SystemClock(), Random(0), silent)
+    environment = Environment(
+        racks([4, 4], 4), make_planner("paper", racks([4, 4], 4)), SystemClock(), Random(0), silent
+    )
     with opened(tmp_path) as metadata:
-        found = Coordinator(world, CoordinatorSettings(), Journal(metadata, silent))
+        found = Coordinator(environment, CoordinatorSettings(), Journal(metadata, silent))
         found.journal.commits = 123_456_789
         assert "\ncairn_coordinator_commits_total 123456789\n" in metrics.text(found, _NoTraffic())
 
@@ -208,7 +210,7 @@ def test_lines_that_strangers_cause_are_folded() -> None:
     lines.clear()
     for stranger in range(5000):
         report("connection refused", {"client": str(stranger)})
-    assert len(lines) == MOST_KINDS + 1, "however many clients there are"
+    assert len(lines) == MAX_KINDS + 1, "however many clients there are"
 
 
 def test_what_was_held_back_is_written_when_nothing_else_comes() -> None:

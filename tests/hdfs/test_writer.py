@@ -67,7 +67,7 @@ def test_patience_has_an_end(hdfs: HdfsCluster) -> None:
     """Without a plan table nothing is written: the request fails after bounded attempts, with the reason."""
     settings = WriterSettings(patience_s=0.0)
     with (
-        running(network(hdfs.nodes, 4), most_attempts=2) as url,
+        running(network(hdfs.nodes, 4), max_attempts=2) as url,
         CoordinatorClient(url) as client,
         PlanTable("http://127.0.0.1:1", "token") as nowhere,
         pytest.raises(ChunkLost, match=r"HDFS was away.*does not answer"),

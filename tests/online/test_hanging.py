@@ -27,7 +27,7 @@ def test_a_chunk_that_hangs_gives_its_capacity_back(mode: Mode) -> None:
 
 def test_a_writer_that_only_hangs_is_given_up() -> None:
     """After the last attempt its request has failed, and holds nothing any more."""
-    world = World(racks([4, 4], 1), PaperPlanner, Settings(most_attempts=3))
+    world = World(racks([4, 4], 1), PaperPlanner, Settings(max_attempts=3))
     world.submit(Submission("hung", "r1h1", 1, placement=("other-rack:0",)))
     for attempt in (1, 2, 3):
         world.expire(("hung", 0, attempt))

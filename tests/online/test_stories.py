@@ -19,8 +19,8 @@ from scheduler.peace.online import (
 )
 from scheduler.peace.online.continuous import Continuous
 from scheduler.peace.online.jobs import Job, Unit
-from scheduler.peace.online.line import Line
-from scheduler.peace.online.stranded import Stranded
+from scheduler.peace.online.ranked_queue import RankedQueue
+from scheduler.peace.online.unreachable import Unreachable
 from scheduler.peace.paper import PaperPlanner
 from scheduler.peace.plan import Chain, Kind, Plan, Request, Residual
 from scheduler.topology import Server, Topology, both_ways, racks
@@ -74,7 +74,7 @@ def test_without_a_reservation_the_head_starves(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_writer_at_its_full_rate_holds_nothing_back() -> None:
     """A head that waits for its own sending side only leaves all other capacity to those behind it."""
-    world = world_of(two_racks(receive=4), most_tries=16)
+    world = world_of(two_racks(receive=4), max_tries=16)
     world.submit(Submission("big", "a", 6, placement=("other-rack:0",)))
     outcome = world.submit(Submission("next", "c", 2, placement=("other-rack:0",)))
     assert len(outcome.go) == 2
@@ -108,7 +108,7 @@ def test_what_could_start_does_start() -> None:
             world.finish(random.choice(sorted(world.in_flight)))
             assert isinstance(world.scheduler._policy, Continuous)
             left = world.scheduler._policy._tokens.left
-            for job in world.scheduler._line:
+            for job in world.scheduler._queue:
                 unit = job.next_unit()
                 if unit is not None and job.name != world.scheduler.status().head:
                     tried += 1
@@ -185,7 +185,7 @@ def test_a_suspect_is_avoided_while_there_is_another() -> None:
 
 def test_attempts_are_bounded() -> None:
     """After the last attempt the request has failed, with the reason; its other chunks are revoked."""
-    world = world_of(racks([3], 1), most_attempts=2)
+    world = world_of(racks([3], 1), max_attempts=2)
     world.submit(Submission("q", "r1h1", 2, placement=("anywhere",)))
     world.fail(("q", 0, 1))
     outcome = world.fail(("q", 0, 2), ("r1h2",))
@@ -215,10 +215,10 @@ def test_a_request_without_a_path_lets_others_pass() -> None:
     world.lose("b1")
     world.submit(Submission("stranded", "a", 1, placement=("other-rack:0", "same-rack:1")))
     assert world.submit(Submission("other", "c", 1, placement=("same-rack:0",))).go
-    assert [each.stranded for each in world.scheduler.status().requests] == [True, False]
-    assert world.scheduler.stranded() == {"stranded"}
+    assert [each.unreachable for each in world.scheduler.status().requests] == [True, False]
+    assert world.scheduler.unreachable() == {"stranded"}
     assert [go.request for go in world.regain("b1").go] == ["stranded"]
-    assert world.scheduler.stranded() == frozenset()
+    assert world.scheduler.unreachable() == frozenset()
 
 
 def test_a_chunk_without_a_source_fails_its_request() -> None:
@@ -271,7 +271,7 @@ def test_what_a_stranded_head_held_is_free_at_once() -> None:
     world.submit(Submission("behind", "r1h1", 1, placement=("same-rack:0",)))
     world.lose("r2h1")
     assert [go.request for go in world.finish(("busy", 0, 1)).go] == ["behind"]
-    assert [each.name for each in world.scheduler.status().requests if each.stranded] == ["head"]
+    assert [each.name for each in world.scheduler.status().requests if each.unreachable] == ["head"]
 
 
 class Unlucky(PaperPlanner):
@@ -295,7 +295,7 @@ def test_a_request_that_was_stranded_by_chance_comes_back(mode: Mode, monkeypatc
     world = World(two_racks(), Unlucky, Settings(mode, finish_fraction=0.5))
     starved = starvation(world, 10)
     assert starved == 10
-    assert [each.name for each in world.scheduler.status().requests if each.stranded] == ["head"]
+    assert [each.name for each in world.scheduler.status().requests if each.unreachable] == ["head"]
     monkeypatch.setattr(Unlucky, "unlucky", False)
     for number in range(20):
         world.submit(Submission(f"more{number}", "cd"[number % 2], 1, placement=("other-rack:0",)))
@@ -316,7 +316,7 @@ def test_nothing_is_kept_of_stranded_requests_that_left() -> None:
         world.cancel(f"q{number}")
     policy = world.scheduler._policy
     assert isinstance(policy, Continuous)
-    assert not policy._stranded._units
+    assert not policy._unreachable._units
 
 
 def test_what_left_the_queue_is_forgotten_although_a_chunk_hangs() -> None:
@@ -336,21 +336,21 @@ def test_what_left_the_queue_is_forgotten_although_a_chunk_hangs() -> None:
 
 def test_a_request_of_stranded_chunks_only_is_out_of_the_line() -> None:
     """Although one of its units has nothing that waits any more: a job at the head must have something to serve."""
-    topology, line = racks([3], 1), Line()
+    topology, queue = racks([3], 1), RankedQueue()
     job = Job("head", Kind.COPY, -1, ((),), 6)
     job.sources = tuple((chunk % 2,) for chunk in range(6))
     job.sort(())
     job.waiting = 6
-    stranded = Stranded(line, Unlucky(topology), Random(1), Residual.full(topology))
-    line.put(job, job.waiting)
+    unreachable = Unreachable(queue, Unlucky(topology), Random(1), Residual.full(topology))
+    queue.put(job, job.waiting)
     for unit in job.units:
-        stranded.add(unit)
-    assert line.first is None
+        unreachable.add(unit)
+    assert queue.first is None
     while job.units[0].waiting:
         job.units[0].take()
         job.waiting -= 1
-    assert stranded.some_again(idle=True) == [job.units[0]]
-    assert line.first is None
+    assert unreachable.some_again(idle=True) == [job.units[0]]
+    assert queue.first is None
 
 
 def test_a_cancelled_request_stays_cancelled() -> None:
@@ -516,8 +516,8 @@ def test_wrong_submissions_name_the_field(field: str, change: dict[str, object])
 
 
 def test_the_queue_is_bounded() -> None:
-    """A submission beyond `most_waiting` is refused; when a request has ended there is room again."""
-    world = world_of(racks([2], 1, send=1), most_waiting=2, most_remembered=1)
+    """A submission beyond `max_waiting` is refused; when a request has ended there is room again."""
+    world = world_of(racks([2], 1, send=1), max_waiting=2, max_remembered=1)
     for name in ("p", "q"):
         world.submit(Submission(name, "r1h1", 1, placement=("anywhere",)))
     with pytest.raises(RequestError, match="queue full"):

@@ -114,4 +114,4 @@ def test_a_chunk_planned_alone_is_not_planned_again_behind_a_stranded_one() -> N
     world.lose("r2h2")
     planner.has_luck = False
     assert [(go.request, go.chunk) for go in world.plan().go] == [("copy", 1), ("write", 0)]
-    assert world.scheduler.stranded() == {"copy"}
+    assert world.scheduler.unreachable() == {"copy"}

@@ -65,7 +65,7 @@ class World:
     old: list[Attempt] = field(default_factory=list)
     """Attempts that ended or were revoked."""
     promises: dict[str, list[Promise]] = field(default_factory=dict)
-    stranded: set[str] = field(default_factory=set)
+    unreachable: set[str] = field(default_factory=set)
     events: int = 0
     running: int = 0
     """The sum over events of requests that are running: how interleaved they are."""
@@ -255,7 +255,7 @@ class World:
         assert go.chunk not in self.done[go.request], "a chunk that is done started again"
         assert not any(other[:2] == attempt[:2] for other in self.in_flight), "two attempts of a chunk in flight"
         assert go.attempt == self.attempts.get(attempt[:2], 0) + 1
-        assert go.attempt <= self.settings.most_attempts
+        assert go.attempt <= self.settings.max_attempts
         assert go.hosts == record.hosts
         self.attempts[attempt[:2]] = go.attempt
         assert not self.lost.intersection(go.hosts), "a chain through a lost host"
@@ -330,13 +330,13 @@ class World:
         disturbed, self.disturbed = self.disturbed, False
         flying = set(self.in_flight)
         requests = self.scheduler.status().requests
-        stranded = {status.name for status in requests if status.stranded}
-        if disturbed or self.stranded - stranded:  # one that is stranded no more is ahead again
+        unreachable = {status.name for status in requests if status.unreachable}
+        if disturbed or self.unreachable - unreachable:  # one that is stranded no more is ahead again
             self.promises.clear()
-        self.stranded = stranded
+        self.unreachable = unreachable
         for status in requests:
             kept = self.promises.setdefault(status.name, [])
-            if not status.waiting or status.stranded:
+            if not status.waiting or status.unreachable:
                 kept.clear()
                 continue
             assert flying, f"{status.name!r} waits while nothing is in flight"

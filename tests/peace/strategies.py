@@ -16,11 +16,11 @@ disks = st.sampled_from([None, None, 0, 1, 2])
 
 
 @st.composite
-def servers_in(draw: st.DrawFn, racks: list[str], *, most_hosts: int = 4, fewest: int = 0) -> list[Server]:
+def servers_in(draw: st.DrawFn, racks: list[str], *, max_hosts: int = 4, fewest: int = 0) -> list[Server]:
     """Servers for these racks, at least one in all."""
     servers = []
     for rack in racks:
-        count = draw(st.integers(fewest, most_hosts))
+        count = draw(st.integers(fewest, max_hosts))
         servers += [
             Server(f"{rack}h{host}", rack, draw(capacities), draw(capacities), draw(disks)) for host in range(count)
         ]
@@ -33,10 +33,10 @@ def connection(draw: st.DrawFn, a: str, b: str, cost: int) -> list[Link]:
 
 
 @st.composite
-def rack_trees(draw: st.DrawFn, *, most_racks: int = 3, most_hosts: int = 4) -> Topology:
+def rack_trees(draw: st.DrawFn, *, max_racks: int = 3, max_hosts: int = 4) -> Topology:
     """Racks below one switch, or (two racks) connected to each other, or a single rack."""
-    racks = [f"r{n}" for n in range(draw(st.integers(1, most_racks)))]
-    servers = draw(servers_in(racks, most_hosts=most_hosts))
+    racks = [f"r{n}" for n in range(draw(st.integers(1, max_racks)))]
+    servers = draw(servers_in(racks, max_hosts=max_hosts))
     if len(racks) == 2 and draw(st.booleans()):
         return Topology(servers, connection(draw, racks[0], racks[1], 1), switches=racks, name="two racks")
     links = [link for rack in racks for link in connection(draw, rack, "core", 1)]
@@ -44,35 +44,35 @@ def rack_trees(draw: st.DrawFn, *, most_racks: int = 3, most_hosts: int = 4) -> 
 
 
 @st.composite
-def deep_trees(draw: st.DrawFn, *, most_switches: int = 7, most_hosts: int = 2) -> Topology:
+def deep_trees(draw: st.DrawFn, *, max_switches: int = 7, max_hosts: int = 2) -> Topology:
     """A tree of switches of any shape; servers on any of them."""
-    count = draw(st.integers(1, most_switches))
+    count = draw(st.integers(1, max_switches))
     names = [f"s{n}" for n in range(count)]
     links = []
     for number in range(1, count):
         parent = draw(st.integers(0, number - 1))
         links += connection(draw, names[parent], names[number], draw(st.sampled_from([1, 1, 2])))
-    return Topology(draw(servers_in(names, most_hosts=most_hosts)), links, switches=names, name="deep tree")
+    return Topology(draw(servers_in(names, max_hosts=max_hosts)), links, switches=names, name="deep tree")
 
 
 @st.composite
 def graphs(
-    draw: st.DrawFn, *, most_switches: int = 5, most_hosts: int = 2, costs: tuple[int, ...] = (0, 1, 1, 2)
+    draw: st.DrawFn, *, max_switches: int = 5, max_hosts: int = 2, costs: tuple[int, ...] = (0, 1, 1, 2)
 ) -> Topology:
     """A ring with chords: several paths between most switches; links that cost nothing too."""
-    count = draw(st.integers(1, most_switches))
+    count = draw(st.integers(1, max_switches))
     names = [f"s{n}" for n in range(count)]
     ring = {(n, (n + 1) % count) for n in range(count)} if count > 1 else set()
     pairs = [(a, b) for a in range(count) for b in range(count) if a != b]
     chords = set(draw(st.lists(st.sampled_from(pairs), max_size=4))) if pairs else set()
     links = [Link(names[a], names[b], draw(capacities), draw(st.sampled_from(costs))) for a, b in sorted(ring | chords)]
-    return Topology(draw(servers_in(names, most_hosts=most_hosts)), links, switches=names, name="ring with chords")
+    return Topology(draw(servers_in(names, max_hosts=max_hosts)), links, switches=names, name="ring with chords")
 
 
 @st.composite
-def placements(draw: st.DrawFn, *, most_replicas: int = 4) -> Placement:
+def placements(draw: st.DrawFn, *, max_replicas: int = 4) -> Placement:
     """The default or any other; rules may contradict each other, then nothing can be planned."""
-    replicas = draw(st.integers(1, most_replicas))
+    replicas = draw(st.integers(1, max_replicas))
     if draw(st.booleans()):
         return default_placement(replicas, draw(st.sampled_from([1, 2])))
     relations = st.sampled_from([Relation.SAME_RACK, Relation.OTHER_RACK, Relation.OTHER_RACK, Relation.OTHER_HOST])
@@ -90,16 +90,16 @@ def requests_for(
     draw: st.DrawFn,
     topology: Topology,
     *,
-    most_requests: int = 4,
-    most_chunks: int = 3,
+    max_requests: int = 4,
+    max_chunks: int = 3,
     placement: st.SearchStrategy[Placement] | None = None,
     kinds: tuple[Kind, ...] = (Kind.WRITE, Kind.WRITE, Kind.READ, Kind.COPY),
 ) -> list[Request]:
     """Requests with unique names; `placement` for all writes, else each its own."""
     hosts = st.integers(0, len(topology.servers) - 1)
     requests = []
-    for number in range(draw(st.integers(1, most_requests))):
-        kind, chunks = draw(st.sampled_from(kinds)), draw(st.integers(1, most_chunks))
+    for number in range(draw(st.integers(1, max_requests))):
+        kind, chunks = draw(st.sampled_from(kinds)), draw(st.integers(1, max_chunks))
         sources = tuple(
             tuple(sorted(draw(st.sets(hosts, min_size=1, max_size=2))))
             for _ in range(chunks if kind is not Kind.WRITE else 0)

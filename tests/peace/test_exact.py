@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.yardstick.brute import most_chunks
+from benchmarks.yardstick.brute import max_chunks
 from benchmarks.yardstick.compact import MANY_HOSTS
 from benchmarks.yardstick.decompose import FlowWays, deal
 from benchmarks.yardstick.exact import ExactPlanner
@@ -26,7 +26,7 @@ def check_against_brute_force(
     """Plan, verify, and compare the number of chunks with the exhaustive search's."""
     before = residual.copy()
     try:
-        most = most_chunks(topology, requests, residual)
+        most = max_chunks(topology, requests, residual)
     except RequestError:
         assume(False)  # too much to try
     plan = ExactPlanner(topology, many_hosts=many_hosts).plan(requests, residual, Random(0))
@@ -44,7 +44,7 @@ def check_against_brute_force(
 def default_writes(draw: st.DrawFn, topology: Topology) -> list[Request]:
     """Writes with the default placement for one number of replicas."""
     placement: Placement = default_placement(draw(st.integers(1, 3)))
-    requests = draw(requests_for(topology, placement=st.just(placement), kinds=(Kind.WRITE,), most_chunks=2))
+    requests = draw(requests_for(topology, placement=st.just(placement), kinds=(Kind.WRITE,), max_chunks=2))
     return [Request(request.name, request.writer, request.chunks, placement) for request in requests]
 
 
@@ -52,7 +52,7 @@ def default_writes(draw: st.DrawFn, topology: Topology) -> list[Request]:
 @settings(max_examples=settings().max_examples // 2)
 def test_default_placement_on_racks(data: st.DataObject) -> None:
     """The compact program on trees of racks: as good as exhaustive search."""
-    topology = data.draw(rack_trees(most_hosts=3))
+    topology = data.draw(rack_trees(max_hosts=3))
     residual = Residual.full(topology)
     residual.link += 1
     check_against_brute_force(topology, data.draw(default_writes(topology)), residual)
@@ -70,8 +70,8 @@ def test_default_placement_on_any_network(data: st.DataObject) -> None:
 @settings(max_examples=settings().max_examples // 2)
 def test_any_requests_on_any_network(data: st.DataObject) -> None:
     """The program of patterns: any placement, reads, copies, hosts to avoid; as good as exhaustive search."""
-    topology = data.draw(st.one_of(rack_trees(most_hosts=3), deep_trees(most_switches=4), graphs(most_switches=4)))
-    requests = data.draw(requests_for(topology, most_requests=3, most_chunks=2))
+    topology = data.draw(st.one_of(rack_trees(max_hosts=3), deep_trees(max_switches=4), graphs(max_switches=4)))
+    requests = data.draw(requests_for(topology, max_requests=3, max_chunks=2))
     check_against_brute_force(topology, requests, data.draw(residuals(topology)))
 
 
@@ -231,7 +231,7 @@ def test_what_is_too_large_is_refused() -> None:
         ExactPlanner(topology).plan([Request("q", 0, 1, parse_placement([""] * 5))], residual, Random(0))
     assert refused.value.field == "placement"
     with pytest.raises(RequestError, match="tiny networks"):
-        most_chunks(topology, [Request("q", 0, 1, parse_placement([""] * 5))])
+        max_chunks(topology, [Request("q", 0, 1, parse_placement([""] * 5))])
 
 
 def test_chain_and_nothing_to_plan() -> None:

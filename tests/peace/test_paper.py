@@ -49,7 +49,7 @@ def test_chains_are_chosen_as_the_algorithm_says(data: st.DataObject, seed: int)
     A chunk waits exactly when the literal reading finds no chain, as often as it finds none, and then takes nothing.
     """
     topology = data.draw(st.one_of(rack_trees(), deep_trees(), graphs()))
-    request = data.draw(requests_for(topology, most_requests=1))[0]
+    request = data.draw(requests_for(topology, max_requests=1))[0]
     residual = data.draw(residuals(topology))
     chances = chances_of_chain(topology, request, 0, residual)
     planner, random, seen = PaperPlanner(topology), Random(seed), Counter[Chain | None]()
@@ -68,8 +68,8 @@ def test_chains_are_chosen_as_the_algorithm_says(data: st.DataObject, seed: int)
 @settings(max_examples=settings().max_examples // 10)
 def test_chains_are_chosen_as_the_algorithm_says_at_length(data: st.DataObject, seed: int) -> None:
     """The same with ten times as many samples, on larger networks."""
-    topology = data.draw(st.one_of(rack_trees(most_racks=5), deep_trees(most_switches=9), graphs(most_switches=6)))
-    request = data.draw(requests_for(topology, most_requests=1))[0]
+    topology = data.draw(st.one_of(rack_trees(max_racks=5), deep_trees(max_switches=9), graphs(max_switches=6)))
+    request = data.draw(requests_for(topology, max_requests=1))[0]
     chances = chances_of_chain(topology, request, 0, Residual.full(topology))
     planner, random, seen = PaperPlanner(topology), Random(seed), Counter[Chain | None]()
     for _ in range(3000):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from scheduler.errors import PlacementError
 from scheduler.peace.placement import (
-    MOST_REPLICAS,
+    MAX_REPLICAS,
     Placement,
     Relation,
     Rule,
@@ -18,7 +18,7 @@ from scheduler.peace.placement import (
 from tests.peace.strategies import placements
 
 
-@given(placement=placements(most_replicas=6))
+@given(placement=placements(max_replicas=6))
 @settings(max_examples=settings().max_examples // 2)
 def test_texts_and_placements_are_the_same(placement: Placement) -> None:
     """Printed and read again, a placement is what it was."""
@@ -87,8 +87,8 @@ def test_the_default() -> None:
         "anywhere",
     ]
     assert default_placement(3, racks=1) == ((), (), ())
-    for replicas in range(1, MOST_REPLICAS + 1):
+    for replicas in range(1, MAX_REPLICAS + 1):
         assert len(check_placement(default_placement(replicas))) == replicas
-    for replicas in (0, -1, MOST_REPLICAS + 1):
+    for replicas in (0, -1, MAX_REPLICAS + 1):
         with pytest.raises(PlacementError, match=f"replicas={replicas}: must be from 1 to 16"):
             default_placement(replicas)

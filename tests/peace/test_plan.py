@@ -93,7 +93,7 @@ def test_a_lost_host() -> None:
 @settings(max_examples=settings().max_examples // 2)
 def test_the_rest_of_a_request(data: st.DataObject, done: int) -> None:
     """What is left keeps its numbers and its sources, also when it is cut again."""
-    request = data.draw(requests_for(small(), most_requests=1))[0]
+    request = data.draw(requests_for(small(), max_requests=1))[0]
     done = min(done, request.chunks)
     rest = request.rest(done)
     assert rest.chunks == request.chunks - done

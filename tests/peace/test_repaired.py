@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.scale.cases import irregular
-from benchmarks.yardstick.brute import most_chunks
+from benchmarks.yardstick.brute import max_chunks
 from benchmarks.yardstick.exact import ExactPlanner
 from benchmarks.yardstick.verify import verify
 from scheduler.errors import TopologyError
@@ -74,7 +74,7 @@ def missing(seeds: range) -> tuple[Counter[int], Counter[int]]:
     for seed in seeds:
         topology, requests = tiny(Random(seed))
         full = Residual.full(topology)
-        most = most_chunks(topology, requests)
+        most = max_chunks(topology, requests)
         ours[most - len(plans(RepairedPlanner(topology), requests, full, seed).chains)] += 1
         greedy[most - len(plans(TreePlanner(topology), requests, full, seed).chains)] += 1
     return ours, greedy
@@ -112,7 +112,7 @@ def test_so_with_the_default_placement(data: st.DataObject) -> None:
     """The same where the aggregate model comes in: only writes, mostly without hosts to avoid."""
     topology = data.draw(ANY)
     placement = st.just(default_placement(data.draw(st.sampled_from([2, 3, 3]))))
-    requests = data.draw(peace.requests_for(topology, most_requests=8, placement=placement, kinds=(Kind.WRITE,)))
+    requests = data.draw(peace.requests_for(topology, max_requests=8, placement=placement, kinds=(Kind.WRITE,)))
     before, seed = data.draw(peace.residuals(topology)), data.draw(peace.seeds)
     repaired = plans(RepairedPlanner(topology), requests, before, seed)
     assert len(repaired.chains) >= len(plans(TreePlanner(topology), requests, before, seed).chains)

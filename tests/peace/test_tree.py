@@ -166,7 +166,7 @@ def arrays(residual: Residual) -> tuple[Counts, ...]:
 def test_what_fails_fails_in_paper_too(data: st.DataObject) -> None:
     """Where not a single chain is possible for the literal reading, there is none, and nothing is taken."""
     topology = data.draw(ANY)
-    (request,) = data.draw(peace.requests_for(topology, most_requests=1, most_chunks=1))
+    (request,) = data.draw(peace.requests_for(topology, max_requests=1, max_chunks=1))
     before = data.draw(peace.residuals(topology))
     chances = chances_of_chain(topology, request, 0, before)
     planner, random = TreePlanner(topology), Random(data.draw(peace.seeds))

@@ -20,7 +20,7 @@ from scheduler.calibration.calibrator import Calibrator, Step
 from scheduler.calibration.calibrator import Settings as Thoroughness
 from scheduler.calibration.rules import calibrate
 from scheduler.calibration.tasks import first_of, together
-from scheduler.calibration.wire import MOST_LINE_BYTES, CalibrationError, ask, proof
+from scheduler.calibration.wire import MAX_LINE_BYTES, CalibrationError, ask, proof
 from scheduler.errors import AddressError
 from scheduler.topology import racks
 from tests.support.limits import PATIENCE_S
@@ -225,7 +225,7 @@ async def test_bad_requests(tmp_path: Path, request_: dict[str, object], message
     "data",
     [b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"{}\n", b'{"request": 1, "proof": 2}\n', b"\xff\n", b"[" * 5000 + b"\n",
      b'{"request": "\\ud800", "proof": "\\ud800"}\n',
-     b"x" * (4 * MOST_LINE_BYTES)],
+     b"x" * (4 * MAX_LINE_BYTES)],
 )  # fmt: skip
 async def test_strangers(tmp_path: Path, data: bytes) -> None:
     """Whatever they send: an error or a closed connection, in bounded memory, and others are served."""

@@ -22,7 +22,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "topologies"
 PAPER = str(EXAMPLES / "paper.toml")
 BUSY, MOST = 0.05, 1.15
 """Shares of a link's rate that a short measurement may find on a machine that does much else."""
-QUIET, MOST_LONG = 0.88, 1.04
+QUIET, MAX_LONG = 0.88, 1.04
 """The same with time to measure, on a quiet machine."""
 
 
@@ -255,7 +255,7 @@ def test_shaped_links_are_measured(tmp_path: Path) -> None:
 def test_shaped_links_are_measured_well(tmp_path: Path) -> None:
     """With two seconds each and the best of three, on a quiet machine: closely, and the links between are filled."""
     topology, log = measure_shaped(tmp_path, "2 s", 3)
-    check_shaped(topology, log, QUIET, MOST_LONG)
+    check_shaped(topology, log, QUIET, MAX_LONG)
     assert "at least" not in log
 
 

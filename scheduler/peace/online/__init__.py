@@ -49,12 +49,12 @@ many as chunks were in flight when it reserved: 2 (C + 1) · F, if never more th
 bounded), requests of higher priority (bounded by their age, above), a larger re-submission goes to the end itself. A
 lost host that is part of the reserved chain, a change of the head's own request (a suspect, a source that is lost or
 back, fewer chunks), and a restart begin the head's two rounds anew. A request that has no path while hosts are lost is
-*stranded*: it lets the next be the head, keeps its rank, and the bound counts from the moment its hosts are back. A
-planner that picks at random may also miss a path in all of many tries: one of the stranded is looked at again at every
+*unreachable*: it lets the next be the head, keeps its rank, and the bound counts from the moment its hosts are back. A
+planner that picks at random may also miss a path in all of many tries: one unreachable unit is tried again at every
 event, in turn, and comes back when a path is found.
 
 *Work.* An event looks at those requests only that wait for a resource that it freed: `index`. It searches in vain at
-most `most_tries` times (for a family of like requests at most twice), or plans at most MOST_TOGETHER groups of requests
+most `max_tries` times (for a class of like requests at most twice), or plans at most MAX_TOGETHER groups of requests
 together, and goes on at the next event. Events that were gathered may do so much each.
 
 **TIMESTEPS.** After the paper: `timesteps` tells how. *Bound:* **a request with C chunks ahead of it starts its next

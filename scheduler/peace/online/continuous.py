@@ -5,35 +5,35 @@ What is proven, and why, is told in `scheduler.peace.online`.
 Invariants:
 * At most one reservation, for the head: the first unit of the queue that has a path in the network as it is.
 * While it stands, none of its tokens goes to anybody else, also not one that comes back later.
-* After `advance`, no chunk of the head can start; those behind it were tried as far as `most_tries` reached, or (with a
-  planner that plans together) as MOST_TOGETHER did.
+* After `advance`, no chunk of the head can start; those behind it were tried as far as `max_tries` reached, or (with a
+  planner that plans together) as MAX_TOGETHER did.
 """
 
 from collections.abc import Hashable
 from random import Random
 
-from scheduler.peace.online.index import Family, Group, Index
+from scheduler.peace.online.index import Group, Index, RequestClass
 from scheduler.peace.online.jobs import Flight, Job, Unit
-from scheduler.peace.online.line import Line
+from scheduler.peace.online.ranked_queue import RankedQueue
 from scheduler.peace.online.records import Settings
-from scheduler.peace.online.stranded import TRIES, Launch, Stranded, search, ways
 from scheduler.peace.online.together import Together
 from scheduler.peace.online.tokens import Key, Tokens
+from scheduler.peace.online.unreachable import TRIES, Launch, Unreachable, search, ways
 from scheduler.peace.plan import Chain, Planner, Resource, demands
 from scheduler.topology import Topology
 
-_HOPELESS_MOST = 4096
-"""Families of which it is remembered; beyond, all are forgotten, which costs a few more tries in vain."""
+_MAX_UNREACHABLE_CLASSES = 4096
+"""Classes of requests whose failures are counted; beyond, all counts are dropped, which costs a few tries in vain."""
 _TRIES_SOON = 2
 _COST_UNTOUCHED = 4
 """A try in vain for a writer in whose rack nothing was freed counts so much more: it is seldom worth it."""
-_TRIES_FAMILY = 2
-_TRIES_FAMILY_SMALL = 8
+_TRIES_CLASS = 2
+_TRIES_CLASS_SMALL = 8
 _RACK_SMALL = 16
 """So many writers of a rack find no path: the others will not, either. In a small rack more are worth a try, since each
 writer lacks just the host that it is itself."""
 
-MOST_TOGETHER = 256
+MAX_TOGETHER = 256
 """Groups of requests that are planned together at one event."""
 _HOSTS_A_TIME = 1000
 """In networks with so many times more hosts than that, only every so manieth event plans together: it looks at all."""
@@ -55,17 +55,19 @@ class Continuous:
 
     step = 0
 
-    def __init__(self, topology: Topology, planner: Planner, settings: Settings, random: Random, line: Line) -> None:
+    def __init__(
+        self, topology: Topology, planner: Planner, settings: Settings, random: Random, queue: RankedQueue
+    ) -> None:
         self._planner = planner
-        self._most_tries = settings.most_tries
+        self._max_tries = settings.max_tries
         self._random = random
-        self._line = line
+        self._queue = queue
         self._tokens = Tokens(topology)
         self._index = Index(self._tokens)
         self._held: _Held | None = None
-        self._stranded = Stranded(line, planner, random, self._tokens.whole)
-        self._hopeless: dict[Hashable, int] = {}
-        """How many of a family were stranded since a host came back: the next ones are given up sooner."""
+        self._unreachable = Unreachable(queue, planner, random, self._tokens.whole)
+        self._unreachable_counts: dict[Hashable, int] = {}
+        """For each class, its units that became unreachable since a host came back: later ones are given up sooner."""
         self._in_flight = 0
         self._together = Together.of(topology, planner, random, self._tokens.whole)
         self._hosts = len(topology.servers)
@@ -82,7 +84,7 @@ class Continuous:
     def leave(self, job: Job) -> None:
         """None of the job's units waits any more."""
         self._index.remove(job.units)
-        self._stranded.leave(job.units)
+        self._unreachable.leave(job.units)
         self._is_changed()
         if self._held is not None and self._held.unit.job is job:
             self._drop()
@@ -92,9 +94,9 @@ class Continuous:
         self._in_flight -= 1
         self._tokens.give(flight.chain)
 
-    def stranded_jobs(self) -> set[Job]:
+    def unreachable_jobs(self) -> set[Job]:
         """The jobs of which something has no path."""
-        return self._stranded.jobs()
+        return self._unreachable.jobs()
 
     def resume_at(self, step: int) -> None:
         """The scheduler is being restored: there are no timesteps."""
@@ -121,15 +123,15 @@ class Continuous:
         """A lost host is back."""
         self._tokens.regain(host)
         self._is_changed()
-        self._hopeless.clear()
-        self._stranded.again()
+        self._unreachable_counts.clear()
+        self._unreachable.again()
 
     # ---- what may start
 
     def advance(self, launch: Launch, events: int) -> None:
         """Start what can start after so many events: the head, then those behind it with what the head leaves."""
-        for found in self._stranded.some_again(idle=not self._in_flight):
-            self._hopeless.pop(self._index.family_key(found), None)
+        for found in self._unreachable.some_again(idle=not self._in_flight):
+            self._unreachable_counts.pop(self._index.class_key(found), None)
         self._events += events
         together = self._together is not None and self._events * _HOSTS_A_TIME >= self._hosts
         if together and self._held is not None and self._serves_anew() and not self._plan_with_head(launch):
@@ -142,7 +144,7 @@ class Continuous:
         if together:
             self._plan_together(launch, events)
         else:
-            self._backfill(launch, self._most_tries * events)
+            self._backfill(launch, self._max_tries * events)
 
     def _serve_head(self, launch: Launch) -> bool:
         """Start the head's next chunk if there is a way; whether the next head is worth a try."""
@@ -152,7 +154,7 @@ class Continuous:
         chain = self._serve(unit)
         if chain is not None:
             launch(unit, chain)
-        return chain is not None or unit.stranded
+        return chain is not None or unit.unreachable
 
     def _plan_with_head(self, launch: Launch) -> bool:
         """Plan as if nothing were reserved; False, and nothing changed, if the head does not start by that."""
@@ -164,7 +166,7 @@ class Continuous:
         groups, asks = self._asks(held.unit)
         most = held.unit.waiting if held.unit.own is None else self._left_of(held.unit.own)
         asks = [(held.unit, min(most, held.unit.waiting)), *asks]
-        found = self._together.plan(asks, self._line, tokens.left, first=held.unit) if most else []
+        found = self._together.plan(asks, self._queue, tokens.left, first=held.unit) if most else []
         if not found:
             tokens.hold(held.keys)
             for group in groups:
@@ -188,18 +190,18 @@ class Continuous:
         for _ in range(events):
             groups, asks = self._asks(self._held.unit if self._held is not None else None)
             if asks:
-                for unit, chain in self._together.plan(asks, self._line, tokens.left):
+                for unit, chain in self._together.plan(asks, self._queue, tokens.left):
                     launch(unit, chain)
             self._rest(groups)
-            if len(asks) < MOST_TOGETHER:
+            if len(asks) < MAX_TOGETHER:
                 break
 
     def _asks(self, but: Unit | None) -> tuple[list[Group], list[tuple[Unit, int]]]:
         """The groups that are worth a try, and for how many chunks of each unit of theirs, `but` this one."""
         groups, asks = list[Group](), list[tuple[Unit, int]]()
-        while len(asks) < MOST_TOGETHER and (group := self._index.pop()) is not None:
+        while len(asks) < MAX_TOGETHER and (group := self._index.pop()) is not None:
             groups.append(group)
-            most = MOST_TOGETHER if group.own is None else self._left_of(group.own)
+            most = MAX_TOGETHER if group.own is None else self._left_of(group.own)
             asks += [(unit, min(most, unit.waiting)) for unit in group.units(most) if unit is not but]
         return groups, asks
 
@@ -208,14 +210,14 @@ class Continuous:
 
     def _rest(self, groups: list[Group]) -> None:
         """What is left of these groups was tried: they wait for tokens."""
-        families = dict[Family, list[Group]]()
+        classes = dict[RequestClass, list[Group]]()
         for group in groups:
-            families.setdefault(group.family, []).append(group)
-        for family, aside in families.items():
+            classes.setdefault(group.request_class, []).append(group)
+        for request_class, aside in classes.items():
             last = next((first for group in aside if (first := group.first()) is not None), None)
             self._set_back(aside)
-            if last is not None and not family.awake:
-                self._index.sleep(family, last)
+            if last is not None and not request_class.awake:
+                self._index.sleep(request_class, last)
 
     def _is_changed(self) -> None:
         if self._together is not None:
@@ -227,7 +229,7 @@ class Continuous:
         return None if self._held is None else (self._held.unit.job.name, self._held.chain)
 
     def _head(self) -> Unit | None:
-        job = self._line.first
+        job = self._queue.first
         return None if job is None else job.next_unit()
 
     def _serves_anew(self) -> bool:
@@ -236,7 +238,7 @@ class Continuous:
         return held is None or bool(self._tokens.freed) or not self._tokens.owed or held.unit is not self._head()
 
     def _serve(self, unit: Unit) -> Chain | None:
-        """A chain for the head, or None: then its reservation stands (or the unit is stranded)."""
+        """A chain for the head, or None: then its reservation stands (or the unit is unreachable)."""
         tokens, held = self._tokens, self._held
         if held is not None and held.unit is not unit:
             self._drop()
@@ -249,7 +251,7 @@ class Continuous:
         if unit.own is not None and not tokens.free(unit.own):
             if not tokens.whole.counts(unit.own[0])[unit.own[1]]:
                 self._held = None
-                self._strand(unit)
+                self._set_unreachable(unit)
                 return None
             keys = held.keys if held is not None else (unit.own,)
             tokens.hold(keys)
@@ -271,7 +273,7 @@ class Continuous:
         """Reserve a chain of the network as it will be; return it if nothing of it is missing."""
         chain = self._future_chain(unit)
         if chain is None:
-            self._strand(unit)
+            self._set_unreachable(unit)
             return None
         keys = tuple(demands(chain))
         self._tokens.hold(keys)
@@ -283,9 +285,9 @@ class Continuous:
     def _future_chain(self, unit: Unit) -> Chain | None:
         """A chain in the network with free links, else with nothing in flight."""
         tokens = self._tokens
-        hopeless = self._hopeless.get(self._index.family_key(unit), 0) >= _TRIES_FAMILY
+        seems_unreachable = self._unreachable_counts.get(self._index.class_key(unit), 0) >= _TRIES_CLASS
         for request in ways(unit):  # rather wait for others than go through a host that failed
-            for residual, tries in ((tokens.soon, _TRIES_SOON), (tokens.whole, 1 if hopeless else TRIES)):
+            for residual, tries in ((tokens.soon, _TRIES_SOON), (tokens.whole, 1 if seems_unreachable else TRIES)):
                 chain = search(self._planner, request, residual, self._random, tries)
                 if chain is not None:
                     residual.give(chain)
@@ -298,14 +300,14 @@ class Continuous:
             self._tokens.let_go(self._held.keys)
             self._held = None
 
-    def _strand(self, unit: Unit) -> None:
+    def _set_unreachable(self, unit: Unit) -> None:
         if unit.own is not None and self._tokens.free(unit.own):  # it may have been held for this unit until now
             self._tokens.freed.add(unit.own)
-        self._stranded.add(unit)
-        key = self._index.family_key(unit)
-        if len(self._hopeless) >= _HOPELESS_MOST:
-            self._hopeless.clear()
-        self._hopeless[key] = self._hopeless.get(key, 0) + 1
+        self._unreachable.add(unit)
+        key = self._index.class_key(unit)
+        if len(self._unreachable_counts) >= _MAX_UNREACHABLE_CLASSES:
+            self._unreachable_counts.clear()
+        self._unreachable_counts[key] = self._unreachable_counts.get(key, 0) + 1
 
     def _backfill(self, launch: Launch, tries: int) -> None:
         """Those behind the head, in order, with what it leaves; so many `tries` in vain are enough."""
@@ -315,7 +317,7 @@ class Continuous:
         touched = {rack_of[number] for resource, number in tokens.freed if resource is not Resource.LINK}
         tokens.freed.clear()
         head = self._held.unit if self._held is not None else None
-        vain = dict[Family, list[Group]]()
+        vain = dict[RequestClass, list[Group]]()
         while tries > 0 and (group := index.pop()) is not None:
             unit, chain = group.first(), None
             if unit is not None and unit is not head:
@@ -327,22 +329,22 @@ class Continuous:
                 launch(unit, chain)
                 index.ready(group)
                 continue
-            aside = vain.setdefault(group.family, [])
+            aside = vain.setdefault(group.request_class, [])
             aside.append(group)
             if unit is not None and len(aside) == self._tries_of(unit):
                 self._set_back(aside)
-                index.sleep(group.family, unit)
-        for family, aside in vain.items():
+                index.sleep(group.request_class, unit)
+        for request_class, aside in vain.items():
             last = aside[-1].first() if aside else None
             self._set_back(aside)
-            if last is not None and not family.awake:
-                index.sleep(family, last)
+            if last is not None and not request_class.awake:
+                index.sleep(request_class, last)
 
     def _tries_of(self, unit: Unit) -> int:
-        """How many of the unit's family are worth a try at one event."""
+        """The number of units of this unit's class that are worth a try at one event."""
         topology, writer = self._tokens.topology, unit.request.writer
         small = writer < 0 or len(topology.members[topology.rack_of[writer]]) <= _RACK_SMALL
-        return _TRIES_FAMILY_SMALL if small else _TRIES_FAMILY
+        return _TRIES_CLASS_SMALL if small else _TRIES_CLASS
 
     def _set_back(self, groups: list[Group]) -> None:
         for group in groups:

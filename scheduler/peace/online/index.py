@@ -1,15 +1,15 @@
 """Who waits for what: an event wakes those requests only that can profit from the tokens it freed.
 
 A *unit*'s chunks are interchangeable. A *group* holds the units that have the same writer, placement, hosts to avoid
-and sources: only its first is worth a try. A *family* holds the groups that a planner treats alike but for the writer
+and sources: only its first is worth a try. A *class* holds the groups that a planner treats alike but for the writer
 (same rack, same placement): if two of its writers find no path, the others are taken to find none either, until tokens
-are freed. A group whose own resource (its writer's sending side, mostly) is used up is *parked* on it; a family that
+are freed. A group whose own resource (its writer's sending side, mostly) is used up is *parked* on it; a class that
 cannot leave its rack is parked on the rack's links, one that finds no host in its rack on the rack, one whose sources
 are all busy on these.
 
 Invariants:
-* A unit with waiting chunks is in one group; a group is ready in its family, or parked, or set aside by the caller.
-* A family with a ready group has one valid place: in `awake`, in `asleep`, or parked.
+* A unit with waiting chunks is in one group; a group is ready in its class, or parked, or set aside by the caller.
+* A class with a ready group has one valid place: in `awake`, in `asleep`, or parked.
 * Entries of heaps are dropped late: one counts only if it bears its owner's last stamp. What is left of units that wait
   no more is never more than some TIDY_AFTER of them and twice as many as wait.
 """
@@ -42,12 +42,12 @@ def order_of(unit: Unit) -> Order:
 class Group:
     """Units with the same fate, the first in front."""
 
-    __slots__ = ("_units", "family", "key", "own", "ready", "stamp")
+    __slots__ = ("_units", "key", "own", "ready", "request_class", "stamp")
 
-    def __init__(self, key: Hashable, own: Key | None, family: "Family") -> None:
+    def __init__(self, key: Hashable, own: Key | None, request_class: "RequestClass") -> None:
         self.key = key
         self.own = own
-        self.family = family
+        self.request_class = request_class
         self.ready = False
         self.stamp = 0
         self._units: list[tuple[Order, int, Unit]] = []
@@ -88,7 +88,7 @@ class Group:
         return len(self._units)
 
 
-class Family:
+class RequestClass:
     """Groups with the same fate but for the writer."""
 
     __slots__ = ("groups", "key", "members", "order", "parked", "stamp", "where")
@@ -115,11 +115,11 @@ class Index:
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens
         self._groups: dict[Hashable, Group] = {}
-        self._families: dict[Hashable, Family] = {}
-        self._awake: list[tuple[Order, int, int, Family]] = []
-        self._asleep: list[tuple[Order, int, int, Family]] = []
+        self._classes: dict[Hashable, RequestClass] = {}
+        self._awake: list[tuple[Order, int, int, RequestClass]] = []
+        self._asleep: list[tuple[Order, int, int, RequestClass]] = []
         self._parked_groups: dict[Key, list[Group]] = {}
-        self._parked_families: dict[Hashable, list[tuple[int, Family]]] = {}
+        self._parked_classes: dict[Hashable, list[tuple[int, RequestClass]]] = {}
         self._members: dict[int, npt.NDArray[np.int64]] = {}
         self._number = 0
         self._gone, self._tidy_after = 0, TIDY_AFTER
@@ -130,12 +130,12 @@ class Index:
             return
         group = self._groups.get(unit.key)
         if group is None:
-            key = self.family_key(unit)
-            family = self._families.get(key)
-            if family is None:
-                family = self._families[key] = Family(key)
-            family.members += 1
-            group = self._groups[unit.key] = Group(unit.key, unit.own, family)
+            key = self.class_key(unit)
+            request_class = self._classes.get(key)
+            if request_class is None:
+                request_class = self._classes[key] = RequestClass(key)
+            request_class.members += 1
+            group = self._groups[unit.key] = Group(unit.key, unit.own, request_class)
         front = group.first()
         self._number += 1
         group.push(unit, self._number)
@@ -162,13 +162,13 @@ class Index:
                 self._unpark(self._tokens.topology.rack_of[key[1]])
 
     def ready(self, group: Group) -> None:
-        """The group is worth a try: its family is, too."""
+        """The group is worth a try, so its class is, too."""
         first = group.first()
         if first is None:
             self._forget(group)
             return
         self._push(group, first)
-        self._rouse(group.family)
+        self._rouse(group.request_class)
 
     def put_back(self, group: Group) -> None:
         """The contrary of `pop`: the group is ready, but nothing new is known that makes it worth a try."""
@@ -183,15 +183,15 @@ class Index:
 
         The caller hands it to `ready`, or keeps it aside for a while and hands it to `put_back`.
         """
-        while (family := self._next_awake()) is not None:
-            group = self._next_ready(family)
+        while (request_class := self._next_awake()) is not None:
+            group = self._next_ready(request_class)
             if group is None:
                 heappop(self._awake)
-                family.where = None
-                family.stamp += 1
+                request_class.where = None
+                request_class.stamp += 1
                 continue
             unit = group.first()
-            order = heappop(family.groups)[0]
+            order = heappop(request_class.groups)[0]
             if unit is None:
                 self._forget(group)
             elif group.own is not None and not self._tokens.free(group.own):
@@ -199,31 +199,31 @@ class Index:
                 self._parked_groups.setdefault(group.own, []).append(group)
             elif order_of(unit) != order:  # its first is not what it was
                 self._push(group, unit)
-            elif order != family.order:
+            elif order != request_class.order:
                 self._push(group, unit)
-                self._enter(family, self._awake, order)
+                self._enter(request_class, self._awake, order)
             else:
                 group.ready = False
                 return group
         return None
 
-    def sleep(self, family: Family, unit: Unit) -> None:
-        """`unit` and so its family found no path: until tokens are freed, or just those that it lacks."""
+    def sleep(self, request_class: RequestClass, unit: Unit) -> None:
+        """`unit` and so its class found no path: until tokens are freed, or just those that it lacks."""
         cut = self._cut(unit)
         if not cut:
-            self._enter(family, self._asleep, order_of(unit))
+            self._enter(request_class, self._asleep, order_of(unit))
             return
-        family.where = None
-        family.parked = True
-        family.stamp += 1
+        request_class.where = None
+        request_class.parked = True
+        request_class.stamp += 1
         for key in cut:
-            waiting = self._parked_families.setdefault(key, [])
-            if len(waiting) > 2 * len(self._families):  # mostly stale
+            waiting = self._parked_classes.setdefault(key, [])
+            if len(waiting) > 2 * len(self._classes):  # mostly stale
                 waiting[:] = [(stamp, other) for stamp, other in waiting if other.stamp == stamp]
-            waiting.append((family.stamp, family))
+            waiting.append((request_class.stamp, request_class))
 
-    def family_key(self, unit: Unit) -> Hashable:
-        """The family of a unit."""
+    def class_key(self, unit: Unit) -> Hashable:
+        """The key of a unit's class."""
         request = unit.request
         if request.kind is not Kind.WRITE:
             return unit.key
@@ -236,58 +236,62 @@ class Index:
             waiting += group.tidy()
             if group.first() is None:
                 self._forget(group)
-        for family in self._families.values():
-            family.groups[:] = [each for each in family.groups if each[3].ready and each[2] == each[3].stamp]
-            heapify(family.groups)
+        for request_class in self._classes.values():
+            request_class.groups[:] = [
+                each for each in request_class.groups if each[3].ready and each[2] == each[3].stamp
+            ]
+            heapify(request_class.groups)
         for heap in (self._awake, self._asleep):
             heap[:] = [each for each in heap if each[2] == each[3].stamp]
             heapify(heap)
         for key, groups in list(self._parked_groups.items()):
             known = [group for group in dict.fromkeys(groups) if self._groups.get(group.key) is group]
             self._parked_groups[key] = [group for group in known if not group.ready]
-        for where, families in list(self._parked_families.items()):
-            self._parked_families[where] = [each for each in families if each[0] == each[1].stamp]
+        for where, classes in list(self._parked_classes.items()):
+            self._parked_classes[where] = [each for each in classes if each[0] == each[1].stamp]
         self._gone, self._tidy_after = 0, TIDY_AFTER + 2 * waiting
 
     def _unpark(self, key: Hashable) -> None:
-        """Families parked on this resource, or rack, are worth a try."""
-        for stamp, family in self._parked_families.pop(key, ()):
-            if family.stamp == stamp:
-                family.parked = False
-                self._rouse(family)
+        """The classes parked on this resource, or rack, are worth a try."""
+        for stamp, request_class in self._parked_classes.pop(key, ()):
+            if request_class.stamp == stamp:
+                request_class.parked = False
+                self._rouse(request_class)
 
     def _push(self, group: Group, first: Unit) -> None:
         group.ready = True
         group.stamp += 1
         self._number += 1
-        heappush(group.family.groups, (order_of(first), self._number, group.stamp, group))
+        heappush(group.request_class.groups, (order_of(first), self._number, group.stamp, group))
 
-    def _rouse(self, family: Family) -> None:
-        if family.parked or self._next_ready(family) is None:
+    def _rouse(self, request_class: RequestClass) -> None:
+        if request_class.parked or self._next_ready(request_class) is None:
             return
-        order = family.groups[0][0]
-        if family.where is not self._awake or order < family.order:
-            self._enter(family, self._awake, order)
+        order = request_class.groups[0][0]
+        if request_class.where is not self._awake or order < request_class.order:
+            self._enter(request_class, self._awake, order)
 
-    def _enter(self, family: Family, heap: list[tuple[Order, int, int, Family]], order: Order) -> None:
-        family.stamp += 1
-        family.where = heap
-        family.order = order
+    def _enter(
+        self, request_class: RequestClass, heap: list[tuple[Order, int, int, RequestClass]], order: Order
+    ) -> None:
+        request_class.stamp += 1
+        request_class.where = heap
+        request_class.order = order
         self._number += 1
-        heappush(heap, (order, self._number, family.stamp, family))
+        heappush(heap, (order, self._number, request_class.stamp, request_class))
 
-    def _next_awake(self) -> Family | None:
+    def _next_awake(self) -> RequestClass | None:
         awake = self._awake
         while awake:
-            _, _, stamp, family = awake[0]
-            if family.stamp == stamp:
-                return family
+            _, _, stamp, request_class = awake[0]
+            if request_class.stamp == stamp:
+                return request_class
             heappop(awake)
         return None
 
     @staticmethod
-    def _next_ready(family: Family) -> Group | None:
-        groups = family.groups
+    def _next_ready(request_class: RequestClass) -> Group | None:
+        groups = request_class.groups
         while groups:
             _, _, stamp, group = groups[0]
             if group.ready and group.stamp == stamp:
@@ -296,15 +300,15 @@ class Index:
         return None
 
     def _forget(self, group: Group) -> None:
-        """A group without units goes; so does its family if it was the last."""
+        """A group without units goes; so does its class if it was the last."""
         group.ready = False
         if self._groups.get(group.key) is group:
             del self._groups[group.key]
-            family = group.family
-            family.members -= 1
-            if not family.members:
-                family.stamp += 1
-                self._families.pop(family.key, None)
+            request_class = group.request_class
+            request_class.members -= 1
+            if not request_class.members:
+                request_class.stamp += 1
+                self._classes.pop(request_class.key, None)
 
     def _cut_of_rack(self, request: Request) -> tuple[Hashable, ...]:
         """For a write: the links out of its rack, or the rack, if none of its hosts can take the first replica."""

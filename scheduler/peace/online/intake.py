@@ -10,9 +10,9 @@ from random import Random
 from scheduler.errors import PlacementError, RequestError
 from scheduler.peace.online.jobs import Job
 from scheduler.peace.online.records import RequestRecord, RequestState, Settings, Submission
-from scheduler.peace.online.stranded import TRIES, find
+from scheduler.peace.online.unreachable import TRIES, find
 from scheduler.peace.placement import (
-    MOST_REPLICAS,
+    MAX_REPLICAS,
     Placement,
     check_placement,
     default_placement,
@@ -22,10 +22,10 @@ from scheduler.peace.placement import (
 from scheduler.peace.plan import Kind, Planner, Residual
 from scheduler.topology import Topology
 
-MOST_NAME_CHARACTERS = 256
-MOST_PATHS_KNOWN = 10_000
+MAX_NAME_CHARACTERS = 256
+MAX_PATHS_KNOWN = 10_000
 """Writers and placements, and readers and sources, whose path need not be looked for again."""
-MOST_SOURCE_SETS = 4096
+MAX_SOURCE_SETS = 4096
 """Different sets of sources in one request: each is planned for itself, and one event plans the whole request."""
 NOBODY = -1
 """The writer of a COPY."""
@@ -33,16 +33,16 @@ NOBODY = -1
 
 def new_job(topology: Topology, settings: Settings, submission: Submission) -> Job:
     """The job of a submission, without its place in the queue. Raises RequestError."""
-    if not submission.name or len(submission.name) > MOST_NAME_CHARACTERS:
-        raise RequestError("name", f"{submission.name!r} must have 1 to {MOST_NAME_CHARACTERS} characters")
+    if not submission.name or len(submission.name) > MAX_NAME_CHARACTERS:
+        raise RequestError("name", f"{submission.name!r} must have 1 to {MAX_NAME_CHARACTERS} characters")
     try:
         kind = Kind(submission.kind)
     except ValueError:
         raise RequestError("kind", f"{submission.kind!r} must be one of {', '.join(Kind)}") from None
     chunks = check_chunks(settings, submission.chunks)
-    if not _whole(submission.priority) or not 0 <= submission.priority <= settings.most_priority:
+    if not _whole(submission.priority) or not 0 <= submission.priority <= settings.max_priority:
         raise RequestError(
-            "priority", f"{submission.priority!r} must be a whole number from 0 to {settings.most_priority}"
+            "priority", f"{submission.priority!r} must be a whole number from 0 to {settings.max_priority}"
         )
     if kind is Kind.COPY:
         if submission.writer is not None:
@@ -58,8 +58,8 @@ def new_job(topology: Topology, settings: Settings, submission: Submission) -> J
 
 def check_chunks(settings: Settings, chunks: object) -> int:
     """A number of chunks. Raises RequestError."""
-    if not isinstance(chunks, int) or isinstance(chunks, bool) or not 1 <= chunks <= settings.most_chunks:
-        raise RequestError("chunks", f"{chunks!r} must be a whole number from 1 to {settings.most_chunks}")
+    if not isinstance(chunks, int) or isinstance(chunks, bool) or not 1 <= chunks <= settings.max_chunks:
+        raise RequestError("chunks", f"{chunks!r} must be a whole number from 1 to {settings.max_chunks}")
     return chunks
 
 
@@ -102,7 +102,7 @@ class PathCheck:
 
     def _know(self, writer: int, what: Placement | int) -> None:
         self._known[writer, what] = None
-        if len(self._known) > MOST_PATHS_KNOWN:
+        if len(self._known) > MAX_PATHS_KNOWN:
             del self._known[next(iter(self._known))]
 
 
@@ -148,8 +148,8 @@ def _placement(topology: Topology, submission: Submission, kind: Kind) -> Placem
 
 
 def _replicas(replicas: object) -> int:
-    if not isinstance(replicas, int) or isinstance(replicas, bool) or not 1 <= replicas <= MOST_REPLICAS:
-        raise RequestError("replicas", f"{replicas!r} must be a whole number from 1 to {MOST_REPLICAS}")
+    if not isinstance(replicas, int) or isinstance(replicas, bool) or not 1 <= replicas <= MAX_REPLICAS:
+        raise RequestError("replicas", f"{replicas!r} must be a whole number from 1 to {MAX_REPLICAS}")
     return replicas
 
 
@@ -163,13 +163,13 @@ def _sources(topology: Topology, submission: Submission, kind: Kind) -> tuple[tu
             "sources", f"given for {len(submission.sources)} chunks of {submission.chunks}: name the hosts of each"
         )
     for chunk, names in enumerate(submission.sources):
-        if not names or len(set(names)) != len(names) or len(names) > MOST_REPLICAS:
-            raise RequestError("sources", f"chunk {chunk}: {names!r} must be 1 to {MOST_REPLICAS} different hosts")
+        if not names or len(set(names)) != len(names) or len(names) > MAX_REPLICAS:
+            raise RequestError("sources", f"chunk {chunk}: {names!r} must be 1 to {MAX_REPLICAS} different hosts")
     different = len(set(submission.sources))
-    if different > MOST_SOURCE_SETS:
+    if different > MAX_SOURCE_SETS:
         raise RequestError(
             "sources",
-            f"{different} different sets of hosts; at most {MOST_SOURCE_SETS} are taken: submit several requests",
+            f"{different} different sets of hosts; at most {MAX_SOURCE_SETS} are taken: submit several requests",
         )
     return tuple(tuple(host_number(topology, "sources", name) for name in names) for names in submission.sources)
 

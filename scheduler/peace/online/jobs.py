@@ -36,7 +36,7 @@ class Unit:
 
     __slots__ = (
         *("_back", "_next", "_numbers", "first", "group", "job", "key", "last_resort", "left", "own", "request"),
-        *("sources", "stranded"),
+        *("sources", "unreachable"),
     )
 
     def __init__(self, job: "Job", numbers: Sequence[int], left: tuple[int, ...], avoid: frozenset[int]) -> None:
@@ -45,7 +45,7 @@ class Unit:
         self._numbers = numbers
         self._next = 0
         self._back: list[int] = []  # a heap of chunks that came back
-        self.stranded = False
+        self.unreachable = False
         """Whether hosts that are lost leave it no path, even with nothing in flight."""
         self.group: Any = None
         """Where the continuous policy keeps it."""
@@ -120,18 +120,18 @@ class Job:
         self._unit_of: dict[int, Unit] = {}
 
     @property
-    def stranded(self) -> bool:
+    def unreachable(self) -> bool:
         """Whether all that waits of it has no path while some hosts are lost."""
-        return self.waiting > 0 and all(unit.stranded for unit in self.units if unit.waiting)
+        return self.waiting > 0 and all(unit.unreachable for unit in self.units if unit.waiting)
 
     @property
     def counted(self) -> int:
-        """The chunks that it has in the line."""
-        return 0 if self.stranded else self.waiting
+        """The chunks that count in the queue."""
+        return 0 if self.unreachable else self.waiting
 
     def next_unit(self) -> Unit | None:
         """The unit to serve next, if any can be served at all."""
-        return next((unit for unit in self.units if unit.waiting and not unit.stranded), None)
+        return next((unit for unit in self.units if unit.waiting and not unit.unreachable), None)
 
     def unit_of(self, chunk: int) -> Unit:
         """The unit of a chunk that is not done."""

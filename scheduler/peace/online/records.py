@@ -16,7 +16,7 @@ from scheduler.peace.plan import Kind
 
 GATHER_MS = 5
 """For whoever has a timer: a burst of submissions from many hosts takes some milliseconds to arrive."""
-MOST_GATHER_MS = 1000
+MAX_GATHER_MS = 1000
 
 
 class Mode(StrEnum):
@@ -38,8 +38,8 @@ class Settings:
     """How the scheduler behaves. Every count is a bound: beyond it a submission is refused or a request given up.
 
     `priority_ms`: how much waiting one step of priority is worth, so that low priorities age past high ones.
-    `most_tries`: requests behind the head that one event may try in vain (in racks where nothing was freed, a quarter).
-    `most_remembered`: ended requests that are still known by name, so that late reports are told apart from wrong ones.
+    `max_tries`: requests behind the head that one event may try in vain (in racks where nothing was freed, a quarter).
+    `max_remembered`: ended requests that are still known by name, so that late reports are told apart from wrong ones.
     `gather_ms`: events of at most so many milliseconds, and of a small part of the time that chunks take, are planned
     together, by `OnlineScheduler.plan`, which needs the caller's timer; 0: each is planned by itself.
     """
@@ -47,26 +47,26 @@ class Settings:
     mode: Mode = Mode.CONTINUOUS
     finish_fraction: float = 0.8
     stragglers: Stragglers = Stragglers.COUNTED
-    most_waiting: int = 10_000
-    most_chunks: int = 16_384
-    most_attempts: int = 10
-    most_priority: int = 9
+    max_waiting: int = 10_000
+    max_chunks: int = 16_384
+    max_attempts: int = 10
+    max_priority: int = 9
     priority_ms: int = 10_000
-    most_tries: int = 16
-    most_remembered: int = 10_000
+    max_tries: int = 16
+    max_remembered: int = 10_000
     gather_ms: int = 0
 
     def __post_init__(self) -> None:
         if not 0 < self.finish_fraction <= 1:
             raise RequestError("finish_fraction", f"{self.finish_fraction!r} must be more than 0 and at most 1")
-        for name in ("most_waiting", "most_chunks", "most_attempts", "most_tries"):
+        for name in ("max_waiting", "max_chunks", "max_attempts", "max_tries"):
             if getattr(self, name) < 1:
                 raise RequestError(name, f"{getattr(self, name)!r} must be at least 1")
-        for name in ("most_priority", "priority_ms", "most_remembered"):
+        for name in ("max_priority", "priority_ms", "max_remembered"):
             if getattr(self, name) < 0:
                 raise RequestError(name, f"{getattr(self, name)!r} must not be negative")
-        if not 0 <= self.gather_ms <= MOST_GATHER_MS:
-            raise RequestError("gather_ms", f"{self.gather_ms!r} must be 0 to {MOST_GATHER_MS}")
+        if not 0 <= self.gather_ms <= MAX_GATHER_MS:
+            raise RequestError("gather_ms", f"{self.gather_ms!r} must be 0 to {MAX_GATHER_MS}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Submission:
     """(w, r, k) of Algorithm 1: host `writer` asks to write `chunks` chunks with `replicas` replicas each.
 
     `placement`: one text per replica (`parse_placement`), None for the default of `replicas`. `priority`: 0 to
-    `Settings.most_priority`, higher goes first. READ: `writer` is the reader, `sources[i]` the hosts that have chunk i.
+    `Settings.max_priority`, higher goes first. READ: `writer` is the reader, `sources[i]` the hosts that have chunk i.
     COPY: `writer` is None, `sources[i]` the hosts that still have chunk i, `placement` one text (None: anywhere).
     """
 
@@ -203,7 +203,7 @@ class HostStatus(NamedTuple):
 
 
 class RequestStatus(NamedTuple):
-    """A request: chunks done, in flight and waiting; `stranded`: hosts that are lost leave it no path at all."""
+    """A request: chunks done, in flight and waiting; `unreachable`: hosts that are lost leave it no path at all."""
 
     name: str
     state: RequestState
@@ -214,7 +214,7 @@ class RequestStatus(NamedTuple):
     in_flight: int
     waiting: int
     submitted_ms: int
-    stranded: bool
+    unreachable: bool
     reason: str
 
 

@@ -17,7 +17,7 @@ from scheduler.errors import RequestError
 from scheduler.peace.online import intake
 from scheduler.peace.online.continuous import Continuous
 from scheduler.peace.online.jobs import Flight, Job, Unit
-from scheduler.peace.online.line import Line
+from scheduler.peace.online.ranked_queue import RankedQueue
 from scheduler.peace.online.recording import chain_of, chunk_record, go_of, request_record
 from scheduler.peace.online.records import (
     ChunkRecord,
@@ -33,7 +33,7 @@ from scheduler.peace.online.records import (
     Submission,
 )
 from scheduler.peace.online.timesteps import Timesteps
-from scheduler.peace.online.views import Known, place_of, status_of
+from scheduler.peace.online.views import SchedulerView, place_of, status_of
 from scheduler.peace.plan import Chain, Kind, Planner
 from scheduler.topology import Topology
 
@@ -59,9 +59,9 @@ class OnlineScheduler:
     def __init__(self, topology: Topology, planner: Planner, settings: Settings, random: Random) -> None:
         self._topology = topology
         self._settings = settings
-        self._line = Line()
+        self._queue = RankedQueue()
         policy = Continuous if settings.mode is Mode.CONTINUOUS else Timesteps
-        self._policy: Continuous | Timesteps = policy(topology, planner, settings, random, self._line)
+        self._policy: Continuous | Timesteps = policy(topology, planner, settings, random, self._queue)
         self._paths = intake.PathCheck(topology, planner, random)
         self._jobs: dict[str, Job] = {}
         self._active = 0
@@ -90,7 +90,7 @@ class OnlineScheduler:
             raise RequestError("name", f"{job.name!r} is known already; choose another")
         if job.writer in self._lost:
             raise RequestError("writer", f"{submission.writer!r} is lost; it must come back first")
-        if self._active >= self._settings.most_waiting:
+        if self._active >= self._settings.max_waiting:
             raise RequestError("requests", f"queue full: {self._active} requests are waiting or running; retry later")
         gone = job.sort(self._lost)
         if gone is not None:
@@ -222,15 +222,15 @@ class OnlineScheduler:
 
     def place(self, request: str) -> Place:
         """The place of a request in the queue. Raises RequestError if it is not known."""
-        return place_of(self._known(), self._job(request))
+        return place_of(self._view(), self._job(request))
 
     def status(self) -> Status:
         """Everything at this moment."""
-        return status_of(self._known())
+        return status_of(self._view())
 
-    def stranded(self) -> frozenset[str]:
+    def unreachable(self) -> frozenset[str]:
         """The requests of which nothing that waits has a path while some hosts are lost."""
-        return frozenset(job.name for job in self._policy.stranded_jobs() if job.stranded)
+        return frozenset(job.name for job in self._policy.unreachable_jobs() if job.unreachable)
 
     def state(self, request: str) -> RequestState:
         """The state of a request. Raises RequestError if it is not known (any more)."""
@@ -292,7 +292,7 @@ class OnlineScheduler:
         job = unit.job
         chain = chain._replace(chunk=unit.take())
         job.waiting -= 1
-        self._line.put(job, job.counted)
+        self._queue.put(job, job.counted)
         attempt = job.attempts[chain.chunk] = job.attempts.get(chain.chunk, 0) + 1
         flight = Flight(job, chain, attempt, self._now_ms, self._policy.step)
         self._fly(flight)
@@ -323,13 +323,13 @@ class OnlineScheduler:
         """A chunk whose attempt came to nothing waits again, or its request has failed."""
         job = flight.job
         self._note_chunk(flight, ChunkState.WAITING)
-        if flight.attempt >= self._settings.most_attempts:
+        if flight.attempt >= self._settings.max_attempts:
             self._end(job, RequestState.FAILED, f"{why}; that was the last of {flight.attempt} attempts")
             return
         unit = job.unit_of(flight.chunk)
         unit.give(flight.chunk)
         job.waiting += 1
-        self._line.put(job, job.counted)
+        self._queue.put(job, job.counted)
         self._policy.enter(unit)
 
     def _end(self, job: Job, state: RequestState, reason: str) -> None:
@@ -347,11 +347,11 @@ class OnlineScheduler:
 
     def _remember(self, job: Job) -> None:
         self._ended[job.name] = None
-        while len(self._ended) > self._settings.most_remembered:
+        while len(self._ended) > self._settings.max_remembered:
             oldest = next(iter(self._ended))
             del self._ended[oldest], self._jobs[oldest]
 
-    # ---- jobs and the line
+    # ---- jobs and the queue
 
     def _place_anew(self, job: Job) -> None:
         self._sequence += 1
@@ -367,16 +367,16 @@ class OnlineScheduler:
         self._enter(job)
 
     def _enter(self, job: Job) -> None:
-        """What waits of the job's units takes its place in the line."""
+        """What waits of the job's units takes its place in the queue."""
         job.waiting = sum(unit.waiting for unit in job.units)
-        self._line.put(job, job.waiting)
+        self._queue.put(job, job.waiting)
         for unit in job.units:
             if unit.waiting:
                 self._policy.enter(unit)
 
     def _leave(self, job: Job) -> None:
         self._policy.leave(job)
-        self._line.put(job, 0)
+        self._queue.put(job, 0)
         job.waiting = 0
 
     def _sort(self, job: Job) -> None:
@@ -445,8 +445,8 @@ class OnlineScheduler:
         record = chunk_record(self._topology, flight, state, self._now_ms)
         self._event.chunks[flight.job, flight.chunk] = record
 
-    def _known(self) -> Known:
-        return Known(self._topology, self._settings, self._policy, self._line, self._jobs, self._lost)
+    def _view(self) -> SchedulerView:
+        return SchedulerView(self._topology, self._settings, self._policy, self._queue, self._jobs, self._lost)
 
     # ---- from the records
 

@@ -23,10 +23,10 @@ from random import Random
 
 from scheduler.errors import PlanInvalid
 from scheduler.peace.online.jobs import Flight, Job, Unit
-from scheduler.peace.online.line import Line
+from scheduler.peace.online.ranked_queue import RankedQueue
 from scheduler.peace.online.records import Settings, Stragglers
-from scheduler.peace.online.stranded import TRIES, Launch, Stranded, find
 from scheduler.peace.online.together import Together
+from scheduler.peace.online.unreachable import TRIES, Launch, Unreachable, find
 from scheduler.peace.plan import Chain, Kind, Planner, Request, Residual, demands
 from scheduler.topology import Topology, disk_capacity
 
@@ -36,12 +36,14 @@ _ROUNDING = 1e-9
 class Timesteps:
     """The policy of timesteps."""
 
-    def __init__(self, topology: Topology, planner: Planner, settings: Settings, random: Random, line: Line) -> None:
+    def __init__(
+        self, topology: Topology, planner: Planner, settings: Settings, random: Random, queue: RankedQueue
+    ) -> None:
         self.step = 0
         self._planner = planner
         self._settings = settings
         self._random = random
-        self._line = line
+        self._queue = queue
         self._whole = Residual.full(topology)
         """The graph without lost hosts."""
         self._left: Residual | None = None
@@ -53,7 +55,7 @@ class Timesteps:
         self._older: set[Flight] = set()
         """Stragglers: in flight since an earlier timestep."""
         self._joining: dict[Job, None] = {}
-        self._stranded = Stranded(line, planner, random, self._whole)
+        self._unreachable = Unreachable(queue, planner, random, self._whole)
         self._together = Together.of(topology, planner, random, self._whole)
 
     # ---- what happened
@@ -65,7 +67,7 @@ class Timesteps:
     def leave(self, job: Job) -> None:
         """None of the job's units waits any more."""
         self._joining.pop(job, None)
-        self._stranded.leave(job.units)
+        self._unreachable.leave(job.units)
 
     def ended(self, flight: Flight, *, done: bool) -> None:
         """A chunk is in flight no more. One that is not done gives its timestep's capacity back."""
@@ -81,9 +83,9 @@ class Timesteps:
         """A chunk was launched in the running timestep."""
         self._open.add(flight)
 
-    def stranded_jobs(self) -> set[Job]:
+    def unreachable_jobs(self) -> set[Job]:
         """The jobs of which something has no path."""
-        return self._stranded.jobs()
+        return self._unreachable.jobs()
 
     def resume_at(self, step: int) -> None:
         """The scheduler is being restored, in this timestep."""
@@ -111,13 +113,13 @@ class Timesteps:
         self._whole.send[host], self._whole.receive[host] = server.send, server.receive
         self._whole.disk[host] = disk_capacity(server)
         self._left = None
-        self._stranded.again()
+        self._unreachable.again()
 
     # ---- what may start
 
     def advance(self, launch: Launch, events: int) -> None:
         """Let the new ones join, or begin the next timestep if this one is over."""
-        self._stranded.some_again(idle=not self._open and not self._older)
+        self._unreachable.some_again(idle=not self._open and not self._older)
         if not self._over():
             for job in sorted(self._joining, key=lambda job: job.rank):
                 self._join(job, launch)
@@ -146,11 +148,11 @@ class Timesteps:
 
     def _begin(self, launch: Launch) -> bool:
         """Begin the next timestep; False: it cannot begin yet, or nothing waits."""
-        first = self._line.first
+        first = self._queue.first
         unit = None if first is None else first.next_unit()
         if first is None or unit is None:
             return False
-        jobs = {job.name: job for job in self._line}
+        jobs = {job.name: job for job in self._queue}
         stragglers = self._counted() | (self._open if self._settings.stragglers is Stragglers.COUNTED else set())
         left = self._graph(list(stragglers))
         chains = self._plan(list(jobs.values()), left)
@@ -160,7 +162,7 @@ class Timesteps:
             if chain is None:
                 if stragglers and find(self._planner, unit, self._whole.copy(), self._random, TRIES):
                     return False
-                self._stranded.add(unit)
+                self._unreachable.add(unit)
                 return True
             chains = [chain, *self._plan(list(jobs.values()), left, but=unit)]
         self.step += 1

@@ -45,14 +45,14 @@ class Together:
         self._good_for = 0
 
     def plan(
-        self, asks: Sequence[tuple[Unit, int]], line: Iterable[Job], left: Residual, first: Unit | None = None
+        self, asks: Sequence[tuple[Unit, int]], queue: Iterable[Job], left: Residual, first: Unit | None = None
     ) -> list[tuple[Unit, Chain]]:
         """Chains for these units, for at most so many chunks of each, taken from `left`; in the order of service.
 
-        `line`: all that wait, in order. `first`: without a chain for this one nothing is planned, and nothing taken.
+        `queue`: all jobs that wait, in order. `first`: without a chain for this unit nothing is planned or taken.
         """
         if self._good_for <= 0:
-            self._count(line)
+            self._count(queue)
         if first is None:
             return self._plan(asks, left, None)
         urgent, good_for, trial = dict(self._urgent), self._good_for, left.copy()
@@ -88,9 +88,9 @@ class Together:
         plan = self._planner.plan(requests, left, self._random)
         return [(units[chain.request], chain._replace(request=units[chain.request].job.name)) for chain in plan.chains]
 
-    def _count(self, line: Iterable[Job]) -> None:
+    def _count(self, queue: Iterable[Job]) -> None:
         """What is urgent of all that wait."""
-        jobs = [job for job in line if job.kind is Kind.WRITE and job.waiting and not job.avoid]
+        jobs = [job for job in queue if job.kind is Kind.WRITE and job.waiting and not job.avoid]
         requests = [Request(job.name, job.writer, job.waiting, job.placement) for job in jobs]
         counts = self._urgency.urgent(requests, self._whole) if requests else []
         self._urgent = {job: count for job, count in zip(jobs, counts, strict=True) if count}

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from scheduler.peace.online.continuous import Continuous
 from scheduler.peace.online.jobs import Flight, Job
-from scheduler.peace.online.line import Line
+from scheduler.peace.online.ranked_queue import RankedQueue
 from scheduler.peace.online.recording import go_of
 from scheduler.peace.online.records import (
     HostStatus,
@@ -30,38 +30,38 @@ ROUNDS_PER_CHUNK = {Mode.CONTINUOUS: 2, Mode.TIMESTEPS: 1}
 """The bound, in longest chunk times (timesteps) per chunk ahead; proven in `scheduler.peace.online`."""
 
 
-class Known(NamedTuple):
+class SchedulerView(NamedTuple):
     """What the views show: all that the scheduler holds."""
 
     topology: Topology
     settings: Settings
     policy: Continuous | Timesteps
-    line: Line
+    queue: RankedQueue
     jobs: dict[str, Job]
     lost: set[int]
 
 
-def place_of(known: Known, job: Job) -> Place:
+def place_of(view: SchedulerView, job: Job) -> Place:
     """The place of a request in the queue."""
     if not job.waiting:
         return Place(0, 0, 0)
-    requests, chunks = known.line.ahead(job.rank)
-    return Place(requests, chunks, ROUNDS_PER_CHUNK[known.settings.mode] * (chunks + 1))
+    requests, chunks = view.queue.ahead(job.rank)
+    return Place(requests, chunks, ROUNDS_PER_CHUNK[view.settings.mode] * (chunks + 1))
 
 
-def status_of(known: Known) -> Status:
+def status_of(view: SchedulerView) -> Status:
     """Everything at this moment."""
-    topology = known.topology
-    active = sorted((job for job in known.jobs.values() if not job.state.ended), key=lambda job: job.rank)
+    topology = view.topology
+    active = sorted((job for job in view.jobs.values() if not job.state.ended), key=lambda job: job.rank)
     flights = [flight for job in active for flight in job.flights.values()]
     at_host = Counter(host for flight in flights for host in set(flight.chain.hosts))
-    reservation = known.policy.reservation
+    reservation = view.policy.reservation
     chain = reservation[1] if reservation is not None else None
     return Status(
-        mode=known.settings.mode,
-        step=known.policy.step,
+        mode=view.settings.mode,
+        step=view.policy.step,
         hosts=tuple(
-            HostStatus(server.name, number in known.lost, at_host[number])
+            HostStatus(server.name, number in view.lost, at_host[number])
             for number, server in enumerate(topology.servers)
         ),
         requests=tuple(_request_status(topology, job) for job in active),
@@ -83,7 +83,7 @@ def _request_status(topology: Topology, job: Job) -> RequestStatus:
         in_flight=len(job.flights),
         waiting=job.waiting,
         submitted_ms=job.submitted_ms,
-        stranded=job.stranded,
+        unreachable=job.unreachable,
         reason=job.reason,
     )
 

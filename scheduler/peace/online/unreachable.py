@@ -1,9 +1,9 @@
-"""Requests that have no path at all while some hosts are lost: they leave the head of the queue to the next.
+"""Units without any path while some hosts are lost: they leave the head of the queue to the next unit.
 
 Invariants:
-* A stranded unit keeps its rank. All are tried again when a host is back. Since a planner may miss a path by chance,
-  some are looked at again at every event, in turn: those that have a path even so come back.
-* No unit is kept here that has left the queue.
+* An unreachable unit keeps its rank. All are tried again when a host is back. As a planner may miss a path by chance,
+  some are tried again at every event, in turn; a unit for which a path is found returns to the queue.
+* A unit that has left the queue is not kept here.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,7 +11,7 @@ from itertools import islice
 from random import Random
 
 from scheduler.peace.online.jobs import Job, Unit
-from scheduler.peace.online.line import Line
+from scheduler.peace.online.ranked_queue import RankedQueue
 from scheduler.peace.plan import Chain, Planner, Request, Residual
 
 Launch = Callable[[Unit, Chain], None]
@@ -20,41 +20,41 @@ Launch = Callable[[Unit, Chain], None]
 TRIES = 32
 """A planner may run into a dead end by chance; after so many in an empty network, there is no path."""
 _AT_ONCE, _TRIES_IDLE = 4, 8
-"""So many are looked at, with so many tries, at an event after which nothing is in flight; at others one, with one."""
+"""Units tried again at an event that leaves nothing in flight, and tries for each; at other events one unit, once."""
 
 
-class Stranded:
-    """Units that are out of the line, that which was looked at longest ago first. `whole`: the network as it is."""
+class Unreachable:
+    """The unreachable units, the one whose last try is the longest ago first. `whole`: the network as it is."""
 
-    def __init__(self, line: Line, planner: Planner, random: Random, whole: Residual) -> None:
-        self._line = line
+    def __init__(self, queue: RankedQueue, planner: Planner, random: Random, whole: Residual) -> None:
+        self._queue = queue
         self._planner = planner
         self._random = random
         self._whole = whole
         self._units: dict[Unit, None] = {}
 
     def add(self, unit: Unit) -> None:
-        """The unit has no path: it does not count for the line."""
-        unit.stranded = True
+        """The unit has no path: its chunks no longer count in the queue."""
+        unit.unreachable = True
         self._units[unit] = None
-        self._line.put(unit.job, unit.job.counted)
+        self._queue.put(unit.job, unit.job.counted)
 
     def jobs(self) -> set[Job]:
-        """The jobs of all units that are here."""
+        """The jobs of the unreachable units."""
         return {unit.job for unit in self._units}
 
     def leave(self, units: Iterable[Unit]) -> None:
-        """None of these waits any more."""
+        """Forget units that no longer wait."""
         for unit in units:
             self._units.pop(unit, None)
 
     def again(self) -> None:
-        """A host is back: all are worth a try."""
+        """Return all units to the queue: a host is back."""
         for unit in list(self._units):
             self._back(unit)
 
     def some_again(self, *, idle: bool) -> list[Unit]:
-        """Those of a few that do have a path are worth a try; which these are. `idle`: nothing is in flight."""
+        """Try a few units again, more if the network is `idle`; returns those that are back in the queue."""
         found = []
         most, tries = (_AT_ONCE, _TRIES_IDLE) if idle else (1, 1)
         for unit in list(islice(self._units, most)):
@@ -71,8 +71,8 @@ class Stranded:
 
     def _back(self, unit: Unit) -> None:
         self._units.pop(unit, None)
-        unit.stranded = False
-        self._line.put(unit.job, unit.job.counted)
+        unit.unreachable = False
+        self._queue.put(unit.job, unit.job.counted)
 
 
 def find(planner: Planner, unit: Unit, residual: Residual, random: Random, tries: int) -> Chain | None:

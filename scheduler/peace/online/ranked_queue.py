@@ -1,4 +1,4 @@
-"""The queue's line: requests that wait for something, in order, with counts of what is ahead of each.
+"""The queue: requests with waiting chunks, ordered by rank, with the number of chunks ahead of each.
 
 Invariants:
 * Entries are sorted by rank; ranks are unique.
@@ -14,8 +14,8 @@ BLOCK_ENTRIES = 128
 """Entries of a block at most: an insertion moves at most this many, a count adds up at most this many."""
 
 
-class Line:
-    """A sorted list in blocks: adding, removing and counting cost the square root of its length, the first nothing."""
+class RankedQueue:
+    """A sorted list in blocks: to add, remove or count costs the square root of its length."""
 
     def __init__(self) -> None:
         self._blocks: list[list[Rank]] = []
@@ -39,7 +39,7 @@ class Line:
         return self._jobs[self._blocks[0][0]][0] if self._blocks else None
 
     def put(self, job: Job, chunks: int) -> None:
-        """The job has this many chunks waiting now; none: it leaves the line."""
+        """Set the number of chunks that wait of a job; a job without any leaves the queue."""
         rank = job.rank
         if rank in self._jobs:
             where = self._block_of(rank)
@@ -52,7 +52,7 @@ class Line:
             self._insert(rank, job, chunks)
 
     def ahead(self, rank: Rank) -> tuple[int, int]:
-        """How many requests, and how many of their chunks, go before this rank."""
+        """The number of requests, and of their chunks, that go before this rank."""
         if not self._blocks:
             return 0, 0
         where = self._block_of(rank)
