@@ -61,7 +61,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class AgentSettings:
     """How an agent runs. `directory`: on the disk that shall be measured; `token` empty: nobody needs one."""
 
     directory: Path
@@ -72,7 +72,7 @@ class Settings:
 class Agent:
     """One host's agent."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: AgentSettings) -> None:
         self.settings = settings
         self._connections = 0
         self._disk_bytes = 0

@@ -24,7 +24,7 @@ HELLOS_AT_ONCE: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class CalibrationSettings:
     """How thoroughly to measure.
 
     `sample`: hosts of a rack; `partners`: how many others each of them sends to and receives from; `concurrency`:
@@ -58,7 +58,7 @@ class Calibrator:
         topology: Topology,
         addresses: Mapping[str, Address],
         token: bytes,
-        settings: Settings,
+        settings: CalibrationSettings,
         random: Random,
         report: Callable[[Step], None],
     ) -> None:

@@ -20,7 +20,7 @@ import trio
 
 from scheduler.addresses import Address, is_loopback, parse_address
 from scheduler.calibration import agent as agents
-from scheduler.calibration.calibrator import Calibrator, Settings, Step
+from scheduler.calibration.calibrator import CalibrationSettings, Calibrator, Step
 from scheduler.calibration.rules import DEFAULT_SHARE, Calibrated, calibrate
 from scheduler.calibration.tasks import first_of
 from scheduler.calibration.wire import DEFAULT_PORT, CalibrationError
@@ -56,7 +56,7 @@ def add_agent_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of `cairn topology calibrate`."""
-    default = Settings()
+    default = CalibrationSettings()
     parser.add_argument("file", type=Path, help="the description of the network; capacities in it may be rough")
     parser.add_argument("-o", "--output", type=Path, required=True, help="where the measured description goes (TOML)")
     parser.add_argument(
@@ -100,11 +100,11 @@ def run_agent(arguments: argparse.Namespace) -> int:
         limits = agents.Limits(disk_bytes=parse_size(arguments.most_disk))
     except ValueError as error:
         raise CalibrationError(f"--most-disk {arguments.most_disk}: {error}") from None
-    settings = agents.Settings(arguments.directory, token, limits)
+    settings = agents.AgentSettings(arguments.directory, token, limits)
     return trio.run(first_of, partial(_serve, settings, address), _interrupted)
 
 
-async def _serve(settings: agents.Settings, address: Address) -> int:
+async def _serve(settings: agents.AgentSettings, address: Address) -> int:
     async with trio.open_nursery() as nursery:
         bound = await nursery.start(agents.Agent(settings).serve, address)
         print(f"agent ready on {bound}, test files in {settings.directory}", flush=True)
@@ -115,7 +115,7 @@ def run_calibration(arguments: argparse.Namespace) -> int:
     """Measure, print and write. Raises SchedulerError, OSError."""
     network = load_network(arguments.file)
     addresses = _addresses(network.topology, arguments.agent, arguments.port)
-    settings = Settings(
+    settings = CalibrationSettings(
         seconds=arguments.seconds,
         warm_up_s=min(0.5, arguments.seconds / 3),
         sample=arguments.sample,

@@ -29,7 +29,7 @@ from scheduler.coordinator.ledger import Ledger, Tracked, asked_text, host_chang
 from scheduler.coordinator.metadata.interface import Change
 from scheduler.coordinator.report import Report
 from scheduler.errors import PlanInvalid, RequestError, SchedulerError
-from scheduler.peace.online import GATHER_MS, OnlineScheduler, Place, Settings, Status, Submission
+from scheduler.peace.online import GATHER_MS, OnlineScheduler, QueuePosition, Settings, Status, Submission
 from scheduler.peace.online.records import ChunkRecord, Outcome, RequestRecord, RequestState
 from scheduler.peace.plan import Planner
 from scheduler.topology import Topology
@@ -350,7 +350,7 @@ class Coordinator:
             await self.journal.durable()
         return tracked
 
-    def place(self, name: str) -> Place | None:
+    def place(self, name: str) -> QueuePosition | None:
         """A request's place in the queue, if it is not over."""
         return None if self._tracked(name).state.ended else self._scheduler.place(name)
 

@@ -23,7 +23,7 @@ MAX_LISTED: Final = 12
 """Names that a message lists."""
 
 
-class Kind(StrEnum):
+class ValueKind(StrEnum):
     """What a value is."""
 
     TEXT = "text"
@@ -39,63 +39,69 @@ class Key(NamedTuple):
     """One key: what it is and what it means (as docs/topology.md shows it)."""
 
     name: str
-    kind: Kind
+    kind: ValueKind
     help: str
 
 
 TOP: Final = (
-    Key("name", Kind.TEXT, "what the network is called (default: the file's name)"),
-    Key("chunk", Kind.SIZE, "size of a chunk (default: 64 MiB)"),
+    Key("name", ValueKind.TEXT, "what the network is called (default: the file's name)"),
+    Key("chunk", ValueKind.SIZE, "size of a chunk (default: 64 MiB)"),
     Key(
-        "timestep", Kind.DURATION, "how long a timestep lasts (default: chunk ÷ the slowest `disk_rate` or `link_rate`)"
+        "timestep",
+        ValueKind.DURATION,
+        "how long a timestep lasts (default: chunk ÷ the slowest `disk_rate` or `link_rate`)",
     ),
 )
 DEFAULTS: Final = (
-    Key("send", Kind.CAPACITY, "`send` of servers that do not give it"),
-    Key("receive", Kind.CAPACITY, "`receive` of servers that do not give it"),
-    Key("disk", Kind.CAPACITY, "`disk` of servers that do not give it"),
-    Key("link_rate", Kind.RATE, "`link_rate` of servers that do not give it"),
-    Key("disk_rate", Kind.RATE, "`disk_rate` of servers that do not give it"),
-    Key("up", Kind.CAPACITY, "`up` of switches that do not give it"),
-    Key("down", Kind.CAPACITY, "`down` of switches that do not give it"),
-    Key("up_rate", Kind.RATE, "`up_rate` of switches that do not give it"),
-    Key("down_rate", Kind.RATE, "`down_rate` of switches that do not give it"),
+    Key("send", ValueKind.CAPACITY, "`send` of servers that do not give it"),
+    Key("receive", ValueKind.CAPACITY, "`receive` of servers that do not give it"),
+    Key("disk", ValueKind.CAPACITY, "`disk` of servers that do not give it"),
+    Key("link_rate", ValueKind.RATE, "`link_rate` of servers that do not give it"),
+    Key("disk_rate", ValueKind.RATE, "`disk_rate` of servers that do not give it"),
+    Key("up", ValueKind.CAPACITY, "`up` of switches that do not give it"),
+    Key("down", ValueKind.CAPACITY, "`down` of switches that do not give it"),
+    Key("up_rate", ValueKind.RATE, "`up_rate` of switches that do not give it"),
+    Key("down_rate", ValueKind.RATE, "`down_rate` of switches that do not give it"),
 )
 SWITCH: Final = (
-    Key("name", Kind.TEXT, "its name; a rack is a switch that servers hang on; with `count`, contains `{n}`"),
-    Key("count", Kind.NUMBER, "so many switches, alike but for their number (default: 1)"),
-    Key("first", Kind.NUMBER, "the number of the first of `count` (default: 1)"),
-    Key("parent", Kind.TEXT, "the switch above it; left out for the topmost, and where `[[link]]` tells"),
-    Key("capacity", Kind.CAPACITY, "chunks per timestep between it and its parent, each way"),
-    Key("rate", Kind.RATE, "physical rate between it and its parent, each way"),
-    Key("up", Kind.CAPACITY, "chunks per timestep to its parent (before `capacity`)"),
-    Key("down", Kind.CAPACITY, "chunks per timestep from its parent (before `capacity`)"),
-    Key("up_rate", Kind.RATE, "physical rate to its parent (before `rate`)"),
-    Key("down_rate", Kind.RATE, "physical rate from its parent (before `rate`)"),
+    Key("name", ValueKind.TEXT, "its name; a rack is a switch that servers hang on; with `count`, contains `{n}`"),
+    Key("count", ValueKind.NUMBER, "so many switches, alike but for their number (default: 1)"),
+    Key("first", ValueKind.NUMBER, "the number of the first of `count` (default: 1)"),
+    Key("parent", ValueKind.TEXT, "the switch above it; left out for the topmost, and where `[[link]]` tells"),
+    Key("capacity", ValueKind.CAPACITY, "chunks per timestep between it and its parent, each way"),
+    Key("rate", ValueKind.RATE, "physical rate between it and its parent, each way"),
+    Key("up", ValueKind.CAPACITY, "chunks per timestep to its parent (before `capacity`)"),
+    Key("down", ValueKind.CAPACITY, "chunks per timestep from its parent (before `capacity`)"),
+    Key("up_rate", ValueKind.RATE, "physical rate to its parent (before `rate`)"),
+    Key("down_rate", ValueKind.RATE, "physical rate from its parent (before `rate`)"),
 )
 LINK: Final = (
-    Key("from", Kind.TEXT, "the switch where it starts"),
-    Key("to", Kind.TEXT, "the switch where it ends"),
-    Key("capacity", Kind.CAPACITY, "chunks per timestep"),
-    Key("rate", Kind.RATE, "physical rate"),
-    Key("both_ways", Kind.FLAG, "`true`: a second link leads back, with the same values (default: `false`)"),
-    Key("cost", Kind.CAPACITY, "what passing it costs; planners take the cheapest way (default: 1)"),
+    Key("from", ValueKind.TEXT, "the switch where it starts"),
+    Key("to", ValueKind.TEXT, "the switch where it ends"),
+    Key("capacity", ValueKind.CAPACITY, "chunks per timestep"),
+    Key("rate", ValueKind.RATE, "physical rate"),
+    Key("both_ways", ValueKind.FLAG, "`true`: a second link leads back, with the same values (default: `false`)"),
+    Key("cost", ValueKind.CAPACITY, "what passing it costs; planners take the cheapest way (default: 1)"),
 )
 SERVER: Final = (
-    Key("name", Kind.TEXT, "its name; `{n}` is its number in its rack (`{n:03}`: padded), `{rack}` the rack's name"),
-    Key("rack", Kind.TEXT, "the switch it hangs on; with `*` in it, every switch whose name fits has such servers"),
-    Key("count", Kind.NUMBER, "so many servers in a rack, alike but for their number (default: 1)"),
-    Key("first", Kind.NUMBER, "the number of the first of `count` (default: 1)"),
-    Key("send", Kind.CAPACITY, "chunks per timestep that it sends"),
-    Key("receive", Kind.CAPACITY, "chunks per timestep that it receives"),
-    Key("disk", Kind.CAPACITY, "chunks per timestep that its disk takes (default: what it receives)"),
+    Key(
+        "name", ValueKind.TEXT, "its name; `{n}` is its number in its rack (`{n:03}`: padded), `{rack}` the rack's name"
+    ),
+    Key(
+        "rack", ValueKind.TEXT, "the switch it hangs on; with `*` in it, every switch whose name fits has such servers"
+    ),
+    Key("count", ValueKind.NUMBER, "so many servers in a rack, alike but for their number (default: 1)"),
+    Key("first", ValueKind.NUMBER, "the number of the first of `count` (default: 1)"),
+    Key("send", ValueKind.CAPACITY, "chunks per timestep that it sends"),
+    Key("receive", ValueKind.CAPACITY, "chunks per timestep that it receives"),
+    Key("disk", ValueKind.CAPACITY, "chunks per timestep that its disk takes (default: what it receives)"),
     Key(
         "address",
-        Kind.TEXT,
+        ValueKind.TEXT,
         "how others reach it: a host name or an IP address; `{m}` is the number of the rack among those that fit",
     ),
-    Key("link_rate", Kind.RATE, "physical rate of its network link, each way"),
-    Key("disk_rate", Kind.RATE, "what one writer gets of its disk while as many write as `disk` allows"),
+    Key("link_rate", ValueKind.RATE, "physical rate of its network link, each way"),
+    Key("disk_rate", ValueKind.RATE, "what one writer gets of its disk while as many write as `disk` allows"),
 )
 SECTIONS: Final[Mapping[str, tuple[Key, ...]]] = {
     "top level": TOP,

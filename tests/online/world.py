@@ -13,7 +13,7 @@ from random import Random
 from benchmarks.yardstick.verify import verify
 from scheduler.peace.online import (
     ChunkRecord,
-    Go,
+    ChunkStart,
     Mode,
     OnlineScheduler,
     Outcome,
@@ -240,14 +240,14 @@ class World:
         elif due_ms <= self.now_ms + TICK_MS:  # before the next event
             self.plan()
 
-    def _revoked(self, go: Go, new: dict[Attempt, ChunkRecord]) -> None:
+    def _revoked(self, go: ChunkStart, new: dict[Attempt, ChunkRecord]) -> None:
         attempt = (go.request, go.chunk, go.attempt)
         assert attempt in self.in_flight, "revoked what is not in flight"
         assert self._names(self.in_flight[attempt].hosts) == go.hosts
         self._land(attempt)
         self.stepped.pop(attempt, None)
 
-    def _started(self, go: Go, record: ChunkRecord) -> None:
+    def _started(self, go: ChunkStart, record: ChunkRecord) -> None:
         attempt = (go.request, go.chunk, go.attempt)
         request = self.request(go.request)
         assert request.state in ("running", "finished"), "a chunk of an ended request started"

@@ -15,9 +15,8 @@ import trio
 import trio.testing
 
 from scheduler.addresses import Address, parse_address
-from scheduler.calibration.agent import Agent, Limits, Settings, count
-from scheduler.calibration.calibrator import Calibrator, Step
-from scheduler.calibration.calibrator import Settings as Thoroughness
+from scheduler.calibration.agent import Agent, AgentSettings, Limits, count
+from scheduler.calibration.calibrator import CalibrationSettings, Calibrator, Step
 from scheduler.calibration.rules import calibrate
 from scheduler.calibration.tasks import first_of, together
 from scheduler.calibration.wire import MAX_LINE_BYTES, CalibrationError, ask, proof
@@ -34,7 +33,7 @@ SMALL = Limits(connections=4, seconds=1, streams=4, writers=4, disk_bytes=1 << 2
 async def running(directory: Path, *, token: bytes = TOKEN, limits: Limits = SMALL) -> AsyncIterator[Address]:
     """An agent on a port of loopback."""
     async with trio.open_nursery() as nursery:
-        yield await nursery.start(Agent(Settings(directory, token, limits)).serve, LOCAL)
+        yield await nursery.start(Agent(AgentSettings(directory, token, limits)).serve, LOCAL)
         nursery.cancel_scope.cancel()
 
 
@@ -101,7 +100,7 @@ async def test_a_whole_calibration(tmp_path: Path) -> None:
         running(tmp_path, limits=limits) as c,
     ):
         addresses = dict(zip(topology.index, (a, b, c), strict=True))
-        how = Thoroughness(seconds=0.1, warm_up_s=0.02, concurrency=(1, 2), file_bytes=50_000)
+        how = CalibrationSettings(seconds=0.1, warm_up_s=0.02, concurrency=(1, 2), file_bytes=50_000)
         measured = await Calibrator(topology, addresses, TOKEN, how, Random(1), steps.append).measure()
     assert [step.done for step in steps] == list(range(1, len(steps) + 1))
     assert {step.total for step in steps} == {len(steps)}
@@ -321,11 +320,13 @@ async def test_all_silent_agents_are_counted(tmp_path: Path) -> None:
     """The calibrator asks all before it measures, and says how many do not answer; an address may be missing."""
     topology = racks([2, 2], 1)
     nobody = Address("127.0.0.1", 1)
-    calibrator = Calibrator(topology, dict.fromkeys(topology.index, nobody), b"", Thoroughness(), Random(1), print)
+    calibrator = Calibrator(
+        topology, dict.fromkeys(topology.index, nobody), b"", CalibrationSettings(), Random(1), print
+    )
     with pytest.raises(CalibrationError, match=r"agent of 'r\dh\d': .*no agent there.*and 3 more agents"):
         await calibrator.measure()
     with pytest.raises(CalibrationError, match="server 'r1h1' has no address"):
-        await Calibrator(topology, {}, b"", Thoroughness(), Random(1), print).measure()
+        await Calibrator(topology, {}, b"", CalibrationSettings(), Random(1), print).measure()
 
 
 # ---- addresses and tasks

@@ -22,7 +22,7 @@ from scheduler.topology.description import (
     topology_mapping,
     topology_toml,
 )
-from scheduler.topology.keys import SECTIONS, Kind
+from scheduler.topology.keys import SECTIONS, ValueKind
 from scheduler.topology.quantities import parse_duration, parse_rate, parse_size, rate_for_people, rate_text, size_text
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "docs" / "topologies").glob("*.toml"))
@@ -401,4 +401,4 @@ def test_texts_are_exact(bytes_s: float, size: int) -> None:
 
 def test_every_kind_is_used() -> None:
     """No kind of key without a key."""
-    assert {key.kind for keys in SECTIONS.values() for key in keys} == set(Kind)
+    assert {key.kind for keys in SECTIONS.values() for key in keys} == set(ValueKind)

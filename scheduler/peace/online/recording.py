@@ -5,7 +5,7 @@ Invariants:
 """
 
 from scheduler.peace.online.jobs import Flight, Job
-from scheduler.peace.online.records import ChunkRecord, ChunkState, Go, RequestRecord
+from scheduler.peace.online.records import ChunkRecord, ChunkStart, ChunkState, RequestRecord
 from scheduler.peace.placement import placement_texts
 from scheduler.peace.plan import Chain, Kind
 from scheduler.topology import Topology
@@ -45,10 +45,10 @@ def chunk_record(topology: Topology, flight: Flight, state: ChunkState, since_ms
     )
 
 
-def go_of(topology: Topology, flight: Flight) -> Go:
+def go_of(topology: Topology, flight: Flight) -> ChunkStart:
     """What the writer is told."""
     hosts = tuple(topology.servers[host].name for host in flight.chain.hosts)
-    return Go(flight.job.name, flight.chunk, flight.attempt, hosts, flight.chain.kind)
+    return ChunkStart(flight.job.name, flight.chunk, flight.attempt, hosts, flight.chain.kind)
 
 
 def chain_of(topology: Topology, record: ChunkRecord, kind: Kind) -> Chain | None:

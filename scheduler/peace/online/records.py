@@ -88,7 +88,7 @@ class Submission:
     sources: tuple[tuple[str, ...], ...] = ()
 
 
-class Go(NamedTuple):
+class ChunkStart(NamedTuple):
     """Move chunk `chunk` now: `hosts[0]` sends it to `hosts[1]`, which forwards it to `hosts[2]`, and so on."""
 
     request: str
@@ -98,7 +98,7 @@ class Go(NamedTuple):
     kind: Kind
 
 
-class Place(NamedTuple):
+class QueuePosition(NamedTuple):
     """A place in the queue: requests and chunks that go first, and the proven bound on the wait.
 
     `starts_within_chunks`: the request's next chunk starts after at most so many times the longest time that a chunk
@@ -186,8 +186,8 @@ class Outcome(NamedTuple):
     chunks done. `given_up`: requests cancelled or failed by this event. `ignored`: why the event changed nothing.
     """
 
-    go: tuple[Go, ...] = ()
-    revoked: tuple[Go, ...] = ()
+    go: tuple[ChunkStart, ...] = ()
+    revoked: tuple[ChunkStart, ...] = ()
     finished: tuple[str, ...] = ()
     changed: tuple[RequestRecord | ChunkRecord, ...] = ()
     given_up: tuple[str, ...] = ()
@@ -221,11 +221,11 @@ class RequestStatus(NamedTuple):
 class InFlight(NamedTuple):
     """A chunk in flight, and since when."""
 
-    go: Go
+    go: ChunkStart
     since_ms: int
 
 
-class Use(NamedTuple):
+class ResourceUse(NamedTuple):
     """How much of a resource chunks in flight use: of a host (`name`), or of a link (`source>target`)."""
 
     resource: str
@@ -247,7 +247,7 @@ class Status:
     hosts: tuple[HostStatus, ...]
     requests: tuple[RequestStatus, ...]
     in_flight: tuple[InFlight, ...]
-    uses: tuple[Use, ...]
+    uses: tuple[ResourceUse, ...]
     head: str | None
     reserved: tuple[str, ...]
 

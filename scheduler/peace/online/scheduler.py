@@ -21,11 +21,11 @@ from scheduler.peace.online.ranked_queue import RankedQueue
 from scheduler.peace.online.recording import chain_of, chunk_record, go_of, request_record
 from scheduler.peace.online.records import (
     ChunkRecord,
+    ChunkStart,
     ChunkState,
-    Go,
     Mode,
     Outcome,
-    Place,
+    QueuePosition,
     RequestRecord,
     RequestState,
     Settings,
@@ -46,7 +46,7 @@ class _Event:
 
     def __init__(self) -> None:
         self.go: dict[Flight, None] = {}
-        self.revoked: list[Go] = []
+        self.revoked: list[ChunkStart] = []
         self.finished: list[str] = []
         self.given_up: list[str] = []
         self.jobs: dict[Job, None] = {}
@@ -220,7 +220,7 @@ class OnlineScheduler:
 
     # ---- questions
 
-    def place(self, request: str) -> Place:
+    def place(self, request: str) -> QueuePosition:
         """The place of a request in the queue. Raises RequestError if it is not known."""
         return place_of(self._view(), self._job(request))
 
@@ -493,7 +493,7 @@ class OnlineScheduler:
                 self._fly(flight)
             self._policy.resume(flight, done=state is ChunkState.DONE)
         elif state is ChunkState.RUNNING:
-            self._event.revoked.append(Go(job.name, record.chunk, record.attempt, record.hosts, job.kind))
+            self._event.revoked.append(ChunkStart(job.name, record.chunk, record.attempt, record.hosts, job.kind))
             self._event.chunks[job, record.chunk] = replace(
                 record, state=ChunkState.WAITING.value, since_ms=self._now_ms
             )

@@ -16,11 +16,11 @@ from scheduler.peace.online.records import (
     HostStatus,
     InFlight,
     Mode,
-    Place,
+    QueuePosition,
     RequestStatus,
+    ResourceUse,
     Settings,
     Status,
-    Use,
 )
 from scheduler.peace.online.timesteps import Timesteps
 from scheduler.peace.plan import Resource, demands
@@ -41,12 +41,12 @@ class SchedulerView(NamedTuple):
     lost: set[int]
 
 
-def place_of(view: SchedulerView, job: Job) -> Place:
+def place_of(view: SchedulerView, job: Job) -> QueuePosition:
     """The place of a request in the queue."""
     if not job.waiting:
-        return Place(0, 0, 0)
+        return QueuePosition(0, 0, 0)
     requests, chunks = view.queue.ahead(job.rank)
-    return Place(requests, chunks, ROUNDS_PER_CHUNK[view.settings.mode] * (chunks + 1))
+    return QueuePosition(requests, chunks, ROUNDS_PER_CHUNK[view.settings.mode] * (chunks + 1))
 
 
 def status_of(view: SchedulerView) -> Status:
@@ -88,7 +88,7 @@ def _request_status(topology: Topology, job: Job) -> RequestStatus:
     )
 
 
-def _uses(topology: Topology, flights: list[Flight]) -> tuple[Use, ...]:
+def _uses(topology: Topology, flights: list[Flight]) -> tuple[ResourceUse, ...]:
     used = Counter(demand for flight in flights for demand in demands(flight.chain))
     uses = []
     for number, server in enumerate(topology.servers):
@@ -98,9 +98,9 @@ def _uses(topology: Topology, flights: list[Flight]) -> tuple[Use, ...]:
             (Resource.DISK, server.disk),
         ):
             if total is not None:
-                uses.append(Use(resource.value, server.name, used[resource, number], total))
+                uses.append(ResourceUse(resource.value, server.name, used[resource, number], total))
     for number, link in enumerate(topology.links):
         uses.append(
-            Use(Resource.LINK.value, f"{link.source}>{link.target}", used[Resource.LINK, number], link.capacity)
+            ResourceUse(Resource.LINK.value, f"{link.source}>{link.target}", used[Resource.LINK, number], link.capacity)
         )
     return tuple(uses)

@@ -7,7 +7,7 @@ those of the cluster's topology. Messages take no time; what the scheduler gathe
 from collections.abc import Callable, Sequence
 from random import Random
 
-from scheduler.peace.online import Go, OnlineScheduler, Outcome, Settings, Submission
+from scheduler.peace.online import ChunkStart, OnlineScheduler, Outcome, Settings, Submission
 from scheduler.peace.plan import Kind, Planner
 from scheduler.simulation.cluster import Cluster
 from scheduler.simulation.policies.base import Orders, PolicyMaker, Start, View
@@ -66,7 +66,7 @@ class Peace:
         starts, stops = (tuple(map(self._start, goes)) for goes in (outcome.go, outcome.revoked))
         return Orders(starts, stops, outcome.given_up)
 
-    def _start(self, go: Go) -> Start:
+    def _start(self, go: ChunkStart) -> Start:
         return Start(go.request, go.chunk, tuple(self._index[host] for host in go.hosts), go.kind, go.attempt)
 
 
