@@ -48,7 +48,7 @@ GRACE_S: Final = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an agent agrees to, at most."""
+    """The limits of what an agent does on request."""
 
     connections: int = 64
     seconds: float = 60.0
@@ -70,7 +70,7 @@ class AgentSettings:
 
 
 class Agent:
-    """One host's agent."""
+    """The agent of one host."""
 
     def __init__(self, settings: AgentSettings) -> None:
         self.settings = settings
@@ -99,7 +99,7 @@ class Agent:
             self._connections -= 1
 
     async def _converse(self, lines: Lines) -> None:
-        """One request and its answer."""
+        """Serve one connection: one request and its answer."""
         limits = self.settings.limits
         request: Mapping[str, object] = {}
         try:
@@ -148,7 +148,7 @@ class Agent:
     # ---- jobs
 
     async def _hello(self, lines: Lines, asked: "_Asked") -> Mapping[str, object]:
-        """Is it there, and has its disk room?"""
+        """Report that the agent runs, and the room on its disk."""
         return {"free_bytes": shutil.disk_usage(self.settings.directory).free}
 
     async def _take(self, lines: Lines, asked: "_Asked") -> Mapping[str, object]:
@@ -237,7 +237,7 @@ class Agent:
         return _Room(self, size)
 
     def reserve(self, size: int) -> None:
-        """Take room on the disk for test files. Raises CalibrationError."""
+        """Reserve room on the disk for test files. Raises CalibrationError."""
         limit = self.settings.limits.disk_bytes
         if self._disk_bytes + size > limit:
             raise CalibrationError(
@@ -249,12 +249,12 @@ class Agent:
         self._disk_bytes += size
 
     def release(self, size: int) -> None:
-        """Give room back."""
+        """Release the room."""
         self._disk_bytes -= size
 
 
 class _Room:
-    """Room on the disk while a block runs."""
+    """Reserves room on the disk while a block runs."""
 
     def __init__(self, agent: Agent, size: int) -> None:
         self._agent, self._size = agent, size
@@ -267,13 +267,13 @@ class _Room:
 
 
 class _Asked:
-    """A request's values, checked. Raises CalibrationError."""
+    """The values of a request, checked when they are read. Raises CalibrationError."""
 
     def __init__(self, values: Mapping[str, object]) -> None:
         self._values = values
 
     def has(self, name: str) -> bool:
-        """Whether it says so."""
+        """Whether the request has this value."""
         return name in self._values
 
     def number(self, name: str, least: float, most: float) -> float:
@@ -326,7 +326,7 @@ async def _drain(stream: trio.SocketStream) -> None:
 
 
 async def _while_connected(stream: trio.SocketStream, job: Callable[[], Awaitable[T]]) -> T:
-    """Run a job; if the calibrator goes away, so does the job."""
+    """Run a job until it ends or the calibrator disconnects."""
 
     async def watch() -> T:
         while await stream.receive_some(1024):

@@ -76,7 +76,7 @@ class Calibrator:
         self._total += sum(len(self._writes_of(server)) for server in self._sampled)
 
     async def measure(self) -> Measured:
-        """Everything. Raises CalibrationError that names the agent."""
+        """Run all measurements. Raises CalibrationError that names the agent."""
         await self._greet()
         send, receive = await self._host_links()
         hosts: dict[str, HostRates] = {}
@@ -91,7 +91,7 @@ class Calibrator:
     # ---- what to measure
 
     def _ends(self, link: Link) -> tuple[list[Server], list[Server]] | None:
-        """Who could send over a link to whom; at most so many as may take part."""
+        """The possible senders and receivers over a link, not more than may take part."""
         found = sides(self.topology, link)
         if found is None:
             return None
@@ -99,7 +99,7 @@ class Calibrator:
         return senders, receivers
 
     def _others(self, server: Server) -> list[Server]:
-        """To whom a server's parallel writes go: sampled servers, those of its rack first."""
+        """The targets of a server's parallel writes: sampled servers, those of its rack first."""
         others = [other for other in self._sampled if other is not server]
         return sorted(others, key=lambda other: other.rack != server.rack)
 
@@ -184,7 +184,7 @@ class Calibrator:
         }  # fmt: skip
 
     async def _send(self, source: Server, targets: Sequence[Server], how: Mapping[str, object]) -> list[float]:
-        """One server sends to others; what each of them counted."""
+        """Have one server send to others; returns the rate that each of them counted."""
         to = [str(self._addresses[target.name]) for target in targets]
         limit_s = DISK_S if "bytes" in how else self.settings.seconds + GRACE_S
         done = await self._ask(source.name, {"do": "send", "to": to, **how}, limit_s)

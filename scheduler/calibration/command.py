@@ -142,7 +142,7 @@ def run_calibration(arguments: argparse.Namespace) -> int:
 
 
 def _lines(before: Topology, result: Calibrated) -> list[str]:
-    """What was measured, and what changed."""
+    """The measured capacities beside those of the description."""
     lines = []
     if result.timestep_s is not None:
         lines.append(f"a timestep is {duration_for_people(result.timestep_s)}")
@@ -204,7 +204,7 @@ def _addresses(topology: Topology, given: list[str], port: int) -> dict[str, Add
 
 
 def _write(path: Path, text: str) -> None:
-    """A file that is there whole or not at all."""
+    """Write a file atomically: it holds the whole text or does not exist."""
     with tempfile.NamedTemporaryFile(
         "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
     ) as file:

@@ -1,4 +1,4 @@
-"""What calibrator and agents say to each other: one request per connection, lines of JSON, then plain bytes.
+"""The protocol between calibrator and agents: one request per connection, in lines of JSON, then plain bytes.
 
     agent    {"cairn-agent": 1, "nonce": "…"}
     client   {"request": "…", "proof": "…"}          the request is a text: {"do": "hello"}
@@ -65,14 +65,14 @@ class Lines:
         await self.stream.send_all(json.dumps(value).encode() + b"\n")
 
     def rest(self) -> int:
-        """How many bytes came behind the last line; they are forgotten."""
+        """Drop the bytes that arrived after the last line; returns their number."""
         many = len(self._buffer)
         self._buffer.clear()
         return many
 
 
 def proof(token: bytes, nonce: str, request: str) -> str:
-    """What shows that a request comes from someone who has the token."""
+    """The proof that the sender of a request has the token."""
     # A text from JSON may hold what UTF-8 cannot.
     return hmac.new(token, f"{nonce}\n{request}".encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
 
@@ -91,7 +91,7 @@ async def ask(address: Address, token: bytes, request: Mapping[str, object], lim
 
 
 async def start(address: Address, token: bytes, request: Mapping[str, object]) -> Lines:
-    """Connect and send a request; the answer is still to come. Raises CalibrationError."""
+    """Connect and send a request; `answer` reads the answer. Raises CalibrationError."""
     try:
         with trio.fail_after(CONNECT_S):
             stream = await trio.open_tcp_stream(address.host, address.port)

@@ -7,7 +7,18 @@ tests hold every answer against it.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from scheduler.coordinator.api_types import Field, Flag, ListOf, MapOf, Maybe, Number, Record, Text, Type, Whole
+from scheduler.coordinator.api_types import (
+    Boolean,
+    Field,
+    Integer,
+    ListOf,
+    MapOf,
+    Number,
+    Optional,
+    Record,
+    String,
+    Type,
+)
 from scheduler.coordinator.http.messages import JSON
 
 MAX_WAIT_S = 60.0
@@ -22,10 +33,10 @@ MAX_PRIORITY = 9
 HTML = "text/html; charset=utf-8"
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
-NAME = Text(200)
-KIND = Text(choices=("write", "read", "copy"))
-STATE = Text(choices=("waiting", "running", "finished", "cancelled", "failed"))
-EVENT = Text(choices=("go", "revoked", "finished", "cancelled", "failed"))
+NAME = String(200)
+KIND = String(choices=("write", "read", "copy"))
+STATE = String(choices=("waiting", "running", "finished", "cancelled", "failed"))
+EVENT = String(choices=("go", "revoked", "finished", "cancelled", "failed"))
 EMPTY = Record("Empty")
 
 
@@ -34,22 +45,22 @@ EMPTY = Record("Empty")
 PLACE = Record(
     "Place",
     {
-        "requests_ahead": Field(Whole(), "requests that come first"),
-        "chunks_ahead": Field(Whole(), "their chunks that have not started yet"),
+        "requests_ahead": Field(Integer(), "requests that come first"),
+        "chunks_ahead": Field(Integer(), "their chunks that have not started yet"),
         "starts_within_chunks": Field(
-            Whole(), "the proven bound: it waits at most so many times as long as a chunk takes"
+            Integer(), "the proven bound: it waits at most so many times as long as a chunk takes"
         ),
     },
 )
 EVENT_RECORD = Record(
     "Event",
     {
-        "number": Field(Whole(1), "1 for the request's first event, 2 for the next"),
+        "number": Field(Integer(1), "1 for the request's first event, 2 for the next"),
         "event": Field(EVENT, "go: write this chunk now; revoked: stop it; the others end the request"),
-        "chunk": Field(Maybe(Whole()), "which chunk, from 0; null where the whole request is meant"),
-        "attempt": Field(Maybe(Whole()), "say it in done and failed"),
+        "chunk": Field(Optional(Integer()), "which chunk, from 0; null where the whole request is meant"),
+        "attempt": Field(Optional(Integer()), "say it in done and failed"),
         "hosts": Field(ListOf(NAME), "the chain: who sends (the writer, or a source) first, then every replica"),
-        "addresses": Field(ListOf(Maybe(Text(300))), "of the same hosts, where they are known"),
+        "addresses": Field(ListOf(Optional(String(300))), "of the same hosts, where they are known"),
     },
 )
 REQUEST_VIEW = Record(
@@ -58,14 +69,16 @@ REQUEST_VIEW = Record(
         "request": Field(NAME, "its name"),
         "state": Field(STATE, "where it stands"),
         "kind": Field(KIND, "what it moves"),
-        "writer": Field(Maybe(NAME), "the host that writes or reads"),
-        "chunks": Field(Whole(), "chunks in all"),
-        "done": Field(Whole(), "chunks done"),
-        "place": Field(Maybe(PLACE), "its place in the queue, zeros while nothing of it waits; null when it is over"),
-        "stranded": Field(Flag(), "true: hosts that are lost leave no path for what waits of it; it waits for them"),
+        "writer": Field(Optional(NAME), "the host that writes or reads"),
+        "chunks": Field(Integer(), "chunks in all"),
+        "done": Field(Integer(), "chunks done"),
+        "place": Field(
+            Optional(PLACE), "its place in the queue, zeros while nothing of it waits; null when it is over"
+        ),
+        "stranded": Field(Boolean(), "true: hosts that are lost leave no path for what waits of it; it waits for them"),
         "go": Field(ListOf(EVENT_RECORD), "the chunks that are to be written right now"),
-        "last_event": Field(Whole(), "number of its newest event; ask for what comes after it"),
-        "why": Field(Maybe(Text(500, 0)), "why it failed or was cancelled, if anything was said"),
+        "last_event": Field(Integer(), "number of its newest event; ask for what comes after it"),
+        "why": Field(Optional(String(500, 0)), "why it failed or was cancelled, if anything was said"),
     },
 )
 EVENTS = Record(
@@ -80,8 +93,8 @@ REPORTED = Record(
     "Reported",
     {
         "request": Field(NAME, "the request"),
-        "chunk": Field(Whole(), "the chunk"),
-        "counted": Field(Flag(), "false: known already, or an attempt that was revoked or given up"),
+        "chunk": Field(Integer(), "the chunk"),
+        "counted": Field(Boolean(), "false: known already, or an attempt that was revoked or given up"),
         "state": Field(STATE, "where the request stands"),
     },
 )
@@ -89,30 +102,30 @@ HOST_VIEW = Record(
     "Host",
     {
         "host": Field(NAME, "its name in the topology"),
-        "address": Field(Maybe(Text(300)), "where others reach it"),
-        "registered": Field(Flag(), "whether it says that it lives, and is missed when it does not"),
-        "lost": Field(Flag(), "nothing is planned on it until it registers"),
-        "deadline_ms": Field(Maybe(Whole()), "it must say that it lives within so many milliseconds"),
+        "address": Field(Optional(String(300)), "where others reach it"),
+        "registered": Field(Boolean(), "whether it says that it lives, and is missed when it does not"),
+        "lost": Field(Boolean(), "nothing is planned on it until it registers"),
+        "deadline_ms": Field(Optional(Integer()), "it must say that it lives within so many milliseconds"),
     },
 )
 IN_FLIGHT = Record(
     "ChunkInFlight",
     {
         "request": Field(NAME, "the request"),
-        "chunk": Field(Whole(), "the chunk"),
-        "attempt": Field(Whole(), "the attempt"),
+        "chunk": Field(Integer(), "the chunk"),
+        "attempt": Field(Integer(), "the attempt"),
         "kind": Field(KIND, "what it moves"),
         "hosts": Field(ListOf(NAME), "the chain"),
-        "for_ms": Field(Whole(), "how long it has been under way"),
+        "for_ms": Field(Integer(), "how long it has been under way"),
     },
 )
 CAPACITY = Record(
     "Capacity",
     {
-        "resource": Field(Text(choices=("send", "receive", "disk", "link")), "what is used"),
-        "name": Field(Text(500), "of which host, or which link"),
-        "used": Field(Whole(), "chunks that use it now"),
-        "total": Field(Whole(), "chunks that may use it at a time"),
+        "resource": Field(String(choices=("send", "receive", "disk", "link")), "what is used"),
+        "name": Field(String(500), "of which host, or which link"),
+        "used": Field(Integer(), "chunks that use it now"),
+        "total": Field(Integer(), "chunks that may use it at a time"),
     },
 )
 QUEUED = Record(
@@ -120,24 +133,24 @@ QUEUED = Record(
     {
         "request": Field(NAME, "its name"),
         "state": Field(STATE, "where it stands"),
-        "writer": Field(Maybe(NAME), "the host that writes or reads"),
-        "chunks": Field(Whole(), "chunks in all"),
-        "done": Field(Whole(), "chunks done"),
-        "in_flight": Field(Whole(), "chunks under way"),
-        "waiting": Field(Whole(), "chunks that wait for their go"),
-        "for_ms": Field(Whole(), "how long ago it was submitted"),
-        "stranded": Field(Flag(), "true: hosts that are lost leave no path for what waits of it; it waits for them"),
+        "writer": Field(Optional(NAME), "the host that writes or reads"),
+        "chunks": Field(Integer(), "chunks in all"),
+        "done": Field(Integer(), "chunks done"),
+        "in_flight": Field(Integer(), "chunks under way"),
+        "waiting": Field(Integer(), "chunks that wait for their go"),
+        "for_ms": Field(Integer(), "how long ago it was submitted"),
+        "stranded": Field(Boolean(), "true: hosts that are lost leave no path for what waits of it; it waits for them"),
     },
 )
 STATUS = Record(
     "Status",
     {
-        "topology": Field(Text(200, 0), "the network's name"),
-        "planner": Field(Text(), "who plans"),
-        "mode": Field(Text(), "continuous, or in timesteps"),
-        "uptime_ms": Field(Whole(), "since this process started"),
-        "store": Field(Text(500), "ok, or why nothing can be stored"),
-        "requests": Field(MapOf(Whole()), "how many are in each state"),
+        "topology": Field(String(200, 0), "the network's name"),
+        "planner": Field(String(), "who plans"),
+        "mode": Field(String(), "continuous, or in timesteps"),
+        "uptime_ms": Field(Integer(), "since this process started"),
+        "store": Field(String(500), "ok, or why nothing can be stored"),
+        "requests": Field(MapOf(Integer()), "how many are in each state"),
         "hosts": Field(ListOf(HOST_VIEW), "hosts that are registered or lost"),
         "queue": Field(ListOf(QUEUED), "requests that are not over, the next first"),
         "in_flight": Field(ListOf(IN_FLIGHT), "chunks under way, the oldest first"),
@@ -148,38 +161,38 @@ SERVER = Record(
     "Server",
     {
         "name": Field(NAME, "its name"),
-        "rack": Field(Text(), "the switch it hangs on"),
-        "send": Field(Whole(), "chunks it sends at a time"),
-        "receive": Field(Whole(), "chunks it receives at a time"),
-        "disk": Field(Maybe(Whole()), "chunks its disk takes at a time; null: what it receives"),
-        "address": Field(Maybe(Text(300)), "where others reach it"),
+        "rack": Field(String(), "the switch it hangs on"),
+        "send": Field(Integer(), "chunks it sends at a time"),
+        "receive": Field(Integer(), "chunks it receives at a time"),
+        "disk": Field(Optional(Integer()), "chunks its disk takes at a time; null: what it receives"),
+        "address": Field(Optional(String(300)), "where others reach it"),
     },
 )
 LINK = Record(
     "Link",
     {
-        "source": Field(Text(), "from this switch"),
-        "target": Field(Text(), "to this one"),
-        "capacity": Field(Whole(), "chunks at a time"),
-        "cost": Field(Whole(), "its length, for the shortest path"),
+        "source": Field(String(), "from this switch"),
+        "target": Field(String(), "to this one"),
+        "capacity": Field(Integer(), "chunks at a time"),
+        "cost": Field(Integer(), "its length, for the shortest path"),
     },
 )
 TOPOLOGY = Record(
     "Topology",
     {
-        "name": Field(Text(200, 0), "the network's name"),
-        "chunk_bytes": Field(Whole(), "size of a chunk"),
-        "switches": Field(ListOf(Text()), "all switches"),
+        "name": Field(String(200, 0), "the network's name"),
+        "chunk_bytes": Field(Integer(), "size of a chunk"),
+        "switches": Field(ListOf(String()), "all switches"),
         "servers": Field(ListOf(SERVER), "all hosts"),
         "links": Field(ListOf(LINK), "every direction of every connection between switches"),
     },
 )
-HEALTH = Record("Health", {"status": Field(Text(choices=("ok", "failing")), "failing: nothing can be stored")})
+HEALTH = Record("Health", {"status": Field(String(choices=("ok", "failing")), "failing: nothing can be stored")})
 ERROR = Record(
     "Error",
     {
-        "error": Field(Text(2000), "what is wrong and what to do"),
-        "field": Field(Maybe(Text(300, 0)), "the field to change, where there is one", None),
+        "error": Field(String(2000), "what is wrong and what to do"),
+        "field": Field(Optional(String(300, 0)), "the field to change, where there is one", None),
     },
 )
 
@@ -189,34 +202,34 @@ REGISTER = Record(
     "RegisterHost",
     {
         "name": Field(NAME, "a host of the topology"),
-        "address": Field(Maybe(Text(300)), "where others reach it; writers are told", None),
+        "address": Field(Optional(String(300)), "where others reach it; writers are told", None),
     },
 )
 SUBMIT = Record(
     "SubmitRequest",
     {
-        "name": Field(Maybe(NAME), "your name for it, so that it can be sent twice; none: one is made up", None),
-        "writer": Field(Maybe(NAME), "the host that writes, or reads; none for a copy", None),
-        "chunks": Field(Whole(1, MAX_CHUNKS), "how many chunks"),
-        "replicas": Field(Whole(1, MAX_REPLICAS), "how many replicas of each; a placement decides it", 3),
+        "name": Field(Optional(NAME), "your name for it, so that it can be sent twice; none: one is made up", None),
+        "writer": Field(Optional(NAME), "the host that writes, or reads; none for a copy", None),
+        "chunks": Field(Integer(1, MAX_CHUNKS), "how many chunks"),
+        "replicas": Field(Integer(1, MAX_REPLICAS), "how many replicas of each; a placement decides it", 3),
         "placement": Field(
-            Maybe(ListOf(Text(200, 0), MAX_REPLICAS)),
+            Optional(ListOf(String(200, 0), MAX_REPLICAS)),
             "rules for each replica, such as same-rack:0 or other-rack:1; none: the default for that many replicas",
             None,
         ),
-        "priority": Field(Whole(0, MAX_PRIORITY), "higher comes first; waiting raises it", 0),
+        "priority": Field(Integer(0, MAX_PRIORITY), "higher comes first; waiting raises it", 0),
         "kind": Field(KIND, "write; read: recovery; copy: re-replication", "write"),
         "sources": Field(
             ListOf(ListOf(NAME, MAX_SOURCES), MAX_CHUNKS), "for read and copy: the hosts that have each chunk", ()
         ),
     },
 )
-RESUBMIT = Record("ResubmitRequest", {"chunks": Field(Whole(1, MAX_CHUNKS), "the new number of chunks")})
-DONE = Record("ChunkDone", {"attempt": Field(Whole(), "the attempt that the go named")})
+RESUBMIT = Record("ResubmitRequest", {"chunks": Field(Integer(1, MAX_CHUNKS), "the new number of chunks")})
+DONE = Record("ChunkDone", {"attempt": Field(Integer(), "the attempt that the go named")})
 FAILED = Record(
     "ChunkFailed",
     {
-        "attempt": Field(Whole(), "the attempt that the go named"),
+        "attempt": Field(Integer(), "the attempt that the go named"),
         "suspects": Field(ListOf(NAME, MAX_SUSPECTS), "hosts to avoid when it is planned again", ()),
     },
 )
@@ -274,12 +287,12 @@ ERRORS: Mapping[int, str] = {
 }
 COMMON_ERRORS = (400, 401, 408, 413, 431, 500, 503)
 _BY_NAME = {"name": Field(NAME, "the request's name")}
-_BY_CHUNK = {**_BY_NAME, "chunk": Field(Whole(0, MAX_CHUNKS), "the chunk's number, from 0")}
+_BY_CHUNK = {**_BY_NAME, "chunk": Field(Integer(0, MAX_CHUNKS), "the chunk's number, from 0")}
 _BY_HOST = {"name": Field(NAME, "the host's name")}
 _EVENTS_AFTER = Record(
     "EventsAfter",
     {
-        "after": Field(Whole(), "number of the last event you have; 0: none", 0),
+        "after": Field(Integer(), "number of the last event you have; 0: none", 0),
         "wait_s": Field(Number(0, MAX_WAIT_S), "how long to wait for a new one", DEFAULT_WAIT_S),
     },
 )
@@ -311,7 +324,7 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/v1/topology", "getTopology", "The network that is planned on.", {200: Answer("it", TOPOLOGY)}),
     Route("GET", "/metrics", "getMetrics", "Counters and gauges for Prometheus.",
           {200: Answer("in Prometheus' text format", None, PROMETHEUS)}),
-    Route("GET", "/openapi.json", "getOpenApi", "This document.", {200: Answer("OpenAPI 3.1", MapOf(Text()))}),
+    Route("GET", "/openapi.json", "getOpenApi", "This document.", {200: Answer("OpenAPI 3.1", MapOf(String()))}),
     Route("GET", "/health", "getHealth", "Whether the coordinator can do its work.",
           {200: Answer("it can", HEALTH), 503: Answer("it cannot", HEALTH)}, free=True),
     Route("GET", "/", "getPage", "The status as a page with a picture.", {200: Answer("a page", None, HTML)}),

@@ -22,7 +22,7 @@ others without a shape, which would hide in a log or a page what a name is."""
 _VISIBLE = re.compile(VISIBLE.replace("]", r"\ud800-\udfff]") + "*")
 """Half a surrogate pair is no character of JSON; Python's JSON lets it pass."""
 _HIDDEN = re.compile(VISIBLE.replace("[^", "[").replace("]", r"\ud800-\udfff]"))
-MAX_WHOLE = (1 << 53) - 1
+MAX_INTEGER = (1 << 53) - 1
 """The largest whole number that every JSON reader keeps exactly."""
 
 
@@ -44,22 +44,22 @@ def refuse(where: str, value: object, allowed: str) -> ApiError:
 
 
 def shown(value: object) -> str:
-    """A value in a message: short, whatever a client sent."""
+    """A value for an error message, cut to a fixed length."""
     text = repr(value)
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 
 def plain(text: str) -> str:
-    """A text that names what a client sent, with what nobody sees spelled out."""
+    """A text with its invisible characters spelled out as escapes."""
     return _HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
-    """A text without control characters, and without those that nobody sees; `choices` are all it may be."""
+class String:
+    """A text without control and other invisible characters; with `choices`, one of these."""
 
-    most: int = 200
-    least: int = 1
+    max: int = 200
+    min: int = 1
     choices: tuple[str, ...] = ()
 
     def check(self, value: object, where: str) -> str:
@@ -68,8 +68,8 @@ class Text:
             raise refuse(where, value, "must be a text")
         if self.choices and value not in self.choices:
             raise refuse(where, value, f"must be one of {', '.join(self.choices)}{nearest(value, self.choices)}")
-        if not self.choices and not self.least <= len(value) <= self.most:
-            raise refuse(where, value, f"must have from {self.least} to {self.most} characters")
+        if not self.choices and not self.min <= len(value) <= self.max:
+            raise refuse(where, value, f"must have from {self.min} to {self.max} characters")
         if not _VISIBLE.fullmatch(value):
             raise refuse(where, value, "must have no control characters, and none that nobody sees")
         return value
@@ -78,49 +78,49 @@ class Text:
         """See Type."""
         if self.choices:
             return {"type": "string", "enum": list(self.choices)}
-        return {"type": "string", "minLength": self.least, "maxLength": self.most, "pattern": f"^{VISIBLE}*$"}
+        return {"type": "string", "minLength": self.min, "maxLength": self.max, "pattern": f"^{VISIBLE}*$"}
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
-    """A whole number from `least` to `most`."""
+class Integer:
+    """A whole number from `min` to `max`."""
 
-    least: int = 0
-    most: int = MAX_WHOLE
+    min: int = 0
+    max: int = MAX_INTEGER
 
     def check(self, value: object, where: str) -> int:
         """See Type."""
         if isinstance(value, float) and value.is_integer():  # 98.0 is a whole number in JSON
             value = int(value)
-        if not isinstance(value, int) or isinstance(value, bool) or not self.least <= value <= self.most:
-            raise refuse(where, value, f"must be a whole number from {self.least} to {self.most}")
+        if not isinstance(value, int) or isinstance(value, bool) or not self.min <= value <= self.max:
+            raise refuse(where, value, f"must be a whole number from {self.min} to {self.max}")
         return value
 
     def schema(self) -> dict[str, Any]:
         """See Type."""
-        return {"type": "integer", "minimum": self.least, "maximum": self.most}
+        return {"type": "integer", "minimum": self.min, "maximum": self.max}
 
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number from `least` to `most`."""
+    """A number from `min` to `max`."""
 
-    least: float = 0.0
-    most: float = 1e18
+    min: float = 0.0
+    max: float = 1e18
 
     def check(self, value: object, where: str) -> float:
         """See Type."""
-        if not isinstance(value, int | float) or isinstance(value, bool) or not self.least <= value <= self.most:
-            raise refuse(where, value, f"must be a number from {self.least:g} to {self.most:g}")
+        if not isinstance(value, int | float) or isinstance(value, bool) or not self.min <= value <= self.max:
+            raise refuse(where, value, f"must be a number from {self.min:g} to {self.max:g}")
         return float(value)
 
     def schema(self) -> dict[str, Any]:
         """See Type."""
-        return {"type": "number", "minimum": self.least, "maximum": self.most}
+        return {"type": "number", "minimum": self.min, "maximum": self.max}
 
 
 @dataclass(frozen=True, slots=True)
-class Flag:
+class Boolean:
     """True or false."""
 
     def check(self, value: object, where: str) -> bool:
@@ -135,7 +135,7 @@ class Flag:
 
 
 @dataclass(frozen=True, slots=True)
-class Maybe:
+class Optional:
     """A value or null."""
 
     of: Type
@@ -151,22 +151,22 @@ class Maybe:
 
 @dataclass(frozen=True, slots=True)
 class ListOf:
-    """A list of up to `most` values."""
+    """A list of up to `max` values."""
 
     of: Type
-    most: int = 1_000_000
+    max: int = 1_000_000
 
     def check(self, value: object, where: str) -> tuple[Any, ...]:
         """See Type."""
         if not isinstance(value, list):
             raise refuse(where, value, "must be a list")
-        if len(value) > self.most:
-            raise ApiError(BAD_REQUEST, f"{where}: {len(value)} entries; at most {self.most} are taken", where)
+        if len(value) > self.max:
+            raise ApiError(BAD_REQUEST, f"{where}: {len(value)} entries; at most {self.max} are taken", where)
         return tuple(self.of.check(entry, f"{where}[{number}]") for number, entry in enumerate(value))
 
     def schema(self) -> dict[str, Any]:
         """See Type."""
-        return {"type": "array", "items": self.of.schema(), "maxItems": self.most}
+        return {"type": "array", "items": self.of.schema(), "maxItems": self.max}
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ class Field(NamedTuple):
     default: object = REQUIRED
 
     def schema(self) -> dict[str, Any]:
-        """Its JSON Schema with what it says."""
+        """The JSON Schema of the field, with its description."""
         found = {**self.type.schema(), "description": self.says}
         if self.default is not REQUIRED:
             default = self.default
@@ -253,7 +253,7 @@ def nearest(given: str, known: Sequence[str] | Mapping[str, object]) -> str:
 
 
 def records_in(kind: Type) -> list[Record]:
-    """All records that a type is made of, itself included."""
+    """All records in a type, the type itself included."""
     found: list[Record] = []
     waiting: list[Any] = [kind]
     while waiting:
@@ -262,6 +262,6 @@ def records_in(kind: Type) -> list[Record]:
             if one not in found:
                 found.append(one)
                 waiting += [part.type for part in one.fields.values()]
-        elif isinstance(one, ListOf | MapOf | Maybe):
+        elif isinstance(one, ListOf | MapOf | Optional):
             waiting.append(one.of)
     return found

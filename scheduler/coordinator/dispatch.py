@@ -1,10 +1,10 @@
-"""From an HTTP request to the route that it means, its values checked; and from a route's answer back to HTTP.
+"""Finds the route of an HTTP request, checks the request's values, and turns the route's answer into HTTP.
 
 Invariants:
-* Whatever a client sends, it gets an answer: 4xx where it is to blame, with `field` where one can be named.
-* A fault of ours costs one answer (500) and one line in the log, never the service.
+* Every request gets an answer: 4xx if the client is to blame, with the `field` to change if one can be named.
+* A fault of the coordinator costs one answer (500) and one line in the log, never the service.
 * Tokens are compared in constant time, before anything else of a request is looked at.
-* Where no token is needed, a page in somebody's browser can do nothing.
+* Where no token is needed, a web page in a browser cannot use the coordinator.
 """
 
 import hmac
@@ -20,7 +20,7 @@ import trio
 
 from scheduler.addresses import is_loopback
 from scheduler.coordinator.api import ROUTES, Route
-from scheduler.coordinator.api_types import BAD_REQUEST, Number, Record, Type, Whole, nearest, plain, refuse, shown
+from scheduler.coordinator.api_types import BAD_REQUEST, Integer, Number, Record, Type, nearest, plain, refuse, shown
 from scheduler.coordinator.errors import ApiError, StoreError
 from scheduler.coordinator.http.messages import JSON, HttpRequest, HttpResponse, error_response, json_response
 from scheduler.coordinator.report import Report
@@ -36,16 +36,16 @@ UNAVAILABLE = 503
 RETRY_AFTER_S = 1
 MAX_QUERY_FIELDS = 16
 MAX_ERROR_CHARACTERS, MAX_FIELD_CHARACTERS = 2000, 300
-"""As the document says."""
+"""As the OpenAPI document says."""
 MAX_NUMBER_CHARACTERS = 32
 _WHOLE = re.compile(r"([0-9]+)(\.0+)?")
 """98.0 is a whole number, as in a body."""
 PARSED_AT_ONCE_BYTES = 32 * 1024
-"""A larger body is read and checked in a thread: it would hold up everybody for tens of milliseconds."""
+"""A larger body is parsed in a thread: it would hold up the event loop for tens of milliseconds."""
 
 
 class Call(NamedTuple):
-    """A request as a handler gets it: everything checked."""
+    """A checked request, as a handler gets it."""
 
     parameters: Mapping[str, Any]
     query: Mapping[str, Any]
@@ -64,9 +64,9 @@ Operation = Callable[[Call], Awaitable[Reply]]
 
 
 class Dispatch:
-    """Answers HTTP requests by the operations of a service. `token` None: nobody needs one.
+    """Answers HTTP requests with the operations of a service. `token` None: no client needs a token.
 
-    `own_only`: what comes under another name than this machine's own is refused.
+    `own_only`: a request whose Host header names another machine is refused.
     """
 
     def __init__(
@@ -80,15 +80,15 @@ class Dispatch:
         self._token = None if token is None else token.encode()
         self._own_only = own_only
         self.answered: Counter[tuple[str, int]] = Counter()
-        """How many answers each operation gave, by status; `none` where no route was meant."""
+        """The number of answers of each operation, by status; `none`: the request had no route."""
 
     def may_wait(self, request: HttpRequest) -> bool:
-        """Whether the request may take long."""
+        """Whether the route of a request waits for events, so that its answer may take long."""
         route = _route_of(request.method, request.target)
         return route is not None and route.waits
 
     def takes_large(self, method: str, target: str, headers: Mapping[str, str]) -> bool:
-        """Whether the request may have a large body: such routes are few, and strangers have none."""
+        """Whether a request may have a large body: its route says so, and the client has the token."""
         route = _route_of(method, target)
         return route is not None and route.large and self.knows(headers)
 
@@ -100,7 +100,7 @@ class Dispatch:
         return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self._token)
 
     async def __call__(self, request: HttpRequest) -> HttpResponse:
-        """Answer."""
+        """Answer a request."""
         operation = "none"
         try:
             segments, query = _split(request.target)
@@ -186,7 +186,7 @@ def _plain(field: str | None) -> str | None:
 
 
 def _is_own(host: str | None) -> bool:
-    """Whether a Host header names this machine by a name that nobody else can have; HTTP/1.0 needs none."""
+    """Whether a Host header names this machine by a loopback name; HTTP/1.0 needs no Host header."""
     try:
         return host is None or is_loopback(urlsplit(f"//{host}").hostname or "")
     except ValueError:
@@ -194,7 +194,7 @@ def _is_own(host: str | None) -> bool:
 
 
 def _split(target: str) -> tuple[list[str], str]:
-    """Path segments, decoded, and the query."""
+    """The decoded segments of the path, and the query."""
     try:
         parts = urlsplit(target)
         if not parts.path.startswith("/"):
@@ -231,7 +231,7 @@ def _match(path: str, segments: list[str]) -> dict[str, str] | None:
 
 def _from_text(kind: Type, text: str, where: str) -> Any:
     """A value of a path or a query."""
-    if isinstance(kind, Whole):
+    if isinstance(kind, Integer):
         if len(text) > MAX_NUMBER_CHARACTERS or not (found := _WHOLE.fullmatch(text)):
             raise refuse(where, text, "must be a whole number")
         return kind.check(int(found[1]), where)

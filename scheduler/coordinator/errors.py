@@ -27,8 +27,8 @@ class StartError(SchedulerError):
 
 
 class StoreError(SchedulerError):
-    """What must be kept could not be stored. Nothing of it was told to anyone."""
+    """A change could not be stored. No client was told of it."""
 
 
 class StoreDamaged(StartError):
-    """What was stored cannot be read back; a coordinator does not guess at it."""
+    """The stored state cannot be read back."""

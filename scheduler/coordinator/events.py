@@ -24,7 +24,7 @@ Event = dict[str, Any]
 
 @dataclass(slots=True)
 class EventLog:
-    """One request's events."""
+    """The events of one request."""
 
     prefix: str
     """Of their keys in the metadata."""
@@ -42,7 +42,7 @@ class EventLog:
         return Put(f"{self.prefix}{number:08d}", json.dumps(value, ensure_ascii=False))
 
     def restore(self, values: Sequence[Event]) -> None:
-        """Take back what was stored, in order of keys."""
+        """Restore the stored events, which come in the order of their keys."""
         self.events = list(values)
         self.durable = 0
         self._newest = {}
@@ -61,7 +61,7 @@ class EventLog:
         self.durable = number
 
     def wake(self) -> None:
-        """Let those who wait look again."""
+        """Wake all waiters, so that they check for events again."""
         self._news.set()
         self._news = trio.Event()
 
@@ -79,11 +79,11 @@ class EventLog:
         return last if last in ENDS else "running"
 
     def after(self, number: int) -> list[Event]:
-        """The next durable events behind this number."""
+        """The durable events after this number."""
         return self.events[number : min(self.durable, number + MAX_IN_ANSWER)]
 
     async def news(self, number: int) -> None:
-        """Wait until there may be something behind this number."""
+        """Wait until there may be an event after this number."""
         if self.durable <= number and self.told_state not in ENDS:
             await self._news.wait()
 

@@ -58,13 +58,13 @@ class Folding:
             kind.held, kind.fields = kind.held + 1, fields
 
     async def run(self) -> None:
-        """Write what was counted also when nothing else comes, until cancelled."""
+        """Write the counts of ended intervals, also without new events, until cancelled."""
         while True:
             await trio.sleep(INTERVAL_S)
             self._sweep(self._now_s())
 
     def _sweep(self, now_s: float) -> None:
-        """Write what was counted in intervals that are over, and forget the kinds of which nothing came."""
+        """Write the counts of ended intervals, and drop the kinds without new events."""
         self._look_s = now_s + INTERVAL_S
         for key, kind in list(self._kinds.items()):
             if now_s - kind.written_s >= INTERVAL_S:
@@ -75,7 +75,7 @@ class Folding:
                     del self._kinds[key]
 
     def flush(self) -> None:
-        """Write all that was counted."""
+        """Write all counts."""
         for key, kind in self._kinds.items():
             if kind.held:
                 self._report(key[0], {**kind.fields, "repeated": kind.held})

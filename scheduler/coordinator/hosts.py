@@ -17,7 +17,7 @@ CONFLICT = 409
 
 @dataclass(frozen=True, slots=True)
 class HostRecord:
-    """What is stored of a host."""
+    """A host as it is stored."""
 
     name: str
     address: str | None = None
@@ -69,11 +69,11 @@ class Hosts:
         return record
 
     def missed(self, now_ms: int) -> list[str]:
-        """Hosts whose deadline is over."""
+        """The hosts whose deadline has passed."""
         return [name for name, deadline_ms in self._deadlines.items() if deadline_ms < now_ms]
 
     def grant(self, more_ms: int) -> None:
-        """Move all deadlines: the coordinator itself was away and heard nobody."""
+        """Extend all deadlines: the coordinator could not receive keep-alives for so long."""
         self._deadlines = {name: deadline_ms + more_ms for name, deadline_ms in self._deadlines.items()}
 
     def check(self, name: str, field: str) -> None:
@@ -84,7 +84,7 @@ class Hosts:
             )
 
     def record(self, name: str) -> HostRecord:
-        """What is known of a host of the topology."""
+        """The record of a host of the topology."""
         return self._records.get(name) or HostRecord(name)
 
     def known(self) -> list[HostRecord]:
@@ -96,6 +96,6 @@ class Hosts:
         return self.record(name).address or self._given.get(name)
 
     def left_ms(self, name: str, now_ms: int) -> int | None:
-        """How long until a host is missed."""
+        """The milliseconds until a host's deadline."""
         deadline_ms = self._deadlines.get(name)
         return None if deadline_ms is None else max(0, deadline_ms - now_ms)

@@ -40,7 +40,7 @@ OffLoad = Callable[[Callable[[], None]], Awaitable[None]]
 
 
 async def in_a_thread(work: Callable[[], None]) -> None:
-    """Run it off the event loop; it is never left half done."""
+    """Run a function in a thread; cancelling waits for its end."""
     await trio.to_thread.run_sync(work)
 
 
@@ -66,7 +66,7 @@ class Journal:
 
     @property
     def failing(self) -> str | None:
-        """Why nothing can be stored just now."""
+        """The reason why changes cannot be stored; None while they can."""
         return STALLED if self._stalled else self._error
 
     @property
@@ -143,7 +143,7 @@ class Journal:
                 await self._rest()
 
     def _keep(self, batch: dict[str, Change], then: list[Callable[[], None]], why: str) -> None:
-        """Put a batch that failed before what was recorded meanwhile."""
+        """Put a failed batch before the changes that were recorded meanwhile."""
         newer = list(self._pending.values())
         self._pending = batch
         _merge(self._pending, newer)

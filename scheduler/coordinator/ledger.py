@@ -62,7 +62,7 @@ class Tracked:
 
     @property
     def state(self) -> RequestState:
-        """Where it stands, stored or not."""
+        """The state of the request, stored or not."""
         return RequestState.WAITING if self.record is None else RequestState(self.record.state)
 
     def tell(self, records: Iterable[RequestRecord | ChunkRecord], number: int) -> None:
@@ -84,7 +84,7 @@ class Tracked:
 
 
 class Ledger:
-    """All requests that are not forgotten."""
+    """All requests that clients can ask for."""
 
     def __init__(self) -> None:
         self.requests: dict[str, Tracked] = {}
@@ -101,7 +101,7 @@ class Ledger:
 
     @property
     def live(self) -> int:
-        """How many requests are not over."""
+        """The number of requests that have not ended."""
         return len(self.requests) - len(self._ended)
 
     def open(self, submission: Submission) -> tuple[Tracked, Change]:
@@ -169,7 +169,7 @@ class Ledger:
             self.history.append(Span(before, record.since_ms))
 
     def spans(self) -> list[Span]:
-        """Chunks under way, and those that were lately."""
+        """The chunks under way and the last ones that ended."""
         return [*self.history, *(Span(record, None) for record in self.running.values())]
 
     def overdue(self, now_ms: int, deadline_ms: int) -> list[ChunkRecord]:
@@ -194,7 +194,7 @@ class Ledger:
         return max((now_ms - record.since_ms for record in self.running.values()), default=0)
 
     def silent(self, before_ms: int) -> list[str]:
-        """Requests that are not over and whose writer said nothing since."""
+        """The running requests whose writers have sent nothing since then."""
         return [
             name
             for name, tracked in self.requests.items()
@@ -302,12 +302,12 @@ def restore_hosts(entries: Mapping[str, str]) -> list[HostRecord]:
 
 
 def host_change(record: HostRecord) -> Change:
-    """What must be stored of a host."""
+    """The change that stores a host."""
     return Put(f"{HOSTS}{quote(record.name, safe='')}", _json(record))
 
 
 def asked_text(submission: Submission) -> str:
-    """A submission as JSON, always the same for the same."""
+    """A submission as JSON; equal submissions give equal texts."""
     return json.dumps(asdict(submission), sort_keys=True)
 
 

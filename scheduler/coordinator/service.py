@@ -57,7 +57,7 @@ class Clock(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorSettings:
-    """How a coordinator behaves."""
+    """The settings of a coordinator."""
 
     scheduler: Settings = field(default_factory=lambda: Settings(gather_ms=GATHER_MS))
     host_deadline_ms: int = 10_000
@@ -76,7 +76,7 @@ class CoordinatorSettings:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What a coordinator gets from outside: the network, who plans on it, time, randomness, and who listens."""
+    """A coordinator's dependencies: the network, its planner, a clock, a random generator, a receiver of reports."""
 
     topology: Topology
     planner: Planner
@@ -166,7 +166,7 @@ class Coordinator:
             await self._tick()
 
     async def _plan_when_due(self) -> None:
-        """One timer for all that is gathered."""
+        """Wait for the time at which gathered events are planned."""
         while True:
             await self._gathering.wait()
             self._gathering = trio.Event()
@@ -176,7 +176,7 @@ class Coordinator:
                 self._plan_gathered()
 
     def _plan_gathered(self) -> None:
-        """Plan what is gathered, if anything is and can be stored."""
+        """Plan the gathered events, if there are any and the store works."""
         if self._scheduler.plan_at_ms is None or self.trouble is not None:
             return
         try:
@@ -185,7 +185,7 @@ class Coordinator:
             self.environment.report("request crashed", {"operation": "plan", "trace": "".join(format_exception(error))})
 
     async def _tick(self) -> None:
-        """Deadlines, and what could not be done when it was due."""
+        """Check deadlines, and do what could not be done when it was due."""
         before_ms = self.now_ms()
         while True:
             await trio.sleep(self.settings.tick_s)
@@ -210,7 +210,7 @@ class Coordinator:
                 )
 
     def _grant_writers(self, more_ms: int) -> None:
-        """Writers could not be heard for so long."""
+        """Extend the writers' deadlines: their calls could not be stored for so long."""
         self.ledger.grant(more_ms)
         for tracked in self.ledger.requests.values():
             tracked.heard_ms += more_ms
@@ -228,7 +228,7 @@ class Coordinator:
         self.journal.record(self.ledger.forget(now_ms - settings.remember_ms, settings.max_remembered))
 
     def _revoke_overdue(self, record: ChunkRecord, now_ms: int) -> None:
-        """A chunk hangs: what it holds is free again, and its hosts are avoided when it is planned anew."""
+        """Revoke a chunk that hangs: its capacity is free again, and its hosts are avoided when it is planned again."""
         name, chunk, attempt = record.request, record.chunk, record.attempt
         if self.ledger.running.get((name, chunk)) is not record:
             return  # its request ended with the chunk before
@@ -253,7 +253,7 @@ class Coordinator:
                 self.environment.report("request has a path again", {"request": name})
 
     def stop(self) -> None:
-        """Answer everyone who waits: the service ends."""
+        """Answer all waiting clients: the service ends."""
         self._stopping = True
         for tracked in self.ledger.requests.values():
             tracked.log.wake()
@@ -261,7 +261,7 @@ class Coordinator:
     # ---- hosts
 
     async def register(self, name: str, address: str | None) -> HostRecord:
-        """A host is there, or back."""
+        """Register a host, or one that is back."""
         self.hosts.check(name, "name")
         await self._ready()
         before = self.hosts.record(name)
@@ -278,11 +278,11 @@ class Coordinator:
         return record
 
     def alive(self, name: str) -> HostRecord:
-        """A host lives."""
+        """Note that a host lives."""
         return self.hosts.alive(name, self.now_ms())
 
     async def deregister(self, name: str) -> HostRecord:
-        """A host leaves."""
+        """Deregister a host."""
         self.hosts.check(name, "name")
         await self._ready()
         if not self.hosts.record(name).lost:

@@ -137,7 +137,7 @@ def _rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def _limited(lines: Iterator[str], most: int | None, many: int, what: str, *, head: bool = True) -> Iterator[str]:
-    """The first lines, and how many more there are; the head, or an empty first line, is not counted."""
+    """The first lines, then the number of the others; the head, or an empty first line, is not counted."""
     for number, line in enumerate(lines):
         if number == 0 and not head:
             continue

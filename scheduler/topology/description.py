@@ -70,7 +70,7 @@ def load_topology(path: Path | str) -> Topology:
 
 
 def load_network(path: Path | str) -> Network:
-    """As `load_topology`, with what else the file says. `.json` is read as JSON, all else as TOML."""
+    """The network of a file, with its timestep. A file that ends in `.json` is read as JSON, any other as TOML."""
     path = Path(path)
     with path.open("rb") as file:
         content = file.read(MAX_FILE_BYTES + 1)
@@ -100,7 +100,7 @@ def parse_topology(mapping: Mapping[str, object], where: str = "topology") -> To
 
 
 def parse_network(mapping: Mapping[str, object], where: str = "topology", *, name: str = "network") -> Network:
-    """As `parse_topology`, with what else the description says; `name` is for a network without one."""
+    """The network of plain values, with its timestep; `name` is the name of a network that gives none."""
     top = Entry(where, mapping, TOP, TABLES)
     defaults = Entry(f"{where}: [defaults]", table(f"{where}: defaults", mapping.get("defaults", {})), DEFAULTS)
     chunk_bytes = top.size("chunk") or CHUNK_BYTES
@@ -141,7 +141,7 @@ def _place(where: str, kind: str, number: int, values: Mapping[str, object]) -> 
 
 
 def _timestep(top: Entry, chunk_bytes: int, entries: Iterable[Entry]) -> float | None:
-    """Seconds; None if nothing tells."""
+    """The length of a timestep in seconds; None if neither a timestep nor a rate is given."""
     given = top.duration("timestep")
     if given is not None:
         return given
@@ -151,7 +151,7 @@ def _timestep(top: Entry, chunk_bytes: int, entries: Iterable[Entry]) -> float |
 
 
 class _Pace:
-    """Capacities from rates."""
+    """Computes capacities from rates."""
 
     def __init__(self, chunk_bytes: int, timestep_s: float | None) -> None:
         self.chunk_bytes = chunk_bytes
@@ -223,7 +223,7 @@ def _switch_link(entry: Entry, defaults: Entry, name: str, pace: _Pace) -> tuple
 
 
 def _check_ancestors(parents: Mapping[str, str | None], entries: Mapping[str, Entry]) -> None:
-    """No switch is its own ancestor."""
+    """Check that no switch is its own ancestor. Raises TopologyError."""
     safe: set[str] = set()
     for switch in parents:
         way = [switch]
@@ -274,7 +274,7 @@ def _read_servers(entries: Sequence[Entry], defaults: Entry, switches: Sequence[
 
 
 class _Model(NamedTuple):
-    """What the servers of an entry have in common."""
+    """The values that the servers of an entry share."""
 
     send: int
     receive: int
@@ -326,7 +326,7 @@ def _numbers(entry: Entry) -> range:
 
 
 def _expand(entry: Entry, key: str, pattern: str, **values: int | str) -> str:
-    """A name from its pattern. Raises TopologyError for placeholders that there are not."""
+    """A name from its pattern. Raises TopologyError for an unknown placeholder."""
 
     def value(match: re.Match[str]) -> str:
         if match[1] not in values:

@@ -24,7 +24,7 @@ MAX_LISTED: Final = 12
 
 
 class ValueKind(StrEnum):
-    """What a value is."""
+    """The kind of a value."""
 
     TEXT = "text"
     CAPACITY = "capacity"
@@ -36,7 +36,7 @@ class ValueKind(StrEnum):
 
 
 class Key(NamedTuple):
-    """One key: what it is and what it means (as docs/topology.md shows it)."""
+    """A key: its name, the kind of its value, and its meaning as docs/topology.md shows it."""
 
     name: str
     kind: ValueKind
@@ -145,7 +145,7 @@ class Entry:
         return value
 
     def required(self, name: str) -> str:
-        """A text that must be there."""
+        """A text that must be given."""
         value = self.text(name)
         if value is None:
             raise TopologyError(f"{self.where}: {name} is missing")
@@ -163,22 +163,22 @@ class Entry:
         return value
 
     def flag(self, name: str) -> bool:
-        """True or false; false if it is not there."""
+        """True or false; false if it is not given."""
         value = self.values.get(name, False)
         if not isinstance(value, bool):
             raise self.fail(name, f"must be true or false, not {_type_name(value)}")
         return value
 
     def size(self, name: str) -> int | None:
-        """Bytes."""
+        """A size in bytes; None if it is not given."""
         return self._quantity(name, parse_size)
 
     def rate(self, name: str) -> float | None:
-        """Bytes per second."""
+        """A rate in bytes per second; None if it is not given."""
         return self._quantity(name, parse_rate)
 
     def duration(self, name: str) -> float | None:
-        """Seconds."""
+        """A duration in seconds; None if it is not given."""
         return self._quantity(name, parse_duration)
 
     def _quantity(self, name: str, parse: Callable[[object], T]) -> T | None:
@@ -192,7 +192,7 @@ class Entry:
 
 
 def suggestion(name: str, known: Collection[str]) -> str:
-    """What the author may have meant: the nearest known name, or a few of those there are."""
+    """A hint at the name that was meant: the nearest known name, or a few of the known names."""
     near = difflib.get_close_matches(name, known, n=1)
     if near:
         return f"did you mean {near[0]!r}?"

@@ -1,4 +1,4 @@
-"""What a description of a network amounts to: per rack, what its servers could send and what its links let out.
+"""Sums over a network: for each rack, the capacities of its servers and of the links of its switch.
 
 Invariant: reads a topology and changes nothing. Sums are in chunks per timestep.
 """
@@ -40,12 +40,12 @@ class Overview(NamedTuple):
     warnings: tuple[str, ...]
 
     def values(self) -> dict[str, object]:
-        """As plain values."""
+        """The overview as plain values, ready for JSON."""
         return self._asdict() | {"racks": [asdict(rack) for rack in self.racks], "warnings": list(self.warnings)}
 
 
 def overview(topology: Topology) -> Overview:
-    """What a description of a network amounts to."""
+    """The sums over a network, its shape, and warnings about it."""
     tree = topology.tree
     racks = tuple(_rack(topology, rack) for rack in topology.racks)
     return Overview(
@@ -82,7 +82,7 @@ def _why_no_tree(topology: Topology) -> str:
 
 
 def _warnings(topology: Topology) -> Iterator[str]:
-    """What is allowed, but hardly meant."""
+    """Warnings about values that are allowed, but probably mistakes."""
     closed = [link for link in topology.links if link.capacity == 0]
     if closed:
         others = f" and {len(closed) - 1} more" if len(closed) > 1 else ""

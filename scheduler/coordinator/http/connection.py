@@ -109,12 +109,12 @@ class Connection:
             pass  # the client left in the middle of its own answer
 
     def _do(self, what: str, limit_s: float) -> None:
-        """From now on this is done, and may take so long."""
+        """Set the connection's activity and the deadline for it."""
         self._doing = what
         self._scope.deadline = trio.current_time() + limit_s
 
     async def _one(self) -> bool:
-        """One request and its answer; returns whether there may be another."""
+        """Serve one request; returns whether another may follow on the connection."""
         try:
             request = await self._request()
         except RequestRejected as rejected:
@@ -138,7 +138,7 @@ class Connection:
     # ---- in
 
     async def _request(self) -> HttpRequest | None:
-        """The next request; None when there is none to come."""
+        """The next request; None if the client sends no more."""
         event: object = self._http.next_event()
         if event is h11.NEED_DATA and self._http.trailing_data[0] == b"":
             self._do("idle", self._settings.idle_s)
@@ -233,7 +233,7 @@ class Connection:
         await self._stream.send_all(data)
 
     async def _refuse(self, status: int, message: str) -> None:
-        """Answer what cannot be a request, if the client still listens, and throw away what follows for a moment."""
+        """Answer an invalid request, if the client still listens, and discard further bytes for a moment."""
         if self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE) or self._gone:
             return
         self._stopping = True

@@ -57,12 +57,12 @@ class HttpServer:
 
     @property
     def connections(self) -> int:
-        """How many clients are connected."""
+        """The number of connected clients."""
         return self._clients.total()
 
     @property
     def refused(self) -> int:
-        """How many clients were too many so far."""
+        """The number of clients that were refused because of a limit."""
         return self._refused
 
     async def serve(
@@ -82,7 +82,7 @@ class HttpServer:
             self._ended.set()
 
     async def drain(self, patience_s: float) -> None:
-        """Accept nobody more; let what is being worked on be answered. Who is not after `patience_s` seconds is cut."""
+        """Accept no more clients and answer the requests in work; after `patience_s` seconds, cut all connections."""
         self._accepting.cancel()
         for connection in self._connections:
             connection.stop()
@@ -154,7 +154,7 @@ class HttpServer:
 
 
 def _refuse(client: trio.socket.SocketType, *, speaks_tls: bool) -> None:
-    """Tell a client that it is one too many, without waiting for it."""
+    """Answer a client beyond the limit with 503, without waiting for it."""
     if not speaks_tls:
         with suppress(OSError), socket.socket(fileno=client.detach()) as sock:
             sock.setblocking(False)

@@ -13,14 +13,14 @@ from typing import NamedTuple, Protocol
 
 
 class Put(NamedTuple):
-    """A key gets a value."""
+    """Sets the value of a key."""
 
     key: str
     value: str
 
 
 class Remove(NamedTuple):
-    """All keys that start with `prefix` go."""
+    """Removes all keys that start with `prefix`."""
 
     prefix: str
 
@@ -32,7 +32,7 @@ class Metadata(Protocol):
     """A metadata store. Methods block and are called from one thread at a time."""
 
     def load(self) -> Mapping[str, str]:
-        """Everything. Raises StoreDamaged, StoreError."""
+        """All keys and values. Raises StoreDamaged, StoreError."""
         ...
 
     def apply(self, changes: Sequence[Change]) -> None:
@@ -40,5 +40,5 @@ class Metadata(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the store."""
         ...

@@ -51,7 +51,7 @@ class _Held:
 
 
 class Continuous:
-    """The policy of continuous mode."""
+    """The policy of continuous mode: start each chunk as soon as its path is free."""
 
     step = 0
 
@@ -77,12 +77,12 @@ class Continuous:
     # ---- what happened
 
     def enter(self, unit: Unit) -> None:
-        """The unit has a chunk waiting (again)."""
+        """Note that the unit has a chunk waiting (again)."""
         self._index.add(unit)
         self._is_changed()
 
     def leave(self, job: Job) -> None:
-        """None of the job's units waits any more."""
+        """Note that none of the job's units waits any more."""
         self._index.remove(job.units)
         self._unreachable.leave(job.units)
         self._is_changed()
@@ -90,12 +90,12 @@ class Continuous:
             self._drop()
 
     def ended(self, flight: Flight, *, done: bool) -> None:
-        """A chunk is in flight no more."""
+        """Note that a chunk is no longer in flight."""
         self._in_flight -= 1
         self._tokens.give(flight.chain)
 
     def unreachable_jobs(self) -> set[Job]:
-        """The jobs of which something has no path."""
+        """The jobs with unreachable units."""
         return self._unreachable.jobs()
 
     def resume_at(self, step: int) -> None:
@@ -108,11 +108,11 @@ class Continuous:
             self._tokens.force(flight.chain)
 
     def started(self, flight: Flight) -> None:
-        """A chunk was launched."""
+        """Note that a chunk was launched."""
         self._in_flight += 1
 
     def lose(self, host: int) -> None:
-        """A host is lost; what is in flight there ends next."""
+        """Note that a host is lost; its chunks in flight end next."""
         held = self._held
         if held is not None and any(number == host for resource, number in held.keys if resource is not Resource.LINK):
             self._drop()
@@ -120,7 +120,7 @@ class Continuous:
         self._is_changed()
 
     def regain(self, host: int) -> None:
-        """A lost host is back."""
+        """Note that a lost host is back."""
         self._tokens.regain(host)
         self._is_changed()
         self._unreachable_counts.clear()
@@ -225,7 +225,7 @@ class Continuous:
 
     @property
     def reservation(self) -> tuple[str, Chain | None] | None:
-        """Whose reservation stands, and for which chain."""
+        """The name of the job with the reservation, and the reserved chain."""
         return None if self._held is None else (self._held.unit.job.name, self._held.chain)
 
     def _head(self) -> Unit | None:
@@ -295,7 +295,7 @@ class Continuous:
         return None
 
     def _drop(self) -> None:
-        """The reservation is void; its tokens are free for others."""
+        """Cancel the reservation; its tokens are free for others."""
         if self._held is not None:
             self._tokens.let_go(self._held.keys)
             self._held = None

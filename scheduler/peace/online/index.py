@@ -1,4 +1,4 @@
-"""Who waits for what: an event wakes those requests only that can profit from the tokens it freed.
+"""The waiting units by the resources they wait for: an event wakes only those that can use the tokens it freed.
 
 A *unit*'s chunks are interchangeable. A *group* holds the units that have the same writer, placement, hosts to avoid
 and sources: only its first is worth a try. A *class* holds the groups that a planner treats alike but for the writer
@@ -40,7 +40,7 @@ def order_of(unit: Unit) -> Order:
 
 
 class Group:
-    """Units with the same fate, the first in front."""
+    """Units that a planner treats alike, in the order of service."""
 
     __slots__ = ("_units", "key", "own", "ready", "request_class", "stamp")
 
@@ -82,14 +82,14 @@ class Group:
         return found
 
     def tidy(self) -> int:
-        """Keep the units that wait only; how many these are."""
+        """Drop the units that no longer wait; returns the number of the others."""
         self._units[:] = [each for each in self._units if each[2].group is self and each[2].waiting]
         heapify(self._units)
         return len(self._units)
 
 
 class RequestClass:
-    """Groups with the same fate but for the writer."""
+    """Groups that a planner treats alike but for the writer."""
 
     __slots__ = ("groups", "key", "members", "order", "parked", "stamp", "where")
 
@@ -110,7 +110,7 @@ class RequestClass:
 
 
 class Index:
-    """All that wait, by what they wait for."""
+    """The waiting units by the resources they wait for."""
 
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens
@@ -125,7 +125,7 @@ class Index:
         self._gone, self._tidy_after = 0, TIDY_AFTER
 
     def add(self, unit: Unit) -> None:
-        """A unit has chunks waiting (again)."""
+        """Note that a unit has chunks waiting (again)."""
         if unit.group is not None:
             return
         group = self._groups.get(unit.key)
@@ -143,7 +143,7 @@ class Index:
             self.ready(group)
 
     def remove(self, units: Iterable[Unit]) -> None:
-        """These units wait no more."""
+        """Note that these units no longer wait."""
         for unit in units:
             unit.group = None
             self._gone += 1

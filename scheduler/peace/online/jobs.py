@@ -48,7 +48,7 @@ class Unit:
         self.unreachable = False
         """Whether hosts that are lost leave it no path, even with nothing in flight."""
         self.group: Any = None
-        """Where the continuous policy keeps it."""
+        """The group in which the continuous policy keeps the unit."""
         self.left = left
         """Hosts that have the chunks and are not lost."""
         self.sources = tuple(source for source in left if source not in avoid) or left
@@ -56,7 +56,7 @@ class Unit:
         self.request = self._ask(self.sources, avoid.difference(self.sources))
         """What a planner is asked for, one chunk at a time."""
         self.last_resort = self._ask(left, frozenset()) if avoid else self.request
-        """The same through suspects."""
+        """The same request, but with chains through suspects."""
         self.own = _own(job, left)
         self.key = (job.kind, job.writer, job.placement, avoid, left)
 
@@ -67,7 +67,7 @@ class Unit:
 
     @property
     def waiting(self) -> int:
-        """Chunks that wait."""
+        """The number of waiting chunks."""
         return len(self._numbers) - self._next + len(self._back)
 
     def take(self) -> int:
@@ -78,7 +78,7 @@ class Unit:
         return self._numbers[self._next - 1]
 
     def give(self, chunk: int) -> None:
-        """A chunk that was taken waits again."""
+        """Return a chunk that was taken: it waits again."""
         heappush(self._back, chunk)
 
     def keep(self, job: "Job") -> None:

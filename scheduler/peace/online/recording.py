@@ -12,7 +12,7 @@ from scheduler.topology import Topology
 
 
 def request_record(topology: Topology, job: Job) -> RequestRecord:
-    """The request's record, as it is now."""
+    """The current record of a request."""
     names = topology.servers
     return RequestRecord(
         name=job.name,
@@ -46,7 +46,7 @@ def chunk_record(topology: Topology, flight: Flight, state: ChunkState, since_ms
 
 
 def go_of(topology: Topology, flight: Flight) -> ChunkStart:
-    """What the writer is told."""
+    """The start that the writer is told of."""
     hosts = tuple(topology.servers[host].name for host in flight.chain.hosts)
     return ChunkStart(flight.job.name, flight.chunk, flight.attempt, hosts, flight.chain.kind)
 

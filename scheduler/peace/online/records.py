@@ -1,4 +1,4 @@
-"""What goes into the online scheduler and what comes out: settings, submissions, outcomes, and the records to store.
+"""The online scheduler's input and output: settings, submissions, outcomes, and the records to store.
 
 Invariants:
 * Hosts and links appear by name: what is stored outlives a change of the topology's numbers.
@@ -35,7 +35,7 @@ class Stragglers(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How the scheduler behaves. Every count is a bound: beyond it a submission is refused or a request given up.
+    """The settings of the scheduler. Every count is a bound: beyond it a submission is refused or a request given up.
 
     `priority_ms`: how much waiting one step of priority is worth, so that low priorities age past high ones.
     `max_tries`: requests behind the head that one event may try in vain (in racks where nothing was freed, a quarter).
@@ -180,7 +180,7 @@ class ChunkRecord:
 
 
 class Outcome(NamedTuple):
-    """What an event leads to. Store `changed` first, in one transaction; then tell everyone concerned.
+    """The effects of an event. Store `changed` first, in one transaction; then tell everyone concerned.
 
     `revoked`: stop these; their chunks are planned again, or their request is given up. `finished`: requests with all
     chunks done. `given_up`: requests cancelled or failed by this event. `ignored`: why the event changed nothing.
@@ -236,7 +236,7 @@ class ResourceUse(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Everything at one moment. `requests` are those that have not ended, in the order of the queue.
+    """The scheduler's state at one moment. `requests` are those that have not ended, in the order of the queue.
 
     `head` is the request that capacity is reserved for, `reserved` the hosts of the chain it waits for (empty while it
     waits for its own writer only). `step`: the timestep, 0 in continuous mode.

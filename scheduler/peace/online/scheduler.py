@@ -42,7 +42,7 @@ _GATHER_SHARE = 200
 
 
 class _Event:
-    """What one event did so far."""
+    """The effects of one event so far."""
 
     def __init__(self) -> None:
         self.go: dict[Flight, None] = {}
@@ -225,7 +225,7 @@ class OnlineScheduler:
         return place_of(self._view(), self._job(request))
 
     def status(self) -> Status:
-        """Everything at this moment."""
+        """The state of the queue, the hosts and all capacities."""
         return status_of(self._view())
 
     def unreachable(self) -> frozenset[str]:
@@ -333,7 +333,7 @@ class OnlineScheduler:
         self._policy.enter(unit)
 
     def _end(self, job: Job, state: RequestState, reason: str) -> None:
-        """A request has ended, one way or another."""
+        """End a request with this state and reason."""
         self._leave(job)
         for flight in list(job.flights.values()):
             self._revoke(flight)
@@ -359,7 +359,7 @@ class OnlineScheduler:
         job.rank = (self._now_ms - job.priority * self._settings.priority_ms, self._sequence)
 
     def _adopt(self, job: Job) -> None:
-        """The job is one of ours from now on."""
+        """Take over a new or restored job."""
         self._jobs[job.name] = job
         self._active += 1
         for host in self._hosts_of(job):

@@ -34,7 +34,7 @@ _ROUNDING = 1e-9
 
 
 class Timesteps:
-    """The policy of timesteps."""
+    """The policy of timesteps: plan all waiting chunks together, again and again."""
 
     def __init__(
         self, topology: Topology, planner: Planner, settings: Settings, random: Random, queue: RankedQueue
@@ -65,7 +65,7 @@ class Timesteps:
         self._joining[unit.job] = None
 
     def leave(self, job: Job) -> None:
-        """None of the job's units waits any more."""
+        """Note that none of the job's units waits any more."""
         self._joining.pop(job, None)
         self._unreachable.leave(job.units)
 
@@ -80,11 +80,11 @@ class Timesteps:
                 self._left = None
 
     def started(self, flight: Flight) -> None:
-        """A chunk was launched in the running timestep."""
+        """Note that a chunk was launched in the running timestep."""
         self._open.add(flight)
 
     def unreachable_jobs(self) -> set[Job]:
-        """The jobs of which something has no path."""
+        """The jobs with unreachable units."""
         return self._unreachable.jobs()
 
     def resume_at(self, step: int) -> None:
@@ -103,12 +103,12 @@ class Timesteps:
             self._open.add(flight)
 
     def lose(self, host: int) -> None:
-        """A host is lost; what is in flight there ends next."""
+        """Note that a host is lost; its chunks in flight end next."""
         self._whole.without(host)
         self._left = None
 
     def regain(self, host: int) -> None:
-        """A lost host is back."""
+        """Note that a lost host is back."""
         server = self._whole.topology.servers[host]
         self._whole.send[host], self._whole.receive[host] = server.send, server.receive
         self._whole.disk[host] = disk_capacity(server)
@@ -118,7 +118,7 @@ class Timesteps:
     # ---- what may start
 
     def advance(self, launch: Launch, events: int) -> None:
-        """Let the new ones join, or begin the next timestep if this one is over."""
+        """Let new requests join the timestep, or begin the next one if it is over."""
         self._unreachable.some_again(idle=not self._open and not self._older)
         if not self._over():
             for job in sorted(self._joining, key=lambda job: job.rank):
@@ -221,7 +221,7 @@ class Timesteps:
 
 
 def _take_rest(left: Residual, chain: Chain) -> None:
-    """Take of a chain what is there."""
+    """Take those resources of a chain that are left."""
     for resource, number in demands(chain):
         counts = left.counts(resource)
         counts[number] = max(0, counts[number] - 1)

@@ -1,4 +1,4 @@
-"""Planning many waiting chunks together: what must start now first, then as many as fit.
+"""Plans many waiting chunks together: first those that must start now, then as many as fit.
 
 A chunk's chain takes slots that other chunks need; chosen one after the other, chains leave a part of the network idle.
 A planner that sees all that wait (`repaired`) leaves none. It also sees what would be left over at the end
@@ -37,11 +37,11 @@ class Together:
 
     @classmethod
     def of(cls, topology: Topology, planner: Planner, random: Random, whole: Residual) -> "Together | None":
-        """None for planners that take one chunk after the other."""
+        """A planner of many chunks at once; None if `planner` plans one chunk after the other."""
         return cls(topology, planner, random, whole) if isinstance(planner, RepairedPlanner) else None
 
     def changed(self) -> None:
-        """Requests, or the network, are not what they were: what is urgent is to be counted anew."""
+        """Note that requests or the network changed, so that urgent chunks are counted again."""
         self._good_for = 0
 
     def plan(
@@ -64,7 +64,7 @@ class Together:
         return found
 
     def _plan(self, asks: Sequence[tuple[Unit, int]], left: Residual, first: Unit | None) -> list[tuple[Unit, Chain]]:
-        """What must start, with one chunk of `first`, then the others."""
+        """Plan the urgent chunks and one chunk of `first`, then the others."""
         must = [min(most, max(self._urgent.get(unit.job, 0), int(unit is first))) for unit, most in asks]
         found = self._planned([(unit, count) for (unit, _), count in zip(asks, must, strict=True)], left)
         had = dict.fromkeys((unit for unit, _ in asks), 0)
@@ -89,7 +89,7 @@ class Together:
         return [(units[chain.request], chain._replace(request=units[chain.request].job.name)) for chain in plan.chains]
 
     def _count(self, queue: Iterable[Job]) -> None:
-        """What is urgent of all that wait."""
+        """Count the urgent chunks of all waiting jobs."""
         jobs = [job for job in queue if job.kind is Kind.WRITE and job.waiting and not job.avoid]
         requests = [Request(job.name, job.writer, job.waiting, job.placement) for job in jobs]
         counts = self._urgency.urgent(requests, self._whole) if requests else []

@@ -56,7 +56,7 @@ class Tokens:
         return planner.chain(request, 0, self.left, random)
 
     def free(self, key: Key) -> bool:
-        """Whether anybody may take a token of this resource."""
+        """Whether a token of this resource is free."""
         return bool(self.left.counts(key[0])[key[1]] > 0)
 
     def give(self, chain: Chain) -> None:

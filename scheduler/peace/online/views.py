@@ -1,4 +1,4 @@
-"""What the scheduler shows of itself: a request's place in the queue, and everything at one moment.
+"""The scheduler's answers about itself: a request's place in the queue, and the status of everything.
 
 Invariants:
 * Nothing here changes anything.
@@ -31,7 +31,7 @@ ROUNDS_PER_CHUNK = {Mode.CONTINUOUS: 2, Mode.TIMESTEPS: 1}
 
 
 class SchedulerView(NamedTuple):
-    """What the views show: all that the scheduler holds."""
+    """The parts of the scheduler that status and places are computed from."""
 
     topology: Topology
     settings: Settings
@@ -50,7 +50,7 @@ def place_of(view: SchedulerView, job: Job) -> QueuePosition:
 
 
 def status_of(view: SchedulerView) -> Status:
-    """Everything at this moment."""
+    """The state of the queue, the hosts and all capacities."""
     topology = view.topology
     active = sorted((job for job in view.jobs.values() if not job.state.ended), key=lambda job: job.rank)
     flights = [flight for job in active for flight in job.flights.values()]
