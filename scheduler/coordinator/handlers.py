@@ -11,8 +11,8 @@ from scheduler.coordinator import metrics, page
 from scheduler.coordinator.dispatch import Call, Operation, Reply
 from scheduler.coordinator.events import told
 from scheduler.coordinator.hosts import HostRecord
-from scheduler.coordinator.ledger import Tracked
 from scheduler.coordinator.openapi import document
+from scheduler.coordinator.registry import RequestEntry
 from scheduler.coordinator.service import Coordinator
 from scheduler.peace.online.records import Submission
 from scheduler.peace.plan import Kind
@@ -80,8 +80,8 @@ class Handlers:
 
     async def _submit(self, call: Call) -> Reply:
         body = {**call.body, "kind": Kind(call.body["kind"])}
-        tracked, new = await self._coordinator.submit(body.pop("name"), lambda name: Submission(name=name, **body))
-        return Reply(CREATED if new else OK, self._view(tracked))
+        entry, new = await self._coordinator.submit(body.pop("name"), lambda name: Submission(name=name, **body))
+        return Reply(CREATED if new else OK, self._view(entry))
 
     async def _get(self, call: Call) -> Reply:
         return Reply(OK, self._view(await self._coordinator.request(call.parameters["name"])))
@@ -94,40 +94,40 @@ class Handlers:
 
     async def _wait(self, call: Call) -> Reply:
         name, after = call.parameters["name"], call.query["after"]
-        tracked, events = await self._coordinator.wait(name, after, call.query["wait_s"])
+        entry, events = await self._coordinator.wait(name, after, call.query["wait_s"])
         shown = [told(event, self._coordinator.hosts.address) for event in events]
-        return Reply(OK, {"request": name, "state": tracked.log.told_state, "events": shown})
+        return Reply(OK, {"request": name, "state": entry.log.told_state, "events": shown})
 
     async def _done(self, call: Call) -> Reply:
         name, chunk = call.parameters["name"], call.parameters["chunk"]
-        tracked, counted = await self._coordinator.done(name, chunk, call.body["attempt"])
-        return self._reported(tracked, name, chunk, counted=counted)
+        entry, counted = await self._coordinator.done(name, chunk, call.body["attempt"])
+        return self._reported(entry, name, chunk, counted=counted)
 
     async def _failed(self, call: Call) -> Reply:
         name, chunk = call.parameters["name"], call.parameters["chunk"]
         suspects = tuple(call.body["suspects"])
-        tracked, counted = await self._coordinator.failed(name, chunk, call.body["attempt"], suspects)
-        return self._reported(tracked, name, chunk, counted=counted)
+        entry, counted = await self._coordinator.failed(name, chunk, call.body["attempt"], suspects)
+        return self._reported(entry, name, chunk, counted=counted)
 
-    def _reported(self, tracked: Tracked, name: str, chunk: int, *, counted: bool) -> Reply:
-        return Reply(OK, {"request": name, "chunk": chunk, "counted": counted, "state": tracked.log.told_state})
+    def _reported(self, entry: RequestEntry, name: str, chunk: int, *, counted: bool) -> Reply:
+        return Reply(OK, {"request": name, "chunk": chunk, "counted": counted, "state": entry.log.told_state})
 
-    def _view(self, tracked: Tracked) -> dict[str, Any]:
-        record = tracked.told
+    def _view(self, entry: RequestEntry) -> dict[str, Any]:
+        record = entry.told
         if record is None:
             raise LookupError("a request that is not stored")
-        place = self._coordinator.place(record.name) if record.name in self._coordinator.ledger.requests else None
+        place = self._coordinator.place(record.name) if record.name in self._coordinator.registry.requests else None
         return {
             "request": record.name,
             "state": record.state,
             "kind": record.kind,
             "writer": record.writer,
             "chunks": record.chunks,
-            "done": len(tracked.done),
+            "done": len(entry.done),
             "place": None if place is None else place._asdict(),
             "stranded": record.name in self._coordinator.unreachable,
-            "go": [told(event, self._coordinator.hosts.address) for event in tracked.under_way()],
-            "last_event": tracked.log.durable,
+            "go": [told(event, self._coordinator.hosts.address) for event in entry.under_way()],
+            "last_event": entry.log.durable,
             "why": record.reason[:500] or None,
         }
 
@@ -148,7 +148,7 @@ class Handlers:
             "mode": status.mode,
             "uptime_ms": coordinator.uptime_ms(),
             "store": coordinator.trouble or "ok",
-            "requests": dict(Counter(str(tracked.state) for tracked in coordinator.ledger.requests.values())),
+            "requests": dict(Counter(str(entry.state) for entry in coordinator.registry.requests.values())),
             "hosts": [self._host(record) for record in coordinator.hosts.known()],
             "queue": [
                 {
@@ -183,7 +183,7 @@ class Handlers:
 
     async def _page(self, call: Call) -> Reply:
         coordinator = self._coordinator
-        picture = page.Picture(coordinator.ledger.spans(), coordinator.now_ms())
+        picture = page.Picture(coordinator.registry.spans(), coordinator.now_ms())
         return Reply(OK, page.html(self.status(), picture))
 
 

@@ -51,7 +51,7 @@ def text(coordinator: Coordinator, traffic: Traffic) -> str:
 
 def _metrics(coordinator: Coordinator, traffic: Traffic) -> Iterable[Metric]:
     status, journal = coordinator.status(), coordinator.journal
-    states = Counter(str(tracked.state) for tracked in coordinator.ledger.requests.values())
+    states = Counter(str(entry.state) for entry in coordinator.registry.requests.values())
     hosts = coordinator.hosts.known()
     used: Counter[str] = Counter()
     total: Counter[str] = Counter()
@@ -62,12 +62,12 @@ def _metrics(coordinator: Coordinator, traffic: Traffic) -> Iterable[Metric]:
     yield _gauge("uptime_seconds", "since this process started", coordinator.uptime_ms() / 1000)
     yield Metric("requests", "gauge", "requests by state", [({"state": name}, states[name]) for name in sorted(states)])
     yield _gauge("chunks_in_flight", "chunks under way", len(status.in_flight))
-    oldest_s = coordinator.ledger.oldest_ms(coordinator.now_ms()) / 1000
+    oldest_s = coordinator.registry.oldest_ms(coordinator.now_ms()) / 1000
     yield _gauge("oldest_chunk_age_seconds", "how long the oldest chunk has been under way; 0: none is", oldest_s)
     yield _gauge("chunk_deadline_seconds", "a chunk of this age is revoked", coordinator.chunk_deadline_ms / 1000)
     yield _gauge("requests_stranded", "requests without a path, for hosts that are lost", len(coordinator.unreachable))
-    yield _histogram("chunk_waiting_seconds", "how long chunks waited for their go", coordinator.ledger.waiting)
-    yield _histogram("chunk_writing_seconds", "how long chunks took from go to done", coordinator.ledger.moving)
+    yield _histogram("chunk_waiting_seconds", "how long chunks waited for their go", coordinator.registry.waiting)
+    yield _histogram("chunk_writing_seconds", "how long chunks took from go to done", coordinator.registry.moving)
     yield _gauge("chunks_waiting", "chunks that wait for their go", sum(one.waiting for one in status.requests))
     yield Metric(
         "hosts", "gauge", "hosts that registered or were lost",

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from unicodedata import east_asian_width
 from zlib import crc32
 
-from scheduler.coordinator.ledger import Span
+from scheduler.coordinator.registry import Span
 
 SPAN_MS = 60_000
 """What the picture covers, up to now."""

@@ -25,8 +25,8 @@ from scheduler.coordinator.errors import ApiError, StartError, StoreDamaged, Sto
 from scheduler.coordinator.events import Event
 from scheduler.coordinator.hosts import HostRecord, Hosts
 from scheduler.coordinator.journal import Journal
-from scheduler.coordinator.ledger import Ledger, Tracked, asked_text, host_change, restore_hosts
 from scheduler.coordinator.metadata.interface import Change
+from scheduler.coordinator.registry import RequestEntry, RequestRegistry, asked_text, host_change, restore_hosts
 from scheduler.coordinator.report import Report
 from scheduler.errors import PlanInvalid, RequestError, SchedulerError
 from scheduler.peace.online import GATHER_MS, OnlineScheduler, QueuePosition, Settings, Status, Submission
@@ -92,11 +92,11 @@ class Coordinator:
         self.environment = environment
         self.settings = settings
         self.journal = journal
-        self.ledger = Ledger()
+        self.registry = RequestRegistry()
         self.hosts = Hosts(
             {server.name: server.address for server in environment.topology.servers}, settings.host_deadline_ms
         )
-        # What is over, the ledger knows.
+        # The registry remembers ended requests, so the scheduler need not.
         self._scheduling = replace(settings.scheduler, max_remembered=0)
         self._scheduler = OnlineScheduler(
             environment.topology, environment.planner, self._scheduling, environment.random
@@ -121,7 +121,7 @@ class Coordinator:
 
     def restore(self, entries: Mapping[str, str]) -> None:
         """Go on where the stored entries end. Raises StoreDamaged, StartError."""
-        records, latest_ms = self.ledger.restore(entries, self._base_ms)
+        records, latest_ms = self.registry.restore(entries, self._base_ms)
         self._base_ms = max(self._base_ms, latest_ms)
         self.hosts.restore(restore_hosts(entries), self.now_ms())
         lost = [record.name for record in self.hosts.known() if record.lost]
@@ -143,10 +143,10 @@ class Coordinator:
                 f"the stored plan does not fit this topology ({error}): start with the topology that it was made for "
                 "until nothing is under way"
             ) from error
-        for tracked in self.ledger.requests.values():
-            tracked.heard_ms = self.now_ms()
-            tracked.ended_ms = self.now_ms() if tracked.ended_ms is not None else None
-        self.ledger.begin_anew(self.now_ms())
+        for entry in self.registry.requests.values():
+            entry.heard_ms = self.now_ms()
+            entry.ended_ms = self.now_ms() if entry.ended_ms is not None else None
+        self.registry.begin_anew(self.now_ms())
         self._commit(self._scheduler.restored)
 
     # ---- time
@@ -211,26 +211,26 @@ class Coordinator:
 
     def _grant_writers(self, more_ms: int) -> None:
         """Extend the writers' deadlines: their calls could not be stored for so long."""
-        self.ledger.grant(more_ms)
-        for tracked in self.ledger.requests.values():
-            tracked.heard_ms += more_ms
+        self.registry.grant(more_ms)
+        for entry in self.registry.requests.values():
+            entry.heard_ms += more_ms
 
     def _look_at_deadlines(self, now_ms: int) -> None:
         settings = self.settings
         for host in self.hosts.missed(now_ms):
             self._lose(host, "missed its deadline")
-        for name in self.ledger.silent(now_ms - settings.writer_deadline_ms):
+        for name in self.registry.silent(now_ms - settings.writer_deadline_ms):
             self.environment.report("writer silent", {"request": name})
             self._change(lambda name=name: self._scheduler.cancel(name, now_ms))  # type: ignore[misc]
-        for record in self.ledger.overdue(now_ms, self.chunk_deadline_ms):
+        for record in self.registry.overdue(now_ms, self.chunk_deadline_ms):
             self._revoke_overdue(record, now_ms)
         self._report_unreachable()
-        self.journal.record(self.ledger.forget(now_ms - settings.remember_ms, settings.max_remembered))
+        self.journal.record(self.registry.forget(now_ms - settings.remember_ms, settings.max_remembered))
 
     def _revoke_overdue(self, record: ChunkRecord, now_ms: int) -> None:
         """Revoke a chunk that hangs: its capacity is free again, and its hosts are avoided when it is planned again."""
         name, chunk, attempt = record.request, record.chunk, record.attempt
-        if self.ledger.running.get((name, chunk)) is not record:
+        if self.registry.running.get((name, chunk)) is not record:
             return  # its request ended with the chunk before
         self.environment.report(
             "chunk overdue",
@@ -249,14 +249,14 @@ class Coordinator:
         for name in sorted(self.unreachable - before):
             self.environment.report("request stranded", {"request": name, "hosts_lost": lost})
         for name in sorted(before - self.unreachable):
-            if name in self.ledger.requests and not self.ledger.requests[name].state.ended:
+            if name in self.registry.requests and not self.registry.requests[name].state.ended:
                 self.environment.report("request has a path again", {"request": name})
 
     def stop(self) -> None:
         """Answer all waiting clients: the service ends."""
         self._stopping = True
-        for tracked in self.ledger.requests.values():
-            tracked.log.wake()
+        for entry in self.registry.requests.values():
+            entry.log.wake()
 
     # ---- hosts
 
@@ -298,19 +298,19 @@ class Coordinator:
 
     # ---- requests
 
-    async def submit(self, name: str | None, ask: Callable[[str], Submission]) -> tuple[Tracked, bool]:
+    async def submit(self, name: str | None, ask: Callable[[str], Submission]) -> tuple[RequestEntry, bool]:
         """A request, and whether it is new. Without a name it gets one; `ask` makes the submission of that name."""
         await self._ready()
         wanted = ask(name or self._new_name())
-        known = self.ledger.requests.get(wanted.name)
+        known = self.registry.requests.get(wanted.name)
         if known is not None:
             known.heard_ms = self.now_ms()
             await self.journal.durable()
             if known.asked != asked_text(wanted):
                 raise ApiError(CONFLICT, f"name={shown(wanted.name)}: there is another request of that name", "name")
             return known, False
-        if self.ledger.live >= self.settings.scheduler.max_waiting:
-            raise ApiError(UNAVAILABLE, f"the queue is full: {self.ledger.live} requests wait; try again later")
+        if self.registry.live >= self.settings.scheduler.max_waiting:
+            raise ApiError(UNAVAILABLE, f"the queue is full: {self.registry.live} requests wait; try again later")
         if wanted.writer is not None and self.hosts.record(wanted.writer).lost:
             raise ApiError(CONFLICT, f"writer={shown(wanted.writer)}: this host is lost; register it first", "writer")
         for chunk, names in enumerate(wanted.sources):
@@ -325,7 +325,7 @@ class Coordinator:
                 # The placement is what the scheduler made of the number.
                 raise RequestError("replicas", f"{wanted.replicas}: {error}") from error
             raise
-        tracked = self.ledger.requests[wanted.name]
+        entry = self.registry.requests[wanted.name]
         self.environment.report("submitted", {"request": wanted.name, "writer": wanted.writer, "chunks": wanted.chunks})
         try:
             await self._settled()
@@ -334,31 +334,31 @@ class Coordinator:
                 # Nobody knows its name, so nobody could ever write it or cancel it.
                 self._change(lambda: self._scheduler.cancel(wanted.name, self.now_ms()))
             raise
-        return tracked, True
+        return entry, True
 
     def _new_name(self) -> str:
         """A name that no request has: with the same seed, a restarted coordinator makes the same names again."""
         while True:
             name = f"request-{self.environment.random.getrandbits(64):016x}"
-            if name not in self.ledger.requests:
+            if name not in self.registry.requests:
                 return name
 
-    async def request(self, name: str) -> Tracked:
+    async def request(self, name: str) -> RequestEntry:
         """A request; what is stored of it may be told. Raises ApiError if there is none, StoreError if nothing is."""
-        tracked = self._tracked(name)
-        if tracked.told is None:
+        entry = self._entry(name)
+        if entry.told is None:
             await self.journal.durable()
-        return tracked
+        return entry
 
     def place(self, name: str) -> QueuePosition | None:
         """A request's place in the queue, if it is not over."""
-        return None if self._tracked(name).state.ended else self._scheduler.place(name)
+        return None if self._entry(name).state.ended else self._scheduler.place(name)
 
-    async def done(self, name: str, chunk: int, attempt: int) -> tuple[Tracked, bool]:
+    async def done(self, name: str, chunk: int, attempt: int) -> tuple[RequestEntry, bool]:
         """A chunk is done; its request, and whether that was news."""
         return await self._report(name, chunk, lambda: self._scheduler.done(name, chunk, attempt, self.now_ms()))
 
-    async def failed(self, name: str, chunk: int, attempt: int, suspects: tuple[str, ...]) -> tuple[Tracked, bool]:
+    async def failed(self, name: str, chunk: int, attempt: int, suspects: tuple[str, ...]) -> tuple[RequestEntry, bool]:
         """A chunk could not be moved as planned; its request, and whether that was news."""
         for suspect in suspects:
             self.hosts.check(suspect, "suspects")
@@ -366,58 +366,58 @@ class Coordinator:
             name, chunk, lambda: self._scheduler.failed(name, chunk, attempt, suspects, self.now_ms())
         )
 
-    async def _report(self, name: str, chunk: int, event: Callable[[], Outcome]) -> tuple[Tracked, bool]:
-        tracked = self._tracked(name)
-        if tracked.record is not None and chunk >= tracked.record.chunks:
+    async def _report(self, name: str, chunk: int, event: Callable[[], Outcome]) -> tuple[RequestEntry, bool]:
+        entry = self._entry(name)
+        if entry.record is not None and chunk >= entry.record.chunks:
             raise ApiError(
-                NOT_FOUND, f"chunk={chunk}: request {shown(name)} has chunks 0 to {tracked.record.chunks - 1}", "chunk"
+                NOT_FOUND, f"chunk={chunk}: request {shown(name)} has chunks 0 to {entry.record.chunks - 1}", "chunk"
             )
         await self._ready()
-        self._heard(tracked)
-        outcome = Outcome(ignored="over") if tracked.state.ended else self._change(event)
+        self._heard(entry)
+        outcome = Outcome(ignored="over") if entry.state.ended else self._change(event)
         await self._settled()
-        return tracked, outcome.ignored is None
+        return entry, outcome.ignored is None
 
-    async def cancel(self, name: str) -> Tracked:
+    async def cancel(self, name: str) -> RequestEntry:
         """Give a request up; one that is over stays as it is."""
-        tracked = self._tracked(name)
+        entry = self._entry(name)
         await self._ready()
-        if not tracked.state.ended:
+        if not entry.state.ended:
             self._change(lambda: self._scheduler.cancel(name, self.now_ms()))
         await self._settled()
-        return tracked
+        return entry
 
-    async def resubmit(self, name: str, chunks: int) -> Tracked:
+    async def resubmit(self, name: str, chunks: int) -> RequestEntry:
         """Change the number of chunks of a request that nothing was started of. One that has so many stays as it is."""
-        tracked = self._tracked(name)
+        entry = self._entry(name)
         await self._ready()
-        self._heard(tracked)
-        if tracked.record is None or tracked.record.chunks != chunks:
-            if tracked.state is not RequestState.WAITING:
-                why = f"request {shown(name)} is {tracked.state}: only one of which nothing was started can change"
+        self._heard(entry)
+        if entry.record is None or entry.record.chunks != chunks:
+            if entry.state is not RequestState.WAITING:
+                why = f"request {shown(name)} is {entry.state}: only one of which nothing was started can change"
                 raise ApiError(CONFLICT, why, "name")
             self._change(lambda: self._scheduler.resubmit(name, chunks, self.now_ms()))
         await self._settled()
-        return tracked
+        return entry
 
-    async def wait(self, name: str, after: int, wait_s: float) -> tuple[Tracked, list[Event]]:
+    async def wait(self, name: str, after: int, wait_s: float) -> tuple[RequestEntry, list[Event]]:
         """Events behind number `after`; none if nothing came in time."""
-        tracked = self._tracked(name)
-        self._heard(tracked)
-        log = tracked.log
+        entry = self._entry(name)
+        self._heard(entry)
+        log = entry.log
         if after > len(log.events):
             raise ApiError(
                 400, f"after={after}: request {shown(name)} has {log.durable} events so far; start from 0", "after"
             )
         if not self._stopping:
-            tracked.listening += 1
+            entry.listening += 1
             try:
                 with trio.move_on_after(wait_s):
                     await log.news(after)
             finally:
-                tracked.listening -= 1
-                self._heard(tracked)
-        return tracked, log.after(after)
+                entry.listening -= 1
+                self._heard(entry)
+        return entry, log.after(after)
 
     def status(self) -> Status:
         """The scheduler's state."""
@@ -450,8 +450,8 @@ class Coordinator:
             outcome = event()
             changes = list(extra)
             if opens is not None:
-                tracked, change = self.ledger.open(opens)
-                self._heard(tracked)
+                entry, change = self.registry.open(opens)
+                self._heard(entry)
                 changes.append(change)
             self._commit(outcome, changes)
         except RequestError:
@@ -486,7 +486,7 @@ class Coordinator:
             return
         environment, now_ms = self.environment, self.now_ms()
         try:
-            stored = Ledger()
+            stored = RequestRegistry()
             records, _ = stored.restore(await self.journal.load(), now_ms)
             lost = [record.name for record in self.hosts.known() if record.lost]
             scheduler = OnlineScheduler.restore(
@@ -497,30 +497,30 @@ class Coordinator:
             self._rebuild_at_s = environment.clock.monotonic_s() + self._rebuild_pause_s
             environment.report("plan not rebuilt", {"trace": "".join(format_exception(error))})
             return
-        self.ledger.go_back_to(stored, now_ms)
-        self.ledger.begin_anew(now_ms)
+        self.registry.go_back_to(stored, now_ms)
+        self.registry.begin_anew(now_ms)
         self._scheduler, self._doubt, self._rebuild_pause_s = scheduler, None, 0.0
         self.counts["rebuilt"] += 1
-        environment.report("plan rebuilt", {"requests": self.ledger.live})
+        environment.report("plan rebuilt", {"requests": self.registry.live})
         self._commit(scheduler.restored, [host_change(record) for record in self.hosts.known()])
         self._look_at_gathered()
 
     def _commit(self, outcome: Outcome, extra: list[Change] | None = None) -> None:
         """Record what an event led to, and tell those concerned once it is durable."""
-        changes = (extra or []) + self.ledger.take(outcome, self.now_ms())
+        changes = (extra or []) + self.registry.take(outcome, self.now_ms())
         records: dict[str, list[RequestRecord | ChunkRecord]] = {}
         for record in outcome.changed:
             name = record.name if isinstance(record, RequestRecord) else record.request
             records.setdefault(name, []).append(record)
         # Not by name later: by then it may be forgotten, and be another's.
-        concerned = [(name, self.ledger.requests[name]) for name in records]
-        news = [(name, tracked, len(tracked.log.events)) for name, tracked in concerned]
+        concerned = [(name, self.registry.requests[name]) for name in records]
+        news = [(name, entry, len(entry.log.events)) for name, entry in concerned]
 
         def tell() -> None:
-            for name, tracked, number in news:
-                for event in tracked.log.events[tracked.log.durable : number]:
+            for name, entry, number in news:
+                for event in entry.log.events[entry.log.durable : number]:
                     self._say(name, event)
-                tracked.tell(records[name], number)
+                entry.tell(records[name], number)
 
         self.journal.record(changes, tell)
 
@@ -535,12 +535,12 @@ class Coordinator:
                 kind, {"request": name, "chunk": event["chunk"], "attempt": event["attempt"], "hosts": hosts}
             )
 
-    def _tracked(self, name: str) -> Tracked:
-        tracked = self.ledger.requests.get(name)
-        if tracked is None:
+    def _entry(self, name: str) -> RequestEntry:
+        entry = self.registry.requests.get(name)
+        if entry is None:
             raise ApiError(NOT_FOUND, f"name={shown(name)}: no such request; it may be over and forgotten", "name")
-        return tracked
+        return entry
 
-    def _heard(self, tracked: Tracked) -> None:
+    def _heard(self, entry: RequestEntry) -> None:
         """Its writer lives. What anybody may ask (a request as it stands, the status) says nothing of that."""
-        tracked.heard_ms = self.now_ms()
+        entry.heard_ms = self.now_ms()

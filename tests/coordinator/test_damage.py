@@ -17,9 +17,9 @@ import pytest
 from scheduler.client import CoordinatorClient
 from scheduler.coordinator.command import main
 from scheduler.coordinator.errors import StartError, StoreDamaged, StoreError
-from scheduler.coordinator.ledger import Ledger
 from scheduler.coordinator.metadata.interface import Put, Remove
 from scheduler.coordinator.metadata.sqlite import COUNT_SUFFIX, SqliteMetadata
+from scheduler.coordinator.registry import RequestRegistry
 from scheduler.coordinator.running import DATABASE
 from scheduler.coordinator.testing import running
 from scheduler.topology import racks
@@ -263,7 +263,7 @@ Change = Callable[[Any], object]
 )
 def test_contradictions_are_named(stored: Mapping[str, str], key: str, change: Change | None, says: str) -> None:
     """Parts of a request that cannot have been stored together: the request and what does not fit are named."""
-    Ledger().restore(stored, 0)
+    RequestRegistry().restore(stored, 0)
     entries = dict(stored)
     if change is None:
         del entries[f"requests/a/{key}"]
@@ -272,5 +272,5 @@ def test_contradictions_are_named(stored: Mapping[str, str], key: str, change: C
         change(value)
         entries[f"requests/a/{key}"] = json.dumps(value)
     with pytest.raises((StartError, StoreError), match=says) as caught:
-        Ledger().restore(entries, 0)
+        RequestRegistry().restore(entries, 0)
     assert "'a'" in str(caught.value) or "requests/a/" in str(caught.value)

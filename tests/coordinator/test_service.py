@@ -13,7 +13,7 @@ import trio
 import trio.lowlevel
 from trio.testing import MockClock
 
-from scheduler.coordinator import ledger
+from scheduler.coordinator import registry
 from scheduler.coordinator.deadlines import chunk_deadline_ms
 from scheduler.coordinator.errors import ApiError, StoreError
 from scheduler.coordinator.journal import Journal, OffLoad
@@ -117,11 +117,11 @@ async def test_who_was_away_blames_nobody(database: SqliteMetadata, autojump_clo
     clock = Clock()
     async with coordinator(database, clock) as found:
         await found.register("r1h1", None)
-        tracked, _ = await found.submit("a", write("r1h1"))  # type: ignore[arg-type]
+        entry, _ = await found.submit("a", write("r1h1"))  # type: ignore[arg-type]
         clock.away_s += 3600
         await trio.sleep(9)
         assert lost(found) == []
-        assert tracked.state == "running"
+        assert entry.state == "running"
         await trio.sleep(2.2)
         assert lost(found) == ["r1h1"]
 
@@ -136,21 +136,21 @@ async def test_a_silent_writer_holds_capacity_for_a_bounded_time(
         for _ in range(5):
             await trio.sleep(20)
             await found.wait("asking", 1, 0)
-        assert found.ledger.requests["silent"].state == "cancelled"
-        assert found.ledger.requests["asking"].state == "running"
+        assert found.registry.requests["silent"].state == "cancelled"
+        assert found.registry.requests["asking"].state == "running"
         await trio.sleep(110)
-        assert "silent" not in found.ledger.requests
+        assert "silent" not in found.registry.requests
 
 
 async def test_a_writer_that_waits_is_not_silent(database: SqliteMetadata, autojump_clock: MockClock) -> None:
     """A question for events that waits for longer than the deadline is heard all the while, and from its end on."""
     async with coordinator(database, Clock()) as found:
-        tracked, _ = await found.submit("a", write("r1h1"))  # type: ignore[arg-type]
+        entry, _ = await found.submit("a", write("r1h1"))  # type: ignore[arg-type]
         await found.wait("a", 1, 70)
         await trio.sleep(50)
-        assert tracked.state == "running"
+        assert entry.state == "running"
         await trio.sleep(12)
-        assert tracked.state == "cancelled"
+        assert entry.state == "cancelled"
 
 
 async def test_who_watches_keeps_no_writer_alive(database: SqliteMetadata, autojump_clock: MockClock) -> None:
@@ -163,10 +163,10 @@ async def test_who_watches_keeps_no_writer_alive(database: SqliteMetadata, autoj
             await found.request("dead")
             found.place("dead")
             found.status()
-            tracked, new = await found.submit("alive", write("r1h2"))  # type: ignore[arg-type]
+            entry, new = await found.submit("alive", write("r1h2"))  # type: ignore[arg-type]
             assert not new
-        assert found.ledger.requests["dead"].state == "cancelled"
-        assert tracked.state == "running"
+        assert found.registry.requests["dead"].state == "cancelled"
+        assert entry.state == "running"
 
 
 async def test_a_chunk_that_hangs_is_revoked(database: SqliteMetadata, autojump_clock: MockClock) -> None:
@@ -177,26 +177,26 @@ async def test_a_chunk_that_hangs_is_revoked(database: SqliteMetadata, autojump_
         report=lambda event, fields: said.append((event, fields.get("request"))),
     )  # fmt: skip
     async with made as found:
-        tracked, _ = await found.submit("hung", write("r1h1"))  # type: ignore[arg-type]
+        entry, _ = await found.submit("hung", write("r1h1"))  # type: ignore[arg-type]
         for _ in range(59):
-            await found.wait("hung", len(tracked.log.events), 0.5)
-        assert found.ledger.oldest_ms(found.now_ms()) == pytest.approx(29_500, abs=600)
+            await found.wait("hung", len(entry.log.events), 0.5)
+        assert found.registry.oldest_ms(found.now_ms()) == pytest.approx(29_500, abs=600)
         assert found.counts["overdue"] == 0
         await found.wait("hung", 1, 60)
         assert trio.current_time() == pytest.approx(30.5, abs=0.6)
         await trio.sleep(GATHER_MS / 1000)
         await trio.testing.wait_all_tasks_blocked()
-        (go, revoked, again) = tracked.log.events
-        assert [event["event"] for event in tracked.log.events] == ["go", "revoked", "go"]
+        (go, revoked, again) = entry.log.events
+        assert [event["event"] for event in entry.log.events] == ["go", "revoked", "go"]
         assert revoked["hosts"] == go["hosts"]
         assert set(again["hosts"]) & set(go["hosts"]) == {"r1h1"}, "its chain's hosts are suspects"
         assert ("chunk overdue", "hung") in said
         assert found.counts["overdue"] == 1
-        assert found.ledger.oldest_ms(found.now_ms()) < 1000
+        assert found.registry.oldest_ms(found.now_ms()) < 1000
         _, counted = await found.done("hung", 0, 1)
         assert not counted, "the attempt that was revoked"
         await found.done("hung", 0, 2)
-        assert tracked.state == "finished"
+        assert entry.state == "finished"
 
 
 async def test_a_chunk_has_its_time_again_when_nobody_could_report(
@@ -297,8 +297,8 @@ async def test_an_event_that_fails_in_the_middle_leaves_no_trace(
     """Its caller gets the fault, the next ones 503, until the plan is what is stored; then all goes on."""
     planner = Faulty(NETWORK)
     async with coordinator(database, Clock(), planner=planner, gather_ms=0) as found:
-        tracked, _ = await found.submit("a", lambda name: Submission(name=name, writer="r1h1", chunks=4, replicas=1))
-        assert len(tracked.under_way()) == 2
+        entry, _ = await found.submit("a", lambda name: Submission(name=name, writer="r1h1", chunks=4, replicas=1))
+        assert len(entry.under_way()) == 2
         before = found.status()
         planner.faults = 1
         with pytest.raises(ZeroDivisionError):
@@ -313,13 +313,13 @@ async def test_an_event_that_fails_in_the_middle_leaves_no_trace(
         assert str(found.trouble) == "None"
         assert found.counts["rebuilt"] == 1
         assert found.status() == before
-        assert await found.done("a", 0, 1) == (tracked, True)
-        assert len(tracked.log.events) == 3, "who waits for events waits on the same request"
+        assert await found.done("a", 0, 1) == (entry, True)
+        assert len(entry.log.events) == 3, "who waits for events waits on the same request"
         # A submission that fails is not there afterwards.
         planner.faults = 1
         with pytest.raises(ZeroDivisionError):
             await found.submit("c", write("r1h3"))  # type: ignore[arg-type]
-        assert "c" not in found.ledger.requests
+        assert "c" not in found.registry.requests
         await trio.sleep(1)
         assert str(found.trouble) == "None"
         _, new = await found.submit("c", write("r1h3"))  # type: ignore[arg-type]
@@ -335,7 +335,7 @@ async def test_a_plan_of_what_was_gathered_that_fails_costs_nobody_anything(
     async with coordinator(
         database, Clock(), planner=planner, report=lambda event, _: said.append(event), gather_ms=100
     ) as found:
-        tracked, _ = await found.submit("a", lambda name: Submission(name=name, writer="r1h1", chunks=4, replicas=1))
+        entry, _ = await found.submit("a", lambda name: Submission(name=name, writer="r1h1", chunks=4, replicas=1))
         planner.faults = 1
         async with trio.open_nursery() as nursery:
             nursery.start_soon(found.done, "a", 0, 1)
@@ -344,8 +344,8 @@ async def test_a_plan_of_what_was_gathered_that_fails_costs_nobody_anything(
             with pytest.raises(StoreError, match="failed in the middle"):
                 await found.done("a", 1, 1)
         assert found.counts["rebuilt"] == 1
-        assert [(event["event"], event["chunk"]) for event in tracked.log.events] == [("go", 0), ("go", 1), ("go", 2)]
-        assert await found.done("a", 0, 1) == (tracked, False), "it counted"
+        assert [(event["event"], event["chunk"]) for event in entry.log.events] == [("go", 0), ("go", 1), ("go", 2)]
+        assert await found.done("a", 0, 1) == (entry, False), "it counted"
 
 
 async def test_what_comes_together_is_planned_together(database: SqliteMetadata, autojump_clock: MockClock) -> None:
@@ -355,8 +355,8 @@ async def test_what_comes_together_is_planned_together(database: SqliteMetadata,
 
         async def submit(host: str, after_s: float) -> None:
             await trio.sleep(after_s)
-            tracked, _ = await found.submit(host, write(host))  # type: ignore[arg-type]
-            answered.append((host, len(tracked.under_way()), round(trio.current_time(), 3)))
+            entry, _ = await found.submit(host, write(host))  # type: ignore[arg-type]
+            answered.append((host, len(entry.under_way()), round(trio.current_time(), 3)))
 
         async with trio.open_nursery() as nursery:
             for number, host in enumerate(("r1h1", "r1h2", "r1h3")):
@@ -375,8 +375,8 @@ async def test_a_restart_plans_what_was_gathered(database: SqliteMetadata, autoj
             nursery.cancel_scope.cancel()
     async with coordinator(database, Clock(), gather_ms=1000) as found:
         await found.journal.durable()
-        tracked = found.ledger.requests["a"]
-        assert [go["chunk"] for go in tracked.under_way()] == [1, 2]
+        entry = found.registry.requests["a"]
+        assert [go["chunk"] for go in entry.under_way()] == [1, 2]
         assert trio.current_time() < 1.1, "and it did not wait for it"
 
 
@@ -410,12 +410,12 @@ async def test_what_is_gathered_while_nothing_can_be_stored_is_planned_later(
         store.full = True
         with pytest.raises(StoreError):
             await found.submit("a", write("r1h1"))  # type: ignore[arg-type]
-        assert found.ledger.requests["a"].under_way() == []
+        assert found.registry.requests["a"].under_way() == []
         await trio.sleep(10)
-        assert found.ledger.requests["a"].under_way() == []
+        assert found.registry.requests["a"].under_way() == []
         store.full = False
         await trio.sleep(3)
-        assert len(found.ledger.requests["a"].under_way()) == 1
+        assert len(found.registry.requests["a"].under_way()) == 1
         await found.journal.durable()
 
 
@@ -435,31 +435,31 @@ async def test_what_is_given_up_is_under_way_no_more(database: SqliteMetadata, a
     """Chunks of a cancelled request leave the picture at once, and a restart does not bring them back."""
     async with coordinator(database, Clock()) as found:
         await found.submit("a", write("r1h1"))  # type: ignore[arg-type]
-        assert len(found.ledger.spans()) == 1
+        assert len(found.registry.spans()) == 1
         await found.cancel("a")
-        assert found.ledger.spans() == []
+        assert found.registry.spans() == []
     async with coordinator(database, Clock()) as found:
-        assert found.ledger.spans() == []
+        assert found.registry.spans() == []
 
 
 async def test_large_requests_are_remembered_for_less_long(
     database: SqliteMetadata, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not only the requests that are over are bounded, their events are too; a restart counts them as before."""
-    monkeypatch.setattr(ledger, "MAX_EVENTS", 7)
+    monkeypatch.setattr(registry, "MAX_EVENTS", 7)
     async with coordinator(database, Clock()) as found:
         for name in ("a", "b", "c"):
             await found.submit(name, lambda name: Submission(name=name, writer="r1h1", chunks=1))
             await found.cancel(name)  # go, revoked, cancelled
         await trio.sleep(1)
-        assert list(found.ledger.requests) == ["b", "c"]
+        assert list(found.registry.requests) == ["b", "c"]
         await found.submit("live", write("r1h1"))  # type: ignore[arg-type]
     async with coordinator(database, Clock()) as found:
         await trio.sleep(1)
-        assert list(found.ledger.requests) == ["b", "c", "live"]
+        assert list(found.registry.requests) == ["b", "c", "live"]
         await found.cancel("live")
         await trio.sleep(1)
-        assert list(found.ledger.requests) == ["c", "live"]
+        assert list(found.registry.requests) == ["c", "live"]
 
 
 async def test_made_up_names_are_new_after_a_restart(database: SqliteMetadata, autojump_clock: MockClock) -> None:
@@ -467,9 +467,9 @@ async def test_made_up_names_are_new_after_a_restart(database: SqliteMetadata, a
     names = []
     for _ in range(3):
         async with coordinator(database, Clock()) as found:
-            tracked, new = await found.submit(None, write("r1h1"))  # type: ignore[arg-type]
+            entry, new = await found.submit(None, write("r1h1"))  # type: ignore[arg-type]
             assert new
-            names.append(tracked.log.prefix)
+            names.append(entry.log.prefix)
     assert len(set(names)) == 3
 
 
@@ -483,20 +483,20 @@ async def test_what_is_not_stored_is_not_told(database: SqliteMetadata, autojump
         work()
 
     async with coordinator(database, Clock(), off_load) as found:
-        tracked, _ = await found.submit("a", write("r1h1"))  # type: ignore[arg-type]
+        entry, _ = await found.submit("a", write("r1h1"))  # type: ignore[arg-type]
         slow = trio.Event()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(found.done, "a", 0, 1)
             await trio.sleep(1)
-            assert tracked.state == "finished"
-            assert (tracked.told.state, tracked.done) == ("running", set())  # type: ignore[union-attr]
-            assert [event["chunk"] for event in tracked.under_way()] == [0]
+            assert entry.state == "finished"
+            assert (entry.told.state, entry.done) == ("running", set())  # type: ignore[union-attr]
+            assert [event["chunk"] for event in entry.under_way()] == [0]
             nursery.cancel_scope.cancel()
     async with coordinator(database, Clock()) as found:
-        tracked = await found.request("a")
-        assert (tracked.state, len(tracked.under_way())) == ("running", 1)
+        entry = await found.request("a")
+        assert (entry.state, len(entry.under_way())) == ("running", 1)
         await found.done("a", 0, 1)
-        assert (tracked.told.state, tracked.done, tracked.under_way()) == ("finished", {0}, [])  # type: ignore[union-attr]
+        assert (entry.told.state, entry.done, entry.under_way()) == ("finished", {0}, [])  # type: ignore[union-attr]
 
 
 async def test_a_disk_that_hangs_is_one_that_fails(database: SqliteMetadata, autojump_clock: MockClock) -> None:
@@ -524,7 +524,7 @@ async def test_a_disk_that_hangs_is_one_that_fails(database: SqliteMetadata, aut
         slow.set()
         assert (await found.request("a")).told is not None
         assert found.journal.failing is None
-        assert "b" not in found.ledger.requests
+        assert "b" not in found.registry.requests
         await found.submit("b", write("r1h2"))  # type: ignore[arg-type]
 
 

@@ -20,7 +20,7 @@ from scheduler.coordinator import metrics, page
 from scheduler.coordinator.folding import INTERVAL_S, MAX_KINDS, Folding
 from scheduler.coordinator.histogram import Histogram
 from scheduler.coordinator.journal import Journal
-from scheduler.coordinator.ledger import Span
+from scheduler.coordinator.registry import Span
 from scheduler.coordinator.report import Reporter
 from scheduler.coordinator.running import make_planner, opened
 from scheduler.coordinator.service import Coordinator, CoordinatorSettings, Environment

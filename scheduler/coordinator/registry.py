@@ -40,7 +40,7 @@ class Span(NamedTuple):
 
 
 @dataclass(slots=True)
-class Tracked:
+class RequestEntry:
     """A request: `asked` is the submission as JSON, to tell the same from another of that name."""
 
     asked: str
@@ -83,11 +83,11 @@ class Tracked:
         return [event for event in self.log.current() if event["attempt"] > self.over.get(event["chunk"], 0)]
 
 
-class Ledger:
+class RequestRegistry:
     """All requests that clients can ask for."""
 
     def __init__(self) -> None:
-        self.requests: dict[str, Tracked] = {}
+        self.requests: dict[str, RequestEntry] = {}
         self.running: dict[tuple[str, int], ChunkRecord] = {}
         self.history: deque[Span] = deque(maxlen=MAX_HISTORY)
         self.waiting = {kind.value: Histogram() for kind in Kind}
@@ -104,11 +104,11 @@ class Ledger:
         """The number of requests that have not ended."""
         return len(self.requests) - len(self._ended)
 
-    def open(self, submission: Submission) -> tuple[Tracked, Change]:
+    def open(self, submission: Submission) -> tuple[RequestEntry, Change]:
         """A new request; what must be stored with its first records."""
-        tracked = Tracked(asked_text(submission), EventLog(f"{_prefix(submission.name)}events/"))
-        self.requests[submission.name] = tracked
-        return tracked, Put(f"{_prefix(submission.name)}asked", tracked.asked)
+        entry = RequestEntry(asked_text(submission), EventLog(f"{_prefix(submission.name)}events/"))
+        self.requests[submission.name] = entry
+        return entry, Put(f"{_prefix(submission.name)}asked", entry.asked)
 
     def take(self, outcome: Outcome, now_ms: int) -> list[Change]:
         """Note what an event of the scheduler led to; returns what must be stored before anyone is told."""
@@ -137,23 +137,23 @@ class Ledger:
         return changes
 
     def _end(self, name: str, now_ms: int) -> None:
-        tracked = self.requests[name]
-        if tracked.ended_ms is None:
-            tracked.ended_ms = now_ms
+        entry = self.requests[name]
+        if entry.ended_ms is None:
+            entry.ended_ms = now_ms
             self._ended[name] = None
-            self._ended_events += len(tracked.log.events)
+            self._ended_events += len(entry.log.events)
 
     def _measure(self, record: ChunkRecord) -> None:
         """Count how long a chunk waited, or took."""
-        tracked = self.requests[record.request]
-        request = tracked.record
+        entry = self.requests[record.request]
+        request = entry.record
         if request is None:
             return
         if record.state == ChunkState.RUNNING:
-            since_ms = tracked.waits_since_ms.pop(record.chunk, request.submitted_ms)
+            since_ms = entry.waits_since_ms.pop(record.chunk, request.submitted_ms)
             self.waiting[request.kind].add(record.since_ms - since_ms)
         elif record.state == ChunkState.WAITING:
-            tracked.waits_since_ms[record.chunk] = record.since_ms
+            entry.waits_since_ms[record.chunk] = record.since_ms
         elif (before := self.running.get((record.request, record.chunk))) is not None:
             self.moving[request.kind].add(record.since_ms - before.since_ms)
 
@@ -197,47 +197,47 @@ class Ledger:
         """The running requests whose writers have sent nothing since then."""
         return [
             name
-            for name, tracked in self.requests.items()
-            if tracked.ended_ms is None and not tracked.listening and tracked.heard_ms < before_ms
+            for name, entry in self.requests.items()
+            if entry.ended_ms is None and not entry.listening and entry.heard_ms < before_ms
         ]
 
     def forget(self, before_ms: int, most: int) -> list[Change]:
         """Drop requests that ended before this time, or are more than `most` or MAX_EVENTS; returns what to store."""
         changes: list[Change] = []
         for name in list(self._ended):
-            tracked = self.requests[name]
+            entry = self.requests[name]
             too_many = len(self._ended) > most or self._ended_events > MAX_EVENTS
-            if not too_many and (tracked.ended_ms or 0) >= before_ms:
+            if not too_many and (entry.ended_ms or 0) >= before_ms:
                 break
-            self._ended_events -= len(tracked.log.events)
+            self._ended_events -= len(entry.log.events)
             del self.requests[name], self._ended[name]
             changes.append(Remove(_prefix(name)))
         return changes
 
     # ---- what was stored
 
-    def go_back_to(self, stored: "Ledger", now_ms: int) -> None:
+    def go_back_to(self, stored: "RequestRegistry", now_ms: int) -> None:
         """Take what `stored` restored in place of what is here. Who waits for events of a request goes on waiting."""
-        for name, tracked in list(self.requests.items()):
+        for name, entry in list(self.requests.items()):
             known = stored.requests.get(name)
             if known is None:
                 del self.requests[name]
             else:
-                tracked.record, tracked.told, tracked.ended_ms = known.record, known.told, known.ended_ms
-                tracked.done, tracked.over = known.done, known.over
-                tracked.log.restore(known.log.events)
-                stored.requests[name] = tracked
-            tracked.log.wake()
+                entry.record, entry.told, entry.ended_ms = known.record, known.told, known.ended_ms
+                entry.done, entry.over = known.done, known.over
+                entry.log.restore(known.log.events)
+                stored.requests[name] = entry
+            entry.log.wake()
         for name, known in stored.requests.items():
             if name not in self.requests:
                 known.heard_ms = now_ms
                 self.requests[name] = known
         self.running = stored.running
         self._ended, self._ended_events = {}, 0
-        for name, tracked in self.requests.items():
-            if tracked.ended_ms is not None:
+        for name, entry in self.requests.items():
+            if entry.ended_ms is not None:
                 self._ended[name] = None
-                self._ended_events += len(tracked.log.events)
+                self._ended_events += len(entry.log.events)
 
     def restore(self, entries: Mapping[str, str], now_ms: int) -> tuple[list[RequestRecord | ChunkRecord], int]:
         """Take back all requests; returns their records, and the latest time in them. Raises StoreDamaged."""
@@ -246,15 +246,15 @@ class Ledger:
         chunks: dict[str, dict[str, ChunkRecord]] = {}
         latest_ms = 0
         for name, part, key in _requests(entries):
-            tracked = self.requests.setdefault(name, Tracked("", EventLog(f"{_prefix(name)}events/")))
+            entry = self.requests.setdefault(name, RequestEntry("", EventLog(f"{_prefix(name)}events/")))
             kind, text = part.partition("/")[0], entries[key]
             try:
                 if kind == "asked":
-                    tracked.asked = text
+                    entry.asked = text
                 elif kind == "record":
-                    tracked.record = RequestRecord.load(json.loads(text))
-                    records.append(tracked.record)
-                    latest_ms = max(latest_ms, tracked.record.submitted_ms)
+                    entry.record = RequestRecord.load(json.loads(text))
+                    records.append(entry.record)
+                    latest_ms = max(latest_ms, entry.record.submitted_ms)
                 elif kind == "chunks":
                     chunk = ChunkRecord.load(json.loads(text))
                     chunks.setdefault(name, {})[part.partition("/")[2]] = chunk
@@ -264,27 +264,27 @@ class Ledger:
                     events.setdefault(name, []).append(json.loads(text))
             except (ValueError, TypeError, SchedulerError) as error:
                 raise damaged(key, error) from error
-        for name, tracked in self.requests.items():
-            if tracked.record is None or not tracked.asked:
+        for name, entry in self.requests.items():
+            if entry.record is None or not entry.asked:
                 raise StoreDamaged(f"stored request {name!r} is not whole: restore the metadata from a copy")
-            _check(name, tracked, chunks.get(name, {}), events.get(name, []))
-            tracked.log.restore(events.get(name, []))
-            if tracked.state.ended:
+            _check(name, entry, chunks.get(name, {}), events.get(name, []))
+            entry.log.restore(events.get(name, []))
+            if entry.state.ended:
                 self._end(name, now_ms)
         for record in records:
-            tracked = self.requests[record.name if isinstance(record, RequestRecord) else record.request]
-            tracked.tell([record], tracked.log.durable)
-            if isinstance(record, ChunkRecord) and not tracked.state.ended:
+            entry = self.requests[record.name if isinstance(record, RequestRecord) else record.request]
+            entry.tell([record], entry.log.durable)
+            if isinstance(record, ChunkRecord) and not entry.state.ended:
                 self._take_chunk(record)
         return records, latest_ms
 
 
-def _check(name: str, tracked: Tracked, chunks: Mapping[str, ChunkRecord], events: Sequence[Event]) -> None:
+def _check(name: str, entry: RequestEntry, chunks: Mapping[str, ChunkRecord], events: Sequence[Event]) -> None:
     """Raises StoreDamaged if a stored request contradicts itself, or has values of other types than it is made of."""
-    if tracked.record is None:
+    if entry.record is None:
         return
     try:
-        check_request(name, tracked.asked, tracked.record, chunks, events)
+        check_request(name, entry.asked, entry.record, chunks, events)
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise damaged(f"{_prefix(name)}record", error) from error
 
