@@ -24,7 +24,7 @@ from scheduler.peace.online.unreachable import Unreachable
 from scheduler.peace.paper import PaperPlanner
 from scheduler.peace.plan import Chain, Kind, Plan, Request, Residual
 from scheduler.topology import Server, Topology, both_ways, racks
-from tests.online.world import World
+from tests.peace.online.world import World
 
 
 def world_of(topology: Topology, **settings: object) -> World:
