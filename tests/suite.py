@@ -57,7 +57,7 @@ class Part:
 CORE = (
     *("format", "kafka", "kafka_groups", "client", "codec"),
     *("cec", "state", "operators"),
-    *("topology", "peace", "online", "simulation"),
+    *("topology", "calibration", "peace", "simulation"),
     "continuous",
 )
 PARTS = (

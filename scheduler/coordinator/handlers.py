@@ -1,6 +1,6 @@
 """One handler for every route: from checked values to the service, from its state to the answer.
 
-Invariants: handlers decide nothing; what they answer is what the tables of `api` describe.
+Invariants: handlers make no decisions; every answer is one that the tables of `api` describe.
 """
 
 from collections import Counter

@@ -47,7 +47,7 @@ class RequestEntry:
     log: EventLog
     record: RequestRecord | None = None
     told: RequestRecord | None = None
-    """The newest record that is stored: what may be told."""
+    """The newest record that is stored, and so may be told to clients."""
     done: set[int] = field(default_factory=set)
     """Chunks that are done, as far as it is stored."""
     over: dict[int, int] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class RequestEntry:
         return RequestState.WAITING if self.record is None else RequestState(self.record.state)
 
     def tell(self, records: Iterable[RequestRecord | ChunkRecord], number: int) -> None:
-        """These records, and the events up to this number, are stored."""
+        """Note that these records, and the events up to this number, are stored."""
         for record in records:
             if isinstance(record, RequestRecord):
                 self.told = record
@@ -105,13 +105,13 @@ class RequestRegistry:
         return len(self.requests) - len(self._ended)
 
     def open(self, submission: Submission) -> tuple[RequestEntry, Change]:
-        """A new request; what must be stored with its first records."""
+        """Add a new request; returns its entry and the change to store with its first records."""
         entry = RequestEntry(asked_text(submission), EventLog(f"{_prefix(submission.name)}events/"))
         self.requests[submission.name] = entry
         return entry, Put(f"{_prefix(submission.name)}asked", entry.asked)
 
     def take(self, outcome: Outcome, now_ms: int) -> list[Change]:
-        """Note what an event of the scheduler led to; returns what must be stored before anyone is told."""
+        """Note the effects of an event of the scheduler; returns the changes to store before any client is told."""
         changes: list[Change] = []
         ended: list[RequestRecord] = []
         for go in outcome.revoked:
@@ -217,7 +217,7 @@ class RequestRegistry:
     # ---- what was stored
 
     def go_back_to(self, stored: "RequestRegistry", now_ms: int) -> None:
-        """Take what `stored` restored in place of what is here. Who waits for events of a request goes on waiting."""
+        """Replace all requests by those that `stored` restored. Clients that wait for events go on waiting."""
         for name, entry in list(self.requests.items()):
             known = stored.requests.get(name)
             if known is None:
@@ -240,7 +240,7 @@ class RequestRegistry:
                 self._ended_events += len(entry.log.events)
 
     def restore(self, entries: Mapping[str, str], now_ms: int) -> tuple[list[RequestRecord | ChunkRecord], int]:
-        """Take back all requests; returns their records, and the latest time in them. Raises StoreDamaged."""
+        """Restore all requests; returns their records, and the latest time in them. Raises StoreDamaged."""
         records: list[RequestRecord | ChunkRecord] = []
         events: dict[str, list[dict[str, Any]]] = {}
         chunks: dict[str, dict[str, ChunkRecord]] = {}

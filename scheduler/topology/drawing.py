@@ -44,7 +44,7 @@ MAX_NAME_CHARACTERS: Final = 34
 MAX_SUMMARY_CHARACTERS: Final = 44
 HOSTS_PER_COLUMN: Final = 10
 SQUARES_PER_LINE: Final = 40
-MIN_STROKE, MAX_STROKE = 1.6, 9.0
+MIN_STROKE, MAX_STROKE = 1.5, 6.5
 PNG_DPI: Final = 144
 NO_DATES: Final[Mapping[str, dict[str, Any]]] = {
     "svg": {"Date": None, "Creator": None},
@@ -80,15 +80,15 @@ def figure(topology: Topology, *, timestep_s: float | None = None) -> Figure:
     _draw_cables(axes, scene, plan)
     for box, content, at in zip(scene.boxes, contents, plan.places, strict=True):
         fill, line = (RACK_FILL, RACK_LINE) if box.servers else (SWITCH_FILL, SWITCH_LINE)
-        # The padding of an AnnotationBbox is in sizes of its text.
         frame = {"facecolor": fill, "edgecolor": line, "linewidth": 3 if len(box.names) > 1 else 1}
         axes.add_artist(
             AnnotationBbox(
-                content, at, box_alignment=(plan.align, 0.5), pad=PADDING / SMALL, fontsize=SMALL,
-                bboxprops={"boxstyle": "round,rounding_size=0.4", **frame}, annotation_clip=False, zorder=3,
+                content, at, box_alignment=(plan.align, 0.5), fontsize=SMALL,
+                bboxprops={"boxstyle": f"round,pad={PADDING / SMALL},rounding_size=0.4", **frame},
+                annotation_clip=False, zorder=3,
             )
         )  # fmt: skip
-    heading = VPacker(pad=0, sep=4, align="left", children=header[:3])
+    heading = VPacker(pad=0, sep=4, align="left", children=[*header[:3]])
     axes.add_artist(AnnotationBbox(heading, (MARGIN, MARGIN), box_alignment=(0, 1), frameon=False, pad=0))
     for note in header[3:]:
         axes.add_artist(
@@ -106,7 +106,7 @@ def _content(box: Box) -> OffsetBox:
     title = _area(_short(box.title), size=HEAD, weight="bold", color=INK)
     if not box.servers:
         return VPacker(pad=0, sep=3, align="center", children=[title, _area("switch")])
-    words = " · ".join(part.replace(" ", "\xa0") for part in box.summary)
+    words = "\xa0· ".join(part.replace(" ", "\xa0") for part in box.summary)
     summary = "\n".join(textwrap.wrap(words, MAX_SUMMARY_CHARACTERS)).replace("\xa0", " ")
     return VPacker(pad=0, sep=4, align="left", children=[title, _area(summary), *_hosts(box)])
 
@@ -150,17 +150,21 @@ def _header(topology: Topology, timestep_s: float | None, scene: Scene) -> Itera
 # ---- places
 
 
-class _Plan(NamedTuple):
-    """Where the boxes stand: `places` are the points that lines lead to, at the boxes' left or in their middle."""
+Point = tuple[float, float]
 
-    places: tuple[tuple[float, float], ...]
+
+class _Plan(NamedTuple):
+    """Where the boxes stand: lines lead to the `places`, from the `exits`; both at a box's sides, or in its middle."""
+
+    places: tuple[Point, ...]
+    exits: tuple[Point, ...]
     align: float
     """0: a place is the middle of a box's left side; 0.5: its middle."""
     width: float
     height: float
 
 
-Sizes = Sequence[tuple[float, float]]
+Sizes = Sequence[Point]
 
 
 def _arrange(scene: Scene, sizes: Sizes, label_width: float) -> _Plan:
@@ -175,16 +179,16 @@ def _arrange(scene: Scene, sizes: Sizes, label_width: float) -> _Plan:
         for x, y in (circle[number] for number in range(len(sizes)))
     )
     height = MARGIN + HEADER + 2 * radius + tallest + FOOTER + MARGIN
-    return _Plan(places, 0.5, 2 * (MARGIN + radius) + widest, height)
+    return _Plan(places, places, 0.5, 2 * (MARGIN + radius) + widest, height)
 
 
 def _in_layers(scene: Scene, layers: Layers, sizes: Sizes, label_width: float) -> _Plan:
     """A column for each layer, whose boxes are spread over the height of the tallest column."""
     heights = [sum(sizes[box][1] + ROW_GAP for box in layer) - ROW_GAP for layer in layers]
     # Lines that are not too steep, and room for the labels of all lines that meet at a box.
-    gap = LAYER_GAP + min(max(heights) / 5, 300.0) + 2 * label_width * _max_parents(scene)
-    places: dict[int, tuple[float, float]] = {}
-    x = MARGIN
+    gap = LAYER_GAP + min(max(heights) / 8, 300.0) + 2 * label_width * _max_parents(scene)
+    places: dict[int, Point] = {}
+    x = MARGIN + PADDING
     for layer, height in zip(layers, heights, strict=True):
         spread = (max(heights) - height) / len(layer)
         y = MARGIN + HEADER
@@ -193,7 +197,8 @@ def _in_layers(scene: Scene, layers: Layers, sizes: Sizes, label_width: float) -
             y += spread + sizes[box][1] + ROW_GAP
         x += max(sizes[box][0] for box in layer) + gap
     ordered = tuple(places[box] for box in range(len(sizes)))
-    return _Plan(ordered, 0.0, x - gap + MARGIN, MARGIN + HEADER + max(heights) + FOOTER + MARGIN)
+    exits = tuple((left + width - 2 * PADDING, y) for (left, y), (width, _) in zip(ordered, sizes, strict=True))
+    return _Plan(ordered, exits, 0.0, x - gap + MARGIN - PADDING, MARGIN + HEADER + max(heights) + FOOTER + MARGIN)
 
 
 def _parents(scene: Scene) -> Mapping[int, list[int]]:
@@ -216,7 +221,7 @@ def _draw_cables(axes: Axes, scene: Scene, plan: _Plan) -> None:
     span = MAX_STROKE - MIN_STROKE
     axes.add_collection(
         LineCollection(
-            [(plan.places[cable.a], plan.places[cable.b]) for cable in scene.cables],
+            [(plan.exits[cable.a], plan.places[cable.b]) for cable in scene.cables],
             colors=[_colour(cable) for cable in scene.cables],
             linewidths=[MIN_STROKE + span * (cable.max_capacity / max_capacity) ** 0.5 for cable in scene.cables],
             linestyles=["dashed" if cable.max_capacity == 0 else "solid" for cable in scene.cables],
@@ -227,7 +232,7 @@ def _draw_cables(axes: Axes, scene: Scene, plan: _Plan) -> None:
     )
     parents, many = _parents(scene), _max_parents(scene)
     for cable in scene.cables:
-        (ax, ay), (bx, by) = plan.places[cable.a], plan.places[cable.b]
+        (ax, ay), (bx, by) = plan.exits[cable.a], plan.places[cable.b]
         # Near the right end, where lines are apart; those that meet at a box have their labels at different distances.
         share = 0.42 if scene.layers is None else 0.1 + 0.5 * (parents[cable.b].index(cable.a) + 0.5) / many
         axes.text(
@@ -286,7 +291,8 @@ def _area(text: str, **properties: Any) -> TextArea:
 def _size(content: OffsetBox, page: Figure) -> tuple[float, float]:
     """The size of a box with this content, in whole points: fractions would depend on the machine."""
     content.set_figure(page)
-    extent = content.get_bbox(FigureCanvasAgg(page).get_renderer())
+    canvas: Any = FigureCanvasAgg(page)  # its methods have no types
+    extent = content.get_bbox(canvas.get_renderer())
     return math.ceil(extent.width + 2 * PADDING), math.ceil(extent.height + 2 * PADDING)
 
 

@@ -15,8 +15,8 @@ import pytest
 from logstore import cli
 from scheduler.topology import Topology
 from scheduler.topology.description import load_network, load_topology
+from tests.calibration.shaped import MB, PORT, PREFIX, SWITCH, ShapedNetwork, agents, cairn, why_not
 from tests.support.limits import PATIENCE_S
-from tests.topology.shaped import MB, PORT, PREFIX, SWITCH, ShapedNetwork, agents, cairn, why_not
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "topologies"
 PAPER = str(EXAMPLES / "paper.toml")

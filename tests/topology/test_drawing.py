@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
 from hypothesis import given, settings
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.offsetbox import AnnotationBbox
 from matplotlib.transforms import Bbox
@@ -39,7 +39,8 @@ def texts(svg: bytes) -> list[str]:
 
 def rectangles(drawn: Figure) -> Iterator[Bbox]:
     """The boxes of switches and racks on the page, one point less on each side: frames have a width."""
-    renderer = FigureCanvasAgg(drawn).get_renderer()
+    canvas: Any = FigureCanvasAgg(drawn)
+    renderer = canvas.get_renderer()
     for artist in drawn.axes[0].artists:
         if isinstance(artist, AnnotationBbox) and artist.patch.get_visible():
             yield artist.get_window_extent(renderer).padded(-1)
@@ -112,7 +113,7 @@ def test_wider_lines_carry_more() -> None:
     links = [Link("a", "core", 1), Link("core", "a", 4), *both_ways("b", "core", 9), *both_ways("c", "core", 0)]
     servers = [Server(f"h{rack}", rack) for rack in "abc"]
     topology = Topology(servers, links, switches=["core", "a", "b", "c"])
-    (lines,) = (one for one in figure(topology).axes[0].collections if isinstance(one, LineCollection))
+    lines: Any = figure(topology).axes[0].collections[0]
     different, both, dead = lines.get_linewidths()
     assert both > different > dead
     assert [dashes is None for _, dashes in lines.get_linestyles()] == [True, True, False]

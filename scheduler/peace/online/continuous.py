@@ -26,17 +26,17 @@ _MAX_UNREACHABLE_CLASSES = 4096
 """Classes of requests whose failures are counted; beyond, all counts are dropped, which costs a few tries in vain."""
 _TRIES_SOON = 2
 _COST_UNTOUCHED = 4
-"""A try in vain for a writer in whose rack nothing was freed counts so much more: it is seldom worth it."""
+"""The weight of a try in vain for a writer in whose rack nothing was freed: such a try seldom succeeds."""
 _TRIES_CLASS = 2
 _TRIES_CLASS_SMALL = 8
 _RACK_SMALL = 16
-"""So many writers of a rack find no path: the others will not, either. In a small rack more are worth a try, since each
-writer lacks just the host that it is itself."""
+"""The number of writers of a rack without a path after which the others of the rack are not tried. In a small rack more
+are tried, since each writer lacks just its own host."""
 
 MAX_TOGETHER = 256
-"""Groups of requests that are planned together at one event."""
+"""The number of groups of requests that one event plans together."""
 _HOSTS_A_TIME = 1000
-"""In networks with so many times more hosts than that, only every so manieth event plans together: it looks at all."""
+"""A joint plan looks at all hosts. In a network of n times as many hosts as this, it is made at every nth event."""
 
 
 class _Held:
@@ -72,7 +72,7 @@ class Continuous:
         self._together = Together.of(topology, planner, random, self._tokens.whole)
         self._hosts = len(topology.servers)
         self._events = 0
-        """Since the last that planned together."""
+        """The number of events since the last joint plan."""
 
     # ---- what happened
 
@@ -102,7 +102,7 @@ class Continuous:
         """The scheduler is being restored: there are no timesteps."""
 
     def resume(self, flight: Flight, *, done: bool) -> None:
-        """A chunk was in flight, or done, when the scheduler was restored."""
+        """Note that a chunk was in flight, or done, when the scheduler was restored."""
         if not done:
             self._in_flight += 1
             self._tokens.force(flight.chain)
@@ -157,7 +157,7 @@ class Continuous:
         return chain is not None or unit.unreachable
 
     def _plan_with_head(self, launch: Launch) -> bool:
-        """Plan as if nothing were reserved; False, and nothing changed, if the head does not start by that."""
+        """Plan as if nothing were reserved; returns False, and changes nothing, if no chunk of the head is planned."""
         held, tokens, index = self._held, self._tokens, self._index
         if self._together is None or held is None or held.unit is not self._head():
             return False
@@ -180,7 +180,7 @@ class Continuous:
         return True
 
     def _plan_together(self, launch: Launch, events: int) -> None:
-        """All that may profit from what was freed, planned together with what the head leaves; one plan an event."""
+        """Plan all groups that can use the freed tokens, with what the head leaves; one plan for each event."""
         if self._together is None:
             return
         self._events = 0
@@ -209,7 +209,7 @@ class Continuous:
         return int(self._tokens.left.counts(key[0])[key[1]])
 
     def _rest(self, groups: list[Group]) -> None:
-        """What is left of these groups was tried: they wait for tokens."""
+        """Let the rest of these groups wait for tokens: a plan was tried."""
         classes = dict[RequestClass, list[Group]]()
         for group in groups:
             classes.setdefault(group.request_class, []).append(group)
@@ -310,7 +310,7 @@ class Continuous:
         self._unreachable_counts[key] = self._unreachable_counts.get(key, 0) + 1
 
     def _backfill(self, launch: Launch, tries: int) -> None:
-        """Those behind the head, in order, with what it leaves; so many `tries` in vain are enough."""
+        """Start chunks behind the head, in order, with what the head leaves, until `tries` were in vain."""
         tokens, index = self._tokens, self._index
         index.wake(tokens.freed)
         rack_of = tokens.topology.rack_of

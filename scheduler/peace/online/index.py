@@ -171,7 +171,7 @@ class Index:
         self._rouse(group.request_class)
 
     def put_back(self, group: Group) -> None:
-        """The contrary of `pop`: the group is ready, but nothing new is known that makes it worth a try."""
+        """Undo `pop`: the group is ready, but nothing new makes it worth a try."""
         first = group.first()
         if first is None:
             self._forget(group)
@@ -230,7 +230,7 @@ class Index:
         return self._tokens.topology.rack_of[request.writer], request.placement, request.avoid
 
     def _tidy(self) -> None:
-        """Drop what is left of units that wait no more: while a chunk hangs that they waited for, no turn is theirs."""
+        """Drop units that no longer wait: while a chunk that they waited for hangs, no event reaches them."""
         waiting = 0
         for group in list(self._groups.values()):
             waiting += group.tidy()

@@ -142,7 +142,7 @@ class OnlineScheduler:
         return self._finish()
 
     def _around(self, flight: Flight, hosts: set[int], why: str) -> None:
-        """An attempt came to nothing: its chunk waits again, and these hosts are suspects."""
+        """Let the chunk of a failed attempt wait again; these hosts are suspects."""
         job = flight.job
         suspected = hosts - job.avoid - ({job.writer} if job.kind is not Kind.COPY else set())
         if suspected:
@@ -263,7 +263,7 @@ class OnlineScheduler:
         self._event = _Event()
 
     def _finish(self) -> Outcome:
-        """Collect what happened; start what can start, unless more is gathered first."""
+        """Collect the effects of an event and start chunks, unless more events are gathered first."""
         self._gathered += 1
         if not self._settings.gather_ms:
             return self._planned()
@@ -276,7 +276,7 @@ class OnlineScheduler:
         return most if self._chunk_ms is None else min(most, max(1, self._chunk_ms // _GATHER_SHARE))
 
     def _planned(self) -> Outcome:
-        """Start what can start, and collect what happened."""
+        """Start chunks, and collect the effects."""
         self._policy.advance(self._launch, self._gathered)
         self._gathered, self.plan_at_ms = 0, None
         return self._collected()
@@ -309,7 +309,7 @@ class OnlineScheduler:
             self._at_host.setdefault(host, set()).add(flight)
 
     def _land(self, flight: Flight, *, done: bool) -> None:
-        """A chunk is in flight no more; where it waits again is for the caller."""
+        """Take a chunk out of flight; the caller lets it wait again, if it does."""
         del flight.job.flights[flight.chunk]
         for host in set(flight.chain.hosts):
             self._at_host[host].discard(flight)
@@ -320,7 +320,7 @@ class OnlineScheduler:
         self._event.revoked.append(go_of(self._topology, flight))
 
     def _again(self, flight: Flight, why: str) -> None:
-        """A chunk whose attempt came to nothing waits again, or its request has failed."""
+        """Let the chunk of a failed attempt wait again, or fail its request after too many attempts."""
         job = flight.job
         self._note_chunk(flight, ChunkState.WAITING)
         if flight.attempt >= self._settings.max_attempts:
@@ -367,7 +367,7 @@ class OnlineScheduler:
         self._enter(job)
 
     def _enter(self, job: Job) -> None:
-        """What waits of the job's units takes its place in the queue."""
+        """Enter the job's waiting units into the queue."""
         job.waiting = sum(unit.waiting for unit in job.units)
         self._queue.put(job, job.waiting)
         for unit in job.units:
@@ -380,7 +380,7 @@ class OnlineScheduler:
         job.waiting = 0
 
     def _sort(self, job: Job) -> None:
-        """Sort a job's chunks into units anew: what is lost or avoided changed."""
+        """Sort a job's chunks into units again: lost or avoided hosts changed."""
         self._leave(job)
         gone = job.sort(self._lost)
         if gone is None:

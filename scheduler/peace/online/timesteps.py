@@ -61,7 +61,7 @@ class Timesteps:
     # ---- what happened
 
     def enter(self, unit: Unit) -> None:
-        """The unit has a chunk waiting (again): it may join the running timestep."""
+        """Note that the unit has a chunk waiting (again): it may join the running timestep."""
         self._joining[unit.job] = None
 
     def leave(self, job: Job) -> None:
@@ -70,7 +70,7 @@ class Timesteps:
         self._unreachable.leave(job.units)
 
     def ended(self, flight: Flight, *, done: bool) -> None:
-        """A chunk is in flight no more. One that is not done gives its timestep's capacity back."""
+        """Note that a chunk is no longer in flight. A chunk that is not done gives its timestep's capacity back."""
         self._older.discard(flight)
         if flight in self._open:
             self._open.discard(flight)
@@ -92,7 +92,7 @@ class Timesteps:
         self.step = step
 
     def resume(self, flight: Flight, *, done: bool) -> None:
-        """A chunk was in flight, or done, when the scheduler was restored."""
+        """Note that a chunk was in flight, or done, when the scheduler was restored."""
         self._left = None
         if flight.step < self.step:
             if not done:
@@ -137,7 +137,7 @@ class Timesteps:
         return not self._open or len(self._done) >= self._settings.finish_fraction * scheduled - _ROUNDING
 
     def _join(self, job: Job, launch: Launch) -> None:
-        """Plan what of the job fits into the rest of the running timestep."""
+        """Plan those chunks of the job that fit into the rest of the running timestep."""
         if not job.waiting:
             return
         if self._left is None:

@@ -5,8 +5,8 @@ A planner that sees all that wait (`repaired`) leaves none. It also sees what wo
 (`scheduler.peace.urgency`): those chunks go first, and all others in the order of the queue.
 
 Invariants:
-* What is planned is taken from the residual; no unit gets more chains than it has chunks waiting.
-* What is urgent is counted anew when a good part of what waited has started; until then it is what was left of it.
+* Planned chains are taken from the residual; no unit gets more chains than it has chunks waiting.
+* Urgent chunks are counted again when a good part of the waiting chunks has started; until then the count only falls.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ from scheduler.peace.urgency import Urgency
 from scheduler.topology import Topology
 
 _SHARE_ANEW = 64
-"""What is urgent is counted anew when one of so many waiting chunks has started."""
+"""Urgent chunks are counted again when one of so many waiting chunks has started."""
 
 
 class Together:
@@ -33,7 +33,7 @@ class Together:
         self._urgency = Urgency(topology, planner)
         self._urgent: dict[Job, int] = {}
         self._good_for = 0
-        """So many chunks may start, or come, before what is urgent is counted anew."""
+        """The number of chunks that may start, or come, before urgent chunks are counted again."""
 
     @classmethod
     def of(cls, topology: Topology, planner: Planner, random: Random, whole: Residual) -> "Together | None":

@@ -85,7 +85,7 @@ class Tokens:
                 self.owed[key] = self.owed.get(key, 0) + 1
 
     def let_go(self, keys: Iterable[Key], *, for_good: bool = True) -> None:
-        """The contrary of `hold`. `for_good`: the tokens are free for others now, and noted in `freed`."""
+        """Undo `hold`. `for_good`: the tokens are free for others now, and noted in `freed`."""
         for key in keys:
             if not self._pay(self.owed, key):
                 if key[1] in self._lost and key[0] is not Resource.LINK:

@@ -7,7 +7,7 @@ import pytest
 from scheduler.peace.online import Mode, Settings, Submission
 from scheduler.peace.paper import PaperPlanner
 from scheduler.topology import Server, Topology, both_ways
-from tests.online.world import World
+from tests.peace.online.world import World
 
 SMALL = ("other-rack:0",)
 PAIR = ("other-rack:0", "same-rack:1")

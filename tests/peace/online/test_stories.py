@@ -24,7 +24,7 @@ from scheduler.peace.online.unreachable import Unreachable
 from scheduler.peace.paper import PaperPlanner
 from scheduler.peace.plan import Chain, Kind, Plan, Request, Residual
 from scheduler.topology import Server, Topology, both_ways, racks
-from tests.online.world import World
+from tests.peace.online.world import World
 
 
 def world_of(topology: Topology, **settings: object) -> World:
@@ -108,7 +108,7 @@ def test_what_could_start_does_start() -> None:
             world.finish(random.choice(sorted(world.in_flight)))
             assert isinstance(world.scheduler._policy, Continuous)
             left = world.scheduler._policy._tokens.left
-            for job in world.scheduler._line:
+            for job in world.scheduler._queue:
                 unit = job.next_unit()
                 if unit is not None and job.name != world.scheduler.status().head:
                     tried += 1
@@ -316,7 +316,7 @@ def test_nothing_is_kept_of_stranded_requests_that_left() -> None:
         world.cancel(f"q{number}")
     policy = world.scheduler._policy
     assert isinstance(policy, Continuous)
-    assert not policy._stranded._units
+    assert not policy._unreachable._units
 
 
 def test_what_left_the_queue_is_forgotten_although_a_chunk_hangs() -> None:

@@ -10,7 +10,7 @@ from scheduler.peace.online import Mode, OnlineScheduler, Outcome, Settings, Sub
 from scheduler.peace.paper import PaperPlanner
 from scheduler.peace.repaired import RepairedPlanner
 from scheduler.topology import Topology, racks
-from tests.online.world import World
+from tests.peace.online.world import World
 
 NETWORK = racks([4, 4], 4)
 SETTINGS = Settings(gather_ms=10)

@@ -15,7 +15,7 @@ from scheduler.peace.repaired import RepairedPlanner
 from scheduler.peace.tree import TreePlanner
 from scheduler.peace.urgency import Urgency
 from scheduler.topology import Server, Topology, racks
-from tests.online.world import World
+from tests.peace.online.world import World
 
 MANY = 3
 """Each request has so many times the chunks of the network's own, so that there are a dozen timesteps and more."""

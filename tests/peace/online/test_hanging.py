@@ -5,7 +5,7 @@ import pytest
 from scheduler.peace.online import Mode, Settings, Submission
 from scheduler.peace.paper import PaperPlanner
 from scheduler.topology import racks
-from tests.online.world import World
+from tests.peace.online.world import World
 
 
 @pytest.mark.parametrize("mode", list(Mode))

@@ -13,7 +13,7 @@ from scheduler.peace.plan import Kind, Planner
 from scheduler.peace.repaired import RepairedPlanner
 from scheduler.peace.tree import TreePlanner
 from scheduler.topology import Link, Server, Topology, both_ways, racks
-from tests.online.world import World
+from tests.peace.online.world import World
 
 
 def _ring() -> Topology:

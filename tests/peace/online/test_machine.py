@@ -4,7 +4,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.online.machine import Machine
+from tests.peace.online.machine import Machine
 
 
 def test_promises_hold_through_everything() -> None:
