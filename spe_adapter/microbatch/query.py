@@ -43,9 +43,11 @@ from spe_adapter.microbatch.topics import prepare_topic
 from spe_adapter.microbatch.watermarks import check_watermarks
 from spe_adapter.operators.base import Operator
 from spe_adapter.operators.errors import OperatorFailed
+from spe_adapter.options import OptionReader
 
 FIRST_CONTACT_S: Final = 30.0
-"""How long `start` waits for a sidecar. The query itself waits longer: by then one has answered."""
+"""How long `start` waits for a sidecar unless it was told. The query itself waits longer: by then one has answered."""
+_LIMIT_OPTION: Final = "kafka.delivery.timeout.ms"
 _QUERY_PROPERTY: Final = "sql.streaming.queryId"
 _RUN_PROPERTY: Final = "spark.jobGroup.id"
 _TRACEBACK: Final = "Traceback (most recent call last):"
@@ -121,7 +123,7 @@ class Stateful:
         may be given here as well.
 
         Raises SchemaRefused, StateSchemaRefused, InvalidConfig, InvalidPartitions, Unavailable if no sidecar answers
-        within FIRST_CONTACT_S, and what the sidecar refuses.
+        within 30 s (or kafka.delivery.timeout.ms, where that is given), and what the sidecar refuses.
         """
         self.options(**options)
         if processingTime is not None or availableNow is not None:
@@ -135,7 +137,8 @@ class Stateful:
         host = ThisHost()
         spark = self._frame.sparkSession
         sink = parsed.sink
-        limit_s = min(sink.limit_s, FIRST_CONTACT_S)
+        is_told = OptionReader(self._options).text(_LIMIT_OPTION) is not None
+        limit_s = sink.limit_s if is_told else min(sink.limit_s, FIRST_CONTACT_S)
         with Client(sink.servers, host.network, limit_s=limit_s, client_id=sink.client_id) as client:
             default = spark.sparkContext.defaultParallelism
             partitions = prepare_topic(
