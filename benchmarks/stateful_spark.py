@@ -78,7 +78,8 @@ class Benchmark:
         self.rows = Rows()
         self.left_out: list[str] = []
         self.stopped: list[str] = []
-        """Slow peers that had used the time that the plan has for one engine: a full run is full without the rest."""
+        """Slow peers that had used the time that the plan has for one engine: a full run is full without the rest, if
+        all goals have their rounds."""
         self.failures: list[str] = []
         self._queries: list[Running] = []
         self._console = console
@@ -208,7 +209,9 @@ class Benchmark:
             query.is_over = True
         if not query.is_over and query.seconds + query.last_seconds >= self.plan.engine_seconds:
             (self.stopped if query.engine in PYTHON else self.left_out).append(
-                f"{what}: the engine had used {query.seconds:.0f} s"
+                f"{what}, and the closing of its windows: the engine had used {query.seconds:.0f} s of the "
+                f"{self.plan.engine_seconds:.0f} s for one in a group, and the next would have taken "
+                f"{query.last_seconds:.0f} s more"
             )
             query.is_over = True
         return not query.is_over
@@ -419,8 +422,9 @@ class Run:
     def publish(self, benchmark: Benchmark, mode: str) -> None:
         """Print and write the results. A full run that left something out, or failed in a part, is a partial one."""
         if mode == results.FULL:
-            missing = report.missing_goals(benchmark.rows)
+            missing, thin = report.missing_goals(benchmark.rows), report.thin_goals(benchmark.rows, self._plan)
             benchmark.left_out += [f"goal not measured: {name}" for name in missing]
+            benchmark.left_out += [f"goal measured in fewer rounds than planned: {each}" for each in thin]
             if benchmark.left_out or benchmark.failures:
                 mode = results.PARTIAL
         folder = results.partial(self._folder) if mode == results.PARTIAL else self._folder

@@ -1,8 +1,8 @@
 """One sidecar: its parts put together, from the data directory to the listeners.
 
-Invariants: nothing is served before everything is recovered and decided epochs are rolled forward; at SIGTERM or
-SIGINT the listeners close, what is pending is finished and written down, and the exit status is 0; SIGHUP changes
-nothing. What prevents a start is one clear line and status 2.
+Invariants: nothing is served before everything is recovered and decided epochs are rolled forward, and it is ready once
+all that it serves is there; at SIGTERM or SIGINT, ready or not, the listeners close, what is pending is finished and
+written down, and the exit status is 0; SIGHUP changes nothing. What prevents a start is one clear line and status 2.
 """
 
 import argparse
@@ -154,29 +154,41 @@ async def _serve(settings: SidecarConfig) -> None:
             if settings.state_directory:
                 state = SharedState(settings.state_directory, settings.state_idle_ms, clock)
                 nursery.start_soon(_tidy_state, state, settings.state_idle_ms / 1000, reporter)
-            coordinator = await _start_coordinator(settings, reporter, nursery)
-            # What lives now lives for ever: collections need not look at it again.
-            gc.collect()
-            gc.freeze()
-            addresses = " ".join(f"kafka={listener.host}:{listener.port}" for listener in listeners)
-            if coordinator is not None:
-                addresses += f" coordinator={coordinator.address}"
-            print(f"cairn ready {addresses} data-dir={settings.data_dir}", flush=True)  # noqa: T201
-            reporter("ready", {"addresses": addresses, "data_dir": settings.data_dir})
+            starting, coordinators = trio.CancelScope(), list[Any]()
+
+            async def get_ready() -> None:
+                with starting:
+                    coordinators.extend(await _start_coordinator(settings, reporter, nursery))
+                if not starting.cancel_called:
+                    _say_ready(settings, reporter, listeners, coordinators)
+
+            nursery.start_soon(get_ready)
             async for number in signals:
                 if number == signal.SIGHUP:
                     reporter("hangup ignored", {"why": "settings are read at the start only"})
                     continue
                 reporter("stopping", {"signal": signal.Signals(number).name})
+                starting.cancel()
                 async with trio.open_nursery() as drains:
-                    drains.start_soon(server.drain, DRAIN_S)
-                    if coordinator is not None:
-                        drains.start_soon(coordinator.drain, DRAIN_S)
+                    for drain in (server.drain, *(coordinator.drain for coordinator in coordinators)):
+                        drains.start_soon(drain, DRAIN_S)
                 nursery.cancel_scope.cancel()
                 break
     files.close()
     reporter.flush(is_end=True)
     reporter("stopped", {})
+
+
+def _say_ready(
+    settings: SidecarConfig, reporter: Reporter, listeners: Sequence[Listener], coordinators: Sequence[Any]
+) -> None:
+    # What lives now lives for ever: collections need not look at it again.
+    gc.collect()
+    gc.freeze()
+    parts = [f"kafka={listener.host}:{listener.port}" for listener in listeners]
+    addresses = " ".join([*parts, *(f"coordinator={coordinator.address}" for coordinator in coordinators)])
+    print(f"cairn ready {addresses} data-dir={settings.data_dir}", flush=True)  # noqa: T201
+    reporter("ready", {"addresses": addresses, "data_dir": settings.data_dir})
 
 
 def _within_open_files(front: FrontSettings, reporter: Reporter) -> FrontSettings:
@@ -200,11 +212,11 @@ async def _flush_log(reporter: Reporter) -> None:
         reporter.flush()
 
 
-async def _start_coordinator(settings: SidecarConfig, reporter: Reporter, nursery: trio.Nursery) -> Any:
+async def _start_coordinator(settings: SidecarConfig, reporter: Reporter, nursery: trio.Nursery) -> Sequence[Any]:
     """The coordinator, once it serves, if one is wanted: its `address`, and `drain`. Raises ConfigError."""
     wanted = settings.coordinator
     if not wanted.topology:
-        return None
+        return ()
     room = _coordinator_room()
     directory = settings.data_dir / COORDINATOR_DIRECTORY
 
@@ -221,7 +233,7 @@ async def _start_coordinator(settings: SidecarConfig, reporter: Reporter, nurser
         except* room.Refused as refusals:
             raise ConfigError("; ".join(str(refusal) for refusal in _leaves(refusals))) from refusals
 
-    return await nursery.start(run)
+    return [await nursery.start(run)]
 
 
 def _coordinator_room() -> Any:

@@ -8,9 +8,10 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
@@ -20,6 +21,7 @@ from benchmarks.harness.report import Goal, Rows, at_least, at_most, print_goals
 from benchmarks.stateful import drawing
 from benchmarks.stateful.engines import CAIRN, ENGINES, ROCKSDB_CHANGELOG, ROCKSDB_PLAIN, TRANSFORM_ROW
 from benchmarks.stateful.figures import COLD, KEPT, LOST, WARM, keys_of, recoveries_of, recovery_title
+from benchmarks.stateful.plans import Plan
 
 NAME = "stateful_spark"
 AGAINST_BUILTIN = {1_000: 1.0, 100_000: 0.4, 1_000_000: 0.2}
@@ -126,38 +128,68 @@ def notes_on(goals: Sequence[Goal]) -> list[str]:
 # ---- goals
 
 
+class _Judged(NamedTuple):
+    """A goal; `goal` is None if it was not measured. `planned`: how many rounds of it a plan has."""
+
+    name: str
+    goal: Goal | None
+    planned: Callable[[Plan], int]
+
+
 def find_goals(rows: Rows) -> list[Goal]:
     """Every goal that this run measured."""
-    return [goal for _, goal in _all_goals(rows) if goal is not None]
+    return [judged.goal for judged in _all_goals(rows) if judged.goal is not None]
 
 
 def missing_goals(rows: Rows) -> list[str]:
     """The names of the goals that it did not measure."""
-    return [name for name, goal in _all_goals(rows) if goal is None]
+    return [judged.name for judged in _all_goals(rows) if judged.goal is None]
 
 
-def _all_goals(rows: Rows) -> Iterator[tuple[str, Goal | None]]:
-    """Every goal by name; None: not measured."""
+def thin_goals(rows: Rows, plan: Plan) -> list[str]:
+    """The goals that it measured in fewer rounds than it was to, and in how many."""
+    measured = [(name, goal.n or 0, planned(plan)) for name, goal, planned in _all_goals(rows) if goal is not None]
+    return [f"{name}: n = {found} of {wanted}" for name, found, wanted in measured if found < wanted]
+
+
+def _all_goals(rows: Rows) -> Iterator[_Judged]:
+    """Every goal, measured or not."""
     for figure, title in EPOCHS.items():
         for keys, bound in AGAINST_TRANSFORM.items():
             name = f"{title}, {keys:,} keys: transformWithState / Cairn"
-            yield name, _goal(name, ratio_of(rows, figure, keys, TRANSFORM_ROW, CAIRN), "×", least=bound)
+            goal = _goal(name, ratio_of(rows, figure, keys, TRANSFORM_ROW, CAIRN), "×", least=bound)
+            yield _Judged(name, goal, partial(_epochs_of_both, keys, TRANSFORM_ROW, CAIRN))
         for keys, bound in AGAINST_BUILTIN.items():
             for engine in (ROCKSDB_PLAIN, ROCKSDB_CHANGELOG):
                 name = f"{title}, {keys:,} keys: Cairn / {ENGINES[engine].title}"
-                yield name, _goal(name, ratio_of(rows, figure, keys, CAIRN, engine), "×", most=bound)
+                goal = _goal(name, ratio_of(rows, figure, keys, CAIRN, engine), "×", most=bound)
+                yield _Judged(name, goal, partial(_epochs_of_both, keys, CAIRN, engine))
     for keys in AGAINST_BUILTIN:
         name = f"bytes written by an epoch, {keys:,} keys: Cairn / {ENGINES[ROCKSDB_CHANGELOG].title}"
-        yield name, _goal(name, ratio_of(rows, "written_bytes", keys, CAIRN, ROCKSDB_CHANGELOG), "×", most=BYTES)
+        goal = _goal(name, ratio_of(rows, "written_bytes", keys, CAIRN, ROCKSDB_CHANGELOG), "×", most=BYTES)
+        yield _Judged(name, goal, partial(_epochs_of_both, keys, CAIRN, ROCKSDB_CHANGELOG))
     for keys in RECOVERY_KEYS:
         for memory in (KEPT, LOST):
             name = f"recovery, {keys:,} keys, {memory}, Spark in use: Cairn / the better of the two RocksDBs"
-            yield name, _goal(name, recovery_ratio(rows, keys, memory), "×", most=RECOVERY)
+            goal = _goal(name, recovery_ratio(rows, keys, memory), "×", most=RECOVERY)
+            yield _Judged(name, goal, partial(_recoveries_of, keys, WARM))
     for memory in (KEPT, LOST):
         name = f"recovery, {OURS_KEYS:,} keys, {memory}, new Spark: from the first task to the first results"
         wanted = {"what": "recovery", "engine": CAIRN, "keys": OURS_KEYS, "memory": memory, "spark": COLD}
         took = [row["ours_s"] for row in rows.select(**wanted) if "ours_s" in row]
-        yield name, _goal(name, intervals.of_values(took) if took else None, "s", most=OURS_S)
+        goal = _goal(name, intervals.of_values(took) if took else None, "s", most=OURS_S)
+        yield _Judged(name, goal, partial(_recoveries_of, OURS_KEYS, COLD))
+
+
+def _epochs_of_both(keys: int, one: str, other: str, plan: Plan) -> int:
+    """The planned epochs that update windows in which both engines take part."""
+    groups = [group.epochs for group in (*plan.first, *plan.last) if group.keys == keys]
+    return sum(min(epochs.get(one, 0), epochs.get(other, 0)) for epochs in groups)
+
+
+def _recoveries_of(keys: int, spark: str, plan: Plan) -> int:
+    rounds = plan.warm_rounds if spark == WARM else plan.cold_rounds
+    return rounds if keys in plan.recovery_keys else 0
 
 
 def _goal(

@@ -1,7 +1,7 @@
 """`cairn coordinate`: run one coordinator.
 
 Invariants: at SIGTERM or SIGINT the listener closes, who waits is answered, what was recorded is stored, and the exit
-status is 0. What prevents a start is one clear line and status 2.
+status is 0; a start that takes long is given up then. What prevents a start is one clear line and status 2.
 """
 
 import argparse
@@ -158,13 +158,24 @@ def parse(arguments: argparse.Namespace) -> ServeSettings:
 async def _run(environment: Environment, metadata: Metadata, settings: ServeSettings, data_dir: Path) -> None:
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as nursery:
-            running: Running = await nursery.start(serve, environment, metadata, settings)
-            gc.collect()
-            gc.freeze()  # what lives now lives for ever: collections need not look at it again
-            print(f"cairn ready coordinator={running.address} data-dir={data_dir}", flush=True)
+            started: list[Running] = []
+
+            async def start() -> None:
+                running: Running = await nursery.start(serve, environment, metadata, settings)
+                if nursery.cancel_scope.cancel_called:
+                    return
+                started.append(running)
+                gc.collect()
+                gc.freeze()  # what lives now is never collected: collections need not look at it again
+                print(f"cairn ready coordinator={running.address} data-dir={data_dir}", flush=True)
+
+            nursery.start_soon(start)
             async for number in signals:
                 environment.report("stopping", {"signal": signal.Signals(number).name})
-                await running.drain()
+                if not started:
+                    nursery.cancel_scope.cancel()
+                for running in started:
+                    await running.drain()
                 break
     environment.report("stopped", {})
 

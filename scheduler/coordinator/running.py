@@ -1,6 +1,7 @@
 """A coordinator put together: metadata, service, interface and server, from opening to draining.
 
-Invariants: nothing is served before what was stored is restored; one process has a data directory; at the end what was
+Invariants: nothing is served before what was stored is restored and all compiled code is there; what is wrong with the
+network or the data directory is said before anything is compiled; one process has a data directory; at the end what was
 recorded is stored, and writers who wait are answered.
 """
 
@@ -26,7 +27,7 @@ from scheduler.coordinator.journal import Journal
 from scheduler.coordinator.metadata.interface import Metadata
 from scheduler.coordinator.metadata.sqlite import SqliteMetadata, sync_directory
 from scheduler.coordinator.service import Coordinator, CoordinatorSettings, Environment
-from scheduler.coordinator.warming import warm
+from scheduler.coordinator.warming import warmed
 from scheduler.peace.plan import Planner
 from scheduler.topology import Topology
 
@@ -127,9 +128,12 @@ async def serve(
 ) -> None:
     """Serve until drained or cancelled; reports what runs once it listens. Raises StartError, StoreError, OSError."""
     settings.security.check(settings.listen)
+    stored = metadata.load()
+    await warmed(environment.planner, environment.report)
+    # Behind it: the time that hosts and writers have begins here, and what is restored may be planned anew.
     journal = Journal(metadata, environment.report)
     coordinator = Coordinator(environment, settings.coordinator, journal)
-    coordinator.restore(metadata.load())
+    coordinator.restore(stored)
     traffic = _Traffic()
     operations, security = Handlers(coordinator, traffic).operations(), settings.security
     report = Folding(environment.report, environment.clock.monotonic_s)
@@ -163,7 +167,6 @@ def make_planner(name: str | None, topology: Topology) -> Planner:
         raise StartError(f"planner {chosen!r}: must be one of {', '.join(PLANNERS)}")
     module, kind = PLANNERS[chosen]
     make: Callable[[Topology], Planner] = getattr(import_module(module), kind)
-    warm(make)
     return make(topology)
 
 

@@ -26,6 +26,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from logstore.errors import InvalidConfig
 from spe_adapter.checkpoint.running import RunningCheckpoint
+from spe_adapter.datasource.options import OptionReader
 from spe_adapter.epochs.client import connect
 from spe_adapter.host import ThisHost
 from spe_adapter.microbatch.committed import EpochProgress, progress_of
@@ -45,7 +46,8 @@ from spe_adapter.operators.join import WindowJoin
 from spe_adapter.workers.context import COMBINE_PROPERTY, PLAN_PROPERTY, QUERY_PROPERTY, RUN_PROPERTY
 
 FIRST_CONTACT_S: Final = 30.0
-"""How long `start` waits for a sidecar. The query itself waits longer: by then one has answered."""
+"""How long `start` waits for a sidecar unless it was told. The query itself waits longer: by then one has answered."""
+_LIMIT_OPTION: Final = "kafka.delivery.timeout.ms"
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _MESSAGE_CHARACTERS: Final = 1000
 _TRACE_CHARACTERS: Final = 800
@@ -136,7 +138,7 @@ class Stateful:
         may be given here as well.
 
         Raises SchemaRefused, StateSchemaRefused, InvalidConfig, InvalidPartitions, Unavailable if no sidecar answers
-        within FIRST_CONTACT_S, and what the sidecar refuses.
+        within 30 s (or kafka.delivery.timeout.ms, where that is given), and what the sidecar refuses.
         """
         self.options(**options)
         if processingTime is not None or availableNow is not None:
@@ -149,8 +151,10 @@ class Stateful:
         check_watermarks(self._frame, self._operator)
         host = ThisHost()
         spark = self._frame.sparkSession
-        limit_s = min(parsed.sink.limit_s, FIRST_CONTACT_S)
-        with connect(parsed.sink, host.network, limit_s=limit_s) as client:
+        sink = parsed.sink
+        is_told = OptionReader(self._options).text(_LIMIT_OPTION) is not None
+        limit_s = sink.limit_s if is_told else min(sink.limit_s, FIRST_CONTACT_S)
+        with connect(sink, host.network, limit_s=limit_s) as client:
             default = spark.sparkContext.defaultParallelism
             partitions = prepare_topic(
                 client, parsed.topic, self._partitions, default, allow_trimming=parsed.allow_trimming

@@ -5,6 +5,8 @@ Invariants: nothing that a trial writes is kept; at most two trials per halving;
 message is one line.
 """
 
+import os
+import re
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
@@ -22,8 +24,17 @@ Trial = Callable[[State, Int64s], object]
 
 _SHOWN_CHARACTERS: Final = 200
 _SAID_CHARACTERS: Final = 500
-_OURS: Final = str(Path(__file__).resolve().parents[1])
-_LIBRARIES: Final = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_OURS: Final = tuple(f"{path.parents[1]}{os.sep}" for path in (Path(__file__), Path(__file__).resolve()))
+_SPARK: Final = os.environ.get("SPARK_HOME")
+_LIBRARIES: Final = tuple(
+    f"{directory}{os.sep}"
+    for directory in (
+        *(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+        *((str(Path(_SPARK, "python")),) if _SPARK else ()),
+    )
+)
+_LIBRARY_PART: Final = re.compile(r"/(?:site-packages|dist-packages|pyspark\.zip|py4j-[^/]*\.zip)/")
+"""Of a path, wherever it begins: a user's own libraries, Debian's, and Spark's, which clusters hand out as archives."""
 _NO_FILES: Final = ("<frozen", "<__array_function__")
 _CYTHON: Final = (".pyx", ".pxi", ".pxd")
 """Files of libraries that are named without their directory."""
@@ -54,11 +65,7 @@ def failed(
 def _line(operator: Operator, method: str, error: Exception) -> str:
     """The innermost line of the user's code that led to the error; where only what it gave is wrong, the method."""
     frames = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
-    own = [
-        place
-        for place in frames
-        if not place[0].startswith((_OURS, *_LIBRARIES, *_NO_FILES)) and not place[0].endswith(_CYTHON)
-    ]
+    own = [place for place in frames if not place[0].startswith(_OURS) and not _is_a_librarys(place[0])]
     function = getattr(type(operator.inner), method, None)
     code = getattr(function, "__code__", None)
     if not own and code is not None:
@@ -71,6 +78,12 @@ def _line(operator: Operator, method: str, error: Exception) -> str:
         if code is None or code.co_filename.startswith(_OURS)
         else f"{method}: {code.co_filename}, line " + str(code.co_firstlineno)
     )
+
+
+def _is_a_librarys(file: str) -> bool:
+    if file.startswith((*_LIBRARIES, *_NO_FILES)) or file.endswith(_CYTHON):
+        return True
+    return _LIBRARY_PART.search(file) is not None
 
 
 def _guilty(state: State, windows: Int64s, trial: Trial) -> Int64s | None:

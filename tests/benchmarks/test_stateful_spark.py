@@ -290,10 +290,13 @@ def test_the_plot_needs_no_row(tmp_path: Path) -> None:
 def _all_rows() -> list[Row]:
     """What a full run measures, as far as goals need it."""
     found: list[Row] = []
+    took = {"addBatch_s": 1.0, "trigger_s": 1.0, "written_bytes": 100}
+    for group in FULL.first:
+        for engine, epochs in group.epochs.items():
+            labels = {"what": "update", "engine": engine, "keys": group.keys}
+            found += [{**labels, "round": number, **took} for number in range(epochs)]
     for number in range(3):
-        for keys in (1_000, 100_000, 1_000_000):
-            took = {"addBatch_s": 1.0, "trigger_s": 1.0, "written_bytes": 100}
-            found += [{"what": "update", "engine": name, "keys": keys, "round": number, **took} for name in ENGINES]
+        for keys in FULL.recovery_keys:
             for engine, memory in ((CAIRN, KEPT), (CAIRN, LOST), (ROCKSDB_PLAIN, LOST), (ROCKSDB_CHANGELOG, LOST)):
                 labels = {"what": "recovery", "engine": engine, "keys": keys, "memory": memory, "round": number}
                 found += [{**labels, "spark": spark, "query_s": 1.0, "ours_s": 0.4} for spark in (COLD, WARM)]
@@ -337,15 +340,24 @@ def test_a_part_that_fails_leaves_the_others_their_turn(tmp_path: Path) -> None:
     assert benchmark.failures == ["recovery with 100 keys: DriverFailed: the Spark process ended"]
 
 
-@pytest.mark.parametrize("missing", ["nothing", "epochs of a slow peer", "rows", "part", "engine"])
+@pytest.mark.parametrize(
+    "missing", ["nothing", "epochs of a slow peer", "rows", "rounds", "recoveries", "part", "engine"]
+)
 def test_only_a_run_that_left_nothing_out_is_full(
     missing: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A part without time, a failed engine, or a goal without rows make it a partial one, which says what it lacks."""
+    """A part without time, a failed engine, a goal without rows or with fewer rounds than planned make it a partial
+    one, which says what it lacks.
+    """
+    lacking: dict[str, Callable[[Row], bool]] = {
+        "rows": lambda row: row["what"] == "recovery",
+        "rounds": lambda row: row.get("engine") == TRANSFORM_ROW and row["round"] > 0,
+        "recoveries": lambda row: row["what"] == "recovery" and row["memory"] == KEPT and row["round"] == 2,
+    }
 
     def measure(benchmark: stateful_spark.Benchmark) -> None:
         for row in _all_rows():
-            if missing != "rows" or row["what"] != "recovery":
+            if missing not in lacking or not lacking[missing](row):
                 benchmark.rows.add(**row)
         if missing == "epochs of a slow peer":
             benchmark.stopped.append("applyInPandasWithState, 100,000 keys, from epoch 2 on")
@@ -366,3 +378,26 @@ def test_only_a_run_that_left_nothing_out_is_full(
     assert not full.exists()
     if missing == "rows":
         assert any(each.startswith("goal not measured: recovery, 1,000,000 keys") for each in left["left_out"])
+    thin = [each for each in left["left_out"] if each.startswith("goal measured in fewer rounds than planned: ")]
+    if missing == "rounds":
+        assert len(thin) == 2, "work and whole of an epoch"
+        assert all(each.endswith("transformWithState / Cairn: n = 1 of 3") for each in thin)
+    if missing == "recoveries":
+        assert len(thin) == 3, "in use: of two numbers of keys; new: of one"
+        assert all(" memory kept, " in each and each.endswith(": n = 2 of 3") for each in thin)
+
+
+def test_a_slow_peer_that_is_stopped_names_limit_and_loss(tmp_path: Path) -> None:
+    """Of its epochs as of its closing, which it does not come to any more."""
+    benchmark = stateful_spark.Benchmark(replace(FULL, engine_seconds=90), tmp_path, Console(quiet=True), lambda: None)
+    benchmark._limit.next_part()
+    query = benchmark.query("first-0", TRANSFORM_ROW, 100_000)
+    query.seconds, query.last_seconds = 70.0, 30.0
+    assert not benchmark._may_go_on(query)
+    assert query.is_over
+    (said,) = benchmark.stopped
+    assert said == (
+        f"{ENGINES[TRANSFORM_ROW].title}, 100,000 keys, from epoch 0 on, and the closing of its windows: the engine "
+        "had used 70 s of the 90 s for one in a group, and the next would have taken 30 s more"
+    )
+    assert benchmark.left_out == []

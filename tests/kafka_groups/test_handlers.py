@@ -55,9 +55,9 @@ class Front:
         clock = TrioClock()
         numbers = iter(range(1000))
         coordinator = Coordinator(GroupSettings(), lambda: str(next(numbers)))
-        topics = {"orders": ("id-1", 3), "wide": ("id-2", MANY)}
+        self.topics = {"orders": ("id-1", 3), "wide": ("id-2", MANY)}
         service = GroupService(
-            coordinator, OffsetStore(ledger), topics.get, OffsetSettings(), now_s=clock.monotonic_s()
+            coordinator, OffsetStore(ledger), self.topics.get, OffsetSettings(), now_s=clock.monotonic_s()
         )
         self.handlers = GroupHandlers(service, clock, self.wait)
         self.apis = {api.key: api for api in self.handlers.apis()}
@@ -281,31 +281,120 @@ async def test_a_request_of_many_parts_gives_way(tmp_path: Path, name: str) -> N
     assert steps.taken >= MANY // STEPS
 
 
+async def commit_wide(front: Front, offsets: Mapping[int, int]) -> None:
+    """Commit offsets of partitions of the topic that has many."""
+    parts = [{"partition_index": where, "committed_offset": offset} for where, offset in offsets.items()]
+    topics = [{"name": "wide", "partitions": parts}]
+    await front.ask(COMMIT, 5, {"group_id": "g", "generation_id_or_member_epoch": -1, "topics": topics})
+
+
+class Takings:
+    """The moments at which a service is asked what a group has committed, and how many steps there were by then."""
+
+    def __init__(self, front: Front, steps: "Steps", monkeypatch: pytest.MonkeyPatch) -> None:
+        self.over = trio.Event()
+        self.steps: list[int] = []
+        take = front.handlers.service.committed
+
+        def committed(*arguments: Any) -> Any:
+            self.steps.append(steps.taken)
+            self.over.set()
+            return take(*arguments)
+
+        monkeypatch.setattr(front.handlers.service, "committed", committed)
+
+
 @pytest.mark.parametrize("named", [False, True])
-async def test_a_group_that_has_committed_much_is_told_in_turns(tmp_path: Path, *, named: bool) -> None:
+async def test_a_group_that_has_committed_much_is_told_in_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, named: bool
+) -> None:
     """OffsetFetch lets others run after every hundred partitions, whether it names them or asks for all; what is
-    committed meanwhile is not in the answer.
+    committed behind the moment that it tells of is not in the answer, nor does it matter that the topic is another one
+    by then.
     """
     front = Front(tmp_path)
-    parts = [{"partition_index": n, "committed_offset": n} for n in range(MANY)]
-    commit = {"group_id": "g", "generation_id_or_member_epoch": -1, "topics": [{"name": "wide", "partitions": parts}]}
-    await front.ask(COMMIT, 5, commit)
+    await commit_wide(front, {n: n for n in range(MANY)})
     topics = [{"name": "wide", "partition_indexes": list(range(MANY))}] if named else None
     request = build(load_request_schema(FETCH, 5), {"group_id": "g", "topics": topics})
     steps = Steps(trio.lowlevel.current_task())
-    later = [{"partition_index": n, "committed_offset": 7_000_000} for n in range(MANY - 3, MANY)]
+    takings = Takings(front, steps, monkeypatch)
 
-    async def commit_later() -> None:
-        await front.ask(COMMIT, 5, {**commit, "topics": [{"name": "wide", "partitions": later}]})
+    async def change_later() -> None:
+        await takings.over.wait()
+        await commit_wide(front, dict.fromkeys(range(MANY - 3, MANY), 7_000_000))
+        front.topics["wide"] = ("id-3", MANY)
 
     trio.lowlevel.add_instrument(steps)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(commit_later)
+        nursery.start_soon(change_later)
         answer: Any = await front.apis[FETCH].handle(request, CALLER)
     trio.lowlevel.remove_instrument(steps)
-    assert steps.taken >= MANY // STEPS
+    assert steps.taken - takings.steps[0] >= MANY // STEPS
     (topic,) = answer.topics
     assert [part.committed_offset for part in topic.partitions] == list(range(MANY))
+    again: Any = await front.apis[FETCH].handle(request, CALLER)
+    assert {part.committed_offset for topic in again.topics for part in topic.partitions} == ({-1} if named else set())
+
+
+async def test_all_of_a_group_is_taken_behind_a_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many groups a request asks for: others run between the copies of two that have committed much."""
+    front = Front(tmp_path)
+    await commit_wide(front, {n: n for n in range(STEPS)})
+    steps = Steps(trio.lowlevel.current_task())
+    takings = Takings(front, steps, monkeypatch)
+    wanted = [{"group_id": name, "topics": None} for name in ("none", "g", "never")]
+    request = build(load_request_schema(FETCH, 8), {"groups": wanted})
+    trio.lowlevel.add_instrument(steps)
+    await front.apis[FETCH].handle(request, CALLER)
+    trio.lowlevel.remove_instrument(steps)
+    before, of_group, behind = takings.steps
+    assert before < of_group < behind
+
+
+async def test_who_names_partitions_waits_for_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OffsetFetch of a few partitions does not walk over everything that the group has committed."""
+    front = Front(tmp_path)
+    await commit_wide(front, {n: n for n in range(10)})
+    of_group = OffsetStore.of_group
+    monkeypatch.setattr(OffsetStore, "of_group", lambda store, group_id: OnlyLookedUp(of_group(store, group_id)))
+    for indexes in ((3, 11, 3), ()):
+        topics = [{"name": "wide", "partition_indexes": indexes}, {"name": "none", "partition_indexes": (0,)}]
+        answer = await front.ask(FETCH, 8, {"groups": [{"group_id": "g", "topics": topics}]})
+        wide, none = answer.groups[0].topics
+        found = [(part.partition_index, part.committed_offset) for part in wide.partitions]
+        assert found == ([(3, 3), (11, -1)] if indexes else [])
+        assert [part.committed_offset for part in none.partitions] == [-1]
+
+
+class OnlyLookedUp(dict[Any, Any]):
+    """Nobody may walk over it."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError("walked over")
+
+    keys = values = items = copy = __iter__
+
+
+@pytest.mark.parametrize(
+    "topics",
+    [
+        [{"name": "wide", "partition_indexes": [0] * MANY}],
+        [{"name": "wide", "partition_indexes": []}] * MANY,
+        [{"name": f"t{number}", "partition_indexes": []} for number in range(MANY)],
+    ],
+    ids=["a partition again and again", "a topic again and again", "topics without partitions"],
+)
+async def test_what_is_named_for_nothing_gives_way_too(tmp_path: Path, topics: list[Mapping[str, Any]]) -> None:
+    """An OffsetFetch whose answer is short lets others run as well while what it names is looked through."""
+    front = Front(tmp_path)
+    request = build(load_request_schema(FETCH, 5), {"group_id": "g", "topics": topics})
+    steps = Steps(trio.lowlevel.current_task())
+    trio.lowlevel.add_instrument(steps)
+    answer: Any = await front.apis[FETCH].handle(request, CALLER)
+    trio.lowlevel.remove_instrument(steps)
+    assert steps.taken >= MANY // STEPS
+    assert len(answer.topics) == len({topic["name"] for topic in topics})
+    assert sum(len(topic.partitions) for topic in answer.topics) <= 1
 
 
 class Steps(trio.abc.Instrument):

@@ -60,8 +60,8 @@ class Sidecar:
 
     def offsets(self, partitions: Sequence[TopicPartition] | None = None) -> dict[TopicPartition, int | None]:
         """What OffsetFetch tells, of some partitions or all."""
-        known = self.service.committed(TOOL.group_id)
-        current = {where: found.offset for where, found in known.items() if self.service.is_current(where, found)}
+        taken = self.service.committed(TOOL.group_id, partitions)
+        current = {where: found.offset for where in taken.known if (found := taken.of(where)) is not None}
         return dict(current) if partitions is None else {where: current.get(where) for where in partitions}
 
 
@@ -99,7 +99,7 @@ def test_offsets_survive_a_restart(disk: Disk) -> None:
     sidecar.work()
     again = Sidecar(disk)
     found = again.service.committed(TOOL.group_id)
-    assert {where: (c.offset, c.leader_epoch, c.metadata) for where, c in found.items()} == {
+    assert {where: (c.offset, c.leader_epoch, c.metadata) for where, c in found.known.items()} == {
         ORDERS: (8, 4, "später"),
         RETURNS: (9, -1, ""),
     }

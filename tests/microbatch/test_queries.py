@@ -10,6 +10,7 @@ from logstore.client.blocking import Client, parse_addresses
 from logstore.client.errors import Unavailable
 from spe_adapter.epochs.client import take_over
 from spe_adapter.microbatch.errors import TasksFailed
+from spe_adapter.microbatch.query import stateful
 from tests.microbatch.operators import DELAY_MS, Failing, Model, Row, Silent, Visits, rows_of
 from tests.microbatch.world import World, by_key, until
 from tests.support.limits import PATIENCE_S
@@ -91,11 +92,19 @@ def test_a_failure_while_input_pauses_ends_the_query(world: World) -> None:
 
 
 def test_a_sidecar_that_is_not_there_is_told_soon(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`start` says where nobody answers before its user takes it for hanging."""
+    """`start` says where nobody answers before its user takes it for hanging, unless told to wait for longer, or
+    shorter.
+    """
     monkeypatch.setattr("spe_adapter.microbatch.query.FIRST_CONTACT_S", 0.2)
-    elsewhere = world.query().option("kafka.bootstrap.servers", "127.0.0.1:1")
-    with pytest.raises(Unavailable, match=r"no answer from 127\.0\.0\.1:1 within 0\.2 s"):
-        elsewhere.start(topic="none")
+    for told, said in (
+        ({}, "0.2"),
+        ({"kafka.delivery.timeout.ms": 400}, "0.4"),
+        ({"Kafka.Delivery.Timeout.MS": 100}, "0.1"),
+    ):
+        query = stateful(world.frame(None), key="key", operator=Visits(), partitions=2)
+        query.option("kafka.bootstrap.servers", "127.0.0.1:1").options(**told)
+        with pytest.raises(Unavailable, match=re.escape(f"no answer from 127.0.0.1:1 within {said} s")):
+            query.start(topic="none")
 
 
 def test_an_operator_that_fails_is_named(world: World) -> None:

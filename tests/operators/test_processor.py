@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import sysconfig
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import spe_adapter
 from spe_adapter.errors import SchemaRefused
 from spe_adapter.operators import functions as agg
 from spe_adapter.operators.aggregates import Aggregate
@@ -28,6 +32,7 @@ from spe_adapter.state.direct import Direct
 from spe_adapter.state.table import Table
 from spe_adapter.testing import OperatorHarness
 
+ROOT = Path(spe_adapter.__file__).parent
 MOMENT = pa.timestamp("us", "UTC")
 SCHEMA = pa.schema([("k", pa.string()), ("x", pa.int64()), ("ts", MOMENT)])
 WHOLE = pa.schema([pa.field("y", pa.int64(), nullable=False)])
@@ -219,6 +224,28 @@ def test_an_error_names_sparks_batch_and_the_users_own_line() -> None:
         wanted = rf"^operator Free failed in batch 3 \(epoch 7 in the log\) at key 'a': {message}\(.*, line {line}\)$"
         with pytest.raises(OperatorFailed, match=wanted):
             processor.process(batch(("a", 1, 1)))
+
+
+@pytest.mark.parametrize(
+    "library",
+    [
+        "/opt/me/.local/lib/python3.11/site-packages/there/code.py",
+        "/usr/lib/python3/dist-packages/there.py",
+        "/opt/spark/python/lib/pyspark.zip/pyspark/sql/udf.py",
+        "/opt/spark/python/lib/py4j-0.10.9.9-src.zip/py4j/protocol.py",
+    ],
+)
+def test_a_library_is_known_wherever_it_is(library: str) -> None:
+    """In a user's own directory, Debian's, or an archive of Spark's; a directory whose name only begins as ours, or
+    like a library's, is the user's.
+    """
+    names: dict[str, Any] = {}
+    exec(compile("def fail():\n    raise ValueError('odd')\n", library, "exec"), names)
+    for directory in (f"{ROOT}_jobs", "/opt/me/site-packages-of-mine", f"{sysconfig.get_paths()['stdlib']}-mine"):
+        exec(compile("def process(rows, state):\n    fail()\n", f"{directory}/operators.py", "exec"), names)
+        own = re.escape(f"ValueError: odd ({directory}/operators.py, line 2)")
+        with pytest.raises(OperatorFailed, match=rf"{own}$"):
+            processor_of(Free(names["process"])).process(batch(("a", 1, 1)))
 
 
 def test_a_result_that_cannot_be_written_is_the_operators_fault() -> None:

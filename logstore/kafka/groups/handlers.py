@@ -6,7 +6,7 @@ ConsumerGroupDescribe) are not offered.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import trio
@@ -226,18 +226,17 @@ class GroupHandlers:
 
     async def _fetched(self, group_id: str, topics: Sequence[Any] | None, pace: Pace) -> list[Mapping[str, Any]]:
         """What a group has committed, for these topics or (None) all, as of one moment."""
-        await pace.step()
-        known = self._service.committed(group_id)
-        wanted = known if topics is None else _named(topics)
-        answers: dict[str, list[Mapping[str, Any]]] = {} if topics is None else {topic.name: [] for topic in topics}
-        for where in wanted:
+        answers: dict[str, Mapping[str, Any]] = {}
+        wanted = None if topics is None else await _named(topics, answers, pace)
+        # All of it is taken at once, so its steps come first: a turn lies between two groups that have much.
+        await pace.step(1 + self._service.count(group_id) if wanted is None else 1)
+        taken = self._service.committed(group_id, wanted)
+        for where in taken.known if wanted is None else wanted:
             await pace.step()
-            committed = known.get(where)
-            if committed is not None and not self._service.is_current(where, committed):
-                committed = None
-            if committed is not None or topics is not None:
-                answers.setdefault(where.topic, []).append(_position(where.partition, committed))
-        return [{"name": name, "partitions": partitions} for name, partitions in answers.items()]
+            committed = taken.of(where)
+            if committed is not None or wanted is not None:
+                _partitions(answers, where.topic).append(_position(where.partition, committed))
+        return list(answers.values())
 
     async def offset_delete(self, request: Any, _: Caller) -> ResponsePayload:
         """OffsetDelete 0."""
@@ -319,15 +318,24 @@ class GroupHandlers:
         return ErrorCode.none
 
 
-def _named(topics: Sequence[Any]) -> Iterator[TopicPartition]:
-    """The partitions that an OffsetFetch asks for, each once."""
-    seen: set[TopicPartition] = set()
+async def _named(topics: Sequence[Any], answers: dict[str, Mapping[str, Any]], pace: Pace) -> Iterable[TopicPartition]:
+    """The partitions that an OffsetFetch asks for, each once; its topics get their places in the answers."""
+    wanted: dict[TopicPartition, None] = {}
     for topic in topics:
+        await pace.step()
+        _partitions(answers, topic.name)
         for index in topic.partition_indexes:
-            where = TopicPartition(topic.name, index)
-            if where not in seen:
-                seen.add(where)
-                yield where
+            await pace.step()
+            wanted[TopicPartition(topic.name, index)] = None
+    return wanted
+
+
+def _partitions(answers: dict[str, Mapping[str, Any]], topic: str) -> list[Mapping[str, Any]]:
+    """Those of a topic's answer, which is made if there is none."""
+    if topic not in answers:
+        answers[topic] = {"name": topic, "partitions": []}
+    found: list[Mapping[str, Any]] = answers[topic]["partitions"]
+    return found
 
 
 async def _by_partition(request: Any, error_of: Callable[[TopicPartition], ErrorCode]) -> list[Mapping[str, Any]]:

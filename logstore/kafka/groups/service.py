@@ -5,7 +5,7 @@ before it is written; a group without members and offsets is forgotten at a swee
 never answered, and are removed when the deletion is told, or at the next sweep.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -51,6 +51,21 @@ class Position(NamedTuple):
 
 TopicLookup = Callable[[str], tuple[str, int] | None]
 """Topic name to (topic id, number of partitions); None if there is no such topic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Offsets of a group and the topics that they are of, both as they were at one moment."""
+
+    known: Mapping[TopicPartition, Committed]
+    topics: Mapping[str, tuple[str, int] | None]
+
+    def of(self, where: TopicPartition) -> Committed | None:
+        """What was committed for the topic that had the name at that moment, not for one that was gone by then."""
+        committed = self.known.get(where)
+        if committed is None or _id_of(self.topics.get(where.topic), where.partition) != committed.topic_id:
+            return None
+        return committed
 
 
 class GroupService:
@@ -106,13 +121,21 @@ class GroupService:
         protocol_type = None if group is None else group.protocol_type
         return refused, self._offsets.commit(request.group_id, protocol_type, offsets)
 
-    def committed(self, group_id: str) -> Mapping[TopicPartition, Committed]:
-        """OffsetFetch: what the group has durably committed at this moment, for topics that are gone too."""
-        return dict(self._offsets.of_group(group_id))
+    def count(self, group_id: str) -> int:
+        """How many offsets the group has."""
+        return len(self._offsets.of_group(group_id))
 
-    def is_current(self, where: TopicPartition, committed: Committed) -> bool:
-        """Whether an offset was committed for the topic that has the name now."""
-        return self._topic_id(where) == committed.topic_id
+    def committed(self, group_id: str, wanted: Iterable[TopicPartition] | None = None) -> Snapshot:
+        """OffsetFetch: what the group has durably committed at this moment, for these partitions or (None) all.
+
+        It takes as long as there are partitions wanted, whatever else the group has committed.
+        """
+        offsets = self._offsets.of_group(group_id)
+        if wanted is None:
+            known = dict(offsets)
+        else:
+            known = {where: found for where in wanted if (found := offsets.get(where)) is not None}
+        return Snapshot(known, {name: self._topics(name) for name in {where.topic for where in known}})
 
     def delete_offsets(
         self, group_id: str, partitions: Sequence[TopicPartition]
@@ -159,10 +182,7 @@ class GroupService:
         return tickets
 
     def _topic_id(self, where: TopicPartition) -> str | None:
-        found = self._topics(where.topic)
-        if found is None or not 0 <= where.partition < found[1]:
-            return None
-        return found[0]
+        return _id_of(self._topics(where.topic), where.partition)
 
     # ---- time
 
@@ -207,3 +227,10 @@ class GroupService:
         if committed.expires_ms is not None:
             return now_ms >= committed.expires_ms
         return now_ms - committed.committed_ms >= retention_ms
+
+
+def _id_of(topic: tuple[str, int] | None, partition: int) -> str | None:
+    """The id of a topic that was looked up, if it has such a partition."""
+    if topic is None or not 0 <= partition < topic[1]:
+        return None
+    return topic[0]
