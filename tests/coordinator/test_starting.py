@@ -13,11 +13,11 @@ from random import Random
 import pytest
 import trio
 
+from scheduler.addresses import Address
 from scheduler.coordinator import embedded, running
 from scheduler.coordinator.errors import StoreDamaged
-from scheduler.coordinator.http.server import Address
 from scheduler.coordinator.running import PLANNERS, ServeSettings, make_planner, opened, serve
-from scheduler.coordinator.service import World
+from scheduler.coordinator.service import Environment
 from scheduler.coordinator.system_clock import SystemClock
 from scheduler.coordinator.testing import in_thread, silent
 from scheduler.errors import TopologyError
@@ -136,10 +136,10 @@ async def test_a_damaged_store_is_refused_at_once(tmp_path: Path, monkeypatch: p
         raise StoreDamaged("damaged")
 
     topology = racks([4, 4], 4)
-    world = World(topology, make_planner(None, topology), SystemClock(), Random(0), silent)
+    environment = Environment(topology, make_planner(None, topology), SystemClock(), Random(0), silent)
     with opened(tmp_path) as metadata, pytest.raises(StoreDamaged):
         monkeypatch.setattr(metadata, "load", load)
-        await serve(world, metadata, SERVE)
+        await serve(environment, metadata, SERVE)
 
 
 class Watch(SystemClock):
@@ -155,17 +155,17 @@ class Watch(SystemClock):
 async def test_hosts_have_their_whole_time_behind_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long a start compiles: who was registered before it is not lost, as nobody could hear it."""
     topology, clock = racks([4, 4], 4), Watch()
-    world = World(topology, make_planner("paper", topology), clock, Random(0), silent)
+    environment = Environment(topology, make_planner("paper", topology), clock, Random(0), silent)
 
     async def slowly(planner: Planner, report: object) -> None:
         clock.moved_s += SERVE.coordinator.host_deadline_ms
 
     with opened(tmp_path) as metadata:
-        with in_thread(world, metadata, SERVE) as url:
+        with in_thread(environment, metadata, SERVE) as url:
             assert ask(url, "POST", "/v1/hosts", {"name": "r1h1", "address": "10.0.0.1:50010"}).status < 300
         monkeypatch.setattr(running, "warmed", slowly)
         async with trio.open_nursery() as nursery:
-            started = await nursery.start(serve, world, metadata, SERVE)
+            started = await nursery.start(serve, environment, metadata, SERVE)
             coordinator = started.coordinator
             left_ms = coordinator.hosts.left_ms("r1h1", coordinator.now_ms())
             await started.drain()
