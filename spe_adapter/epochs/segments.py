@@ -1,8 +1,9 @@
 """Staged segments: the output of one attempt as bytes, cut so that each segment can be staged by one request.
 
 Invariants:
-* A segment holds whole record batches, end to end, and ends before the batch that would take it above SEGMENT_BYTES.
-  A record that is larger than that has a segment of its own, of at most MAX_STAGE_BYTES.
+* A segment holds whole record batches, end to end. Batches that were encoded together stay together, up to
+  MAX_SEGMENT_BYTES, and are not copied; a segment ends before batches that would take it above SEGMENT_BYTES.
+* A record that is larger than MAX_SEGMENT_BYTES has a segment of its own, of at most MAX_STAGE_BYTES.
 * Batches of one stream keep their order, within a segment and from segment to segment.
 * In a stream with state, all results of an epoch come before its control batches.
 * Nothing here does I/O: segments are given out as soon as they are full.
@@ -29,6 +30,8 @@ SEGMENT_BYTES: Final = 4 * 1024 * 1024
 """Large enough that a request and its sync cost little per byte; small enough for a task's memory, and to overlap
 encoding with syncing; a quarter of what the sidecar accepts.
 """
+MAX_SEGMENT_BYTES: Final = 2 * SEGMENT_BYTES
+"""Records of SEGMENT_BYTES of columns may take more than that when they are encoded: they are not cut for a little."""
 
 
 class StagedSegment(NamedTuple):
@@ -38,21 +41,13 @@ class StagedSegment(NamedTuple):
     data: Buffer
 
 
-class _Slice(NamedTuple):
-    """Batches that lie end to end in one buffer."""
-
-    buffer: Buffer
-    start: int
-    end: int
-
-
 class SegmentCutter:
     """Collects encoded batches of any streams, and gives them out as segments."""
 
     def __init__(self, batch_bytes: int = DEFAULT_BATCH_BYTES, codec: int = NONE) -> None:
         self._batch_bytes = batch_bytes
         self._codec = codec
-        self._slices: list[_Slice] = []
+        self._buffers: list[Buffer] = []
         self._parts: list[Part] = []
         self._size_bytes = 0
 
@@ -64,44 +59,58 @@ class SegmentCutter:
         Raises InvalidRecord for a record that is too large for any segment.
         """
         data, batches = encode(columns, targets, self._batch_bytes, self._codec)
+        parts: list[Part] = []
+        start = end = 0
         for batch in batches:
             size_bytes = batch.end - batch.start
             if size_bytes > MAX_STAGE_BYTES:
                 raise InvalidRecord(f"a record of {size_bytes} bytes; at most {MAX_STAGE_BYTES} can be staged")
-            yield from self._add(streams[batch.target], _Slice(data, batch.start, batch.end), batch.records)
+            if parts and batch.end - start > MAX_SEGMENT_BYTES:
+                yield from self._add(data[start:end], parts)
+                parts, start = [], batch.start
+            _append(parts, Part(*streams[batch.target], size_bytes, 1, batch.records))
+            end = batch.end
+        if parts:
+            yield from self._add(data[start:end], parts)
 
     def add_control(self, stream: TopicPartition, batches: Iterable[Buffer]) -> Iterator[StagedSegment]:
         """Take control batches; the segments that are full."""
         for batch in batches:
-            yield from self._add(stream, _Slice(batch, 0, len(batch)), 1)
+            yield from self._add(batch, [Part(*stream, len(batch), 1, 1)])
 
     def rest(self) -> Iterator[StagedSegment]:
         """What is left, as the last segment; nothing if nothing is."""
-        if self._slices:
+        if self._buffers:
             yield self._cut()
 
-    def _add(self, stream: TopicPartition, batch: _Slice, records: int) -> Iterator[StagedSegment]:
-        size_bytes = batch.end - batch.start
-        if self._slices and self._size_bytes + size_bytes > SEGMENT_BYTES:
+    def _add(self, data: Buffer, parts: list[Part]) -> Iterator[StagedSegment]:
+        if self._buffers and self._size_bytes + len(data) > SEGMENT_BYTES:
             yield self._cut()
-        self._size_bytes += size_bytes
-        last = self._slices[-1] if self._slices else None
-        if last is not None and last.buffer is batch.buffer and last.end == batch.start:
-            self._slices[-1] = last._replace(end=batch.end)
-        else:
-            self._slices.append(batch)
-        before = self._parts[-1] if self._parts else None
-        if before is not None and (before.topic, before.partition) == stream:
-            size_bytes += before.length_bytes
-            self._parts[-1] = Part(*stream, size_bytes, before.batches + 1, before.records + records)
-        else:
-            self._parts.append(Part(*stream, size_bytes, 1, records))
+        self._buffers.append(data)
+        self._size_bytes += len(data)
+        for part in parts:
+            _append(self._parts, part)
 
     def _cut(self) -> StagedSegment:
-        found = [memoryview(buffer)[start:end] for buffer, start, end in self._slices]
-        segment = StagedSegment(tuple(self._parts), found[0] if len(found) == 1 else b"".join(found))
-        self._slices, self._parts, self._size_bytes = [], [], 0
+        data = self._buffers[0] if len(self._buffers) == 1 else b"".join(self._buffers)
+        segment = StagedSegment(tuple(self._parts), data)
+        self._buffers, self._parts, self._size_bytes = [], [], 0
         return segment
+
+
+def _append(parts: list[Part], part: Part) -> None:
+    """Add a part, to the last one if that is of the same stream."""
+    last = parts[-1] if parts else None
+    if last is None or (last.topic, last.partition) != (part.topic, part.partition):
+        parts.append(part)
+    else:
+        parts[-1] = Part(
+            part.topic,
+            part.partition,
+            last.length_bytes + part.length_bytes,
+            last.batches + part.batches,
+            last.records + part.records,
+        )
 
 
 class StreamOutput:
