@@ -65,10 +65,11 @@ PARTS = (
     Part("static", ("static",), 90, 90, Lane.COMPUTE),
     Part("crash", ("crash", "epochs", "log"), 750, 60 * 60, Lane.COMPUTE),
     Part("core", CORE, 420, 60 * 60, Lane.COMPUTE),
+    Part("services", ("coordinator", "sidecar", "kill9"), 330, 30 * 60, Lane.COMPUTE),
     Part("spark", ("datasource",), 540, 30 * 60, Lane.SPARK),
     Part("stateful", ("microbatch",), 420, 30 * 60, Lane.SPARK),
     Part("clients", ("clients",), 105, 30 * 60, Lane.SPARK),
-    Part("rest", (), 330, 30 * 60, Lane.SPARK),
+    Part("rest", (), 240, 30 * 60, Lane.SPARK),
 )
 
 CHECKS = (
