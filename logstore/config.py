@@ -9,7 +9,6 @@ import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +20,9 @@ from logstore.kafka.server import Listener
 from logstore.log.chunks import MAX_APPEND_BYTES
 from logstore.log.store import StoreSettings
 from logstore.log.topics import TopicConfig
-from logstore.report import LEVELS
+from logstore.base.addresses import Address, is_loopback, parse_address
+from logstore.base.errors import AddressError
+from logstore.base.events import LEVELS, Level
 
 DEFAULT_KAFKA = "127.0.0.1:9092"
 STATE_DIRECTORY = "/dev/shm/cairn-{uid}"  # noqa: S108  its owner is checked before anything in it is touched
@@ -141,7 +142,7 @@ class SidecarConfig:
     state_directory: str
     state_idle_ms: int
     log_as_json: bool
-    log_level: str
+    log_level: Level
     coordinator: CoordinatorConfig
 
 
@@ -245,7 +246,7 @@ def _build(
         state_directory=values["state_directory"].replace("{uid}", str(os.getuid())),
         state_idle_ms=values["state_idle_ms"],
         log_as_json=values["log_format"] == "json",
-        log_level=values["log_level"],
+        log_level=Level[values["log_level"].upper()],
         coordinator=coordinator,
     )
 
@@ -321,33 +322,22 @@ def parse_listeners(listen: Sequence[str], advertise: Sequence[str], *, insecure
         raise ConfigError(f"{len(advertise)} advertised addresses for {len(listen)} listeners; at most one for each")
     listeners: list[Listener] = []
     for number, text in enumerate(listen):
-        host, port = parse_address(text)
-        if not insecure and not _is_loopback(host):
+        address = _address(text)
+        if not insecure and not is_loopback(address.host):
             raise ConfigError(
                 f"{text} can be reached from other machines, and there is no authentication yet: "
                 "listen on 127.0.0.1, or say --insecure if the network is yours alone"
             )
-        told = parse_address(advertise[number]) if number < len(advertise) else (None, None)
-        listeners.append(Listener(host, port, *told))
+        advertised = _address(advertise[number]) if number < len(advertise) else (None, None)
+        listeners.append(Listener(*address, *advertised))
     return tuple(listeners)
 
 
-def parse_address(text: str) -> tuple[str, int]:
-    """Host and port of HOST:PORT or [IPV6]:PORT. Raises ConfigError."""
-    host, colon, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
-        raise ConfigError(f"{text!r} is not HOST:PORT, such as 127.0.0.1:9092 or [::1]:9092")
-    return host, int(port)
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
+def _address(text: str) -> Address:
     try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
+        return parse_address(text)
+    except AddressError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _shown(value: int | bool | str) -> str:

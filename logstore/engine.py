@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import trio
 
+from logstore.events import DISK_FULL, DISK_FULL_OVER, LOOK_UP_INEXACT
 from logstore.disk.writers import WriterThreads
 from logstore.errors import CairnError, CorruptChunk, OffsetOutOfRange, UnknownTopicOrPartition
 from logstore.format.batch import empty_batch, iterate_batches, parse_header
@@ -100,12 +101,12 @@ class Engine:
         full = next((error for error in errors if error.errno in FULL), None)
         if full is not None:
             if not self._refused_bytes:
-                self.store.report("disk full", error=full.strerror)
+                self.store.report(DISK_FULL, error=full.strerror)
             self._refused_bytes = max(1, written)
         elif self._refused_bytes and failure is None:
             self._refused_bytes = max(0, self._refused_bytes - written)
             if not self._refused_bytes:
-                self.store.report("disk full over")
+                self.store.report(DISK_FULL_OVER)
 
     def after_settling(self, callback: Callable[[], None]) -> bool:
         """Call `callback` once all jobs that finished together have settled and the next jobs are started.
@@ -233,7 +234,7 @@ class Engine:
         """Run one look-up at a time, because each may decompress a batch to many times its size."""
         found = await trio.to_thread.run_sync(find, limiter=self._look_ups)
         if found is not None and not found.exact:
-            self.store.report("look-up inexact", stream=stream.name, offset=found.offset, why=_INEXACT)
+            self.store.report(LOOK_UP_INEXACT, stream=stream.name, offset=found.offset, why=_INEXACT)
         return found
 
     async def scan_controls(

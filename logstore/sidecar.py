@@ -20,10 +20,13 @@ from typing import Any
 
 import trio
 
+from logstore.events import FEWER_CONNECTIONS, HANGUP_IGNORED, READY, RECOVERED, STATE_NOT_RECLAIMED, STATE_RECLAIMED, STOPPED, STOPPING
 from logstore import config
 from logstore.config import SidecarConfig
-from logstore.disk.clock import SystemClock
-from logstore.disk.files import LOCK_FILE, MAX_DESCRIPTORS, OsFiles, locked_directory
+from logstore.base.system import SystemClock
+from logstore.base.directory import LOCK_FILE, locked_directory
+from logstore.base.failures import leaves, sentence
+from logstore.disk.files import MAX_DESCRIPTORS, OsFiles
 from logstore.disk.shared_state import Reclaimed, SharedState
 from logstore.engine import open_engine
 from logstore.epochs.epochs import Epochs
@@ -45,7 +48,7 @@ from logstore.kafka.server import KafkaServer, Listener
 from logstore.kafka.topics import TopicHandlers
 from logstore.log.ledger import DIRECTORY as LEDGER_DIRECTORY
 from logstore.log.store import IDENTITY_FILE, STREAMS_DIRECTORY, Store
-from logstore.report import REPEAT_S, Reporter
+from logstore.base.report import Reporter
 
 SWITCH_INTERVAL_S = 0.0005
 """How long a reader thread may keep the interpreter from the event loop; Python's default is ten times that."""
@@ -89,11 +92,11 @@ def main(arguments: argparse.Namespace) -> int:
         # Until the receiver below takes it: a terminal that closes during a long recovery must not end it.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         refuse_foreign_files(settings.data_dir)
-        with locked_directory(settings.data_dir):
+        with locked_directory(settings.data_dir, "sidecar"):
             trio.run(_serve, settings)
     except* (CairnError, OSError) as failures:
-        for failure in _leaves(failures):
-            print(f"cairn: {_sentence(failure)}", file=sys.stderr)  # noqa: T201
+        for failure in leaves(failures):
+            print(f"cairn: {sentence(failure)}", file=sys.stderr)  # noqa: T201
         status = START_FAILED
     return status
 
@@ -117,19 +120,6 @@ def refuse_foreign_files(data_dir: Path) -> None:
             )
 
 
-def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    found: list[BaseException] = []
-    for error in group.exceptions:
-        found.extend(_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
-    return found
-
-
-def _sentence(failure: BaseException) -> str:
-    if isinstance(failure, OSError) and failure.filename is not None:
-        return f"{failure.filename}: {failure.strerror}"
-    return str(failure)
-
-
 async def _serve(settings: SidecarConfig) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     clock = SystemClock()
@@ -139,7 +129,7 @@ async def _serve(settings: SidecarConfig) -> None:
     store = Store.open(files, clock, settings.store, new_id=uuid.uuid4, report=reporter)
     staging = Staging.open(files, store.notify, reporter, limit_bytes=settings.staging_bytes)
     epochs = Epochs(store, staging, reporter, staged_age_ms=settings.staged_age_ms)
-    reporter("recovered", {"streams": len(store.streams()), "seconds": round(clock.monotonic_s() - started_s, 3)})
+    reporter(RECOVERED, streams=len(store.streams()), seconds=round(clock.monotonic_s() - started_s, 3))
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         async with open_engine(store, files) as engine, trio.open_nursery() as nursery:
             await epoch_front.roll_forward(engine, epochs)
@@ -148,7 +138,7 @@ async def _serve(settings: SidecarConfig) -> None:
             listeners: list[Listener] = []
             server = KafkaServer(front, _handlers(front, groups, epochs, listeners))
             listeners += await nursery.start(server.serve, settings.listeners)
-            nursery.start_soon(_flush_log, reporter)
+            nursery.start_soon(reporter.run, trio.sleep)
             nursery.start_soon(groups.run)
             nursery.start_soon(epoch_front.run_ticks, front, epochs)
             if settings.state_directory:
@@ -165,9 +155,9 @@ async def _serve(settings: SidecarConfig) -> None:
             nursery.start_soon(get_ready)
             async for number in signals:
                 if number == signal.SIGHUP:
-                    reporter("hangup ignored", {"why": "settings are read at the start only"})
+                    reporter(HANGUP_IGNORED, why="settings are read at the start only")
                     continue
-                reporter("stopping", {"signal": signal.Signals(number).name})
+                reporter(STOPPING, signal=signal.Signals(number).name)
                 starting.cancel()
                 async with trio.open_nursery() as drains:
                     for drain in (server.drain, *(coordinator.drain for coordinator in coordinators)):
@@ -176,7 +166,7 @@ async def _serve(settings: SidecarConfig) -> None:
                 break
     files.close()
     reporter.flush(is_end=True)
-    reporter("stopped", {})
+    reporter(STOPPED)
 
 
 def _say_ready(
@@ -188,7 +178,7 @@ def _say_ready(
     parts = [f"kafka={listener.host}:{listener.port}" for listener in listeners]
     addresses = " ".join([*parts, *(f"coordinator={coordinator.address}" for coordinator in coordinators)])
     print(f"cairn ready {addresses} data-dir={settings.data_dir}", flush=True)  # noqa: T201
-    reporter("ready", {"addresses": addresses, "data_dir": settings.data_dir})
+    reporter(READY, addresses=addresses, data_dir=settings.data_dir)
 
 
 def _within_open_files(front: FrontSettings, reporter: Reporter) -> FrontSettings:
@@ -199,17 +189,10 @@ def _within_open_files(front: FrontSettings, reporter: Reporter) -> FrontSetting
     if hard == resource.RLIM_INFINITY or possible >= front.max_connections:
         return front
     reporter(
-        "fewer connections",
-        {"max_connections": max(1, possible), "wanted": front.max_connections, "open_files": hard},
+        FEWER_CONNECTIONS,
+        max_connections=max(1, possible), wanted=front.max_connections, open_files=hard,
     )
     return replace(front, max_connections=max(1, possible))
-
-
-async def _flush_log(reporter: Reporter) -> None:
-    """Say now and then how many lines were left out, for ever."""
-    while True:
-        await trio.sleep(REPEAT_S)
-        reporter.flush()
 
 
 async def _start_coordinator(settings: SidecarConfig, reporter: Reporter, nursery: trio.Nursery) -> Sequence[Any]:
@@ -231,7 +214,7 @@ async def _start_coordinator(settings: SidecarConfig, reporter: Reporter, nurser
                 task_status=task_status,
             )
         except* room.Refused as refusals:
-            raise ConfigError("; ".join(str(refusal) for refusal in _leaves(refusals))) from refusals
+            raise ConfigError("; ".join(str(refusal) for refusal in leaves(refusals))) from refusals
 
     return [await nursery.start(run)]
 
@@ -250,9 +233,9 @@ async def _tidy_state(state: SharedState, idle_s: float, reporter: Reporter) -> 
     while True:
         for outcome in await trio.to_thread.run_sync(state.sweep):
             if isinstance(outcome, Reclaimed):
-                reporter("state reclaimed", {"query": outcome.query, "freed_bytes": outcome.freed_bytes})
+                reporter(STATE_RECLAIMED, query=outcome.query, freed_bytes=outcome.freed_bytes)
             else:
-                reporter("state not reclaimed", {"query": outcome.name, "why": outcome.why})
+                reporter(STATE_NOT_RECLAIMED, query=outcome.name, why=outcome.why)
         await trio.sleep(min(max(idle_s / 10, 1.0), STATE_SWEEP_S))
 
 

@@ -8,7 +8,7 @@ from socket import gethostname
 from typing import Protocol
 
 from logstore.client.network import HostNetwork, Network
-from logstore.disk.clock import SystemClock
+from logstore.base.system import SystemClock
 
 _TOKEN_BYTES = 12
 

@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
+from logstore.events import STAGING_CUT
 from logstore.errors import CorruptFile, StagePosition, StorageFailed
 from logstore.format.epoch_api import Part
 from logstore.format.staged import (
@@ -32,7 +33,8 @@ from logstore.format.staged import (
     encode_frame_header,
     table_bytes,
 )
-from logstore.interfaces import Buffer, FileSystem, Report
+from logstore.base.events import Report
+from logstore.interfaces import Buffer, FileSystem
 from logstore.log.jobs import Create, Job, JobSource, Operation, Remove, Sync, SyncDirectory, Write
 from logstore.log.rewrite import rewrite
 from logstore.log.ticket import Ticket
@@ -281,7 +283,7 @@ class Staging:
         whole_bytes = sum(header.size_bytes for header in headers)
         if whole_bytes < size_bytes:
             cut_bytes = size_bytes - whole_bytes
-            self._report("staging cut", {"path": path, "kept_bytes": whole_bytes, "cut_bytes": cut_bytes})
+            self._report(STAGING_CUT, path=path, kept_bytes=whole_bytes, cut_bytes=cut_bytes)
         if not headers:
             fs.remove(path)
             return

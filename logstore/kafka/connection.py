@@ -21,6 +21,7 @@ from functools import partial
 
 import trio
 
+from logstore.events import CONNECTION_CLOSED, REQUEST_CRASHED
 from logstore.errors import CairnError, MalformedRequest
 from logstore.interfaces import Buffer
 from logstore.kafka import codec, fetch, produce
@@ -116,7 +117,7 @@ class Connection:
             self._report_close(group.exceptions[0])
         except* Exception as group:  # noqa: BLE001  a bug here must not cost the other clients their connections
             trace = "".join(traceback.format_exception(group))
-            self._front.engine.store.report("request crashed", client=self._caller.host, trace=trace)
+            self._front.engine.store.report(REQUEST_CRASHED, client=self._caller.host, trace=trace)
         finally:
             self._line.close()
             self._link.close()
@@ -137,7 +138,7 @@ class Connection:
             await self._linger()
 
     def _report_close(self, why: object) -> None:
-        self._front.engine.store.report("connection closed", client=self._caller.host, why=str(why))
+        self._front.engine.store.report(CONNECTION_CLOSED, client=self._caller.host, why=str(why))
 
     async def _linger(self) -> None:
         self._link.end_sending()

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from kio.static.protocol import ResponsePayload
 
 from logstore.engine import Engine
-from logstore.interfaces import Buffer, Clock
+from logstore.base.clock import Clock
+from logstore.interfaces import Buffer
 from logstore.kafka.budgets import AnswerBudget
 from logstore.log.topics import TopicConfig
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import trio
 
+from logstore.events import READ_FAILED
 from logstore.errors import CairnError, MalformedRequest, OffsetOutOfRange, StorageFailed
 from logstore.interfaces import Buffer
 from logstore.kafka.budgets import AnswerBudget
@@ -210,10 +211,10 @@ async def _read(front: Front, topic: str, wanted: FetchPartition, room: int, *, 
     except OffsetOutOfRange as error:
         return _Answer(wanted.partition, int(error_code(error)), stream.high_watermark, stream.log_start_offset, [], 0)
     except CairnError as error:
-        front.engine.store.report("read failed", stream=stream.name, offset=wanted.offset, error=str(error))
+        front.engine.store.report(READ_FAILED, stream=stream.name, offset=wanted.offset, error=str(error))
         return _Answer(wanted.partition, int(error_code(error)), stream.high_watermark, stream.log_start_offset, [], 0)
     except OSError as error:
-        front.engine.store.report("read failed", stream=stream.name, offset=wanted.offset, error=str(error))
+        front.engine.store.report(READ_FAILED, stream=stream.name, offset=wanted.offset, error=str(error))
         code = int(error_code(StorageFailed(str(error))))
         return _Answer(wanted.partition, code, stream.high_watermark, stream.log_start_offset, [], 0)
     if result.size_bytes > limit and not must_advance:

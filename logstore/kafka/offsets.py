@@ -14,6 +14,7 @@ from typing import Any
 from kio.schema.errors import ErrorCode
 from kio.static.protocol import ResponsePayload
 
+from logstore.events import LOOK_UP_FAILED
 from logstore.errors import CairnError, StorageFailed
 from logstore.kafka.dispatch import Api, Caller, Front
 from logstore.kafka.errors import error_code
@@ -67,7 +68,7 @@ class OffsetHandlers:
             return {"error_code": error_code(error)}
         except OSError as error:
             self._front.engine.store.report(
-                "look-up failed", stream=f"{topic}-{part.partition_index}", error=str(error)
+                LOOK_UP_FAILED, stream=f"{topic}-{part.partition_index}", error=str(error)
             )
             return {"error_code": error_code(StorageFailed(str(error)))}
         return {

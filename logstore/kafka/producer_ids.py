@@ -11,6 +11,7 @@ from typing import Any
 from kio.schema.errors import ErrorCode
 from kio.static.protocol import ResponsePayload
 
+from logstore.events import NO_PRODUCER_ID
 from logstore.errors import CairnError, StorageFailed
 from logstore.kafka.dispatch import Api, Caller, Front
 from logstore.kafka.errors import error_code
@@ -37,7 +38,7 @@ class ProducerIdHandlers:
         try:
             given = await self._front.engine.wait(self._front.engine.store.allocate_producer_id())
         except CairnError as error:
-            self._front.engine.store.report("no producer id", error=str(error))
+            self._front.engine.store.report(NO_PRODUCER_ID, error=str(error))
             # Clients take KAFKA_STORAGE_ERROR as final for this request, but retry after COORDINATOR_NOT_AVAILABLE.
             may_ask_again = isinstance(error, StorageFailed)
             code = ErrorCode.coordinator_not_available if may_ask_again else error_code(error)

@@ -10,6 +10,7 @@ Source: CEC paper, section III; docs/format.md, "Private requests".
 from functools import partial
 from typing import Final
 
+from logstore.events import READ_FAILED
 from logstore.errors import CairnError, CorruptChunk, MalformedRequest, StorageFailed
 from logstore.format.epoch_api import SCAN, ScanRequest, decode_request, encode_reply_body, encode_scan_reply
 from logstore.interfaces import Buffer
@@ -44,10 +45,10 @@ async def _scan(front: Front, request: ScanRequest, answers: AnswerBudget) -> tu
         found = await engine.scan_controls(stream, request.before_offset, request.types, room)
         kept = found.size_bytes
     except OSError as error:
-        engine.store.report("read failed", stream=stream.name, offset=request.before_offset, error=str(error))
+        engine.store.report(READ_FAILED, stream=stream.name, offset=request.before_offset, error=str(error))
         raise StorageFailed(f"{stream.name}: {error.strerror or error}") from error
     except CorruptChunk as error:
-        engine.store.report("read failed", stream=stream.name, offset=error.first_offset, error=str(error))
+        engine.store.report(READ_FAILED, stream=stream.name, offset=error.first_offset, error=str(error))
         raise
     finally:
         answers.give(room - kept)

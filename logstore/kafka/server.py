@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import trio
 
+from logstore.events import CANNOT_ACCEPT
 from logstore.kafka.arrivals import ArrivalBudget
 from logstore.kafka.budgets import AnswerBudget, RequestBudget
 from logstore.kafka.connection import MAX_WAITING_BYTES, Connection
@@ -97,7 +98,7 @@ class KafkaServer:
                 client, address = await sock.accept()
             except OSError as error:
                 # Out of descriptors, or the client is gone already: neither ends the listener.
-                self._front.engine.store.report("cannot accept", error=str(error))
+                self._front.engine.store.report(CANNOT_ACCEPT, error=str(error))
                 await trio.sleep(ACCEPT_AGAIN_S)
                 continue
             clients.start_soon(self._serve, listener, client, str(address[0]))

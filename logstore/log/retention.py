@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from logstore.format.index import UNKNOWN_TIME
-from logstore.interfaces import Clock
+from logstore.base.clock import Clock
 from logstore.log.chunks import Chunk
 from logstore.log.topics import TopicConfig
 

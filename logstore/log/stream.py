@@ -20,6 +20,7 @@ Sources: CEC paper, section IX; docs/format.md.
 from collections import deque
 from collections.abc import Callable
 
+from logstore.events import APPEND_FAILED, TRIMMED
 from logstore.errors import (
     CairnError,
     OffsetOutOfRange,
@@ -430,7 +431,7 @@ class Stream:
         self.producers.fail_pending()
         self._rewind()
         reason = StorageFailed(f"{self.name}: {error.strerror or error} ({type(operation).__name__})")
-        self._host.report("append failed", stream=self.name, error=str(error), operation=type(operation).__name__)
+        self._host.report(APPEND_FAILED, stream=self.name, error=str(error), operation=type(operation).__name__)
         tickets = [append.ticket for append in flight.appends] if flight is not None else []
         if flight is not None and flight.group is not None and not any(item is flight.group for item in behind):
             tickets.append(flight.group.ticket)
@@ -549,7 +550,7 @@ class Stream:
         freed_bytes = self._drop_chunks()
         if first < self.log_start_offset:
             last = self.log_start_offset - 1
-            self._host.report("trimmed", stream=self.name, first=first, last=last, why=why, freed_bytes=freed_bytes)
+            self._host.report(TRIMMED, stream=self.name, first=first, last=last, why=why, freed_bytes=freed_bytes)
         self._wake()
         return self.log_start_offset
 

@@ -10,7 +10,9 @@ from typing import NamedTuple, Protocol
 
 from logstore.format.batch import BatchHeader
 from logstore.format.index import NO_TIMESTAMP, IndexEntry
-from logstore.interfaces import Buffer, Clock
+from logstore.base.clock import Clock
+from logstore.base.events import LogEvent
+from logstore.interfaces import Buffer
 from logstore.log.chunks import Chunk, IndexCache
 from logstore.log.jobs import JobSource, Write
 from logstore.log.producers import ProducerTable
@@ -79,7 +81,7 @@ class StreamHost(Protocol):
     def save_log_start(self, stream: "StreamName", offset: int) -> Ticket[None]:
         """Make a stream's log start durable; the stream removes data before it only after that."""
 
-    def report(self, event: str, **fields: object) -> None:
+    def report(self, event: LogEvent, /, **fields: object) -> None:
         """Report an event to the operator."""
 
 

@@ -24,7 +24,8 @@ from typing import IO, Final, TypeVar
 
 import trio
 
-from scheduler.addresses import Address, parse_address
+from logstore.base.addresses import Address, parse_address
+from logstore.base.errors import CairnError
 from scheduler.calibration.tasks import first_of, together
 from scheduler.calibration.wire import (
     DEFAULT_PORT,
@@ -37,7 +38,6 @@ from scheduler.calibration.wire import (
     proof,
     start,
 )
-from scheduler.errors import SchedulerError
 
 T = TypeVar("T")
 
@@ -120,7 +120,7 @@ class Agent:
             if job is None:
                 raise CalibrationError(f"do={request.get('do')!r}: known are {', '.join(map(str, jobs))}")
             done = await job(lines, _Asked(request))
-        except SchedulerError as error:
+        except CairnError as error:
             await lines.write({"error": str(error)})
         except trio.TooSlowError:
             await lines.write({"error": f"{request.get('do') if request else 'the request'} took too long"})

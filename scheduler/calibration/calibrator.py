@@ -10,7 +10,7 @@ from functools import partial
 from random import Random
 from typing import Final, NamedTuple
 
-from scheduler.addresses import Address
+from logstore.base.addresses import Address
 from scheduler.calibration.rules import SATURATED, HostRates, LinkRate, Measured, fill, pairs, sample, sides, spread
 from scheduler.calibration.tasks import together
 from scheduler.calibration.wire import CalibrationError, ask

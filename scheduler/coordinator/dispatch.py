@@ -18,12 +18,13 @@ from urllib.parse import parse_qsl, unquote_to_bytes, urlsplit
 
 import trio
 
-from scheduler.addresses import is_loopback
+from scheduler.coordinator.log_events import REQUEST_CRASHED
+from logstore.base.addresses import is_loopback
 from scheduler.coordinator.api import ROUTES, Route
 from scheduler.coordinator.api_types import BAD_REQUEST, Integer, Number, Record, Type, nearest, plain, refuse, shown
 from scheduler.coordinator.errors import ApiError, StoreError
 from scheduler.coordinator.http.messages import JSON, HttpRequest, HttpResponse, error_response, json_response
-from scheduler.coordinator.report import Report
+from logstore.base.events import Report
 from scheduler.errors import PlacementError, RequestError
 
 UNAUTHORIZED = 401
@@ -177,7 +178,7 @@ class Dispatch:
             case PlacementError():
                 return error_response(BAD_REQUEST, str(error), field_name="placement")
         trace = "".join(traceback.format_exception(error))
-        self._report("request crashed", {"operation": operation, "trace": trace})
+        self._report(REQUEST_CRASHED, operation=operation, trace=trace)
         return error_response(INTERNAL_ERROR, "a fault of the coordinator's; its log says more")
 
 

@@ -14,13 +14,13 @@ import pytest
 import trio
 import trio.testing
 
-from scheduler.addresses import Address, parse_address
+from logstore.base.addresses import Address, parse_address
 from scheduler.calibration.agent import Agent, AgentSettings, Limits, count
 from scheduler.calibration.calibrator import CalibrationSettings, Calibrator, Step
 from scheduler.calibration.rules import calibrate
 from scheduler.calibration.tasks import first_of, together
 from scheduler.calibration.wire import MAX_LINE_BYTES, CalibrationError, ask, proof
-from scheduler.errors import AddressError
+from logstore.base.errors import AddressError
 from scheduler.topology import racks
 from tests.support.limits import PATIENCE_S
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple, TypeVar
 
+from logstore.base.events import ignore
 from logstore.epochs.epochs import Epochs
 from logstore.epochs.staging import Staging
 from logstore.errors import StorageFailed
@@ -90,15 +91,12 @@ class Life:
         self.clock = clock
         ids = Random(disk.calls + 7)
 
-        def report(event: str, fields: object) -> None:
-            del event, fields
-
         settings = StoreSettings(topic_defaults=TopicConfig(segment_bytes=SEGMENT_BYTES))
         self.store = Store.open(
-            disk, clock, settings, new_id=lambda: uuid.UUID(int=ids.getrandbits(128)), report=report
+            disk, clock, settings, new_id=lambda: uuid.UUID(int=ids.getrandbits(128)), report=ignore
         )
-        self.staging = Staging.open(disk, self.store.notify, report)
-        self.epochs = Epochs(self.store, self.staging, report)
+        self.staging = Staging.open(disk, self.store.notify, ignore)
+        self.epochs = Epochs(self.store, self.staging, ignore)
         self.driver = Driver(self.store.queue, disk, random)
         for search in self.epochs.searches():
             stream = self.store.stream(search.target.topic, search.target.partition)

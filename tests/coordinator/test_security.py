@@ -13,7 +13,8 @@ from random import Random
 import pytest
 import trio
 
-from scheduler.addresses import Address, parse_address
+from logstore.base.events import ignore
+from logstore.base.addresses import Address, parse_address
 from scheduler.client import BadRequest, CoordinatorClient, CoordinatorError, Unauthorized, Unavailable
 from scheduler.client.core import Ask
 from scheduler.client.trio_client import TrioCoordinatorClient
@@ -28,9 +29,9 @@ from scheduler.coordinator.running import (
     tls_context,
 )
 from scheduler.coordinator.service import Environment
-from scheduler.coordinator.system_clock import SystemClock
-from scheduler.coordinator.testing import in_thread, silent
-from scheduler.errors import AddressError
+from logstore.base.system import SystemClock
+from scheduler.coordinator.testing import in_thread
+from logstore.base.errors import AddressError
 from scheduler.topology import racks
 from tests.coordinator.support import ask, topology_file
 
@@ -67,7 +68,7 @@ def secured(tmp_path: Path, certificate: tuple[Path, Path]) -> Iterator[str]:
     """A coordinator behind TLS that wants a token."""
     topology = racks([4, 4], 4)
     settings = ServeSettings(Address("127.0.0.1", 0), security=Security(TOKEN, tls_context(*certificate)))
-    environment = Environment(topology, make_planner("paper", topology), SystemClock(), Random(0), silent)
+    environment = Environment(topology, make_planner("paper", topology), SystemClock(), Random(0), ignore)
     with opened(tmp_path) as metadata, in_thread(environment, metadata, settings) as url:
         yield url
 
@@ -193,7 +194,7 @@ def test_a_page_in_a_browser_cannot_post(tmp_path: Path) -> None:
     Nor can it call this machine by a name of its own, and so be at home here.
     """
     topology = racks([4, 4], 4)
-    environment = Environment(topology, make_planner("paper", topology), SystemClock(), Random(0), silent)
+    environment = Environment(topology, make_planner("paper", topology), SystemClock(), Random(0), ignore)
     with opened(tmp_path) as metadata, in_thread(environment, metadata, ServeSettings(Address("127.0.0.1", 0))) as url:
         for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
             body = b'{"writer":"r1h1","chunks":1}'

@@ -20,7 +20,9 @@ import trio
 from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
 
-from logstore.disk.clock import SystemClock
+from logstore.base.events import LogEvent
+from logstore.testing.reports import RecordedReports
+from logstore.base.system import SystemClock
 from logstore.disk.files import OsFiles
 from logstore.engine import Engine, open_engine
 from logstore.format.records import Record, encode_batch
@@ -73,7 +75,7 @@ class Server:
     engine: Engine
     kafka: KafkaServer
     files: FailingFiles
-    reports: list[tuple[str, Mapping[str, object]]] = field(default_factory=list)
+    reports: RecordedReports = field(default_factory=RecordedReports)
 
     @property
     def stream(self) -> Stream:
@@ -92,9 +94,9 @@ class Server:
             raise
         return Peer(trio.SocketStream(sock))
 
-    def reported(self, event: str) -> list[Mapping[str, object]]:
-        """What was reported of one kind."""
-        return [fields for name, fields in self.reports if name == event]
+    def reported(self, event: LogEvent) -> list[dict[str, object]]:
+        """The fields of each report of an event."""
+        return self.reports.of(event)
 
 
 @asynccontextmanager
@@ -108,10 +110,10 @@ async def serving(
     raw: Iterable[RawApi] = (),
 ) -> AsyncIterator[Server]:
     """A front on a fresh store with one topic, at a free port."""
-    reports: list[tuple[str, Mapping[str, object]]] = []
+    reports = RecordedReports()
     clock, files = SystemClock(), FailingFiles(root)
     store = Store.open(
-        files, clock, store_settings or StoreSettings(), new_id=uuid.uuid4, report=lambda e, f: reports.append((e, f))
+        files, clock, store_settings or StoreSettings(), new_id=uuid.uuid4, report=reports
     )
     async with open_engine(store, files) as engine:
         await engine.wait(store.create_topic(TOPIC, partitions, {}))

@@ -12,7 +12,8 @@ from typing import Any, cast
 
 from kio.serial import entity_reader, entity_writer
 
-from logstore.disk.clock import SystemClock
+from logstore.testing.reports import RecordedReports
+from logstore.base.system import SystemClock
 from logstore.disk.files import OsFiles
 from logstore.engine import Engine, open_engine
 from logstore.format.records import Record, encode_batch
@@ -38,9 +39,9 @@ NOW_MS = 1_700_000_000_000
 class Node:
     """Handlers over one engine."""
 
-    def __init__(self, engine: Engine, settings: FrontSettings, events: list[tuple[str, object]]) -> None:
+    def __init__(self, engine: Engine, settings: FrontSettings, reports: RecordedReports) -> None:
         self.engine = engine
-        self.events = events
+        self.reports = reports
         self.store = engine.store
         front = Front(engine, SystemClock(), settings)
         apis: list[Api] = []
@@ -91,12 +92,8 @@ def over_the_wire(message: Any) -> Any:
 async def running(root: Path, settings: FrontSettings | None = None) -> AsyncIterator[Node]:
     """A node on a directory, closed in order at the end of the block."""
     files = OsFiles(root)
-    events: list[tuple[str, object]] = []
-
-    def report(event: str, fields: object) -> None:
-        events.append((event, fields))
-
-    store = Store.open(files, SystemClock(), StoreSettings(), new_id=uuid.uuid4, report=report)
+    reports = RecordedReports()
+    store = Store.open(files, SystemClock(), StoreSettings(), new_id=uuid.uuid4, report=reports)
     async with open_engine(store, files) as engine:
-        yield Node(engine, settings or FrontSettings(), events)
+        yield Node(engine, settings or FrontSettings(), reports)
     files.close()

@@ -10,6 +10,7 @@ import trio
 import trio.testing
 from kio.schema.errors import ErrorCode
 
+from logstore.events import CONNECTION_CLOSED, REQUEST_CRASHED
 from logstore.errors import StorageFailed
 from logstore.interfaces import Buffer
 from logstore.kafka import fetch, produce
@@ -58,7 +59,7 @@ async def test_impossible_frame_lengths_close_the_connection(tmp_path: Path, siz
     async with serving(tmp_path) as server, await server.connect() as peer, await server.connect() as other:
         await peer.send(struct.pack(">i", size) + b"garbage")
         assert await peer.ended()
-        assert "max-frame-bytes" in str(server.reported("connection closed")[0]["why"])
+        assert "max-frame-bytes" in str(server.reported(CONNECTION_CLOSED)[0]["why"])
         assert (await other.produce(batch())).error_code is ErrorCode.none
 
 
@@ -129,7 +130,7 @@ async def test_every_truncation_of_a_request_is_survived(tmp_path: Path, name: s
                 await peer.send(struct.pack(">i", length) + whole[4 : 4 + length])
                 await peer.stream.send_eof()
                 await drain(peer)
-        assert not server.reported("request crashed")
+        assert not server.reported(REQUEST_CRASHED)
         assert server.stream.end_offset == 0
         await assert_well(server)
 
@@ -146,7 +147,7 @@ async def test_every_flipped_byte_of_a_request_is_survived(tmp_path: Path, name:
                 await peer.send(bytes(changed))
                 await peer.stream.send_eof()
                 await drain(peer)
-        assert not server.reported("request crashed")
+        assert not server.reported(REQUEST_CRASHED)
         await assert_well(server)
 
 
@@ -189,7 +190,7 @@ async def test_a_fault_of_ours_ends_one_connection_only(tmp_path: Path) -> None:
         async with await server.connect() as peer:
             await peer.send(request_frame(RAW_KEY, 0, b""))
             assert await peer.ended()
-        assert "a fault of ours" in str(server.reported("request crashed")[0]["trace"])
+        assert "a fault of ours" in str(server.reported(REQUEST_CRASHED)[0]["trace"])
         assert (await other.produce(batch())).error_code is ErrorCode.none
 
 
@@ -198,7 +199,7 @@ async def test_an_error_no_handler_answers_closes_the_connection(tmp_path: Path)
     async with serving(tmp_path, raw=[RawApi(RAW_KEY, _failing)]) as server, await server.connect() as peer:
         await peer.send(request_frame(RAW_KEY, 0, b""))
         assert await peer.ended()
-        assert "the disk is away" in str(server.reported("connection closed")[0]["why"])
+        assert "the disk is away" in str(server.reported(CONNECTION_CLOSED)[0]["why"])
 
 
 # ---- slowness
@@ -257,7 +258,7 @@ async def test_a_newcomer_takes_the_place_of_the_longest_idle(tmp_path: Path) ->
         assert await second.ended()
         for peer in (fourth, first, third):
             assert (await peer.produce(batch())).error_code is ErrorCode.none
-        assert "max-connections" in str(server.reported("connection closed")[-1]["why"])
+        assert "max-connections" in str(server.reported(CONNECTION_CLOSED)[-1]["why"])
         for peer in (silent, second, first, third, fourth):
             await peer.stream.aclose()
 

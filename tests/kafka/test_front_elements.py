@@ -15,7 +15,8 @@ import trio
 import trio.testing
 from kio.schema.errors import ErrorCode
 
-from logstore.disk.clock import SystemClock
+from logstore.events import CONNECTION_CLOSED
+from logstore.base.system import SystemClock
 from logstore.errors import MalformedRequest
 from logstore.format.batch import HEADER, HEADER_BYTES, parse_header
 from logstore.format.epoch_api import DESCRIBE, decode_request
@@ -135,7 +136,7 @@ async def test_a_fetch_that_names_a_partition_twice_is_refused(tmp_path: Path) -
     async with serving(tmp_path) as server, await server.connect() as peer, await server.connect() as other:
         await peer.send(twice)
         assert await peer.ended()
-        assert "names a partition twice" in str(server.reported("connection closed")[0]["why"])
+        assert "names a partition twice" in str(server.reported(CONNECTION_CLOSED)[0]["why"])
         assert (await other.produce(batch())).error_code is ErrorCode.none
 
 
@@ -215,7 +216,7 @@ async def test_a_client_is_not_late_while_its_batch_is_looked_at(
             await trio.testing.wait_all_tasks_blocked(0.01)
         assert (await peer.answer())[0] == 7
         assert (await peer.answer())[0] == 8
-        assert not server.reported("connection closed")
+        assert not server.reported(CONNECTION_CLOSED)
 
 
 @pytest.mark.parametrize(("limit", "error"), [(1 << 20, ErrorCode.corrupt_message), (100, ErrorCode.message_too_large)])

@@ -18,6 +18,7 @@ import trio.testing
 from kio.schema.errors import ErrorCode
 from kio.static.protocol import ResponsePayload
 
+from logstore.events import CONNECTION_CLOSED
 from logstore.kafka import codec, fetch
 from logstore.kafka.arrivals import PIECE_BYTES, SLOW_PIECE_S, Arrival, ArrivalBudget
 from logstore.kafka.dispatch import Api, Caller, FrontSettings
@@ -100,7 +101,7 @@ async def test_frames_half_sent_give_way(tmp_path: Path, size: int) -> None:
         await wait_until(lambda: arrivals.given_up > 0)
         assert arrivals.used_bytes <= limit + size
         await assert_served(server)
-        assert "came slower than others" in str(server.reported("connection closed")[0]["why"])
+        assert "came slower than others" in str(server.reported(CONNECTION_CLOSED)[0]["why"])
 
 
 async def test_slow_honest_producers_of_large_frames_get_through(tmp_path: Path) -> None:
@@ -333,10 +334,10 @@ async def test_only_what_carries_data_may_be_large(tmp_path: Path, key: int) -> 
     async with serving(tmp_path) as server, await server.connect() as peer, await server.connect() as within:
         await peer.send(announced(limit + 1, 20, key))
         assert await peer.ended()
-        assert f"allowed are {limit} for request {key}" in str(server.reported("connection closed")[0]["why"])
+        assert f"allowed are {limit} for request {key}" in str(server.reported(CONNECTION_CLOSED)[0]["why"])
         await within.send(announced(limit, SMALL_BYTES, key))
         await assert_served(server, 2)
-        assert len(server.reported("connection closed")) == 1
+        assert len(server.reported(CONNECTION_CLOSED)) == 1
 
 
 async def test_fetches_that_wait_hold_up_nobody(tmp_path: Path) -> None:
@@ -396,7 +397,7 @@ async def test_requests_that_wait_for_a_group_are_bounded(tmp_path: Path, monkey
         async with await server.connect() as one_more:
             await one_more.send(frame)
             assert await one_more.ended()
-        assert "wait for their groups" in str(server.reported("connection closed")[0]["why"])
+        assert "wait for their groups" in str(server.reported(CONNECTION_CLOSED)[0]["why"])
         gate.set()
         for peer in peers:
             await peer.answer()

@@ -9,6 +9,7 @@ import pytest
 import trio
 import trio.testing
 
+from logstore.events import READ_FAILED
 from logstore.errors import CairnError, MalformedRequest, OffsetOutOfRange, StorageFailed, UnknownTopicOrPartition
 from logstore.format.batch import iterate_batches
 from logstore.format.control import MARK_TYPE, encode_control_record
@@ -97,7 +98,7 @@ async def test_errors_stand_in_the_answer(tmp_path: Path) -> None:
         with pytest.raises(MalformedRequest):
             raise cast_error(decode_reply(SCAN, b"\0\0\0\5" + body)[1])
         assert (await ask(peer, 1)).high_watermark == 0
-        assert server.reported("read failed") == []
+        assert server.reported(READ_FAILED) == []
         assert server.kafka._answers.free_bytes == FrontSettings().total_answer_bytes
 
 
@@ -115,6 +116,6 @@ async def test_a_disk_that_cannot_be_read(tmp_path: Path) -> None:
         server.files.failure = OSError(errno.EIO, "the disk is away")
         with pytest.raises(StorageFailed, match="the disk is away"):
             await ask(peer, 1 << 20)
-        assert "the disk is away" in str(server.reported("read failed"))
+        assert "the disk is away" in str(server.reported(READ_FAILED))
         server.files.failure = None
         assert len(list(iterate_batches((await ask(peer, 1 << 20)).batches))) == 5

@@ -23,7 +23,8 @@ from typing import NamedTuple
 
 from kio.schema.errors import ErrorCode
 
-from logstore.interfaces import Report
+from logstore.events import GROUP_REBALANCED
+from logstore.base.events import Report
 from logstore.kafka.groups.group import Group
 from logstore.kafka.groups.members import (
     MEMBER_BYTES,
@@ -82,7 +83,7 @@ class Coordinator:
     """All groups of one sidecar. `new_id` returns unique text for member ids."""
 
     def __init__(
-        self, settings: GroupSettings, new_id: Callable[[], str], report: Report = lambda event, fields: None
+        self, settings: GroupSettings, new_id: Callable[[], str], report: Report = ignore
     ) -> None:
         self._settings = settings
         self._new_id = new_id
@@ -314,8 +315,12 @@ class Coordinator:
             member.is_new = False
             self._heard(group, member, now_s)
             group.pending_syncs.add(member.member_id)
-        formed = {"group": group.group_id, "generation": group.generation_id, "members": len(group.members)}
-        self._report("group rebalanced", formed)
+        self._report(
+            GROUP_REBALANCED,
+            group=group.group_id,
+            generation=group.generation_id,
+            members=len(group.members),
+        )
         if group.members:
             self._timers.set(_Deadline(_Kind.SYNC, group.group_id), now_s + group.rebalance_timeout_ms / 1000)
 

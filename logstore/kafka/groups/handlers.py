@@ -14,7 +14,7 @@ from kio.schema.errors import ErrorCode
 from kio.static.protocol import ResponsePayload
 
 from logstore.errors import StorageFailed
-from logstore.interfaces import Clock
+from logstore.base.clock import Clock
 from logstore.kafka.dispatch import Api, Caller
 from logstore.kafka.groups import members
 from logstore.kafka.groups.group import Group
