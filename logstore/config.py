@@ -21,14 +21,17 @@ from logstore.log.chunks import MAX_APPEND_BYTES
 from logstore.log.store import StoreSettings
 from logstore.log.topics import TopicConfig
 from logstore.base.addresses import Address, is_loopback, parse_address
-from logstore.base.errors import AddressError
+from logstore.base.errors import AddressError, FieldError
 from logstore.base.events import LEVELS, Level
+from logstore.base.fields import Boolean, Integer, String, Type, from_text
 
 DEFAULT_KAFKA = "127.0.0.1:9092"
 STATE_DIRECTORY = "/dev/shm/cairn-{uid}"  # noqa: S108  its owner is checked before anything in it is touched
 """`{uid}` is replaced by the numeric id of the user that runs the sidecar."""
 _DAY_MS = 24 * 3_600_000
 _LARGEST = (1 << 63) - 1
+MAX_TEXT_CHARACTERS = 4096
+"""Longest value of a text setting: the longest path of Linux."""
 _MIB = 1 << 20
 
 
@@ -48,6 +51,15 @@ class Setting(NamedTuple):
     def field(self) -> str:
         """The setting's name in Python."""
         return self.name.replace("-", "_")
+
+    @property
+    def type(self) -> Type:
+        """The type of its values."""
+        if isinstance(self.default, bool):
+            return Boolean()
+        if isinstance(self.default, int):
+            return Integer(self.minimum, self.maximum)
+        return String(MAX_TEXT_CHARACTERS, 0, self.choices)
 
 
 SETTINGS: tuple[Setting, ...] = (
@@ -284,26 +296,18 @@ def _value(setting: Setting, arguments: argparse.Namespace, content: Mapping[str
 
 
 def _checked(setting: Setting, where: str, value: object) -> int | bool | str:
-    text = str(value).strip().lower()
-    if isinstance(setting.default, str):
-        if not isinstance(value, str):
-            raise ConfigError(f"{where}={value!r}: must be a text, in quotes")
-        if not setting.choices:
-            return value.strip()
-        if text not in setting.choices:
-            raise ConfigError(f"{where}={value!r}: must be one of {', '.join(setting.choices)}")
-        return text
-    if isinstance(setting.default, bool):
-        if text not in ("true", "false"):
-            raise ConfigError(f"{where}={value!r}: must be true or false")
-        return text == "true"
+    """The value of a setting; a text may stand for a number or a truth value, as on the command line."""
+    is_free_text = isinstance(setting.default, str) and not setting.choices
+    found: int | bool | str
     try:
-        number = int(text)
-    except ValueError as error:
-        raise ConfigError(f"{where}={value!r}: must be a whole number") from error
-    if not setting.minimum <= number <= setting.maximum:
-        raise ConfigError(f"{where}={number}: must be from {setting.minimum} to {setting.maximum}")
-    return number
+        if isinstance(value, str):
+            text = value.strip()
+            found = from_text(setting.type, text if is_free_text else text.lower(), where)
+        else:
+            found = setting.type.check(value, where)
+    except FieldError as error:
+        raise ConfigError(str(error)) from error
+    return found
 
 
 def _texts(where: str, value: object) -> list[str]:

@@ -31,7 +31,7 @@ from scheduler.coordinator.log_events import (
     TOLD_TO_WRITERS,
     WRITER_SILENT,
 )
-from scheduler.coordinator.api_types import shown
+from logstore.base.fields import shown
 from scheduler.coordinator.deadlines import chunk_deadline_ms
 from scheduler.coordinator.errors import ApiError, StartError, StoreDamaged, StoreError
 from scheduler.coordinator.events import Event

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from scheduler.errors import TopologyError
+from logstore.base.fields import suggestion
 from scheduler.topology.keys import (
     DEFAULTS,
     LINK,
@@ -39,7 +40,6 @@ from scheduler.topology.keys import (
     TABLES,
     TOP,
     Entry,
-    suggestion,
     table,
     tables,
 )

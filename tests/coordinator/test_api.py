@@ -17,7 +17,7 @@ from logstore.testing.reports import RecordedReports
 from scheduler.coordinator.log_events import REQUEST_CRASHED
 from logstore.base.events import ignore
 from scheduler.coordinator.api import ERRORS, ROUTES
-from scheduler.coordinator.api_types import Field, Record
+from logstore.base.fields import Field, Object
 from scheduler.coordinator.dispatch import Call, Dispatch, Reply
 from scheduler.coordinator.http.messages import HttpRequest
 from scheduler.coordinator.openapi import document
@@ -377,7 +377,7 @@ def _named(field: Field) -> list[tuple[str, Field]]:
     return [(key, part) for record in records for key, part in record.fields.items()]
 
 
-def bodies(record: Record) -> st.SearchStrategy[dict[str, Any]]:
+def bodies(record: Object) -> st.SearchStrategy[dict[str, Any]]:
     """Objects with some of a record's fields, and now and then a stranger."""
     known = {name: values(part) for name, part in record.fields.items()}
     return st.fixed_dictionaries({}, optional={**known, "stranger": st.integers()})

@@ -14,7 +14,7 @@ from trio.testing import MockClock, memory_stream_pair
 from logstore.base.events import ignore
 from logstore.testing.reports import RecordedReports
 from scheduler.coordinator.log_events import CONNECTION_CRASHED
-from logstore.base.addresses import Address, is_loopback
+from logstore.base.addresses import Address
 from scheduler.coordinator.http.connection import Connection
 from scheduler.coordinator.http.messages import HttpRequest, HttpResponse, HttpSettings, json_response
 from scheduler.coordinator.http.server import HttpServer
@@ -321,16 +321,6 @@ async def test_connections_are_bounded() -> None:
         for stream in (*streams, fourth):
             await stream.aclose()
         nursery.cancel_scope.cancel()
-
-
-@pytest.mark.parametrize(
-    ("host", "local"),
-    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("::ffff:127.0.0.1", True), ("localhost", True),
-     ("0.0.0.0", False), ("::", False), ("10.0.0.1", False), ("example.org", False), ("::ffff:10.0.0.1", False)],
-)  # fmt: skip
-def test_loopback_is_known(host: str, local: bool) -> None:
-    """Which addresses only this machine reaches."""
-    assert is_loopback(host) is local
 
 
 PARTS = st.sampled_from(

@@ -31,7 +31,6 @@ from scheduler.coordinator.running import (
 from scheduler.coordinator.service import Environment
 from logstore.base.system import SystemClock
 from scheduler.coordinator.testing import in_thread
-from logstore.base.errors import AddressError
 from scheduler.topology import racks
 from tests.coordinator.support import ask, topology_file
 
@@ -171,13 +170,6 @@ def test_tokens_are_checked(tmp_path: Path) -> None:
     assert read_token(path) == TOKEN
     with pytest.raises(StartError, match="--tls-key"):
         tls_context(path, path)
-
-
-@pytest.mark.parametrize("text", ["", "9880", "host", "host:", "host:99999", "host:x", ":1", "::1", "[::1]", "host:٣"])
-def test_addresses_are_checked(text: str) -> None:
-    """What is not HOST:PORT is named."""
-    with pytest.raises(AddressError, match="HOST:PORT"):
-        parse_address(text)
 
 
 def test_clients_check_addresses() -> None:

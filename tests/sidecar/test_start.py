@@ -75,7 +75,7 @@ def test_settings_that_cannot_be_are_refused(tmp_path: Path) -> None:
     """A setting out of range is one line, not a traceback, and nothing is made on disk."""
     data_dir = tmp_path / "data"
     said = refused("--data-dir", str(data_dir), "--io-window", "0")
-    assert one_line(said) == "cairn: --io-window=0: must be from 1 to 64"
+    assert one_line(said) == "cairn: --io-window=0: must be a whole number from 1 to 64"
     assert not data_dir.exists()
 
 
