@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from logstore.errors import ConfigError
-from logstore.kafka.dispatch import FrontSettings
+from logstore.kafka.api_types import BrokerSettings
 from logstore.kafka.groups.coordinator import GroupSettings
 from logstore.kafka.groups.service import OffsetSettings
 from logstore.kafka.server import Listener
@@ -146,7 +146,7 @@ class SidecarConfig:
     data_dir: Path
     listeners: tuple[Listener, ...]
     store: StoreSettings
-    front: FrontSettings
+    broker: BrokerSettings
     groups: GroupSettings
     offsets: OffsetSettings
     staging_bytes: int
@@ -233,7 +233,7 @@ def _build(
             retention_check_interval_ms=values["retention_check_interval_ms"],
             topic_defaults=topic_defaults,
         ),
-        FrontSettings(
+        BrokerSettings(
             max_frame_bytes=values["max_frame_bytes"],
             max_connections=values["max_connections"],
             max_connections_per_address=values["max_connections_per_address"],

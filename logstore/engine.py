@@ -21,8 +21,8 @@ from logstore.format.control import END_TYPE
 from logstore.interfaces import Buffer, FileSystem
 from logstore.log import reading, scanning
 from logstore.log.chunks import ChunkView
-from logstore.log.jobs import Job, Write
-from logstore.log.read_ahead import Place, ReadAhead, split
+from logstore.log.jobs import DiskJob, WriteFile
+from logstore.log.read_ahead import ReadPosition, ReadAhead, split
 from logstore.log.reading import ReadResult, TimeFound
 from logstore.log.scanning import ScanRange, ScanResult
 from logstore.log.store import Store
@@ -44,7 +44,7 @@ FIRST_CHECK_S = 30.0
 _INEXACT = "the batch does not decompress, or to more than 64 MiB; its record may be at a later offset"
 
 
-class Engine:
+class StoreEngine:
     """Runs one store. `open_engine` makes it."""
 
     def __init__(self, store: Store, fs: FileSystem, writers: WriterThreads, nursery: trio.Nursery) -> None:
@@ -54,7 +54,7 @@ class Engine:
         self._readers = trio.CapacityLimiter(READERS)
         self._look_ups = trio.CapacityLimiter(1)
         self._ahead = ReadAhead(AHEAD_TOTAL_BYTES)
-        self._reading_ahead: dict[Place, trio.Event] = {}
+        self._reading_ahead: dict[ReadPosition, trio.Event] = {}
         self._nursery = nursery
         self._refused_bytes = 0
         self._is_settling = False
@@ -92,11 +92,11 @@ class Engine:
             for callback in callbacks:
                 callback()
 
-    def _watch_room(self, job: Job, failure: OSError | None) -> None:
+    def _watch_room(self, job: DiskJob, failure: OSError | None) -> None:
         """Report once that the disk is full, and once that it has room again: after as many bytes were written as had
         been refused, because a small write may fit into an allocated block.
         """
-        written = sum(len(part) for step in job.operations if isinstance(step, Write) for part in step.buffers)
+        written = sum(len(part) for step in job.operations if isinstance(step, WriteFile) for part in step.buffers)
         errors = [error for error in (failure, *(error for _, error in job.skipped)) if error is not None]
         full = next((error for error in errors if error.errno in FULL), None)
         if full is not None:
@@ -142,7 +142,7 @@ class Engine:
         entries = stream.read_tail(offset, max_bytes)
         if entries is not None:
             return _from_tail(entries, offset, include_control=include_control)
-        place = Place(stream, offset, include_control)
+        place = ReadPosition(stream, offset, include_control)
         under_way = self._reading_ahead.get(place)
         if under_way is not None:
             await under_way.wait()
@@ -157,7 +157,7 @@ class Engine:
             self._read_ahead(stream, place._replace(offset=result.next_offset))
         return result
 
-    async def _read_chunk(self, stream: Stream, place: Place, max_bytes: int) -> ReadResult:
+    async def _read_chunk(self, stream: Stream, place: ReadPosition, max_bytes: int) -> ReadResult:
         work = partial(
             reading.read_chunk,
             self._fs,
@@ -173,7 +173,7 @@ class Engine:
             stream.check_offset(place.offset)  # trimmed during the read: raise OffsetOutOfRange
             raise
 
-    def _read_ahead(self, stream: Stream, place: Place) -> None:
+    def _read_ahead(self, stream: Stream, place: ReadPosition) -> None:
         """Start to read the batches that the reader will ask for next, unless they are in memory."""
         is_known = self._ahead.holds(place) or place in self._reading_ahead
         if is_known or len(self._reading_ahead) >= READERS:
@@ -182,7 +182,7 @@ class Engine:
             self._reading_ahead[place] = trio.Event()
             self._nursery.start_soon(self._fill_ahead, stream, place)
 
-    async def _fill_ahead(self, stream: Stream, place: Place) -> None:
+    async def _fill_ahead(self, stream: Stream, place: ReadPosition) -> None:
         try:
             self._ahead.put(place, await self._read_chunk(stream, place, AHEAD_BYTES))
         except (CairnError, OSError):
@@ -332,12 +332,12 @@ def _from_tail(entries: list[TailEntry], offset: int, *, include_control: bool) 
 
 
 @asynccontextmanager
-async def open_engine(store: Store, fs: FileSystem) -> AsyncIterator[Engine]:
+async def open_engine(store: Store, fs: FileSystem) -> AsyncIterator[StoreEngine]:
     """Run a store during the `async with` block; at its end, finish and persist all pending work."""
     writers = WriterThreads(fs, store.settings.io_window)
     try:
         async with trio.open_nursery() as nursery:
-            engine = Engine(store, fs, writers, nursery)
+            engine = StoreEngine(store, fs, writers, nursery)
             nursery.start_soon(engine.run_jobs)
             nursery.start_soon(engine.run_ticks)
             try:

@@ -33,10 +33,10 @@ from logstore.epochs.epochs import Epochs
 from logstore.epochs.staging import DIRECTORY as STAGING_DIRECTORY
 from logstore.epochs.staging import Staging
 from logstore.errors import CairnError, ConfigError
-from logstore.kafka import epochs as epoch_front
+from logstore.kafka import epochs as epoch_requests
 from logstore.kafka.configs import ConfigHandlers
-from logstore.kafka.dispatch import Api, Front, FrontSettings, Handlers, compose
-from logstore.kafka.groups.coordinator import Coordinator
+from logstore.kafka.api_types import Api, Broker, BrokerSettings, ApiHandlers, compose
+from logstore.kafka.groups.coordinator import GroupCoordinator
 from logstore.kafka.groups.handlers import GroupHandlers
 from logstore.kafka.groups.offsets import OffsetStore
 from logstore.kafka.groups.service import GroupService
@@ -132,15 +132,15 @@ async def _serve(settings: SidecarConfig) -> None:
     reporter(RECOVERED, streams=len(store.streams()), seconds=round(clock.monotonic_s() - started_s, 3))
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         async with open_engine(store, files) as engine, trio.open_nursery() as nursery:
-            await epoch_front.roll_forward(engine, epochs)
-            front = Front(engine, clock, _within_open_files(settings.front, reporter))
-            groups = _groups(settings, front, reporter)
+            await epoch_requests.roll_forward(engine, epochs)
+            broker = Broker(engine, clock, _within_open_files(settings.broker, reporter))
+            groups = _groups(settings, broker, reporter)
             listeners: list[Listener] = []
-            server = KafkaServer(front, _handlers(front, groups, epochs, listeners))
+            server = KafkaServer(broker, _handlers(broker, groups, epochs, listeners))
             listeners += await nursery.start(server.serve, settings.listeners)
             nursery.start_soon(reporter.run, trio.sleep)
             nursery.start_soon(groups.run)
-            nursery.start_soon(epoch_front.run_ticks, front, epochs)
+            nursery.start_soon(epoch_requests.run_ticks, broker, epochs)
             if settings.state_directory:
                 state = SharedState(settings.state_directory, settings.state_idle_ms, clock)
                 nursery.start_soon(_tidy_state, state, settings.state_idle_ms / 1000, reporter)
@@ -181,18 +181,18 @@ def _say_ready(
     reporter(READY, addresses=addresses, data_dir=settings.data_dir)
 
 
-def _within_open_files(front: FrontSettings, reporter: Reporter) -> FrontSettings:
+def _within_open_files(broker: BrokerSettings, reporter: Reporter) -> BrokerSettings:
     """As many connections as there may be open files; their soft limit is raised as far as it can be."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     possible = hard - OTHER_DESCRIPTORS
-    if hard == resource.RLIM_INFINITY or possible >= front.max_connections:
-        return front
+    if hard == resource.RLIM_INFINITY or possible >= broker.max_connections:
+        return broker
     reporter(
         FEWER_CONNECTIONS,
-        max_connections=max(1, possible), wanted=front.max_connections, open_files=hard,
+        max_connections=max(1, possible), wanted=broker.max_connections, open_files=hard,
     )
-    return replace(front, max_connections=max(1, possible))
+    return replace(broker, max_connections=max(1, possible))
 
 
 async def _start_coordinator(settings: SidecarConfig, reporter: Reporter, nursery: trio.Nursery) -> Sequence[Any]:
@@ -239,26 +239,26 @@ async def _tidy_state(state: SharedState, idle_s: float, reporter: Reporter) -> 
         await trio.sleep(min(max(idle_s / 10, 1.0), STATE_SWEEP_S))
 
 
-def _groups(settings: SidecarConfig, front: Front, reporter: Reporter) -> GroupHandlers:
-    store = front.engine.store
+def _groups(settings: SidecarConfig, broker: Broker, reporter: Reporter) -> GroupHandlers:
+    store = broker.engine.store
 
     def look_up(name: str) -> tuple[str, int] | None:
         topic = store.topics.get(name)
         return None if topic is None else (topic.topic_id.hex, len(topic.partitions))
 
-    coordinator = Coordinator(settings.groups, lambda: uuid.uuid4().hex, reporter)
-    now_s = front.clock.monotonic_s()
+    coordinator = GroupCoordinator(settings.groups, lambda: uuid.uuid4().hex, reporter)
+    now_s = broker.clock.monotonic_s()
     service = GroupService(coordinator, OffsetStore(store.groups), look_up, settings.offsets, now_s)
-    return GroupHandlers(service, front.clock, front.engine.wait)
+    return GroupHandlers(service, broker.clock, broker.engine.wait)
 
 
-def _handlers(front: Front, groups: GroupHandlers, epochs: Epochs, listeners: Sequence[Listener]) -> Handlers:
+def _handlers(broker: Broker, groups: GroupHandlers, epochs: Epochs, listeners: Sequence[Listener]) -> ApiHandlers:
     apis: list[Api] = [
-        *MetadataHandlers(front).apis(),
-        *OffsetHandlers(front).apis(),
-        *TopicHandlers(front, groups.service.forget_topic).apis(),
-        *ConfigHandlers(front, listeners).apis(),
-        *ProducerIdHandlers(front).apis(),
+        *MetadataHandlers(broker).apis(),
+        *OffsetHandlers(broker).apis(),
+        *TopicHandlers(broker, groups.service.forget_topic).apis(),
+        *ConfigHandlers(broker, listeners).apis(),
+        *ProducerIdHandlers(broker).apis(),
         *groups.apis(),
     ]
-    return compose(apis, [*epoch_front.epoch_apis(front, epochs), *scan_apis(front)])
+    return compose(apis, [*epoch_requests.epoch_apis(broker, epochs), *scan_apis(broker)])

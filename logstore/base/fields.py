@@ -38,6 +38,7 @@ MAX_LISTED = 12
 """Names that a message lists."""
 _WHOLE = re.compile(r"(-?[0-9]+)(\.0+)?")
 """98.0 is a whole number, as in JSON."""
+_DECIMAL = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 
 
 class Type(Protocol):
@@ -289,10 +290,9 @@ def from_text(kind: Type, text: str, where: str) -> Any:
             raise refuse(where, text, "must be a whole number")
         return kind.check(int(found[1]), where)
     if isinstance(kind, Number):
-        try:
-            return kind.check(float(text if len(text) <= MAX_NUMBER_CHARACTERS else "too long"), where)
-        except ValueError as error:
-            raise refuse(where, text, "must be a number") from error
+        if len(text) > MAX_NUMBER_CHARACTERS or not _DECIMAL.fullmatch(text):
+            raise refuse(where, text, "must be a number")
+        return kind.check(float(text), where)
     if isinstance(kind, Boolean):
         return kind.check({"true": True, "false": False}.get(text, text), where)
     return kind.check(text, where)

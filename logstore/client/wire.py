@@ -14,6 +14,7 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from logstore.format.topic_partition import TopicPartition as TopicPartition
 from logstore.client.errors import MalformedReply
 from logstore.interfaces import Buffer
 
@@ -53,16 +54,6 @@ _NO_SESSION: Final = 0
 _READ_UNCOMMITTED: Final = 0
 _TOPIC: Final = 2
 _DEFAULT_REPLICATION: Final = -1
-
-
-class TopicPartition(NamedTuple):
-    """A stream, as Kafka names it."""
-
-    topic: str
-    partition: int
-
-    def __str__(self) -> str:
-        return f"{self.topic}-{self.partition}"
 
 
 class TopicInfo(NamedTuple):

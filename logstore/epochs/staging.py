@@ -35,7 +35,7 @@ from logstore.format.staged import (
 )
 from logstore.base.events import Report
 from logstore.interfaces import Buffer, FileSystem
-from logstore.log.jobs import Create, Job, JobSource, Operation, Remove, Sync, SyncDirectory, Write
+from logstore.log.jobs import Create, DiskJob, JobSource, Operation, RemoveFile, Sync, SyncDirectory, WriteFile
 from logstore.log.rewrite import rewrite
 from logstore.log.ticket import Ticket
 
@@ -195,7 +195,7 @@ class Attempt:
         elif self.state is AttemptState.DOOMED:
             self._ready(self)
 
-    def take_job(self) -> Job | None:
+    def take_job(self) -> DiskJob | None:
         """The write of all waiting frames, or the removal of the file."""
         if self.state is AttemptState.DOOMED:
             return self._removal()
@@ -205,11 +205,11 @@ class Attempt:
         is_new = self.state is AttemptState.EMPTY
         buffers = [buffer for frame in waiting for buffer in self._data.pop(frame.header.position)]
         operations: list[Operation] = [Create(self.path)] if is_new else []
-        operations += [Write(self.path, waiting[0].start, buffers), Sync(self.path)]
+        operations += [WriteFile(self.path, waiting[0].start, buffers), Sync(self.path)]
         if is_new:
             operations.append(SyncDirectory(DIRECTORY))
         self.move(AttemptEvent.WRITE)
-        return Job(operations, partial(self._written, waiting), self._failed)
+        return DiskJob(operations, partial(self._written, waiting), self._failed)
 
     def _written(self, frames: Sequence[Frame]) -> None:
         self.move(AttemptEvent.SYNCED)
@@ -236,11 +236,11 @@ class Attempt:
         for frame in waiting:
             frame.ticket.fail(reason or StorageFailed(f"attempt {self.key.attempt!r} was dropped before it was staged"))
 
-    def _removal(self) -> Job:
+    def _removal(self) -> DiskJob:
         """The job that removes the file, without a directory sync: a file that reappears is dropped again."""
         self.move(AttemptEvent.REMOVE)
         self._forget()
-        return Job([Remove(self.path, optional=True)], self._removed, lambda *_: self._removed())
+        return DiskJob([RemoveFile(self.path, optional=True)], self._removed, lambda *_: self._removed())
 
     def _removed(self) -> None:
         self.move(AttemptEvent.REMOVED)

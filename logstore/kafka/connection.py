@@ -27,10 +27,10 @@ from logstore.interfaces import Buffer
 from logstore.kafka import codec, fetch, produce
 from logstore.kafka.answers import AnswerLine, AnswerSlot
 from logstore.kafka.budgets import AnswerBudget
-from logstore.kafka.dispatch import Caller, Front, Handlers
+from logstore.kafka.api_types import Caller, Broker, ApiHandlers
 from logstore.kafka.frames import Arrivals, ClosedError, Deadlines, FrameReader
 from logstore.kafka.framing import Reader
-from logstore.kafka.link import Link, TooSlow
+from logstore.kafka.client_socket import ClientSocket, TooSlow
 from logstore.kafka.pace import STEPS, Pace, collecting
 from logstore.kafka.versions import api_versions_body, served_versions
 
@@ -50,36 +50,36 @@ LONG_ANSWER_KEYS = frozenset((3, 9, 15, 32, 35, 75))
 long answers."""
 
 
-class Connection:
+class ClientConnection:
     """Serves one client until it disconnects, breaks the protocol or is idle for too long."""
 
     def __init__(
         self,
-        link: Link,
-        front: Front,
-        handlers: Handlers,
+        client: ClientSocket,
+        broker: Broker,
+        handlers: ApiHandlers,
         caller: Caller,
         arrivals: Arrivals,
         answers: AnswerBudget,
         on_request: Callable[[Callable[[], None]], None],
     ) -> None:
         """`on_request` is called with `give_way` for every request that arrives, before it is served."""
-        self._link = link
-        self._front = front
+        self._client = client
+        self._broker = broker
         self._handlers = handlers
         self._caller = caller
         self._requests = arrivals.requests
         self._waiting = arrivals.waiting
         self._answers = answers
         self._on_request = on_request
-        settings = front.settings
-        self._line = AnswerLine(link, front.engine, arrivals.requests, answers, settings.idle_s, self._give_up_answer)
+        settings = broker.settings
+        self._line = AnswerLine(client, broker.engine, arrivals.requests, answers, settings.idle_s, self._give_up_answer)
         self._life = trio.CancelScope()
         self._receiving = trio.CancelScope()
         self._why_ended: str | None = "no whole request came in time"
         deadlines = Deadlines(settings.handshake_s, settings.idle_s)
         limit = settings.max_frame_bytes
-        self._frames = FrameReader(link, limit, deadlines, arrivals, self._receiving, self._give_up_frame)
+        self._frames = FrameReader(client, limit, deadlines, arrivals, self._receiving, self._give_up_frame)
 
     def give_way(self) -> None:
         """End the connection at once, with requests unanswered: another client needs the slot."""
@@ -117,10 +117,10 @@ class Connection:
             self._report_close(group.exceptions[0])
         except* Exception as group:  # noqa: BLE001  a bug here must not cost the other clients their connections
             trace = "".join(traceback.format_exception(group))
-            self._front.engine.store.report(REQUEST_CRASHED, client=self._caller.host, trace=trace)
+            self._broker.engine.store.report(REQUEST_CRASHED, client=self._caller.host, trace=trace)
         finally:
             self._line.close()
-            self._link.close()
+            self._client.close()
 
     async def _serve(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -133,18 +133,18 @@ class Connection:
             if self._receiving.cancelled_caught and self._why_ended is not None:
                 self._report_close(self._why_ended)
             self._line.end()
-            self._front.engine.kick()
+            self._broker.engine.kick()
         if not self._frames.is_ended:
             await self._linger()
 
     def _report_close(self, why: object) -> None:
-        self._front.engine.store.report(CONNECTION_CLOSED, client=self._caller.host, why=str(why))
+        self._broker.engine.store.report(CONNECTION_CLOSED, client=self._caller.host, why=str(why))
 
     async def _linger(self) -> None:
-        self._link.end_sending()
+        self._client.end_sending()
         rest = memoryview(bytearray(LINGER_BYTES))
         with trio.move_on_after(LINGER_S):
-            while await self._link.receive(rest):
+            while await self._client.receive(rest):
                 pass
 
     # ---- in
@@ -153,7 +153,7 @@ class Connection:
         while True:
             request = self._frames.next_nowait()
             if request is None:
-                self._front.engine.kick()
+                self._broker.engine.kick()
                 if not await self._frames.receive():
                     return
                 continue
@@ -164,7 +164,7 @@ class Connection:
             else:
                 await self._serve_alone(request, header)
             if (
-                self._line.request_bytes > self._front.settings.connection_in_flight_bytes
+                self._line.request_bytes > self._broker.settings.connection_in_flight_bytes
                 or not self._requests.has_room
             ):
                 await self._wait_for_room()
@@ -187,13 +187,13 @@ class Connection:
     async def _wait_for_room(self) -> None:
         """Wait until there is room for another request."""
         self._let_others_run()
-        await self._line.wait_sent(self._front.settings.connection_in_flight_bytes)
+        await self._line.wait_sent(self._broker.settings.connection_in_flight_bytes)
         await self._requests.wait_room()
 
     async def _produce(self, request: memoryview, header: codec.RequestHeader) -> None:
         flexible = header.version >= produce.FIRST_FLEXIBLE
         decoded = produce.decode(request, _body_at(request, header, flexible=flexible), header.version)
-        answer = produce.Answer(decoded.version, decoded.acks)
+        answer = produce.ProduceAnswer(decoded.version, decoded.acks)
         slot = AnswerSlot(header.correlation_id, len(request) + SLOT_BYTES, flexible_header=flexible, answer=answer)
         self._line.push(slot)
         is_appended = False
@@ -205,29 +205,29 @@ class Connection:
                 self._line.drop(slot)
         answer.when_ready(partial(self._line.mark_ready, slot))
 
-    async def _append(self, request: produce.ProduceRequest, frame_bytes: int, answer: produce.Answer) -> None:
-        if produce.needs_check_apart(self._front, request):
+    async def _append(self, request: produce.ProduceRequest, frame_bytes: int, answer: produce.ProduceAnswer) -> None:
+        if produce.needs_check_apart(self._broker, request):
             self._let_others_run()
-            request = await produce.check_apart(self._front, request)
+            request = await produce.check_apart(self._broker, request)
         if request.partitions <= STEPS:
-            produce.start(self._front, request, frame_bytes, answer)
+            produce.start(self._broker, request, frame_bytes, answer)
         else:
             self._let_others_run()
             pace = Pace()
-            for _ in produce.steps(self._front, request, frame_bytes, answer):
+            for _ in produce.steps(self._broker, request, frame_bytes, answer):
                 await pace.step()
 
     def _let_others_run(self) -> None:
         """Before a long step: suspend the client's deadline, and start to write the batches appended so far."""
         self._frames.pause()
-        self._front.engine.kick()
+        self._broker.engine.kick()
 
     async def _answer(self, request: memoryview, header: codec.RequestHeader, slot: AnswerSlot) -> list[Buffer]:
         """Handle any request but Produce; returns the body of its answer."""
-        raw = self._handlers.raw.get(header.api_key)
+        private = self._handlers.private.get(header.api_key)
         try:
-            if raw is not None:
-                body, slot.reserved_bytes = await raw.handle(request[header.body_at :], self._answers)
+            if private is not None:
+                body, slot.reserved_bytes = await private.handle(request[header.body_at :], self._answers)
                 return body
             if header.api_key == codec.API_VERSIONS_KEY:
                 return api_versions_body(self._handlers, header.version)
@@ -235,7 +235,7 @@ class Connection:
                 slot.flexible_header = header.version >= fetch.FIRST_FLEXIBLE
                 at = _body_at(request, header, flexible=slot.flexible_header)
                 decoded = await fetch.decode_large(request, at, header.version)
-                body, slot.reserved_bytes = await fetch.handle(self._front, decoded, self._answers)
+                body, slot.reserved_bytes = await fetch.handle(self._broker, decoded, self._answers)
                 return body
             with self._counted_waiting(len(request)) if header.api_key in GROUP_KEYS else nullcontext():
                 return await self._answer_decoded(request, header, slot)

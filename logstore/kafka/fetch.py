@@ -17,7 +17,7 @@ from logstore.events import READ_FAILED
 from logstore.errors import CairnError, MalformedRequest, OffsetOutOfRange, StorageFailed
 from logstore.interfaces import Buffer
 from logstore.kafka.budgets import AnswerBudget
-from logstore.kafka.dispatch import Front
+from logstore.kafka.api_types import Broker
 from logstore.kafka.errors import error_code
 from logstore.kafka.framing import Reader, Writer
 from logstore.kafka.guard import MAX_ELEMENTS
@@ -116,7 +116,7 @@ def _bounded(count: int) -> int:
     return count
 
 
-async def handle(front: Front, request: FetchRequest, answers: AnswerBudget) -> tuple[list[Buffer], int]:
+async def handle(broker: Broker, request: FetchRequest, answers: AnswerBudget) -> tuple[list[Buffer], int]:
     """Answer a request; waits up to its `max_wait_ms` until there are `min_bytes` bytes.
 
     Returns the body, and how many bytes of `answers` it holds until it is sent.
@@ -127,21 +127,21 @@ async def handle(front: Front, request: FetchRequest, answers: AnswerBudget) -> 
         return await _encode(request.version, _INVALID_SESSION_EPOCH, []), 0
     deadline = trio.current_time()
     if not answers.begin_wait(request.weight, MAX_WAITING_PARTITIONS):
-        return await _answer(front, request, answers, deadline)
+        return await _answer(broker, request, answers, deadline)
     try:
         deadline += min(max(0, request.max_wait_ms), MAX_WAIT_MS) / 1000
-        return await _answer(front, request, answers, deadline)
+        return await _answer(broker, request, answers, deadline)
     finally:
         answers.end_wait(request.weight)
 
 
 async def _answer(
-    front: Front, request: FetchRequest, answers: AnswerBudget, deadline: float
+    broker: Broker, request: FetchRequest, answers: AnswerBudget, deadline: float
 ) -> tuple[list[Buffer], int]:
     while True:
         # Register before reading, so that no change in between is missed.
         changed = trio.Event()
-        streams = _streams(front, request)
+        streams = _streams(broker, request)
         pace = Pace()
         room = kept = 0
         try:
@@ -149,7 +149,7 @@ async def _answer(
                 stream.add_waiter(changed.set)
                 await pace.step()
             room = answers.take(min(max(0, request.max_bytes), MAX_RESPONSE_BYTES))
-            topics, size, is_final = await _collect(front, request, room)
+            topics, size, is_final = await _collect(broker, request, room)
             # The answer cannot exceed the granted bytes: if min_bytes is larger, waiting would be useless.
             if is_final or size >= min(request.min_bytes, room) or trio.current_time() >= deadline:
                 body = await _encode(request.version, 0, topics)
@@ -165,16 +165,16 @@ async def _answer(
                 stream.remove_waiter(changed.set)
 
 
-def _streams(front: Front, request: FetchRequest) -> list[Stream]:
+def _streams(broker: Broker, request: FetchRequest) -> list[Stream]:
     found: list[Stream] = []
     for name, partitions in request.topics:
-        topic = front.engine.store.topics.get(name)
+        topic = broker.engine.store.topics.get(name)
         if topic is not None:
             found += [topic.partitions[p.partition] for p in partitions if 0 <= p.partition < len(topic.partitions)]
     return found
 
 
-async def _collect(front: Front, request: FetchRequest, room: int) -> tuple[list[tuple[str, list[_Answer]]], int, bool]:
+async def _collect(broker: Broker, request: FetchRequest, room: int) -> tuple[list[tuple[str, list[_Answer]]], int, bool]:
     """Answers, their size in bytes, and whether waiting is useless (an error, or a request without partitions)."""
     topics: list[tuple[str, list[_Answer]]] = []
     total = 0
@@ -184,7 +184,7 @@ async def _collect(front: Front, request: FetchRequest, room: int) -> tuple[list
         answers: list[_Answer] = []
         for wanted in partitions:
             await pace.step()
-            answer = await _read(front, name, wanted, room - total, must_advance=total == 0)
+            answer = await _read(broker, name, wanted, room - total, must_advance=total == 0)
             is_final = is_final or answer.error != 0
             total += answer.size
             answers.append(answer)
@@ -192,9 +192,9 @@ async def _collect(front: Front, request: FetchRequest, room: int) -> tuple[list
     return topics, total, is_final
 
 
-async def _read(front: Front, topic: str, wanted: FetchPartition, room: int, *, must_advance: bool) -> _Answer:
+async def _read(broker: Broker, topic: str, wanted: FetchPartition, room: int, *, must_advance: bool) -> _Answer:
     try:
-        stream = front.engine.store.stream(topic, wanted.partition)
+        stream = broker.engine.store.stream(topic, wanted.partition)
     except CairnError as error:
         return _Answer(wanted.partition, int(error_code(error)), -1, -1, [], 0)
     epoch_error = 0
@@ -207,14 +207,14 @@ async def _read(front: Front, topic: str, wanted: FetchPartition, room: int, *, 
         limit = min(wanted.max_bytes, room)
         if limit <= 0 and not must_advance:
             return _Answer(wanted.partition, 0, stream.high_watermark, stream.log_start_offset, [], 0)
-        result = await front.engine.read(stream, wanted.offset, max(1, limit))
+        result = await broker.engine.read(stream, wanted.offset, max(1, limit))
     except OffsetOutOfRange as error:
         return _Answer(wanted.partition, int(error_code(error)), stream.high_watermark, stream.log_start_offset, [], 0)
     except CairnError as error:
-        front.engine.store.report(READ_FAILED, stream=stream.name, offset=wanted.offset, error=str(error))
+        broker.engine.store.report(READ_FAILED, stream=stream.name, offset=wanted.offset, error=str(error))
         return _Answer(wanted.partition, int(error_code(error)), stream.high_watermark, stream.log_start_offset, [], 0)
     except OSError as error:
-        front.engine.store.report(READ_FAILED, stream=stream.name, offset=wanted.offset, error=str(error))
+        broker.engine.store.report(READ_FAILED, stream=stream.name, offset=wanted.offset, error=str(error))
         code = int(error_code(StorageFailed(str(error))))
         return _Answer(wanted.partition, code, stream.high_watermark, stream.log_start_offset, [], 0)
     if result.size_bytes > limit and not must_advance:

@@ -32,7 +32,7 @@ from logstore.interfaces import FileSystem
 from logstore.log.background import BackgroundJobs
 from logstore.log.chunks import IndexCache, parse_chunk_name
 from logstore.log.coroutines import all_settled, start
-from logstore.log.jobs import JobQueue, JobSource, MakeDirectory, Operation, Remove, RemoveDirectory, SyncDirectory
+from logstore.log.jobs import JobQueue, JobSource, MakeDirectory, Operation, RemoveFile, RemoveDirectory, SyncDirectory
 from logstore.log.ledger import DIRECTORY as LEDGER_DIRECTORY
 from logstore.log.ledger import Ledger
 from logstore.log.recovery import recover_stream
@@ -76,7 +76,7 @@ class Topic:
     internal: bool = False
 
 
-class Environment(NamedTuple):
+class StoreEnvironment(NamedTuple):
     """What a store needs from its surroundings."""
 
     fs: FileSystem
@@ -88,7 +88,7 @@ class Environment(NamedTuple):
 class Store:
     """The streams, topics and ledgers of one sidecar."""
 
-    def __init__(self, environment: Environment, settings: StoreSettings, cluster_id: str) -> None:
+    def __init__(self, environment: StoreEnvironment, settings: StoreSettings, cluster_id: str) -> None:
         self.clock = environment.clock
         self.settings = settings
         self.cluster_id = cluster_id
@@ -131,7 +131,7 @@ class Store:
         for directory in (LEDGER_DIRECTORY, STREAMS_DIRECTORY):
             fs.make_directory(directory)
         fs.sync_directory("")
-        store = cls(Environment(fs, clock, new_id, report), settings, cluster_id)
+        store = cls(StoreEnvironment(fs, clock, new_id, report), settings, cluster_id)
         store._recover(fs)
         return store
 
@@ -309,7 +309,7 @@ class Store:
             for chunk in stream.chunks:
                 self.indexes.forget(chunk.index_path)
                 paths = (chunk.log_path, chunk.index_path, chunk.producers_path)
-                operations += [Remove(path, optional=True) for path in paths]
+                operations += [RemoveFile(path, optional=True) for path in paths]
             operations.append(RemoveDirectory(stream.directory, optional=True))
         operations.append(RemoveDirectory(topic.directory, optional=True))
         self._background.run(operations)

@@ -24,7 +24,7 @@ from logstore.log.ticket import Ticket
 from logstore.log.topics import TopicConfig
 from logstore.testing.clock import ManualClock
 from logstore.testing.controls import scan_all
-from logstore.testing.driver import Driver
+from logstore.testing.driver import JobDriver
 from logstore.testing.history import FoundBatch, History, PromiseBroken, StreamHistory, content_of, found_batches
 from logstore.testing.reports import RecordedReports
 from logstore.testing.simdisk import SimDisk
@@ -100,7 +100,7 @@ class World:
         self.staging = Staging.open(self.fs, self.store.notify, self.reports)
         self.epochs = Epochs(self.store, self.staging, self.reports)
         order = None if self.setup.seed is None else Random(self.setup.seed)
-        self.driver = Driver(self.store.queue, self.fs, order, self.setup.rewrite)
+        self.driver = JobDriver(self.store.queue, self.fs, order, self.setup.rewrite)
         for search in self.epochs.searches():
             stream = self.store.stream(search.target.topic, search.target.partition)
             self.epochs.found(search, self.controls(stream, search.from_offset))

@@ -30,8 +30,8 @@ from logstore.log.ticket import Ticket
 from logstore.log.topics import TopicConfig
 from logstore.testing.clock import ManualClock
 from logstore.testing.controls import scan_all
-from logstore.testing.driver import Driver
-from logstore.testing.faults import EIO, Call, Fault
+from logstore.testing.driver import JobDriver
+from logstore.testing.faults import EIO, FileCall, Fault
 from logstore.testing.simdisk import SimDisk
 from spe_adapter.cec.policy import Policy
 from spe_adapter.continuous.core import Core, Place
@@ -97,7 +97,7 @@ class Life:
         )
         self.staging = Staging.open(disk, self.store.notify, ignore)
         self.epochs = Epochs(self.store, self.staging, ignore)
-        self.driver = Driver(self.store.queue, disk, random)
+        self.driver = JobDriver(self.store.queue, disk, random)
         for search in self.epochs.searches():
             stream = self.store.stream(search.target.topic, search.target.partition)
             self.epochs.found(search, self.controls(stream, search.from_offset))
@@ -153,13 +153,13 @@ class World:
         self._hook(self.life.disk)
 
     def _hook(self, disk: SimDisk) -> None:
-        def before(call: Call) -> None:
+        def before(call: FileCall) -> None:
             if call.changes_disk:
                 self.counts.disk_calls += 1
                 if self.counts.disk_calls in self.faults.power:
                     raise PowerCut(str(call))
 
-        def fault(call: Call) -> Fault | None:
+        def fault(call: FileCall) -> Fault | None:
             fails = call.changes_disk and self.counts.disk_calls in self.faults.failing
             self.counts.failures += fails
             return EIO if fails else None

@@ -7,7 +7,7 @@ from logstore.epochs.decisions import Last, decode_last, encode_last
 from logstore.errors import FencedRun, InvalidRecord, StagedMissing, StagePosition, StaleEpoch, StorageFailed
 from logstore.format.epoch_api import AbortRequest, DecideReply, StageReply
 from logstore.testing.clock import ManualClock
-from logstore.testing.faults import EIO, ENOSPC, Call, Fault
+from logstore.testing.faults import EIO, ENOSPC, FileCall, Fault
 from logstore.testing.simdisk import SimDisk
 from tests.epochs.stage_set import Sidecar, decide, decision, piece, stage
 
@@ -205,7 +205,7 @@ def test_a_disk_error_kills_the_attempt_only(sidecar: Sidecar, kind: str) -> Non
     assert isinstance(disk, SimDisk)
     stage(sidecar, piece({0: ["other"]}, epoch=0, task=1))
 
-    def fault(call: Call) -> Fault | None:
+    def fault(call: FileCall) -> Fault | None:
         return EIO if call.kind == kind and "staging" in call.path else None
 
     disk.fault_for = fault

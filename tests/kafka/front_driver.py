@@ -24,10 +24,10 @@ from logstore.base.events import LogEvent
 from logstore.testing.reports import RecordedReports
 from logstore.base.system import SystemClock
 from logstore.disk.files import OsFiles
-from logstore.engine import Engine, open_engine
+from logstore.engine import StoreEngine, open_engine
 from logstore.format.records import Record, encode_batch
 from logstore.interfaces import Buffer
-from logstore.kafka.dispatch import Api, Front, FrontSettings, RawApi, compose
+from logstore.kafka.api_types import Api, Broker, BrokerSettings, PrivateApi, compose
 from logstore.kafka.scans import scan_apis
 from logstore.kafka.server import KafkaServer, Listener
 from logstore.kafka.wire import build
@@ -72,7 +72,7 @@ class Server:
     """A running front: where it listens, what is behind it, and what it reported."""
 
     port: int
-    engine: Engine
+    engine: StoreEngine
     kafka: KafkaServer
     files: FailingFiles
     reports: RecordedReports = field(default_factory=RecordedReports)
@@ -102,12 +102,12 @@ class Server:
 @asynccontextmanager
 async def serving(
     root: Path,
-    settings: FrontSettings | None = None,
+    settings: BrokerSettings | None = None,
     *,
     store_settings: StoreSettings | None = None,
     partitions: int = 2,
     apis: Iterable[Api] = (),
-    raw: Iterable[RawApi] = (),
+    private: Iterable[PrivateApi] = (),
 ) -> AsyncIterator[Server]:
     """A front on a fresh store with one topic, at a free port."""
     reports = RecordedReports()
@@ -117,8 +117,8 @@ async def serving(
     )
     async with open_engine(store, files) as engine:
         await engine.wait(store.create_topic(TOPIC, partitions, {}))
-        front = Front(engine, clock, settings or FrontSettings())
-        kafka = KafkaServer(front, compose(apis, [*raw, *scan_apis(front)]))
+        broker = Broker(engine, clock, settings or BrokerSettings())
+        kafka = KafkaServer(broker, compose(apis, [*private, *scan_apis(broker)]))
         async with trio.open_nursery() as nursery:
             (listener,) = await nursery.start(kafka.serve, [Listener("127.0.0.1", 0)])
             yield Server(listener.port, engine, kafka, files, reports)

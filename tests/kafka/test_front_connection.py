@@ -16,7 +16,7 @@ from logstore.interfaces import Buffer
 from logstore.kafka import fetch, produce
 from logstore.kafka.budgets import AnswerBudget
 from logstore.kafka.connection import SLOT_BYTES
-from logstore.kafka.dispatch import FrontSettings, RawApi
+from logstore.kafka.api_types import BrokerSettings, PrivateApi
 from logstore.log.store import StoreSettings
 from tests.kafka.front_driver import (
     API_VERSIONS,
@@ -186,7 +186,7 @@ async def _failing(_body: memoryview, _answers: AnswerBudget) -> tuple[list[Buff
 
 async def test_a_fault_of_ours_ends_one_connection_only(tmp_path: Path) -> None:
     """A handler that breaks is reported with its trace; the other clients do not notice."""
-    async with serving(tmp_path, raw=[RawApi(RAW_KEY, _broken)]) as server, await server.connect() as other:
+    async with serving(tmp_path, private=[PrivateApi(RAW_KEY, _broken)]) as server, await server.connect() as other:
         async with await server.connect() as peer:
             await peer.send(request_frame(RAW_KEY, 0, b""))
             assert await peer.ended()
@@ -196,7 +196,7 @@ async def test_a_fault_of_ours_ends_one_connection_only(tmp_path: Path) -> None:
 
 async def test_an_error_no_handler_answers_closes_the_connection(tmp_path: Path) -> None:
     """What a request fails with and its handler does not say is reported when the connection is closed."""
-    async with serving(tmp_path, raw=[RawApi(RAW_KEY, _failing)]) as server, await server.connect() as peer:
+    async with serving(tmp_path, private=[PrivateApi(RAW_KEY, _failing)]) as server, await server.connect() as peer:
         await peer.send(request_frame(RAW_KEY, 0, b""))
         assert await peer.ended()
         assert "the disk is away" in str(server.reported(CONNECTION_CLOSED)[0]["why"])
@@ -208,7 +208,7 @@ async def test_an_error_no_handler_answers_closes_the_connection(tmp_path: Path)
 async def test_a_silent_client_is_closed(tmp_path: Path, mock_clock: trio.testing.MockClock) -> None:
     """A connection without a whole request within handshake-s is closed; one byte now and then does not help."""
     mock_clock.rate = 1
-    async with serving(tmp_path, FrontSettings(handshake_s=10)) as server:  # noqa: SIM117
+    async with serving(tmp_path, BrokerSettings(handshake_s=10)) as server:  # noqa: SIM117
         async with await server.connect() as silent, await server.connect() as slow:
             await slow.send(produce_frame([batch()])[:1])
             await wait_until(lambda: len(server.kafka._connections) == 2)
@@ -244,7 +244,7 @@ async def test_a_newcomer_takes_the_place_of_the_longest_idle(tmp_path: Path) ->
     """One connection more than max-connections ends the one that was silent the longest: first who has sent no
     request, then whose last request is the longest ago. Nobody is locked out, on loopback neither.
     """
-    async with serving(tmp_path, FrontSettings(max_connections=3)) as server:
+    async with serving(tmp_path, BrokerSettings(max_connections=3)) as server:
         first, second = await server.connect(), await server.connect()
         await first.produce(batch())
         await second.produce(batch())
@@ -267,7 +267,7 @@ async def test_one_connection_cannot_fill_the_memory(tmp_path: Path) -> None:
     """While the disk is held, a client's unanswered requests are read up to its bound, and not beyond."""
     size = 10_000
     limit = 20 * (size + SLOT_BYTES)
-    async with serving(tmp_path, FrontSettings(connection_in_flight_bytes=limit)) as server:  # noqa: SIM117
+    async with serving(tmp_path, BrokerSettings(connection_in_flight_bytes=limit)) as server:  # noqa: SIM117
         async with await server.connect() as peer, trio.open_nursery() as nursery:
             server.files.gate = threading.Event()
             count = 300
@@ -284,7 +284,7 @@ async def test_all_connections_together_cannot_fill_the_memory(tmp_path: Path) -
     """The bound over all connections holds while the disk is held; released, everybody is served."""
     size, clients, count = 10_000, 10, 20
     limit = 20 * (size + SLOT_BYTES)
-    async with serving(tmp_path, FrontSettings(total_in_flight_bytes=limit)) as server:
+    async with serving(tmp_path, BrokerSettings(total_in_flight_bytes=limit)) as server:
         peers = [await server.connect() for _ in range(clients)]
         async with trio.open_nursery() as nursery:
             server.files.gate = threading.Event()
@@ -308,8 +308,8 @@ async def _large(_body: memoryview, _answers: AnswerBudget) -> tuple[list[Buffer
 
 async def test_clients_that_do_not_read_do_not_hold_up_others(tmp_path: Path) -> None:
     """Clients that only ever send fill their own bound and are stopped; what is written weighs on nobody else."""
-    settings = FrontSettings(connection_in_flight_bytes=100_000, total_in_flight_bytes=150_000)
-    async with serving(tmp_path, settings, raw=[RawApi(RAW_KEY, _large)]) as server, trio.open_nursery() as nursery:
+    settings = BrokerSettings(connection_in_flight_bytes=100_000, total_in_flight_bytes=150_000)
+    async with serving(tmp_path, settings, private=[PrivateApi(RAW_KEY, _large)]) as server, trio.open_nursery() as nursery:
         deaf = [await server.connect(receive_buffer_bytes=2048) for _ in range(5)]
         data = request_frame(RAW_KEY, 0, b"") + produce_frame([batch(1, 10_000)]) * 1000
         for peer in deaf:
@@ -325,7 +325,7 @@ async def test_clients_that_do_not_read_do_not_hold_up_others(tmp_path: Path) ->
 
 async def test_unread_answers_are_bounded(tmp_path: Path) -> None:
     """Clients that fetch much and read nothing make later answers smaller; nobody is refused or blocked."""
-    settings = FrontSettings(total_answer_bytes=4 << 20)
+    settings = BrokerSettings(total_answer_bytes=4 << 20)
     async with serving(tmp_path, settings, store_settings=StoreSettings(tail_bytes=1)) as server:
         async with await server.connect() as writer:
             for _ in range(12):

@@ -243,11 +243,11 @@ def test_a_body_of_many_values_is_refused() -> None:
 async def test_hostile_requests_close_one_connection_only(tmp_path: Path) -> None:
     """A frame of 1 MiB with as many empty names as fit ends its connection at once; others are served."""
     count = 500_000
-    for name in ("node", "front"):
+    for name in ("node", "broker"):
         (tmp_path / name).mkdir()
     async with running(tmp_path / "node") as node:
         apis = list(node.apis.values())
-        async with serving(tmp_path / "front", apis=apis) as server, await server.connect() as peer:
+        async with serving(tmp_path / "broker", apis=apis) as server, await server.connect() as peer:
             await peer.send(request_frame(3, 1, struct.pack(">i", count) + struct.pack(">h", 0) * count))
             assert await peer.ended()
             async with await server.connect() as other:

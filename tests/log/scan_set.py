@@ -12,7 +12,7 @@ import trio
 
 from logstore.base.events import ignore
 from logstore.disk.files import OsFiles
-from logstore.engine import Engine, open_engine
+from logstore.engine import StoreEngine, open_engine
 from logstore.format.batch import iterate_batches
 from logstore.format.control import encode_control_record, known_type
 from logstore.format.records import Record, encode_batch
@@ -59,7 +59,7 @@ class WatchedFiles(OsFiles):
 class Place(NamedTuple):
     """A life of a store."""
 
-    engine: Engine
+    engine: StoreEngine
     files: WatchedFiles
     clock: ManualClock
 
