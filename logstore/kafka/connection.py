@@ -12,12 +12,16 @@ Invariants:
   total.
 * A frame above the limit, a request that cannot be decoded, an unknown API key or a bug in a handler ends this
   connection, and no other.
+* `ConnectionState` is the state of the connection; every change of it is in TRANSITIONS and is made by the
+  connection's own task. Other tasks only cancel, and leave the event that the cancellation stands for.
 """
 
+import enum
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from typing import Final
 
 import trio
 
@@ -50,6 +54,59 @@ LONG_ANSWER_KEYS = frozenset((3, 9, 15, 32, 35, 75))
 long answers."""
 
 
+class ConnectionState(enum.Enum):
+    """Where a connection is in its life."""
+
+    SERVING = "serving"
+    """Requests are read and answered."""
+    DRAINING = "draining"
+    """No more requests are read; earlier ones are answered."""
+    HALF_CLOSED = "half closed"
+    """The client sends no more; its requests are answered."""
+    LINGERING = "lingering"
+    """Every answer is sent; what the client still sends is thrown away, for LINGER_S seconds at most."""
+    ENDED = "ended"
+    """The socket is closed."""
+
+
+class ConnectionEvent(enum.Enum):
+    """What changes the state of a connection."""
+
+    CLIENT_ENDED = "client ended its side"
+    REFUSED = "request that cannot be served"
+    TIMED_OUT = "no whole request in time"
+    FRAME_GIVEN_UP = "frame given up"
+    STOPPED = "sidecar stops"
+    ANSWERED = "all answers sent"
+    LINGERED = "client ended or took too long"
+    CUT = "connection cut"
+
+
+TRANSITIONS: Final[Mapping[tuple[ConnectionState, ConnectionEvent], ConnectionState]] = {
+    (ConnectionState.SERVING, ConnectionEvent.CLIENT_ENDED): ConnectionState.HALF_CLOSED,
+    (ConnectionState.SERVING, ConnectionEvent.REFUSED): ConnectionState.DRAINING,
+    (ConnectionState.SERVING, ConnectionEvent.TIMED_OUT): ConnectionState.DRAINING,
+    (ConnectionState.SERVING, ConnectionEvent.FRAME_GIVEN_UP): ConnectionState.DRAINING,
+    (ConnectionState.SERVING, ConnectionEvent.STOPPED): ConnectionState.DRAINING,
+    (ConnectionState.SERVING, ConnectionEvent.CUT): ConnectionState.ENDED,
+    (ConnectionState.DRAINING, ConnectionEvent.ANSWERED): ConnectionState.LINGERING,
+    (ConnectionState.DRAINING, ConnectionEvent.CUT): ConnectionState.ENDED,
+    (ConnectionState.HALF_CLOSED, ConnectionEvent.ANSWERED): ConnectionState.ENDED,
+    (ConnectionState.HALF_CLOSED, ConnectionEvent.CUT): ConnectionState.ENDED,
+    (ConnectionState.LINGERING, ConnectionEvent.LINGERED): ConnectionState.ENDED,
+    (ConnectionState.LINGERING, ConnectionEvent.CUT): ConnectionState.ENDED,
+}
+REASONS: Final[Mapping[ConnectionEvent, str]] = {
+    ConnectionEvent.TIMED_OUT: "no whole request came in time",
+    ConnectionEvent.FRAME_GIVEN_UP: (
+        "its frame came slower than others while memory for requests was short (total-in-flight-bytes)"
+    ),
+}
+"""What the operator is told of an event by which reading ends; a stop needs no report."""
+PLACE_TAKEN: Final = "it was idle the longest, and its place went to a new connection (max-connections)"
+ANSWERS_UNREAD: Final = "it did not read its answers while memory for them was short (total-answer-bytes)"
+
+
 class ClientConnection:
     """Serves one client until it disconnects, breaks the protocol or is idle for too long."""
 
@@ -76,31 +133,44 @@ class ClientConnection:
         self._line = AnswerLine(client, broker.engine, arrivals.requests, answers, settings.idle_s, self._give_up_answer)
         self._life = trio.CancelScope()
         self._receiving = trio.CancelScope()
-        self._why_ended: str | None = "no whole request came in time"
+        self._state = ConnectionState.SERVING
+        self._reading_ended_by = ConnectionEvent.TIMED_OUT
+        """The event that a cancellation of `_receiving` stands for; its deadline is the client's."""
+        self._why_cut = PLACE_TAKEN
         deadlines = Deadlines(settings.handshake_s, settings.idle_s)
         limit = settings.max_frame_bytes
         self._frames = FrameReader(client, limit, deadlines, arrivals, self._receiving, self._give_up_frame)
 
     def give_way(self) -> None:
         """End the connection at once, with requests unanswered: another client needs the slot."""
-        self._why_ended = "it was idle the longest, and its place went to a new connection (max-connections)"
-        self._life.cancel()
+        self._cut(PLACE_TAKEN)
 
     def _give_up_frame(self) -> None:
         """Stop waiting for the incoming frame; earlier requests are still answered."""
-        self._why_ended = (
-            "its frame came slower than others while memory for requests was short (total-in-flight-bytes)"
-        )
-        self._receiving.cancel()
+        self._end_reading(ConnectionEvent.FRAME_GIVEN_UP)
 
     def _give_up_answer(self) -> None:
-        self._why_ended = "it did not read its answers while memory for them was short (total-answer-bytes)"
-        self._life.cancel()
+        self._cut(ANSWERS_UNREAD)
 
     def stop(self) -> None:
         """Take no more requests; appends under way are still answered, requests that only wait are not."""
-        self._why_ended = None  # nothing to report: the operator stopped the sidecar
+        self._end_reading(ConnectionEvent.STOPPED)
+
+    def _end_reading(self, event: ConnectionEvent) -> None:
+        self._reading_ended_by = event
         self._receiving.cancel()
+
+    def _cut(self, why: str) -> None:
+        self._why_cut = why
+        self._life.cancel()
+
+    def move(self, event: ConnectionEvent) -> ConnectionState:
+        """Make the transition in the table; returns the new state."""
+        following = TRANSITIONS.get((self._state, event))
+        if following is None:
+            raise AssertionError(f"{event.value}: not possible for a connection that is {self._state.value}")
+        self._state = following
+        return following
 
     async def run(self) -> None:
         """Serve; returns when the connection has ended."""
@@ -108,7 +178,7 @@ class ClientConnection:
             with self._life:
                 await self._serve()
             if self._life.cancelled_caught:
-                self._report_close(self._why_ended)
+                self._report_close(self._why_cut)
         except* TooSlow as group:
             self._report_close(group.exceptions[0])
         except* (OSError, trio.ClosedResourceError, trio.BrokenResourceError):
@@ -119,23 +189,34 @@ class ClientConnection:
             trace = "".join(traceback.format_exception(group))
             self._broker.engine.store.report(REQUEST_CRASHED, client=self._caller.host, trace=trace)
         finally:
+            if self._state is not ConnectionState.ENDED:
+                self.move(ConnectionEvent.CUT)
             self._line.close()
             self._client.close()
 
     async def _serve(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._line.send_answers)
-            with self._receiving:
-                try:
-                    await self._receive()
-                except (MalformedRequest, ClosedError) as error:
-                    self._report_close(error)
-            if self._receiving.cancelled_caught and self._why_ended is not None:
-                self._report_close(self._why_ended)
+            self.move(await self._read())
             self._line.end()
             self._broker.engine.kick()
-        if not self._frames.is_ended:
+        if self.move(ConnectionEvent.ANSWERED) is ConnectionState.LINGERING:
             await self._linger()
+            self.move(ConnectionEvent.LINGERED)
+
+    async def _read(self) -> ConnectionEvent:
+        """Read and start requests until no more are to be read; returns the event that ended this, and reports it."""
+        with self._receiving:
+            try:
+                await self._receive()
+            except (MalformedRequest, ClosedError) as error:
+                self._report_close(error)
+                return ConnectionEvent.CLIENT_ENDED if self._frames.is_ended else ConnectionEvent.REFUSED
+        if not self._receiving.cancelled_caught:
+            return ConnectionEvent.CLIENT_ENDED
+        if self._reading_ended_by in REASONS:
+            self._report_close(REASONS[self._reading_ended_by])
+        return self._reading_ended_by
 
     def _report_close(self, why: object) -> None:
         self._broker.engine.store.report(CONNECTION_CLOSED, client=self._caller.host, why=str(why))

@@ -34,6 +34,7 @@ MAX_WAITING_PARTITIONS = 200_000
 """Partitions that all waiting fetches together may name, at some 100 bytes each; further fetches do not wait."""
 WAITING_PART_BYTES = 100
 """A waiting fetch keeps its frame, so it counts at least one partition per WAITING_PART_BYTES bytes of the frame."""
+_UNKNOWN_TOPIC_OR_PARTITION = 3
 _SESSION_NOT_FOUND = 70
 _INVALID_SESSION_EPOCH = 71
 _FENCED_LEADER_EPOCH, _UNKNOWN_LEADER_EPOCH = 74, 75
@@ -141,7 +142,8 @@ async def _answer(
     while True:
         # Register before reading, so that no change in between is missed.
         changed = trio.Event()
-        streams = _streams(broker, request)
+        found = _streams(broker, request)
+        streams = [stream for partitions in found for stream in partitions if stream is not None]
         pace = Pace()
         room = kept = 0
         try:
@@ -149,7 +151,7 @@ async def _answer(
                 stream.add_waiter(changed.set)
                 await pace.step()
             room = answers.take(min(max(0, request.max_bytes), MAX_RESPONSE_BYTES))
-            topics, size, is_final = await _collect(broker, request, room)
+            topics, size, is_final = await _collect(broker, request, found, room)
             # The answer cannot exceed the granted bytes: if min_bytes is larger, waiting would be useless.
             if is_final or size >= min(request.min_bytes, room) or trio.current_time() >= deadline:
                 body = await _encode(request.version, 0, topics)
@@ -165,26 +167,32 @@ async def _answer(
                 stream.remove_waiter(changed.set)
 
 
-def _streams(broker: Broker, request: FetchRequest) -> list[Stream]:
-    found: list[Stream] = []
+def _streams(broker: Broker, request: FetchRequest) -> list[list[Stream | None]]:
+    """The streams of the request's partitions, topic by topic; None: there is no such stream."""
+    found: list[list[Stream | None]] = []
     for name, partitions in request.topics:
         topic = broker.engine.store.topics.get(name)
-        if topic is not None:
-            found += [topic.partitions[p.partition] for p in partitions if 0 <= p.partition < len(topic.partitions)]
+        streams = [] if topic is None else topic.partitions
+        found.append([streams[p.partition] if 0 <= p.partition < len(streams) else None for p in partitions])
     return found
 
 
-async def _collect(broker: Broker, request: FetchRequest, room: int) -> tuple[list[tuple[str, list[_Answer]]], int, bool]:
+async def _collect(
+    broker: Broker, request: FetchRequest, streams: list[list[Stream | None]], room: int
+) -> tuple[list[tuple[str, list[_Answer]]], int, bool]:
     """Answers, their size in bytes, and whether waiting is useless (an error, or a request without partitions)."""
     topics: list[tuple[str, list[_Answer]]] = []
     total = 0
     is_final = not request.topics
     pace = Pace()
-    for name, partitions in request.topics:
+    for (name, partitions), found in zip(request.topics, streams, strict=True):
         answers: list[_Answer] = []
-        for wanted in partitions:
+        for wanted, stream in zip(partitions, found, strict=True):
             await pace.step()
-            answer = await _read(broker, name, wanted, room - total, must_advance=total == 0)
+            if stream is None or stream.deleted:
+                answer = _refused(wanted, _UNKNOWN_TOPIC_OR_PARTITION)
+            else:
+                answer = await _read(broker, stream, wanted, room - total, must_advance=total == 0)
             is_final = is_final or answer.error != 0
             total += answer.size
             answers.append(answer)
@@ -192,36 +200,37 @@ async def _collect(broker: Broker, request: FetchRequest, room: int) -> tuple[li
     return topics, total, is_final
 
 
-async def _read(broker: Broker, topic: str, wanted: FetchPartition, room: int, *, must_advance: bool) -> _Answer:
-    try:
-        stream = broker.engine.store.stream(topic, wanted.partition)
-    except CairnError as error:
-        return _Answer(wanted.partition, int(error_code(error)), -1, -1, [], 0)
-    epoch_error = 0
+async def _read(broker: Broker, stream: Stream, wanted: FetchPartition, room: int, *, must_advance: bool) -> _Answer:
     if wanted.leader_epoch >= 0 and wanted.leader_epoch != stream.leader_epoch:
-        epoch_error = _FENCED_LEADER_EPOCH if wanted.leader_epoch < stream.leader_epoch else _UNKNOWN_LEADER_EPOCH
-    if epoch_error:
-        return _Answer(wanted.partition, epoch_error, -1, -1, [], 0)
+        is_old = wanted.leader_epoch < stream.leader_epoch
+        return _refused(wanted, _FENCED_LEADER_EPOCH if is_old else _UNKNOWN_LEADER_EPOCH)
     try:
-        stream.check_offset(wanted.offset)
         limit = min(wanted.max_bytes, room)
         if limit <= 0 and not must_advance:
-            return _Answer(wanted.partition, 0, stream.high_watermark, stream.log_start_offset, [], 0)
+            stream.check_offset(wanted.offset)
+            return _empty(stream, wanted)
         result = await broker.engine.read(stream, wanted.offset, max(1, limit))
     except OffsetOutOfRange as error:
-        return _Answer(wanted.partition, int(error_code(error)), stream.high_watermark, stream.log_start_offset, [], 0)
-    except CairnError as error:
+        return _empty(stream, wanted, int(error_code(error)))
+    except (CairnError, OSError) as error:
         broker.engine.store.report(READ_FAILED, stream=stream.name, offset=wanted.offset, error=str(error))
-        return _Answer(wanted.partition, int(error_code(error)), stream.high_watermark, stream.log_start_offset, [], 0)
-    except OSError as error:
-        broker.engine.store.report(READ_FAILED, stream=stream.name, offset=wanted.offset, error=str(error))
-        code = int(error_code(StorageFailed(str(error))))
-        return _Answer(wanted.partition, code, stream.high_watermark, stream.log_start_offset, [], 0)
+        failure = StorageFailed(str(error)) if isinstance(error, OSError) else error
+        return _empty(stream, wanted, int(error_code(failure)))
     if result.size_bytes > limit and not must_advance:
-        return _Answer(wanted.partition, 0, stream.high_watermark, stream.log_start_offset, [], 0)
+        return _empty(stream, wanted)
     return _Answer(
         wanted.partition, 0, stream.high_watermark, stream.log_start_offset, result.buffers, result.size_bytes
     )
+
+
+def _refused(wanted: FetchPartition, error: int) -> _Answer:
+    """An error instead of a stream's offsets."""
+    return _Answer(wanted.partition, error, -1, -1, [], 0)
+
+
+def _empty(stream: Stream, wanted: FetchPartition, error: int = 0) -> _Answer:
+    """A stream's offsets without batches."""
+    return _Answer(wanted.partition, error, stream.high_watermark, stream.log_start_offset, [], 0)
 
 
 async def _encode(version: int, error: int, topics: list[tuple[str, list[_Answer]]]) -> list[Buffer]:
