@@ -12,6 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from logstore.base.addresses import Address, is_loopback, parse_address
+from logstore.base.errors import AddressError, FieldError
+from logstore.base.events import LEVELS, Level
+from logstore.base.fields import Boolean, Integer, String, Type, from_text
 from logstore.errors import ConfigError
 from logstore.kafka.api_types import BrokerSettings
 from logstore.kafka.groups.coordinator import GroupSettings
@@ -20,10 +24,6 @@ from logstore.kafka.server import Listener
 from logstore.log.chunks import MAX_APPEND_BYTES
 from logstore.log.store import StoreSettings
 from logstore.log.topics import TopicConfig
-from logstore.base.addresses import Address, is_loopback, parse_address
-from logstore.base.errors import AddressError, FieldError
-from logstore.base.events import LEVELS, Level
-from logstore.base.fields import Boolean, Integer, String, Type, from_text
 
 DEFAULT_KAFKA = "127.0.0.1:9092"
 STATE_DIRECTORY = "/dev/shm/cairn-{uid}"  # noqa: S108  its owner is checked before anything in it is touched

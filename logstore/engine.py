@@ -13,16 +13,16 @@ from typing import TypeVar
 
 import trio
 
-from logstore.events import DISK_FULL, DISK_FULL_OVER, LOOK_UP_INEXACT
 from logstore.disk.writers import WriterThreads
 from logstore.errors import CairnError, CorruptChunk, OffsetOutOfRange, UnknownTopicOrPartition
+from logstore.events import DISK_FULL, DISK_FULL_OVER, LOOK_UP_INEXACT
 from logstore.format.batch import empty_batch, iterate_batches, parse_header
 from logstore.format.control import END_TYPE
 from logstore.interfaces import Buffer, FileSystem
 from logstore.log import reading, scanning
 from logstore.log.chunks import ChunkView
 from logstore.log.jobs import DiskJob, WriteFile
-from logstore.log.read_ahead import ReadPosition, ReadAhead, split
+from logstore.log.read_ahead import ReadAhead, ReadPosition, split
 from logstore.log.reading import ReadResult, TimeFound
 from logstore.log.scanning import ScanRange, ScanResult
 from logstore.log.store import Store

@@ -20,12 +20,12 @@ from typing import Any
 
 import trio
 
-from logstore.events import FEWER_CONNECTIONS, HANGUP_IGNORED, READY, RECOVERED, STATE_NOT_RECLAIMED, STATE_RECLAIMED, STOPPED, STOPPING
 from logstore import config
-from logstore.config import SidecarConfig
-from logstore.base.system import SystemClock
 from logstore.base.directory import LOCK_FILE, locked_directory
 from logstore.base.failures import leaves, sentence
+from logstore.base.report import Reporter
+from logstore.base.system import SystemClock
+from logstore.config import SidecarConfig
 from logstore.disk.files import MAX_DESCRIPTORS, OsFiles
 from logstore.disk.shared_state import Reclaimed, SharedState
 from logstore.engine import open_engine
@@ -33,9 +33,19 @@ from logstore.epochs.epochs import Epochs
 from logstore.epochs.staging import DIRECTORY as STAGING_DIRECTORY
 from logstore.epochs.staging import Staging
 from logstore.errors import CairnError, ConfigError
+from logstore.events import (
+    FEWER_CONNECTIONS,
+    HANGUP_IGNORED,
+    READY,
+    RECOVERED,
+    STATE_NOT_RECLAIMED,
+    STATE_RECLAIMED,
+    STOPPED,
+    STOPPING,
+)
 from logstore.kafka import epochs as epoch_requests
+from logstore.kafka.api_types import Api, ApiHandlers, Broker, BrokerSettings, compose
 from logstore.kafka.configs import ConfigHandlers
-from logstore.kafka.api_types import Api, Broker, BrokerSettings, ApiHandlers, compose
 from logstore.kafka.groups.coordinator import GroupCoordinator
 from logstore.kafka.groups.handlers import GroupHandlers
 from logstore.kafka.groups.offsets import OffsetStore
@@ -48,7 +58,6 @@ from logstore.kafka.server import KafkaServer, Listener
 from logstore.kafka.topics import TopicHandlers
 from logstore.log.ledger import DIRECTORY as LEDGER_DIRECTORY
 from logstore.log.store import IDENTITY_FILE, STREAMS_DIRECTORY, Store
-from logstore.base.report import Reporter
 
 SWITCH_INTERVAL_S = 0.0005
 """How long a reader thread may keep the interpreter from the event loop; Python's default is ten times that."""
@@ -190,7 +199,9 @@ def _within_open_files(broker: BrokerSettings, reporter: Reporter) -> BrokerSett
         return broker
     reporter(
         FEWER_CONNECTIONS,
-        max_connections=max(1, possible), wanted=broker.max_connections, open_files=hard,
+        max_connections=max(1, possible),
+        wanted=broker.max_connections,
+        open_files=hard,
     )
     return replace(broker, max_connections=max(1, possible))
 

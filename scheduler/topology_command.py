@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from scheduler.calibration.command import add_agent_arguments, add_calibrate_arguments, run_agent, run_calibration
 from logstore.base.errors import CairnError
+from scheduler.calibration.command import add_agent_arguments, add_calibrate_arguments, run_agent, run_calibration
 from scheduler.topology.command import add_check_arguments, add_draw_arguments, run_check, run_draw
 
 EXIT_FAILED: Final = 1

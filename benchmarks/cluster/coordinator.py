@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
-from logstore.base.events import ignore
 from benchmarks.cluster.network import CONTROL_ADDRESS
 from logstore.base.addresses import Address
+from logstore.base.events import ignore
+from logstore.base.system import SystemClock
 from scheduler.coordinator.running import Security, ServeSettings, make_planner, opened
 from scheduler.coordinator.service import CoordinatorSettings, Environment
-from logstore.base.system import SystemClock
 from scheduler.coordinator.testing import in_thread
 from scheduler.peace.online import GATHER_MS, Mode, Settings, Stragglers
 from scheduler.topology import Topology

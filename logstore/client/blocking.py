@@ -13,6 +13,8 @@ import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Generic, Self, TypeVar
 
+from logstore.base.addresses import MAX_PORT, Address, parse_address
+from logstore.base.errors import AddressError
 from logstore.client import wire
 from logstore.client.errors import (
     INVALID_CONFIG,
@@ -25,8 +27,6 @@ from logstore.client.errors import (
     Unavailable,
     name_of,
 )
-from logstore.base.addresses import MAX_PORT, Address, parse_address
-from logstore.base.errors import AddressError
 from logstore.client.network import HostNetwork, Network
 from logstore.client.wire import Fetched, OffsetInfo, TopicInfo, TopicPartition
 from logstore.errors import CairnError, InvalidConfig, InvalidPartitions, MalformedRequest, TopicExists

@@ -14,8 +14,8 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from logstore.format.topic_partition import TopicPartition as TopicPartition
 from logstore.client.errors import MalformedReply
+from logstore.format.topic_partition import TopicPartition as TopicPartition
 from logstore.interfaces import Buffer
 
 PRODUCE: Final = 0

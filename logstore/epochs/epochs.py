@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from logstore.events import EPOCH_ROLLED_FORWARD, EPOCH_STUCK, STAGED_DATA_EXPIRED
+from logstore.base.events import Report
 from logstore.epochs.append_group import check_part, holds_end
 from logstore.epochs.decisions import (
     BUSY,
@@ -46,6 +46,7 @@ from logstore.epochs.decisions import (
 from logstore.epochs.publisher import Commit, Publisher
 from logstore.epochs.staging import Attempt, Staging
 from logstore.errors import CairnError, CorruptFile, FencedRun, MalformedRequest, StagedMissing, StaleEpoch
+from logstore.events import EPOCH_ROLLED_FORWARD, EPOCH_STUCK, STAGED_DATA_EXPIRED
 from logstore.format.epoch_api import (
     AbortReply,
     AbortRequest,
@@ -56,7 +57,6 @@ from logstore.format.epoch_api import (
     StageRequest,
 )
 from logstore.format.staged import AttemptKey
-from logstore.base.events import Report
 from logstore.interfaces import Buffer
 from logstore.log.coroutines import all_settled, start
 from logstore.log.store import Store

@@ -9,13 +9,13 @@ Invariants:
 from functools import partial
 from typing import Final
 
-from logstore.events import EPOCH_TOPIC_GONE
+from logstore.base.events import Report
 from logstore.epochs.append_group import EpochGroup
 from logstore.epochs.decisions import Decision, Last, Target
 from logstore.epochs.staging import Extent, Staging
 from logstore.errors import CorruptFile, UnknownTopicOrPartition
+from logstore.events import EPOCH_TOPIC_GONE
 from logstore.format.staged import AttemptKey
-from logstore.base.events import Report
 from logstore.log.coroutines import for_each
 from logstore.log.store import Store
 from logstore.log.stream import Stream

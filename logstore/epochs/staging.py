@@ -22,8 +22,9 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from logstore.events import STAGING_CUT
+from logstore.base.events import Report
 from logstore.errors import CorruptFile, StagePosition, StorageFailed
+from logstore.events import STAGING_CUT
 from logstore.format.epoch_api import Part
 from logstore.format.staged import (
     HEADER_BYTES,
@@ -33,7 +34,6 @@ from logstore.format.staged import (
     encode_frame_header,
     table_bytes,
 )
-from logstore.base.events import Report
 from logstore.interfaces import Buffer, FileSystem
 from logstore.log.jobs import Create, DiskJob, JobSource, Operation, RemoveFile, Sync, SyncDirectory, WriteFile
 from logstore.log.rewrite import rewrite

@@ -1,8 +1,8 @@
 """The answers of one connection: a place for each request, and answers sent in the order of the requests.
 
 The steps of an answer: when a request's work ends, it calls `mark_ready`; once all tickets that settle together have
-settled (`StoreEngine.after_settling`), `_flush` hands all ready answers at the head of the line to the socket in one system
-call; `send_answers` sends the bytes that the socket did not take, and waits for the client.
+settled (`StoreEngine.after_settling`), `_flush` hands all ready answers at the head of the line to the socket in one
+system call; `send_answers` sends the bytes that the socket did not take, and waits for the client.
 
 Invariants:
 * Answers leave in the order of their requests.
@@ -25,9 +25,9 @@ from logstore.engine import StoreEngine
 from logstore.interfaces import Buffer
 from logstore.kafka import produce
 from logstore.kafka.budgets import AnswerBudget, RequestBudget
+from logstore.kafka.client_socket import ClientSocket
 from logstore.kafka.frames import ClosedError
 from logstore.kafka.framing import frame
-from logstore.kafka.client_socket import ClientSocket
 
 
 class Sending(enum.Enum):

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from kio.static.protocol import ResponsePayload
 
-from logstore.engine import StoreEngine
 from logstore.base.clock import Clock
+from logstore.engine import StoreEngine
 from logstore.interfaces import Buffer
 from logstore.kafka.budgets import AnswerBudget
 from logstore.log.topics import TopicConfig

@@ -15,7 +15,7 @@ from kio.schema.errors import ErrorCode
 from kio.static.protocol import ResponsePayload
 
 from logstore.errors import CairnError, InvalidConfig
-from logstore.kafka.api_types import Api, Caller, Broker
+from logstore.kafka.api_types import Api, Broker, Caller
 from logstore.kafka.errors import error_code
 from logstore.kafka.pace import Pace
 from logstore.kafka.server import ANY_ADDRESS, Listener
@@ -187,7 +187,8 @@ class ConfigHandlers:
         settings = self._broker.settings
         ours, built_in = describe_config(settings.topic_defaults), describe_config(TopicConfig())
         rows = [
-            (_BROKER_NAMES[name], ours[name], built_in[name], _KINDS.get(name, ConfigType.LONG)) for name in _BROKER_NAMES
+            (_BROKER_NAMES[name], ours[name], built_in[name], _KINDS.get(name, ConfigType.LONG))
+            for name in _BROKER_NAMES
         ]
         check_ms = str(self._broker.engine.store.settings.retention_check_interval_ms)
         creates = str(settings.auto_create_topics).lower()
@@ -196,7 +197,12 @@ class ConfigHandlers:
             ("num.partitions", str(settings.default_partitions), "1", ConfigType.INT),
             ("socket.request.max.bytes", str(settings.max_frame_bytes), str(16 << 20), ConfigType.INT),
             ("default.replication.factor", "1", "1", ConfigType.INT),
-            ("log.retention.check.interval.ms", check_ms, str(StoreSettings().retention_check_interval_ms), ConfigType.LONG),
+            (
+                "log.retention.check.interval.ms",
+                check_ms,
+                str(StoreSettings().retention_check_interval_ms),
+                ConfigType.LONG,
+            ),
         ]
         node_id = str(self._broker.engine.store.node_id)
         rows += [(name, node_id, "-1", ConfigType.INT) for name in ("broker.id", "node.id")]

@@ -25,16 +25,16 @@ from typing import Final
 
 import trio
 
-from logstore.events import CONNECTION_CLOSED, REQUEST_CRASHED
 from logstore.errors import CairnError, MalformedRequest
+from logstore.events import CONNECTION_CLOSED, REQUEST_CRASHED
 from logstore.interfaces import Buffer
 from logstore.kafka import codec, fetch, produce
 from logstore.kafka.answers import AnswerLine, AnswerSlot
+from logstore.kafka.api_types import ApiHandlers, Broker, Caller
 from logstore.kafka.budgets import AnswerBudget
-from logstore.kafka.api_types import Caller, Broker, ApiHandlers
+from logstore.kafka.client_socket import ClientSocket, TooSlow
 from logstore.kafka.frames import Arrivals, ClosedError, Deadlines, FrameReader
 from logstore.kafka.framing import Reader
-from logstore.kafka.client_socket import ClientSocket, TooSlow
 from logstore.kafka.pace import STEPS, Pace, collecting
 from logstore.kafka.versions import api_versions_body, served_versions
 
@@ -130,7 +130,9 @@ class ClientConnection:
         self._answers = answers
         self._on_request = on_request
         settings = broker.settings
-        self._line = AnswerLine(client, broker.engine, arrivals.requests, answers, settings.idle_s, self._give_up_answer)
+        self._line = AnswerLine(
+            client, broker.engine, arrivals.requests, answers, settings.idle_s, self._give_up_answer
+        )
         self._life = trio.CancelScope()
         self._receiving = trio.CancelScope()
         self._state = ConnectionState.SERVING

@@ -32,8 +32,8 @@ from logstore.format.epoch_api import (
     encode_reply_body,
 )
 from logstore.interfaces import Buffer
-from logstore.kafka.budgets import AnswerBudget
 from logstore.kafka.api_types import Broker, PrivateApi
+from logstore.kafka.budgets import AnswerBudget
 from logstore.kafka.pace import LARGE_BYTES, Walkers
 
 TICK_SECONDS: Final = 5.0

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import trio
 
-from logstore.events import READ_FAILED
 from logstore.errors import CairnError, MalformedRequest, OffsetOutOfRange, StorageFailed
+from logstore.events import READ_FAILED
 from logstore.interfaces import Buffer
-from logstore.kafka.budgets import AnswerBudget
 from logstore.kafka.api_types import Broker
+from logstore.kafka.budgets import AnswerBudget
 from logstore.kafka.errors import error_code
 from logstore.kafka.framing import Reader, Writer
 from logstore.kafka.guard import MAX_ELEMENTS

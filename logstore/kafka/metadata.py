@@ -19,7 +19,7 @@ from kio.static.primitive import i32
 from kio.static.protocol import ResponsePayload
 
 from logstore.errors import CairnError
-from logstore.kafka.api_types import Api, Caller, Broker
+from logstore.kafka.api_types import Api, Broker, Caller
 from logstore.kafka.errors import error_code
 from logstore.kafka.pace import Pace
 from logstore.kafka.wire import respond

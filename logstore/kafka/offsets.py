@@ -14,9 +14,9 @@ from typing import Any
 from kio.schema.errors import ErrorCode
 from kio.static.protocol import ResponsePayload
 
-from logstore.events import LOOK_UP_FAILED
 from logstore.errors import CairnError, StorageFailed
-from logstore.kafka.api_types import Api, Caller, Broker
+from logstore.events import LOOK_UP_FAILED
+from logstore.kafka.api_types import Api, Broker, Caller
 from logstore.kafka.errors import error_code
 from logstore.kafka.pace import Pace
 from logstore.kafka.wire import respond
@@ -67,9 +67,7 @@ class OffsetHandlers:
         except CairnError as error:
             return {"error_code": error_code(error)}
         except OSError as error:
-            self._broker.engine.store.report(
-                LOOK_UP_FAILED, stream=f"{topic}-{part.partition_index}", error=str(error)
-            )
+            self._broker.engine.store.report(LOOK_UP_FAILED, stream=f"{topic}-{part.partition_index}", error=str(error))
             return {"error_code": error_code(StorageFailed(str(error)))}
         return {
             "error_code": ErrorCode.none,

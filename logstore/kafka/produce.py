@@ -212,7 +212,9 @@ def steps(broker: Broker, request: ProduceRequest, frame_bytes: int, answer: Pro
             yield
 
 
-def _append(broker: Broker, answer: ProduceAnswer, topic: str, data: PartitionData, outcome: _Outcome, now_ms: int) -> None:
+def _append(
+    broker: Broker, answer: ProduceAnswer, topic: str, data: PartitionData, outcome: _Outcome, now_ms: int
+) -> None:
     try:
         if data.records is None:
             raise InvalidRecord(f"{topic}-{data.partition}: no records")

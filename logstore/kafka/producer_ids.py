@@ -11,9 +11,9 @@ from typing import Any
 from kio.schema.errors import ErrorCode
 from kio.static.protocol import ResponsePayload
 
-from logstore.events import NO_PRODUCER_ID
 from logstore.errors import CairnError, StorageFailed
-from logstore.kafka.api_types import Api, Caller, Broker
+from logstore.events import NO_PRODUCER_ID
+from logstore.kafka.api_types import Api, Broker, Caller
 from logstore.kafka.errors import error_code
 from logstore.kafka.wire import respond
 

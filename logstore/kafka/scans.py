@@ -10,12 +10,12 @@ Source: CEC paper, section III; docs/format.md, "Private requests".
 from functools import partial
 from typing import Final
 
-from logstore.events import READ_FAILED
 from logstore.errors import CairnError, CorruptChunk, MalformedRequest, StorageFailed
+from logstore.events import READ_FAILED
 from logstore.format.epoch_api import SCAN, ScanRequest, decode_request, encode_reply_body, encode_scan_reply
 from logstore.interfaces import Buffer
-from logstore.kafka.budgets import AnswerBudget
 from logstore.kafka.api_types import Broker, PrivateApi
+from logstore.kafka.budgets import AnswerBudget
 
 MAX_SCAN_BYTES: Final = 16 << 20
 """Limit for any request: bounds the memory that one connection holds."""

@@ -11,12 +11,12 @@ from typing import NamedTuple
 import trio
 
 from logstore.events import CANNOT_ACCEPT
+from logstore.kafka.api_types import ApiHandlers, Broker, Caller
 from logstore.kafka.arrivals import ArrivalBudget
 from logstore.kafka.budgets import AnswerBudget, RequestBudget
-from logstore.kafka.connection import MAX_WAITING_BYTES, ClientConnection
-from logstore.kafka.api_types import Caller, Broker, ApiHandlers
-from logstore.kafka.frames import SMALL_BYTES, Arrivals
 from logstore.kafka.client_socket import ClientSocket
+from logstore.kafka.connection import MAX_WAITING_BYTES, ClientConnection
+from logstore.kafka.frames import SMALL_BYTES, Arrivals
 from logstore.kafka.places import Places
 
 BACKLOG = 1024

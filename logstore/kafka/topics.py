@@ -17,8 +17,8 @@ from kio.schema.errors import ErrorCode
 from kio.static.protocol import ResponsePayload
 
 from logstore.errors import CairnError, InvalidConfig, InvalidPartitions, StorageFailed, TopicExists
+from logstore.kafka.api_types import Api, Broker, Caller
 from logstore.kafka.configs import topic_entries
-from logstore.kafka.api_types import Api, Caller, Broker
 from logstore.kafka.errors import error_code
 from logstore.kafka.pace import Pace
 from logstore.kafka.wire import respond

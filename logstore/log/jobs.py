@@ -140,7 +140,9 @@ class Read:
         self.into.append(fs.read(self.path, self.position, self.length))
 
 
-Operation = WriteFile | Create | Sync | SyncDirectory | Truncate | Rename | RemoveFile | MakeDirectory | RemoveDirectory | Read
+Operation = (
+    WriteFile | Create | Sync | SyncDirectory | Truncate | Rename | RemoveFile | MakeDirectory | RemoveDirectory | Read
+)
 
 
 @dataclass(slots=True)

@@ -15,11 +15,19 @@ Invariants:
 Sources: docs/format.md, crash states.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from logstore.events import APPEND_GROUP_WITHOUT_END_CUT, DURABLE_DATA_DAMAGED, DURABLE_DATA_LOST, INDEX_DOES_NOT_MATCH_ITS_CHUNK, OFFSETS_LOST, PRODUCER_SNAPSHOTS_REBUILT, TORN_END_CUT
+from logstore.base.events import Report
 from logstore.errors import CorruptBatch, CorruptFile, UnsupportedBatchFormat
+from logstore.events import (
+    APPEND_GROUP_WITHOUT_END_CUT,
+    DURABLE_DATA_DAMAGED,
+    DURABLE_DATA_LOST,
+    INDEX_DOES_NOT_MATCH_ITS_CHUNK,
+    OFFSETS_LOST,
+    PRODUCER_SNAPSHOTS_REBUILT,
+    TORN_END_CUT,
+)
 from logstore.format.batch import (
     HEADER,
     HEADER_BYTES,

@@ -13,8 +13,8 @@ Source: docs/decisions/0015-retention-counts-served-time.md.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from logstore.format.index import UNKNOWN_TIME
 from logstore.base.clock import Clock
+from logstore.format.index import UNKNOWN_TIME
 from logstore.log.chunks import Chunk
 from logstore.log.topics import TopicConfig
 

@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from logstore.events import TOPIC_ALTERED, TOPIC_CREATED, TOPIC_DELETED, TOPIC_GROWN
+from logstore.base.clock import Clock
+from logstore.base.events import LogEvent, Report
 from logstore.errors import (
     CorruptFile,
     InvalidPartitions,
@@ -25,14 +26,13 @@ from logstore.errors import (
     UnknownFormatVersion,
     UnknownTopicOrPartition,
 )
+from logstore.events import TOPIC_ALTERED, TOPIC_CREATED, TOPIC_DELETED, TOPIC_GROWN
 from logstore.format.index import UNKNOWN_TIME
-from logstore.base.clock import Clock
-from logstore.base.events import LogEvent, Report
 from logstore.interfaces import FileSystem
 from logstore.log.background import BackgroundJobs
 from logstore.log.chunks import IndexCache, parse_chunk_name
 from logstore.log.coroutines import all_settled, start
-from logstore.log.jobs import JobQueue, JobSource, MakeDirectory, Operation, RemoveFile, RemoveDirectory, SyncDirectory
+from logstore.log.jobs import JobQueue, JobSource, MakeDirectory, Operation, RemoveDirectory, RemoveFile, SyncDirectory
 from logstore.log.ledger import DIRECTORY as LEDGER_DIRECTORY
 from logstore.log.ledger import Ledger
 from logstore.log.recovery import recover_stream

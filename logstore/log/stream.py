@@ -20,13 +20,13 @@ Sources: CEC paper, section IX; docs/format.md.
 from collections import deque
 from collections.abc import Callable
 
-from logstore.events import APPEND_FAILED, TRIMMED
 from logstore.errors import (
     CairnError,
     OffsetOutOfRange,
     StorageFailed,
     UnknownTopicOrPartition,
 )
+from logstore.events import APPEND_FAILED, TRIMMED
 from logstore.format.batch import LEADER_EPOCH, BatchHeader, parse_header, patch_base, stamp_append_time
 from logstore.format.control import known_type
 from logstore.format.index import NO_TIMESTAMP, IndexBlock, IndexEntry, encode_block
@@ -38,16 +38,16 @@ from logstore.log.jobs import Create, DiskJob, Operation, RemoveFile, Sync, Sync
 from logstore.log.producers import ProducerTable
 from logstore.log.retention import RetentionTime, excess
 from logstore.log.stream_state import (
+    AppendGroup,
     AppendResult,
     AppendTicket,
-    WriteInFlight,
-    AppendGroup,
     OpenGroup,
     PendingAppend,
     Pin,
     PlacedBatch,
     RecoveredStream,
     StreamHost,
+    WriteInFlight,
 )
 from logstore.log.tail import StreamTail, TailEntry
 from logstore.log.ticket import Ticket

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from logstore.format.batch import BatchHeader
-from logstore.format.index import NO_TIMESTAMP, IndexEntry
 from logstore.base.clock import Clock
 from logstore.base.events import LogEvent
+from logstore.format.batch import BatchHeader
+from logstore.format.index import NO_TIMESTAMP, IndexEntry
 from logstore.interfaces import Buffer
 from logstore.log.chunks import Chunk, IndexCache
 from logstore.log.jobs import JobSource, WriteFile

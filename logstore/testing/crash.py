@@ -15,7 +15,7 @@ from random import Random
 
 from logstore.testing.faults import FileCall
 from logstore.testing.history import History, PromiseBroken
-from logstore.testing.simdisk import CrashBounds, Coverage, SimDisk
+from logstore.testing.simdisk import Coverage, CrashBounds, SimDisk
 from logstore.testing.world import Setup, World
 
 Workload = Callable[[World], None]

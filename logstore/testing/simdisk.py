@@ -21,7 +21,7 @@ from random import Random
 from typing import NamedTuple
 
 from logstore.interfaces import Buffer
-from logstore.testing.faults import FileCall, Effect, Fault
+from logstore.testing.faults import Effect, Fault, FileCall
 from logstore.testing.simfile import FileState, SimFile
 
 
@@ -82,8 +82,8 @@ class SimDisk:
     """Implements `FileSystem` in memory.
 
     `unit_bytes` is the granularity at which un-synced data survives (4096: pages, 512: torn pages, less: more states
-    with less data). `before_call`, if set, gets each `FileCall` before the call takes effect; `fault_for` may turn any call
-    into a failure.
+    with less data). `before_call`, if set, gets each `FileCall` before the call takes effect; `fault_for` may turn any
+    call into a failure.
     """
 
     def __init__(self, *, unit_bytes: int = 4096) -> None:

@@ -15,14 +15,15 @@ from random import Random, SystemRandom
 
 import trio
 
-from scheduler.coordinator.log_events import STARTING, STOPPED, STOPPING
 from logstore.base.addresses import parse_address
-from scheduler.coordinator.errors import StartError
-from scheduler.coordinator.http.messages import HttpSettings
-from scheduler.coordinator.metadata.interface import Metadata
 from logstore.base.errors import CairnError
 from logstore.base.failures import leaves, sentence
 from logstore.base.report import Reporter
+from logstore.base.system import SystemClock
+from scheduler.coordinator.errors import StartError
+from scheduler.coordinator.http.messages import HttpSettings
+from scheduler.coordinator.log_events import STARTING, STOPPED, STOPPING
+from scheduler.coordinator.metadata.interface import Metadata
 from scheduler.coordinator.running import (
     DEFAULT_LISTEN,
     PLANNERS,
@@ -36,7 +37,6 @@ from scheduler.coordinator.running import (
     tls_context,
 )
 from scheduler.coordinator.service import CoordinatorSettings, Environment
-from logstore.base.system import SystemClock
 from scheduler.peace.online import Mode, Settings
 from scheduler.topology.description import load_topology
 

@@ -17,14 +17,14 @@ from urllib.parse import parse_qsl, unquote_to_bytes, urlsplit
 
 import trio
 
-from scheduler.coordinator.log_events import REQUEST_CRASHED
 from logstore.base.addresses import is_loopback
-from scheduler.coordinator.api import ROUTES, Route
 from logstore.base.errors import FieldError
+from logstore.base.events import Report
 from logstore.base.fields import Object, from_text, nearest, plain, shown
+from scheduler.coordinator.api import ROUTES, Route
 from scheduler.coordinator.errors import ApiError, StoreError
 from scheduler.coordinator.http.messages import JSON, HttpRequest, HttpResponse, error_response, json_response
-from logstore.base.events import Report
+from scheduler.coordinator.log_events import REQUEST_CRASHED
 from scheduler.errors import PlacementError, RequestError
 
 BAD_REQUEST = 400

@@ -12,11 +12,11 @@ from random import Random, SystemRandom
 import trio
 
 from logstore.base.addresses import parse_address
+from logstore.base.errors import CairnError
+from logstore.base.events import Report
+from logstore.base.system import SystemClock
 from scheduler.coordinator.running import Running, Security, ServeSettings, make_planner, opened, serve
 from scheduler.coordinator.service import Environment
-from logstore.base.events import Report
-from logstore.base.errors import CairnError
-from logstore.base.system import SystemClock
 from scheduler.topology.description import load_topology
 
 Refused = CairnError

@@ -12,10 +12,10 @@ from functools import partial
 
 import trio
 
-from scheduler.coordinator.log_events import STORE_FAILS, STORE_WORKS_AGAIN
-from scheduler.coordinator.errors import StoreError
-from scheduler.coordinator.metadata.interface import Change, Metadata, Put
 from logstore.base.events import Report
+from scheduler.coordinator.errors import StoreError
+from scheduler.coordinator.log_events import STORE_FAILS, STORE_WORKS_AGAIN
+from scheduler.coordinator.metadata.interface import Change, Metadata, Put
 
 RETRY_S = 1.0
 """How long a failed transaction rests, unless somebody asks for it earlier."""

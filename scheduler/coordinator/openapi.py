@@ -5,8 +5,8 @@ Invariant: nothing is described here; this only lays out what the tables say.
 
 from typing import Any
 
-from scheduler.coordinator.api import ERROR, ERRORS, ROUTES, Answer, Route
 from logstore.base.fields import Field, Object, Type, records_in
+from scheduler.coordinator.api import ERROR, ERRORS, ROUTES, Answer, Route
 from scheduler.coordinator.http.messages import JSON
 
 OPENAPI_VERSION = "3.1.0"

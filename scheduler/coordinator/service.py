@@ -18,6 +18,14 @@ from traceback import format_exception
 
 import trio
 
+from logstore.base.clock import Clock
+from logstore.base.events import Report
+from logstore.base.fields import shown
+from scheduler.coordinator.deadlines import chunk_deadline_ms
+from scheduler.coordinator.errors import ApiError, StartError, StoreDamaged, StoreError
+from scheduler.coordinator.events import Event
+from scheduler.coordinator.hosts import HostRecord, Hosts
+from scheduler.coordinator.journal import Journal
 from scheduler.coordinator.log_events import (
     CHUNK_OVERDUE,
     HOST_LOST,
@@ -31,16 +39,8 @@ from scheduler.coordinator.log_events import (
     TOLD_TO_WRITERS,
     WRITER_SILENT,
 )
-from logstore.base.fields import shown
-from scheduler.coordinator.deadlines import chunk_deadline_ms
-from scheduler.coordinator.errors import ApiError, StartError, StoreDamaged, StoreError
-from scheduler.coordinator.events import Event
-from scheduler.coordinator.hosts import HostRecord, Hosts
-from scheduler.coordinator.journal import Journal
 from scheduler.coordinator.metadata.interface import Change
 from scheduler.coordinator.registry import RequestEntry, RequestRegistry, asked_text, host_change, restore_hosts
-from logstore.base.clock import Clock
-from logstore.base.events import Report
 from scheduler.errors import PlanInvalid, RequestError, SchedulerError
 from scheduler.peace.online import GATHER_MS, OnlineScheduler, QueuePosition, Settings, Status, Submission
 from scheduler.peace.online.records import ChunkRecord, Outcome, RequestRecord, RequestState
@@ -206,9 +206,7 @@ class Coordinator:
             try:
                 self._look_at_deadlines(now_ms)
             except Exception as error:  # noqa: BLE001  one event that fails must not end the service
-                self.environment.report(
-                    REQUEST_CRASHED, operation="tick", trace="".join(format_exception(error))
-                )
+                self.environment.report(REQUEST_CRASHED, operation="tick", trace="".join(format_exception(error)))
 
     def _grant_writers(self, more_ms: int) -> None:
         """Extend the writers' deadlines: their calls could not be stored for so long."""
@@ -269,9 +267,7 @@ class Coordinator:
         before = self.hosts.record(name)
         record = self.hosts.register(name, address, self.now_ms())
         if record != before:
-            self.environment.report(
-                HOST_REGISTERED, host=name, address=address or "", was_lost=before.lost
-            )
+            self.environment.report(HOST_REGISTERED, host=name, address=address or "", was_lost=before.lost)
             self._change(
                 lambda: self._scheduler.host_back(name, self.now_ms()) if before.lost else Outcome(),
                 [host_change(record)],

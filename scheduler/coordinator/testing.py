@@ -20,11 +20,11 @@ from typing import Any
 import trio
 
 from logstore.base.addresses import Address
+from logstore.base.events import ignore
+from logstore.base.system import SystemClock
 from scheduler.coordinator.metadata.interface import Metadata
 from scheduler.coordinator.running import Running, ServeSettings, make_planner, opened, serve
 from scheduler.coordinator.service import CoordinatorSettings, Environment
-from logstore.base.events import ignore
-from logstore.base.system import SystemClock
 from scheduler.peace.online import GATHER_MS, Settings
 from scheduler.topology import Topology
 

@@ -28,8 +28,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from scheduler.errors import TopologyError
 from logstore.base.fields import suggestion
+from scheduler.errors import TopologyError
 from scheduler.topology.keys import (
     DEFAULTS,
     LINK,

@@ -10,7 +10,6 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from logstore.base.errors import FieldError
 from logstore.base.fields import Boolean, Integer, Optional, String, Type, suggestion, type_name
-
 from scheduler.errors import TopologyError
 from scheduler.topology.quantities import parse_duration, parse_rate, parse_size
 

@@ -90,7 +90,7 @@ def test_texts_are_read_as_their_type(kind: Type, text: str, expected: object) -
 @pytest.mark.parametrize("make", [Integer, Number, Boolean])
 def test_texts_of_another_type_are_refused(make: Callable[[], Type], text: str) -> None:
     """With the same sentence as any other value."""
-    with pytest.raises(FieldError, match="^f="):
+    with pytest.raises(FieldError, match=r"^f="):
         from_text(make(), text, "f")
 
 

@@ -31,7 +31,7 @@ from logstore.log.topics import TopicConfig
 from logstore.testing.clock import ManualClock
 from logstore.testing.controls import scan_all
 from logstore.testing.driver import JobDriver
-from logstore.testing.faults import EIO, FileCall, Fault
+from logstore.testing.faults import EIO, Fault, FileCall
 from logstore.testing.simdisk import SimDisk
 from spe_adapter.cec.policy import Policy
 from spe_adapter.continuous.core import Core, Place

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logstore.testing.reports import RecordedReports
-from scheduler.coordinator.log_events import REQUEST_CRASHED
 from logstore.base.events import ignore
-from scheduler.coordinator.api import ERRORS, ROUTES
 from logstore.base.fields import Field, Object
+from logstore.testing.reports import RecordedReports
+from scheduler.coordinator.api import ERRORS, ROUTES
 from scheduler.coordinator.dispatch import Call, Dispatch, Reply
 from scheduler.coordinator.http.messages import HttpRequest
+from scheduler.coordinator.log_events import REQUEST_CRASHED
 from scheduler.coordinator.openapi import document
 from scheduler.coordinator.testing import running
 from scheduler.errors import PlanInvalid

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock, memory_stream_pair
 
+from logstore.base.addresses import Address
 from logstore.base.events import ignore
 from logstore.testing.reports import RecordedReports
-from scheduler.coordinator.log_events import CONNECTION_CRASHED
-from logstore.base.addresses import Address
 from scheduler.coordinator.http.connection import Connection
 from scheduler.coordinator.http.messages import HttpRequest, HttpResponse, HttpSettings, json_response
 from scheduler.coordinator.http.server import HttpServer
+from scheduler.coordinator.log_events import CONNECTION_CRASHED
 from tests.support.limits import PATIENCE_S
 
 SETTINGS = HttpSettings(max_header_bytes=2048, max_body_bytes=1000, header_s=10, body_s=20, idle_s=60, send_s=5)

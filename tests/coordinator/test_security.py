@@ -13,8 +13,9 @@ from random import Random
 import pytest
 import trio
 
-from logstore.base.events import ignore
 from logstore.base.addresses import Address, parse_address
+from logstore.base.events import ignore
+from logstore.base.system import SystemClock
 from scheduler.client import BadRequest, CoordinatorClient, CoordinatorError, Unauthorized, Unavailable
 from scheduler.client.core import Ask
 from scheduler.client.trio_client import TrioCoordinatorClient
@@ -29,7 +30,6 @@ from scheduler.coordinator.running import (
     tls_context,
 )
 from scheduler.coordinator.service import Environment
-from logstore.base.system import SystemClock
 from scheduler.coordinator.testing import in_thread
 from scheduler.topology import racks
 from tests.coordinator.support import ask, topology_file

@@ -13,17 +13,15 @@ import trio
 import trio.lowlevel
 from trio.testing import MockClock
 
-from logstore.base.events import LogEvent
+from logstore.base.events import LogEvent, Report, ignore
 from logstore.testing.reports import RecordedReports
-from scheduler.coordinator.log_events import CHUNK_OVERDUE, REQUEST_CRASHED, REQUEST_HAS_A_PATH_AGAIN, REQUEST_STRANDED
-from logstore.base.events import ignore
 from scheduler.coordinator import registry
 from scheduler.coordinator.deadlines import chunk_deadline_ms
 from scheduler.coordinator.errors import ApiError, StoreError
 from scheduler.coordinator.journal import Journal, OffLoad
+from scheduler.coordinator.log_events import CHUNK_OVERDUE, REQUEST_CRASHED, REQUEST_HAS_A_PATH_AGAIN, REQUEST_STRANDED
 from scheduler.coordinator.metadata.interface import Change, Metadata
 from scheduler.coordinator.metadata.sqlite import SqliteMetadata
-from logstore.base.events import Report
 from scheduler.coordinator.running import make_planner
 from scheduler.coordinator.service import Coordinator, CoordinatorSettings, Environment
 from scheduler.peace.online import GATHER_MS, Submission
@@ -335,9 +333,7 @@ async def test_a_plan_of_what_was_gathered_that_fails_costs_nobody_anything(
     """What was reported is stored; changes get 503 until the plan is made anew; those who wait are answered then."""
     planner = Faulty(NETWORK)
     reports = RecordedReports()
-    async with coordinator(
-        database, Clock(), planner=planner, report=reports, gather_ms=100
-    ) as found:
+    async with coordinator(database, Clock(), planner=planner, report=reports, gather_ms=100) as found:
         entry, _ = await found.submit("a", lambda name: Submission(name=name, writer="r1h1", chunks=4, replicas=1))
         planner.faults = 1
         async with trio.open_nursery() as nursery:

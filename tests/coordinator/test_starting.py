@@ -13,13 +13,13 @@ from random import Random
 import pytest
 import trio
 
-from logstore.base.events import ignore
 from logstore.base.addresses import Address
+from logstore.base.events import ignore
+from logstore.base.system import SystemClock
 from scheduler.coordinator import embedded, running
 from scheduler.coordinator.errors import StoreDamaged
 from scheduler.coordinator.running import PLANNERS, ServeSettings, make_planner, opened, serve
 from scheduler.coordinator.service import Environment
-from logstore.base.system import SystemClock
 from scheduler.coordinator.testing import in_thread
 from scheduler.errors import TopologyError
 from scheduler.peace.plan import Plan, Planner, Request, Residual

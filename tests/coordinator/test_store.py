@@ -16,8 +16,9 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logstore.base.events import ignore
 from logstore.base.addresses import Address
+from logstore.base.events import ignore
+from logstore.base.system import SystemClock
 from scheduler.client import CoordinatorClient, NotFound, Unavailable
 from scheduler.coordinator.errors import StartError, StoreDamaged, StoreError
 from scheduler.coordinator.journal import Journal
@@ -25,7 +26,6 @@ from scheduler.coordinator.metadata.interface import Change, Metadata, Put, Remo
 from scheduler.coordinator.metadata.sqlite import COUNT_SUFFIX, SqliteMetadata
 from scheduler.coordinator.running import DATABASE, ServeSettings, make_planner, opened
 from scheduler.coordinator.service import CoordinatorSettings, Environment
-from logstore.base.system import SystemClock
 from scheduler.coordinator.testing import _Thread, in_thread, running
 from scheduler.topology import racks
 from tests.coordinator.support import ask

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from logstore.base.events import ignore
+from logstore.base.system import SystemClock
 from scheduler.client import CoordinatorClient
 from scheduler.coordinator import metrics, page
 from scheduler.coordinator.histogram import Histogram
@@ -21,7 +21,6 @@ from scheduler.coordinator.journal import Journal
 from scheduler.coordinator.registry import Span
 from scheduler.coordinator.running import make_planner, opened
 from scheduler.coordinator.service import Coordinator, CoordinatorSettings, Environment
-from logstore.base.system import SystemClock
 from scheduler.coordinator.testing import CoordinatorProcess, running
 from scheduler.peace.online import ChunkRecord
 from scheduler.topology import racks

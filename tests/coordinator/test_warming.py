@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-from logstore.base.events import ignore
 from tests.support.limits import PATIENCE_S
 
 PROGRAM = """
@@ -16,6 +15,7 @@ from random import Random
 
 import trio
 
+from logstore.base.events import ignore
 from scheduler.coordinator.running import make_planner
 from scheduler.coordinator.warming import warmed
 from scheduler.peace import levels_kernels, repaired_kernels, tree_kernels

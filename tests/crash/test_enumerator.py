@@ -2,7 +2,7 @@
 
 import pytest
 
-from logstore.testing.crash import Enumerator, CrashPlan, Workload
+from logstore.testing.crash import CrashPlan, Enumerator, Workload
 from logstore.testing.simdisk import CrashBounds
 from logstore.testing.world import Setup
 from tests.crash import workloads

@@ -6,7 +6,7 @@ import pytest
 
 from logstore.errors import CairnError, StorageFailed
 from logstore.testing.crash import Workload
-from logstore.testing.faults import EIO, ENOSPC, FALSE_ALARM, SHORT_WRITE, FileCall, Fault
+from logstore.testing.faults import EIO, ENOSPC, FALSE_ALARM, SHORT_WRITE, Fault, FileCall
 from logstore.testing.history import History
 from logstore.testing.simdisk import CrashBounds, SimDisk
 from logstore.testing.world import Setup, World

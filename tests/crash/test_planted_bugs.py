@@ -21,8 +21,8 @@ from logstore.log.producers import ProducerTable
 from logstore.log.store import Store
 from logstore.log.stream import Stream
 from logstore.log.ticket import Ticket
-from logstore.testing.crash import Enumerator, CrashPlan, Workload
-from logstore.testing.faults import EIO, FileCall, Fault
+from logstore.testing.crash import CrashPlan, Enumerator, Workload
+from logstore.testing.faults import EIO, Fault, FileCall
 from logstore.testing.history import History, PromiseBroken
 from logstore.testing.simdisk import CrashBounds, SimDisk
 from logstore.testing.world import Setup, World

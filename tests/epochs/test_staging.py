@@ -2,8 +2,8 @@
 
 import pytest
 
-from logstore.events import EPOCH_STUCK, STAGING_CUT
 from logstore.errors import CairnError, CorruptFile, UnknownFormatVersion
+from logstore.events import EPOCH_STUCK, STAGING_CUT
 from logstore.format.epoch_api import Part
 from logstore.format.staged import AttemptKey, decode_frame_header, encode_frame_header
 from logstore.testing.clock import ManualClock

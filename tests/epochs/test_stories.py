@@ -2,12 +2,12 @@
 
 import pytest
 
-from logstore.events import EPOCH_TOPIC_GONE, STAGED_DATA_EXPIRED
 from logstore.epochs.decisions import Last, decode_last, encode_last
 from logstore.errors import FencedRun, InvalidRecord, StagedMissing, StagePosition, StaleEpoch, StorageFailed
+from logstore.events import EPOCH_TOPIC_GONE, STAGED_DATA_EXPIRED
 from logstore.format.epoch_api import AbortRequest, DecideReply, StageReply
 from logstore.testing.clock import ManualClock
-from logstore.testing.faults import EIO, ENOSPC, FileCall, Fault
+from logstore.testing.faults import EIO, ENOSPC, Fault, FileCall
 from logstore.testing.simdisk import SimDisk
 from tests.epochs.stage_set import Sidecar, decide, decision, piece, stage
 

@@ -21,7 +21,6 @@ from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
 
 from logstore.base.events import LogEvent
-from logstore.testing.reports import RecordedReports
 from logstore.base.system import SystemClock
 from logstore.disk.files import OsFiles
 from logstore.engine import StoreEngine, open_engine
@@ -33,6 +32,7 @@ from logstore.kafka.server import KafkaServer, Listener
 from logstore.kafka.wire import build
 from logstore.log.store import Store, StoreSettings
 from logstore.log.stream import Stream
+from logstore.testing.reports import RecordedReports
 from tests.support.limits import PATIENCE_S
 
 PRODUCE, FETCH, METADATA, API_VERSIONS = 0, 1, 3, 18
@@ -112,9 +112,7 @@ async def serving(
     """A front on a fresh store with one topic, at a free port."""
     reports = RecordedReports()
     clock, files = SystemClock(), FailingFiles(root)
-    store = Store.open(
-        files, clock, store_settings or StoreSettings(), new_id=uuid.uuid4, report=reports
-    )
+    store = Store.open(files, clock, store_settings or StoreSettings(), new_id=uuid.uuid4, report=reports)
     async with open_engine(store, files) as engine:
         await engine.wait(store.create_topic(TOPIC, partitions, {}))
         broker = Broker(engine, clock, settings or BrokerSettings())

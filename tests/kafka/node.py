@@ -12,14 +12,13 @@ from typing import Any, cast
 
 from kio.serial import entity_reader, entity_writer
 
-from logstore.testing.reports import RecordedReports
 from logstore.base.system import SystemClock
 from logstore.disk.files import OsFiles
 from logstore.engine import StoreEngine, open_engine
 from logstore.format.records import Record, encode_batch
 from logstore.kafka import codec
+from logstore.kafka.api_types import Api, Broker, BrokerSettings, Caller
 from logstore.kafka.configs import ConfigHandlers
-from logstore.kafka.api_types import Api, Caller, Broker, BrokerSettings
 from logstore.kafka.groups.coordinator import GroupCoordinator, GroupSettings
 from logstore.kafka.groups.offsets import OffsetStore
 from logstore.kafka.groups.service import GroupService, OffsetSettings
@@ -30,6 +29,7 @@ from logstore.kafka.server import Listener
 from logstore.kafka.topics import TopicHandlers
 from logstore.kafka.wire import build
 from logstore.log.store import Store, StoreSettings
+from logstore.testing.reports import RecordedReports
 
 CALLER = Caller("tests", "127.0.0.1", "log.example", 9092)
 LISTENERS = (Listener("0.0.0.0", 9092), Listener("::1", 9094, "queue.example", 19094))

@@ -8,8 +8,8 @@ from typing import Any
 import trio
 from kio.schema.errors import ErrorCode
 
-from logstore.kafka.api_types import BrokerSettings
 from logstore.format.topic_partition import TopicPartition
+from logstore.kafka.api_types import BrokerSettings
 from logstore.kafka.groups.service import CommitRequest, OffsetToCommit
 from tests.kafka.node import NOW_MS, Node, running
 

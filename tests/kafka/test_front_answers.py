@@ -14,8 +14,8 @@ from kio.schema.errors import ErrorCode
 from kio.static.protocol import ResponsePayload
 
 from logstore.events import CONNECTION_CLOSED
+from logstore.kafka.api_types import Api, BrokerSettings, Caller
 from logstore.kafka.budgets import UnsentBudget
-from logstore.kafka.api_types import Api, Caller, BrokerSettings
 from logstore.kafka.pace import STEPS, WALK_PARTS, Pace, collecting
 from logstore.kafka.wire import respond
 from tests.kafka.front_driver import METADATA, Peer, batch, kio_frame, serving

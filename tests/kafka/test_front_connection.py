@@ -10,13 +10,13 @@ import trio
 import trio.testing
 from kio.schema.errors import ErrorCode
 
-from logstore.events import CONNECTION_CLOSED, REQUEST_CRASHED
 from logstore.errors import StorageFailed
+from logstore.events import CONNECTION_CLOSED, REQUEST_CRASHED
 from logstore.interfaces import Buffer
 from logstore.kafka import fetch, produce
+from logstore.kafka.api_types import BrokerSettings, PrivateApi
 from logstore.kafka.budgets import AnswerBudget
 from logstore.kafka.connection import SLOT_BYTES
-from logstore.kafka.api_types import BrokerSettings, PrivateApi
 from logstore.log.store import StoreSettings
 from tests.kafka.front_driver import (
     API_VERSIONS,
@@ -309,7 +309,10 @@ async def _large(_body: memoryview, _answers: AnswerBudget) -> tuple[list[Buffer
 async def test_clients_that_do_not_read_do_not_hold_up_others(tmp_path: Path) -> None:
     """Clients that only ever send fill their own bound and are stopped; what is written weighs on nobody else."""
     settings = BrokerSettings(connection_in_flight_bytes=100_000, total_in_flight_bytes=150_000)
-    async with serving(tmp_path, settings, private=[PrivateApi(RAW_KEY, _large)]) as server, trio.open_nursery() as nursery:
+    async with (
+        serving(tmp_path, settings, private=[PrivateApi(RAW_KEY, _large)]) as server,
+        trio.open_nursery() as nursery,
+    ):
         deaf = [await server.connect(receive_buffer_bytes=2048) for _ in range(5)]
         data = request_frame(RAW_KEY, 0, b"") + produce_frame([batch(1, 10_000)]) * 1000
         for peer in deaf:

@@ -15,9 +15,9 @@ import trio
 import trio.testing
 from kio.schema.errors import ErrorCode
 
-from logstore.events import CONNECTION_CLOSED
 from logstore.base.system import SystemClock
 from logstore.errors import MalformedRequest
+from logstore.events import CONNECTION_CLOSED
 from logstore.format.batch import HEADER, HEADER_BYTES, parse_header
 from logstore.format.epoch_api import DESCRIBE, decode_request
 from logstore.format.fields import MAX_FIELDS_VALUES

@@ -20,8 +20,8 @@ from kio.static.protocol import ResponsePayload
 
 from logstore.events import CONNECTION_CLOSED
 from logstore.kafka import codec, fetch
+from logstore.kafka.api_types import Api, BrokerSettings, Caller
 from logstore.kafka.arrivals import PIECE_BYTES, SLOW_PIECE_S, Arrival, ArrivalBudget
-from logstore.kafka.api_types import Api, Caller, BrokerSettings
 from logstore.kafka.frames import CONTROL_FRAME_BYTES, SMALL_BYTES
 from logstore.kafka.pace import STEPS
 from logstore.kafka.places import Places, address_group

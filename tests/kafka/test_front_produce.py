@@ -8,8 +8,8 @@ import pytest
 import trio
 from kio.schema.errors import ErrorCode
 
-from logstore.events import CONNECTION_CLOSED, DISK_FULL, DISK_FULL_OVER
 from logstore.base.system import SystemClock
+from logstore.events import CONNECTION_CLOSED, DISK_FULL, DISK_FULL_OVER
 from tests.kafka.front_driver import (
     API_VERSIONS,
     PRODUCE,

@@ -9,8 +9,8 @@ import pytest
 import trio
 import trio.testing
 
-from logstore.events import READ_FAILED
 from logstore.errors import CairnError, MalformedRequest, OffsetOutOfRange, StorageFailed, UnknownTopicOrPartition
+from logstore.events import READ_FAILED
 from logstore.format.batch import iterate_batches
 from logstore.format.control import MARK_TYPE, encode_control_record
 from logstore.format.epoch_api import SCAN, ScanReply, ScanRequest, decode_reply, encode_request

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from logstore.format.batch import iterate_batches
 from logstore.format.records import Record, encode_batch
-from logstore.log.read_ahead import ReadPosition, ReadAhead, split
+from logstore.log.read_ahead import ReadAhead, ReadPosition, split
 from logstore.log.reading import ReadResult
 
 SIZES = st.lists(st.integers(1, 400), min_size=1, max_size=12)

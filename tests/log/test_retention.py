@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from crc32c import crc32c
 
-from logstore.events import DURABLE_DATA_DAMAGED, TRIMMED
 from logstore.errors import InvalidTimestamp
+from logstore.events import DURABLE_DATA_DAMAGED, TRIMMED
 from logstore.format.index import decode_blocks
 from logstore.format.records import Record, encode_batch
 from logstore.log.store import StoreSettings

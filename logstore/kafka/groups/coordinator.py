@@ -23,8 +23,8 @@ from typing import NamedTuple
 
 from kio.schema.errors import ErrorCode
 
+from logstore.base.events import Report, ignore
 from logstore.events import GROUP_REBALANCED
-from logstore.base.events import Report
 from logstore.kafka.groups.group import ConsumerGroup
 from logstore.kafka.groups.members import (
     MEMBER_BYTES,
@@ -82,9 +82,7 @@ class _Deadline(NamedTuple):
 class GroupCoordinator:
     """All groups of one sidecar. `new_id` returns unique text for member ids."""
 
-    def __init__(
-        self, settings: GroupSettings, new_id: Callable[[], str], report: Report = ignore
-    ) -> None:
+    def __init__(self, settings: GroupSettings, new_id: Callable[[], str], report: Report = ignore) -> None:
         self._settings = settings
         self._new_id = new_id
         self._report = report

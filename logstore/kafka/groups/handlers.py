@@ -13,13 +13,13 @@ import trio
 from kio.schema.errors import ErrorCode
 from kio.static.protocol import ResponsePayload
 
-from logstore.errors import StorageFailed
 from logstore.base.clock import Clock
+from logstore.errors import StorageFailed
+from logstore.format.topic_partition import TopicPartition
 from logstore.kafka.api_types import Api, Caller
 from logstore.kafka.groups import members
 from logstore.kafka.groups.group import ConsumerGroup
 from logstore.kafka.groups.offsets import NO_EPOCH, NO_OFFSET, CommittedOffset
-from logstore.format.topic_partition import TopicPartition
 from logstore.kafka.groups.service import CommitRequest, GroupService, OffsetToCommit
 from logstore.kafka.groups.state import GroupState
 from logstore.kafka.pace import Pace

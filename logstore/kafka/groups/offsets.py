@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 from urllib.parse import quote, unquote
 
-from logstore.format.topic_partition import TopicPartition
 from logstore.errors import CorruptFile
+from logstore.format.topic_partition import TopicPartition
 from logstore.log.coroutines import start
 from logstore.log.ticket import Ticket
 

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from kio.schema.errors import ErrorCode
 
+from logstore.format.topic_partition import TopicPartition
 from logstore.kafka.groups.coordinator import GroupCoordinator
 from logstore.kafka.groups.group import ConsumerGroup
 from logstore.kafka.groups.offsets import CommittedOffset, OffsetStore
-from logstore.format.topic_partition import TopicPartition
 from logstore.kafka.groups.state import GroupState
 from logstore.log.ticket import Ticket
 
@@ -105,7 +105,9 @@ class GroupService:
             if topic_id is None:
                 refused[where] = ErrorCode.unknown_topic_or_partition
             else:
-                offsets[where] = CommittedOffset(*position, committed_ms=now_ms, topic_id=topic_id, expires_ms=expires_ms)
+                offsets[where] = CommittedOffset(
+                    *position, committed_ms=now_ms, topic_id=topic_id, expires_ms=expires_ms
+                )
         if not offsets:
             return refused, Ticket.succeeded(None)
         error = self.coordinator.check_commit(
@@ -211,7 +213,9 @@ class GroupService:
             if is_idle and now_s - group.emptied_s >= SWEEP_INTERVAL_S and not self._offsets.is_used(group.group_id):
                 self.coordinator.drop(group.group_id)
 
-    def _is_expired(self, group: ConsumerGroup, where: TopicPartition, committed: CommittedOffset, now_s: float, now_ms: int) -> bool:
+    def _is_expired(
+        self, group: ConsumerGroup, where: TopicPartition, committed: CommittedOffset, now_s: float, now_ms: int
+    ) -> bool:
         """Kafka's rules (KIP-211): from the last commit, for groups that had members from when the last one left.
 
         That moment is not kept over a restart; then the time of the restart stands for it, so offsets live longer.

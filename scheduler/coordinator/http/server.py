@@ -13,11 +13,11 @@ from traceback import format_exception
 
 import trio
 
-from scheduler.coordinator.log_events import CANNOT_ACCEPT, CONNECTION_CRASHED, CONNECTION_REFUSED
 from logstore.base.addresses import Address, is_loopback
+from logstore.base.events import Report
 from scheduler.coordinator.http.connection import Connection, Stream
 from scheduler.coordinator.http.messages import Handler, HttpSettings, MayWait, TakesLarge
-from logstore.base.events import Report
+from scheduler.coordinator.log_events import CANNOT_ACCEPT, CONNECTION_CRASHED, CONNECTION_REFUSED
 
 BACKLOG = 2048
 """A thousand writers may connect at the same moment."""

@@ -24,7 +24,7 @@ from logstore.kafka.wire import build
 from logstore.log.jobs import JobQueue
 from logstore.log.ledger import DIRECTORY, Ledger
 from logstore.log.ticket import Ticket
-from tests.kafka_groups.driver import subscription
+from tests.kafka.groups.driver import subscription
 
 T = TypeVar("T")
 CALLER = Caller("tool", "127.0.0.1", "localhost", 9092)

@@ -8,9 +8,9 @@ from kio.schema.errors import ErrorCode
 
 from logstore.disk.files import OsFiles
 from logstore.errors import CorruptFile, StorageFailed
+from logstore.format.topic_partition import TopicPartition
 from logstore.kafka.groups.coordinator import GroupCoordinator, GroupSettings
 from logstore.kafka.groups.offsets import OffsetStore
-from logstore.format.topic_partition import TopicPartition
 from logstore.kafka.groups.service import SWEEP_INTERVAL_S, CommitRequest, GroupService, OffsetSettings, OffsetToCommit
 from logstore.log.jobs import JobQueue
 from logstore.log.ledger import DIRECTORY, Ledger
