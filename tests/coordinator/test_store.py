@@ -17,10 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logstore.base.addresses import Address
+from logstore.base.errors import DirectoryInUse
 from logstore.base.events import ignore
 from logstore.base.system import SystemClock
 from scheduler.client import CoordinatorClient, NotFound, Unavailable
-from scheduler.coordinator.errors import StartError, StoreDamaged, StoreError
+from scheduler.coordinator.errors import StoreDamaged, StoreError
 from scheduler.coordinator.journal import Journal
 from scheduler.coordinator.metadata.interface import Change, Metadata, Put, Remove
 from scheduler.coordinator.metadata.sqlite import COUNT_SUFFIX, SqliteMetadata
@@ -350,7 +351,7 @@ def test_forgetting_one_touches_no_other(tmp_path: Path) -> None:
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     """A second coordinator on the same directory is refused, and told who has it."""
-    with opened(tmp_path), pytest.raises(StartError, match=f"process {os.getpid()}"), opened(tmp_path):
+    with opened(tmp_path), pytest.raises(DirectoryInUse, match=f"process {os.getpid()}"), opened(tmp_path):
         pass
 
 

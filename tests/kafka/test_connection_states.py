@@ -123,11 +123,14 @@ async def lives_that_are_cut(server: Server) -> None:
 
 async def test_every_step_of_the_table_is_taken(table: Recording, tmp_path: Path) -> None:
     """By these lives together; no step outside the table is tried."""
-    async with serving(tmp_path / "patient") as server:
+    patient, hasty = tmp_path / "patient", tmp_path / "hasty"
+    patient.mkdir()
+    hasty.mkdir()
+    async with serving(patient) as server:
         await lives_that_end_by_themselves(server)
         await lives_that_are_cut(server)
     async with (
-        serving(tmp_path / "hasty", BrokerSettings(handshake_s=0.0)) as server,
+        serving(hasty, BrokerSettings(handshake_s=0.0)) as server,
         a_connection(server) as (connection, client),
     ):
         await expect(connection, ConnectionState.LINGERING)
