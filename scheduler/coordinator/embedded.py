@@ -6,20 +6,20 @@ and `drain` say.
 Invariant: without TLS and a token, so on loopback unless `insecure`.
 """
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random, SystemRandom
 
 import trio
 
-from scheduler.addresses import parse_address
+from logstore.base.addresses import parse_address
+from logstore.base.errors import CairnError
+from logstore.base.events import Report
+from logstore.base.system import SystemClock
 from scheduler.coordinator.running import Running, Security, ServeSettings, make_planner, opened, serve
 from scheduler.coordinator.service import Environment
-from scheduler.coordinator.system_clock import SystemClock
-from scheduler.errors import SchedulerError
 from scheduler.topology.description import load_topology
 
-Refused = SchedulerError
+Refused = CairnError
 """What `start` raises besides OSError: one clear line says what to change."""
 
 
@@ -27,7 +27,7 @@ async def start(
     topology: Path,
     listen: str,
     data_dir: Path,
-    report: Callable[[str, Mapping[str, object]], None],
+    report: Report,
     *,
     insecure: bool = False,
     task_status: trio.TaskStatus[Running] = trio.TASK_STATUS_IGNORED,

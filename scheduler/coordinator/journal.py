@@ -12,9 +12,10 @@ from functools import partial
 
 import trio
 
+from logstore.base.events import Report
 from scheduler.coordinator.errors import StoreError
+from scheduler.coordinator.log_events import STORE_FAILS, STORE_WORKS_AGAIN
 from scheduler.coordinator.metadata.interface import Change, Metadata, Put
-from scheduler.coordinator.report import Report
 
 RETRY_S = 1.0
 """How long a failed transaction rests, unless somebody asks for it earlier."""
@@ -91,7 +92,7 @@ class Journal:
             if scope.cancelled_caught:
                 if not self._stall_reported:
                     self._stall_reported = True
-                    self._report("store fails", {"why": STALLED})
+                    self._report(STORE_FAILS, why=STALLED)
                 raise StoreError(STALLED)
             if round_.error is not None:
                 raise StoreError(round_.error)
@@ -133,7 +134,7 @@ class Journal:
                 self.changes += len(batch)
                 if self._error is not None or self._stall_reported:
                     self._error, self._stall_reported = None, False
-                    self._report("store works again", {})
+                    self._report(STORE_WORKS_AGAIN)
                 for tell in then:
                     tell()
             self._flying = self._began_s = None
@@ -150,7 +151,7 @@ class Journal:
         self._then = then + self._then
         self.failures += 1
         if self._error is None:
-            self._report("store fails", {"why": why})
+            self._report(STORE_FAILS, why=why)
         self._error = why
         self._work.set()
 

@@ -7,13 +7,15 @@ pass of the compiler at most. It is waited for to its end, as a process must not
 """
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from random import Random
 from typing import Any, Final
 
 import trio
 from numba.core import event
 
+from logstore.base.events import Report
+from scheduler.coordinator.log_events import WARMING
 from scheduler.peace.placement import default_placement
 from scheduler.peace.plan import Planner, Request, Residual
 from scheduler.peace.repaired import RepairedPlanner
@@ -29,10 +31,10 @@ _LOADS: Final = ((2,), (3,), (1, 2, 3))
 """Replicas of the requests of a plan, by turns: those that can be planned jointly, and a mixture."""
 
 
-async def warmed(planner: Planner, report: Callable[[str, Mapping[str, object]], None]) -> None:
+async def warmed(planner: Planner, report: Report) -> None:
     """Have all compiled code of planners like this one, on a thread; others run meanwhile."""
     if isinstance(planner, Compiled):
-        report("warming", {"planner": planner.name})
+        report(WARMING, planner=planner.name)
         await trio.to_thread.run_sync(warm, type(planner), trio.from_thread.check_cancelled)
 
 

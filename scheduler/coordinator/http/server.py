@@ -13,10 +13,11 @@ from traceback import format_exception
 
 import trio
 
-from scheduler.addresses import Address, is_loopback
+from logstore.base.addresses import Address, is_loopback
+from logstore.base.events import Report
 from scheduler.coordinator.http.connection import Connection, Stream
 from scheduler.coordinator.http.messages import Handler, HttpSettings, MayWait, TakesLarge
-from scheduler.coordinator.report import Report
+from scheduler.coordinator.log_events import CANNOT_ACCEPT, CONNECTION_CRASHED, CONNECTION_REFUSED
 
 BACKLOG = 2048
 """A thousand writers may connect at the same moment."""
@@ -97,7 +98,7 @@ class HttpServer:
                 client, address = await sock.accept()
             except OSError as error:
                 # Out of descriptors, or a client that is gone already: neither ends a listener.
-                self._report("cannot accept", {"error": str(error)})
+                self._report(CANNOT_ACCEPT, error=str(error))
                 await trio.sleep(ACCEPT_AGAIN_S)
                 continue
             self._admit(client, str(address[0]), clients)
@@ -108,7 +109,7 @@ class HttpServer:
             not is_loopback(host) and self._clients[host] >= limits.max_connections_per_address
         ):
             self._refused += 1
-            self._report("connection refused", {"client": host, "why": "too many connections"})
+            self._report(CONNECTION_REFUSED, client=host, why="too many connections")
             _refuse(client, speaks_tls=self._tls is not None)
             return
         self._clients[host] += 1
@@ -128,7 +129,7 @@ class HttpServer:
             try:
                 await connection.run()
             except Exception as error:  # noqa: BLE001  a fault of ours must not cost the other clients their service
-                self._report("connection crashed", {"client": host, "trace": "".join(format_exception(error))})
+                self._report(CONNECTION_CRASHED, client=host, trace="".join(format_exception(error)))
             finally:
                 del self._connections[connection]
                 with trio.move_on_after(1) as scope:
