@@ -14,10 +14,11 @@ from typing import Any
 import trio
 
 from scheduler.coordinator.metadata.interface import Put
+from scheduler.peace.online.states import RequestState
 
 MAX_IN_ANSWER = 1000
 """Events in one answer; the rest comes with the next question."""
-ENDS = frozenset(("finished", "cancelled", "failed"))
+ENDS = frozenset(state.value for state in RequestState if state.ended)
 Event = dict[str, Any]
 """As in the interface: number, event, chunk, attempt, hosts; addresses are added when it is told."""
 

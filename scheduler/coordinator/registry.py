@@ -21,7 +21,8 @@ from scheduler.coordinator.histogram import Histogram
 from scheduler.coordinator.hosts import HostRecord
 from scheduler.coordinator.metadata.interface import Change, Put, Remove
 from scheduler.errors import SchedulerError
-from scheduler.peace.online.records import ChunkRecord, ChunkState, Outcome, RequestRecord, RequestState, Submission
+from scheduler.peace.online.records import ChunkRecord, Outcome, RequestRecord, Submission
+from scheduler.peace.online.states import ChunkState, RequestState
 from scheduler.peace.plan import Kind
 
 REQUESTS = "requests/"

@@ -30,7 +30,8 @@ from scheduler.coordinator.registry import RequestEntry, RequestRegistry, asked_
 from scheduler.coordinator.report import Report
 from scheduler.errors import PlanInvalid, RequestError, SchedulerError
 from scheduler.peace.online import GATHER_MS, OnlineScheduler, QueuePosition, Settings, Status, Submission
-from scheduler.peace.online.records import ChunkRecord, Outcome, RequestRecord, RequestState
+from scheduler.peace.online.records import ChunkRecord, Outcome, RequestRecord
+from scheduler.peace.online.states import RequestEvent, allows
 from scheduler.peace.plan import Planner
 from scheduler.topology import Topology
 
@@ -393,7 +394,7 @@ class Coordinator:
         await self._ready()
         self._heard(entry)
         if entry.record is None or entry.record.chunks != chunks:
-            if entry.state is not RequestState.WAITING:
+            if not allows(entry.state, RequestEvent.RESUBMIT):
                 why = f"request {shown(name)} is {entry.state}: only one of which nothing was started can change"
                 raise ApiError(CONFLICT, why, "name")
             self._change(lambda: self._scheduler.resubmit(name, chunks, self.now_ms()))

@@ -253,6 +253,7 @@ Change = Callable[[Any], object]
         ("record", lambda value: value.update(chunks=1), "chunk 1 of 1"),
         ("record", lambda value: value.update(state="finished"), "its writer was not told"),
         ("record", lambda value: value.update(state="odd"), "its state is 'odd'"),
+        ("record", lambda value: value.update(state="waiting"), "its state is waiting"),
         ("record", lambda value: value.update(chunks=None), "cannot be read"),
         ("events/00000001", lambda value: value["hosts"].__setitem__(1, "r1h9"), "its writer was told"),
         ("events/00000001", lambda value: value.update(number=5), "its event 1"),

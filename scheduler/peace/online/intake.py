@@ -9,7 +9,8 @@ from random import Random
 
 from scheduler.errors import PlacementError, RequestError
 from scheduler.peace.online.jobs import Job
-from scheduler.peace.online.records import RequestRecord, RequestState, Settings, Submission
+from scheduler.peace.online.records import RequestRecord, Settings, Submission
+from scheduler.peace.online.states import RequestState
 from scheduler.peace.online.unreachable import TRIES, find
 from scheduler.peace.placement import (
     MAX_REPLICAS,

@@ -9,7 +9,14 @@ from collections.abc import Collection, Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Any
 
-from scheduler.peace.online.records import RequestState
+from scheduler.peace.online.states import (
+    CHUNK_TRANSITIONS,
+    REQUEST_TRANSITIONS,
+    ChunkEvent,
+    ChunkState,
+    RequestEvent,
+    RequestState,
+)
 from scheduler.peace.placement import Placement, Relation
 from scheduler.peace.plan import Chain, Kind, Request, Resource
 
@@ -18,17 +25,34 @@ Rank = tuple[int, int]
 
 
 class Flight:
-    """A chunk in flight: its chain, its attempt, since when, and the timestep it was started in."""
+    """One attempt to move a chunk: its chain, its number, since when, and the timestep it was started in."""
 
-    __slots__ = ("attempt", "chain", "chunk", "job", "since_ms", "step")
+    __slots__ = ("attempt", "chain", "chunk", "job", "since_ms", "state", "step")
 
-    def __init__(self, job: "Job", chain: Chain, attempt: int, since_ms: int, step: int) -> None:
+    def __init__(
+        self,
+        job: "Job",
+        chain: Chain,
+        attempt: int,
+        since_ms: int,
+        step: int,
+        state: ChunkState = ChunkState.WAITING,
+    ) -> None:
         self.job = job
         self.chunk = chain.chunk
         self.chain = chain
         self.attempt = attempt
         self.since_ms = since_ms
         self.step = step
+        self.state = state
+        """The state of the chunk, as this attempt left it."""
+
+    def move(self, event: ChunkEvent) -> None:
+        """Take the step for `event` in CHUNK_TRANSITIONS."""
+        following = CHUNK_TRANSITIONS.get((self.state, event))
+        if following is None:
+            raise AssertionError(f"chunk {self.chunk} of {self.job.name!r}: {event.value} in state {self.state.value}")
+        self.state = following
 
 
 class Unit:
@@ -137,9 +161,17 @@ class Job:
         """The unit of a chunk that is not done."""
         return self.units[0] if self.kind is Kind.WRITE else self._unit_of[chunk]
 
-    def end(self, state: RequestState, reason: str) -> None:
-        """Nothing of it waits any more; what is only needed for that is let go: ended jobs are remembered for long."""
-        self.state, self.reason = state, reason
+    def move(self, event: RequestEvent) -> None:
+        """Take the step for `event` in REQUEST_TRANSITIONS."""
+        following = REQUEST_TRANSITIONS.get((self.state, event))
+        if following is None:
+            raise AssertionError(f"request {self.name!r}: {event.value} in state {self.state.value}")
+        self.state = following
+
+    def end(self, event: RequestEvent, reason: str) -> None:
+        """End the request, and drop its units: an ended job is remembered for long, and none of its chunks waits."""
+        self.move(event)
+        self.reason = reason
         self.units, self._unit_of = [], {}
 
     def sort(self, lost: Collection[int]) -> int | None:

@@ -5,7 +5,7 @@ Invariants:
 """
 
 from scheduler.peace.online.jobs import Flight, Job
-from scheduler.peace.online.records import ChunkRecord, ChunkStart, ChunkState, RequestRecord
+from scheduler.peace.online.records import ChunkRecord, ChunkStart, RequestRecord
 from scheduler.peace.placement import placement_texts
 from scheduler.peace.plan import Chain, Kind
 from scheduler.topology import Topology
@@ -30,14 +30,14 @@ def request_record(topology: Topology, job: Job) -> RequestRecord:
     )
 
 
-def chunk_record(topology: Topology, flight: Flight, state: ChunkState, since_ms: int) -> ChunkRecord:
-    """The record of the flight's chunk in this state since now."""
+def chunk_record(topology: Topology, flight: Flight, since_ms: int) -> ChunkRecord:
+    """The record of the flight's chunk, which has been in its state since `since_ms`."""
     links = topology.links
     return ChunkRecord(
         request=flight.job.name,
         chunk=flight.chunk,
         attempt=flight.attempt,
-        state=state.value,
+        state=flight.state.value,
         hosts=tuple(topology.servers[host].name for host in flight.chain.hosts),
         routes=tuple(tuple((links[n].source, links[n].target) for n in route) for route in flight.chain.routes),
         since_ms=since_ms,

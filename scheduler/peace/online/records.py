@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from scheduler.errors import RequestError
+from scheduler.peace.online.states import RequestState
 from scheduler.peace.plan import Kind
 
 GATHER_MS = 5
@@ -109,29 +110,6 @@ class QueuePosition(NamedTuple):
     requests_ahead: int
     chunks_ahead: int
     starts_within_chunks: int
-
-
-class RequestState(StrEnum):
-    """The life of a request; the last three are ends."""
-
-    WAITING = "waiting"  # nothing of it was ever started
-    RUNNING = "running"
-    FINISHED = "finished"
-    CANCELLED = "cancelled"
-    FAILED = "failed"
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing more will happen to the request."""
-        return self not in (RequestState.WAITING, RequestState.RUNNING)
-
-
-class ChunkState(StrEnum):
-    """A chunk's life. A chunk without a record is waiting and was never started."""
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    DONE = "done"
 
 
 @dataclass(frozen=True, slots=True)

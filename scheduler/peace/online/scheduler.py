@@ -22,16 +22,15 @@ from scheduler.peace.online.recording import chain_of, chunk_record, go_of, requ
 from scheduler.peace.online.records import (
     ChunkRecord,
     ChunkStart,
-    ChunkState,
     Mode,
     Outcome,
     QueuePosition,
     RequestRecord,
-    RequestState,
     Settings,
     Status,
     Submission,
 )
+from scheduler.peace.online.states import ChunkEvent, ChunkState, RequestEvent, RequestState, allows
 from scheduler.peace.online.timesteps import Timesteps
 from scheduler.peace.online.views import SchedulerView, place_of, status_of
 from scheduler.peace.plan import Chain, Kind, Planner
@@ -110,11 +109,11 @@ class OnlineScheduler:
             return Outcome(ignored=self._why(job, chunk, attempt))
         self._begin(now_ms)
         self._chunk_ms = self._now_ms - flight.since_ms
-        self._land(flight, done=True)
+        self._land(flight, ChunkEvent.DONE)
         job.done.add(chunk)
-        self._note_chunk(flight, ChunkState.DONE)
+        self._note_chunk(flight)
         if len(job.done) == job.chunks:
-            self._end(job, RequestState.FINISHED, "")
+            self._end(job, RequestEvent.FINISH, "")
         return self._finish()
 
     def failed(self, request: str, chunk: int, attempt: int, suspects: Sequence[str], now_ms: int) -> Outcome:
@@ -125,7 +124,7 @@ class OnlineScheduler:
         if flight is None:
             return Outcome(ignored=self._why(job, chunk, attempt))
         self._begin(now_ms)
-        self._land(flight, done=False)
+        self._land(flight, ChunkEvent.FAIL)
         why = f"attempt {attempt} of chunk {chunk} failed, at {', '.join(suspects) or 'no known host'}"
         self._around(flight, hosts, why)
         return self._finish()
@@ -155,16 +154,16 @@ class OnlineScheduler:
     def cancel(self, request: str, now_ms: int) -> Outcome:
         """Give a request up; what is in flight of it is revoked. An ended request stays as it ended."""
         job = self._job(request)
-        if job.state.ended:
+        if not allows(job.state, RequestEvent.CANCEL):
             return Outcome(ignored=f"request {request!r} is {job.state}")
         self._begin(now_ms)
-        self._end(job, RequestState.CANCELLED, "cancelled on request")
+        self._end(job, RequestEvent.CANCEL, "cancelled on request")
         return self._finish()
 
     def resubmit(self, request: str, chunks: int, now_ms: int) -> Outcome:
         """A waiting request has another number of chunks now. It keeps its place if they are no more than before."""
         job = self._job(request)
-        if job.state is not RequestState.WAITING:
+        if not allows(job.state, RequestEvent.RESUBMIT):
             raise RequestError(
                 "request", f"{request!r} is {job.state}: only one that nothing was started of can change"
             )
@@ -172,6 +171,7 @@ class OnlineScheduler:
         if job.kind is not Kind.WRITE and chunks > job.chunks:
             raise RequestError("chunks", f"{chunks}: sources are known for {job.chunks}; submit another request")
         self._begin(now_ms)
+        job.move(RequestEvent.RESUBMIT)
         if chunks != job.chunks:
             self._leave(job)
             if chunks > job.chunks:
@@ -295,36 +295,39 @@ class OnlineScheduler:
         self._queue.put(job, job.counted)
         attempt = job.attempts[chain.chunk] = job.attempts.get(chain.chunk, 0) + 1
         flight = Flight(job, chain, attempt, self._now_ms, self._policy.step)
+        flight.move(ChunkEvent.START)
         self._fly(flight)
         self._policy.started(flight)
-        if job.state is RequestState.WAITING:
-            job.state = RequestState.RUNNING
+        before = job.state
+        job.move(RequestEvent.START)
+        if job.state is not before:
             self._event.jobs[job] = None
         self._event.go[flight] = None
-        self._note_chunk(flight, ChunkState.RUNNING)
+        self._note_chunk(flight)
 
     def _fly(self, flight: Flight) -> None:
         flight.job.flights[flight.chunk] = flight
         for host in set(flight.chain.hosts):
             self._at_host.setdefault(host, set()).add(flight)
 
-    def _land(self, flight: Flight, *, done: bool) -> None:
-        """Take a chunk out of flight; the caller lets it wait again, if it does."""
+    def _land(self, flight: Flight, event: ChunkEvent) -> None:
+        """End an attempt; the caller returns the chunk to its unit, if it waits again."""
+        flight.move(event)
         del flight.job.flights[flight.chunk]
         for host in set(flight.chain.hosts):
             self._at_host[host].discard(flight)
-        self._policy.ended(flight, done=done)
+        self._policy.ended(flight, done=flight.state is ChunkState.DONE)
 
     def _revoke(self, flight: Flight) -> None:
-        self._land(flight, done=False)
+        self._land(flight, ChunkEvent.REVOKE)
         self._event.revoked.append(go_of(self._topology, flight))
 
     def _again(self, flight: Flight, why: str) -> None:
         """Let the chunk of a failed attempt wait again, or fail its request after too many attempts."""
         job = flight.job
-        self._note_chunk(flight, ChunkState.WAITING)
+        self._note_chunk(flight)
         if flight.attempt >= self._settings.max_attempts:
-            self._end(job, RequestState.FAILED, f"{why}; that was the last of {flight.attempt} attempts")
+            self._end(job, RequestEvent.EXHAUST, f"{why}; that was the last of {flight.attempt} attempts")
             return
         unit = job.unit_of(flight.chunk)
         unit.give(flight.chunk)
@@ -332,14 +335,14 @@ class OnlineScheduler:
         self._queue.put(job, job.counted)
         self._policy.enter(unit)
 
-    def _end(self, job: Job, state: RequestState, reason: str) -> None:
-        """End a request with this state and reason."""
+    def _end(self, job: Job, event: RequestEvent, reason: str) -> None:
+        """End a request by this event, for this reason."""
         self._leave(job)
         for flight in list(job.flights.values()):
             self._revoke(flight)
         self._event.jobs[job] = None
-        job.end(state, reason)
-        (self._event.finished if state is RequestState.FINISHED else self._event.given_up).append(job.name)
+        job.end(event, reason)
+        (self._event.finished if job.state is RequestState.FINISHED else self._event.given_up).append(job.name)
         for host in self._hosts_of(job):
             self._of_host[host].discard(job)
         self._active -= 1
@@ -386,7 +389,7 @@ class OnlineScheduler:
         if gone is None:
             self._enter(job)
         else:
-            self._end(job, RequestState.FAILED, f"chunk {gone} has no source left: all its hosts are lost")
+            self._end(job, RequestEvent.LOSE_SOURCES, f"chunk {gone} has no source left: all its hosts are lost")
 
     @staticmethod
     def _hosts_of(job: Job) -> set[int]:
@@ -404,7 +407,7 @@ class OnlineScheduler:
         concerned = self._in_order(self._of_host.get(number, ()))
         for job in concerned:
             if job.writer == number:
-                self._end(job, RequestState.CANCELLED, f"its host {host!r} is lost")
+                self._end(job, RequestEvent.LOSE_WRITER, f"its host {host!r} is lost")
         flights = sorted(self._at_host.get(number, ()), key=lambda flight: (flight.job.rank, flight.chunk))
         for flight in flights:
             if flight.job.flights.get(flight.chunk) is flight:
@@ -441,8 +444,8 @@ class OnlineScheduler:
             return f"request {job.name!r} is {job.state}"
         return f"attempt {attempt} of chunk {chunk} of {job.name!r} was revoked; the last is {last}"
 
-    def _note_chunk(self, flight: Flight, state: ChunkState) -> None:
-        record = chunk_record(self._topology, flight, state, self._now_ms)
+    def _note_chunk(self, flight: Flight) -> None:
+        record = chunk_record(self._topology, flight, self._now_ms)
         self._event.chunks[flight.job, flight.chunk] = record
 
     def _view(self) -> SchedulerView:
@@ -488,7 +491,7 @@ class OnlineScheduler:
             return
         chain = chain_of(self._topology, record, job.kind)
         if chain is not None:
-            flight = Flight(job, chain, record.attempt, record.since_ms, record.step)
+            flight = Flight(job, chain, record.attempt, record.since_ms, record.step, state)
             if state is ChunkState.RUNNING:
                 self._fly(flight)
             self._policy.resume(flight, done=state is ChunkState.DONE)
@@ -502,6 +505,7 @@ class OnlineScheduler:
         gone = job.sort(())
         self._adopt(job)
         if job.kind is not Kind.COPY and job.writer == intake.NOBODY:
-            self._end(job, RequestState.CANCELLED, "its host is not in the network any more")
+            self._end(job, RequestEvent.LOSE_WRITER, "its host is not in the network any more")
         elif gone is not None:
-            self._end(job, RequestState.FAILED, f"chunk {gone} has no source left: none is in the network any more")
+            reason = f"chunk {gone} has no source left: none is in the network any more"
+            self._end(job, RequestEvent.LOSE_SOURCES, reason)
