@@ -27,7 +27,7 @@ from scheduler.simulation.measured import (
     link_capacity,
     paper_cluster,
 )
-from scheduler.simulation.scenario import Job, checkpoints, spread_writers
+from scheduler.simulation.scenario import SimulatedJob, checkpoints, spread_writers
 from scheduler.topology import CHUNK_BYTES, Link, Topology
 
 SCALE = 0.1
@@ -147,7 +147,7 @@ class Setting:
             cluster.physics,
         )
 
-    def jobs(self, cluster: Cluster, seed: int) -> tuple[Job, ...]:
+    def jobs(self, cluster: Cluster, seed: int) -> tuple[SimulatedJob, ...]:
         """Everybody's checkpoint, all at once; the seed says who writes."""
         return checkpoints(
             cluster, spread_writers(cluster, self.writers, Random(seed)), self.chunks, replicas=self.replicas

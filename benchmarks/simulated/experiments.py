@@ -16,7 +16,7 @@ from typing import NamedTuple
 from benchmarks.harness.report import Rows
 from benchmarks.simulated import setups
 from benchmarks.simulated.setups import HDFS, PAPERS_PEACE, PEACE, SETUPS, SINBAD, Setup
-from scheduler.peace.plan import Kind
+from scheduler.peace.plan import TransferKind
 from scheduler.simulation.cluster import Cluster
 from scheduler.simulation.engine import simulate
 from scheduler.simulation.measured import (
@@ -32,8 +32,8 @@ from scheduler.simulation.measured import (
     paper_cluster,
 )
 from scheduler.simulation.policies import Era, hdfs_default
-from scheduler.simulation.run import Bounds, Run, bounds
-from scheduler.simulation.scenario import Job, Loss, Scenario, checkpoints, spread_writers
+from scheduler.simulation.run import LowerBounds, SimulatedRun, bounds
+from scheduler.simulation.scenario import SimulatedJob, Loss, Scenario, checkpoints, spread_writers
 from scheduler.topology import Server, Topology, both_ways
 
 WRITERS = (8, 10, 12, 14, 16)
@@ -55,7 +55,7 @@ SENSITIVITY: dict[str, tuple[int, Physics]] = {
 CAPACITIES = tuple((link, send) for link in (2, 3, 4, 5, 6) for send in (2, 3, 4, 5))
 
 
-def run_once(setup: Setup, physics: Physics, writers: int, size_mb: int, seed: int, *, trace: bool = False) -> Run:
+def run_once(setup: Setup, physics: Physics, writers: int, size_mb: int, seed: int, *, trace: bool = False) -> SimulatedRun:
     """So many hosts write checkpoints of so many MB at once, in an order that the seed gives."""
     cluster = setup.cluster(physics)
     hosts = spread_writers(cluster, writers, Random(seed))
@@ -63,13 +63,13 @@ def run_once(setup: Setup, physics: Physics, writers: int, size_mb: int, seed: i
     return simulate(Scenario(cluster, jobs, memory_full=True, trace=trace), setup.policy, seed)
 
 
-def bounds_of(writers: int, size_mb: int) -> Bounds:
+def bounds_of(writers: int, size_mb: int) -> LowerBounds:
     """What no scheduler can beat, with memory full as in all runs (the disks' part)."""
     cluster = SETUPS[HDFS].cluster(replace(PAPER, cache_bytes=0.0))
     return bounds(cluster, spread_writers(cluster, writers, Random(0)), size_mb // CHUNK_MB)
 
 
-def figures(run: Run, kind: Kind = Kind.WRITE) -> dict[str, float]:
+def figures(run: SimulatedRun, kind: TransferKind = TransferKind.WRITE) -> dict[str, float]:
     """The figures of a row."""
     return {"io_s": run.io_s(kind), "response_s": run.response_s(kind), "comp_s": run.comp_s(kind)}
 
@@ -139,7 +139,7 @@ def _network(link: int, send: int) -> Callable[[Physics], Topology]:
     return lambda physics: paper_cluster(link, send=send, physics=physics)
 
 
-def _link_used(run: Run) -> float:
+def _link_used(run: SimulatedRun) -> float:
     """The share of the links between racks that was used, until the last ack."""
     cluster = SETUPS[HDFS].cluster()
     links = [cluster.link(number) for number in range(len(cluster.topology.links))]
@@ -218,10 +218,10 @@ def recovery(setup: Setup, seed: int) -> dict[str, dict[str, float]]:
         others = [host for host in range(cluster.hosts) if host != reader]
         chunks = BEYOND.read_mb // CHUNK_MB
         sources = tuple(tuple(random.sample(others, 3)) for _ in range(chunks))
-        reads.append(Job(f"recovery of host {reader}", reader, chunks, BEYOND.read_s, kind=Kind.READ, sources=sources))
+        reads.append(SimulatedJob(f"recovery of host {reader}", reader, chunks, BEYOND.read_s, kind=TransferKind.READ, sources=sources))
     jobs = (*checkpoints(cluster, writers, BEYOND.size_mb // CHUNK_MB), *reads)
     run = simulate(Scenario(cluster, jobs, memory_full=True), setup.policy, seed)
-    return {kind.value: figures(run, kind) for kind in (Kind.WRITE, Kind.READ)}
+    return {kind.value: figures(run, kind) for kind in (TransferKind.WRITE, TransferKind.READ)}
 
 
 def large(setup: Setup, seed: int) -> dict[str, dict[str, float]]:

@@ -7,20 +7,20 @@ with CoordinatorClient("http://127.0.0.1:9880") as client:
         go.done()
 """
 
-from scheduler.client.blocking import CoordinatorClient, Go, Write
-from scheduler.client.core import Place
+from scheduler.client.blocking import CoordinatorClient, Go, CoordinatorRequest
+from scheduler.client.core import QueuePlace
 from scheduler.client.errors import (
     BadRequest,
     Conflict,
     CoordinatorError,
     NotFound,
     NotUnderstood,
-    Refused,
+    CoordinatorRefused,
     RequestCancelled,
     RequestEnded,
     RequestFailed,
     Unauthorized,
-    Unavailable,
+    CoordinatorUnavailable,
 )
 
 __all__ = [
@@ -31,12 +31,12 @@ __all__ = [
     "Go",
     "NotFound",
     "NotUnderstood",
-    "Place",
-    "Refused",
+    "QueuePlace",
+    "CoordinatorRefused",
     "RequestCancelled",
     "RequestEnded",
     "RequestFailed",
     "Unauthorized",
-    "Unavailable",
-    "Write",
+    "CoordinatorUnavailable",
+    "CoordinatorRequest",
 ]

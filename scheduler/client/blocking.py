@@ -21,14 +21,14 @@ from types import TracebackType
 from typing import Any
 
 from scheduler.client import core
-from scheduler.client.core import Ask, GoEvent, Place
+from scheduler.client.core import ApiRequest, GoEvent, QueuePlace
 from scheduler.client.errors import (
     CoordinatorError,
     NotUnderstood,
-    Refused,
+    CoordinatorRefused,
     RequestCancelled,
     RequestFailed,
-    Unavailable,
+    CoordinatorUnavailable,
 )
 
 
@@ -56,15 +56,15 @@ class Go:
         return f"Go({self.request!r}, chunk={self.chunk}, attempt={self.attempt}, hosts={self.hosts})"
 
 
-class Write:
+class CoordinatorRequest:
     """A request of ours. `state` and `place` are as last heard."""
 
     def __init__(self, client: "CoordinatorClient", view: dict[str, Any]) -> None:
         self._client = client
-        self._progress = core.Progress(view)
+        self._progress = core.RequestProgress(view)
         self._open: dict[int, Go] = {}
         self.name = self._progress.name
-        self.place: Place | None = core.place(view)
+        self.place: QueuePlace | None = core.place(view)
 
     @property
     def state(self) -> str:
@@ -210,7 +210,7 @@ class CoordinatorClient:
     def _kept(self, name: str) -> dict[str, Any]:
         try:
             return self.ask(core.host("PUT", name, "/alive"), patience_s=0)
-        except Refused:
+        except CoordinatorRefused:
             return self.ask(core.registration(name, self._hosts.get(name)), patience_s=0)
 
     # ---- requests
@@ -224,12 +224,12 @@ class CoordinatorClient:
         name: str | None = None,
         placement: Sequence[str] | None = None,
         **options: Any,
-    ) -> Write:
+    ) -> CoordinatorRequest:
         """Ask to move chunks; `options`: `priority`, `kind` ("write", "read", "copy") and `sources`, as in the
         interface. With a `name` that was submitted before, the same request. Raises Refused.
         """
         fields = core.request_fields(writer, chunks, replicas, placement, options)
-        return Write(self, self.ask(core.submission(self._random, name, fields)))
+        return CoordinatorRequest(self, self.ask(core.submission(self._random, name, fields)))
 
     def request(self, name: str) -> dict[str, Any]:
         """A request as the coordinator sees it. Raises NotFound."""
@@ -250,27 +250,27 @@ class CoordinatorClient:
 
     def status(self) -> dict[str, Any]:
         """What goes on."""
-        return self.ask(Ask("GET", "/v1/status"))
+        return self.ask(ApiRequest("GET", "/v1/status"))
 
     def topology(self) -> dict[str, Any]:
         """The network that is planned on."""
-        return self.ask(Ask("GET", "/v1/topology"))
+        return self.ask(ApiRequest("GET", "/v1/topology"))
 
     # ---- questions and answers
 
-    def ask(self, question: Ask, *, patience_s: float | None = None) -> dict[str, Any]:
+    def ask(self, question: ApiRequest, *, patience_s: float | None = None) -> dict[str, Any]:
         """Ask until there is an answer. Raises Refused, Unavailable, NotUnderstood."""
         patience_s = self._patience_s if patience_s is None else patience_s
         backoff = core.Backoff(self._random, patience_s)
         while True:
             try:
                 return core.understood(*self._once(question))
-            except (OSError, HTTPException, Unavailable) as error:
+            except (OSError, HTTPException, CoordinatorUnavailable) as error:
                 delay_s = backoff.after(error, time.monotonic(), f"{question.method} {self.url}{question.path}")
             if self._closed.wait(delay_s):
-                raise Unavailable(f"{question.method} {question.path}: the client was closed")
+                raise CoordinatorUnavailable(f"{question.method} {question.path}: the client was closed")
 
-    def _once(self, question: Ask) -> tuple[int, bytes]:
+    def _once(self, question: ApiRequest) -> tuple[int, bytes]:
         if self._closed.is_set():
             raise CoordinatorError("the client is closed")
         with self._lock:
@@ -283,7 +283,7 @@ class CoordinatorClient:
                 raise
         return self._asked(self._new(), question)
 
-    def _asked(self, connection: HTTPConnection, question: Ask) -> tuple[int, bytes]:
+    def _asked(self, connection: HTTPConnection, question: ApiRequest) -> tuple[int, bytes]:
         """Ask on a connection that no other thread has; it is idle afterwards, or closed."""
         with self._lock:
             self._busy.add(connection)

@@ -12,7 +12,7 @@ from random import Random
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
-from scheduler.client.errors import CoordinatorError, NotUnderstood, Unavailable, refusal
+from scheduler.client.errors import CoordinatorError, NotUnderstood, CoordinatorUnavailable, refusal
 
 DEFAULT_URL = "http://127.0.0.1:9880"
 DEFAULT_PORT = 9880
@@ -55,7 +55,7 @@ def parse_url(text: str) -> Url:
     return Url(parts.scheme == "https", parts.hostname, DEFAULT_PORT if port is None else port)
 
 
-class Ask(NamedTuple):
+class ApiRequest(NamedTuple):
     """A question. `wait_s`: how long the coordinator may take on purpose."""
 
     method: str
@@ -77,7 +77,7 @@ class Ask(NamedTuple):
         return headers
 
 
-class Place(NamedTuple):
+class QueuePlace(NamedTuple):
     """A place in the queue: requests and chunks that come first, and the proven bound: it waits at most
     `starts_within_chunks` times as long as a chunk takes.
     """
@@ -90,35 +90,35 @@ class Place(NamedTuple):
 # ---- questions
 
 
-def submission(random: Random, name: str | None, fields: Mapping[str, Any]) -> Ask:
+def submission(random: Random, name: str | None, fields: Mapping[str, Any]) -> ApiRequest:
     """Submit a request; without a name it gets one here, so that it can be sent twice."""
     given = {key: value for key, value in fields.items() if value is not None}
-    return Ask("POST", "/v1/requests", {"name": name or f"request-{random.getrandbits(96):024x}", **given})
+    return ApiRequest("POST", "/v1/requests", {"name": name or f"request-{random.getrandbits(96):024x}", **given})
 
 
-def registration(name: str, address: str | None) -> Ask:
+def registration(name: str, address: str | None) -> ApiRequest:
     """Register a host."""
-    return Ask("POST", "/v1/hosts", {"name": name, "address": address})
+    return ApiRequest("POST", "/v1/hosts", {"name": name, "address": address})
 
 
-def host(method: str, name: str, what: str = "") -> Ask:
+def host(method: str, name: str, what: str = "") -> ApiRequest:
     """Something about a host."""
-    return Ask(method, f"/v1/hosts/{quote(name, safe='')}{what}")
+    return ApiRequest(method, f"/v1/hosts/{quote(name, safe='')}{what}")
 
 
-def request(method: str, name: str, body: Mapping[str, Any] | None = None) -> Ask:
+def request(method: str, name: str, body: Mapping[str, Any] | None = None) -> ApiRequest:
     """Something about a request."""
-    return Ask(method, f"/v1/requests/{quote(name, safe='')}", body)
+    return ApiRequest(method, f"/v1/requests/{quote(name, safe='')}", body)
 
 
-def events(name: str, after: int, wait_s: float) -> Ask:
+def events(name: str, after: int, wait_s: float) -> ApiRequest:
     """Wait for a request's events."""
-    return Ask("GET", f"/v1/requests/{quote(name, safe='')}/go?after={after}&wait_s={wait_s:g}", None, wait_s)
+    return ApiRequest("GET", f"/v1/requests/{quote(name, safe='')}/go?after={after}&wait_s={wait_s:g}", None, wait_s)
 
 
-def report(name: str, chunk: int, what: str, body: Mapping[str, Any]) -> Ask:
+def report(name: str, chunk: int, what: str, body: Mapping[str, Any]) -> ApiRequest:
     """Report on a chunk: `done` or `failed`."""
-    return Ask("POST", f"/v1/requests/{quote(name, safe='')}/chunks/{chunk}/{what}", body)
+    return ApiRequest("POST", f"/v1/requests/{quote(name, safe='')}/chunks/{chunk}/{what}", body)
 
 
 # ---- answers
@@ -133,7 +133,7 @@ def understood(status: int, content: bytes) -> dict[str, Any]:
     if status >= 500 or status == _TOO_SLOW:
         # Perhaps from something between us and the coordinator, which says in words of its own that it is away.
         message = value.get("error", value) if isinstance(value, dict) else "no words of a coordinator's"
-        raise Unavailable(f"the answer was {status}: {message}")
+        raise CoordinatorUnavailable(f"the answer was {status}: {message}")
     if not isinstance(value, dict):
         raise NotUnderstood(f"the answer (status {status}) is no JSON object: is this a coordinator's address?")
     if status < 300:
@@ -161,7 +161,7 @@ class Backoff:
             # Not from the question on: that may have waited long for news, as it was meant to.
             self._end_s = now_s + self._patience_s
         if now_s >= self._end_s:
-            raise Unavailable(f"{what}: {str(error) or error.__cause__ or type(error).__name__}") from error
+            raise CoordinatorUnavailable(f"{what}: {str(error) or error.__cause__ or type(error).__name__}") from error
         delay_s = self._delay_s * (0.5 + self._random.random())
         self._delay_s = min(2 * self._delay_s, MAX_DELAY_S)
         return min(delay_s, max(0.0, self._end_s - now_s))
@@ -179,7 +179,7 @@ class GoEvent(NamedTuple):
     addresses: tuple[str | None, ...]
 
 
-class Progress:
+class RequestProgress:
     """What a writer has been told: which gos hold, the last event, and how it ended."""
 
     def __init__(self, view: Mapping[str, Any]) -> None:
@@ -213,9 +213,9 @@ def _go(event: Mapping[str, Any]) -> GoEvent:
     return GoEvent(event["chunk"], event["attempt"], tuple(event["hosts"]), tuple(event["addresses"]))
 
 
-def place(view: Mapping[str, Any]) -> Place | None:
+def place(view: Mapping[str, Any]) -> QueuePlace | None:
     """The place in the queue that a view names."""
-    return None if view["place"] is None else Place(**view["place"])
+    return None if view["place"] is None else QueuePlace(**view["place"])
 
 
 def request_fields(

@@ -7,7 +7,7 @@ class CoordinatorError(SchedulerError):
     """Root of all errors of the clients."""
 
 
-class Unavailable(CoordinatorError):
+class CoordinatorUnavailable(CoordinatorError):
     """The coordinator could not be reached, or could not do it, for as long as the client's patience lasted.
 
     What was asked may have been done or not; asking for the same again is safe.
@@ -18,7 +18,7 @@ class NotUnderstood(CoordinatorError):
     """The answer is not what a coordinator says: is the address right?"""
 
 
-class Refused(CoordinatorError):
+class CoordinatorRefused(CoordinatorError):
     """The coordinator refuses: the caller has to change something. `field` is what, where it could be named."""
 
     def __init__(self, status: int, message: str, field: str | None = None) -> None:
@@ -27,19 +27,19 @@ class Refused(CoordinatorError):
         self.field = field
 
 
-class BadRequest(Refused):
+class BadRequest(CoordinatorRefused):
     """A value that cannot be (400 and others)."""
 
 
-class Unauthorized(Refused):
+class Unauthorized(CoordinatorRefused):
     """The token is missing or wrong (401)."""
 
 
-class NotFound(Refused):
+class NotFound(CoordinatorRefused):
     """No such request, chunk or host (404)."""
 
 
-class Conflict(Refused):
+class Conflict(CoordinatorRefused):
     """It cannot be done as things stand (409)."""
 
 
@@ -55,7 +55,7 @@ class RequestFailed(RequestEnded):
     """The coordinator gave it up after too many attempts, or since there is no path any more."""
 
 
-def refusal(status: int, message: str, field: str | None) -> Refused:
+def refusal(status: int, message: str, field: str | None) -> CoordinatorRefused:
     """The error for a status of 4xx."""
-    kinds: dict[int, type[Refused]] = {401: Unauthorized, 404: NotFound, 409: Conflict}
+    kinds: dict[int, type[CoordinatorRefused]] = {401: Unauthorized, 404: NotFound, 409: Conflict}
     return kinds.get(status, BadRequest)(status, message, field)

@@ -20,8 +20,8 @@ import trio
 
 from scheduler.client import core
 from scheduler.client.blocking import raise_unless_finished
-from scheduler.client.core import Ask, GoEvent, Place
-from scheduler.client.errors import CoordinatorError, NotUnderstood, Refused, Unavailable
+from scheduler.client.core import ApiRequest, GoEvent, QueuePlace
+from scheduler.client.errors import CoordinatorError, NotUnderstood, CoordinatorRefused, CoordinatorUnavailable
 
 RECEIVE_BYTES = 64 * 1024
 
@@ -50,15 +50,15 @@ class TrioGo:
         return f"TrioGo({self.request!r}, chunk={self.chunk}, attempt={self.attempt}, hosts={self.hosts})"
 
 
-class TrioWrite:
+class TrioCoordinatorRequest:
     """A request of ours. `state` and `place` are as last heard."""
 
     def __init__(self, client: "TrioCoordinatorClient", view: dict[str, Any]) -> None:
         self._client = client
-        self._progress = core.Progress(view)
+        self._progress = core.RequestProgress(view)
         self._open: dict[int, TrioGo] = {}
         self.name = self._progress.name
-        self.place: Place | None = core.place(view)
+        self.place: QueuePlace | None = core.place(view)
 
     @property
     def state(self) -> str:
@@ -116,7 +116,7 @@ class _Wire:
         self.stream = stream
         self.http = h11.Connection(h11.CLIENT)
 
-    async def ask(self, question: Ask, headers: dict[str, str]) -> tuple[int, bytes]:
+    async def ask(self, question: ApiRequest, headers: dict[str, str]) -> tuple[int, bytes]:
         """Send a question and take its answer."""
         http = self.http
         data = http.send(h11.Request(method=question.method, target=question.path, headers=list(headers.items())))
@@ -238,7 +238,7 @@ class TrioCoordinatorClient:
     async def _alive(self, name: str) -> dict[str, Any]:
         try:
             return await self.ask(core.host("PUT", name, "/alive"), patience_s=0)
-        except Refused:
+        except CoordinatorRefused:
             return await self.ask(core.registration(name, self._hosts.get(name)), patience_s=0)
 
     # ---- requests
@@ -252,10 +252,10 @@ class TrioCoordinatorClient:
         name: str | None = None,
         placement: Sequence[str] | None = None,
         **options: Any,
-    ) -> TrioWrite:
+    ) -> TrioCoordinatorRequest:
         """Ask to move chunks. As in the blocking client."""
         fields = core.request_fields(writer, chunks, replicas, placement, options)
-        return TrioWrite(self, await self.ask(core.submission(self._random, name, fields)))
+        return TrioCoordinatorRequest(self, await self.ask(core.submission(self._random, name, fields)))
 
     async def request(self, name: str) -> dict[str, Any]:
         """A request as the coordinator sees it. Raises NotFound."""
@@ -276,26 +276,26 @@ class TrioCoordinatorClient:
 
     async def status(self) -> dict[str, Any]:
         """What goes on."""
-        return await self.ask(Ask("GET", "/v1/status"))
+        return await self.ask(ApiRequest("GET", "/v1/status"))
 
     async def topology(self) -> dict[str, Any]:
         """The network that is planned on."""
-        return await self.ask(Ask("GET", "/v1/topology"))
+        return await self.ask(ApiRequest("GET", "/v1/topology"))
 
     # ---- questions and answers
 
-    async def ask(self, question: Ask, *, patience_s: float | None = None) -> dict[str, Any]:
+    async def ask(self, question: ApiRequest, *, patience_s: float | None = None) -> dict[str, Any]:
         """Ask until there is an answer. Raises Refused, Unavailable, NotUnderstood."""
         patience_s = self._patience_s if patience_s is None else patience_s
         backoff = core.Backoff(self._random, patience_s)
         while True:
             try:
                 return core.understood(*await self._once(question))
-            except (OSError, trio.BrokenResourceError, trio.TooSlowError, h11.ProtocolError, Unavailable) as error:
+            except (OSError, trio.BrokenResourceError, trio.TooSlowError, h11.ProtocolError, CoordinatorUnavailable) as error:
                 delay_s = backoff.after(error, trio.current_time(), f"{question.method} {self.url}{question.path}")
             await trio.sleep(delay_s)
 
-    async def _once(self, question: Ask) -> tuple[int, bytes]:
+    async def _once(self, question: ApiRequest) -> tuple[int, bytes]:
         if self._closed:
             raise CoordinatorError("the client is closed")
         used = self._idle.pop() if self._idle else None
@@ -307,7 +307,7 @@ class TrioCoordinatorClient:
                     await self._close_idle()  # as old, and as dead when the coordinator was restarted
             return await self._asked(await self._connected(), question)
 
-    async def _asked(self, wire: _Wire, question: Ask) -> tuple[int, bytes]:
+    async def _asked(self, wire: _Wire, question: ApiRequest) -> tuple[int, bytes]:
         """Ask on a connection that no other task has; it is idle afterwards, or closed."""
         again = False
         try:

@@ -23,7 +23,7 @@ from scheduler.coordinator.report import Reporter
 from scheduler.coordinator.running import (
     DEFAULT_LISTEN,
     PLANNERS,
-    Running,
+    RunningCoordinator,
     Security,
     ServeSettings,
     make_planner,
@@ -32,7 +32,7 @@ from scheduler.coordinator.running import (
     serve,
     tls_context,
 )
-from scheduler.coordinator.service import CoordinatorSettings, Environment
+from scheduler.coordinator.service import CoordinatorSettings, CoordinatorEnvironment
 from scheduler.coordinator.system_clock import SystemClock
 from scheduler.errors import SchedulerError
 from scheduler.peace.online import Mode, Settings
@@ -110,7 +110,7 @@ def main(arguments: argparse.Namespace) -> int:
         clock = SystemClock()
         topology = load_topology(arguments.topology)
         planner = make_planner(arguments.planner, topology)
-        environment = Environment(topology, planner, clock, Random(seed), Reporter(clock.wall_ms))  # noqa: S311
+        environment = CoordinatorEnvironment(topology, planner, clock, Random(seed), Reporter(clock.wall_ms))  # noqa: S311
         _raise_descriptors(settings.http.max_connections)
         with opened(arguments.data_dir) as metadata:
             environment.report("starting", {"planner": planner.name, "hosts": len(topology.servers), "seed": seed})
@@ -155,13 +155,13 @@ def parse(arguments: argparse.Namespace) -> ServeSettings:
     )
 
 
-async def _run(environment: Environment, metadata: Metadata, settings: ServeSettings, data_dir: Path) -> None:
+async def _run(environment: CoordinatorEnvironment, metadata: Metadata, settings: ServeSettings, data_dir: Path) -> None:
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as nursery:
-            started: list[Running] = []
+            started: list[RunningCoordinator] = []
 
             async def start() -> None:
-                running: Running = await nursery.start(serve, environment, metadata, settings)
+                running: RunningCoordinator = await nursery.start(serve, environment, metadata, settings)
                 if nursery.cancel_scope.cancel_called:
                     return
                 started.append(running)

@@ -18,7 +18,7 @@ FOLDED = frozenset(("cannot accept", "connection crashed", "connection refused",
 OTHERS = "others"
 
 
-class _Kind:
+class _LineKind:
     __slots__ = ("fields", "held", "written_s")
 
     def __init__(self, written_s: float) -> None:
@@ -33,7 +33,7 @@ class Folding:
     def __init__(self, report: Report, now_s: Callable[[], float]) -> None:
         self._report = report
         self._now_s = now_s
-        self._kinds: dict[tuple[str, str], _Kind] = {}
+        self._kinds: dict[tuple[str, str], _LineKind] = {}
         self._look_s = 0.0
 
     def __call__(self, event: str, fields: Mapping[str, object]) -> None:
@@ -49,7 +49,7 @@ class Folding:
             key = (event, OTHERS)
         kind = self._kinds.get(key)
         if kind is None:
-            self._kinds[key] = _Kind(now_s)
+            self._kinds[key] = _LineKind(now_s)
             self._report(event, fields)
         elif now_s - kind.written_s >= INTERVAL_S:
             self._report(event, {**fields, "repeated": kind.held} if kind.held else fields)

@@ -44,7 +44,7 @@ async def in_a_thread(work: Callable[[], None]) -> None:
     await trio.to_thread.run_sync(work)
 
 
-class Journal:
+class MetadataJournal:
     """Stores changes in batches. `run` must run for anything to become durable."""
 
     def __init__(self, metadata: Metadata, report: Report, off_load: OffLoad = in_a_thread) -> None:

@@ -19,11 +19,11 @@ from scheduler.coordinator.errors import StoreDamaged
 from scheduler.coordinator.events import Event, EventLog
 from scheduler.coordinator.histogram import Histogram
 from scheduler.coordinator.hosts import HostRecord
-from scheduler.coordinator.metadata.interface import Change, Put, Remove
+from scheduler.coordinator.metadata.interface import Change, Put, RemovePrefix
 from scheduler.errors import SchedulerError
-from scheduler.peace.online.records import ChunkRecord, Outcome, RequestRecord, Submission
+from scheduler.peace.online.records import ChunkRecord, EventOutcome, RequestRecord, Submission
 from scheduler.peace.online.states import ChunkState, RequestState
-from scheduler.peace.plan import Kind
+from scheduler.peace.plan import TransferKind
 
 REQUESTS = "requests/"
 HOSTS = "hosts/"
@@ -91,9 +91,9 @@ class RequestRegistry:
         self.requests: dict[str, RequestEntry] = {}
         self.running: dict[tuple[str, int], ChunkRecord] = {}
         self.history: deque[Span] = deque(maxlen=MAX_HISTORY)
-        self.waiting = {kind.value: Histogram() for kind in Kind}
+        self.waiting = {kind.value: Histogram() for kind in TransferKind}
         """How long chunks of each kind waited for their go, since this process started."""
-        self.moving = {kind.value: Histogram() for kind in Kind}
+        self.moving = {kind.value: Histogram() for kind in TransferKind}
         """How long chunks of each kind took from their go to the report that they are done."""
         self._granted_ms: dict[tuple[str, int], int] = {}
         """What does not count of the time that a chunk has been under way: nobody could have heard its writer."""
@@ -111,7 +111,7 @@ class RequestRegistry:
         self.requests[submission.name] = entry
         return entry, Put(f"{_prefix(submission.name)}asked", entry.asked)
 
-    def take(self, outcome: Outcome, now_ms: int) -> list[Change]:
+    def take(self, outcome: EventOutcome, now_ms: int) -> list[Change]:
         """Note the effects of an event of the scheduler; returns the changes to store before any client is told."""
         changes: list[Change] = []
         ended: list[RequestRecord] = []
@@ -212,7 +212,7 @@ class RequestRegistry:
                 break
             self._ended_events -= len(entry.log.events)
             del self.requests[name], self._ended[name]
-            changes.append(Remove(_prefix(name)))
+            changes.append(RemovePrefix(_prefix(name)))
         return changes
 
     # ---- what was stored

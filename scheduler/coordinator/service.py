@@ -24,13 +24,13 @@ from scheduler.coordinator.deadlines import chunk_deadline_ms
 from scheduler.coordinator.errors import ApiError, StartError, StoreDamaged, StoreError
 from scheduler.coordinator.events import Event
 from scheduler.coordinator.hosts import HostRecord, Hosts
-from scheduler.coordinator.journal import Journal
+from scheduler.coordinator.journal import MetadataJournal
 from scheduler.coordinator.metadata.interface import Change
 from scheduler.coordinator.registry import RequestEntry, RequestRegistry, asked_text, host_change, restore_hosts
 from scheduler.coordinator.report import Report
 from scheduler.errors import PlanInvalid, RequestError, SchedulerError
 from scheduler.peace.online import GATHER_MS, OnlineScheduler, QueuePosition, Settings, Status, Submission
-from scheduler.peace.online.records import ChunkRecord, Outcome, RequestRecord
+from scheduler.peace.online.records import ChunkRecord, EventOutcome, RequestRecord
 from scheduler.peace.online.states import RequestEvent, allows
 from scheduler.peace.plan import Planner
 from scheduler.topology import Topology
@@ -76,7 +76,7 @@ class CoordinatorSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Environment:
+class CoordinatorEnvironment:
     """A coordinator's dependencies: the network, its planner, a clock, a random generator, a receiver of reports."""
 
     topology: Topology
@@ -89,7 +89,7 @@ class Environment:
 class Coordinator:
     """The service's state and what can be done with it. `run` keeps time; the journal must run too."""
 
-    def __init__(self, environment: Environment, settings: CoordinatorSettings, journal: Journal) -> None:
+    def __init__(self, environment: CoordinatorEnvironment, settings: CoordinatorSettings, journal: MetadataJournal) -> None:
         self.environment = environment
         self.settings = settings
         self.journal = journal
@@ -272,7 +272,7 @@ class Coordinator:
                 "host registered", {"host": name, "address": address or "", "was_lost": before.lost}
             )
             self._change(
-                lambda: self._scheduler.host_back(name, self.now_ms()) if before.lost else Outcome(),
+                lambda: self._scheduler.host_back(name, self.now_ms()) if before.lost else EventOutcome(),
                 [host_change(record)],
             )
         await self._settled()
@@ -367,7 +367,7 @@ class Coordinator:
             name, chunk, lambda: self._scheduler.failed(name, chunk, attempt, suspects, self.now_ms())
         )
 
-    async def _report(self, name: str, chunk: int, event: Callable[[], Outcome]) -> tuple[RequestEntry, bool]:
+    async def _report(self, name: str, chunk: int, event: Callable[[], EventOutcome]) -> tuple[RequestEntry, bool]:
         entry = self._entry(name)
         if entry.record is not None and chunk >= entry.record.chunks:
             raise ApiError(
@@ -375,7 +375,7 @@ class Coordinator:
             )
         await self._ready()
         self._heard(entry)
-        outcome = Outcome(ignored="over") if entry.state.ended else self._change(event)
+        outcome = EventOutcome(ignored="over") if entry.state.ended else self._change(event)
         await self._settled()
         return entry, outcome.ignored is None
 
@@ -438,8 +438,8 @@ class Coordinator:
         await self.journal.ready()
 
     def _change(
-        self, event: Callable[[], Outcome], extra: Sequence[Change] = (), opens: Submission | None = None
-    ) -> Outcome:
+        self, event: Callable[[], EventOutcome], extra: Sequence[Change] = (), opens: Submission | None = None
+    ) -> EventOutcome:
         """One event of the scheduler, and all that it leads to, recorded. `opens`: the request that begins with it.
 
         What it refuses (RequestError) has changed nothing. Anything else that it raises may have come in the middle:
@@ -506,7 +506,7 @@ class Coordinator:
         self._commit(scheduler.restored, [host_change(record) for record in self.hosts.known()])
         self._look_at_gathered()
 
-    def _commit(self, outcome: Outcome, extra: list[Change] | None = None) -> None:
+    def _commit(self, outcome: EventOutcome, extra: list[Change] | None = None) -> None:
         """Record what an event led to, and tell those concerned once it is durable."""
         changes = (extra or []) + self.registry.take(outcome, self.now_ms())
         records: dict[str, list[RequestRecord | ChunkRecord]] = {}

@@ -39,7 +39,7 @@ from typing import NamedTuple
 
 from scheduler.errors import PlanInvalid
 from scheduler.peace.placement import MAX_REPLICAS, Relation, Rule
-from scheduler.peace.plan import Chain, Kind, Plan, Request, Residual, check_request
+from scheduler.peace.plan import Chain, TransferKind, TransferPlan, Request, Residual, check_request
 from scheduler.topology import Hop, Topology
 
 NEAR = 8
@@ -61,7 +61,7 @@ class PaperPlanner:
         self._nearest: dict[int, tuple[Step, ...]] = {}
         self._all_cost = all(link.cost > 0 for link in topology.links)
 
-    def plan(self, requests: Sequence[Request], residual: Residual, random: Random) -> Plan:
+    def plan(self, requests: Sequence[Request], residual: Residual, random: Random) -> TransferPlan:
         """Plan as much as fits, first come first served, and take it from `residual`.
 
         Raises RequestError for a request that names what is not there.
@@ -77,7 +77,7 @@ class PaperPlanner:
                     waiting.append(request.rest(chunk))
                     break
                 chains.append(chain)
-        return Plan(tuple(chains), tuple(waiting))
+        return TransferPlan(tuple(chains), tuple(waiting))
 
     def chain(self, request: Request, chunk: int, residual: Residual, random: Random) -> Chain | None:
         """The chain of the request's chunk at place `chunk`, taken from `residual`; None, taking nothing, if none."""
@@ -85,7 +85,7 @@ class PaperPlanner:
 
     def _chain(self, request: Request, chunk: int, left: "_Left", random: Random) -> Chain | None:
         taken: list[tuple[memoryview, int]] = []
-        if request.kind is Kind.WRITE:
+        if request.kind is TransferKind.WRITE:
             way = self._write(request, left, random, taken)
         else:
             way = self._fetch(request, chunk, left, random, taken)
@@ -140,14 +140,14 @@ class PaperPlanner:
         sources = [
             host for host in sorted(set(request.sources[chunk])) if host not in request.avoid and left.disk[host] > 0
         ]
-        if request.kind is Kind.READ and reader in sources:
+        if request.kind is TransferKind.READ and reader in sources:
             _take(left.disk, reader, taken)
             return [reader, reader], [()]
-        found: list[tuple[int, _Ends, _Found]] = []
+        found: list[tuple[int, _Ends, _CheapestPaths]] = []
         for source in sources:
             if left.send[source] < 1:
                 continue
-            if request.kind is Kind.READ:
+            if request.kind is TransferKind.READ:
                 ends = _Ends(topology, left, frozenset(), only=reader)
             else:
                 closed = {*request.sources[chunk], *request.avoid}
@@ -166,7 +166,7 @@ class PaperPlanner:
         for link in route:
             _take(left.link, link, taken)
         _take(left.receive, host, taken)
-        if request.kind is Kind.COPY:
+        if request.kind is TransferKind.COPY:
             _take(left.disk, host, taken)
         return [source, host], [route]
 
@@ -247,7 +247,7 @@ class PaperPlanner:
 
     def _search(
         self, start: int, ends: "_Ends", left: "_Left", passed: frozenset[int] = frozenset()
-    ) -> "_Found | None":
+    ) -> "_CheapestPaths | None":
         """All cheapest paths from a switch to candidates, over links with capacity left and not through `passed`."""
         distance = {start: 0}
         into: dict[int, list[Step]] = {start: []}
@@ -283,9 +283,9 @@ class PaperPlanner:
                 if switch not in marked:
                     marked.add(switch)
                     stack.append(switch)
-        return _Found(start, best, frozenset(found), onward)
+        return _CheapestPaths(start, best, frozenset(found), onward)
 
-    def _walk(self, found: "_Found", ends: "_Ends", left: "_Left", random: Random) -> tuple[int, tuple[int, ...]]:
+    def _walk(self, found: "_CheapestPaths", ends: "_Ends", left: "_Left", random: Random) -> tuple[int, tuple[int, ...]]:
         """One of the paths found: at each switch a uniform pick among the links and hosts that continue one."""
         switch, route, passed = found.start, list[int](), set[int]()
         while True:
@@ -323,7 +323,7 @@ def _take(counts: memoryview, number: int, taken: list[tuple[memoryview, int]]) 
     taken.append((counts, number))
 
 
-class _Found(NamedTuple):
+class _CheapestPaths(NamedTuple):
     """The cheapest paths from `start`: their cost, the switches where they end, and the next steps on them."""
 
     start: int

@@ -23,7 +23,7 @@ from scheduler.topology import Topology, disk_capacity
 Counts = npt.NDArray[np.int32]
 
 
-class Kind(StrEnum):
+class TransferKind(StrEnum):
     """What a chain moves."""
 
     WRITE = "write"  # from the writer through all replicas
@@ -45,7 +45,7 @@ class Request:
     writer: int
     chunks: int
     placement: Placement
-    kind: Kind = Kind.WRITE
+    kind: TransferKind = TransferKind.WRITE
     sources: tuple[tuple[int, ...], ...] = ()
     numbers: tuple[int, ...] = ()
     avoid: frozenset[int] = frozenset()
@@ -70,11 +70,11 @@ def check_request(topology: Topology, request: Request) -> None:
     hosts, sources = range(len(topology.servers)), request.sources
     if request.chunks < 0:
         raise RequestError("chunks", f"{request.chunks} of {request.name!r}: must be 0 or more")
-    if request.writer not in hosts and (request.kind is not Kind.COPY or request.writer != -1):
+    if request.writer not in hosts and (request.kind is not TransferKind.COPY or request.writer != -1):
         raise RequestError("writer", f"{request.writer} of {request.name!r}: hosts are 0 to {hosts[-1]}")
     if request.numbers and len(set(request.numbers)) != request.chunks:
         raise RequestError("numbers", f"{request.name!r} needs {request.chunks} different ones, or none at all")
-    if request.kind is Kind.WRITE:
+    if request.kind is TransferKind.WRITE:
         if sources:
             raise RequestError("sources", f"{request.name!r} writes: what it writes comes from the writer")
     elif len(sources) != request.chunks or not all(sources):
@@ -83,11 +83,11 @@ def check_request(topology: Topology, request: Request) -> None:
         if host not in hosts:
             field = "avoid" if host in request.avoid else "sources"
             raise RequestError(field, f"{host} of {request.name!r}: hosts are 0 to {hosts[-1]}")
-    wanted = {Kind.READ: (0, "none"), Kind.COPY: (1, "one entry")}.get(request.kind)
+    wanted = {TransferKind.READ: (0, "none"), TransferKind.COPY: (1, "one entry")}.get(request.kind)
     if wanted is not None and len(request.placement) != wanted[0]:
         raise RequestError("placement", f"a {request.kind} needs {wanted[1]}, {request.name!r} has {request.placement}")
-    if request.placement or request.kind is Kind.WRITE:
-        if request.kind is Kind.COPY and any(rule.relation is Relation.SAME_HOST for rule in request.placement[0]):
+    if request.placement or request.kind is TransferKind.WRITE:
+        if request.kind is TransferKind.COPY and any(rule.relation is Relation.SAME_HOST for rule in request.placement[0]):
             raise RequestError("placement", f"a copy goes to another host, {request.name!r} says same-host")
         try:
             check_placement(request.placement)
@@ -105,11 +105,11 @@ class Chain(NamedTuple):
     chunk: int
     hosts: tuple[int, ...]
     routes: tuple[tuple[int, ...], ...]
-    kind: Kind = Kind.WRITE
+    kind: TransferKind = TransferKind.WRITE
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TransferPlan:
     """Who writes what where in one timestep, and what must wait (requests with the chunks left over)."""
 
     chains: tuple[Chain, ...] = ()
@@ -128,7 +128,7 @@ class Resource(StrEnum):
 def demands(chain: Chain) -> Iterator[tuple[Resource, int]]:
     """Every unit that a chain takes: (resource, number of the host or link)."""
     hosts = chain.hosts
-    if chain.kind is not Kind.WRITE:
+    if chain.kind is not TransferKind.WRITE:
         yield Resource.DISK, hosts[0]  # the chunk is read there
     for place, (source, target) in enumerate(pairwise(hosts)):
         if source != target:
@@ -136,7 +136,7 @@ def demands(chain: Chain) -> Iterator[tuple[Resource, int]]:
             for link in chain.routes[place]:
                 yield Resource.LINK, link
             yield Resource.RECEIVE, target
-        if chain.kind is not Kind.READ:
+        if chain.kind is not TransferKind.READ:
             yield Resource.DISK, target
 
 
@@ -212,7 +212,7 @@ class Planner(Protocol):
 
     name: str
 
-    def plan(self, requests: Sequence[Request], residual: Residual, random: Random) -> Plan:
+    def plan(self, requests: Sequence[Request], residual: Residual, random: Random) -> TransferPlan:
         """Plan as much as fits into `residual`, first come first served, and take it from there."""
         ...
 

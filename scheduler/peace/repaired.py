@@ -31,7 +31,7 @@ import numpy as np
 
 from scheduler.peace import levels_kernels as levels
 from scheduler.peace import repaired_kernels as kernels
-from scheduler.peace.plan import Chain, Counts, Plan, Request, Residual
+from scheduler.peace.plan import Chain, Counts, TransferPlan, Request, Residual
 from scheduler.peace.tree import Asked, TreePlanner, collector_paused
 from scheduler.peace.tree_kernels import DEPTH, DOWN_COST, UP_COST, WRITE, Numbers, Rows, refresh
 from scheduler.topology import Topology
@@ -56,7 +56,7 @@ MAX_WANTED = 1 << 30
 """Chunks of one writer beyond this are not counted."""
 
 
-class Attempt(NamedTuple):
+class KernelPlan(NamedTuple):
     """A plan in the kernels' form, and what it leaves. Row i belongs to request `owner[i]`; rows may be longer."""
 
     residual: Residual
@@ -97,7 +97,7 @@ class RepairedPlanner:
         """One chunk's chain if there is one, taken from `residual`; as the tree planner's."""
         return self._tree.chain(request, chunk, residual, random)
 
-    def plan(self, requests: Sequence[Request], residual: Residual, random: Random) -> Plan:
+    def plan(self, requests: Sequence[Request], residual: Residual, random: Random) -> TransferPlan:
         """Plan as many chunks as can be found to fit into `residual`, and take them from there."""
         with collector_paused():
             asked, seed = self._tree.asked(requests), random.getrandbits(64)
@@ -121,7 +121,7 @@ class RepairedPlanner:
         times = whole.copy()
         for counts in _arrays(times):
             np.copyto(counts, np.minimum(counts.astype(np.int64) * timesteps, MAX_WANTED), casting="same_kind")
-        nothing = Attempt(times, np.empty(0, np.int64), np.empty((0, 1), np.int32), np.empty(0, np.int64))
+        nothing = KernelPlan(times, np.empty(0, np.int64), np.empty((0, 1), np.int32), np.empty(0, np.int64))
         return self._bound(demand.asked, nothing, demand.chosen, demand.replicas)
 
     def begins(self, demand: Demand, whole: Residual) -> Numbers:
@@ -129,25 +129,25 @@ class RepairedPlanner:
         self.most(demand, whole, 1)
         return np.array([kernels.begins(self._sums, rack, demand.replicas) for rack in range(self._sums.shape[1])])
 
-    def _surely_best(self, asked: Asked, before: Residual, seed: int) -> Attempt | None:
+    def _surely_best(self, asked: Asked, before: Residual, seed: int) -> KernelPlan | None:
         """Step 2 alone, if it covers all requests, not all chunks fit, and it has as many as the model's bound."""
         count = len(asked.fields)
         for replicas in IMPROVABLE:
             chosen = _chosen(asked, replicas)
             if 0 < len(chosen) == count:
                 rows, planned = np.empty((0, asked.width), np.int32), np.zeros(count, np.int64)
-                nothing = Attempt(before.copy(), planned, rows, np.empty(0, np.int64))
+                nothing = KernelPlan(before.copy(), planned, rows, np.empty(0, np.int64))
                 most = self._bound(asked, nothing, chosen, replicas)
                 if most < asked.fields[:, 2].sum() and self._through(most, replicas, seed) == most:
                     found = self._rebuilt(asked, nothing, chosen, most, replicas, seed)
                     return found if found.chunks == most else None
         return None
 
-    def _from_greedy(self, asked: Asked, residual: Residual, seed: int) -> Attempt:
+    def _from_greedy(self, asked: Asked, residual: Residual, seed: int) -> KernelPlan:
         """All steps."""
         before, planned = residual.copy(), np.zeros(len(asked.fields), np.int64)
         rows = self._tree.run(asked, residual, seed, planned)
-        best = Attempt(residual, planned, rows, np.repeat(np.arange(len(planned)), planned))
+        best = KernelPlan(residual, planned, rows, np.repeat(np.arange(len(planned)), planned))
         enough = likely = int(asked.fields[:, 2].sum())
         if best.chunks == enough:
             return best
@@ -168,7 +168,7 @@ class RepairedPlanner:
             return self._exchanged(asked, best, enough)
         return best
 
-    def _without(self, before: Residual, best: Attempt, chosen: Numbers, replicas: int) -> Attempt:
+    def _without(self, before: Residual, best: KernelPlan, chosen: Numbers, replicas: int) -> KernelPlan:
         """The plan without the chains of the chosen requests."""
         given = np.isin(best.owner, chosen) if len(chosen) < len(best.planned) else np.ones(len(best.owner), np.bool_)
         if given.all():
@@ -179,9 +179,9 @@ class RepairedPlanner:
             kernels.give_back(self._tree.tree, self._tree.pool, rows, *_arrays(residual))
         planned = best.planned.copy()
         planned[chosen] = 0
-        return Attempt(residual, planned, best.rows[~given], best.owner[~given])
+        return KernelPlan(residual, planned, best.rows[~given], best.owner[~given])
 
-    def _bound(self, asked: Asked, fixed: Attempt, chosen: Numbers, replicas: int) -> int:
+    def _bound(self, asked: Asked, fixed: KernelPlan, chosen: Numbers, replicas: int) -> int:
         """The most chunks of the chosen requests beside what is fixed."""
         writers, wanted = asked.fields[chosen, 1], asked.fields[chosen, 2]
         counts = np.bincount(writers, np.minimum(wanted, MAX_WANTED), self._parts.shape[1])
@@ -204,12 +204,12 @@ class RepairedPlanner:
         self._sums[:] = kept
         return best
 
-    def _rebuilt(self, asked: Asked, fixed: Attempt, chosen: Numbers, most: int, replicas: int, seed: int) -> Attempt:
+    def _rebuilt(self, asked: Asked, fixed: KernelPlan, chosen: Numbers, most: int, replicas: int, seed: int) -> KernelPlan:
         """The best of a few tries of `_once_rebuilt`: which hosts share a chain is chance, and may be in the way."""
         wanted = fixed.chunks + int(self._sums[kernels.A].sum())
         best = fixed
         for turn in range(TRIES if self._parts.shape[1] <= FEW_HOSTS else 1):
-            before = Attempt(fixed.residual.copy(), fixed.planned, fixed.rows, fixed.owner)
+            before = KernelPlan(fixed.residual.copy(), fixed.planned, fixed.rows, fixed.owner)
             found = self._once_rebuilt(asked, before, chosen, most, replicas, seed + turn & SEEDS)
             if turn == 0 or found.chunks > best.chunks:
                 best = found
@@ -218,8 +218,8 @@ class RepairedPlanner:
         return best
 
     def _once_rebuilt(
-        self, asked: Asked, fixed: Attempt, chosen: Numbers, most: int, replicas: int, seed: int
-    ) -> Attempt:
+        self, asked: Asked, fixed: KernelPlan, chosen: Numbers, most: int, replicas: int, seed: int
+    ) -> KernelPlan:
         """Chains for the numbers that `_bound` found; then greedy once more for all that waits."""
         tree, pool = self._tree.tree, self._tree.pool
         self._tree.seed(seed)
@@ -240,9 +240,9 @@ class RepairedPlanner:
             known = planned.copy()
             parts.append(self._tree.run(asked, fixed.residual, seed, planned))
             owners.append(np.repeat(np.arange(len(planned)), planned - known))
-        return Attempt(fixed.residual, planned, np.concatenate(parts), np.concatenate(owners))
+        return KernelPlan(fixed.residual, planned, np.concatenate(parts), np.concatenate(owners))
 
-    def _exchanged(self, asked: Asked, best: Attempt, enough: int) -> Attempt:
+    def _exchanged(self, asked: Asked, best: KernelPlan, enough: int) -> KernelPlan:
         """Step 3, in place; first among nearest hosts, then wherever there is room: a detour may let more through."""
         used, room = best.chunks, min(enough, best.chunks + ROUNDS)
         rows, owner = np.full((room, asked.width), -1, np.int32), np.zeros(room, np.int64)
@@ -257,7 +257,7 @@ class RepairedPlanner:
                 *(np.empty(asked.width, np.int32), *_arrays(best.residual)),
             )
         tree[COSTS] = costs
-        return Attempt(best.residual, best.planned, rows[:used], owner[:used])
+        return KernelPlan(best.residual, best.planned, rows[:used], owner[:used])
 
 
 def _arrays(residual: Residual) -> tuple[Counts, Counts, Counts, Counts]:

@@ -33,11 +33,11 @@ import numpy as np
 from scheduler.errors import PlacementError, RequestError, TopologyError
 from scheduler.peace import tree_kernels as kernels
 from scheduler.peace.placement import Placement, Relation, check_placement
-from scheduler.peace.plan import Chain, Counts, Kind, Plan, Request, Residual, check_request
+from scheduler.peace.plan import Chain, Counts, TransferKind, TransferPlan, Request, Residual, check_request
 from scheduler.peace.tree_kernels import Numbers, Rows
 from scheduler.topology import Topology, Tree
 
-KINDS = {Kind.WRITE: kernels.WRITE, Kind.READ: kernels.READ, Kind.COPY: kernels.COPY}
+KINDS = {TransferKind.WRITE: kernels.WRITE, TransferKind.READ: kernels.READ, TransferKind.COPY: kernels.COPY}
 FIELDS = 8
 """Numbers per request for the kernel: see `tree_kernels.plan_all`."""
 RULES = 3
@@ -96,7 +96,7 @@ class TreePlanner:
         self._ways = Ways(topology.tree)
         self._compiled: dict[int, tuple[Placement, Counts]] = {}
 
-    def plan(self, requests: Sequence[Request], residual: Residual, random: Random) -> Plan:
+    def plan(self, requests: Sequence[Request], residual: Residual, random: Random) -> TransferPlan:
         """Plan as much as fits into `residual`, first come first served, and take it from there."""
         with collector_paused():
             planned = np.zeros(len(requests), np.int64)
@@ -117,7 +117,7 @@ class TreePlanner:
         """Requests in the kernel's form. Raises RequestError for what the kernel must not see."""
         table = np.zeros((len(requests), FIELDS), np.int64)
         kinds = [request.kind for request in requests]
-        if kinds.count(Kind.WRITE) < len(kinds):
+        if kinds.count(TransferKind.WRITE) < len(kinds):
             table[:, 0] = [KINDS[kind] for kind in kinds]
         table[:, 1] = [request.writer for request in requests]
         table[:, 2] = [request.chunks for request in requests]
@@ -195,7 +195,7 @@ class TreePlanner:
             return parts[0]
         return np.concatenate(parts) if parts else np.empty((0, asked.width), np.int32)
 
-    def decoded(self, requests: Sequence[Request], asked: Asked, planned: Numbers, rows: Rows) -> Plan:
+    def decoded(self, requests: Sequence[Request], asked: Asked, planned: Numbers, rows: Rows) -> TransferPlan:
         """The plan that the kernel's rows stand for: `planned[q]` rows of request q, in the requests' order."""
         ends = np.cumsum(planned)
         owner = np.repeat(np.arange(len(planned)), planned)
@@ -212,11 +212,11 @@ class TreePlanner:
             routes = [self.routes(row) for row in hosts]
         if any(map(attrgetter("numbers"), requests)):
             places = [requests[q].number(place) for q, place in zip(owners, places, strict=True)]
-        each = repeat(Kind.WRITE, len(owners)) if not kinds.any() else (requests[q].kind for q in owners)
+        each = repeat(TransferKind.WRITE, len(owners)) if not kinds.any() else (requests[q].kind for q in owners)
         chains = map(Chain._make, zip(map(names.__getitem__, owners), places, hosts, routes, each, strict=True))
         left = np.flatnonzero(planned < asked.fields[:, 2])
         pairs = zip(left.tolist(), planned[left].tolist(), strict=True)
-        return Plan(tuple(chains), tuple([_rest(requests[q], done) if done else requests[q] for q, done in pairs]))
+        return TransferPlan(tuple(chains), tuple([_rest(requests[q], done) if done else requests[q] for q, done in pairs]))
 
     def routes(self, hosts: Sequence[int]) -> Routes:
         """The links from each host of a chain to the next."""

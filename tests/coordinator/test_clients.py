@@ -26,11 +26,11 @@ from scheduler.client import (
     NotUnderstood,
     RequestCancelled,
     RequestFailed,
-    Unavailable,
-    Write,
+    CoordinatorUnavailable,
+    CoordinatorRequest,
     core,
 )
-from scheduler.client.trio_client import TrioCoordinatorClient, TrioGo, TrioWrite
+from scheduler.client.trio_client import TrioCoordinatorClient, TrioGo, TrioCoordinatorRequest
 from scheduler.coordinator.service import CoordinatorSettings
 from scheduler.coordinator.testing import CoordinatorProcess, running
 from scheduler.peace.online import Settings
@@ -62,7 +62,7 @@ def test_both_clients_have_the_same_surface() -> None:
     blocking, of_trio = public(CoordinatorClient), public(TrioCoordinatorClient)
     assert blocking.pop("close") == of_trio.pop("aclose")
     assert blocking == of_trio
-    assert public(Write) == public(TrioWrite)
+    assert public(CoordinatorRequest) == public(TrioCoordinatorRequest)
     assert public(Go) == public(TrioGo)
 
 
@@ -279,7 +279,7 @@ def test_patience_ends() -> None:
         port = server.getsockname()[1]
     said = f"GET http://127.0.0.1:{port}/v1/status.*refused"
     url = f"http://127.0.0.1:{port}"
-    with CoordinatorClient(url, patience_s=0.2) as client, pytest.raises(Unavailable, match=said):
+    with CoordinatorClient(url, patience_s=0.2) as client, pytest.raises(CoordinatorUnavailable, match=said):
         client.status()
 
 
@@ -325,7 +325,7 @@ def test_connections_that_died_idle_cost_no_keep_alive() -> None:
             together.wait(PATIENCE_S)
         return Reply(200, {}, close=True)
 
-    first, later = core.Ask("GET", "/first"), core.Ask("GET", "/later")
+    first, later = core.ApiRequest("GET", "/first"), core.ApiRequest("GET", "/later")
 
     def use(client: CoordinatorClient) -> None:
         threads = [threading.Thread(target=client.ask, args=(first,)) for _ in range(3)]
@@ -426,7 +426,7 @@ def test_closing_ends_what_waits() -> None:
         thread.start()
         assert waiting.wait(PATIENCE_S)
         client.close()
-        assert isinstance(caught.get(timeout=PATIENCE_S), Unavailable)
+        assert isinstance(caught.get(timeout=PATIENCE_S), CoordinatorUnavailable)
         over.set()
 
         async def main() -> None:
@@ -466,12 +466,12 @@ def test_who_does_not_even_greet_is_not_waited_for() -> None:
     question = core.events("a", 0, 60)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         url = f"https://127.0.0.1:{mute.getsockname()[1]}"
-        with CoordinatorClient(url, timeout_s=0.1, patience_s=0) as client, pytest.raises(Unavailable):
+        with CoordinatorClient(url, timeout_s=0.1, patience_s=0) as client, pytest.raises(CoordinatorUnavailable):
             client.ask(question)
 
         async def main() -> None:
             async with TrioCoordinatorClient(url, timeout_s=0.1, patience_s=0) as client:
-                with trio.fail_after(PATIENCE_S), pytest.raises(Unavailable):
+                with trio.fail_after(PATIENCE_S), pytest.raises(CoordinatorUnavailable):
                     await client.ask(question)
 
         trio.run(main)
@@ -508,7 +508,7 @@ def test_backing_off_is_bounded(seed: int, patience_s: float, pauses: list[float
     now_s, end_s = 100.0, 100.0 + patience_s
     for pause_s in pauses:
         if now_s >= end_s:
-            with pytest.raises(Unavailable, match="GET /: away"):
+            with pytest.raises(CoordinatorUnavailable, match="GET /: away"):
                 backoff.after(OSError("away"), now_s, "GET /")
             return
         delay_s = backoff.after(OSError("away"), now_s, "GET /")
@@ -523,7 +523,7 @@ def test_repeated_answers_change_nothing(total: int, pieces: list[tuple[int, int
         {"number": n, "event": "go", "chunk": n, "attempt": 1, "hosts": ["a"], "addresses": [None]}
         for n in range(1, total + 1)
     ]
-    progress = core.Progress({"request": "r", "state": "waiting", "last_event": 0, "go": []})
+    progress = core.RequestProgress({"request": "r", "state": "waiting", "last_event": 0, "go": []})
     taken: list[int] = []
     for start, end in [*pieces, (0, total)]:
         answer = {"events": events[min(start, progress.after) : end], "state": "running"}

@@ -16,12 +16,12 @@ from trio.testing import MockClock
 from scheduler.coordinator import registry
 from scheduler.coordinator.deadlines import chunk_deadline_ms
 from scheduler.coordinator.errors import ApiError, StoreError
-from scheduler.coordinator.journal import Journal, OffLoad
+from scheduler.coordinator.journal import MetadataJournal, OffLoad
 from scheduler.coordinator.metadata.interface import Change, Metadata
 from scheduler.coordinator.metadata.sqlite import SqliteMetadata
 from scheduler.coordinator.report import Report
 from scheduler.coordinator.running import make_planner
-from scheduler.coordinator.service import Coordinator, CoordinatorSettings, Environment
+from scheduler.coordinator.service import Coordinator, CoordinatorSettings, CoordinatorEnvironment
 from scheduler.coordinator.testing import silent
 from scheduler.peace.online import GATHER_MS, Submission
 from scheduler.peace.paper import PaperPlanner
@@ -72,8 +72,8 @@ async def coordinator(
     gather_ms: int = GATHER_MS,
 ) -> AsyncGenerator[Coordinator, None]:
     """A coordinator that keeps time and stores, without a server."""
-    journal = Journal(metadata, silent, off_load)
-    environment = Environment(NETWORK, planner or make_planner("paper", NETWORK), clock, Random(0), report)
+    journal = MetadataJournal(metadata, silent, off_load)
+    environment = CoordinatorEnvironment(NETWORK, planner or make_planner("paper", NETWORK), clock, Random(0), report)
     scheduling = replace(SETTINGS.scheduler, gather_ms=gather_ms)
     chosen = replace(SETTINGS, scheduler=scheduling, chunk_deadline_ms=chunk_deadline_ms)
     found = Coordinator(environment, chosen, journal)

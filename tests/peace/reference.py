@@ -14,7 +14,7 @@ from typing import TypeVar
 import networkx as nx
 
 from scheduler.peace.placement import Relation, Rule
-from scheduler.peace.plan import Chain, Kind, Request, Residual
+from scheduler.peace.plan import Chain, TransferKind, Request, Residual
 from scheduler.topology import Topology
 
 Vertex = tuple[str, str]
@@ -28,15 +28,15 @@ END = ("d", "")
 
 def chances_of_chain(topology: Topology, request: Request, chunk: int, residual: Residual) -> Chances:
     """Every chain that Algorithm 1 may choose for this chunk, and None for none at all, with exact chances."""
-    if request.kind is Kind.WRITE:
+    if request.kind is TransferKind.WRITE:
         return _pipelines(topology, request, chunk, residual, (request.writer,), ())
     number, reader = request.number(chunk), request.writer
     sources = [host for host in request.sources[chunk] if host not in request.avoid and residual.disk[host] > 0]
-    if request.kind is Kind.READ and reader in sources:
-        return {Chain(request.name, number, (reader, reader), ((),), Kind.READ): Fraction(1)}
+    if request.kind is TransferKind.READ and reader in sources:
+        return {Chain(request.name, number, (reader, reader), ((),), TransferKind.READ): Fraction(1)}
     lists: dict[int, tuple[int, list[list[Vertex]]]] = {}
     for source in sources:
-        if request.kind is Kind.READ:
+        if request.kind is TransferKind.READ:
             candidates = [reader]
         else:
             closed = {*request.sources[chunk], *request.avoid}

@@ -14,7 +14,7 @@ from traceback import format_exception
 import trio
 
 from scheduler.addresses import Address, is_loopback
-from scheduler.coordinator.http.connection import Connection, Stream
+from scheduler.coordinator.http.connection import ClientConnection, ClientStream
 from scheduler.coordinator.http.messages import Handler, HttpSettings, MayWait, TakesLarge
 from scheduler.coordinator.report import Report
 
@@ -49,7 +49,7 @@ class HttpServer:
         self._takes_large = takes_large
         self._tls = tls
         self._clients: Counter[str] = Counter()
-        self._connections: dict[Connection, None] = {}
+        self._connections: dict[ClientConnection, None] = {}
         self._accepting = trio.CancelScope()
         self._serving = trio.CancelScope()
         self._ended = trio.Event()
@@ -121,7 +121,7 @@ class HttpServer:
             stream = await self._stream(client)
             if stream is None:
                 return
-            connection = Connection(stream, host, self._settings, self._handler, self._may_wait, self._takes_large)
+            connection = ClientConnection(stream, host, self._settings, self._handler, self._may_wait, self._takes_large)
             self._connections[connection] = None
             if self._accepting.cancel_called:
                 connection.stop()
@@ -141,7 +141,7 @@ class HttpServer:
             if not self._clients[host]:
                 del self._clients[host]
 
-    async def _stream(self, client: trio.socket.SocketType) -> Stream | None:
+    async def _stream(self, client: trio.socket.SocketType) -> ClientStream | None:
         """The client's bytes, behind TLS if there is any; None if it does not manage the handshake in time."""
         plain = trio.SocketStream(client)
         if self._tls is None:

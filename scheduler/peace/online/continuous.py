@@ -12,8 +12,8 @@ Invariants:
 from collections.abc import Hashable
 from random import Random
 
-from scheduler.peace.online.index import Group, Index, RequestClass
-from scheduler.peace.online.jobs import Flight, Job, Unit
+from scheduler.peace.online.index import UnitGroup, Index, RequestClass
+from scheduler.peace.online.jobs import ChunkAttempt, TransferJob, Unit
 from scheduler.peace.online.ranked_queue import RankedQueue
 from scheduler.peace.online.records import Settings
 from scheduler.peace.online.together import Together
@@ -81,7 +81,7 @@ class Continuous:
         self._index.add(unit)
         self._is_changed()
 
-    def leave(self, job: Job) -> None:
+    def leave(self, job: TransferJob) -> None:
         """Note that none of the job's units waits any more."""
         self._index.remove(job.units)
         self._unreachable.leave(job.units)
@@ -89,25 +89,25 @@ class Continuous:
         if self._held is not None and self._held.unit.job is job:
             self._drop()
 
-    def ended(self, flight: Flight, *, done: bool) -> None:
+    def ended(self, flight: ChunkAttempt, *, done: bool) -> None:
         """Note that a chunk is no longer in flight."""
         self._in_flight -= 1
         self._tokens.give(flight.chain)
 
-    def unreachable_jobs(self) -> set[Job]:
+    def unreachable_jobs(self) -> set[TransferJob]:
         """The jobs with unreachable units."""
         return self._unreachable.jobs()
 
     def resume_at(self, step: int) -> None:
         """The scheduler is being restored: there are no timesteps."""
 
-    def resume(self, flight: Flight, *, done: bool) -> None:
+    def resume(self, flight: ChunkAttempt, *, done: bool) -> None:
         """Note that a chunk was in flight, or done, when the scheduler was restored."""
         if not done:
             self._in_flight += 1
             self._tokens.force(flight.chain)
 
-    def started(self, flight: Flight) -> None:
+    def started(self, flight: ChunkAttempt) -> None:
         """Note that a chunk was launched."""
         self._in_flight += 1
 
@@ -196,9 +196,9 @@ class Continuous:
             if len(asks) < MAX_TOGETHER:
                 break
 
-    def _asks(self, but: Unit | None) -> tuple[list[Group], list[tuple[Unit, int]]]:
+    def _asks(self, but: Unit | None) -> tuple[list[UnitGroup], list[tuple[Unit, int]]]:
         """The groups that are worth a try, and for how many chunks of each unit of theirs, `but` this one."""
-        groups, asks = list[Group](), list[tuple[Unit, int]]()
+        groups, asks = list[UnitGroup](), list[tuple[Unit, int]]()
         while len(asks) < MAX_TOGETHER and (group := self._index.pop()) is not None:
             groups.append(group)
             most = MAX_TOGETHER if group.own is None else self._left_of(group.own)
@@ -208,9 +208,9 @@ class Continuous:
     def _left_of(self, key: Key) -> int:
         return int(self._tokens.left.counts(key[0])[key[1]])
 
-    def _rest(self, groups: list[Group]) -> None:
+    def _rest(self, groups: list[UnitGroup]) -> None:
         """Let the rest of these groups wait for tokens: a plan was tried."""
-        classes = dict[RequestClass, list[Group]]()
+        classes = dict[RequestClass, list[UnitGroup]]()
         for group in groups:
             classes.setdefault(group.request_class, []).append(group)
         for request_class, aside in classes.items():
@@ -317,7 +317,7 @@ class Continuous:
         touched = {rack_of[number] for resource, number in tokens.freed if resource is not Resource.LINK}
         tokens.freed.clear()
         head = self._held.unit if self._held is not None else None
-        vain = dict[RequestClass, list[Group]]()
+        vain = dict[RequestClass, list[UnitGroup]]()
         while tries > 0 and (group := index.pop()) is not None:
             unit, chain = group.first(), None
             if unit is not None and unit is not head:
@@ -346,7 +346,7 @@ class Continuous:
         small = writer < 0 or len(topology.members[topology.rack_of[writer]]) <= _RACK_SMALL
         return _TRIES_CLASS_SMALL if small else _TRIES_CLASS
 
-    def _set_back(self, groups: list[Group]) -> None:
+    def _set_back(self, groups: list[UnitGroup]) -> None:
         for group in groups:
             self._index.put_back(group)
         groups.clear()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from scheduler.errors import RequestError
 from scheduler.peace.online.states import RequestState
-from scheduler.peace.plan import Kind
+from scheduler.peace.plan import TransferKind
 
 GATHER_MS = 5
 """For whoever has a timer: a burst of submissions from many hosts takes some milliseconds to arrive."""
@@ -85,7 +85,7 @@ class Submission:
     replicas: int = 3
     placement: tuple[str, ...] | None = None
     priority: int = 0
-    kind: Kind = Kind.WRITE
+    kind: TransferKind = TransferKind.WRITE
     sources: tuple[tuple[str, ...], ...] = ()
 
 
@@ -96,7 +96,7 @@ class ChunkStart(NamedTuple):
     chunk: int
     attempt: int
     hosts: tuple[str, ...]
-    kind: Kind
+    kind: TransferKind
 
 
 class QueuePosition(NamedTuple):
@@ -157,7 +157,7 @@ class ChunkRecord:
         return cls(**_plain(cls, values))
 
 
-class Outcome(NamedTuple):
+class EventOutcome(NamedTuple):
     """The effects of an event. Store `changed` first, in one transaction; then tell everyone concerned.
 
     `revoked`: stop these; their chunks are planned again, or their request is given up. `finished`: requests with all
@@ -185,7 +185,7 @@ class RequestStatus(NamedTuple):
 
     name: str
     state: RequestState
-    kind: Kind
+    kind: TransferKind
     writer: str | None
     priority: int
     done: int

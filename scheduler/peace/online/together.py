@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from random import Random
 
-from scheduler.peace.online.jobs import Job, Unit
-from scheduler.peace.plan import Chain, Kind, Planner, Request, Residual
+from scheduler.peace.online.jobs import TransferJob, Unit
+from scheduler.peace.plan import Chain, TransferKind, Planner, Request, Residual
 from scheduler.peace.repaired import RepairedPlanner
 from scheduler.peace.urgency import Urgency
 from scheduler.topology import Topology
@@ -31,7 +31,7 @@ class Together:
         self._random = random
         self._whole = whole
         self._urgency = Urgency(topology, planner)
-        self._urgent: dict[Job, int] = {}
+        self._urgent: dict[TransferJob, int] = {}
         self._good_for = 0
         """The number of chunks that may start, or come, before urgent chunks are counted again."""
 
@@ -45,7 +45,7 @@ class Together:
         self._good_for = 0
 
     def plan(
-        self, asks: Sequence[tuple[Unit, int]], queue: Iterable[Job], left: Residual, first: Unit | None = None
+        self, asks: Sequence[tuple[Unit, int]], queue: Iterable[TransferJob], left: Residual, first: Unit | None = None
     ) -> list[tuple[Unit, Chain]]:
         """Chains for these units, for at most so many chunks of each, taken from `left`; in the order of service.
 
@@ -88,9 +88,9 @@ class Together:
         plan = self._planner.plan(requests, left, self._random)
         return [(units[chain.request], chain._replace(request=units[chain.request].job.name)) for chain in plan.chains]
 
-    def _count(self, queue: Iterable[Job]) -> None:
+    def _count(self, queue: Iterable[TransferJob]) -> None:
         """Count the urgent chunks of all waiting jobs."""
-        jobs = [job for job in queue if job.kind is Kind.WRITE and job.waiting and not job.avoid]
+        jobs = [job for job in queue if job.kind is TransferKind.WRITE and job.waiting and not job.avoid]
         requests = [Request(job.name, job.writer, job.waiting, job.placement) for job in jobs]
         counts = self._urgency.urgent(requests, self._whole) if requests else []
         self._urgent = {job: count for job, count in zip(jobs, counts, strict=True) if count}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from random import Random
 
-from scheduler.peace.online.jobs import Job, Unit
+from scheduler.peace.online.jobs import TransferJob, Unit
 from scheduler.peace.online.ranked_queue import RankedQueue
 from scheduler.peace.plan import Chain, Planner, Request, Residual
 
@@ -39,7 +39,7 @@ class Unreachable:
         self._units[unit] = None
         self._queue.put(unit.job, unit.job.counted)
 
-    def jobs(self) -> set[Job]:
+    def jobs(self) -> set[TransferJob]:
         """The jobs of the unreachable units."""
         return {unit.job for unit in self._units}
 

@@ -4,7 +4,7 @@ Invariants: a policy sees what its real counterpart would see (submissions, acks
 its randomness comes in as an argument.
 """
 
-from scheduler.simulation.policies.base import AtOnce, Orders, Policy, PolicyMaker, Start, View
+from scheduler.simulation.policies.base import AtOnce, Orders, SchedulingPolicy, PolicyMaker, Start, ClusterView
 from scheduler.simulation.policies.hdfs import Era, HdfsDefault, hdfs_default
 from scheduler.simulation.policies.peace import Peace, peace
 from scheduler.simulation.policies.sinbad import Sinbad, sinbad
@@ -15,11 +15,11 @@ __all__ = [
     "HdfsDefault",
     "Orders",
     "Peace",
-    "Policy",
+    "SchedulingPolicy",
     "PolicyMaker",
     "Sinbad",
     "Start",
-    "View",
+    "ClusterView",
     "hdfs_default",
     "peace",
     "sinbad",

@@ -6,7 +6,7 @@ import pytest
 
 from scheduler.errors import RequestError
 from scheduler.peace.online import Settings, Submission, jobs
-from scheduler.peace.online.jobs import Flight, Job
+from scheduler.peace.online.jobs import ChunkAttempt, TransferJob
 from scheduler.peace.online.states import (
     CHUNK_TRANSITIONS,
     REQUEST_TRANSITIONS,
@@ -16,7 +16,7 @@ from scheduler.peace.online.states import (
     RequestState,
 )
 from scheduler.peace.paper import PaperPlanner
-from scheduler.peace.plan import Chain, Kind
+from scheduler.peace.plan import Chain, TransferKind
 from scheduler.topology import racks
 from tests.peace.online.world import World
 
@@ -67,7 +67,7 @@ def write(name: str, writer: str, chunks: int = 1) -> Submission:
 
 def copy(name: str, source: str) -> Submission:
     """A request to copy a chunk that one host has."""
-    return Submission(name, None, 1, 1, None, 0, Kind.COPY, ((source,),))
+    return Submission(name, None, 1, 1, None, 0, TransferKind.COPY, ((source,),))
 
 
 def requests_that_run() -> None:
@@ -124,7 +124,7 @@ def test_every_step_of_the_tables_is_taken(steps: tuple[RequestSteps, ChunkSteps
 )
 def test_every_other_step_of_a_request_is_refused(state: RequestState, event: RequestEvent) -> None:
     """The request stays as it is, and the defect is named."""
-    job = Job("q", Kind.WRITE, 0, ((),), 1)
+    job = TransferJob("q", TransferKind.WRITE, 0, ((),), 1)
     job.state = state
     with pytest.raises(AssertionError, match=event.value):
         job.move(event)
@@ -136,7 +136,7 @@ def test_every_other_step_of_a_request_is_refused(state: RequestState, event: Re
 )
 def test_every_other_step_of_a_chunk_is_refused(state: ChunkState, event: ChunkEvent) -> None:
     """The chunk stays as it is, and the defect is named."""
-    flight = Flight(Job("q", Kind.WRITE, 0, ((),), 1), Chain("q", 0, (0, 1), ((),)), 1, 0, 0, state)
+    flight = ChunkAttempt(TransferJob("q", TransferKind.WRITE, 0, ((),), 1), Chain("q", 0, (0, 1), ((),)), 1, 0, 0, state)
     with pytest.raises(AssertionError, match=event.value):
         flight.move(event)
     assert flight.state is state
