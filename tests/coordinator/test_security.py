@@ -79,17 +79,17 @@ def test_tls_and_a_token(secured: str, certificate: tuple[Path, Path]) -> None:
     with CoordinatorClient(secured, token=TOKEN + "\n", ca_file=certificate[0]) as client:
         assert client.status(), "the text of the token's file as it is"
         with pytest.raises(BadRequest, match="name") as caught:
-            client.ask(ApiRequest("POST", "/v1/requests", {"name": "x" * 100_000}))
+            client.call(ApiRequest("POST", "/v1/requests", {"name": "x" * 100_000}))
         assert caught.value.status == 400
     with CoordinatorClient(secured, ca_file=certificate[0]) as client, pytest.raises(BadRequest) as caught:
-        client.ask(ApiRequest("POST", "/v1/requests", {"name": "x" * 100_000}))
+        client.call(ApiRequest("POST", "/v1/requests", {"name": "x" * 100_000}))
     assert caught.value.status == 413
     for wrong in (None, "", TOKEN[:-1], TOKEN + "x", "ä"):
         with CoordinatorClient(secured, token=wrong, ca_file=certificate[0]) as client:
             for path in ("/v1/status", "/v1/nothing", "/", "/metrics", "/openapi.json"):
                 with pytest.raises(Unauthorized, match="Bearer"):
-                    client.ask(ApiRequest("GET", path))
-            assert client.ask(ApiRequest("GET", "/health")) == {"status": "ok"}
+                    client.call(ApiRequest("GET", path))
+            assert client.call(ApiRequest("GET", "/health")) == {"status": "ok"}
 
 
 async def test_the_trio_client_speaks_tls(secured: str, certificate: tuple[Path, Path]) -> None:
