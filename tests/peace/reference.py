@@ -1,7 +1,7 @@
 """Algorithm 1 read literally, on networkx's graph of figure 5: every cheapest path is listed, every chance exact.
 
 For small networks only. It shares no code with the planners: paths are all simple paths of the graph that
-`Topology.graph` draws; a path's chance is the product over its vertices of one in as many continuations as there are.
+`figure5_graph` makes; a path's chance is the product over its vertices of one in as many continuations as there are.
 """
 
 from collections import Counter
@@ -16,6 +16,7 @@ import networkx as nx
 from scheduler.peace.placement import Relation, Rule
 from scheduler.peace.plan import Chain, TransferKind, Request, Residual
 from scheduler.topology import Topology
+from tests.support.figure5 import figure5_graph
 
 Vertex = tuple[str, str]
 Chances = dict[Chain | None, Fraction]
@@ -114,7 +115,7 @@ def _cheapest(
     topology: Topology, source: int, candidates: Iterable[int], residual: Residual
 ) -> tuple[int, list[list[Vertex]]]:
     """All cheapest simple paths from a sender to candidates over edges with capacity left, and their cost."""
-    graph = topology.graph()
+    graph = figure5_graph(topology)
     for host, server in enumerate(topology.servers):
         graph["snd", server.name]["up", server.name]["capacity"] = residual.send[host]
         graph["dn", server.name]["rcv", server.name]["capacity"] = residual.receive[host]
