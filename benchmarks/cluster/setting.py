@@ -33,7 +33,7 @@ from scheduler.topology import CHUNK_BYTES, Link, Topology
 SCALE = 0.1
 BYTES_PER_CHECKSUM = 512
 """HDFS takes block sizes that are multiples of this."""
-MOST_USERS = 64
+MAX_USERS = 64
 UNPACED = curve((1,), (1e6,), total=True)
 """A thousand GB/s: faster than anything here."""
 
@@ -155,7 +155,7 @@ class Setting:
 
     def totals(self, curve: Curve) -> list[float]:
         """A table of total rates for the chunk server, by number of users; empty when unpaced."""
-        return [float(rate) for rate in curve.totals[:MOST_USERS]] if self.paced else []
+        return [float(rate) for rate in curve.totals[:MAX_USERS]] if self.paced else []
 
 
 def _scaled(curve: Curve, scale: float) -> Curve:

@@ -38,7 +38,7 @@ from scheduler.topology import Server, Topology, both_ways
 
 WRITERS = (8, 10, 12, 14, 16)
 SIZES_MB = (128, 256, 512)
-MOST_WRITERS, LARGEST_MB = 16, 512
+MAX_WRITERS, MAX_MB = 16, 512
 CHUNK_MB = 64
 
 SENSITIVITY: dict[str, tuple[int, Physics]] = {
@@ -110,7 +110,7 @@ class Experiments:
 
     def _vary(self, change: str, physics: Physics, name: str, setup: Setup) -> None:
         for seed in self._seeds:
-            run = run_once(setup, physics, MOST_WRITERS, LARGEST_MB, seed)
+            run = run_once(setup, physics, MAX_WRITERS, MAX_MB, seed)
             self.rows.add(what="sensitivity", change=change, setup=name, round=seed, **figures(run))
 
     def capacities(self) -> None:
@@ -119,7 +119,7 @@ class Experiments:
             for link, send in CAPACITIES:
                 network = _network(link, send)
                 for seed in self._seeds:
-                    run = run_once(Setup(policy.name, policy, network), PAPER, MOST_WRITERS, LARGEST_MB, seed)
+                    run = run_once(Setup(policy.name, policy, network), PAPER, MAX_WRITERS, MAX_MB, seed)
                     labels = {"setup": policy.name, "link": link, "send": send, "round": seed}
                     self.rows.add(what="capacities", **labels, **figures(run), link_used=_link_used(run))
         self._say("capacities")
@@ -191,16 +191,16 @@ def slow_host(setup: Setup, seed: int) -> dict[str, dict[str, float]]:
         for server in topology.servers
     ]
     cluster = Cluster(Topology(servers, topology.links, switches=topology.switches))
-    jobs = checkpoints(cluster, spread_writers(cluster, MOST_WRITERS, Random(seed)), LARGEST_MB // CHUNK_MB)
+    jobs = checkpoints(cluster, spread_writers(cluster, MAX_WRITERS, Random(seed)), MAX_MB // CHUNK_MB)
     return {"write": figures(simulate(Scenario(cluster, jobs, memory_full=True), setup.policy, seed))}
 
 
 def lost_host(setup: Setup, seed: int) -> dict[str, dict[str, float]]:
     """The host that writes nothing fails after 10 s; 3 s later it is known, and its chunks are written again."""
     cluster = setup.cluster()
-    writers = spread_writers(cluster, MOST_WRITERS, Random(seed))
+    writers = spread_writers(cluster, MAX_WRITERS, Random(seed))
     gone = next(host for host in range(cluster.hosts) if host not in writers)
-    jobs = checkpoints(cluster, writers, LARGEST_MB // CHUNK_MB)
+    jobs = checkpoints(cluster, writers, MAX_MB // CHUNK_MB)
     scenario = Scenario(cluster, jobs, (Loss(gone, BEYOND.loss_s),), memory_full=True)
     return {"write": figures(simulate(scenario, setup.policy, seed))}
 
@@ -237,7 +237,7 @@ def large(setup: Setup, seed: int) -> dict[str, dict[str, float]]:
     rate = BEYOND.large_links * PAPER.link_bytes_s
     links = [link for name in names for link in both_ways(name, "core", between, bytes_s=rate)]
     cluster = Cluster(Topology(servers, links, switches=["core", *names]))
-    jobs = checkpoints(cluster, spread_writers(cluster, 50, Random(seed)), LARGEST_MB // CHUNK_MB)
+    jobs = checkpoints(cluster, spread_writers(cluster, 50, Random(seed)), MAX_MB // CHUNK_MB)
     return {"write": figures(simulate(Scenario(cluster, jobs, memory_full=True), setup.policy, seed))}
 
 

@@ -23,7 +23,7 @@ from scheduler.simulation.run import ChunkRun, SimulatedRun
 Colour = tuple[float, float, float, float]
 
 _COLOURS = mpl.colormaps["tab20"]
-_LEAST_LANES = 2
+_MIN_LANES = 2
 _DISK_HEIGHT, _LINK_HEIGHT, _GAP = 1.0, 2.6, 0.16
 
 
@@ -103,7 +103,7 @@ def _row(axes: Axes, chunks: Iterable[ChunkRun], colour: dict[str, Colour], top:
             lanes.append(0.0)
         lanes[lane] = chunk.end_s
         placed.append((lane, chunk))
-    lane_height = (height - _GAP) / max(_LEAST_LANES, len(lanes))
+    lane_height = (height - _GAP) / max(_MIN_LANES, len(lanes))
     boxes: dict[str, list[Rectangle]] = defaultdict(list)
     for lane, chunk in placed:
         corner = (chunk.start_s, top + lane * lane_height)

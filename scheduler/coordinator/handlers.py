@@ -9,7 +9,7 @@ from typing import Any
 
 from scheduler.coordinator import metrics, page
 from scheduler.coordinator.dispatch import ApiCall, Operation, Reply
-from scheduler.coordinator.events import told
+from scheduler.coordinator.events import with_addresses
 from scheduler.coordinator.hosts import HostRecord
 from scheduler.coordinator.openapi import document
 from scheduler.coordinator.registry import RequestEntry
@@ -95,8 +95,8 @@ class ApiHandlers:
     async def _wait(self, call: ApiCall) -> Reply:
         name, after = call.parameters["name"], call.query["after"]
         entry, events = await self._coordinator.wait(name, after, call.query["wait_s"])
-        shown = [told(event, self._coordinator.hosts.address) for event in events]
-        return Reply(OK, {"request": name, "state": entry.log.told_state, "events": shown})
+        shown = [with_addresses(event, self._coordinator.hosts.address) for event in events]
+        return Reply(OK, {"request": name, "state": entry.log.published_state, "events": shown})
 
     async def _done(self, call: ApiCall) -> Reply:
         name, chunk = call.parameters["name"], call.parameters["chunk"]
@@ -110,10 +110,10 @@ class ApiHandlers:
         return self._reported(entry, name, chunk, counted=counted)
 
     def _reported(self, entry: RequestEntry, name: str, chunk: int, *, counted: bool) -> Reply:
-        return Reply(OK, {"request": name, "chunk": chunk, "counted": counted, "state": entry.log.told_state})
+        return Reply(OK, {"request": name, "chunk": chunk, "counted": counted, "state": entry.log.published_state})
 
     def _view(self, entry: RequestEntry) -> dict[str, Any]:
-        record = entry.told
+        record = entry.stored
         if record is None:
             raise LookupError("a request that is not stored")
         place = self._coordinator.place(record.name) if record.name in self._coordinator.registry.requests else None
@@ -126,7 +126,7 @@ class ApiHandlers:
             "done": len(entry.done),
             "place": None if place is None else place._asdict(),
             "stranded": record.name in self._coordinator.unreachable,
-            "go": [told(event, self._coordinator.hosts.address) for event in entry.under_way()],
+            "go": [with_addresses(event, self._coordinator.hosts.address) for event in entry.current_goes()],
             "last_event": entry.log.durable,
             "why": record.reason[:500] or None,
         }
@@ -147,7 +147,7 @@ class ApiHandlers:
             "planner": coordinator.environment.planner.name,
             "mode": status.mode,
             "uptime_ms": coordinator.uptime_ms(),
-            "store": coordinator.trouble or "ok",
+            "store": coordinator.failing or "ok",
             "requests": dict(Counter(str(entry.state) for entry in coordinator.registry.requests.values())),
             "hosts": [self._host(record) for record in coordinator.hosts.known()],
             "queue": [
@@ -175,7 +175,7 @@ class ApiHandlers:
         return Reply(OK, self._document)
 
     async def _health(self, call: ApiCall) -> Reply:
-        failing = self._coordinator.trouble is not None
+        failing = self._coordinator.failing is not None
         return Reply(UNAVAILABLE, {"status": "failing"}) if failing else Reply(OK, {"status": "ok"})
 
     async def _metrics(self, call: ApiCall) -> Reply:

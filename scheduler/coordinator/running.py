@@ -27,7 +27,7 @@ from scheduler.coordinator.journal import MetadataJournal
 from scheduler.coordinator.metadata.interface import Metadata
 from scheduler.coordinator.metadata.sqlite import SqliteMetadata, sync_directory
 from scheduler.coordinator.service import Coordinator, CoordinatorSettings, CoordinatorEnvironment
-from scheduler.coordinator.warming import warmed
+from scheduler.coordinator.warm_up import warm_up_planner
 from scheduler.peace.plan import Planner
 from scheduler.topology import Topology
 
@@ -129,7 +129,7 @@ async def serve(
     """Serve until drained or cancelled; reports what runs once it listens. Raises StartError, StoreError, OSError."""
     settings.security.check(settings.listen)
     stored = metadata.load()
-    await warmed(environment.planner, environment.report)
+    await warm_up_planner(environment.planner, environment.report)
     # Behind it: the time that hosts and writers have begins here, and what is restored may be planned anew.
     journal = MetadataJournal(metadata, environment.report)
     coordinator = Coordinator(environment, settings.coordinator, journal)

@@ -21,7 +21,7 @@ from scheduler.peace.repaired import Demand, RepairedPlanner
 from scheduler.peace.tree_kernels import Numbers
 from scheduler.topology import Topology
 
-LONGEST = 1 << 12
+MAX_TIMESTEPS = 1 << 12
 """Timesteps. Beyond, nothing that starts now can be late."""
 
 
@@ -77,7 +77,7 @@ class Urgency:
         low = high = 1
         while self._planner.most(demand, whole, high) < chunks:
             low, high = high + 1, high * 2
-            if high > LONGEST:
+            if high > MAX_TIMESTEPS:
                 return None
         while low < high:
             middle = (low + high) // 2

@@ -298,7 +298,7 @@ async def test_an_event_that_fails_in_the_middle_leaves_no_trace(
     planner = Faulty(NETWORK)
     async with coordinator(database, Clock(), planner=planner, gather_ms=0) as found:
         entry, _ = await found.submit("a", lambda name: Submission(name=name, writer="r1h1", chunks=4, replicas=1))
-        assert len(entry.under_way()) == 2
+        assert len(entry.current_goes()) == 2
         before = found.status()
         planner.faults = 1
         with pytest.raises(ZeroDivisionError):
@@ -308,9 +308,9 @@ async def test_an_event_that_fails_in_the_middle_leaves_no_trace(
             await found.done("a", 0, 1)
         with pytest.raises(StoreError, match="failed in the middle"):
             await found.submit("b", write("r1h2"))  # type: ignore[arg-type]
-        assert "failed in the middle" in str(found.trouble)
+        assert "failed in the middle" in str(found.failing)
         await trio.sleep(1)
-        assert str(found.trouble) == "None"
+        assert str(found.failing) == "None"
         assert found.counts["rebuilt"] == 1
         assert found.status() == before
         assert await found.done("a", 0, 1) == (entry, True)
@@ -321,7 +321,7 @@ async def test_an_event_that_fails_in_the_middle_leaves_no_trace(
             await found.submit("c", write("r1h3"))  # type: ignore[arg-type]
         assert "c" not in found.registry.requests
         await trio.sleep(1)
-        assert str(found.trouble) == "None"
+        assert str(found.failing) == "None"
         _, new = await found.submit("c", write("r1h3"))  # type: ignore[arg-type]
         assert new
 
@@ -356,7 +356,7 @@ async def test_what_comes_together_is_planned_together(database: SqliteMetadata,
         async def submit(host: str, after_s: float) -> None:
             await trio.sleep(after_s)
             entry, _ = await found.submit(host, write(host))  # type: ignore[arg-type]
-            answered.append((host, len(entry.under_way()), round(trio.current_time(), 3)))
+            answered.append((host, len(entry.current_goes()), round(trio.current_time(), 3)))
 
         async with trio.open_nursery() as nursery:
             for number, host in enumerate(("r1h1", "r1h2", "r1h3")):
@@ -376,7 +376,7 @@ async def test_a_restart_plans_what_was_gathered(database: SqliteMetadata, autoj
     async with coordinator(database, Clock(), gather_ms=1000) as found:
         await found.journal.durable()
         entry = found.registry.requests["a"]
-        assert [go["chunk"] for go in entry.under_way()] == [1, 2]
+        assert [go["chunk"] for go in entry.current_goes()] == [1, 2]
         assert trio.current_time() < 1.1, "and it did not wait for it"
 
 
@@ -410,12 +410,12 @@ async def test_what_is_gathered_while_nothing_can_be_stored_is_planned_later(
         store.full = True
         with pytest.raises(StoreError):
             await found.submit("a", write("r1h1"))  # type: ignore[arg-type]
-        assert found.registry.requests["a"].under_way() == []
+        assert found.registry.requests["a"].current_goes() == []
         await trio.sleep(10)
-        assert found.registry.requests["a"].under_way() == []
+        assert found.registry.requests["a"].current_goes() == []
         store.full = False
         await trio.sleep(3)
-        assert len(found.registry.requests["a"].under_way()) == 1
+        assert len(found.registry.requests["a"].current_goes()) == 1
         await found.journal.durable()
 
 
@@ -489,14 +489,14 @@ async def test_what_is_not_stored_is_not_told(database: SqliteMetadata, autojump
             nursery.start_soon(found.done, "a", 0, 1)
             await trio.sleep(1)
             assert entry.state == "finished"
-            assert (entry.told.state, entry.done) == ("running", set())  # type: ignore[union-attr]
-            assert [event["chunk"] for event in entry.under_way()] == [0]
+            assert (entry.stored.state, entry.done) == ("running", set())  # type: ignore[union-attr]
+            assert [event["chunk"] for event in entry.current_goes()] == [0]
             nursery.cancel_scope.cancel()
     async with coordinator(database, Clock()) as found:
         entry = await found.request("a")
-        assert (entry.state, len(entry.under_way())) == ("running", 1)
+        assert (entry.state, len(entry.current_goes())) == ("running", 1)
         await found.done("a", 0, 1)
-        assert (entry.told.state, entry.done, entry.under_way()) == ("finished", {0}, [])  # type: ignore[union-attr]
+        assert (entry.stored.state, entry.done, entry.current_goes()) == ("finished", {0}, [])  # type: ignore[union-attr]
 
 
 async def test_a_disk_that_hangs_is_one_that_fails(database: SqliteMetadata, autojump_clock: MockClock) -> None:
@@ -522,7 +522,7 @@ async def test_a_disk_that_hangs_is_one_that_fails(database: SqliteMetadata, aut
         assert lost(found) == []
         found.alive("r1h1")
         slow.set()
-        assert (await found.request("a")).told is not None
+        assert (await found.request("a")).stored is not None
         assert found.journal.failing is None
         assert "b" not in found.registry.requests
         await found.submit("b", write("r1h2"))  # type: ignore[arg-type]

@@ -163,7 +163,7 @@ async def test_hosts_have_their_whole_time_behind_it(tmp_path: Path, monkeypatch
     with opened(tmp_path) as metadata:
         with in_thread(environment, metadata, SERVE) as url:
             assert ask(url, "POST", "/v1/hosts", {"name": "r1h1", "address": "10.0.0.1:50010"}).status < 300
-        monkeypatch.setattr(running, "warmed", slowly)
+        monkeypatch.setattr(running, "warm_up_planner", slowly)
         async with trio.open_nursery() as nursery:
             started = await nursery.start(serve, environment, metadata, SERVE)
             coordinator = started.coordinator

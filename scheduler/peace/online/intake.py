@@ -24,7 +24,7 @@ from scheduler.peace.plan import TransferKind, Planner, Residual
 from scheduler.topology import Topology
 
 MAX_NAME_CHARACTERS = 256
-MAX_PATHS_KNOWN = 10_000
+MAX_PATHS_REMEMBERED = 10_000
 """Writers and placements, and readers and sources, whose path need not be looked for again."""
 MAX_SOURCE_SETS = 4096
 """Different sets of sources in one request: each is planned for itself, and one event plans the whole request."""
@@ -79,16 +79,16 @@ class PathCheck:
         self._planner = planner
         self._random = random
         self._whole = Residual.full(topology)
-        self._known: dict[tuple[int, Placement | int], None] = {}
+        self._with_path: dict[tuple[int, Placement | int], None] = {}
 
     def check(self, job: TransferJob) -> None:
         """There is one for each chunk of a job that was sorted. Else RequestError."""
         known = (job.writer, job.placement)
-        if job.kind is TransferKind.WRITE and known in self._known:
+        if job.kind is TransferKind.WRITE and known in self._with_path:
             return
         for unit in job.units:
             # A read has a path if one of its sources has: there are far fewer sources than sets of them.
-            if job.kind is TransferKind.READ and any((job.writer, source) in self._known for source in unit.sources):
+            if job.kind is TransferKind.READ and any((job.writer, source) in self._with_path for source in unit.sources):
                 continue
             chain = find(self._planner, unit, self._whole, self._random, TRIES)
             if chain is None:
@@ -97,14 +97,14 @@ class PathCheck:
                 raise RequestError(field, f"no path for chunk {unit.first} in the whole network: {texts}; ask for less")
             self._whole.give(chain)
             if job.kind is TransferKind.READ:
-                self._know(job.writer, chain.hosts[0])
+                self._remember_path(job.writer, chain.hosts[0])
         if job.kind is TransferKind.WRITE:
-            self._know(*known)
+            self._remember_path(*known)
 
-    def _know(self, writer: int, what: Placement | int) -> None:
-        self._known[writer, what] = None
-        if len(self._known) > MAX_PATHS_KNOWN:
-            del self._known[next(iter(self._known))]
+    def _remember_path(self, writer: int, what: Placement | int) -> None:
+        self._with_path[writer, what] = None
+        if len(self._with_path) > MAX_PATHS_REMEMBERED:
+            del self._with_path[next(iter(self._with_path))]
 
 
 def job_of(topology: Topology, settings: Settings, record: RequestRecord) -> TransferJob:

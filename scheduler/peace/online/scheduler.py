@@ -18,7 +18,7 @@ from scheduler.peace.online import intake
 from scheduler.peace.online.continuous import Continuous
 from scheduler.peace.online.jobs import ChunkAttempt, TransferJob, Unit
 from scheduler.peace.online.ranked_queue import RankedQueue
-from scheduler.peace.online.recording import chain_of, chunk_record, go_of, request_record
+from scheduler.peace.online.conversion import chain_of, chunk_record, go_of, request_record
 from scheduler.peace.online.records import (
     ChunkRecord,
     ChunkStart,
@@ -96,7 +96,7 @@ class OnlineScheduler:
             raise RequestError("sources", f"chunk {gone}: all of {submission.sources[gone]!r} are lost")
         self._paths.check(job)
         self._begin(now_ms)
-        self._place_anew(job)
+        self._place_last(job)
         self._adopt(job)
         self._event.jobs[job] = None
         return self._finish()
@@ -106,10 +106,10 @@ class OnlineScheduler:
         job = self._job(request)
         flight = self._flight(job, chunk, attempt)
         if flight is None:
-            return EventOutcome(ignored=self._why(job, chunk, attempt))
+            return EventOutcome(ignored=self._ignored_reason(job, chunk, attempt))
         self._begin(now_ms)
         self._chunk_ms = self._now_ms - flight.since_ms
-        self._land(flight, ChunkEvent.DONE)
+        self._end_attempt(flight, ChunkEvent.DONE)
         job.done.add(chunk)
         self._note_chunk(flight)
         if len(job.done) == job.chunks:
@@ -122,11 +122,11 @@ class OnlineScheduler:
         hosts = {intake.host_number(self._topology, "suspects", name) for name in suspects}
         flight = self._flight(job, chunk, attempt)
         if flight is None:
-            return EventOutcome(ignored=self._why(job, chunk, attempt))
+            return EventOutcome(ignored=self._ignored_reason(job, chunk, attempt))
         self._begin(now_ms)
-        self._land(flight, ChunkEvent.FAIL)
+        self._end_attempt(flight, ChunkEvent.FAIL)
         why = f"attempt {attempt} of chunk {chunk} failed, at {', '.join(suspects) or 'no known host'}"
-        self._around(flight, hosts, why)
+        self._retry_around(flight, hosts, why)
         return self._finish()
 
     def overdue(self, request: str, chunk: int, attempt: int, now_ms: int) -> EventOutcome:
@@ -134,20 +134,20 @@ class OnlineScheduler:
         job = self._job(request)
         flight = self._flight(job, chunk, attempt)
         if flight is None:
-            return EventOutcome(ignored=self._why(job, chunk, attempt))
+            return EventOutcome(ignored=self._ignored_reason(job, chunk, attempt))
         self._begin(now_ms)
         self._revoke(flight)
-        self._around(flight, set(flight.chain.hosts), f"attempt {attempt} of chunk {chunk} took too long")
+        self._retry_around(flight, set(flight.chain.hosts), f"attempt {attempt} of chunk {chunk} took too long")
         return self._finish()
 
-    def _around(self, flight: ChunkAttempt, hosts: set[int], why: str) -> None:
+    def _retry_around(self, flight: ChunkAttempt, hosts: set[int], why: str) -> None:
         """Let the chunk of a failed attempt wait again; these hosts are suspects."""
         job = flight.job
         suspected = hosts - job.avoid - ({job.writer} if job.kind is not TransferKind.COPY else set())
         if suspected:
             job.avoid |= suspected
             self._event.jobs[job] = None
-        self._again(flight, why)
+        self._retry(flight, why)
         if suspected and not job.state.ended:
             self._sort(job)
 
@@ -175,7 +175,7 @@ class OnlineScheduler:
         if chunks != job.chunks:
             self._leave(job)
             if chunks > job.chunks:
-                self._place_anew(job)
+                self._place_last(job)
             hosts = self._hosts_of(job)
             job.chunks = chunks
             job.sources = job.sources[:chunks]
@@ -296,7 +296,7 @@ class OnlineScheduler:
         attempt = job.attempts[chain.chunk] = job.attempts.get(chain.chunk, 0) + 1
         flight = ChunkAttempt(job, chain, attempt, self._now_ms, self._policy.step)
         flight.move(ChunkEvent.START)
-        self._fly(flight)
+        self._add_in_flight(flight)
         self._policy.started(flight)
         before = job.state
         job.move(RequestEvent.START)
@@ -305,12 +305,12 @@ class OnlineScheduler:
         self._event.go[flight] = None
         self._note_chunk(flight)
 
-    def _fly(self, flight: ChunkAttempt) -> None:
+    def _add_in_flight(self, flight: ChunkAttempt) -> None:
         flight.job.flights[flight.chunk] = flight
         for host in set(flight.chain.hosts):
             self._at_host.setdefault(host, set()).add(flight)
 
-    def _land(self, flight: ChunkAttempt, event: ChunkEvent) -> None:
+    def _end_attempt(self, flight: ChunkAttempt, event: ChunkEvent) -> None:
         """End an attempt; the caller returns the chunk to its unit, if it waits again."""
         flight.move(event)
         del flight.job.flights[flight.chunk]
@@ -319,10 +319,10 @@ class OnlineScheduler:
         self._policy.ended(flight, done=flight.state is ChunkState.DONE)
 
     def _revoke(self, flight: ChunkAttempt) -> None:
-        self._land(flight, ChunkEvent.REVOKE)
+        self._end_attempt(flight, ChunkEvent.REVOKE)
         self._event.revoked.append(go_of(self._topology, flight))
 
-    def _again(self, flight: ChunkAttempt, why: str) -> None:
+    def _retry(self, flight: ChunkAttempt, why: str) -> None:
         """Let the chunk of a failed attempt wait again, or fail its request after too many attempts."""
         job = flight.job
         self._note_chunk(flight)
@@ -356,7 +356,7 @@ class OnlineScheduler:
 
     # ---- jobs and the queue
 
-    def _place_anew(self, job: TransferJob) -> None:
+    def _place_last(self, job: TransferJob) -> None:
         self._sequence += 1
         job.sequence, job.submitted_ms = self._sequence, self._now_ms
         job.rank = (self._now_ms - job.priority * self._settings.priority_ms, self._sequence)
@@ -412,7 +412,7 @@ class OnlineScheduler:
         for flight in flights:
             if flight.job.flights.get(flight.chunk) is flight:
                 self._revoke(flight)
-                self._again(flight, f"host {host!r} was lost during attempt {flight.attempt} of chunk {flight.chunk}")
+                self._retry(flight, f"host {host!r} was lost during attempt {flight.attempt} of chunk {flight.chunk}")
         for job in concerned:
             if not job.state.ended and job.writer != number:
                 self._sort(job)
@@ -431,7 +431,7 @@ class OnlineScheduler:
         return flight if flight is not None and flight.attempt == attempt else None
 
     @staticmethod
-    def _why(job: TransferJob, chunk: int, attempt: int) -> str:
+    def _ignored_reason(job: TransferJob, chunk: int, attempt: int) -> str:
         """Why a report about an attempt that is not in flight changes nothing. RequestError if it never was."""
         last = job.attempts.get(chunk, 0)
         if not 0 <= chunk < job.chunks:
@@ -473,7 +473,7 @@ class OnlineScheduler:
                 self._jobs[job.name] = job
                 self._remember(job)
             else:
-                self._readopt(job)
+                self._adopt_restored(job)
         for host in lost:
             number = intake.host_number(self._topology, "lost_hosts", host)
             if number not in self._lost:
@@ -493,7 +493,7 @@ class OnlineScheduler:
         if chain is not None:
             flight = ChunkAttempt(job, chain, record.attempt, record.since_ms, record.step, state)
             if state is ChunkState.RUNNING:
-                self._fly(flight)
+                self._add_in_flight(flight)
             self._policy.resume(flight, done=state is ChunkState.DONE)
         elif state is ChunkState.RUNNING:
             self._event.revoked.append(ChunkStart(job.name, record.chunk, record.attempt, record.hosts, job.kind))
@@ -501,7 +501,7 @@ class OnlineScheduler:
                 record, state=ChunkState.WAITING.value, since_ms=self._now_ms
             )
 
-    def _readopt(self, job: TransferJob) -> None:
+    def _adopt_restored(self, job: TransferJob) -> None:
         gone = job.sort(())
         self._adopt(job)
         if job.kind is not TransferKind.COPY and job.writer == intake.NOBODY:

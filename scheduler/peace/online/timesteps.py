@@ -25,8 +25,8 @@ from scheduler.errors import PlanInvalid
 from scheduler.peace.online.jobs import ChunkAttempt, TransferJob, Unit
 from scheduler.peace.online.ranked_queue import RankedQueue
 from scheduler.peace.online.records import Settings, Stragglers
-from scheduler.peace.online.together import Together
-from scheduler.peace.online.unreachable import TRIES, Launch, Unreachable, find
+from scheduler.peace.online.joint_planner import JointPlanner
+from scheduler.peace.online.unreachable import TRIES, Launch, UnreachableUnits, find
 from scheduler.peace.plan import Chain, TransferKind, Planner, Request, Residual, demands
 from scheduler.topology import Topology, disk_capacity
 
@@ -55,8 +55,8 @@ class Timesteps:
         self._older: set[ChunkAttempt] = set()
         """Stragglers: in flight since an earlier timestep."""
         self._joining: dict[TransferJob, None] = {}
-        self._unreachable = Unreachable(queue, planner, random, self._whole)
-        self._together = Together.of(topology, planner, random, self._whole)
+        self._unreachable = UnreachableUnits(queue, planner, random, self._whole)
+        self._joint = JointPlanner.of(topology, planner, random, self._whole)
 
     # ---- what happened
 
@@ -113,13 +113,13 @@ class Timesteps:
         self._whole.send[host], self._whole.receive[host] = server.send, server.receive
         self._whole.disk[host] = disk_capacity(server)
         self._left = None
-        self._unreachable.again()
+        self._unreachable.retry_all()
 
     # ---- what may start
 
     def advance(self, launch: Launch, events: int) -> None:
         """Let new requests join the timestep, or begin the next one if it is over."""
-        self._unreachable.some_again(idle=not self._open and not self._older)
+        self._unreachable.retry_some(idle=not self._open and not self._older)
         if not self._over():
             for job in sorted(self._joining, key=lambda job: job.rank):
                 self._join(job, launch)
@@ -175,11 +175,11 @@ class Timesteps:
 
     def _plan(self, jobs: list[TransferJob], left: Residual, but: Unit | None = None) -> list[Chain]:
         """The plan for all that wait; without the next chunk of `but`, a unit of the first job."""
-        if self._together is not None:
-            self._together.changed()
+        if self._joint is not None:
+            self._joint.invalidate()
             units = [unit for job in jobs for unit in job.units if unit.waiting]
             asks = [(unit, min(unit.waiting - (unit is but), self._most(unit.job))) for unit in units]
-            found = self._together.plan(asks, jobs, left)
+            found = self._joint.plan(asks, jobs, left)
             return [chain._replace(chunk=unit.first) for unit, chain in found]
         chunk = None if but is None else next(but.numbers())
         requests = [self._ask(jobs[0], chunk), *map(self._ask, jobs[1:])]

@@ -23,7 +23,7 @@ _AT_ONCE, _TRIES_IDLE = 4, 8
 """Units tried again at an event that leaves nothing in flight, and tries for each; at other events one unit, once."""
 
 
-class Unreachable:
+class UnreachableUnits:
     """The unreachable units, the one whose last try is the longest ago first. `whole`: the network as it is."""
 
     def __init__(self, queue: RankedQueue, planner: Planner, random: Random, whole: Residual) -> None:
@@ -48,12 +48,12 @@ class Unreachable:
         for unit in units:
             self._units.pop(unit, None)
 
-    def again(self) -> None:
+    def retry_all(self) -> None:
         """Return all units to the queue: a host is back."""
         for unit in list(self._units):
             self._back(unit)
 
-    def some_again(self, *, idle: bool) -> list[Unit]:
+    def retry_some(self, *, idle: bool) -> list[Unit]:
         """Try a few units again, more if the network is `idle`; returns those that are back in the queue."""
         found = []
         most, tries = (_AT_ONCE, _TRIES_IDLE) if idle else (1, 1)

@@ -20,7 +20,7 @@ from scheduler.peace.online import (
 from scheduler.peace.online.continuous import Continuous
 from scheduler.peace.online.jobs import TransferJob, Unit
 from scheduler.peace.online.ranked_queue import RankedQueue
-from scheduler.peace.online.unreachable import Unreachable
+from scheduler.peace.online.unreachable import UnreachableUnits
 from scheduler.peace.paper import PaperPlanner
 from scheduler.peace.plan import Chain, TransferKind, TransferPlan, Request, Residual
 from scheduler.topology import Server, Topology, both_ways, racks
@@ -67,7 +67,7 @@ def test_the_head_is_not_starved_by_those_behind() -> None:
 def test_without_a_reservation_the_head_starves(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted bug: tokens are held for nobody; then the promise is broken, and seen to be."""
     monkeypatch.setattr("scheduler.peace.online.tokens.Tokens.hold", lambda self, keys: self.owed.update({"never": 1}))
-    monkeypatch.setattr("scheduler.peace.online.tokens.Tokens.let_go", lambda self, keys, for_good=True: None)
+    monkeypatch.setattr("scheduler.peace.online.tokens.Tokens.release", lambda self, keys, for_good=True: None)
     with pytest.raises(AssertionError, match="waits longer than promised"):
         starvation(world_of(two_racks()), 50)
 
@@ -341,7 +341,7 @@ def test_a_request_of_stranded_chunks_only_is_out_of_the_line() -> None:
     job.sources = tuple((chunk % 2,) for chunk in range(6))
     job.sort(())
     job.waiting = 6
-    unreachable = Unreachable(queue, Unlucky(topology), Random(1), Residual.full(topology))
+    unreachable = UnreachableUnits(queue, Unlucky(topology), Random(1), Residual.full(topology))
     queue.put(job, job.waiting)
     for unit in job.units:
         unreachable.add(unit)
@@ -349,7 +349,7 @@ def test_a_request_of_stranded_chunks_only_is_out_of_the_line() -> None:
     while job.units[0].waiting:
         job.units[0].take()
         job.waiting -= 1
-    assert unreachable.some_again(idle=True) == [job.units[0]]
+    assert unreachable.retry_some(idle=True) == [job.units[0]]
     assert queue.first is None
 
 

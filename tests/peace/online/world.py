@@ -86,7 +86,7 @@ class World:
 
     def finish(self, attempt: Attempt) -> EventOutcome:
         """A chunk in flight is done."""
-        self._land(attempt)
+        self._end_attempt(attempt)
         self.done[attempt[0]].add(attempt[1])
         outcome = self.scheduler.done(*attempt, self._tick())
         assert outcome.ignored is None
@@ -95,7 +95,7 @@ class World:
 
     def fail(self, attempt: Attempt, suspects: tuple[str, ...] = ()) -> EventOutcome:
         """A chunk in flight fails."""
-        self._land(attempt)
+        self._end_attempt(attempt)
         self.stepped.pop(attempt, None)
         outcome = self.scheduler.failed(*attempt, suspects, self._tick())
         assert outcome.ignored is None
@@ -244,7 +244,7 @@ class World:
         attempt = (go.request, go.chunk, go.attempt)
         assert attempt in self.in_flight, "revoked what is not in flight"
         assert self._names(self.in_flight[attempt].hosts) == go.hosts
-        self._land(attempt)
+        self._end_attempt(attempt)
         self.stepped.pop(attempt, None)
 
     def _started(self, go: ChunkStart, record: ChunkRecord) -> None:
@@ -373,7 +373,7 @@ class World:
     def _names(self, hosts: tuple[int, ...]) -> tuple[str, ...]:
         return tuple(self.topology.servers[host].name for host in hosts)
 
-    def _land(self, attempt: Attempt) -> None:
+    def _end_attempt(self, attempt: Attempt) -> None:
         del self.in_flight[attempt]
         self.old.append(attempt)
 
