@@ -40,7 +40,7 @@ from benchmarks.yardstick.exact import ExactPlan, ExactPlanner
 from benchmarks.yardstick.verify import verify
 from scheduler.peace.online import GATHER_MS
 from scheduler.peace.paper import PaperPlanner
-from scheduler.peace.plan import TransferPlan, Planner, Residual
+from scheduler.peace.plan import Planner, Residual, TransferPlan
 from scheduler.peace.repaired import RepairedPlanner
 from scheduler.peace.tree import TreePlanner
 

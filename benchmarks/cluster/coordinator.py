@@ -14,7 +14,7 @@ from random import Random
 from benchmarks.cluster.network import CONTROL_ADDRESS
 from scheduler.addresses import Address
 from scheduler.coordinator.running import Security, ServeSettings, make_planner, opened
-from scheduler.coordinator.service import CoordinatorSettings, CoordinatorEnvironment
+from scheduler.coordinator.service import CoordinatorEnvironment, CoordinatorSettings
 from scheduler.coordinator.system_clock import SystemClock
 from scheduler.coordinator.testing import in_thread, silent
 from scheduler.peace.online import GATHER_MS, Mode, Settings, Stragglers

@@ -1,9 +1,9 @@
 """The experiment: everybody's checkpoint at once, by a policy of the simulator's, or as a real coordinator says.
 
 A policy of the simulator (HDFS's default placement) decides here, as a NameNode would, and the hosts write. Under Peace
-the writers themselves ask the coordinator, over the control network. What comes out is the simulator's own `SimulatedRun`, so
-that both are measured with the same words. How a chunk travels, and how it is checked that it arrived, is up to the
-kind of cluster: `chains` or `real_hdfs`.
+the writers themselves ask the coordinator, over the control network. What comes out is the simulator's own
+`SimulatedRun`, so that both are measured with the same words. How a chunk travels, and
+how its arrival is checked, depends on the kind of cluster: `chains` or `real_hdfs`.
 
 Invariants:
 * A run ends when every chunk has been acknowledged by its whole chain; one that never was is an error.
@@ -31,7 +31,7 @@ from benchmarks.cluster.setting import Setting
 from benchmarks.cluster.writer import Sent
 from scheduler.peace.plan import TransferKind
 from scheduler.simulation.cluster import Cluster
-from scheduler.simulation.policies import SchedulingPolicy, PolicyMaker, Start, ClusterView
+from scheduler.simulation.policies import ClusterView, PolicyMaker, SchedulingPolicy, Start
 from scheduler.simulation.run import ChunkRun, RequestRun, SimulatedRun
 from scheduler.simulation.scenario import SimulatedJob
 
@@ -129,7 +129,9 @@ class Experiment:
         self.begin_at(at_s)
         return at_s
 
-    def _drive(self, policy: SchedulingPolicy, jobs: Sequence[SimulatedJob]) -> tuple[dict[str, list[Sent]], dict[str, float]]:
+    def _drive(
+        self, policy: SchedulingPolicy, jobs: Sequence[SimulatedJob]
+    ) -> tuple[dict[str, list[Sent]], dict[str, float]]:
         """Let the policy decide until all is written."""
         names, begin = self.names, self._soon()
         open_chunks = [0] * len(names)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from random import Random
 
-from scheduler.peace.online import OnlineScheduler, EventOutcome, Settings, Submission
+from scheduler.peace.online import EventOutcome, OnlineScheduler, Settings, Submission
 from scheduler.peace.plan import Planner, Request, Residual
 from scheduler.peace.repaired import RepairedPlanner
 from scheduler.topology import Topology

@@ -33,7 +33,7 @@ from scheduler.simulation.measured import (
 )
 from scheduler.simulation.policies import Era, hdfs_default
 from scheduler.simulation.run import LowerBounds, SimulatedRun, bounds
-from scheduler.simulation.scenario import SimulatedJob, Loss, Scenario, checkpoints, spread_writers
+from scheduler.simulation.scenario import Loss, Scenario, SimulatedJob, checkpoints, spread_writers
 from scheduler.topology import Server, Topology, both_ways
 
 WRITERS = (8, 10, 12, 14, 16)
@@ -55,7 +55,9 @@ SENSITIVITY: dict[str, tuple[int, Physics]] = {
 CAPACITIES = tuple((link, send) for link in (2, 3, 4, 5, 6) for send in (2, 3, 4, 5))
 
 
-def run_once(setup: Setup, physics: Physics, writers: int, size_mb: int, seed: int, *, trace: bool = False) -> SimulatedRun:
+def run_once(
+    setup: Setup, physics: Physics, writers: int, size_mb: int, seed: int, *, trace: bool = False
+) -> SimulatedRun:
     """So many hosts write checkpoints of so many MB at once, in an order that the seed gives."""
     cluster = setup.cluster(physics)
     hosts = spread_writers(cluster, writers, Random(seed))
@@ -218,7 +220,11 @@ def recovery(setup: Setup, seed: int) -> dict[str, dict[str, float]]:
         others = [host for host in range(cluster.hosts) if host != reader]
         chunks = BEYOND.read_mb // CHUNK_MB
         sources = tuple(tuple(random.sample(others, 3)) for _ in range(chunks))
-        reads.append(SimulatedJob(f"recovery of host {reader}", reader, chunks, BEYOND.read_s, kind=TransferKind.READ, sources=sources))
+        reads.append(
+            SimulatedJob(
+                f"recovery of host {reader}", reader, chunks, BEYOND.read_s, kind=TransferKind.READ, sources=sources
+            )
+        )
     jobs = (*checkpoints(cluster, writers, BEYOND.size_mb // CHUNK_MB), *reads)
     run = simulate(Scenario(cluster, jobs, memory_full=True), setup.policy, seed)
     return {kind.value: figures(run, kind) for kind in (TransferKind.WRITE, TransferKind.READ)}

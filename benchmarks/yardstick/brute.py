@@ -11,7 +11,7 @@ from itertools import pairwise, permutations, product
 
 from scheduler.errors import RequestError
 from scheduler.peace.placement import Relation
-from scheduler.peace.plan import TransferKind, Request, Residual, Resource, check_request
+from scheduler.peace.plan import Request, Residual, Resource, TransferKind, check_request
 from scheduler.topology import Topology
 
 MAX_OPTIONS = 5_000
@@ -112,7 +112,13 @@ def _options(topology: Topology, request: Request, chunk: int) -> Iterator[Count
         for source, target in hops:
             fixed[Resource.SEND, source] += 1
             fixed[Resource.RECEIVE, target] += 1
-        written = hosts[1:] if request.kind is TransferKind.WRITE else hosts[:1] if request.kind is TransferKind.READ else hosts
+        written = (
+            hosts[1:]
+            if request.kind is TransferKind.WRITE
+            else hosts[:1]
+            if request.kind is TransferKind.READ
+            else hosts
+        )
         fixed.update((Resource.DISK, host) for host in written)
         for routes in product(*(list(_routes(topology, start, end, frozenset())) for start, end in ends)):
             yield fixed + Counter((Resource.LINK, link) for route in routes for link in route)

@@ -26,7 +26,7 @@ from benchmarks.yardstick.decompose import TreeWays, Ways, deal
 from benchmarks.yardstick.flows import Flows
 from benchmarks.yardstick.program import Program, Solution, Term
 from scheduler.peace.placement import Placement, Relation, default_placement
-from scheduler.peace.plan import Chain, TransferKind, Request, Residual
+from scheduler.peace.plan import Chain, Request, Residual, TransferKind
 from scheduler.topology import Topology, Tree
 
 MAX_COMPACT = 3

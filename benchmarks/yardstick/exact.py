@@ -21,7 +21,7 @@ from benchmarks.yardstick.patterns import Patterns
 from benchmarks.yardstick.program import FREE, SLACK, Program, Solution
 from scheduler.errors import SchedulerError
 from scheduler.peace.paper import PaperPlanner
-from scheduler.peace.plan import Chain, TransferPlan, Request, Residual, check_request
+from scheduler.peace.plan import Chain, Request, Residual, TransferPlan, check_request
 from scheduler.topology import Topology
 
 TIME_LIMIT_S = 60.0

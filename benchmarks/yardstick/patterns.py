@@ -15,7 +15,7 @@ from benchmarks.yardstick.decompose import deal
 from benchmarks.yardstick.flows import Flows, check_size
 from benchmarks.yardstick.program import Program, Solution, Term
 from scheduler.peace.placement import Relation
-from scheduler.peace.plan import Chain, TransferKind, Request, Residual, Resource
+from scheduler.peace.plan import Chain, Request, Residual, Resource, TransferKind
 from scheduler.topology import Topology
 
 Hosts = dict[int, list[int]]

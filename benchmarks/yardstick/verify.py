@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from scheduler.errors import PlanInvalid, RequestError
 from scheduler.peace.placement import Relation, Rule
-from scheduler.peace.plan import Chain, Counts, TransferKind, TransferPlan, Request, Residual
+from scheduler.peace.plan import Chain, Counts, Request, Residual, TransferKind, TransferPlan
 from scheduler.topology import Topology
 
 
@@ -138,7 +138,9 @@ def _holds(topology: Topology, rule: Rule, hosts: tuple[int, ...], host: int) ->
 
 def _check_avoided(topology: Topology, request: Request, chain: Chain) -> None:
     """What was chosen: replicas of a write, the source of a read, both ends of a copy."""
-    chosen = {TransferKind.WRITE: chain.hosts[1:], TransferKind.READ: chain.hosts[:1], TransferKind.COPY: chain.hosts}[request.kind]
+    chosen = {TransferKind.WRITE: chain.hosts[1:], TransferKind.READ: chain.hosts[:1], TransferKind.COPY: chain.hosts}[
+        request.kind
+    ]
     for host in chosen:
         if host in request.avoid:
             _broken(topology, Promise.AVOIDED, chain, f"{_host(topology, host)} was to be avoided")

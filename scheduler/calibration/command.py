@@ -20,7 +20,7 @@ import trio
 
 from scheduler.addresses import Address, is_loopback, parse_address
 from scheduler.calibration import agent as agents
-from scheduler.calibration.calibrator import CalibrationSettings, Calibrator, CalibrationStep
+from scheduler.calibration.calibrator import CalibrationSettings, CalibrationStep, Calibrator
 from scheduler.calibration.rules import DEFAULT_SHARE, Calibrated, calibrate
 from scheduler.calibration.tasks import first_of
 from scheduler.calibration.wire import DEFAULT_PORT, CalibrationError

@@ -38,7 +38,9 @@ class BaseGo:
         """Becomes true when the chunk is planned again or its request ends: stop, the attempt no longer counts."""
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.request!r}, chunk={self.chunk}, attempt={self.attempt}, hosts={self.hosts})"
+        return (
+            f"{type(self).__name__}({self.request!r}, chunk={self.chunk}, attempt={self.attempt}, hosts={self.hosts})"
+        )
 
 
 GoType = TypeVar("GoType", bound=BaseGo)

@@ -306,7 +306,10 @@ ROUTES: tuple[Route, ...] = (
     Route("DELETE", "/v1/hosts/{name}", "deregisterHost", "A host leaves: nothing is planned on it any more.",
           {200: RouteAnswer("gone", HOST_VIEW)}, _BY_HOST, errors=(404,)),
     Route("POST", "/v1/requests", "submitRequest", "Ask to move chunks. The same request again is no second one.",
-          {201: RouteAnswer("accepted", REQUEST_VIEW), 200: RouteAnswer("it was there already, and is the same", REQUEST_VIEW)},
+          {
+            201: RouteAnswer("accepted", REQUEST_VIEW),
+            200: RouteAnswer("it was there already, and is the same", REQUEST_VIEW),
+        },
           body=SUBMIT, errors=(404, 409), large=True),
     Route("GET", "/v1/requests/{name}", "getRequest", "A request as it stands.", {200: _VIEW}, _BY_NAME, errors=(404,)),
     Route("PUT", "/v1/requests/{name}", "resubmitRequest", "Change the number of chunks that are still to come.",

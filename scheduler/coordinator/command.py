@@ -32,7 +32,7 @@ from scheduler.coordinator.running import (
     serve,
     tls_context,
 )
-from scheduler.coordinator.service import CoordinatorSettings, CoordinatorEnvironment
+from scheduler.coordinator.service import CoordinatorEnvironment, CoordinatorSettings
 from scheduler.coordinator.system_clock import SystemClock
 from scheduler.errors import SchedulerError
 from scheduler.peace.online import Mode, Settings
@@ -155,7 +155,9 @@ def parse(arguments: argparse.Namespace) -> ServeSettings:
     )
 
 
-async def _run(environment: CoordinatorEnvironment, metadata: Metadata, settings: ServeSettings, data_dir: Path) -> None:
+async def _run(
+    environment: CoordinatorEnvironment, metadata: Metadata, settings: ServeSettings, data_dir: Path
+) -> None:
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as nursery:
             started: list[RunningCoordinator] = []

@@ -37,6 +37,7 @@ async def start(
     settings.security.check(settings.listen)
     network = await trio.to_thread.run_sync(load_topology, topology)
     planner = await trio.to_thread.run_sync(make_planner, None, network)
-    environment = CoordinatorEnvironment(network, planner, SystemClock(), Random(SystemRandom().getrandbits(64)), report)  # noqa: S311
+    random = Random(SystemRandom().getrandbits(64))  # noqa: S311  the seed is random
+    environment = CoordinatorEnvironment(network, planner, SystemClock(), random, report)
     with opened(data_dir) as metadata:
         await serve(environment, metadata, settings, task_status=task_status)

@@ -5,7 +5,7 @@ Invariant: nothing is described here; this only lays out what the tables say.
 
 from typing import Any
 
-from scheduler.coordinator.api import ERROR, ERRORS, ROUTES, RouteAnswer, Route
+from scheduler.coordinator.api import ERROR, ERRORS, ROUTES, Route, RouteAnswer
 from scheduler.coordinator.api_types import Field, Record, Type, records_in
 from scheduler.coordinator.http.messages import JSON
 

@@ -26,7 +26,7 @@ from scheduler.coordinator.http.server import HttpServer
 from scheduler.coordinator.journal import MetadataJournal
 from scheduler.coordinator.metadata.interface import Metadata
 from scheduler.coordinator.metadata.sqlite import SqliteMetadata, sync_directory
-from scheduler.coordinator.service import Coordinator, CoordinatorSettings, CoordinatorEnvironment
+from scheduler.coordinator.service import Coordinator, CoordinatorEnvironment, CoordinatorSettings
 from scheduler.coordinator.warm_up import warm_up_planner
 from scheduler.peace.plan import Planner
 from scheduler.topology import Topology

@@ -26,7 +26,7 @@ from scheduler.coordinator.events import Event
 from scheduler.coordinator.hosts import HostRecord, Hosts
 from scheduler.coordinator.journal import MetadataJournal
 from scheduler.coordinator.metadata.interface import Change
-from scheduler.coordinator.registry import RequestEntry, RequestRegistry, submission_text, host_change, restore_hosts
+from scheduler.coordinator.registry import RequestEntry, RequestRegistry, host_change, restore_hosts, submission_text
 from scheduler.coordinator.report import Report
 from scheduler.errors import PlanInvalid, RequestError, SchedulerError
 from scheduler.peace.online import GATHER_MS, OnlineScheduler, QueuePosition, Settings, Status, Submission
@@ -89,7 +89,9 @@ class CoordinatorEnvironment:
 class Coordinator:
     """The service's state and what can be done with it. `run` keeps time; the journal must run too."""
 
-    def __init__(self, environment: CoordinatorEnvironment, settings: CoordinatorSettings, journal: MetadataJournal) -> None:
+    def __init__(
+        self, environment: CoordinatorEnvironment, settings: CoordinatorSettings, journal: MetadataJournal
+    ) -> None:
         self.environment = environment
         self.settings = settings
         self.journal = journal

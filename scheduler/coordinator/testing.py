@@ -22,7 +22,7 @@ import trio
 from scheduler.addresses import Address
 from scheduler.coordinator.metadata.interface import Metadata
 from scheduler.coordinator.running import RunningCoordinator, ServeSettings, make_planner, opened, serve
-from scheduler.coordinator.service import CoordinatorSettings, CoordinatorEnvironment
+from scheduler.coordinator.service import CoordinatorEnvironment, CoordinatorSettings
 from scheduler.coordinator.system_clock import SystemClock
 from scheduler.peace.online import GATHER_MS, Settings
 from scheduler.topology import Topology

@@ -157,7 +157,7 @@ class CheckpointWriter:
     def _attempt(
         self,
         go: Go,
-        before: "Future[Written | None] | None",
+        before: "Future[WrittenChunk | None] | None",
         checkpoint: str,
         chunks: Sequence[bytes],
         problems: deque[str],

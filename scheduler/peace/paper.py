@@ -41,7 +41,7 @@ from typing import NamedTuple
 
 from scheduler.errors import PlanInvalid
 from scheduler.peace.placement import MAX_REPLICAS, Relation, Rule
-from scheduler.peace.plan import Chain, TransferKind, TransferPlan, Request, Residual, check_request
+from scheduler.peace.plan import Chain, Request, Residual, TransferKind, TransferPlan, check_request
 from scheduler.topology import Hop, Topology
 
 NEAR = 8
@@ -287,7 +287,9 @@ class PaperPlanner:
                     stack.append(switch)
         return _CheapestPaths(start, best, frozenset(found), onward)
 
-    def _walk(self, found: "_CheapestPaths", ends: "_Ends", left: "_Left", random: Random) -> tuple[int, tuple[int, ...]]:
+    def _walk(
+        self, found: "_CheapestPaths", ends: "_Ends", left: "_Left", random: Random
+    ) -> tuple[int, tuple[int, ...]]:
         """A cheapest path: at each switch a uniform pick among the links and hosts that continue such a path."""
         switch, route, passed = found.start, list[int](), set[int]()
         while True:

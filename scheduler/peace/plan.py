@@ -87,7 +87,9 @@ def check_request(topology: Topology, request: Request) -> None:
     if wanted is not None and len(request.placement) != wanted[0]:
         raise RequestError("placement", f"a {request.kind} needs {wanted[1]}, {request.name!r} has {request.placement}")
     if request.placement or request.kind is TransferKind.WRITE:
-        if request.kind is TransferKind.COPY and any(rule.relation is Relation.SAME_HOST for rule in request.placement[0]):
+        if request.kind is TransferKind.COPY and any(
+            rule.relation is Relation.SAME_HOST for rule in request.placement[0]
+        ):
             raise RequestError("placement", f"a copy goes to another host, {request.name!r} says same-host")
         try:
             check_placement(request.placement)

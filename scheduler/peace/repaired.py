@@ -33,7 +33,7 @@ import numpy as np
 
 from scheduler.peace import levels_kernels as levels
 from scheduler.peace import repaired_kernels as kernels
-from scheduler.peace.plan import Chain, Counts, TransferPlan, Request, Residual
+from scheduler.peace.plan import Chain, Counts, Request, Residual, TransferPlan
 from scheduler.peace.tree import Asked, TreePlanner, collector_paused
 from scheduler.peace.tree_kernels import DEPTH, DOWN_COST, UP_COST, WRITE, Numbers, Rows, refresh
 from scheduler.topology import Topology
@@ -206,7 +206,9 @@ class RepairedPlanner:
         self._sums[:] = kept
         return best
 
-    def _rebuilt(self, asked: Asked, fixed: KernelPlan, chosen: Numbers, most: int, replicas: int, seed: int) -> KernelPlan:
+    def _rebuilt(
+        self, asked: Asked, fixed: KernelPlan, chosen: Numbers, most: int, replicas: int, seed: int
+    ) -> KernelPlan:
         """The best of a few tries of `_once_rebuilt`: the hosts of a chain are random, and some lose chunks."""
         wanted = fixed.chunks + int(self._sums[kernels.A].sum())
         best = fixed

@@ -10,8 +10,9 @@ rack can do (A, B) exactly if, with C = A + B,
 
 and A, B fit its links. (F: the replicas that are forwarded without taking a slot from a writer.) With two replicas
 C = A, and b is the end. The most chunks are the largest N with ΣA = ΣB = N and A + B ≤ N in each rack, so that every
-chunk can end in another rack than it began. The cost of A in units of B never falls as A grows, so units of A go where they cost least.
-The model ignores links between higher switches and that the hosts of a chain differ, so N is an upper bound.
+chunk can end in another rack than it began. The cost of A in units of B never falls as A grows, so units of A go where
+they cost least. The model ignores links between higher switches and that the hosts of a chain differ, so N is an upper
+bound.
 
 Invariants:
 * Every chain is taken unit by unit from the residual capacity; a chain that does not fit is left out.

@@ -33,7 +33,7 @@ import numpy as np
 from scheduler.errors import PlacementError, RequestError, TopologyError
 from scheduler.peace import tree_kernels as kernels
 from scheduler.peace.placement import Placement, Relation, check_placement
-from scheduler.peace.plan import Chain, Counts, TransferKind, TransferPlan, Request, Residual, check_request
+from scheduler.peace.plan import Chain, Counts, Request, Residual, TransferKind, TransferPlan, check_request
 from scheduler.peace.tree_kernels import Numbers, Rows
 from scheduler.topology import Topology, Tree
 
@@ -216,7 +216,9 @@ class TreePlanner:
         chains = map(Chain._make, zip(map(names.__getitem__, owners), places, hosts, routes, each, strict=True))
         left = np.flatnonzero(planned < asked.fields[:, 2])
         pairs = zip(left.tolist(), planned[left].tolist(), strict=True)
-        return TransferPlan(tuple(chains), tuple([_rest(requests[q], done) if done else requests[q] for q, done in pairs]))
+        return TransferPlan(
+            tuple(chains), tuple([_rest(requests[q], done) if done else requests[q] for q, done in pairs])
+        )
 
     def routes(self, hosts: Sequence[int]) -> Routes:
         """The links from each host of a chain to the next."""

@@ -28,9 +28,9 @@ import numpy as np
 from scheduler.errors import SchedulerError
 from scheduler.simulation.cluster import Cluster
 from scheduler.simulation.fairness import Floats, Integers, max_min
-from scheduler.simulation.policies.base import Orders, SchedulingPolicy, PolicyMaker, Start, ClusterView
-from scheduler.simulation.run import ChunkRun, TracePoint, RequestRun, SimulatedRun
-from scheduler.simulation.scenario import SimulatedJob, Loss, Scenario
+from scheduler.simulation.policies.base import ClusterView, Orders, PolicyMaker, SchedulingPolicy, Start
+from scheduler.simulation.run import ChunkRun, RequestRun, SimulatedRun, TracePoint
+from scheduler.simulation.scenario import Loss, Scenario, SimulatedJob
 
 WIDTH = 48
 """Resources that one chain may use."""
@@ -226,7 +226,9 @@ class Simulation:
             if job.name in self._ended
         ]
         trace = tuple(self._trace or ())
-        return SimulatedRun(name, seed, tuple(requests), tuple(self._chunks), self._carried, trace, tuple(self._gave_up))
+        return SimulatedRun(
+            name, seed, tuple(requests), tuple(self._chunks), self._carried, trace, tuple(self._gave_up)
+        )
 
     # ---- time
 

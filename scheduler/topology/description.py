@@ -99,7 +99,9 @@ def parse_topology(mapping: Mapping[str, object], where: str = "topology") -> To
     return parse_network(mapping, where).topology
 
 
-def parse_network(mapping: Mapping[str, object], where: str = "topology", *, name: str = "network") -> NetworkDescription:
+def parse_network(
+    mapping: Mapping[str, object], where: str = "topology", *, name: str = "network"
+) -> NetworkDescription:
     """The network of plain values, with its timestep; `name` is the name of a network that gives none."""
     top = Entry(where, mapping, TOP, TABLES)
     defaults = Entry(f"{where}: [defaults]", table(f"{where}: defaults", mapping.get("defaults", {})), DEFAULTS)

@@ -15,8 +15,8 @@ import trio
 import trio.testing
 
 from scheduler.addresses import Address, parse_address
-from scheduler.calibration.agent import Agent, AgentSettings, AgentLimits, count
-from scheduler.calibration.calibrator import CalibrationSettings, Calibrator, CalibrationStep
+from scheduler.calibration.agent import Agent, AgentLimits, AgentSettings, count
+from scheduler.calibration.calibrator import CalibrationSettings, CalibrationStep, Calibrator
 from scheduler.calibration.rules import calibrate
 from scheduler.calibration.tasks import first_of, together
 from scheduler.calibration.wire import MAX_LINE_BYTES, CalibrationError, ask, proof

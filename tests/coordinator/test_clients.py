@@ -21,17 +21,17 @@ from scheduler.client import (
     Conflict,
     CoordinatorClient,
     CoordinatorError,
+    CoordinatorRequest,
+    CoordinatorUnavailable,
     Go,
     NotFound,
     NotUnderstood,
     RequestCancelled,
     RequestFailed,
-    CoordinatorUnavailable,
-    CoordinatorRequest,
     core,
 )
 from scheduler.client.base import BaseGo, BaseRequest
-from scheduler.client.trio_client import TrioCoordinatorClient, TrioGo, TrioCoordinatorRequest
+from scheduler.client.trio_client import TrioCoordinatorClient, TrioCoordinatorRequest, TrioGo
 from scheduler.coordinator.service import CoordinatorSettings
 from scheduler.coordinator.testing import CoordinatorProcess, running
 from scheduler.peace.online import Settings

@@ -14,7 +14,7 @@ import pytest
 import trio
 
 from scheduler.addresses import Address, parse_address
-from scheduler.client import BadRequest, CoordinatorClient, CoordinatorError, Unauthorized, CoordinatorUnavailable
+from scheduler.client import BadRequest, CoordinatorClient, CoordinatorError, CoordinatorUnavailable, Unauthorized
 from scheduler.client.core import ApiRequest
 from scheduler.client.trio_client import TrioCoordinatorClient
 from scheduler.coordinator import command
@@ -103,7 +103,10 @@ async def test_the_trio_client_speaks_tls(secured: str, certificate: tuple[Path,
 
 def test_a_stranger_is_not_trusted(secured: str) -> None:
     """A certificate that nobody vouched for is refused by the blocking client too."""
-    with CoordinatorClient(secured, token=TOKEN, patience_s=0) as client, pytest.raises(CoordinatorUnavailable, match="certif"):
+    with (
+        CoordinatorClient(secured, token=TOKEN, patience_s=0) as client,
+        pytest.raises(CoordinatorUnavailable, match="certif"),
+    ):
         client.status()
 
 

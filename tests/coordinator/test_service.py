@@ -21,7 +21,7 @@ from scheduler.coordinator.metadata.interface import Change, Metadata
 from scheduler.coordinator.metadata.sqlite import SqliteMetadata
 from scheduler.coordinator.report import Report
 from scheduler.coordinator.running import make_planner
-from scheduler.coordinator.service import Coordinator, CoordinatorSettings, CoordinatorEnvironment
+from scheduler.coordinator.service import Coordinator, CoordinatorEnvironment, CoordinatorSettings
 from scheduler.coordinator.testing import silent
 from scheduler.peace.online import GATHER_MS, Submission
 from scheduler.peace.paper import PaperPlanner

@@ -21,7 +21,7 @@ from scheduler.coordinator.service import CoordinatorEnvironment
 from scheduler.coordinator.system_clock import SystemClock
 from scheduler.coordinator.testing import in_thread, silent
 from scheduler.errors import TopologyError
-from scheduler.peace.plan import TransferPlan, Planner, Request, Residual
+from scheduler.peace.plan import Planner, Request, Residual, TransferPlan
 from scheduler.peace.tree import TreePlanner
 from scheduler.topology import Server, Topology, both_ways, racks
 from tests.coordinator.support import ask, topology_file

@@ -17,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.addresses import Address
-from scheduler.client import CoordinatorClient, NotFound, CoordinatorUnavailable
+from scheduler.client import CoordinatorClient, CoordinatorUnavailable, NotFound
 from scheduler.coordinator.errors import StartError, StoreDamaged, StoreError
 from scheduler.coordinator.journal import MetadataJournal
 from scheduler.coordinator.metadata.interface import Change, Metadata, Put, RemovePrefix
 from scheduler.coordinator.metadata.sqlite import COUNT_SUFFIX, SqliteMetadata
 from scheduler.coordinator.running import DATABASE, ServeSettings, make_planner, opened
-from scheduler.coordinator.service import CoordinatorSettings, CoordinatorEnvironment
+from scheduler.coordinator.service import CoordinatorEnvironment, CoordinatorSettings
 from scheduler.coordinator.system_clock import SystemClock
 from scheduler.coordinator.testing import _Thread, in_thread, running, silent
 from scheduler.topology import racks

@@ -23,7 +23,7 @@ from scheduler.coordinator.journal import MetadataJournal
 from scheduler.coordinator.registry import Span
 from scheduler.coordinator.report import Reporter
 from scheduler.coordinator.running import make_planner, opened
-from scheduler.coordinator.service import Coordinator, CoordinatorSettings, CoordinatorEnvironment
+from scheduler.coordinator.service import Coordinator, CoordinatorEnvironment, CoordinatorSettings
 from scheduler.coordinator.system_clock import SystemClock
 from scheduler.coordinator.testing import CoordinatorProcess, running, silent
 from scheduler.peace.online import ChunkRecord

@@ -14,7 +14,7 @@ from typing import TypeVar
 import networkx as nx
 
 from scheduler.peace.placement import Relation, Rule
-from scheduler.peace.plan import Chain, TransferKind, Request, Residual
+from scheduler.peace.plan import Chain, Request, Residual, TransferKind
 from scheduler.topology import Topology
 from tests.support.figure5 import figure5_graph
 

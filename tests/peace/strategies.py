@@ -8,7 +8,7 @@ from random import Random
 from hypothesis import strategies as st
 
 from scheduler.peace.placement import Placement, Relation, Rule, default_placement
-from scheduler.peace.plan import TransferKind, Request, Residual
+from scheduler.peace.plan import Request, Residual, TransferKind
 from scheduler.topology import Link, Server, Topology
 
 capacities = st.sampled_from([0, 1, 1, 1, 2, 2, 3])

@@ -15,7 +15,7 @@ from benchmarks.yardstick.verify import verify
 from scheduler.errors import PlanInvalid, RequestError
 from scheduler.peace.paper import PaperPlanner
 from scheduler.peace.placement import Placement, default_placement, parse_placement
-from scheduler.peace.plan import TransferKind, Request, Residual
+from scheduler.peace.plan import Request, Residual, TransferKind
 from scheduler.topology import Link, Server, Topology, both_ways, racks
 from tests.peace.strategies import deep_trees, graphs, rack_trees, requests_for, residuals
 

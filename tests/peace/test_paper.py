@@ -13,7 +13,7 @@ from benchmarks.yardstick.verify import verify
 from scheduler.errors import RequestError
 from scheduler.peace.paper import PaperPlanner
 from scheduler.peace.placement import default_placement, parse_placement
-from scheduler.peace.plan import Chain, TransferKind, TransferPlan, Request, Residual
+from scheduler.peace.plan import Chain, Request, Residual, TransferKind, TransferPlan
 from scheduler.topology import Link, Server, Topology, both_ways, racks
 from tests.peace.reference import chances_of_chain, check_samples
 from tests.peace.strategies import deep_trees, graphs, rack_trees, requests_for, residuals, seeds
@@ -257,7 +257,9 @@ def test_the_nearest_source_is_read() -> None:
         read = Request("q", 0, 1, (), TransferKind.READ, ((1, 2, 3),))
         chain = planner.chain(read, 0, Residual.full(topology), Random(seed))
         assert chain == Chain("q", 0, (1, 0), ((),), TransferKind.READ)
-        copy = Request("q", -1, 1, parse_placement(["other-rack:0"]), TransferKind.COPY, ((0, 3),), avoid=frozenset({2}))
+        copy = Request(
+            "q", -1, 1, parse_placement(["other-rack:0"]), TransferKind.COPY, ((0, 3),), avoid=frozenset({2})
+        )
         chain = planner.chain(copy, 0, Residual.full(topology), Random(seed))
         assert chain is not None
         assert chain.hosts == (3, 1)  # not from host 0: all hosts of the other rack have it or are to be avoided

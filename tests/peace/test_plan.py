@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scheduler.errors import PlanInvalid
 from scheduler.peace.paper import PaperPlanner
 from scheduler.peace.placement import default_placement
-from scheduler.peace.plan import Chain, TransferKind, Request, Residual, Resource, demands
+from scheduler.peace.plan import Chain, Request, Residual, Resource, TransferKind, demands
 from scheduler.topology import Server, Topology, both_ways, racks
 from tests.peace.strategies import deep_trees, graphs, rack_trees, requests_for, seeds
 

@@ -14,7 +14,7 @@ from benchmarks.yardstick.verify import verify
 from scheduler.errors import TopologyError
 from scheduler.peace import repaired as module
 from scheduler.peace.placement import Placement, default_placement, parse_placement
-from scheduler.peace.plan import TransferKind, TransferPlan, Request, Residual
+from scheduler.peace.plan import Request, Residual, TransferKind, TransferPlan
 from scheduler.peace.repaired import RepairedPlanner
 from scheduler.peace.tree import TreePlanner
 from scheduler.topology import Server, Topology, both_ways, racks

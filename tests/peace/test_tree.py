@@ -13,7 +13,7 @@ from scheduler.errors import RequestError, TopologyError
 from scheduler.peace import tree as tree_module
 from scheduler.peace.paper import PaperPlanner
 from scheduler.peace.placement import Placement, Relation, Rule, default_placement, parse_placement
-from scheduler.peace.plan import Chain, Counts, TransferKind, TransferPlan, Request, Residual
+from scheduler.peace.plan import Chain, Counts, Request, Residual, TransferKind, TransferPlan
 from scheduler.peace.tree import TreePlanner
 from scheduler.peace.tree_kernels import MEMBERS, RECEIVE
 from scheduler.topology import Link, Server, Topology, both_ways, racks

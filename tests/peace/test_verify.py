@@ -13,7 +13,7 @@ from benchmarks.yardstick.verify import Promise, verify
 from scheduler.errors import PlanInvalid, RequestError
 from scheduler.peace.paper import PaperPlanner
 from scheduler.peace.placement import Relation, Rule, parse_placement
-from scheduler.peace.plan import Chain, TransferKind, TransferPlan, Request, Residual, Resource, demands
+from scheduler.peace.plan import Chain, Request, Residual, Resource, TransferKind, TransferPlan, demands
 from scheduler.topology import Topology, racks
 from tests.peace.strategies import deep_trees, graphs, rack_trees, requests_for, seeds
 
@@ -290,7 +290,9 @@ def test_chunks_that_wait_with_other_sources() -> None:
     request = Request("q", 0, 2, (), TransferKind.READ, ((1,), (2,)))
     verify(topology, [request], TransferPlan((), (request,)), Residual.full(topology))
     with pytest.raises(PlanInvalid, match="chunk 1 of 'q' waits with other sources"):
-        verify(topology, [request], TransferPlan((), (replace(request, sources=((1,), (3,))),)), Residual.full(topology))
+        verify(
+            topology, [request], TransferPlan((), (replace(request, sources=((1,), (3,))),)), Residual.full(topology)
+        )
 
 
 def test_a_replica_on_the_writer_itself() -> None:

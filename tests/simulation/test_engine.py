@@ -17,9 +17,9 @@ from scheduler.peace.tree import TreePlanner
 from scheduler.simulation.cluster import Cluster
 from scheduler.simulation.engine import SimulationStuck, simulate
 from scheduler.simulation.measured import MB, PAPER, Physics, curve, paper_cluster
-from scheduler.simulation.policies import AtOnce, Orders, PolicyMaker, Start, ClusterView, hdfs_default, peace, sinbad
+from scheduler.simulation.policies import AtOnce, ClusterView, Orders, PolicyMaker, Start, hdfs_default, peace, sinbad
 from scheduler.simulation.run import SimulatedRun, bounds
-from scheduler.simulation.scenario import SimulatedJob, Loss, Scenario, checkpoints, spread_writers
+from scheduler.simulation.scenario import Loss, Scenario, SimulatedJob, checkpoints, spread_writers
 from scheduler.topology import racks
 
 FAST = curve((1,), (1e9,))
@@ -92,7 +92,9 @@ def test_a_lone_chain_runs_at_its_slowest_part() -> None:
 
 def test_two_chains_share_a_disk_then_one_has_it() -> None:
     """a (two chunks' time on host 1) and b share 40 MB/s until b is done; nothing else is shared."""
-    run = run_fixed(EVEN, {"a": [(0, 1)], "b": [(2, 1)]}, jobs=[SimulatedJob("a", 0, 1), SimulatedJob("b", 2, 1, at_s=0.8)])
+    run = run_fixed(
+        EVEN, {"a": [(0, 1)], "b": [(2, 1)]}, jobs=[SimulatedJob("a", 0, 1), SimulatedJob("b", 2, 1, at_s=0.8)]
+    )
     # a has 32 MB left at 0.8 s; both at 20 MB/s until a ends at 2.4 s; b then has 32 MB at 40 MB/s
     assert ends(run) == pytest.approx({("a", 0): 2.4, ("b", 0): 3.2})
 
@@ -147,7 +149,9 @@ def test_a_chunk_takes_time_besides_its_bytes_and_leaves_its_disk_to_others_then
     alone = run_fixed(physics, {"a": [(0, 1)]})
     assert ends(alone)["a", 0] == pytest.approx(1.6 + 0.4)
     assert [request.go_s for request in alone.requests] == [0.0]
-    run = run_fixed(physics, {"a": [(0, 1)], "b": [(2, 1)]}, jobs=[SimulatedJob("a", 0, 1), SimulatedJob("b", 2, 1, at_s=0.8)])
+    run = run_fixed(
+        physics, {"a": [(0, 1)], "b": [(2, 1)]}, jobs=[SimulatedJob("a", 0, 1), SimulatedJob("b", 2, 1, at_s=0.8)]
+    )
     # both move from 1.2 s on, when a has 32 MB left: a ends at 2.8 s; b then has 32 MB at 40 MB/s
     assert ends(run) == pytest.approx({("a", 0): 2.8, ("b", 0): 3.6})
 
@@ -216,7 +220,9 @@ POLICIES = {
 }
 
 
-def whole(policy: PolicyMaker, seed: int, *, losses: Sequence[Loss] = (), chunks: int = 2, trace: bool = False) -> SimulatedRun:
+def whole(
+    policy: PolicyMaker, seed: int, *, losses: Sequence[Loss] = (), chunks: int = 2, trace: bool = False
+) -> SimulatedRun:
     """16 checkpoints at once in the paper's cluster."""
     cluster = Cluster(paper_cluster())
     jobs = checkpoints(cluster, spread_writers(cluster, 16, Random(seed)), chunks)

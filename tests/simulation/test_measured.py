@@ -25,8 +25,8 @@ from scheduler.simulation.measured import (
     link_capacity,
     paper_cluster,
 )
-from scheduler.simulation.policies import AtOnce, Orders, PolicyMaker, Start, ClusterView, hdfs_default
-from scheduler.simulation.scenario import SimulatedJob, Scenario
+from scheduler.simulation.policies import AtOnce, ClusterView, Orders, PolicyMaker, Start, hdfs_default
+from scheduler.simulation.scenario import Scenario, SimulatedJob
 
 CLUSTER = Cluster(paper_cluster())
 SEEDS = range(1, 6)
@@ -54,7 +54,9 @@ class OneNode(AtOnce):
         """Not used."""
 
 
-@pytest.mark.parametrize(("kind", "column"), [(TransferKind.WRITE, TABLE_8_NODE_WRITE), (TransferKind.READ, TABLE_8_NODE_READ)])
+@pytest.mark.parametrize(
+    ("kind", "column"), [(TransferKind.WRITE, TABLE_8_NODE_WRITE), (TransferKind.READ, TABLE_8_NODE_READ)]
+)
 def test_table_8_data_node(kind: TransferKind, column: tuple[float, ...]) -> None:
     """n clients write a chunk of 64 MB to one node, or read it there, one execution after the other: the same rates."""
     for clients, rate in zip(CLIENTS, column, strict=True):
@@ -68,7 +70,8 @@ def test_table_8_client_writes() -> None:
     """1 GB with n threads into an idle cluster: within a fifth, rising with n, above what a disk alone sustains."""
     rates = [
         fmean(
-            1024 / simulate(Scenario(CLUSTER, (SimulatedJob("1 GB", seed % 17, 16),)), hdfs_default(threads), seed).io_s()
+            1024
+            / simulate(Scenario(CLUSTER, (SimulatedJob("1 GB", seed % 17, 16),)), hdfs_default(threads), seed).io_s()
             for seed in range(10)
         )
         for threads in CLIENTS

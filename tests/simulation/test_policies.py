@@ -9,7 +9,7 @@ import pytest
 from scheduler.peace.plan import TransferKind
 from scheduler.simulation.cluster import Cluster
 from scheduler.simulation.measured import paper_cluster
-from scheduler.simulation.policies import Era, HdfsDefault, Sinbad, ClusterView
+from scheduler.simulation.policies import ClusterView, Era, HdfsDefault, Sinbad
 from scheduler.simulation.scenario import SimulatedJob
 from scheduler.topology import racks
 

@@ -121,7 +121,9 @@ class HttpServer:
             stream = await self._stream(client)
             if stream is None:
                 return
-            connection = ClientConnection(stream, host, self._settings, self._handler, self._may_wait, self._takes_large)
+            connection = ClientConnection(
+                stream, host, self._settings, self._handler, self._may_wait, self._takes_large
+            )
             self._connections[connection] = None
             if self._accepting.cancel_called:
                 connection.stop()

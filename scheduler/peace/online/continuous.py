@@ -12,11 +12,11 @@ Invariants:
 from collections.abc import Hashable
 from random import Random
 
-from scheduler.peace.online.index import UnitGroup, Index, RequestClass
+from scheduler.peace.online.index import Index, RequestClass, UnitGroup
 from scheduler.peace.online.jobs import ChunkAttempt, TransferJob, Unit
+from scheduler.peace.online.joint_planner import JointPlanner
 from scheduler.peace.online.ranked_queue import RankedQueue
 from scheduler.peace.online.records import Settings
-from scheduler.peace.online.joint_planner import JointPlanner
 from scheduler.peace.online.tokens import Key, Tokens
 from scheduler.peace.online.unreachable import TRIES, Launch, UnreachableUnits, search, ways
 from scheduler.peace.plan import Chain, Planner, Resource, demands

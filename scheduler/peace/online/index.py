@@ -24,7 +24,7 @@ import numpy.typing as npt
 from scheduler.peace.online.jobs import Rank, Unit
 from scheduler.peace.online.tokens import Key, Tokens
 from scheduler.peace.placement import Relation, Rule
-from scheduler.peace.plan import TransferKind, Request, Resource
+from scheduler.peace.plan import Request, Resource, TransferKind
 
 _LEAVE = frozenset({Rule(Relation.OTHER_RACK, 0)})
 _STAY = Rule(Relation.SAME_RACK, 0)

@@ -20,7 +20,7 @@ from scheduler.peace.placement import (
     parse_placement,
     placement_texts,
 )
-from scheduler.peace.plan import TransferKind, Planner, Residual
+from scheduler.peace.plan import Planner, Residual, TransferKind
 from scheduler.topology import Topology
 
 MAX_NAME_CHARACTERS = 256
@@ -88,7 +88,9 @@ class PathCheck:
             return
         for unit in job.units:
             # A read has a path if one of its sources has: there are far fewer sources than sets of them.
-            if job.kind is TransferKind.READ and any((job.writer, source) in self._with_path for source in unit.sources):
+            if job.kind is TransferKind.READ and any(
+                (job.writer, source) in self._with_path for source in unit.sources
+            ):
                 continue
             chain = find(self._planner, unit, self._whole, self._random, TRIES)
             if chain is None:

@@ -18,7 +18,7 @@ from scheduler.peace.online.states import (
     RequestState,
 )
 from scheduler.peace.placement import Placement, Relation
-from scheduler.peace.plan import Chain, TransferKind, Request, Resource
+from scheduler.peace.plan import Chain, Request, Resource, TransferKind
 
 Rank = tuple[int, int]
 """The order of the queue: milliseconds (of submission, less what priority is worth), then the order of submission."""
@@ -63,7 +63,9 @@ class Unit:
         *("sources", "unreachable"),
     )
 
-    def __init__(self, job: "TransferJob", numbers: Sequence[int], left: tuple[int, ...], avoid: frozenset[int]) -> None:
+    def __init__(
+        self, job: "TransferJob", numbers: Sequence[int], left: tuple[int, ...], avoid: frozenset[int]
+    ) -> None:
         self.job = job
         self.first = numbers[0]
         self._numbers = numbers

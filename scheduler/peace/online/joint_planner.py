@@ -14,7 +14,7 @@ from dataclasses import replace
 from random import Random
 
 from scheduler.peace.online.jobs import TransferJob, Unit
-from scheduler.peace.plan import Chain, TransferKind, Planner, Request, Residual
+from scheduler.peace.plan import Chain, Planner, Request, Residual, TransferKind
 from scheduler.peace.repaired import RepairedPlanner
 from scheduler.peace.urgency import Urgency
 from scheduler.topology import Topology
@@ -36,7 +36,7 @@ class JointPlanner:
         """The number of chunks that may start, or come, before urgent chunks are counted again."""
 
     @classmethod
-    def of(cls, topology: Topology, planner: Planner, random: Random, whole: Residual) -> "Together | None":
+    def of(cls, topology: Topology, planner: Planner, random: Random, whole: Residual) -> "JointPlanner | None":
         """A planner of many chunks at once; None if `planner` plans one chunk after the other."""
         return cls(topology, planner, random, whole) if isinstance(planner, RepairedPlanner) else None
 

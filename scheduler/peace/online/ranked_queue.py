@@ -8,7 +8,7 @@ Invariants:
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 
-from scheduler.peace.online.jobs import TransferJob, Rank
+from scheduler.peace.online.jobs import Rank, TransferJob
 
 BLOCK_ENTRIES = 128
 """Entries of a block at most: an insertion moves at most this many, a count adds up at most this many."""

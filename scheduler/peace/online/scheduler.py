@@ -16,14 +16,14 @@ from random import Random
 from scheduler.errors import RequestError
 from scheduler.peace.online import intake
 from scheduler.peace.online.continuous import Continuous
+from scheduler.peace.online.conversion import chain_of, chunk_record, go_of, request_record
 from scheduler.peace.online.jobs import ChunkAttempt, TransferJob, Unit
 from scheduler.peace.online.ranked_queue import RankedQueue
-from scheduler.peace.online.conversion import chain_of, chunk_record, go_of, request_record
 from scheduler.peace.online.records import (
     ChunkRecord,
     ChunkStart,
-    Mode,
     EventOutcome,
+    Mode,
     QueuePosition,
     RequestRecord,
     Settings,
@@ -33,7 +33,7 @@ from scheduler.peace.online.records import (
 from scheduler.peace.online.states import ChunkEvent, ChunkState, RequestEvent, RequestState, allows
 from scheduler.peace.online.timesteps import Timesteps
 from scheduler.peace.online.views import SchedulerView, place_of, status_of
-from scheduler.peace.plan import Chain, TransferKind, Planner
+from scheduler.peace.plan import Chain, Planner, TransferKind
 from scheduler.topology import Topology
 
 _GATHER_SHARE = 200

@@ -23,11 +23,11 @@ from random import Random
 
 from scheduler.errors import PlanInvalid
 from scheduler.peace.online.jobs import ChunkAttempt, TransferJob, Unit
+from scheduler.peace.online.joint_planner import JointPlanner
 from scheduler.peace.online.ranked_queue import RankedQueue
 from scheduler.peace.online.records import Settings, Stragglers
-from scheduler.peace.online.joint_planner import JointPlanner
 from scheduler.peace.online.unreachable import TRIES, Launch, UnreachableUnits, find
-from scheduler.peace.plan import Chain, TransferKind, Planner, Request, Residual, demands
+from scheduler.peace.plan import Chain, Planner, Request, Residual, TransferKind, demands
 from scheduler.topology import Topology, disk_capacity
 
 _ROUNDING = 1e-9

@@ -9,9 +9,9 @@ from collections import Counter
 from typing import NamedTuple
 
 from scheduler.peace.online.continuous import Continuous
+from scheduler.peace.online.conversion import go_of
 from scheduler.peace.online.jobs import ChunkAttempt, TransferJob
 from scheduler.peace.online.ranked_queue import RankedQueue
-from scheduler.peace.online.conversion import go_of
 from scheduler.peace.online.records import (
     HostStatus,
     InFlight,

@@ -17,7 +17,7 @@ from random import Random
 
 from scheduler.peace.plan import TransferKind
 from scheduler.simulation.cluster import Cluster
-from scheduler.simulation.policies.base import PolicyMaker, ThreadedClients, ClusterView
+from scheduler.simulation.policies.base import ClusterView, PolicyMaker, ThreadedClients
 from scheduler.simulation.scenario import SimulatedJob
 
 HEARTBEAT_S = 3.0

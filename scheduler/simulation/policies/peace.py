@@ -7,10 +7,10 @@ those of the cluster's topology. Messages take no time; what the scheduler gathe
 from collections.abc import Callable, Sequence
 from random import Random
 
-from scheduler.peace.online import ChunkStart, OnlineScheduler, EventOutcome, Settings, Submission
-from scheduler.peace.plan import TransferKind, Planner
+from scheduler.peace.online import ChunkStart, EventOutcome, OnlineScheduler, Settings, Submission
+from scheduler.peace.plan import Planner, TransferKind
 from scheduler.simulation.cluster import Cluster
-from scheduler.simulation.policies.base import Orders, PolicyMaker, Start, ClusterView
+from scheduler.simulation.policies.base import ClusterView, Orders, PolicyMaker, Start
 from scheduler.simulation.scenario import SimulatedJob
 from scheduler.topology import Topology
 

@@ -14,7 +14,7 @@ import numpy as np
 from scheduler.peace.placement import Relation, default_placement
 from scheduler.peace.plan import TransferKind
 from scheduler.simulation.cluster import Cluster
-from scheduler.simulation.policies.base import PolicyMaker, ThreadedClients, ClusterView
+from scheduler.simulation.policies.base import ClusterView, PolicyMaker, ThreadedClients
 from scheduler.simulation.scenario import SimulatedJob
 
 SAMPLE_S = 1.0

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from scheduler.errors import RequestError
 from scheduler.peace.online import Mode, Settings, Stragglers, Submission
 from scheduler.peace.paper import PaperPlanner
-from scheduler.peace.plan import TransferKind, Planner
+from scheduler.peace.plan import Planner, TransferKind
 from scheduler.peace.repaired import RepairedPlanner
 from scheduler.peace.tree import TreePlanner
 from scheduler.topology import Link, Server, Topology, both_ways, racks

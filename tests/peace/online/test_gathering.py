@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from scheduler.errors import RequestError
-from scheduler.peace.online import Mode, OnlineScheduler, EventOutcome, Settings, Submission
+from scheduler.peace.online import EventOutcome, Mode, OnlineScheduler, Settings, Submission
 from scheduler.peace.paper import PaperPlanner
 from scheduler.peace.repaired import RepairedPlanner
 from scheduler.topology import Topology, racks

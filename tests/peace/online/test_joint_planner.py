@@ -10,7 +10,7 @@ from benchmarks.scale.cases import irregular
 from scheduler.peace.online import GATHER_MS, Mode, Settings, Submission
 from scheduler.peace.paper import PaperPlanner
 from scheduler.peace.placement import default_placement
-from scheduler.peace.plan import Chain, TransferKind, TransferPlan, Planner, Request, Residual
+from scheduler.peace.plan import Chain, Planner, Request, Residual, TransferKind, TransferPlan
 from scheduler.peace.repaired import RepairedPlanner
 from scheduler.peace.tree import TreePlanner
 from scheduler.peace.urgency import Urgency

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from scheduler.peace.online.jobs import TransferJob, Rank
+from scheduler.peace.online.jobs import Rank, TransferJob
 from scheduler.peace.online.ranked_queue import RankedQueue
 from scheduler.peace.plan import TransferKind
 

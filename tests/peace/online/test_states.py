@@ -136,7 +136,9 @@ def test_every_other_step_of_a_request_is_refused(state: RequestState, event: Re
 )
 def test_every_other_step_of_a_chunk_is_refused(state: ChunkState, event: ChunkEvent) -> None:
     """The chunk stays as it is, and the defect is named."""
-    flight = ChunkAttempt(TransferJob("q", TransferKind.WRITE, 0, ((),), 1), Chain("q", 0, (0, 1), ((),)), 1, 0, 0, state)
+    flight = ChunkAttempt(
+        TransferJob("q", TransferKind.WRITE, 0, ((),), 1), Chain("q", 0, (0, 1), ((),)), 1, 0, 0, state
+    )
     with pytest.raises(AssertionError, match=event.value):
         flight.move(event)
     assert flight.state is state

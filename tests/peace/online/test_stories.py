@@ -22,7 +22,7 @@ from scheduler.peace.online.jobs import TransferJob, Unit
 from scheduler.peace.online.ranked_queue import RankedQueue
 from scheduler.peace.online.unreachable import UnreachableUnits
 from scheduler.peace.paper import PaperPlanner
-from scheduler.peace.plan import Chain, TransferKind, TransferPlan, Request, Residual
+from scheduler.peace.plan import Chain, Request, Residual, TransferKind, TransferPlan
 from scheduler.topology import Server, Topology, both_ways, racks
 from tests.peace.online.world import World
 

@@ -14,9 +14,9 @@ from benchmarks.yardstick.verify import verify
 from scheduler.peace.online import (
     ChunkRecord,
     ChunkStart,
+    EventOutcome,
     Mode,
     OnlineScheduler,
-    EventOutcome,
     RequestRecord,
     RequestState,
     Settings,
@@ -24,7 +24,7 @@ from scheduler.peace.online import (
     Submission,
 )
 from scheduler.peace.placement import parse_placement
-from scheduler.peace.plan import Chain, TransferKind, TransferPlan, Planner, Request, Residual, Resource, demands
+from scheduler.peace.plan import Chain, Planner, Request, Residual, Resource, TransferKind, TransferPlan, demands
 from scheduler.topology import Topology, disk_capacity
 
 Attempt = tuple[str, int, int]
