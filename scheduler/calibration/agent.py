@@ -54,7 +54,7 @@ GRACE_S: Final = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class AgentLimits:
     """The limits of what an agent does on request."""
 
     connections: int = 64
@@ -73,7 +73,7 @@ class AgentSettings:
 
     directory: Path
     token: bytes = b""
-    limits: Limits = Limits()
+    limits: AgentLimits = AgentLimits()
 
 
 class Agent:

@@ -48,7 +48,7 @@ class CalibrationSettings:
     max_pairs: int = 16
 
 
-class Step(NamedTuple):
+class CalibrationStep(NamedTuple):
     """One measurement is done: the how manieth of how many, and what it gave."""
 
     done: int
@@ -66,7 +66,7 @@ class Calibrator:
         token: bytes,
         settings: CalibrationSettings,
         random: Random,
-        report: Callable[[Step], None],
+        report: Callable[[CalibrationStep], None],
     ) -> None:
         self.topology = topology
         self.settings = settings
@@ -218,7 +218,7 @@ class Calibrator:
 
     def _step(self, text: str) -> None:
         self._done += 1
-        self._report(Step(self._done, self._total, text))
+        self._report(CalibrationStep(self._done, self._total, text))
 
 
 def _rates(name: str, done: Mapping[str, object], count: int) -> list[float]:

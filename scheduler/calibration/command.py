@@ -20,7 +20,7 @@ import trio
 
 from logstore.base.addresses import Address, is_loopback, parse_address
 from scheduler.calibration import agent as agents
-from scheduler.calibration.calibrator import CalibrationSettings, Calibrator, Step
+from scheduler.calibration.calibrator import CalibrationSettings, CalibrationStep, Calibrator
 from scheduler.calibration.rules import DEFAULT_SHARE, Calibrated, calibrate
 from scheduler.calibration.tasks import first_of
 from scheduler.calibration.wire import DEFAULT_PORT, CalibrationError
@@ -36,7 +36,7 @@ except ImportError:  # plain lines will do
 
 INTERRUPTED: Final = 130
 MAX_TOKEN_BYTES: Final = 4096
-Report = Callable[[Step], None]
+Report = Callable[[CalibrationStep], None]
 
 
 def add_agent_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +49,7 @@ def add_agent_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--token-file", type=Path, help="a file with the secret that calibrator and agents share")
     parser.add_argument("--insecure", action="store_true", help="let everyone in who reaches the address")
     parser.add_argument(
-        "--most-disk", default=size_text(agents.Limits().disk_bytes), metavar="SIZE",
+        "--most-disk", default=size_text(agents.AgentLimits().disk_bytes), metavar="SIZE",
         help="test files take no more at a time (default: %(default)s)",
     )  # fmt: skip
 
@@ -97,7 +97,7 @@ def run_agent(arguments: argparse.Namespace) -> int:
     if not arguments.directory.is_dir():
         raise CalibrationError(f"--directory {arguments.directory}: no directory")
     try:
-        limits = agents.Limits(disk_bytes=parse_size(arguments.most_disk))
+        limits = agents.AgentLimits(disk_bytes=parse_size(arguments.most_disk))
     except ValueError as error:
         raise CalibrationError(f"--most-disk {arguments.most_disk}: {error}") from None
     settings = agents.AgentSettings(arguments.directory, token, limits)
@@ -228,7 +228,7 @@ def _progress() -> Iterator[Report]:
     with Progress(console=Console(stderr=True)) as progress:
         task = progress.add_task("measuring", total=None)
 
-        def report(step: Step) -> None:
+        def report(step: CalibrationStep) -> None:
             progress.update(task, completed=step.done, total=step.total, description=step.text)
 
         yield report

@@ -238,7 +238,7 @@ FAILED = Object(
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RouteAnswer:
     """What a route answers when all is well; `type` None: text of `content_type`."""
 
     says: str
@@ -254,7 +254,7 @@ class Route:
     path: str
     operation: str
     says: str
-    answers: Mapping[int, Answer]
+    answers: Mapping[int, RouteAnswer]
     parameters: Mapping[str, Field] = field(default_factory=dict)
     query: Object = EMPTY
     body: Object | None = None
@@ -296,17 +296,20 @@ _EVENTS_AFTER = Object(
         "wait_s": Field(Number(0, MAX_WAIT_S), "how long to wait for a new one", DEFAULT_WAIT_S),
     },
 )
-_VIEW = Answer("the request as it stands", REQUEST_VIEW)
+_VIEW = RouteAnswer("the request as it stands", REQUEST_VIEW)
 
 ROUTES: tuple[Route, ...] = (
     Route("POST", "/v1/hosts", "registerHost", "A host says that it is there, or back; it must go on saying so.",
-          {200: Answer("registered", HOST_VIEW)}, body=REGISTER, errors=(404,)),
+          {200: RouteAnswer("registered", HOST_VIEW)}, body=REGISTER, errors=(404,)),
     Route("PUT", "/v1/hosts/{name}/alive", "hostAlive", "A registered host still lives.",
-          {200: Answer("noted", HOST_VIEW)}, _BY_HOST, errors=(404, 409)),
+          {200: RouteAnswer("noted", HOST_VIEW)}, _BY_HOST, errors=(404, 409)),
     Route("DELETE", "/v1/hosts/{name}", "deregisterHost", "A host leaves: nothing is planned on it any more.",
-          {200: Answer("gone", HOST_VIEW)}, _BY_HOST, errors=(404,)),
+          {200: RouteAnswer("gone", HOST_VIEW)}, _BY_HOST, errors=(404,)),
     Route("POST", "/v1/requests", "submitRequest", "Ask to move chunks. The same request again is no second one.",
-          {201: Answer("accepted", REQUEST_VIEW), 200: Answer("it was there already, and is the same", REQUEST_VIEW)},
+          {
+            201: RouteAnswer("accepted", REQUEST_VIEW),
+            200: RouteAnswer("it was there already, and is the same", REQUEST_VIEW),
+        },
           body=SUBMIT, errors=(404, 409), large=True),
     Route("GET", "/v1/requests/{name}", "getRequest", "A request as it stands.", {200: _VIEW}, _BY_NAME, errors=(404,)),
     Route("PUT", "/v1/requests/{name}", "resubmitRequest", "Change the number of chunks that are still to come.",
@@ -314,18 +317,18 @@ ROUTES: tuple[Route, ...] = (
     Route("DELETE", "/v1/requests/{name}", "cancelRequest", "Give it up; what is under way is revoked.",
           {200: _VIEW}, _BY_NAME, errors=(404,)),
     Route("GET", "/v1/requests/{name}/go", "waitForGo", "Wait for the request's next events.",
-          {200: Answer("what is new", EVENTS)}, _BY_NAME, _EVENTS_AFTER, errors=(404,), waits=True),
+          {200: RouteAnswer("what is new", EVENTS)}, _BY_NAME, _EVENTS_AFTER, errors=(404,), waits=True),
     Route("POST", "/v1/requests/{name}/chunks/{chunk}/done", "chunkDone", "A chunk is on all its replicas.",
-          {200: Answer("noted", REPORTED)}, _BY_CHUNK, body=DONE, errors=(404, 409)),
+          {200: RouteAnswer("noted", REPORTED)}, _BY_CHUNK, body=DONE, errors=(404, 409)),
     Route("POST", "/v1/requests/{name}/chunks/{chunk}/failed", "chunkFailed", "A chunk could not be moved as planned.",
-          {200: Answer("noted", REPORTED)}, _BY_CHUNK, body=FAILED, errors=(404, 409)),
+          {200: RouteAnswer("noted", REPORTED)}, _BY_CHUNK, body=FAILED, errors=(404, 409)),
     Route("GET", "/v1/status", "getStatus", "What goes on: hosts, queue, chunks under way, capacities.",
-          {200: Answer("the state now", STATUS)}),
-    Route("GET", "/v1/topology", "getTopology", "The network that is planned on.", {200: Answer("it", TOPOLOGY)}),
+          {200: RouteAnswer("the state now", STATUS)}),
+    Route("GET", "/v1/topology", "getTopology", "The network that is planned on.", {200: RouteAnswer("it", TOPOLOGY)}),
     Route("GET", "/metrics", "getMetrics", "Counters and gauges for Prometheus.",
-          {200: Answer("in Prometheus' text format", None, PROMETHEUS)}),
-    Route("GET", "/openapi.json", "getOpenApi", "This document.", {200: Answer("OpenAPI 3.1", MapOf(String()))}),
+          {200: RouteAnswer("in Prometheus' text format", None, PROMETHEUS)}),
+    Route("GET", "/openapi.json", "getOpenApi", "This document.", {200: RouteAnswer("OpenAPI 3.1", MapOf(String()))}),
     Route("GET", "/health", "getHealth", "Whether the coordinator can do its work.",
-          {200: Answer("it can", HEALTH), 503: Answer("it cannot", HEALTH)}, free=True),
-    Route("GET", "/", "getPage", "The status as a page with a picture.", {200: Answer("a page", None, HTML)}),
+          {200: RouteAnswer("it can", HEALTH), 503: RouteAnswer("it cannot", HEALTH)}, free=True),
+    Route("GET", "/", "getPage", "The status as a page with a picture.", {200: RouteAnswer("a page", None, HTML)}),
 )  # fmt: skip

@@ -27,7 +27,7 @@ from scheduler.coordinator.metadata.interface import Metadata
 from scheduler.coordinator.running import (
     DEFAULT_LISTEN,
     PLANNERS,
-    Running,
+    RunningCoordinator,
     Security,
     ServeSettings,
     make_planner,
@@ -36,7 +36,7 @@ from scheduler.coordinator.running import (
     serve,
     tls_context,
 )
-from scheduler.coordinator.service import CoordinatorSettings, Environment
+from scheduler.coordinator.service import CoordinatorEnvironment, CoordinatorSettings
 from scheduler.peace.online import Mode, Settings
 from scheduler.topology.description import load_topology
 
@@ -113,7 +113,7 @@ def main(arguments: argparse.Namespace) -> int:
         topology = load_topology(arguments.topology)
         planner = make_planner(arguments.planner, topology)
         reporter = Reporter(clock)
-        environment = Environment(topology, planner, clock, Random(seed), reporter)  # noqa: S311
+        environment = CoordinatorEnvironment(topology, planner, clock, Random(seed), reporter)  # noqa: S311
         _raise_descriptors(settings.http.max_connections)
         with opened(arguments.data_dir) as metadata:
             environment.report(STARTING, planner=planner.name, hosts=len(topology.servers), seed=seed)
@@ -159,7 +159,7 @@ def parse(arguments: argparse.Namespace) -> ServeSettings:
 
 
 async def _run(
-    environment: Environment, metadata: Metadata, settings: ServeSettings, data_dir: Path, reporter: Reporter
+    environment: CoordinatorEnvironment, metadata: Metadata, settings: ServeSettings, data_dir: Path, reporter: Reporter
 ) -> None:
     async with trio.open_nursery() as background:
         background.start_soon(reporter.run, trio.sleep)
@@ -170,14 +170,14 @@ async def _run(
 
 
 async def _serve_until_signal(
-    environment: Environment, metadata: Metadata, settings: ServeSettings, data_dir: Path
+    environment: CoordinatorEnvironment, metadata: Metadata, settings: ServeSettings, data_dir: Path
 ) -> None:
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as nursery:
-            started: list[Running] = []
+            started: list[RunningCoordinator] = []
 
             async def start() -> None:
-                running: Running = await nursery.start(serve, environment, metadata, settings)
+                running: RunningCoordinator = await nursery.start(serve, environment, metadata, settings)
                 if nursery.cancel_scope.cancel_called:
                     return
                 started.append(running)

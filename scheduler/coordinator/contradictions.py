@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 
 from scheduler.coordinator.errors import StoreDamaged
 from scheduler.coordinator.events import ENDS, Event
-from scheduler.peace.online.records import ChunkRecord, ChunkState, RequestRecord, RequestState
-from scheduler.peace.plan import Kind
+from scheduler.peace.online.records import ChunkRecord, RequestRecord
+from scheduler.peace.online.states import ChunkState, RequestState
+from scheduler.peace.plan import TransferKind
 
 _EVENTS = frozenset(("go", "revoked", *ENDS))
 
@@ -62,7 +63,9 @@ def _of_chunk(record: RequestRecord, number: str, chunk: ChunkRecord) -> str | N
         return f"its chunk {number} of {record.chunks} has the record of chunk {chunk.chunk} of {chunk.request!r}"
     if chunk.state not in set(ChunkState):
         return f"chunk {number} has state {chunk.state!r}"
-    if record.kind == Kind.WRITE and chunk.hosts[:1] != (record.writer,):
+    if record.state == RequestState.WAITING:
+        return f"its state is waiting, and its chunk {number} was started"
+    if record.kind == TransferKind.WRITE and chunk.hosts[:1] != (record.writer,):
         return f"chunk {number} is sent by {', '.join(chunk.hosts[:1]) or 'nobody'}, its writer is {record.writer}"
     return None
 

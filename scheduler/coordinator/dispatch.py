@@ -43,7 +43,7 @@ PARSED_AT_ONCE_BYTES = 32 * 1024
 """A larger body is parsed in a thread: it would hold up the event loop for tens of milliseconds."""
 
 
-class Call(NamedTuple):
+class ApiCall(NamedTuple):
     """A checked request, as a handler gets it."""
 
     parameters: Mapping[str, Any]
@@ -59,7 +59,7 @@ class Reply(NamedTuple):
     value: object
 
 
-Operation = Callable[[Call], Awaitable[Reply]]
+Operation = Callable[[ApiCall], Awaitable[Reply]]
 
 
 class Dispatch:
@@ -107,7 +107,7 @@ class Dispatch:
             operation = route.operation
             if not route.free:
                 self._check_client(request)
-            call = Call(
+            call = ApiCall(
                 {name: from_text(part.type, parameters[name], name) for name, part in route.parameters.items()},
                 _query(route, query),
                 await _body(route, request),

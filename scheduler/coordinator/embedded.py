@@ -15,8 +15,8 @@ from logstore.base.addresses import parse_address
 from logstore.base.errors import CairnError
 from logstore.base.events import Report
 from logstore.base.system import SystemClock
-from scheduler.coordinator.running import Running, Security, ServeSettings, make_planner, opened, serve
-from scheduler.coordinator.service import Environment
+from scheduler.coordinator.running import RunningCoordinator, Security, ServeSettings, make_planner, opened, serve
+from scheduler.coordinator.service import CoordinatorEnvironment
 from scheduler.topology.description import load_topology
 
 Refused = CairnError
@@ -30,13 +30,14 @@ async def start(
     report: Report,
     *,
     insecure: bool = False,
-    task_status: trio.TaskStatus[Running] = trio.TASK_STATUS_IGNORED,
+    task_status: trio.TaskStatus[RunningCoordinator] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until drained or cancelled; reports what runs. Raises Refused, OSError."""
     settings = ServeSettings(parse_address(listen), security=Security(insecure=insecure))
     settings.security.check(settings.listen)
     network = await trio.to_thread.run_sync(load_topology, topology)
     planner = await trio.to_thread.run_sync(make_planner, None, network)
-    environment = Environment(network, planner, SystemClock(), Random(SystemRandom().getrandbits(64)), report)  # noqa: S311
+    random = Random(SystemRandom().getrandbits(64))  # noqa: S311  the seed is random
+    environment = CoordinatorEnvironment(network, planner, SystemClock(), random, report)
     with opened(data_dir) as metadata:
         await serve(environment, metadata, settings, task_status=task_status)

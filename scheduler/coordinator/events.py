@@ -14,10 +14,11 @@ from typing import Any
 import trio
 
 from scheduler.coordinator.metadata.interface import Put
+from scheduler.peace.online.states import RequestState
 
 MAX_IN_ANSWER = 1000
 """Events in one answer; the rest comes with the next question."""
-ENDS = frozenset(("finished", "cancelled", "failed"))
+ENDS = frozenset(state.value for state in RequestState if state.ended)
 Event = dict[str, Any]
 """As in the interface: number, event, chunk, attempt, hosts; addresses are added when it is told."""
 
@@ -30,7 +31,7 @@ class EventLog:
     """Of their keys in the metadata."""
     events: list[Event] = field(default_factory=list)
     durable: int = 0
-    _news: trio.Event = field(default_factory=trio.Event)
+    _published: trio.Event = field(default_factory=trio.Event)
     _newest: dict[int, Event] = field(default_factory=dict)
     """Of each chunk, the newest durable event."""
 
@@ -62,8 +63,8 @@ class EventLog:
 
     def wake(self) -> None:
         """Wake all waiters, so that they check for events again."""
-        self._news.set()
-        self._news = trio.Event()
+        self._published.set()
+        self._published = trio.Event()
 
     @property
     def ended(self) -> bool:
@@ -71,7 +72,7 @@ class EventLog:
         return bool(self.events) and self.events[-1]["event"] in ENDS
 
     @property
-    def told_state(self) -> str:
+    def published_state(self) -> str:
         """The request's state as far as it may be told."""
         if not self.durable:
             return "waiting"
@@ -82,16 +83,16 @@ class EventLog:
         """The durable events after this number."""
         return self.events[number : min(self.durable, number + MAX_IN_ANSWER)]
 
-    async def news(self, number: int) -> None:
+    async def wait_after(self, number: int) -> None:
         """Wait until there may be an event after this number."""
-        if self.durable <= number and self.told_state not in ENDS:
-            await self._news.wait()
+        if self.durable <= number and self.published_state not in ENDS:
+            await self._published.wait()
 
     def current(self) -> list[Event]:
         """The durable gos that are the newest word on their chunk."""
         return [event for event in self._newest.values() if event["event"] == "go"]
 
 
-def told(event: Event, address: Callable[[str], str | None]) -> dict[str, Any]:
+def with_addresses(event: Event, address: Callable[[str], str | None]) -> dict[str, Any]:
     """An event as it goes to a writer, with the hosts' addresses as they are known now."""
     return {**event, "addresses": [address(host) for host in event["hosts"]]}

@@ -30,14 +30,14 @@ class Hosts:
 
     def __init__(self, addresses: Mapping[str, str | None], deadline_ms: int) -> None:
         self.deadline_ms = deadline_ms
-        self._given = dict(addresses)
+        self._addresses = dict(addresses)
         self._records: dict[str, HostRecord] = {}
         self._deadlines: dict[str, int] = {}
 
     def restore(self, records: Collection[HostRecord], now_ms: int) -> None:
         """Take back what was stored: every registered host gets a whole deadline. Strangers are dropped."""
         for record in records:
-            if record.name in self._given:
+            if record.name in self._addresses:
                 self._records[record.name] = record
                 if record.registered:
                     self._deadlines[record.name] = now_ms + self.deadline_ms
@@ -68,19 +68,19 @@ class Hosts:
         self._records[name] = record
         return record
 
-    def missed(self, now_ms: int) -> list[str]:
+    def overdue_hosts(self, now_ms: int) -> list[str]:
         """The hosts whose deadline has passed."""
         return [name for name, deadline_ms in self._deadlines.items() if deadline_ms < now_ms]
 
-    def grant(self, more_ms: int) -> None:
+    def extend_deadlines(self, more_ms: int) -> None:
         """Extend all deadlines: the coordinator could not receive keep-alives for so long."""
         self._deadlines = {name: deadline_ms + more_ms for name, deadline_ms in self._deadlines.items()}
 
     def check(self, name: str, field: str) -> None:
         """Raises ApiError if the topology has no such host."""
-        if name not in self._given:
+        if name not in self._addresses:
             raise ApiError(
-                NOT_FOUND, f"{field}={shown(name)}: no such host in the topology{nearest(name, self._given)}", field
+                NOT_FOUND, f"{field}={shown(name)}: no such host in the topology{nearest(name, self._addresses)}", field
             )
 
     def record(self, name: str) -> HostRecord:
@@ -93,7 +93,7 @@ class Hosts:
 
     def address(self, name: str) -> str | None:
         """Where a host is reached: as it registered, else as the topology says."""
-        return self.record(name).address or self._given.get(name)
+        return self.record(name).address or self._addresses.get(name)
 
     def left_ms(self, name: str, now_ms: int) -> int | None:
         """The milliseconds until a host's deadline."""

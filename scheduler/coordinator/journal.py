@@ -26,7 +26,7 @@ STALLED_S = 5.0
 STALLED = f"a transaction takes longer than {STALLED_S:g} s"
 
 
-class _Round:
+class _Transaction:
     """One transaction, for those who wait for it."""
 
     __slots__ = ("ended", "error")
@@ -45,7 +45,7 @@ async def in_a_thread(work: Callable[[], None]) -> None:
     await trio.to_thread.run_sync(work)
 
 
-class Journal:
+class MetadataJournal:
     """Stores changes in batches. `run` must run for anything to become durable."""
 
     def __init__(self, metadata: Metadata, report: Report, off_load: OffLoad = in_a_thread) -> None:
@@ -53,11 +53,11 @@ class Journal:
         self._report = report
         self._off_load = off_load
         self._pending: dict[str, Change] = {}
-        self._then: list[Callable[[], None]] = []
-        self._next = _Round()
-        self._flying: _Round | None = None
+        self._callbacks: list[Callable[[], None]] = []
+        self._upcoming = _Transaction()
+        self._in_flight: _Transaction | None = None
         self._work = trio.Event()
-        self._nudge = trio.Event()
+        self._retry_now = trio.Event()
         self._error: str | None = None
         self._began_s: float | None = None
         self._stall_reported = False
@@ -80,12 +80,12 @@ class Journal:
             return
         _merge(self._pending, changes)
         if then is not None:
-            self._then.append(then)
+            self._callbacks.append(then)
         self._work.set()
 
     async def durable(self) -> None:
         """Wait until everything recorded so far is durable. Raises StoreError if the attempt that has it fails."""
-        round_ = self._next if self._pending or self._then else self._flying
+        round_ = self._upcoming if self._pending or self._callbacks else self._in_flight
         if round_ is not None:
             with trio.move_on_after(STALLED_S) as scope:
                 await round_.ended.wait()
@@ -102,7 +102,7 @@ class Journal:
         if self._stalled:
             raise StoreError(STALLED)
         if self._error is not None:
-            self._nudge.set()
+            self._retry_now.set()
             await self.durable()
             if self._error is not None:
                 raise StoreError(self._error)
@@ -122,44 +122,44 @@ class Journal:
         while True:
             await self._work.wait()
             self._work = trio.Event()
-            batch, then, round_ = self._pending, self._then, self._next
-            self._pending, self._then, self._next, self._flying = {}, [], _Round(), round_
+            batch, then, round_ = self._pending, self._callbacks, self._upcoming
+            self._pending, self._callbacks, self._upcoming, self._in_flight = {}, [], _Transaction(), round_
             self._began_s = trio.current_time()
             try:
                 await self._off_load(partial(self._metadata.apply, list(batch.values())))
             except StoreError as error:
-                self._keep(batch, then, str(error))
+                self._put_back(batch, then, str(error))
             else:
                 self.commits += 1
                 self.changes += len(batch)
                 if self._error is not None or self._stall_reported:
                     self._error, self._stall_reported = None, False
                     self._report(STORE_WORKS_AGAIN)
-                for tell in then:
-                    tell()
-            self._flying = self._began_s = None
+                for notify in then:
+                    notify()
+            self._in_flight = self._began_s = None
             round_.error = self._error
             round_.ended.set()
             if self._error is not None:
-                await self._rest()
+                await self._pause()
 
-    def _keep(self, batch: dict[str, Change], then: list[Callable[[], None]], why: str) -> None:
+    def _put_back(self, batch: dict[str, Change], then: list[Callable[[], None]], why: str) -> None:
         """Put a failed batch before the changes that were recorded meanwhile."""
         newer = list(self._pending.values())
         self._pending = batch
         _merge(self._pending, newer)
-        self._then = then + self._then
+        self._callbacks = then + self._callbacks
         self.failures += 1
         if self._error is None:
             self._report(STORE_FAILS, why=why)
         self._error = why
         self._work.set()
 
-    async def _rest(self) -> None:
+    async def _pause(self) -> None:
         await trio.sleep(PAUSE_S)
         with trio.move_on_after(RETRY_S):
-            await self._nudge.wait()
-        self._nudge = trio.Event()
+            await self._retry_now.wait()
+        self._retry_now = trio.Event()
 
 
 def _merge(pending: dict[str, Change], changes: Sequence[Change]) -> None:

@@ -6,7 +6,7 @@ Invariant: nothing is described here; this only lays out what the tables say.
 from typing import Any
 
 from logstore.base.fields import Field, Object, Type, records_in
-from scheduler.coordinator.api import ERROR, ERRORS, ROUTES, Answer, Route
+from scheduler.coordinator.api import ERROR, ERRORS, ROUTES, Route, RouteAnswer
 from scheduler.coordinator.http.messages import JSON
 
 OPENAPI_VERSION = "3.1.0"
@@ -60,7 +60,7 @@ def _parameter(place: str, name: str, part: Field) -> dict[str, Any]:
     return {"name": name, "in": place, "required": place == "path", "description": says, "schema": schema}
 
 
-def _response(answer: Answer) -> dict[str, Any]:
+def _response(answer: RouteAnswer) -> dict[str, Any]:
     schema = {"type": "string"} if answer.type is None else _schema(answer.type)
     return {"description": answer.says, "content": {answer.content_type: {"schema": schema}}}
 

@@ -57,7 +57,7 @@ class _Bar(NamedTuple):
 def html(status: Mapping[str, Any], picture: Picture) -> str:
     """The page."""
     store = status["store"]
-    trouble = "" if store == "ok" else f'<p class="bad">Nothing can be stored: {escape(str(store))}</p>'
+    failing = "" if store == "ok" else f'<p class="bad">Nothing can be stored: {escape(str(store))}</p>'
     counts = ", ".join(f"{number} {escape(state)}" for state, number in sorted(status["requests"].items())) or "none"
     lost = [host["host"] for host in status["hosts"] if host["lost"]]
     lines = [
@@ -65,7 +65,7 @@ def html(status: Mapping[str, Any], picture: Picture) -> str:
         '<html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="5">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>Cairn coordinator</title><style>{STYLE}</style></head><body>",
-        f"<h1>Coordinator of {escape(str(status['topology'])) or 'a network'}</h1>{trouble}",
+        f"<h1>Coordinator of {escape(str(status['topology'])) or 'a network'}</h1>{failing}",
         (
             f"<p>planner {escape(status['planner'])}, {escape(status['mode'])}; up {status['uptime_ms'] // 1000} s; "
             f"requests: {counts}; hosts lost: {escape(', '.join(lost)) or 'none'}</p>"

@@ -19,10 +19,11 @@ from scheduler.coordinator.errors import StoreDamaged
 from scheduler.coordinator.events import Event, EventLog
 from scheduler.coordinator.histogram import Histogram
 from scheduler.coordinator.hosts import HostRecord
-from scheduler.coordinator.metadata.interface import Change, Put, Remove
+from scheduler.coordinator.metadata.interface import Change, Put, RemovePrefix
 from scheduler.errors import SchedulerError
-from scheduler.peace.online.records import ChunkRecord, ChunkState, Outcome, RequestRecord, RequestState, Submission
-from scheduler.peace.plan import Kind
+from scheduler.peace.online.records import ChunkRecord, EventOutcome, RequestRecord, Submission
+from scheduler.peace.online.states import ChunkState, RequestState
+from scheduler.peace.plan import TransferKind
 
 REQUESTS = "requests/"
 HOSTS = "hosts/"
@@ -41,23 +42,23 @@ class Span(NamedTuple):
 
 @dataclass(slots=True)
 class RequestEntry:
-    """A request: `asked` is the submission as JSON, to tell the same from another of that name."""
+    """A request. `submission`: as JSON, so that a repeated submission is known from another one of the same name."""
 
-    asked: str
+    submission: str
     log: EventLog
     record: RequestRecord | None = None
-    told: RequestRecord | None = None
-    """The newest record that is stored, and so may be told to clients."""
+    stored: RequestRecord | None = None
+    """The newest record that is durable, so that clients may see it."""
     done: set[int] = field(default_factory=set)
     """Chunks that are done, as far as it is stored."""
-    over: dict[int, int] = field(default_factory=dict)
+    ended_attempts: dict[int, int] = field(default_factory=dict)
     """Chunks' last attempts that ended in some way, as far as it is stored."""
     waits_since_ms: dict[int, int] = field(default_factory=dict)
     """Since when chunks wait that were under way before; the others wait since the request was submitted."""
     ended_ms: int | None = None
     heard_ms: int = 0
     """When its writer last submitted, asked for events or reported; what others ask does not count."""
-    listening: int = 0
+    open_polls: int = 0
     """How many questions of its writer wait for events."""
 
     @property
@@ -65,22 +66,22 @@ class RequestEntry:
         """The state of the request, stored or not."""
         return RequestState.WAITING if self.record is None else RequestState(self.record.state)
 
-    def tell(self, records: Iterable[RequestRecord | ChunkRecord], number: int) -> None:
+    def note_stored(self, records: Iterable[RequestRecord | ChunkRecord], number: int) -> None:
         """Note that these records, and the events up to this number, are stored."""
         for record in records:
             if isinstance(record, RequestRecord):
-                self.told = record
+                self.stored = record
             elif record.state != ChunkState.RUNNING:
-                self.over[record.chunk] = record.attempt
+                self.ended_attempts[record.chunk] = record.attempt
                 if record.state == ChunkState.DONE:
                     self.done.add(record.chunk)
         self.log.publish(number)
 
-    def under_way(self) -> list[Event]:
+    def current_goes(self) -> list[Event]:
         """The gos that hold, as far as it is stored."""
-        if self.told is None or RequestState(self.told.state).ended:
+        if self.stored is None or RequestState(self.stored.state).ended:
             return []
-        return [event for event in self.log.current() if event["attempt"] > self.over.get(event["chunk"], 0)]
+        return [event for event in self.log.current() if event["attempt"] > self.ended_attempts.get(event["chunk"], 0)]
 
 
 class RequestRegistry:
@@ -90,9 +91,9 @@ class RequestRegistry:
         self.requests: dict[str, RequestEntry] = {}
         self.running: dict[tuple[str, int], ChunkRecord] = {}
         self.history: deque[Span] = deque(maxlen=MAX_HISTORY)
-        self.waiting = {kind.value: Histogram() for kind in Kind}
+        self.waiting = {kind.value: Histogram() for kind in TransferKind}
         """How long chunks of each kind waited for their go, since this process started."""
-        self.moving = {kind.value: Histogram() for kind in Kind}
+        self.moving = {kind.value: Histogram() for kind in TransferKind}
         """How long chunks of each kind took from their go to the report that they are done."""
         self._granted_ms: dict[tuple[str, int], int] = {}
         """What does not count of the time that a chunk has been under way: nobody could have heard its writer."""
@@ -106,11 +107,11 @@ class RequestRegistry:
 
     def open(self, submission: Submission) -> tuple[RequestEntry, Change]:
         """Add a new request; returns its entry and the change to store with its first records."""
-        entry = RequestEntry(asked_text(submission), EventLog(f"{_prefix(submission.name)}events/"))
+        entry = RequestEntry(submission_text(submission), EventLog(f"{_prefix(submission.name)}events/"))
         self.requests[submission.name] = entry
-        return entry, Put(f"{_prefix(submission.name)}asked", entry.asked)
+        return entry, Put(f"{_prefix(submission.name)}asked", entry.submission)
 
-    def take(self, outcome: Outcome, now_ms: int) -> list[Change]:
+    def take(self, outcome: EventOutcome, now_ms: int) -> list[Change]:
         """Note the effects of an event of the scheduler; returns the changes to store before any client is told."""
         changes: list[Change] = []
         ended: list[RequestRecord] = []
@@ -181,11 +182,11 @@ class RequestRegistry:
         ]
         return sorted(found, key=lambda record: record.since_ms)
 
-    def grant(self, more_ms: int) -> None:
+    def extend_deadlines(self, more_ms: int) -> None:
         """Every chunk under way gets more time: nobody could hear its writer for so long."""
         self._granted_ms = {key: self._granted_ms.get(key, 0) + more_ms for key in self.running}
 
-    def begin_anew(self, now_ms: int) -> None:
+    def restart_deadlines(self, now_ms: int) -> None:
         """Every chunk under way has all its time from now on: the coordinator was not there."""
         self._granted_ms = {key: now_ms - record.since_ms for key, record in self.running.items()}
 
@@ -198,7 +199,7 @@ class RequestRegistry:
         return [
             name
             for name, entry in self.requests.items()
-            if entry.ended_ms is None and not entry.listening and entry.heard_ms < before_ms
+            if entry.ended_ms is None and not entry.open_polls and entry.heard_ms < before_ms
         ]
 
     def forget(self, before_ms: int, most: int) -> list[Change]:
@@ -211,20 +212,20 @@ class RequestRegistry:
                 break
             self._ended_events -= len(entry.log.events)
             del self.requests[name], self._ended[name]
-            changes.append(Remove(_prefix(name)))
+            changes.append(RemovePrefix(_prefix(name)))
         return changes
 
     # ---- what was stored
 
-    def go_back_to(self, stored: "RequestRegistry", now_ms: int) -> None:
+    def replace_with(self, stored: "RequestRegistry", now_ms: int) -> None:
         """Replace all requests by those that `stored` restored. Clients that wait for events go on waiting."""
         for name, entry in list(self.requests.items()):
             known = stored.requests.get(name)
             if known is None:
                 del self.requests[name]
             else:
-                entry.record, entry.told, entry.ended_ms = known.record, known.told, known.ended_ms
-                entry.done, entry.over = known.done, known.over
+                entry.record, entry.stored, entry.ended_ms = known.record, known.stored, known.ended_ms
+                entry.done, entry.ended_attempts = known.done, known.ended_attempts
                 entry.log.restore(known.log.events)
                 stored.requests[name] = entry
             entry.log.wake()
@@ -250,7 +251,7 @@ class RequestRegistry:
             kind, text = part.partition("/")[0], entries[key]
             try:
                 if kind == "asked":
-                    entry.asked = text
+                    entry.submission = text
                 elif kind == "record":
                     entry.record = RequestRecord.load(json.loads(text))
                     records.append(entry.record)
@@ -265,7 +266,7 @@ class RequestRegistry:
             except (ValueError, TypeError, SchedulerError) as error:
                 raise damaged(key, error) from error
         for name, entry in self.requests.items():
-            if entry.record is None or not entry.asked:
+            if entry.record is None or not entry.submission:
                 raise StoreDamaged(f"stored request {name!r} is not whole: restore the metadata from a copy")
             _check(name, entry, chunks.get(name, {}), events.get(name, []))
             entry.log.restore(events.get(name, []))
@@ -273,7 +274,7 @@ class RequestRegistry:
                 self._end(name, now_ms)
         for record in records:
             entry = self.requests[record.name if isinstance(record, RequestRecord) else record.request]
-            entry.tell([record], entry.log.durable)
+            entry.note_stored([record], entry.log.durable)
             if isinstance(record, ChunkRecord) and not entry.state.ended:
                 self._take_chunk(record)
         return records, latest_ms
@@ -284,7 +285,7 @@ def _check(name: str, entry: RequestEntry, chunks: Mapping[str, ChunkRecord], ev
     if entry.record is None:
         return
     try:
-        check_request(name, entry.asked, entry.record, chunks, events)
+        check_request(name, entry.submission, entry.record, chunks, events)
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise damaged(f"{_prefix(name)}record", error) from error
 
@@ -306,7 +307,7 @@ def host_change(record: HostRecord) -> Change:
     return Put(f"{HOSTS}{quote(record.name, safe='')}", _json(record))
 
 
-def asked_text(submission: Submission) -> str:
+def submission_text(submission: Submission) -> str:
     """A submission as JSON; equal submissions give equal texts."""
     return json.dumps(asdict(submission), sort_keys=True)
 

@@ -18,14 +18,14 @@ from logstore.base.addresses import Address, is_loopback
 from logstore.base.directory import locked_directory
 from scheduler.coordinator.dispatch import Dispatch
 from scheduler.coordinator.errors import StartError, StoreError
-from scheduler.coordinator.handlers import Handlers
+from scheduler.coordinator.handlers import ApiHandlers
 from scheduler.coordinator.http.messages import HttpSettings
 from scheduler.coordinator.http.server import HttpServer
-from scheduler.coordinator.journal import Journal
+from scheduler.coordinator.journal import MetadataJournal
 from scheduler.coordinator.metadata.interface import Metadata
 from scheduler.coordinator.metadata.sqlite import SqliteMetadata
-from scheduler.coordinator.service import Coordinator, CoordinatorSettings, Environment
-from scheduler.coordinator.warming import warmed
+from scheduler.coordinator.service import Coordinator, CoordinatorEnvironment, CoordinatorSettings
+from scheduler.coordinator.warm_up import warm_up_planner
 from scheduler.peace.plan import Planner
 from scheduler.topology import Topology
 
@@ -74,7 +74,7 @@ class ServeSettings:
     security: Security = field(default_factory=Security)
 
 
-class Running:
+class RunningCoordinator:
     """A coordinator that serves on `address`."""
 
     def __init__(self, server: HttpServer, coordinator: Coordinator, dispatch: Dispatch) -> None:
@@ -103,7 +103,7 @@ class _Traffic:
     """The server's numbers, for metrics that are made before there is a server."""
 
     def __init__(self) -> None:
-        self.of: Running | None = None
+        self.of: RunningCoordinator | None = None
 
     def answered(self) -> Mapping[tuple[str, int], int]:
         """See metrics.Traffic."""
@@ -115,22 +115,22 @@ class _Traffic:
 
 
 async def serve(
-    environment: Environment,
+    environment: CoordinatorEnvironment,
     metadata: Metadata,
     settings: ServeSettings,
     *,
-    task_status: trio.TaskStatus[Running] = trio.TASK_STATUS_IGNORED,
+    task_status: trio.TaskStatus[RunningCoordinator] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until drained or cancelled; reports what runs once it listens. Raises StartError, StoreError, OSError."""
     settings.security.check(settings.listen)
     stored = metadata.load()
-    await warmed(environment.planner, environment.report)
+    await warm_up_planner(environment.planner, environment.report)
     # Behind it: the time that hosts and writers have begins here, and what is restored may be planned anew.
-    journal = Journal(metadata, environment.report)
+    journal = MetadataJournal(metadata, environment.report)
     coordinator = Coordinator(environment, settings.coordinator, journal)
     coordinator.restore(stored)
     traffic = _Traffic()
-    operations, security = Handlers(coordinator, traffic).operations(), settings.security
+    operations, security = ApiHandlers(coordinator, traffic).operations(), settings.security
     dispatch = Dispatch(operations, environment.report, security.token, own_only=security.own_only)
     server = HttpServer(
         settings.http,
@@ -140,7 +140,7 @@ async def serve(
         takes_large=dispatch.takes_large,
         tls=security.tls,
     )
-    running = traffic.of = Running(server, coordinator, dispatch)
+    running = traffic.of = RunningCoordinator(server, coordinator, dispatch)
     async with trio.open_nursery() as background:
         background.start_soon(journal.run)
         background.start_soon(coordinator.run)

@@ -25,7 +25,7 @@ from scheduler.coordinator.deadlines import chunk_deadline_ms
 from scheduler.coordinator.errors import ApiError, StartError, StoreDamaged, StoreError
 from scheduler.coordinator.events import Event
 from scheduler.coordinator.hosts import HostRecord, Hosts
-from scheduler.coordinator.journal import Journal
+from scheduler.coordinator.journal import MetadataJournal
 from scheduler.coordinator.log_events import (
     CHUNK_OVERDUE,
     HOST_LOST,
@@ -40,17 +40,18 @@ from scheduler.coordinator.log_events import (
     WRITER_SILENT,
 )
 from scheduler.coordinator.metadata.interface import Change
-from scheduler.coordinator.registry import RequestEntry, RequestRegistry, asked_text, host_change, restore_hosts
+from scheduler.coordinator.registry import RequestEntry, RequestRegistry, host_change, restore_hosts, submission_text
 from scheduler.errors import PlanInvalid, RequestError, SchedulerError
 from scheduler.peace.online import GATHER_MS, OnlineScheduler, QueuePosition, Settings, Status, Submission
-from scheduler.peace.online.records import ChunkRecord, Outcome, RequestRecord, RequestState
+from scheduler.peace.online.records import ChunkRecord, EventOutcome, RequestRecord
+from scheduler.peace.online.states import RequestEvent, allows
 from scheduler.peace.plan import Planner
 from scheduler.topology import Topology
 
 NOT_FOUND = 404
 CONFLICT = 409
 UNAVAILABLE = 503
-IN_DOUBT = "an event failed in the middle; the plan is made anew from what is stored"
+INCONSISTENT = "an event failed in the middle; the plan is made anew from what is stored"
 MAX_REBUILD_PAUSE_S = 30.0
 PLAN_PATIENCE_S = 1.0
 """How much longer than events are gathered an answer waits for the plan that they lead to."""
@@ -76,7 +77,7 @@ class CoordinatorSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Environment:
+class CoordinatorEnvironment:
     """A coordinator's dependencies: the network, its planner, a clock, a random generator, a receiver of reports."""
 
     topology: Topology
@@ -89,7 +90,9 @@ class Environment:
 class Coordinator:
     """The service's state and what can be done with it. `run` keeps time; the journal must run too."""
 
-    def __init__(self, environment: Environment, settings: CoordinatorSettings, journal: Journal) -> None:
+    def __init__(
+        self, environment: CoordinatorEnvironment, settings: CoordinatorSettings, journal: MetadataJournal
+    ) -> None:
         self.environment = environment
         self.settings = settings
         self.journal = journal
@@ -108,7 +111,7 @@ class Coordinator:
         self.chunk_deadline_ms = settings.chunk_deadline_ms or chunk_deadline_ms(environment.topology)
         self.unreachable: frozenset[str] = frozenset()
         """Requests of which nothing that waits has a path, at the last tick."""
-        self._doubt: str | None = None
+        self._inconsistent: str | None = None
         self._rebuild_at_s = 0.0
         self._rebuild_pause_s = 0.0
         self._gathering = trio.Event()
@@ -147,7 +150,7 @@ class Coordinator:
         for entry in self.registry.requests.values():
             entry.heard_ms = self.now_ms()
             entry.ended_ms = self.now_ms() if entry.ended_ms is not None else None
-        self.registry.begin_anew(self.now_ms())
+        self.registry.restart_deadlines(self.now_ms())
         self._commit(self._scheduler.restored)
 
     # ---- time
@@ -178,7 +181,7 @@ class Coordinator:
 
     def _plan_gathered(self) -> None:
         """Plan the gathered events, if there are any and the store works."""
-        if self._scheduler.plan_at_ms is None or self.trouble is not None:
+        if self._scheduler.plan_at_ms is None or self.failing is not None:
             return
         try:
             self._change(lambda: self._scheduler.plan(self.now_ms()))
@@ -195,28 +198,28 @@ class Coordinator:
             late_ms = passed_ms - int(self.settings.tick_s * 1000)
             if late_ms > self.settings.host_deadline_ms // 4:
                 # We were stopped, or the machine was busy: what the hosts said meanwhile was not heard.
-                self.hosts.grant(late_ms)
-                self._grant_writers(late_ms)
-            if self._doubt is not None:
+                self.hosts.extend_deadlines(late_ms)
+                self._extend_writer_deadlines(late_ms)
+            if self._inconsistent is not None:
                 await self._rebuild()
-            if self.trouble is not None:
-                self._grant_writers(passed_ms)  # reports could not be stored, and were refused
+            if self.failing is not None:
+                self._extend_writer_deadlines(passed_ms)  # reports could not be stored, and were refused
                 continue
             self._plan_gathered()  # what could not be stored when it was due
             try:
-                self._look_at_deadlines(now_ms)
+                self._check_deadlines(now_ms)
             except Exception as error:  # noqa: BLE001  one event that fails must not end the service
                 self.environment.report(REQUEST_CRASHED, operation="tick", trace="".join(format_exception(error)))
 
-    def _grant_writers(self, more_ms: int) -> None:
+    def _extend_writer_deadlines(self, more_ms: int) -> None:
         """Extend the writers' deadlines: their calls could not be stored for so long."""
-        self.registry.grant(more_ms)
+        self.registry.extend_deadlines(more_ms)
         for entry in self.registry.requests.values():
             entry.heard_ms += more_ms
 
-    def _look_at_deadlines(self, now_ms: int) -> None:
+    def _check_deadlines(self, now_ms: int) -> None:
         settings = self.settings
-        for host in self.hosts.missed(now_ms):
+        for host in self.hosts.overdue_hosts(now_ms):
             self._lose(host, "missed its deadline")
         for name in self.registry.silent(now_ms - settings.writer_deadline_ms):
             self.environment.report(WRITER_SILENT, request=name)
@@ -269,10 +272,10 @@ class Coordinator:
         if record != before:
             self.environment.report(HOST_REGISTERED, host=name, address=address or "", was_lost=before.lost)
             self._change(
-                lambda: self._scheduler.host_back(name, self.now_ms()) if before.lost else Outcome(),
+                lambda: self._scheduler.host_back(name, self.now_ms()) if before.lost else EventOutcome(),
                 [host_change(record)],
             )
-        await self._settled()
+        await self._wait_durable()
         return record
 
     def alive(self, name: str) -> HostRecord:
@@ -285,7 +288,7 @@ class Coordinator:
         await self._ready()
         if not self.hosts.record(name).lost:
             self._lose(name, "left")
-        await self._settled()
+        await self._wait_durable()
         return self.hosts.record(name)
 
     def _lose(self, host: str, why: str) -> None:
@@ -304,7 +307,7 @@ class Coordinator:
         if known is not None:
             known.heard_ms = self.now_ms()
             await self.journal.durable()
-            if known.asked != asked_text(wanted):
+            if known.submission != submission_text(wanted):
                 raise ApiError(CONFLICT, f"name={shown(wanted.name)}: there is another request of that name", "name")
             return known, False
         if self.registry.live >= self.settings.scheduler.max_waiting:
@@ -326,9 +329,9 @@ class Coordinator:
         entry = self.registry.requests[wanted.name]
         self.environment.report(SUBMITTED, request=wanted.name, writer=wanted.writer, chunks=wanted.chunks)
         try:
-            await self._settled()
+            await self._wait_durable()
         except StoreError:
-            if name is None and self._doubt is None:
+            if name is None and self._inconsistent is None:
                 # Nobody knows its name, so nobody could ever write it or cancel it.
                 self._change(lambda: self._scheduler.cancel(wanted.name, self.now_ms()))
             raise
@@ -344,7 +347,7 @@ class Coordinator:
     async def request(self, name: str) -> RequestEntry:
         """A request; what is stored of it may be told. Raises ApiError if there is none, StoreError if nothing is."""
         entry = self._entry(name)
-        if entry.told is None:
+        if entry.stored is None:
             await self.journal.durable()
         return entry
 
@@ -364,16 +367,16 @@ class Coordinator:
             name, chunk, lambda: self._scheduler.failed(name, chunk, attempt, suspects, self.now_ms())
         )
 
-    async def _report(self, name: str, chunk: int, event: Callable[[], Outcome]) -> tuple[RequestEntry, bool]:
+    async def _report(self, name: str, chunk: int, event: Callable[[], EventOutcome]) -> tuple[RequestEntry, bool]:
         entry = self._entry(name)
         if entry.record is not None and chunk >= entry.record.chunks:
             raise ApiError(
                 NOT_FOUND, f"chunk={chunk}: request {shown(name)} has chunks 0 to {entry.record.chunks - 1}", "chunk"
             )
         await self._ready()
-        self._heard(entry)
-        outcome = Outcome(ignored="over") if entry.state.ended else self._change(event)
-        await self._settled()
+        self._note_contact(entry)
+        outcome = EventOutcome(ignored="over") if entry.state.ended else self._change(event)
+        await self._wait_durable()
         return entry, outcome.ignored is None
 
     async def cancel(self, name: str) -> RequestEntry:
@@ -382,39 +385,39 @@ class Coordinator:
         await self._ready()
         if not entry.state.ended:
             self._change(lambda: self._scheduler.cancel(name, self.now_ms()))
-        await self._settled()
+        await self._wait_durable()
         return entry
 
     async def resubmit(self, name: str, chunks: int) -> RequestEntry:
         """Change the number of chunks of a request that nothing was started of. One that has so many stays as it is."""
         entry = self._entry(name)
         await self._ready()
-        self._heard(entry)
+        self._note_contact(entry)
         if entry.record is None or entry.record.chunks != chunks:
-            if entry.state is not RequestState.WAITING:
+            if not allows(entry.state, RequestEvent.RESUBMIT):
                 why = f"request {shown(name)} is {entry.state}: only one of which nothing was started can change"
                 raise ApiError(CONFLICT, why, "name")
             self._change(lambda: self._scheduler.resubmit(name, chunks, self.now_ms()))
-        await self._settled()
+        await self._wait_durable()
         return entry
 
     async def wait(self, name: str, after: int, wait_s: float) -> tuple[RequestEntry, list[Event]]:
         """Events behind number `after`; none if nothing came in time."""
         entry = self._entry(name)
-        self._heard(entry)
+        self._note_contact(entry)
         log = entry.log
         if after > len(log.events):
             raise ApiError(
                 400, f"after={after}: request {shown(name)} has {log.durable} events so far; start from 0", "after"
             )
         if not self._stopping:
-            entry.listening += 1
+            entry.open_polls += 1
             try:
                 with trio.move_on_after(wait_s):
-                    await log.news(after)
+                    await log.wait_after(after)
             finally:
-                entry.listening -= 1
-                self._heard(entry)
+                entry.open_polls -= 1
+                self._note_contact(entry)
         return entry, log.after(after)
 
     def status(self) -> Status:
@@ -424,43 +427,43 @@ class Coordinator:
     # ---- what all changes go through
 
     @property
-    def trouble(self) -> str | None:
+    def failing(self) -> str | None:
         """Why nothing can be changed just now."""
-        return self._doubt or self.journal.failing
+        return self._inconsistent or self.journal.failing
 
     async def _ready(self) -> None:
         """Raises StoreError while nothing can be changed."""
-        if self._doubt is not None:
-            raise StoreError(self._doubt)
+        if self._inconsistent is not None:
+            raise StoreError(self._inconsistent)
         await self.journal.ready()
 
     def _change(
-        self, event: Callable[[], Outcome], extra: Sequence[Change] = (), opens: Submission | None = None
-    ) -> Outcome:
+        self, event: Callable[[], EventOutcome], extra: Sequence[Change] = (), opens: Submission | None = None
+    ) -> EventOutcome:
         """One event of the scheduler, and all that it leads to, recorded. `opens`: the request that begins with it.
 
         What it refuses (RequestError) has changed nothing. Anything else that it raises may have come in the middle:
         then nothing in memory is believed any more.
         """
-        if self._doubt is not None:
-            raise StoreError(self._doubt)
+        if self._inconsistent is not None:
+            raise StoreError(self._inconsistent)
         try:
             outcome = event()
             changes = list(extra)
             if opens is not None:
                 entry, change = self.registry.open(opens)
-                self._heard(entry)
+                self._note_contact(entry)
                 changes.append(change)
             self._commit(outcome, changes)
         except RequestError:
             raise
         except Exception:
-            self._doubt = IN_DOUBT
+            self._inconsistent = INCONSISTENT
             raise
-        self._look_at_gathered()
+        self._schedule_plan()
         return outcome
 
-    async def _settled(self) -> None:
+    async def _wait_durable(self) -> None:
         """Wait until what changed is planned and durable. Raises StoreError if it cannot be stored.
 
         Only so long for the plan: its timer may be late, or nothing be stored. What it starts comes as events then.
@@ -470,7 +473,7 @@ class Coordinator:
                 await self._planned.wait()
         await self.journal.durable()
 
-    def _look_at_gathered(self) -> None:
+    def _schedule_plan(self) -> None:
         """Set the timer, or wake those who wait for it."""
         if self._scheduler.plan_at_ms is not None:
             self._gathering.set()
@@ -495,15 +498,15 @@ class Coordinator:
             self._rebuild_at_s = environment.clock.monotonic_s() + self._rebuild_pause_s
             environment.report(PLAN_NOT_REBUILT, trace="".join(format_exception(error)))
             return
-        self.registry.go_back_to(stored, now_ms)
-        self.registry.begin_anew(now_ms)
-        self._scheduler, self._doubt, self._rebuild_pause_s = scheduler, None, 0.0
+        self.registry.replace_with(stored, now_ms)
+        self.registry.restart_deadlines(now_ms)
+        self._scheduler, self._inconsistent, self._rebuild_pause_s = scheduler, None, 0.0
         self.counts["rebuilt"] += 1
         environment.report(PLAN_REBUILT, requests=self.registry.live)
         self._commit(scheduler.restored, [host_change(record) for record in self.hosts.known()])
-        self._look_at_gathered()
+        self._schedule_plan()
 
-    def _commit(self, outcome: Outcome, extra: list[Change] | None = None) -> None:
+    def _commit(self, outcome: EventOutcome, extra: list[Change] | None = None) -> None:
         """Record what an event led to, and tell those concerned once it is durable."""
         changes = (extra or []) + self.registry.take(outcome, self.now_ms())
         records: dict[str, list[RequestRecord | ChunkRecord]] = {}
@@ -514,15 +517,15 @@ class Coordinator:
         concerned = [(name, self.registry.requests[name]) for name in records]
         news = [(name, entry, len(entry.log.events)) for name, entry in concerned]
 
-        def tell() -> None:
+        def note_stored() -> None:
             for name, entry, number in news:
                 for event in entry.log.events[entry.log.durable : number]:
-                    self._say(name, event)
-                entry.tell(records[name], number)
+                    self._report_event(name, event)
+                entry.note_stored(records[name], number)
 
-        self.journal.record(changes, tell)
+        self.journal.record(changes, note_stored)
 
-    def _say(self, name: str, event: Event) -> None:
+    def _report_event(self, name: str, event: Event) -> None:
         kind = event["event"]
         self.counts[kind] += 1
         if event["chunk"] is None:
@@ -539,6 +542,6 @@ class Coordinator:
             raise ApiError(NOT_FOUND, f"name={shown(name)}: no such request; it may be over and forgotten", "name")
         return entry
 
-    def _heard(self, entry: RequestEntry) -> None:
+    def _note_contact(self, entry: RequestEntry) -> None:
         """Its writer lives. What anybody may ask (a request as it stands, the status) says nothing of that."""
         entry.heard_ms = self.now_ms()

@@ -23,8 +23,8 @@ from logstore.base.addresses import Address
 from logstore.base.events import ignore
 from logstore.base.system import SystemClock
 from scheduler.coordinator.metadata.interface import Metadata
-from scheduler.coordinator.running import Running, ServeSettings, make_planner, opened, serve
-from scheduler.coordinator.service import CoordinatorSettings, Environment
+from scheduler.coordinator.running import RunningCoordinator, ServeSettings, make_planner, opened, serve
+from scheduler.coordinator.service import CoordinatorEnvironment, CoordinatorSettings
 from scheduler.peace.online import GATHER_MS, Settings
 from scheduler.topology import Topology
 
@@ -53,12 +53,12 @@ def running(
         directory = data_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="coordinator-")))
         metadata = stack.enter_context(opened(directory))
         clock = SystemClock()
-        environment = Environment(topology, make_planner(planner, topology), clock, Random(seed), ignore)  # noqa: S311
+        environment = CoordinatorEnvironment(topology, make_planner(planner, topology), clock, Random(seed), ignore)  # noqa: S311
         yield stack.enter_context(in_thread(environment, metadata, served))
 
 
 @contextmanager
-def in_thread(environment: Environment, metadata: Metadata, settings: ServeSettings) -> Iterator[str]:
+def in_thread(environment: CoordinatorEnvironment, metadata: Metadata, settings: ServeSettings) -> Iterator[str]:
     """Serve in a thread; gives the URL. Raises what prevents the start."""
     thread = _Thread(environment, metadata, settings)
     thread.start()
@@ -72,13 +72,13 @@ def in_thread(environment: Environment, metadata: Metadata, settings: ServeSetti
 class _Thread(threading.Thread):
     """An event loop with one coordinator on it."""
 
-    def __init__(self, environment: Environment, metadata: Metadata, settings: ServeSettings) -> None:
+    def __init__(self, environment: CoordinatorEnvironment, metadata: Metadata, settings: ServeSettings) -> None:
         super().__init__(name="coordinator", daemon=True)
         self._parts = (environment, metadata, settings)
         self._ready = threading.Event()
         self._token: trio.lowlevel.TrioToken | None = None
         self._over: trio.Event | None = None
-        self._running: Running | None = None
+        self._running: RunningCoordinator | None = None
         self._failure: BaseException | None = None
 
     def run(self) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from scheduler.hdfs.errors import HdfsUnavailable
 
-JDK_OLDEST = 17
+MIN_JDK = 17
 """Hadoop 3.5's classes and our tests are Java 17's."""
 MAVEN_SECONDS = 900
 """68 MB of jars: 30 s with a near mirror."""
@@ -57,12 +57,12 @@ def find_jdk() -> Path:
             continue
         said = subprocess.run([str(compiler), "-version"], capture_output=True, text=True, check=False)
         version = re.search(r"javac (\d+)", said.stdout + said.stderr)  # Java 8 says it on standard error
-        if version and int(version[1]) >= JDK_OLDEST:
+        if version and int(version[1]) >= MIN_JDK:
             return home
         seen.append(f"{home} is older")
     found = "; ".join(seen) or "there is no java on the path"
     raise HdfsUnavailable(
-        f"no JDK {JDK_OLDEST} or newer: the placement policy must be compiled, and a Java runtime has no compiler "
+        f"no JDK {MIN_JDK} or newer: the placement policy must be compiled, and a Java runtime has no compiler "
         f"({found}; {MAVEN_PACKAGES})"
     )
 

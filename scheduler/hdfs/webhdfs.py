@@ -20,7 +20,7 @@ from scheduler.hdfs.errors import HdfsError
 
 PIECE_BYTES = 1 << 20
 """What goes into one call of the socket: larger pieces copy less, smaller ones notice sooner that they shall stop."""
-SMALLEST_BLOCK_BYTES = 1 << 20
+MIN_BLOCK_BYTES = 1 << 20
 """HDFS's default lower limit (`dfs.namenode.fs-limits.min-block-size`)."""
 CHECKSUM_BYTES = 512
 _AWAY = {"SafeModeException", "RetriableException", "StandbyException", "ServerNotLeaderException"}
@@ -73,7 +73,7 @@ class ChunkClient(InsecureClient):  # type: ignore[misc,unused-ignore]
 
 def block_bytes(size_bytes: int) -> int:
     """A block size that holds `size_bytes` in one block."""
-    return max(SMALLEST_BLOCK_BYTES, -(-size_bytes // CHECKSUM_BYTES) * CHECKSUM_BYTES)
+    return max(MIN_BLOCK_BYTES, -(-size_bytes // CHECKSUM_BYTES) * CHECKSUM_BYTES)
 
 
 def put(client: ChunkClient, path: str, pieces: Iterator[bytes], size_bytes: int, replicas: int) -> None:

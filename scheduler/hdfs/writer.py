@@ -45,7 +45,7 @@ class WriterSettings:
     timeouts: Timeouts = field(default=Timeouts())
 
 
-class Written(NamedTuple):
+class WrittenChunk(NamedTuple):
     """A chunk that HDFS acknowledged. `hosts`: the chain that was planned, first replica first.
 
     `followed`: HDFS says that it put the chunk there; it does not if a host of the chain could not serve, or if the
@@ -96,14 +96,14 @@ class CheckpointWriter:
         chunks: Sequence[bytes],
         replicas: int = 3,
         placement: Sequence[str] | None = None,
-    ) -> list[Written]:
+    ) -> list[WrittenChunk]:
         """Write all chunks below the path `checkpoint` on behalf of host `writer`; blocks until all are acknowledged.
 
         A chunk is read from the sequence once per attempt. Raises ChunkLost if the request was given up,
         CoordinatorError for what the coordinator refuses.
         """
         request = self._coordinator.submit(writer, len(chunks), replicas, placement=placement)
-        latest: dict[int, Future[Written | None]] = {}
+        latest: dict[int, Future[WrittenChunk | None]] = {}
         problems: deque[str] = deque(maxlen=MAX_SHOWN)
         with ThreadPoolExecutor(self._settings.at_once, thread_name_prefix="chunk") as pool:
             try:
@@ -118,7 +118,7 @@ class CheckpointWriter:
             raise ChunkLost(f"{checkpoint}: the request ended without chunks {missing}; {_shown(problems)}")
         return [one for _, one in sorted(written.items()) if one is not None]
 
-    def read(self, written: Written) -> bytes:
+    def read(self, written: WrittenChunk) -> bytes:
         """A chunk's bytes, from any of its replicas; HDFS being away is waited for.
 
         Raises ChunkLost if they are not those that were written, HdfsError if no replica can be read.
@@ -157,11 +157,11 @@ class CheckpointWriter:
     def _attempt(
         self,
         go: Go,
-        before: "Future[Written | None] | None",
+        before: "Future[WrittenChunk | None] | None",
         checkpoint: str,
         chunks: Sequence[bytes],
         problems: deque[str],
-    ) -> Written | None:
+    ) -> WrittenChunk | None:
         if before is not None:
             before.exception()  # wait until an earlier attempt has stopped
         path = chunk_path(checkpoint, go.chunk)
@@ -186,7 +186,7 @@ class CheckpointWriter:
         self._suspected[error.address] = time.monotonic() + SUSPECTED_S
         return [name for name, address in zip(hosts, addresses, strict=True) if address == error.address]
 
-    def _write(self, go: Go, path: str, chain: Sequence[str], data: bytes) -> Written:
+    def _write(self, go: Go, path: str, chain: Sequence[str], data: bytes) -> WrittenChunk:
         """Write one file, waiting while HDFS is away. Raises Revoked, DataNodeFailed, HdfsAway, HdfsError."""
         started = time.monotonic()
         wait_s = FIRST_WAIT_S
@@ -205,7 +205,7 @@ class CheckpointWriter:
             wait_s = min(2 * wait_s, MAX_WAIT_S)
         seconds = time.monotonic() - started
         crc32, led_to = zlib.crc32(data), client.led_to or ""
-        return Written(
+        return WrittenChunk(
             go.chunk, path, tuple(go.hosts[1:]), go.attempt, self._followed(path), led_to, len(data), crc32, seconds
         )
 

@@ -15,23 +15,23 @@ from scheduler.simulation.cluster import Cluster
 from scheduler.simulation.engine import SimulationStuck, simulate
 from scheduler.simulation.measured import PAPER, Curve, Physics, curve, link_capacity, paper_cluster
 from scheduler.simulation.policies import Era, PolicyMaker, hdfs_default, peace, sinbad
-from scheduler.simulation.run import Bounds, ChunkRun, RequestRun, Run, bounds
-from scheduler.simulation.scenario import Job, Loss, Scenario, checkpoints, spread_writers
+from scheduler.simulation.run import ChunkRun, LowerBounds, RequestRun, SimulatedRun, bounds
+from scheduler.simulation.scenario import Loss, Scenario, SimulatedJob, checkpoints, spread_writers
 
 __all__ = [
     "PAPER",
-    "Bounds",
     "ChunkRun",
     "Cluster",
     "Curve",
     "Era",
-    "Job",
     "Loss",
+    "LowerBounds",
     "Physics",
     "PolicyMaker",
     "RequestRun",
-    "Run",
     "Scenario",
+    "SimulatedJob",
+    "SimulatedRun",
     "SimulationStuck",
     "bounds",
     "checkpoints",

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scheduler.peace.plan import Kind
+from scheduler.peace.plan import TransferKind
 from scheduler.simulation.fairness import Floats
 from scheduler.simulation.measured import PAPER, Physics
 from scheduler.topology import Topology
@@ -81,10 +81,10 @@ class Cluster:
             self._routes[ends] = self._cheapest(*ends)
         return self._routes[ends]
 
-    def uses(self, hosts: Sequence[int], kind: Kind) -> list[Use]:
+    def uses(self, hosts: Sequence[int], kind: TransferKind) -> list[Use]:
         """Every resource that a chunk's way takes; one that is passed twice is there twice."""
         uses: list[Use] = []
-        if kind is Kind.WRITE:
+        if kind is TransferKind.WRITE:
             uses.append(Use(3 * self.hosts + hosts[0]))
         else:
             uses.append(Use(self.disk(hosts[0]), disk_read=True))
@@ -93,9 +93,9 @@ class Cluster:
                 uses.append(Use(self.up(source)))
                 uses.extend(Use(self.link(link)) for link in self.route(source, target))
                 uses.append(Use(self.down(target)))
-            if kind is not Kind.READ:
+            if kind is not TransferKind.READ:
                 uses.append(Use(self.disk(target), disk_write=True))
-        if kind is Kind.READ:
+        if kind is TransferKind.READ:
             uses.append(Use(4 * self.hosts + hosts[-1]))
         return uses
 

@@ -13,7 +13,7 @@ All of that is in front of its first byte here: it is under way, and counted whe
 
 Invariants:
 * The same scenario, policy and seed give the same run.
-* Bytes are conserved: what a resource carried is what the chunks over it moved (`Run.carried`).
+* Bytes are conserved: what a resource carried is what the chunks over it moved (`SimulatedRun.carried`).
 * Every job ends (acked or given up), or SimulationStuck says which did not.
 """
 
@@ -28,9 +28,9 @@ import numpy as np
 from scheduler.errors import SchedulerError
 from scheduler.simulation.cluster import Cluster
 from scheduler.simulation.fairness import Floats, Integers, max_min
-from scheduler.simulation.policies.base import Orders, Policy, PolicyMaker, Start, View
-from scheduler.simulation.run import ChunkRun, Moment, RequestRun, Run
-from scheduler.simulation.scenario import Job, Loss, Scenario
+from scheduler.simulation.policies.base import ClusterView, Orders, PolicyMaker, SchedulingPolicy, Start
+from scheduler.simulation.run import ChunkRun, RequestRun, SimulatedRun, TracePoint
+from scheduler.simulation.scenario import Loss, Scenario, SimulatedJob
 
 WIDTH = 48
 """Resources that one chain may use."""
@@ -40,7 +40,7 @@ DONE_BYTES = 1e-3
 SAME_TIME_S = 1e-9
 
 
-class Flight(NamedTuple):
+class Transfer(NamedTuple):
     """A chunk under way, and when it started."""
 
     start: Start
@@ -51,10 +51,10 @@ class Opened(NamedTuple):
     """A chunk's first byte may go now, if it is still in its slot."""
 
     slot: int
-    flight: Flight
+    flight: Transfer
 
 
-Event = Job | Loss | tuple[Loss, tuple[Start, ...]] | Opened | None
+Event = SimulatedJob | Loss | tuple[Loss, tuple[Start, ...]] | Opened | None
 """A submission, a loss, the notice of a loss with what it broke, a chunk's first byte, or (None) a time to look at the
 cluster."""
 
@@ -78,13 +78,13 @@ class Flows:
         self.caps: Floats = np.zeros(size)
         self.left: Floats = np.zeros(size)
         self.rates: Floats = np.zeros(size)
-        self.flights: dict[int, Flight] = {}
+        self.flights: dict[int, Transfer] = {}
         self._moving: dict[int, None] = {}
         self.active: Integers = np.zeros(0, np.int64)
         self.open: Integers = np.zeros(cluster.resources, np.int64)
         self._free = list(range(size - 1, -1, -1))
 
-    def add(self, flight: Flight) -> int:
+    def add(self, flight: Transfer) -> int:
         """A chunk is under way from now on; `move` lets its bytes go. Returns its slot."""
         start = flight.start
         if not self._free:
@@ -112,7 +112,7 @@ class Flows:
         self._moving[slot] = None
         self.active = np.array([*self._moving], np.int64)
 
-    def remove(self, slot: int) -> Flight:
+    def remove(self, slot: int) -> Transfer:
         """A chunk ends."""
         if slot in self._moving:
             del self._moving[slot]
@@ -179,10 +179,10 @@ class Disks:
         self.cached = np.clip(self.cached + self._filling * seconds, 0.0, self._limit)
 
 
-class Engine:
+class Simulation:
     """One run. Use `simulate`."""
 
-    def __init__(self, scenario: Scenario, policy: Policy, random: Random) -> None:
+    def __init__(self, scenario: Scenario, policy: SchedulingPolicy, random: Random) -> None:
         """`random` draws what each chunk takes besides its bytes."""
         self._cluster = scenario.cluster
         self._policy = policy
@@ -201,7 +201,7 @@ class Engine:
         self._chunks: list[ChunkRun] = []
         self._carried: Floats = np.zeros(self._cluster.resources)
         self._rates: Floats = np.zeros(self._cluster.resources)
-        self._trace: list[Moment] | None = [] if scenario.trace else None
+        self._trace: list[TracePoint] | None = [] if scenario.trace else None
         for job in scenario.jobs:
             self._push(job.at_s, job)
         for loss in scenario.losses:
@@ -209,7 +209,7 @@ class Engine:
         if policy.sample_s is not None:
             self._push(policy.sample_s, None)
 
-    def run(self, name: str, seed: int) -> Run:
+    def run(self, name: str, seed: int) -> SimulatedRun:
         """Until every job has ended."""
         while self._to_ack:
             self._share_out()
@@ -226,7 +226,9 @@ class Engine:
             if job.name in self._ended
         ]
         trace = tuple(self._trace or ())
-        return Run(name, seed, tuple(requests), tuple(self._chunks), self._carried, trace, tuple(self._gave_up))
+        return SimulatedRun(
+            name, seed, tuple(requests), tuple(self._chunks), self._carried, trace, tuple(self._gave_up)
+        )
 
     # ---- time
 
@@ -273,7 +275,7 @@ class Engine:
         read = np.bincount(uses[reading], rates[reading], cluster.resources)
         disks.settle((self._rates - read)[disks.at], (read * read_cost)[disks.at])
         if self._trace is not None:
-            self._trace.append(Moment(self._now, self._rates, disks.cached.copy()))
+            self._trace.append(TracePoint(self._now, self._rates, disks.cached.copy()))
 
     def _advance(self, to_s: float) -> None:
         seconds = max(0.0, to_s - self._now)
@@ -306,9 +308,9 @@ class Engine:
             case None:
                 hosts = self._cluster.hosts
                 down = self._flows.open[: 2 * hosts].reshape(2, hosts).sum(axis=0)
-                self._policy.observe(View(self._now, self._rates, tuple(int(count) for count in down)))
+                self._policy.observe(ClusterView(self._now, self._rates, tuple(int(count) for count in down)))
                 self._push(self._now + (self._policy.sample_s or np.inf), None)
-            case Job():
+            case SimulatedJob():
                 self._obey(self._policy.submit(event, self._now))
             case Loss():
                 self._lost.add(event.host)
@@ -342,7 +344,7 @@ class Engine:
             self._begin(start)
 
     def _begin(self, start: Start) -> None:
-        flight = Flight(start, self._now)
+        flight = Transfer(start, self._now)
         slot = self._flows.add(flight)
         overheads_s = self._cluster.physics.overheads_s
         if overheads_s:
@@ -351,8 +353,8 @@ class Engine:
             self._flows.move(slot)
 
 
-def simulate(scenario: Scenario, policy: PolicyMaker, seed: int) -> Run:
+def simulate(scenario: Scenario, policy: PolicyMaker, seed: int) -> SimulatedRun:
     """Run a scenario under a policy. The seed is all the chance there is."""
     random = Random(seed)  # noqa: S311  a simulation's chance, not a secret
     own = Random(f"overheads {seed}")  # noqa: S311  a policy's chance is the same with overheads and without
-    return Engine(scenario, policy.make(scenario.cluster, random), own).run(policy.name, seed)
+    return Simulation(scenario, policy.make(scenario.cluster, random), own).run(policy.name, seed)

@@ -28,7 +28,7 @@ CHECKSUM_SHARE = 512 / 516
 LINK_BYTES_S = GIGABIT_BYTES_S * ETHERNET_SHARE * CHECKSUM_SHARE
 """What a gigabit link carries of a chunk: 111.4 MB/s each way. Table 8's best client got 110 MB/s."""
 
-MOST_CLIENTS = 512
+MAX_CLIENTS = 512
 """Rates are tabulated up to so many clients of one disk; more share the same total."""
 
 
@@ -52,7 +52,7 @@ class Curve:
     @cached_property
     def totals(self) -> npt.NDArray[np.float64]:
         """Bytes per second of all clients together, by their number. For none: as for one (what drains afterwards)."""
-        rates = [self.per_client(1)] + [n * self.per_client(n) for n in range(1, MOST_CLIENTS + 1)]
+        rates = [self.per_client(1)] + [n * self.per_client(n) for n in range(1, MAX_CLIENTS + 1)]
         return np.array(rates)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
 
-from scheduler.peace.plan import Kind
+from scheduler.peace.plan import TransferKind
 from scheduler.simulation.cluster import Cluster
 from scheduler.simulation.fairness import Floats
 
@@ -19,7 +19,7 @@ class ChunkRun(NamedTuple):
     request: str
     chunk: int
     hosts: tuple[int, ...]
-    kind: Kind
+    kind: TransferKind
     start_s: float
     end_s: float
     acked: bool = True
@@ -30,7 +30,7 @@ class RequestRun(NamedTuple):
 
     name: str
     host: int
-    kind: Kind
+    kind: TransferKind
     submitted_s: float
     go_s: float
     last_ack_s: float
@@ -46,7 +46,7 @@ class RequestRun(NamedTuple):
         return self.last_ack_s - self.submitted_s
 
 
-class Moment(NamedTuple):
+class TracePoint(NamedTuple):
     """From this time on, what each resource carries, and the written data that each host's memory holds."""
 
     time_s: float
@@ -55,7 +55,7 @@ class Moment(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Run:
+class SimulatedRun:
     """A finished run. `carried`: bytes over each resource."""
 
     policy: str
@@ -63,28 +63,28 @@ class Run:
     requests: tuple[RequestRun, ...]
     chunks: tuple[ChunkRun, ...]
     carried: Floats
-    trace: tuple[Moment, ...] = ()
+    trace: tuple[TracePoint, ...] = ()
     gave_up: tuple[str, ...] = ()
 
-    def of(self, kind: Kind) -> list[RequestRun]:
+    def of(self, kind: TransferKind) -> list[RequestRun]:
         """The requests of one kind."""
         return [request for request in self.requests if request.kind is kind]
 
-    def io_s(self, kind: Kind = Kind.WRITE) -> float:
+    def io_s(self, kind: TransferKind = TransferKind.WRITE) -> float:
         """The mean time of a request, from "go"."""
         return fmean(request.io_s for request in self.of(kind))
 
-    def response_s(self, kind: Kind = Kind.WRITE) -> float:
+    def response_s(self, kind: TransferKind = TransferKind.WRITE) -> float:
         """The mean time of a request, from its submission."""
         return fmean(request.response_s for request in self.of(kind))
 
-    def comp_s(self, kind: Kind = Kind.WRITE) -> float:
+    def comp_s(self, kind: TransferKind = TransferKind.WRITE) -> float:
         """From the first submission to the last ack."""
         requests = self.of(kind)
         return max(request.last_ack_s for request in requests) - min(request.submitted_s for request in requests)
 
 
-class Bounds(NamedTuple):
+class LowerBounds(NamedTuple):
     """What no scheduler can beat, in seconds: for all requests (disks, racks, writers), and for one alone (request)."""
 
     disks_s: float
@@ -98,7 +98,7 @@ class Bounds(NamedTuple):
         return max(self.disks_s, self.racks_s, self.writers_s)
 
 
-def bounds(cluster: Cluster, writers: list[int], chunks: int, replicas: int = 3) -> Bounds:
+def bounds(cluster: Cluster, writers: list[int], chunks: int, replicas: int = 3) -> LowerBounds:
     """Lower bounds for `writers` that write `chunks` chunks each at once, at least one replica in another rack.
 
     Disks: all at the best total that table 8 has for any number of writers, their caches filled for nothing. Racks:
@@ -122,4 +122,4 @@ def bounds(cluster: Cluster, writers: list[int], chunks: int, replicas: int = 3)
     client = float(physics.client_write.totals.max())
     writers_s = max(chunks * size / min(client, float(cluster.capacity[cluster.up(writer)])) for writer in writers)
     disks_s = max(0.0, total - cluster.hosts * physics.cache_bytes) / best
-    return Bounds(disks_s, racks_s, writers_s, writers_s)
+    return LowerBounds(disks_s, racks_s, writers_s, writers_s)

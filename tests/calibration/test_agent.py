@@ -16,8 +16,8 @@ import trio
 import trio.testing
 
 from logstore.base.addresses import Address
-from scheduler.calibration.agent import Agent, AgentSettings, Limits, count
-from scheduler.calibration.calibrator import CalibrationSettings, Calibrator, Step
+from scheduler.calibration.agent import Agent, AgentLimits, AgentSettings, count
+from scheduler.calibration.calibrator import CalibrationSettings, CalibrationStep, Calibrator
 from scheduler.calibration.rules import calibrate
 from scheduler.calibration.tasks import first_of, together
 from scheduler.calibration.windows import Window, overlap, placed, together_in
@@ -28,11 +28,11 @@ from tests.support.limits import PATIENCE_S
 LOCAL = Address("127.0.0.1", 0)
 TOKEN = b"secret"
 NOTHING = int  # nothing waits to be read
-SMALL = Limits(connections=4, seconds=1, streams=4, writers=4, disk_bytes=1 << 20, disk_s=20)
+SMALL = AgentLimits(connections=4, seconds=1, streams=4, writers=4, disk_bytes=1 << 20, disk_s=20)
 
 
 @asynccontextmanager
-async def running(directory: Path, *, token: bytes = TOKEN, limits: Limits = SMALL) -> AsyncIterator[Address]:
+async def running(directory: Path, *, token: bytes = TOKEN, limits: AgentLimits = SMALL) -> AsyncIterator[Address]:
     """An agent on a port of loopback."""
     async with trio.open_nursery() as nursery:
         yield await nursery.start(Agent(AgentSettings(directory, token, limits)).serve, LOCAL)
@@ -97,8 +97,8 @@ async def test_disks(tmp_path: Path) -> None:
 async def test_a_whole_calibration(tmp_path: Path) -> None:
     """Three agents, all steps, and every capacity comes from a rate."""
     topology = racks([2, 1], 1)
-    steps: list[Step] = []
-    limits = Limits(disk_bytes=1 << 24)
+    steps: list[CalibrationStep] = []
+    limits = AgentLimits(disk_bytes=1 << 24)
     async with (
         running(tmp_path, limits=limits) as a,
         running(tmp_path, limits=limits) as b,
@@ -343,7 +343,7 @@ async def test_silent_and_many_connections(tmp_path: Path) -> None:
 
 async def test_a_calibrator_that_goes_away_stops_its_work(tmp_path: Path) -> None:
     """Cancelled in the middle of a long job, the agent is free again at once: room, connections, files."""
-    limits = Limits(connections=4, seconds=60, disk_bytes=1 << 20)
+    limits = AgentLimits(connections=4, seconds=60, disk_bytes=1 << 20)
     async with running(tmp_path, limits=limits) as one, running(tmp_path, limits=limits) as two:
         with trio.move_on_after(0.3):
             await send(one, two, seconds=60, warm_up_s=0)

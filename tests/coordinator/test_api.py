@@ -17,7 +17,7 @@ from logstore.base.events import ignore
 from logstore.base.fields import Field, Object
 from logstore.testing.reports import RecordedReports
 from scheduler.coordinator.api import ERRORS, ROUTES
-from scheduler.coordinator.dispatch import Call, Dispatch, Reply
+from scheduler.coordinator.dispatch import ApiCall, Dispatch, Reply
 from scheduler.coordinator.http.messages import HttpRequest
 from scheduler.coordinator.log_events import REQUEST_CRASHED
 from scheduler.coordinator.openapi import document
@@ -59,7 +59,7 @@ def checked(url: str, method: str, path: str, template: str, value: object = Non
 def test_the_table_says_which_requests_wait() -> None:
     """Whether the server watches for a client that goes away is the route's `waits`, whatever a request is called."""
 
-    async def never(call: Call) -> Reply:
+    async def never(call: ApiCall) -> Reply:
         raise NotImplementedError
 
     dispatch = Dispatch({route.operation: never for route in ROUTES}, ignore)
@@ -288,7 +288,7 @@ def test_a_body_that_says_nothing_of_json_is_told_what_to_add(url: str) -> None:
 async def test_a_planners_bug_is_not_the_clients_fault() -> None:
     """A plan that breaks a promise is a 500 with a line in the log, not a 400."""
 
-    async def broken(call: Call) -> Reply:
+    async def broken(call: ApiCall) -> Reply:
         raise PlanInvalid("no link left at 3")
 
     reports = RecordedReports()

@@ -17,10 +17,10 @@ from logstore.base.system import SystemClock
 from scheduler.client import CoordinatorClient
 from scheduler.coordinator import metrics, page
 from scheduler.coordinator.histogram import Histogram
-from scheduler.coordinator.journal import Journal
+from scheduler.coordinator.journal import MetadataJournal
 from scheduler.coordinator.registry import Span
 from scheduler.coordinator.running import make_planner, opened
-from scheduler.coordinator.service import Coordinator, CoordinatorSettings, Environment
+from scheduler.coordinator.service import Coordinator, CoordinatorEnvironment, CoordinatorSettings
 from scheduler.coordinator.testing import CoordinatorProcess, running
 from scheduler.peace.online import ChunkRecord
 from scheduler.topology import racks
@@ -149,11 +149,11 @@ def test_histograms_are_cumulative() -> None:
 
 def test_large_counters_are_whole(tmp_path: Path) -> None:
     """A counter is told to the last digit: rates are made of small differences between large numbers."""
-    environment = Environment(
+    environment = CoordinatorEnvironment(
         racks([4, 4], 4), make_planner("paper", racks([4, 4], 4)), SystemClock(), Random(0), ignore
     )
     with opened(tmp_path) as metadata:
-        found = Coordinator(environment, CoordinatorSettings(), Journal(metadata, ignore))
+        found = Coordinator(environment, CoordinatorSettings(), MetadataJournal(metadata, ignore))
         found.journal.commits = 123_456_789
         assert "\ncairn_coordinator_commits_total 123456789\n" in metrics.text(found, _NoTraffic())
 

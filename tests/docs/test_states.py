@@ -13,6 +13,7 @@ from typing import NamedTuple
 from logstore.epochs import decisions, staging
 from logstore.kafka import answers, connection
 from logstore.kafka.groups import state as groups
+from scheduler.peace.online import states as peace
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/states.md"
 HEAD = """# State machines
@@ -46,6 +47,8 @@ def page() -> str:
     sending = [Step(before, event.value, after) for (before, event), after in answers.TRANSITIONS.items()]
     connections = [Step(before, event.value, after) for (before, event), after in connection.TRANSITIONS.items()]
     attempts = [Step(before, event.value, after) for (before, event), after in staging.TRANSITIONS.items()]
+    requests = [Step(before, event.value, after) for (before, event), after in peace.REQUEST_TRANSITIONS.items()]
+    chunks = [Step(before, event.value, after) for (before, event), after in peace.CHUNK_TRANSITIONS.items()]
     group = [
         Step(before, "", after)
         for before, afters in groups.TRANSITIONS.items()
@@ -88,6 +91,20 @@ def page() -> str:
                 "The classic protocol's states, under the names that Kafka's tools show.",
                 groups.GroupState.EMPTY,
                 group,
+            ),
+            drawn(
+                "A request of Peace",
+                "scheduler/peace/online/states.py",
+                "From the submission to one of three ends.",
+                peace.RequestState.WAITING,
+                requests,
+            ),
+            drawn(
+                "A chunk of a request of Peace",
+                "scheduler/peace/online/states.py",
+                "A chunk that failed or was revoked waits again; each start is a new attempt.",
+                peace.ChunkState.WAITING,
+                chunks,
             ),
         )
     )

@@ -19,13 +19,13 @@ class Put(NamedTuple):
     value: str
 
 
-class Remove(NamedTuple):
+class RemovePrefix(NamedTuple):
     """Removes all keys that start with `prefix`."""
 
     prefix: str
 
 
-Change = Put | Remove
+Change = Put | RemovePrefix
 
 
 class Metadata(Protocol):

@@ -66,14 +66,12 @@ from scheduler.peace.online.records import (
     GATHER_MS,
     ChunkRecord,
     ChunkStart,
-    ChunkState,
+    EventOutcome,
     HostStatus,
     InFlight,
     Mode,
-    Outcome,
     QueuePosition,
     RequestRecord,
-    RequestState,
     RequestStatus,
     ResourceUse,
     Settings,
@@ -82,17 +80,18 @@ from scheduler.peace.online.records import (
     Submission,
 )
 from scheduler.peace.online.scheduler import OnlineScheduler
+from scheduler.peace.online.states import ChunkState, RequestState
 
 __all__ = [
     "GATHER_MS",
     "ChunkRecord",
     "ChunkStart",
     "ChunkState",
+    "EventOutcome",
     "HostStatus",
     "InFlight",
     "Mode",
     "OnlineScheduler",
-    "Outcome",
     "QueuePosition",
     "RequestRecord",
     "RequestState",

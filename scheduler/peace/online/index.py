@@ -24,7 +24,7 @@ import numpy.typing as npt
 from scheduler.peace.online.jobs import Rank, Unit
 from scheduler.peace.online.tokens import Key, Tokens
 from scheduler.peace.placement import Relation, Rule
-from scheduler.peace.plan import Kind, Request, Resource
+from scheduler.peace.plan import Request, Resource, TransferKind
 
 _LEAVE = frozenset({Rule(Relation.OTHER_RACK, 0)})
 _STAY = Rule(Relation.SAME_RACK, 0)
@@ -39,7 +39,7 @@ def order_of(unit: Unit) -> Order:
     return unit.job.rank, unit.first
 
 
-class Group:
+class UnitGroup:
     """Units that a planner treats alike, in the order of service."""
 
     __slots__ = ("_units", "key", "own", "ready", "request_class", "stamp")
@@ -95,7 +95,7 @@ class RequestClass:
 
     def __init__(self, key: Hashable) -> None:
         self.key = key
-        self.groups: list[tuple[Order, int, int, Group]] = []  # a heap
+        self.groups: list[tuple[Order, int, int, UnitGroup]] = []  # a heap
         self.members = 0
         self.stamp = 0
         self.where: list[Any] | None = None
@@ -114,11 +114,11 @@ class Index:
 
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens
-        self._groups: dict[Hashable, Group] = {}
+        self._groups: dict[Hashable, UnitGroup] = {}
         self._classes: dict[Hashable, RequestClass] = {}
         self._awake: list[tuple[Order, int, int, RequestClass]] = []
         self._asleep: list[tuple[Order, int, int, RequestClass]] = []
-        self._parked_groups: dict[Key, list[Group]] = {}
+        self._parked_groups: dict[Key, list[UnitGroup]] = {}
         self._parked_classes: dict[Hashable, list[tuple[int, RequestClass]]] = {}
         self._members: dict[int, npt.NDArray[np.int64]] = {}
         self._number = 0
@@ -135,7 +135,7 @@ class Index:
             if request_class is None:
                 request_class = self._classes[key] = RequestClass(key)
             request_class.members += 1
-            group = self._groups[unit.key] = Group(unit.key, unit.own, request_class)
+            group = self._groups[unit.key] = UnitGroup(unit.key, unit.own, request_class)
         front = group.first()
         self._number += 1
         group.push(unit, self._number)
@@ -161,7 +161,7 @@ class Index:
             if key[0] is not Resource.LINK:
                 self._unpark(self._tokens.topology.rack_of[key[1]])
 
-    def ready(self, group: Group) -> None:
+    def ready(self, group: UnitGroup) -> None:
         """The group is worth a try, so its class is, too."""
         first = group.first()
         if first is None:
@@ -170,7 +170,7 @@ class Index:
         self._push(group, first)
         self._rouse(group.request_class)
 
-    def put_back(self, group: Group) -> None:
+    def put_back(self, group: UnitGroup) -> None:
         """Undo `pop`: the group is ready, but nothing new makes it worth a try."""
         first = group.first()
         if first is None:
@@ -178,7 +178,7 @@ class Index:
         else:
             self._push(group, first)
 
-    def pop(self) -> Group | None:
+    def pop(self) -> UnitGroup | None:
         """Take out the first group, in the order of service, that is worth a try; None: there is none.
 
         The caller hands it to `ready`, or keeps it aside for a while and hands it to `put_back`.
@@ -225,7 +225,7 @@ class Index:
     def class_key(self, unit: Unit) -> Hashable:
         """The key of a unit's class."""
         request = unit.request
-        if request.kind is not Kind.WRITE:
+        if request.kind is not TransferKind.WRITE:
             return unit.key
         return self._tokens.topology.rack_of[request.writer], request.placement, request.avoid
 
@@ -258,7 +258,7 @@ class Index:
                 request_class.parked = False
                 self._rouse(request_class)
 
-    def _push(self, group: Group, first: Unit) -> None:
+    def _push(self, group: UnitGroup, first: Unit) -> None:
         group.ready = True
         group.stamp += 1
         self._number += 1
@@ -290,7 +290,7 @@ class Index:
         return None
 
     @staticmethod
-    def _next_ready(request_class: RequestClass) -> Group | None:
+    def _next_ready(request_class: RequestClass) -> UnitGroup | None:
         groups = request_class.groups
         while groups:
             _, _, stamp, group = groups[0]
@@ -299,7 +299,7 @@ class Index:
             heappop(groups)
         return None
 
-    def _forget(self, group: Group) -> None:
+    def _forget(self, group: UnitGroup) -> None:
         """A group without units goes; so does its class if it was the last."""
         group.ready = False
         if self._groups.get(group.key) is group:
@@ -333,7 +333,7 @@ class Index:
         """Resources without tokens such that no chain is possible before one of them is freed; () if none is seen."""
         request, tokens = unit.request, self._tokens
         keys: list[Key] = []
-        if request.kind is Kind.WRITE:
+        if request.kind is TransferKind.WRITE:
             return self._cut_of_rack(request)
         for source in unit.sources:
             key: Key = (Resource.DISK, source)

@@ -9,26 +9,50 @@ from collections.abc import Collection, Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Any
 
-from scheduler.peace.online.records import RequestState
+from scheduler.peace.online.states import (
+    CHUNK_TRANSITIONS,
+    REQUEST_TRANSITIONS,
+    ChunkEvent,
+    ChunkState,
+    RequestEvent,
+    RequestState,
+)
 from scheduler.peace.placement import Placement, Relation
-from scheduler.peace.plan import Chain, Kind, Request, Resource
+from scheduler.peace.plan import Chain, Request, Resource, TransferKind
 
 Rank = tuple[int, int]
 """The order of the queue: milliseconds (of submission, less what priority is worth), then the order of submission."""
 
 
-class Flight:
-    """A chunk in flight: its chain, its attempt, since when, and the timestep it was started in."""
+class ChunkAttempt:
+    """One attempt to move a chunk: its chain, its number, since when, and the timestep it was started in."""
 
-    __slots__ = ("attempt", "chain", "chunk", "job", "since_ms", "step")
+    __slots__ = ("attempt", "chain", "chunk", "job", "since_ms", "state", "step")
 
-    def __init__(self, job: "Job", chain: Chain, attempt: int, since_ms: int, step: int) -> None:
+    def __init__(
+        self,
+        job: "TransferJob",
+        chain: Chain,
+        attempt: int,
+        since_ms: int,
+        step: int,
+        state: ChunkState = ChunkState.WAITING,
+    ) -> None:
         self.job = job
         self.chunk = chain.chunk
         self.chain = chain
         self.attempt = attempt
         self.since_ms = since_ms
         self.step = step
+        self.state = state
+        """The state of the chunk, as this attempt left it."""
+
+    def move(self, event: ChunkEvent) -> None:
+        """Take the step for `event` in CHUNK_TRANSITIONS."""
+        following = CHUNK_TRANSITIONS.get((self.state, event))
+        if following is None:
+            raise AssertionError(f"chunk {self.chunk} of {self.job.name!r}: {event.value} in state {self.state.value}")
+        self.state = following
 
 
 class Unit:
@@ -39,7 +63,9 @@ class Unit:
         *("sources", "unreachable"),
     )
 
-    def __init__(self, job: "Job", numbers: Sequence[int], left: tuple[int, ...], avoid: frozenset[int]) -> None:
+    def __init__(
+        self, job: "TransferJob", numbers: Sequence[int], left: tuple[int, ...], avoid: frozenset[int]
+    ) -> None:
         self.job = job
         self.first = numbers[0]
         self._numbers = numbers
@@ -62,7 +88,7 @@ class Unit:
 
     def _ask(self, sources: tuple[int, ...], avoid: frozenset[int]) -> Request:
         job = self.job
-        each = (sources,) if job.kind is not Kind.WRITE else ()
+        each = (sources,) if job.kind is not TransferKind.WRITE else ()
         return Request(job.name, job.writer, 1, job.placement, job.kind, each, (self.first,), avoid)
 
     @property
@@ -81,7 +107,7 @@ class Unit:
         """Return a chunk that was taken: it waits again."""
         heappush(self._back, chunk)
 
-    def keep(self, job: "Job") -> None:
+    def keep(self, job: "TransferJob") -> None:
         """Only the chunks that are neither done nor in flight wait."""
         if job.done or job.flights:
             self._numbers = tuple(n for n in self._numbers if n not in job.done and n not in job.flights)
@@ -92,7 +118,7 @@ class Unit:
         return iter(sorted([*self._back, *fresh]) if self._back else fresh)
 
 
-class Job:
+class TransferJob:
     """A request with its chunks. `reason` says why it was given up."""
 
     __slots__ = (
@@ -100,7 +126,7 @@ class Job:
         *("reason", "sequence", "sources", "state", "submitted_ms", "units", "waiting", "writer", "_unit_of"),
     )
 
-    def __init__(self, name: str, kind: Kind, writer: int, placement: Placement, chunks: int) -> None:
+    def __init__(self, name: str, kind: TransferKind, writer: int, placement: Placement, chunks: int) -> None:
         self.name = name
         self.kind = kind
         self.writer = writer
@@ -113,7 +139,7 @@ class Job:
         self.reason = ""
         self.avoid: set[int] = set()
         self.attempts: dict[int, int] = {}
-        self.flights: dict[int, Flight] = {}
+        self.flights: dict[int, ChunkAttempt] = {}
         self.done: set[int] = set()
         self.units: list[Unit] = []
         self.waiting = 0
@@ -135,11 +161,19 @@ class Job:
 
     def unit_of(self, chunk: int) -> Unit:
         """The unit of a chunk that is not done."""
-        return self.units[0] if self.kind is Kind.WRITE else self._unit_of[chunk]
+        return self.units[0] if self.kind is TransferKind.WRITE else self._unit_of[chunk]
 
-    def end(self, state: RequestState, reason: str) -> None:
-        """Nothing of it waits any more; what is only needed for that is let go: ended jobs are remembered for long."""
-        self.state, self.reason = state, reason
+    def move(self, event: RequestEvent) -> None:
+        """Take the step for `event` in REQUEST_TRANSITIONS."""
+        following = REQUEST_TRANSITIONS.get((self.state, event))
+        if following is None:
+            raise AssertionError(f"request {self.name!r}: {event.value} in state {self.state.value}")
+        self.state = following
+
+    def end(self, event: RequestEvent, reason: str) -> None:
+        """End the request, and drop its units: an ended job is remembered for long, and none of its chunks waits."""
+        self.move(event)
+        self.reason = reason
         self.units, self._unit_of = [], {}
 
     def sort(self, lost: Collection[int]) -> int | None:
@@ -148,7 +182,7 @@ class Job:
         Suspects stay sources of chunks that nobody else has.
         """
         avoid = frozenset(self.avoid)
-        if self.kind is Kind.WRITE:
+        if self.kind is TransferKind.WRITE:
             self.units = [Unit(self, range(self.chunks), (), avoid)]
             self.units[0].keep(self)
             return None
@@ -168,11 +202,11 @@ class Job:
         return None
 
 
-def _own(job: Job, sources: tuple[int, ...]) -> tuple[Resource, int] | None:
+def _own(job: TransferJob, sources: tuple[int, ...]) -> tuple[Resource, int] | None:
     """The one resource that every chain of such chunks needs a token of, if there is one."""
-    if job.kind is Kind.READ:
+    if job.kind is TransferKind.READ:
         return None if job.writer in sources else (Resource.RECEIVE, job.writer)
-    if job.kind is Kind.COPY:
+    if job.kind is TransferKind.COPY:
         return (Resource.SEND, sources[0]) if len(sources) == 1 else None
     local = any(rule.relation is Relation.SAME_HOST for rule in job.placement[0])
     return (Resource.DISK if local and len(job.placement) == 1 else Resource.SEND, job.writer)

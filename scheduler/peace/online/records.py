@@ -12,7 +12,8 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from scheduler.errors import RequestError
-from scheduler.peace.plan import Kind
+from scheduler.peace.online.states import RequestState
+from scheduler.peace.plan import TransferKind
 
 GATHER_MS = 5
 """For whoever has a timer: a burst of submissions from many hosts takes some milliseconds to arrive."""
@@ -84,7 +85,7 @@ class Submission:
     replicas: int = 3
     placement: tuple[str, ...] | None = None
     priority: int = 0
-    kind: Kind = Kind.WRITE
+    kind: TransferKind = TransferKind.WRITE
     sources: tuple[tuple[str, ...], ...] = ()
 
 
@@ -95,7 +96,7 @@ class ChunkStart(NamedTuple):
     chunk: int
     attempt: int
     hosts: tuple[str, ...]
-    kind: Kind
+    kind: TransferKind
 
 
 class QueuePosition(NamedTuple):
@@ -109,29 +110,6 @@ class QueuePosition(NamedTuple):
     requests_ahead: int
     chunks_ahead: int
     starts_within_chunks: int
-
-
-class RequestState(StrEnum):
-    """The life of a request; the last three are ends."""
-
-    WAITING = "waiting"  # nothing of it was ever started
-    RUNNING = "running"
-    FINISHED = "finished"
-    CANCELLED = "cancelled"
-    FAILED = "failed"
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing more will happen to the request."""
-        return self not in (RequestState.WAITING, RequestState.RUNNING)
-
-
-class ChunkState(StrEnum):
-    """A chunk's life. A chunk without a record is waiting and was never started."""
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    DONE = "done"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +157,7 @@ class ChunkRecord:
         return cls(**_plain(cls, values))
 
 
-class Outcome(NamedTuple):
+class EventOutcome(NamedTuple):
     """The effects of an event. Store `changed` first, in one transaction; then tell everyone concerned.
 
     `revoked`: stop these; their chunks are planned again, or their request is given up. `finished`: requests with all
@@ -207,7 +185,7 @@ class RequestStatus(NamedTuple):
 
     name: str
     state: RequestState
-    kind: Kind
+    kind: TransferKind
     writer: str | None
     priority: int
     done: int

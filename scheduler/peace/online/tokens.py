@@ -84,7 +84,7 @@ class Tokens:
             else:
                 self.owed[key] = self.owed.get(key, 0) + 1
 
-    def let_go(self, keys: Iterable[Key], *, for_good: bool = True) -> None:
+    def release(self, keys: Iterable[Key], *, for_good: bool = True) -> None:
         """Undo `hold`. `for_good`: the tokens are free for others now, and noted in `freed`."""
         for key in keys:
             if not self._pay(self.owed, key):

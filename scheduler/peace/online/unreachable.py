@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from random import Random
 
-from scheduler.peace.online.jobs import Job, Unit
+from scheduler.peace.online.jobs import TransferJob, Unit
 from scheduler.peace.online.ranked_queue import RankedQueue
 from scheduler.peace.plan import Chain, Planner, Request, Residual
 
@@ -23,7 +23,7 @@ _AT_ONCE, _TRIES_IDLE = 4, 8
 """Units tried again at an event that leaves nothing in flight, and tries for each; at other events one unit, once."""
 
 
-class Unreachable:
+class UnreachableUnits:
     """The unreachable units, the one whose last try is the longest ago first. `whole`: the network as it is."""
 
     def __init__(self, queue: RankedQueue, planner: Planner, random: Random, whole: Residual) -> None:
@@ -39,7 +39,7 @@ class Unreachable:
         self._units[unit] = None
         self._queue.put(unit.job, unit.job.counted)
 
-    def jobs(self) -> set[Job]:
+    def jobs(self) -> set[TransferJob]:
         """The jobs of the unreachable units."""
         return {unit.job for unit in self._units}
 
@@ -48,12 +48,12 @@ class Unreachable:
         for unit in units:
             self._units.pop(unit, None)
 
-    def again(self) -> None:
+    def retry_all(self) -> None:
         """Return all units to the queue: a host is back."""
         for unit in list(self._units):
             self._back(unit)
 
-    def some_again(self, *, idle: bool) -> list[Unit]:
+    def retry_some(self, *, idle: bool) -> list[Unit]:
         """Try a few units again, more if the network is `idle`; returns those that are back in the queue."""
         found = []
         most, tries = (_AT_ONCE, _TRIES_IDLE) if idle else (1, 1)

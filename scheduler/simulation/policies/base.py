@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import NamedTuple, Protocol
 
-from scheduler.peace.plan import Kind
+from scheduler.peace.plan import TransferKind
 from scheduler.simulation.cluster import Cluster
 from scheduler.simulation.fairness import Floats
-from scheduler.simulation.scenario import Job
+from scheduler.simulation.scenario import SimulatedJob
 
 
 class Start(NamedTuple):
@@ -19,7 +19,7 @@ class Start(NamedTuple):
     request: str
     chunk: int
     hosts: tuple[int, ...]
-    kind: Kind = Kind.WRITE
+    kind: TransferKind = TransferKind.WRITE
     attempt: int = 0
 
 
@@ -31,7 +31,7 @@ class Orders(NamedTuple):
     gave_up: tuple[str, ...] = ()
 
 
-class View(NamedTuple):
+class ClusterView(NamedTuple):
     """What can be measured in a cluster: each resource's current rate, and the chunks that each host has open."""
 
     now_s: float
@@ -39,7 +39,7 @@ class View(NamedTuple):
     open_chunks: Sequence[int]
 
 
-class Policy(Protocol):
+class SchedulingPolicy(Protocol):
     """Decides; the simulator calls. Times are seconds of the simulation."""
 
     sample_s: float | None
@@ -54,7 +54,7 @@ class Policy(Protocol):
         """What was put off until now."""
         ...
 
-    def submit(self, job: Job, now_s: float) -> Orders:
+    def submit(self, job: SimulatedJob, now_s: float) -> Orders:
         """A new job."""
         ...
 
@@ -66,7 +66,7 @@ class Policy(Protocol):
         """A host is gone; these chunks were broken off."""
         ...
 
-    def observe(self, view: View) -> None:
+    def observe(self, view: ClusterView) -> None:
         """The cluster as measured."""
         ...
 
@@ -85,7 +85,7 @@ class PolicyMaker(NamedTuple):
     """A policy's name, and what makes a new one for a run."""
 
     name: str
-    make: Callable[[Cluster, Random], Policy]
+    make: Callable[[Cluster, Random], SchedulingPolicy]
 
 
 READING_THREADS = 4
@@ -104,16 +104,16 @@ class ThreadedClients(AtOnce):
         self.cluster = cluster
         self.lost: set[int] = set()
         self._threads = threads
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, SimulatedJob] = {}
 
-    def _threads_of(self, job: Job) -> int:
-        return self._threads if job.kind is Kind.WRITE else READING_THREADS
+    def _threads_of(self, job: SimulatedJob) -> int:
+        return self._threads if job.kind is TransferKind.WRITE else READING_THREADS
 
-    def place(self, job: Job, chunk: int) -> tuple[int, ...]:
+    def place(self, job: SimulatedJob, chunk: int) -> tuple[int, ...]:
         """The way for a chunk; every policy has its own."""
         raise NotImplementedError
 
-    def submit(self, job: Job, now_s: float) -> Orders:
+    def submit(self, job: SimulatedJob, now_s: float) -> Orders:
         """All threads begin at once."""
         if job.host in self.lost:
             return Orders(gave_up=(job.name,))
@@ -136,8 +136,8 @@ class ThreadedClients(AtOnce):
         )
         return Orders(again, gave_up=tuple(job.name for job in self._jobs.values() if job.host == host))
 
-    def observe(self, view: View) -> None:
+    def observe(self, view: ClusterView) -> None:
         """Nothing is measured."""
 
-    def _start(self, job: Job, chunk: int, attempt: int = 0) -> Start:
+    def _start(self, job: SimulatedJob, chunk: int, attempt: int = 0) -> Start:
         return Start(job.name, chunk, self.place(job, chunk), job.kind, attempt)

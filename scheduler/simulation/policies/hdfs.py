@@ -15,10 +15,10 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from random import Random
 
-from scheduler.peace.plan import Kind
+from scheduler.peace.plan import TransferKind
 from scheduler.simulation.cluster import Cluster
-from scheduler.simulation.policies.base import PolicyMaker, ThreadedClients, View
-from scheduler.simulation.scenario import Job
+from scheduler.simulation.policies.base import ClusterView, PolicyMaker, ThreadedClients
+from scheduler.simulation.scenario import SimulatedJob
 
 HEARTBEAT_S = 3.0
 LOAD_LIMIT = 2.0
@@ -53,15 +53,15 @@ class HdfsDefault(ThreadedClients):
         self._consider_load = consider_load
         self._load: Sequence[int] = [0] * cluster.hosts
 
-    def observe(self, view: View) -> None:
+    def observe(self, view: ClusterView) -> None:
         """The heartbeats: how many chunks every host has open."""
         self._load = tuple(view.open_chunks)
 
-    def place(self, job: Job, chunk: int) -> tuple[int, ...]:
+    def place(self, job: SimulatedJob, chunk: int) -> tuple[int, ...]:
         """Targets by the rules, in the order of the pipeline; for a read, any host that has the chunk."""
-        if job.kind is Kind.READ:
+        if job.kind is TransferKind.READ:
             return (self._source(job, chunk), job.host)
-        if job.kind is Kind.COPY:
+        if job.kind is TransferKind.COPY:
             source = self._source(job, chunk)
             return (source, self._pick(None, None, {*job.sources[chunk]}))
         chosen: list[int] = []
@@ -107,7 +107,7 @@ class HdfsDefault(ThreadedClients):
             order.append(at)
         return order
 
-    def _source(self, job: Job, chunk: int) -> int:
+    def _source(self, job: SimulatedJob, chunk: int) -> int:
         """A host that has the chunk: one in the reader's rack if there is one, as HDFS sorts them."""
         rack_of = self.cluster.topology.rack_of
         alive = [host for host in job.sources[chunk] if host not in self.lost]

@@ -7,11 +7,11 @@ those of the cluster's topology. Messages take no time; what the scheduler gathe
 from collections.abc import Callable, Sequence
 from random import Random
 
-from scheduler.peace.online import ChunkStart, OnlineScheduler, Outcome, Settings, Submission
-from scheduler.peace.plan import Kind, Planner
+from scheduler.peace.online import ChunkStart, EventOutcome, OnlineScheduler, Settings, Submission
+from scheduler.peace.plan import Planner, TransferKind
 from scheduler.simulation.cluster import Cluster
-from scheduler.simulation.policies.base import Orders, PolicyMaker, Start, View
-from scheduler.simulation.scenario import Job
+from scheduler.simulation.policies.base import ClusterView, Orders, PolicyMaker, Start
+from scheduler.simulation.scenario import SimulatedJob
 from scheduler.topology import Topology
 
 
@@ -26,13 +26,13 @@ class Peace:
         self._scheduler = scheduler
         self._lost: set[int] = set()
 
-    def submit(self, job: Job, now_s: float) -> Orders:
+    def submit(self, job: SimulatedJob, now_s: float) -> Orders:
         """A request (w, r, k), or a recovery's reads and copies. A host that is known to be lost asks for nothing."""
         if job.host in self._lost:
             return Orders(gave_up=(job.name,))
         submission = Submission(
             name=job.name,
-            writer=None if job.kind is Kind.COPY else self._names[job.host],
+            writer=None if job.kind is TransferKind.COPY else self._names[job.host],
             chunks=job.chunks,
             replicas=job.replicas,
             kind=job.kind,
@@ -59,10 +59,10 @@ class Peace:
         """What was gathered."""
         return self._orders(self._scheduler.plan(_ms(now_s)))
 
-    def observe(self, view: View) -> None:
+    def observe(self, view: ClusterView) -> None:
         """Peace measures nothing: it plans with capacities."""
 
-    def _orders(self, outcome: Outcome) -> Orders:
+    def _orders(self, outcome: EventOutcome) -> Orders:
         starts, stops = (tuple(map(self._start, goes)) for goes in (outcome.go, outcome.revoked))
         return Orders(starts, stops, outcome.given_up)
 

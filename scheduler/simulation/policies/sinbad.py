@@ -12,10 +12,10 @@ from random import Random
 import numpy as np
 
 from scheduler.peace.placement import Relation, default_placement
-from scheduler.peace.plan import Kind
+from scheduler.peace.plan import TransferKind
 from scheduler.simulation.cluster import Cluster
-from scheduler.simulation.policies.base import PolicyMaker, ThreadedClients, View
-from scheduler.simulation.scenario import Job
+from scheduler.simulation.policies.base import ClusterView, PolicyMaker, ThreadedClients
+from scheduler.simulation.scenario import SimulatedJob
 
 SAMPLE_S = 1.0
 
@@ -30,16 +30,16 @@ class Sinbad(ThreadedClients):
         self._random = random
         self._rates = np.zeros(cluster.resources)
 
-    def observe(self, view: View) -> None:
+    def observe(self, view: ClusterView) -> None:
         """New measurements replace all that was assumed since the last."""
         self._rates = view.rates.copy()
 
-    def place(self, job: Job, chunk: int) -> tuple[int, ...]:
+    def place(self, job: SimulatedJob, chunk: int) -> tuple[int, ...]:
         """A way through the least used links."""
-        if job.kind is Kind.READ:
+        if job.kind is TransferKind.READ:
             hosts = [host for host in job.sources[chunk] if host not in self.lost]
             return self._taken((self._least(hosts, job.host, towards=True), job.host), job.kind)
-        if job.kind is Kind.COPY:
+        if job.kind is TransferKind.COPY:
             source = self._random.choice([host for host in job.sources[chunk] if host not in self.lost])
             others = set(range(self.cluster.hosts)) - set(job.sources[chunk]) - self.lost
             return self._taken((source, self._least(sorted(others), source)), job.kind)
@@ -69,7 +69,7 @@ class Sinbad(ThreadedClients):
         links = [*(cluster.link(link) for link in cluster.route(source, target)), cluster.down(target)]
         return float(np.max(self._rates[links] / cluster.capacity[links]))
 
-    def _taken(self, chain: tuple[int, ...], kind: Kind) -> tuple[int, ...]:
+    def _taken(self, chain: tuple[int, ...], kind: TransferKind) -> tuple[int, ...]:
         """Count a chunk that is placed as traffic until the next measurement: its bytes over that time."""
         for use in self.cluster.uses(chain, kind):
             self._rates[use.resource] += self.cluster.topology.chunk_bytes / SAMPLE_S

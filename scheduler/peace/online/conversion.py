@@ -4,14 +4,14 @@ Invariants:
 * `chain_of(chunk_record(flight))` is the flight's chain, as long as the topology still has its hosts and links.
 """
 
-from scheduler.peace.online.jobs import Flight, Job
-from scheduler.peace.online.records import ChunkRecord, ChunkStart, ChunkState, RequestRecord
+from scheduler.peace.online.jobs import ChunkAttempt, TransferJob
+from scheduler.peace.online.records import ChunkRecord, ChunkStart, RequestRecord
 from scheduler.peace.placement import placement_texts
-from scheduler.peace.plan import Chain, Kind
+from scheduler.peace.plan import Chain, TransferKind
 from scheduler.topology import Topology
 
 
-def request_record(topology: Topology, job: Job) -> RequestRecord:
+def request_record(topology: Topology, job: TransferJob) -> RequestRecord:
     """The current record of a request."""
     names = topology.servers
     return RequestRecord(
@@ -30,14 +30,14 @@ def request_record(topology: Topology, job: Job) -> RequestRecord:
     )
 
 
-def chunk_record(topology: Topology, flight: Flight, state: ChunkState, since_ms: int) -> ChunkRecord:
-    """The record of the flight's chunk in this state since now."""
+def chunk_record(topology: Topology, flight: ChunkAttempt, since_ms: int) -> ChunkRecord:
+    """The record of the flight's chunk, which has been in its state since `since_ms`."""
     links = topology.links
     return ChunkRecord(
         request=flight.job.name,
         chunk=flight.chunk,
         attempt=flight.attempt,
-        state=state.value,
+        state=flight.state.value,
         hosts=tuple(topology.servers[host].name for host in flight.chain.hosts),
         routes=tuple(tuple((links[n].source, links[n].target) for n in route) for route in flight.chain.routes),
         since_ms=since_ms,
@@ -45,13 +45,13 @@ def chunk_record(topology: Topology, flight: Flight, state: ChunkState, since_ms
     )
 
 
-def go_of(topology: Topology, flight: Flight) -> ChunkStart:
+def go_of(topology: Topology, flight: ChunkAttempt) -> ChunkStart:
     """The start that the writer is told of."""
     hosts = tuple(topology.servers[host].name for host in flight.chain.hosts)
     return ChunkStart(flight.job.name, flight.chunk, flight.attempt, hosts, flight.chain.kind)
 
 
-def chain_of(topology: Topology, record: ChunkRecord, kind: Kind) -> Chain | None:
+def chain_of(topology: Topology, record: ChunkRecord, kind: TransferKind) -> Chain | None:
     """The chain of a stored chunk; None if the topology does not have all of it any more."""
     links = {(link.source, link.target): number for number, link in enumerate(topology.links)}
     hosts = [topology.index.get(name, -1) for name in record.hosts]

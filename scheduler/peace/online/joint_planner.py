@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from random import Random
 
-from scheduler.peace.online.jobs import Job, Unit
-from scheduler.peace.plan import Chain, Kind, Planner, Request, Residual
+from scheduler.peace.online.jobs import TransferJob, Unit
+from scheduler.peace.plan import Chain, Planner, Request, Residual, TransferKind
 from scheduler.peace.repaired import RepairedPlanner
 from scheduler.peace.urgency import Urgency
 from scheduler.topology import Topology
@@ -23,7 +23,7 @@ _SHARE_ANEW = 64
 """Urgent chunks are counted again when one of so many waiting chunks has started."""
 
 
-class Together:
+class JointPlanner:
     """Plans for units with a planner that plans jointly. `whole`: the network with nothing in flight."""
 
     def __init__(self, topology: Topology, planner: RepairedPlanner, random: Random, whole: Residual) -> None:
@@ -31,34 +31,34 @@ class Together:
         self._random = random
         self._whole = whole
         self._urgency = Urgency(topology, planner)
-        self._urgent: dict[Job, int] = {}
-        self._good_for = 0
+        self._urgent: dict[TransferJob, int] = {}
+        self._valid_for = 0
         """The number of chunks that may start, or come, before urgent chunks are counted again."""
 
     @classmethod
-    def of(cls, topology: Topology, planner: Planner, random: Random, whole: Residual) -> "Together | None":
+    def of(cls, topology: Topology, planner: Planner, random: Random, whole: Residual) -> "JointPlanner | None":
         """A planner of many chunks at once; None if `planner` plans one chunk after the other."""
         return cls(topology, planner, random, whole) if isinstance(planner, RepairedPlanner) else None
 
-    def changed(self) -> None:
+    def invalidate(self) -> None:
         """Note that requests or the network changed, so that urgent chunks are counted again."""
-        self._good_for = 0
+        self._valid_for = 0
 
     def plan(
-        self, asks: Sequence[tuple[Unit, int]], queue: Iterable[Job], left: Residual, first: Unit | None = None
+        self, asks: Sequence[tuple[Unit, int]], queue: Iterable[TransferJob], left: Residual, first: Unit | None = None
     ) -> list[tuple[Unit, Chain]]:
         """Chains for these units, for at most so many chunks of each, taken from `left`; in the order of service.
 
         `queue`: all jobs that wait, in order. `first`: without a chain for this unit nothing is planned or taken.
         """
-        if self._good_for <= 0:
+        if self._valid_for <= 0:
             self._count(queue)
         if first is None:
             return self._plan(asks, left, None)
-        urgent, good_for, trial = dict(self._urgent), self._good_for, left.copy()
+        urgent, good_for, trial = dict(self._urgent), self._valid_for, left.copy()
         found = self._plan(asks, trial, first)
         if not any(unit is first for unit, _ in found):
-            self._urgent, self._good_for = urgent, good_for
+            self._urgent, self._valid_for = urgent, good_for
             return []
         left.become(trial)
         return found
@@ -72,7 +72,7 @@ class Together:
             had[unit] += 1
             self._urgent[unit.job] = max(0, self._urgent.get(unit.job, 0) - 1)
         found += self._planned([(unit, most - had[unit]) for unit, most in asks], left)
-        self._good_for -= len(found)
+        self._valid_for -= len(found)
         return found
 
     def _planned(self, asks: Sequence[tuple[Unit, int]], left: Residual) -> list[tuple[Unit, Chain]]:
@@ -88,10 +88,10 @@ class Together:
         plan = self._planner.plan(requests, left, self._random)
         return [(units[chain.request], chain._replace(request=units[chain.request].job.name)) for chain in plan.chains]
 
-    def _count(self, queue: Iterable[Job]) -> None:
+    def _count(self, queue: Iterable[TransferJob]) -> None:
         """Count the urgent chunks of all waiting jobs."""
-        jobs = [job for job in queue if job.kind is Kind.WRITE and job.waiting and not job.avoid]
+        jobs = [job for job in queue if job.kind is TransferKind.WRITE and job.waiting and not job.avoid]
         requests = [Request(job.name, job.writer, job.waiting, job.placement) for job in jobs]
         counts = self._urgency.urgent(requests, self._whole) if requests else []
         self._urgent = {job: count for job, count in zip(jobs, counts, strict=True) if count}
-        self._good_for = max(1, sum(job.waiting for job in jobs) // _SHARE_ANEW)
+        self._valid_for = max(1, sum(job.waiting for job in jobs) // _SHARE_ANEW)

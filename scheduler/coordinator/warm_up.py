@@ -31,14 +31,14 @@ _LOADS: Final = ((2,), (3,), (1, 2, 3))
 """Replicas of the requests of a plan, by turns: those that can be planned jointly, and a mixture."""
 
 
-async def warmed(planner: Planner, report: Report) -> None:
+async def warm_up_planner(planner: Planner, report: Report) -> None:
     """Have all compiled code of planners like this one, on a thread; others run meanwhile."""
     if isinstance(planner, Compiled):
         report(WARMING, planner=planner.name)
-        await trio.to_thread.run_sync(warm, type(planner), trio.from_thread.check_cancelled)
+        await trio.to_thread.run_sync(warm_up, type(planner), trio.from_thread.check_cancelled)
 
 
-def warm(kind: Callable[[Topology], Compiled], check: Callable[[], None] = lambda: None) -> None:
+def warm_up(kind: Callable[[Topology], Compiled], check: Callable[[], None] = lambda: None) -> None:
     """Run what planners of this kind run, on a network where not everything fits.
 
     `check` is called now and then, between two passes of the compiler too; what it raises ends this.

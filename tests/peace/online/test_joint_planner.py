@@ -10,7 +10,7 @@ from benchmarks.scale.cases import irregular
 from scheduler.peace.online import GATHER_MS, Mode, Settings, Submission
 from scheduler.peace.paper import PaperPlanner
 from scheduler.peace.placement import default_placement
-from scheduler.peace.plan import Chain, Kind, Plan, Planner, Request, Residual
+from scheduler.peace.plan import Chain, Planner, Request, Residual, TransferKind, TransferPlan
 from scheduler.peace.repaired import RepairedPlanner
 from scheduler.peace.tree import TreePlanner
 from scheduler.peace.urgency import Urgency
@@ -96,9 +96,9 @@ class Unlucky(RepairedPlanner):
         self.has_luck |= found is not None
         return found
 
-    def plan(self, requests: Sequence[Request], residual: Residual, random: Random) -> Plan:
+    def plan(self, requests: Sequence[Request], residual: Residual, random: Random) -> TransferPlan:
         """See Planner."""
-        return super().plan(requests, residual, random) if self.has_luck else Plan(())
+        return super().plan(requests, residual, random) if self.has_luck else TransferPlan(())
 
 
 def test_a_chunk_planned_alone_is_not_planned_again_behind_a_stranded_one() -> None:
@@ -109,7 +109,7 @@ def test_a_chunk_planned_alone_is_not_planned_again_behind_a_stranded_one() -> N
     planner = Unlucky(topology)
     world = World(topology, lambda _: planner, Settings(mode=Mode.TIMESTEPS, gather_ms=100))
     sources = (("r2h1",), ("r1h1",))
-    world.submit(Submission("copy", None, 2, placement=("same-rack:0",), kind=Kind.COPY, sources=sources))
+    world.submit(Submission("copy", None, 2, placement=("same-rack:0",), kind=TransferKind.COPY, sources=sources))
     world.submit(Submission("write", "r1h2", 1, placement=("anywhere",)))
     world.lose("r2h2")
     planner.has_luck = False
