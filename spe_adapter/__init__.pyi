@@ -5,7 +5,7 @@ from typing import Final
 
 from spe_adapter.cec.policy import Budget, CostBenefit, Costs, NoChecks, Targets
 from spe_adapter.continuous.errors import FragmentRefused, InputTrimmed
-from spe_adapter.continuous.fragment import Fragment, Limits, Source
+from spe_adapter.continuous.fragment import EpochLimits, Fragment, TopicSource
 from spe_adapter.continuous.runner import Options, Runner
 from spe_adapter.continuous.spark import SparkQuery, on_spark
 from spe_adapter.continuous.steps import FromJson, join_sources
@@ -50,7 +50,7 @@ __all__ = [
     "FragmentRefused",
     "FromJson",
     "InputTrimmed",
-    "Limits",
+    "EpochLimits",
     "Map",
     "NoChecks",
     "Operator",
@@ -66,7 +66,7 @@ __all__ = [
     "Running",
     "SchemaRefused",
     "Sliding",
-    "Source",
+    "TopicSource",
     "SparkQuery",
     "State",
     "StateInconsistent",

@@ -1,7 +1,7 @@
 """A runner as a program: `python -m spe_adapter.continuous MODULE:FRAGMENT --servers HOST:PORT --partition 0`.
 
 It writes a line of JSON to standard output for the recovery and, at most once in `--report-s` seconds, for committed
-beats. SIGTERM and SIGINT end it behind the open beat; SIGKILL ends it at once, and costs time only.
+epochs. SIGTERM and SIGINT end it behind the open epoch; SIGKILL ends it at once, and costs time only.
 
 Invariant: settings are read here, once, and handed down; nothing below knows arguments or signals.
 """
@@ -20,8 +20,8 @@ from logstore.errors import CairnError
 from spe_adapter.cec.policy import DEFAULT_Q, DEFAULT_U, PER_WINDOW, Targets
 from spe_adapter.continuous.calibration import cost_benefit
 from spe_adapter.continuous.errors import FragmentRefused
-from spe_adapter.continuous.fragment import Fragment, Limits
-from spe_adapter.continuous.loop import Event, Progress
+from spe_adapter.continuous.fragment import Fragment, EpochLimits
+from spe_adapter.continuous.loop import Event, FragmentProgress
 from spe_adapter.continuous.runner import Options, Runner
 from spe_adapter.host import ThisHost
 
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     given = _parse(arguments)
     try:
         fragment = _load(given.fragment)
-        options = Options(given.servers, partial(Targets, given.q, given.u, PER_WINDOW), Limits(beat_ms=given.beat_ms))
+        options = Options(given.servers, partial(Targets, given.q, given.u, PER_WINDOW), EpochLimits(epoch_ms=given.epoch_ms))
         if given.mtbf_s is not None:
             policy = cost_benefit(fragment, given.partition, options, given.mtbf_s)
             options = replace(options, policy=policy)
@@ -61,7 +61,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         type=float,
         help="how often a failure comes: check by cost and benefit, as measured at the start, instead of by Q and U",
     )
-    parser.add_argument("--beat-ms", type=int, default=Limits().beat_ms, help="how often is committed")
+    parser.add_argument("--epoch-ms", type=int, default=EpochLimits().epoch_ms, help="how often is committed")
     parser.add_argument("--report-s", type=float, default=1.0, help="least time between two lines of progress")
     return parser.parse_args(arguments)
 
@@ -85,12 +85,12 @@ def _reporter(period_s: float) -> Callable[[Event], None]:
 
     def report(event: Event) -> None:
         nonlocal next_s
-        if isinstance(event, Progress):
+        if isinstance(event, FragmentProgress):
             now_s = host.network.monotonic_s()
             if now_s < next_s:
                 return
             next_s = now_s + period_s
-            fields = {"event": "beat", **event.figures._asdict(), "lag": event.lag}
+            fields = {"event": "epoch", **event.figures._asdict(), "lag": event.lag}
         else:
             fields = {"event": "recovered", **event._asdict()}
         sys.stdout.write(json.dumps(fields) + "\n")

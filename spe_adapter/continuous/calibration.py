@@ -3,7 +3,8 @@
 Invariants:
 * The rows have the columns of the query's state, all null: text and lists in a real state make larger footprints.
 * What is written is staged; that a commit writes it once more, into the log, is not measured.
-* Nothing of a measurement stays: what is written is staged for an epoch that is never decided, and dropped at the end.
+* Nothing of a measurement stays: what is written is staged for an epoch that is never committed, and dropped at the
+  end.
 * What one input record costs to replay is not measured here: the runner measures it while it works, and tells its
   policy.
 
@@ -26,7 +27,7 @@ from spe_adapter.cec.policy import CostBenefit, Costs, Policy
 from spe_adapter.continuous.client_port import CLIENT_ID
 from spe_adapter.continuous.fragment import Fragment, plan
 from spe_adapter.continuous.runner import Options, prepare
-from spe_adapter.epochs.client import Attempt
+from spe_adapter.epochs.client import TaskAttempt
 from spe_adapter.epochs.segments import StagedSegment
 from spe_adapter.host import Host, ThisHost
 from spe_adapter.state.table import Table
@@ -58,8 +59,8 @@ def measured_costs(fragment: Fragment, partition: int, options: Options, *, host
     host = host or ThisHost()
     prepare(fragment, options, host)
     rows = sample(fragment, WINDOWS)
-    query, run = f"{fragment.name_in(partition)}.calibration", host.new_token()
-    attempt = Attempt(query, run, _EPOCH, partition, "calibration")
+    query, incarnation = f"{fragment.name_in(partition)}.calibration", host.new_token()
+    attempt = TaskAttempt(query, incarnation, _EPOCH, partition, "calibration")
     positions = count()
     with Client(parse_addresses(options.servers), host.network, limit_s=options.limit_s, client_id=CLIENT_ID) as client:
 
@@ -71,7 +72,7 @@ def measured_costs(fragment: Fragment, partition: int, options: Options, *, host
         try:
             return calibrate(rows, clock=host.network.monotonic_s, write=write, record_s=FIRST_RECORD_S)
         finally:
-            client.abort(AbortRequest(query, run, _EPOCH))
+            client.abort(AbortRequest(query, incarnation, _EPOCH))
 
 
 def sample(fragment: Fragment, windows: int) -> pa.RecordBatch:

@@ -1,8 +1,8 @@
-"""The front of the ordered list of open windows: those whose footprints are oldest, kept from beat to beat.
+"""The front of the ordered list of open windows: those whose footprints are oldest, kept from epoch to epoch.
 
 Invariants:
 * Ordinals only grow, so the list stays sorted while windows close or get new footprints: those only drop out. It is
-  made anew from the whole table when few are left, not in every beat.
+  made anew from the whole table when few are left, not in every epoch.
 * A row counts only while its ordinal is the one it had: a row that was freed, or used again, has another.
 
 Source: CEC paper, section III (the ordered list of open windows).
@@ -18,14 +18,14 @@ from spe_adapter.state.table import Table
 MAX_CANDIDATES: Final = 8192
 """How many candidates a policy is shown at first."""
 MAX_CHECKS: Final = 8 * MAX_CANDIDATES
-"""And at most, where it wants all that it is shown. A beat never checks more, so that it and its append group stay
+"""And at most, where it wants all that it is shown. An epoch never checks more, so that it and its append group stay
 small: some MB, and some ten milliseconds.
 """
 MIN_CANDIDATES: Final = 1024
 """Below this the list is made anew."""
 
 
-class Front(NamedTuple):
+class OldestWindows(NamedTuple):
     """Windows, oldest footprint first. `fresh` others have no footprint yet; 0 if there are more that have one."""
 
     rows: Int64s
@@ -37,7 +37,7 @@ class Front(NamedTuple):
 class Oldest(NamedTuple):
     """The mark of the oldest footprint of an open window."""
 
-    beat: int
+    epoch: int
     ordinal: int
     seen: int
 
@@ -65,15 +65,15 @@ class Candidates:
             self._ordinals = self._table.ordinals()[self._rows]
             self._is_whole = len(self._rows) == self._table.live
 
-    def front(self) -> Front:
-        """The oldest windows that are still open; opened ones of this beat are not among them."""
+    def front(self) -> OldestWindows:
+        """The oldest windows that are still open; opened ones of this epoch are not among them."""
         self._drop_stale()
         fresh = self._table.live - len(self._rows) if self._is_whole else 0
-        return Front(self._rows, self._ordinals, self._table.seens(self._rows), fresh)
+        return OldestWindows(self._rows, self._ordinals, self._table.seens(self._rows), fresh)
 
-    def longer_front(self) -> Front:
+    def longer_front(self) -> OldestWindows:
         """`front` with up to MAX_CHECKS windows, where the policy wants more than there were in it."""
-        # What opened in this beat has no footprint yet, and the ordinal 0.
+        # What opened in this epoch has no footprint yet, and the ordinal 0.
         known = self._table.ordinals()
         fresh = int(np.count_nonzero(known == 0))
         rows = self._table.oldest(MAX_CHECKS + fresh)
@@ -86,8 +86,8 @@ class Candidates:
         """The oldest footprint, None without windows; behind `refresh`, before anything changes."""
         if not len(self._rows):
             return None
-        beats, ordinals, seens = self._table.marks(self._rows[:1])
-        return Oldest(int(beats[0]), int(ordinals[0]), int(seens[0]))
+        epochs, ordinals, seens = self._table.marks(self._rows[:1])
+        return Oldest(int(epochs[0]), int(ordinals[0]), int(seens[0]))
 
     def _drop_stale(self) -> None:
         fresh = self._table.ordinals()[self._rows] == self._ordinals

@@ -2,9 +2,9 @@
 
 Invariants:
 * One thread uses the port. Requests are under way while the runner computes; the runner waits for the first answer.
-* A commit is sent as a whole (segments, then decision) and repeated as a whole after a lost connection: staging the
-  same segment again and deciding the same epoch again change nothing.
-* One commit is on the wire at a time, so that decisions arrive in the order of beats.
+* A commit is sent as a whole (segments, then the commit) and repeated as a whole after a lost connection: staging the
+  same segment again and committing the same epoch again change nothing.
+* One commit is on the wire at a time, so that commits arrive in the order of epochs.
 """
 
 import select
@@ -18,33 +18,34 @@ from logstore.client.blocking import Client, Pending, TopicPartition
 from logstore.client.errors import Refused
 from logstore.client.network import Address
 from logstore.client.wire import EARLIEST, LATEST, Fetched
-from logstore.format.epoch_api import DecideReply
+from logstore.format.epoch_api import EpochCommitReply
 from spe_adapter.continuous.errors import CommitLost
 from spe_adapter.continuous.fragment import Fragment
-from spe_adapter.continuous.port import FENCE_EPOCH, Fetch, Group, ScannedBatches
-from spe_adapter.epochs.client import Attempt, commit, start_commit
-from spe_adapter.epochs.scan import Scan
+from spe_adapter.continuous.port import FENCE_EPOCH, Fetch, EpochOutput, ScannedBatches
+from spe_adapter.epochs.client import TaskAttempt, commit, start_commit
+from spe_adapter.epochs.scan import ControlScan
 from spe_adapter.host import Host
 
 CLIENT_ID: Final = "cairn-continuous"
 
 
 class ClientPort:
-    """See `port.Port`. Raises logstore.errors and logstore.client.errors; FencedRun once a newer run is known."""
+    """See `port.Port`. Raises logstore.errors and logstore.client.errors; FencedIncarnation once a newer
+    incarnation is known."""
 
     def __init__(
         self,
         addresses: Sequence[Address],
         fragment: Fragment,
         partition: int,
-        run: str,
+        incarnation: str,
         host: Host,
         *,
         fetch_bytes: int,
         limit_s: float,
     ) -> None:
         self._query = fragment.name_in(partition)
-        self._run = run
+        self._incarnation = incarnation
         self._target = TopicPartition(fragment.topic, partition)
         self._sources = [TopicPartition(source.topic, partition) for source in fragment.sources]
         self._host = host
@@ -58,9 +59,9 @@ class ClientPort:
         self._clients = [client() for _ in self._sources]
         self._main = client()
         self._fetches: list[Pending[Fetched] | None] = [None for _ in self._sources]
-        self._waiting: deque[Group] = deque()
-        self._commit: tuple[int, Pending[DecideReply]] | None = None
-        self._scan: Scan | None = None
+        self._waiting: deque[EpochOutput] = deque()
+        self._commit: tuple[int, Pending[EpochCommitReply]] | None = None
+        self._scan: ControlScan | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -86,13 +87,13 @@ class ClientPort:
 
     def fence(self) -> int:
         """See Port."""
-        return commit(self._main, self._query, self._run, FENCE_EPOCH, (), "{}", rewind="skip").last_epoch
+        return commit(self._main, self._query, self._incarnation, FENCE_EPOCH, (), "{}", rewind="skip").last_epoch
 
     def scan(self, before_offset: int) -> ScannedBatches:
         """See Port. The next batches are asked for before these are returned."""
         if self._scan is None or self._scan.next_before != before_offset:
             self._end_scan()
-            self._scan = Scan(self._main, self._target, before_offset=before_offset)
+            self._scan = ControlScan(self._main, self._target, before_offset=before_offset)
         batches = next(self._scan, b"")
         return ScannedBatches(batches, self._scan.next_before, self._scan.log_start_offset)
 
@@ -148,34 +149,34 @@ class ClientPort:
 
     # ---- output
 
-    def commit(self, group: Group) -> None:
+    def commit(self, output: EpochOutput) -> None:
         """See Port."""
-        self._waiting.append(group)
+        self._waiting.append(output)
         self._send_next()
 
     def _send_next(self) -> None:
         if self._commit is not None or not self._waiting:
             return
         self._end_scan()
-        group = self._waiting.popleft()
-        attempt = Attempt(self._query, self._run, group.beat, 0, str(group.beat))
-        self._commit = (group.beat, start_commit(self._main, attempt, group.segments, group.positions))
+        output = self._waiting.popleft()
+        attempt = TaskAttempt(self._query, self._incarnation, output.epoch, 0, str(output.epoch))
+        self._commit = (output.epoch, start_commit(self._main, attempt, output.segments, output.positions))
 
     def committed(self, *, wait: bool) -> int | None:
-        """See Port. Raises CommitLost if the log has another epoch in place of the beat that was sent."""
+        """See Port. Raises CommitLost if the log has another epoch in place of the epoch that was sent."""
         if self._commit is None:
             return None
         if not wait and not self._has_answer():
             return None
-        (beat, pending), self._commit = self._commit, None
+        (epoch, pending), self._commit = self._commit, None
         reply = pending.receive()
-        if reply.last_epoch != beat or reply.outcome == "skipped":
+        if reply.last_epoch != epoch or reply.outcome == "skipped":
             raise CommitLost(
-                f"query {self._query!r}: beat {beat} was answered with {reply.outcome!r} and epoch {reply.last_epoch}; "
-                "another run commits under this name. Stop one of them"
+                f"query {self._query!r}: epoch {epoch} was answered with {reply.outcome!r} and epoch "
+                f"{reply.last_epoch}; another incarnation commits under this name. Stop one of them"
             )
         self._send_next()
-        return beat
+        return epoch
 
     def _has_answer(self) -> bool:
         if self._main.fileno() < 0:

@@ -1,12 +1,12 @@
 """One instance of a fragment without I/O: runs of records in, append groups out; an eventual checkpoint in, state out.
 
 Invariants:
-* What a beat does depends on the state before it and on its runs alone. The watermark moves between runs, and the runs
-  stand in the beat's mark, so that a replay is the same execution.
-* A group holds, besides the results, a footprint of every identity in which a window opened in the beat that is still
-  open, of those the policy chose, and a close for every identity without an open window that had one in the beat: on
+* What an epoch does depends on the state before it and on its runs alone. The watermark moves between runs, and the
+  runs stand in the epoch's mark, so that a replay is the same execution.
+* A group holds, besides the results, a footprint of every identity in which a window opened in the epoch that is still
+  open, of those the policy chose, and a close for every identity without an open window that had one in the epoch: on
   replay these are skip points. Count windows of a key share an identity, others have one each.
-* u is at most the age of the oldest open window, in input records, plus one beat, whatever the policy.
+* u is at most the age of the oldest open window, in input records, plus one epoch, whatever the policy.
 * A replay opens no window, closes none, and gives no result to anybody: all that is in the log.
 * `needed` only grows, and follows what is committed, not what was processed.
 
@@ -31,8 +31,8 @@ from spe_adapter.codec.partitioner import PARTITIONERS, partitions_of
 from spe_adapter.continuous.candidates import MAX_CHECKS, Candidates
 from spe_adapter.continuous.errors import FragmentRefused, ReplayDiverged, WrongPartition
 from spe_adapter.continuous.fragment import DEFAULT_STATE_BYTES, CheckedFragment, apply
-from spe_adapter.continuous.inputs import Run
-from spe_adapter.continuous.port import FENCE_EPOCH, Group
+from spe_adapter.continuous.inputs import RecordRun
+from spe_adapter.continuous.port import FENCE_EPOCH, EpochOutput
 from spe_adapter.epochs.marks import OpenWindows, StatePartition, epoch_mark
 from spe_adapter.epochs.segments import StagedSegment, StreamOutput
 from spe_adapter.operators.base import next_watermark
@@ -56,7 +56,7 @@ class Records(NamedTuple):
     values: pa.Array
 
 
-class Place(NamedTuple):
+class FragmentInstance(NamedTuple):
     """Which instance of a fragment this is, and who runs it."""
 
     partition: int
@@ -64,41 +64,41 @@ class Place(NamedTuple):
     attempt: str
 
 
-class ReplayBeat(NamedTuple):
-    """What was processed in a beat."""
+class ReplayEpoch(NamedTuple):
+    """What was processed in an epoch."""
 
     number: int
-    runs: tuple[Run, ...]
+    runs: tuple[RecordRun, ...]
 
 
 class Figures(NamedTuple):
-    """Where an instance stands behind a beat.
+    """Where an instance stands behind an epoch.
 
     `windows` are N: identities of open windows. `extent` is q, the results and footprints since the oldest footprint;
     `to_replay` is u, the input records that a recovery replays. `records` (of the input) and `emitted` (of the output
     stream, footprints included) are counted since the query began; `opens` and `checks` (footprints of either kind) and
-    `closes` since this runner did. `state_bytes` is the memory of the state.
+    `tombstones` since this runner did. `state_bytes` is the memory of the state.
     """
 
-    beat: int
+    epoch: int
     windows: int
     extent: int
     to_replay: int
     opens: int
     checks: int
-    closes: int
+    tombstones: int
     records: int
     emitted: int
     watermark_ms: int
     state_bytes: int
 
 
-class _Beat(NamedTuple):
-    """What has to be known of a beat while a recovery might start from it."""
+class _RecoveryPoint(NamedTuple):
+    """What has to be known of an epoch while a recovery might start from it."""
 
     number: int
     positions: tuple[int, ...]
-    oldest_beat: int
+    oldest_epoch: int
 
 
 class Core:
@@ -107,37 +107,37 @@ class Core:
     def __init__(
         self,
         plan: CheckedFragment,
-        place: Place,
+        instance: FragmentInstance,
         policy: Policy,
         monotonic_ms: Callable[[], float],
         state_limit_bytes: int = DEFAULT_STATE_BYTES,
     ) -> None:
         self._plan = plan
-        self._place = place
+        self._instance = instance
         self._policy = policy
         self._monotonic_ms = monotonic_ms
         self._state_limit_bytes = state_limit_bytes
         self._operator = plan.fragment.operator
-        self._name = plan.fragment.name_in(place.partition)
+        self._name = plan.fragment.name_in(instance.partition)
         self._fingerprint = fingerprint(plan)
         self._adopt(0)
         self._skips = SkipPoints()
         self._last: Mark | None = None
-        self._beat = FENCE_EPOCH
+        self._epoch = FENCE_EPOCH
         self._emitted = 0
         self._seen = 0
         self._opens = 0
         self._checks = 0
-        self._closes = 0
+        self._tombstones = 0
         self._watermark_ms = 0
         self._results: list[Records] = []
-        self._runs: list[Run] = []
-        self._known: deque[_Beat] = deque()
-        self._beat_ms = 0.0
+        self._runs: list[RecordRun] = []
+        self._recovery_points: deque[_RecoveryPoint] = deque()
+        self._processing_ms = 0.0
         self._record_s = 0.0
-        self.beat_records = 0
-        """Input records of the beat that is open."""
-        self.beat_bytes = 0
+        self.epoch_records = 0
+        """Input records of the epoch that is open."""
+        self.epoch_bytes = 0
         """Bytes of its results."""
 
     def _adopt(self, windows: int) -> None:
@@ -162,7 +162,7 @@ class Core:
     @property
     def partition(self) -> int:
         """The number of the instance, its sources and its target."""
-        return self._place.partition
+        return self._instance.partition
 
     @property
     def windows(self) -> int:
@@ -176,18 +176,18 @@ class Core:
 
     @property
     def positions(self) -> list[int]:
-        """Where the sources are read from: after `load`, those of the oldest footprint's beat."""
-        return list(self._known[0].positions)
+        """Where the sources are read from: after `load`, those of the oldest footprint's epoch."""
+        return list(self._recovery_points[0].positions)
 
     @property
     def needed(self) -> tuple[int, ...]:
         """Per source, the first offset that a recovery from what is committed would read."""
-        return self._known[0].positions
+        return self._recovery_points[0].positions
 
     # ---- working
 
-    def process(self, run: Run, batch: pa.RecordBatch) -> None:
-        """Process a run of the open beat; its results wait for the beat's end. Raises WrongPartition, and what the
+    def process(self, run: RecordRun, batch: pa.RecordBatch) -> None:
+        """Process a run of the open epoch; its results wait for the epoch's end. Raises WrongPartition, and what the
         operator and the steps raise.
         """
         started_ms = self._monotonic_ms()
@@ -195,12 +195,12 @@ class Core:
             self._check_keys(run, batch)
         for output in self._execute(run, batch, None):
             self._take_results(output)
-        self._beat_ms += self._monotonic_ms() - started_ms
+        self._processing_ms += self._monotonic_ms() - started_ms
         self._runs.append(run)
         self._seen += run.records
-        self.beat_records += run.records
+        self.epoch_records += run.records
 
-    def _execute(self, run: Run, batch: pa.RecordBatch, replay: Replay | None) -> Iterator[Output]:
+    def _execute(self, run: RecordRun, batch: pa.RecordBatch, replay: Replay | None) -> Iterator[Output]:
         """One run through the steps and the operator, then the watermark."""
         rows = apply(self._plan.fragment.sources[run.source].steps, batch)
         processor = self._processor
@@ -223,11 +223,11 @@ class Core:
         if output.rows.num_rows:
             records = Records(*to_records(output))
             self._results.append(records)
-            self.beat_bytes += records.keys.nbytes + records.values.nbytes
+            self.epoch_bytes += records.keys.nbytes + records.values.nbytes
 
-    def _check_keys(self, run: Run, batch: pa.RecordBatch) -> None:
+    def _check_keys(self, run: RecordRun, batch: pa.RecordBatch) -> None:
         """Hold records to what their producer should have done."""
-        partition, partitions = self._place.partition, self._place.partitions
+        partition, partitions = self._instance.partition, self._instance.partitions
         rows = apply(self._plan.fragment.sources[run.source].steps, batch)
         keys = self._plan.key_codec.encode(self._operator.prepare(rows))
         fragment = self._plan.fragment
@@ -253,18 +253,18 @@ class Core:
                 "murmur2_random, librdkafka's (confluent-kafka, kcat) consistent_random"
             )
 
-    # ---- the end of a beat
+    # ---- the end of an epoch
 
     def begin(self, positions: list[int]) -> None:
         """Start a query that has no state, at these positions."""
-        self._known.append(_Beat(FENCE_EPOCH, tuple(positions), FENCE_EPOCH))
+        self._recovery_points.append(_RecoveryPoint(FENCE_EPOCH, tuple(positions), FENCE_EPOCH))
 
-    def end_beat(self, positions: list[int], now_ms: int) -> tuple[Group, Figures]:
-        """The open beat as a group, and a new beat, which starts at `positions`. `now_ms` is wall time."""
-        self._beat += 1
-        if self.beat_records:
-            self._record_s = self._beat_ms / _MS_PER_S / self.beat_records
-        self._processor.epoch = self._beat + 1
+    def end_epoch(self, positions: list[int], now_ms: int) -> tuple[EpochOutput, Figures]:
+        """The open epoch as a group, and a new epoch, which starts at `positions`. `now_ms` is wall time."""
+        self._epoch += 1
+        if self.epoch_records:
+            self._record_s = self._processing_ms / _MS_PER_S / self.epoch_records
+        self._processor.epoch = self._epoch + 1
         self._emitted += sum(len(records.values) for records in self._results)
         controls: list[Buffer] = []
         oldest = None
@@ -274,30 +274,30 @@ class Core:
             oldest = self._candidates.oldest()
         # Windows that never change are whole in their footprints: nothing is replayed for them.
         replays = oldest is not None and not self._operator.windows_never_change
-        self._known.append(_Beat(self._beat, tuple(positions), oldest.beat if oldest and replays else self._beat))
+        self._recovery_points.append(_RecoveryPoint(self._epoch, tuple(positions), oldest.epoch if oldest and replays else self._epoch))
         if self._plan.fragment.checkpoints:
             controls.append(encode_mark(self._mark(), now_ms))
-        group = Group(self._beat, tuple(self._segments(controls, now_ms)), self._progress())
+        output = EpochOutput(self._epoch, tuple(self._segments(controls, now_ms)), self._progress())
         figures = Figures(
-            beat=self._beat,
+            epoch=self._epoch,
             windows=self.store.live,
             extent=self._emitted - oldest.ordinal if oldest else 0,
             to_replay=self._seen - oldest.seen if oldest and replays else 0,
             opens=self._opens,
             checks=self._checks,
-            closes=self._closes,
+            tombstones=self._tombstones,
             records=self._seen,
             emitted=self._emitted,
             watermark_ms=self._watermark_ms,
             state_bytes=self._table.size_bytes,
         )
         self._results, self._runs = [], []
-        self.beat_records = self.beat_bytes = 0
-        self._beat_ms = 0.0
-        return group, figures
+        self.epoch_records = self.epoch_bytes = 0
+        self._processing_ms = 0.0
+        return output, figures
 
     def _footprints(self, now_ms: int) -> list[bytes]:
-        """Footprints and closes of the beat as control batches; marks them in the table."""
+        """Footprints and closes of the epoch as control batches; marks them in the table."""
         chosen = self._chosen()
         started_ms = self._monotonic_ms()
         changes = self.store.changes(chosen)
@@ -306,21 +306,21 @@ class Core:
         self._emitted += footprints
         self._opens += footprints - len(chosen)
         self._checks += len(chosen)
-        self._closes += sum(batch.num_rows for batch in gone)
-        self._table.set_mark(changes.ids, self._beat, self._emitted, self._seen)
+        self._tombstones += sum(batch.num_rows for batch in gone)
+        self._table.set_mark(changes.ids, self._epoch, self._emitted, self._seen)
         self._candidates.add(changes.ids, self._emitted)
         batches: list[bytes] = []
         if footprints:
-            batches += encode_footprints(self._name, self._beat, changes.footprints, changes.opened, now_ms)
+            batches += encode_footprints(self._name, self._epoch, changes.footprints, changes.opened, now_ms)
         if len(chosen):
             self._policy.took(len(chosen), (self._monotonic_ms() - started_ms) * len(chosen) / footprints)
         for identities in gone:
             if identities.num_rows:
-                batches += encode_closes(self._name, self._beat, identities, now_ms)
+                batches += encode_closes(self._name, self._epoch, identities, now_ms)
         return batches
 
     def _segments(self, controls: list[Buffer], now_ms: int) -> Iterator[StagedSegment]:
-        """The beat's output, stamped with `now_ms`."""
+        """The epoch's output, stamped with `now_ms`."""
         output = StreamOutput(TopicPartition(self._plan.fragment.topic, self.partition))
         for keys, values in self._results:
             yield from output.add_results(keys, values, np.full(len(values), now_ms, np.int64))
@@ -352,26 +352,26 @@ class Core:
     def _progress(self) -> str:
         return EndPositions(
             generation=0,
-            batch=self._beat,
+            batch=self._epoch,
             closing=False,
             late_ms=self._watermark_ms,
             watermark_ms=self._watermark_ms,
             max_event_ms=self._processor.max_event_ms,
-            partitions=self._place.partitions,
+            partitions=self._instance.partitions,
             layout=0,
         ).to_json()
 
     def _mark(self) -> Mark:
-        partition = self._place.partition
+        partition = self._instance.partition
         sources = self._plan.fragment.sources
         positions: dict[str, dict[int, int]] = {}
-        for source, offset in zip(sources, self._known[-1].positions, strict=True):
+        for source, offset in zip(sources, self._recovery_points[-1].positions, strict=True):
             positions[source.topic] = {partition: offset}
         return epoch_mark(
-            StatePartition(self._name, self._place.attempt, partition, self._place.partitions, 0, self._fingerprint),
-            self._beat,
+            StatePartition(self._name, self._instance.attempt, partition, self._instance.partitions, 0, self._fingerprint),
+            self._epoch,
             Counters(self._emitted, self._seen),
-            OpenWindows(self.store.live, self._known[-1].oldest_beat),
+            OpenWindows(self.store.live, self._recovery_points[-1].oldest_epoch),
             self._processor,
             watermark_ms=self._watermark_ms,
             newest_ms=tuple(self._processor.max_events_ms),
@@ -379,11 +379,11 @@ class Core:
             runs=tuple((run.source, partition, run.records) for run in self._runs),
         )
 
-    def committed(self, beat: int) -> None:
-        """A beat is in the log: what only older ones needed is needed no more."""
-        oldest = next(known.oldest_beat for known in self._known if known.number == beat)
-        while len(self._known) > 1 and self._known[1].number <= oldest:
-            self._known.popleft()
+    def committed(self, epoch: int) -> None:
+        """An epoch is in the log: what only older ones needed is needed no more."""
+        oldest = next(known.oldest_epoch for known in self._recovery_points if known.number == epoch)
+        while len(self._recovery_points) > 1 and self._recovery_points[1].number <= oldest:
+            self._recovery_points.popleft()
 
     # ---- recovery
 
@@ -391,12 +391,12 @@ class Core:
         """What reads this instance's part of the output stream."""
         return Reconstruction(self._name)
 
-    def load(self, eventual: Eventual, last_beat: int) -> list[ReplayBeat]:
+    def load(self, eventual: Eventual, last_epoch: int) -> list[ReplayEpoch]:
         """Take over an eventual checkpoint; what has to be replayed, from `positions` on.
 
         Raises FragmentRefused if it is not of this fragment as it is now.
         """
-        mark = self._checked(eventual.mark, last_beat)
+        mark = self._checked(eventual.mark, last_epoch)
         self._adopt(mark.open_windows)
         for windows in eventual.windows:
             for batch in windows.batches:
@@ -406,31 +406,31 @@ class Core:
         self._candidates.refresh()
         marks = eventual.marks[-1:] if self._operator.windows_never_change else eventual.marks
         for one in marks:
-            self._known.append(_Beat(one.epoch, self._offsets(one), one.oldest_beat))
+            self._recovery_points.append(_RecoveryPoint(one.epoch, self._offsets(one), one.oldest_beat))
         first = marks[0]
-        self._beat, self._emitted, self._seen = mark.epoch, mark.emitted, mark.seen
+        self._epoch, self._emitted, self._seen = mark.epoch, mark.emitted, mark.seen
         self._watermark_ms = first.watermark_ms
         self._processor.sequence = first.sequence
         if first.newest_ms:
             self._processor.max_events_ms = list(first.newest_ms)
         self._last = mark
         return [
-            ReplayBeat(one.epoch, tuple(Run(source, records) for source, _, records in one.runs)) for one in marks[1:]
+            ReplayEpoch(one.epoch, tuple(RecordRun(source, records) for source, _, records in one.runs)) for one in marks[1:]
         ]
 
-    def _checked(self, mark: Mark | None, last_beat: int) -> Mark:
-        name, place = self._name, self._place
-        if mark is None or mark.epoch != last_beat:
-            found = "nothing" if mark is None else f"beat {mark.epoch}"
+    def _checked(self, mark: Mark | None, last_epoch: int) -> Mark:
+        name, instance = self._name, self._instance
+        if mark is None or mark.epoch != last_epoch:
+            found = "nothing" if mark is None else f"epoch {mark.epoch}"
             raise FragmentRefused(
-                f"query {name!r} has committed beat {last_beat}, but stream {self._plan.fragment.topic}-"
+                f"query {name!r} has committed epoch {last_epoch}, but stream {self._plan.fragment.topic}-"
                 f"{self.partition} holds {found} of it: the query wrote to another topic, or without checkpoints. "
                 "Bring the stream back, or start under another query name"
             )
-        if mark.partitions != place.partitions:
+        if mark.partitions != instance.partitions:
             raise FragmentRefused(
                 f"query {name!r} has its state in {mark.partitions} partitions, the sources now have "
-                f"{place.partitions}: keys have moved. Start under another query name"
+                f"{instance.partitions}: keys have moved. Start under another query name"
             )
         if mark.operator != self._fingerprint:
             raise FragmentRefused(
@@ -440,7 +440,7 @@ class Core:
         return mark
 
     def _offsets(self, mark: Mark) -> tuple[int, ...]:
-        partition = self._place.partition
+        partition = self._instance.partition
         offsets = []
         for source in self._plan.fragment.sources:
             offset = mark.positions.get(source.topic, {}).get(partition)
@@ -452,20 +452,20 @@ class Core:
             offsets.append(offset)
         return tuple(offsets)
 
-    def replay(self, beat: int, run: Run, batch: pa.RecordBatch) -> None:
+    def replay(self, epoch: int, run: RecordRun, batch: pa.RecordBatch) -> None:
         """Process a run of the log once more: windows skip what their footprints have seen."""
-        self._processor.epoch = beat
-        for _ in self._execute(run, batch, Replay(beat, self._covered)):
-            raise ReplayDiverged(f"query {self._name!r}: the replay of beat {beat} gave results")
+        self._processor.epoch = epoch
+        for _ in self._execute(run, batch, Replay(epoch, self._covered)):
+            raise ReplayDiverged(f"query {self._name!r}: the replay of epoch {epoch} gave results")
 
     def _covered(self, keys: pa.Array, numbers: Int64s) -> Int64s:
-        """The last beat that each window has seen: open ones say so themselves, closed ones are skip points."""
+        """The last epoch that each window has seen: open ones say so themselves, closed ones are skip points."""
         rows = self._table.find(keys, numbers)
-        beats = np.where(rows >= 0, self._table.marks(np.maximum(rows, 0))[0], 0)
+        epochs = np.where(rows >= 0, self._table.marks(np.maximum(rows, 0))[0], 0)
         gone = np.flatnonzero(rows < 0)
         if len(gone):
-            beats[gone] = self._skips.covered(keys.take(pa.array(gone)), numbers[gone])
-        return beats
+            epochs[gone] = self._skips.covered(keys.take(pa.array(gone)), numbers[gone])
+        return epochs
 
     def end_replay(self, positions: list[int]) -> None:
         """Make sure that the replay led to where the log ends. Raises ReplayDiverged."""
@@ -484,7 +484,7 @@ class Core:
         wrong = [f"{what} differ by {by}" for what, by in found.items() if by]
         if wrong:
             raise ReplayDiverged(
-                f"query {self._name!r}: the replay up to beat {mark.epoch} did not repeat what was done before "
+                f"query {self._name!r}: the replay up to epoch {mark.epoch} did not repeat what was done before "
                 f"({', '.join(wrong)}). The operator or a step gives different results for the same input; make it "
                 "deterministic, or start under another query name"
             )
@@ -493,7 +493,7 @@ class Core:
 
 
 def fingerprint(plan: CheckedFragment) -> str:
-    """What must not change between two runs of a query: the operator, its settings, its key and its state."""
+    """What must not change between two incarnations of a query: the operator, its settings, its key and its state."""
     operator = plan.fragment.operator
     state = _described(operator.state_schema(plan.input_schema))
     return f"{operator.description} by {_described(plan.key_codec.fields)} with state ({state})"

@@ -26,4 +26,4 @@ class ReplayDiverged(CairnError):
 
 
 class CommitLost(CairnError):
-    """Another epoch stands where this runner's beat should be; nothing more is written by it."""
+    """Another epoch stands where this runner's epoch should be; nothing more is written by it."""

@@ -35,7 +35,7 @@ DEFAULT_STATE_BYTES: Final = 2 * 1024 * 1024 * 1024
 
 
 @dataclass(frozen=True)
-class Source:
+class TopicSource:
     """A topic to read, and the steps its records take to the operator.
 
     Steps see records in the schema of Spark's Kafka source (`key`, `value`, `topic`, `partition`, `offset`,
@@ -47,25 +47,25 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Limits:
-    """When a beat ends, and how much is under way.
+class EpochLimits:
+    """When an epoch ends, and how much is under way.
 
-    A beat is what is committed at once: it ends `beat_ms` after its first record, or with `beat_records` records, or
-    with `beat_bytes` bytes of results. `run_records` bounds what is processed in one call. `in_flight` beats commit
-    while the next one is processed. `fetch_bytes` is asked for at a time, per source. A state of more than
+    An epoch is what is committed at once: it ends `epoch_ms` after its first record, or with `epoch_records` records,
+    or with `epoch_bytes` bytes of results. `run_records` bounds what is processed in one call. `in_flight` epochs
+    commit while the next one is processed. `fetch_bytes` is asked for at a time, per source. A state of more than
     `state_bytes` ends the runner with StateTooLarge, before it ends the host.
     """
 
-    beat_ms: int = 50
-    beat_records: int = 1_000_000
-    beat_bytes: int = 8 * 1024 * 1024
+    epoch_ms: int = 50
+    epoch_records: int = 1_000_000
+    epoch_bytes: int = 8 * 1024 * 1024
     run_records: int = 65_536
     in_flight: int = 1
     fetch_bytes: int = 4 * 1024 * 1024
     state_bytes: int = DEFAULT_STATE_BYTES
 
     def __post_init__(self) -> None:
-        for name in ("beat_ms", "beat_records", "beat_bytes", "run_records", "fetch_bytes", "state_bytes"):
+        for name in ("epoch_ms", "epoch_records", "epoch_bytes", "run_records", "fetch_bytes", "state_bytes"):
             if getattr(self, name) < 1:
                 raise FragmentRefused(f"{name} is {getattr(self, name)}; it must be at least 1")
         if not 1 <= self.in_flight <= MAX_IN_FLIGHT:
@@ -87,7 +87,7 @@ class Fragment:
     """
 
     query: str
-    sources: tuple[Source, ...]
+    sources: tuple[TopicSource, ...]
     key: tuple[str, ...]
     operator: Operator
     topic: str

@@ -17,20 +17,13 @@ from spe_adapter.codec.decode import SCHEMA, Decoder, scan
 NO_END = 2**63 - 1
 
 
-class Run(NamedTuple):
+class RecordRun(NamedTuple):
     """Records of one source that are processed in one call. A query is the same sequence of runs however often it is
     executed.
     """
 
     source: int
     records: int
-
-
-class Taken(NamedTuple):
-    """A run's records, in the schema of Spark's Kafka source."""
-
-    run: Run
-    batch: pa.RecordBatch
 
 
 class SourceBuffer:
@@ -96,7 +89,7 @@ def _joined(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
     return pa.concat_batches(parts)
 
 
-def choose(inputs: list[SourceBuffer], most_records: int) -> Run | None:
+def choose(inputs: list[SourceBuffer], max_records: int) -> RecordRun | None:
     """The next run: the first batch of the source whose next record is the oldest; None if nothing is here.
 
     Sources stay side by side in event time, as far as they have records.
@@ -105,4 +98,4 @@ def choose(inputs: list[SourceBuffer], most_records: int) -> Run | None:
     if not ready:
         return None
     _, source = min(ready)
-    return Run(source, min(inputs[source].head_records(), most_records))
+    return RecordRun(source, min(inputs[source].head_records(), max_records))

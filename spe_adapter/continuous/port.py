@@ -3,7 +3,7 @@
 Invariants:
 * One thread uses the port. `fetch` and `commit` start a request and return; `fetched` and `committed` give results,
   those of commits in the order of `commit`.
-* A beat that `committed` has returned is durable and visible; any other beat may be or may not be.
+* An epoch that `committed` has returned is durable and visible; any other epoch may be or may not be.
 """
 
 from typing import Final, NamedTuple, Protocol
@@ -12,13 +12,13 @@ from logstore.interfaces import Buffer
 from spe_adapter.epochs.segments import StagedSegment
 
 FENCE_EPOCH: Final = 0
-"""Deciding this epoch, with nothing in it, makes a run known to the log; beats start behind it."""
+"""The commit of this epoch, which is empty, makes an incarnation known to the log; other epochs follow it."""
 
 
-class Group(NamedTuple):
-    """The output of one beat in its stream, and the positions that END holds."""
+class EpochOutput(NamedTuple):
+    """The output of one epoch in its stream, and the positions that END holds."""
 
-    beat: int
+    epoch: int
     segments: tuple[StagedSegment, ...]
     positions: str
 
@@ -48,11 +48,11 @@ class Port(Protocol):
         """Milliseconds since the Unix epoch: the timestamp of records."""
 
     def monotonic_ms(self) -> float:
-        """Milliseconds on a clock that never goes back: when a beat is over."""
+        """Milliseconds on a clock that never goes back: when an epoch is over."""
 
     def fence(self) -> int:
-        """Make this run the query's newest, durably, and return the last committed epoch. From then on no older run
-        commits, and what older ones committed is in the stream.
+        """Make this incarnation the query's newest, durably, and return the last committed epoch. From then on no older
+        incarnation commits, and what older ones committed is in the stream.
         """
 
     def scan(self, before_offset: int) -> ScannedBatches:
@@ -67,10 +67,10 @@ class Port(Protocol):
     def fetched(self, wait_ms: float) -> Fetch | None:
         """An answer, waited for at most so long; None if there is none."""
 
-    def commit(self, group: Group) -> None:
-        """Start to stage and decide a group."""
+    def commit(self, output: EpochOutput) -> None:
+        """Start to stage and commit the output of an epoch."""
 
     def committed(self, *, wait: bool) -> int | None:
-        """The oldest group that is committed and was not yet reported, by its beat; None without one. `wait`: until
+        """The oldest group that is committed and was not yet reported, by its epoch; None without one. `wait`: until
         there is one, if any is under way.
         """

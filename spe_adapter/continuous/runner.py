@@ -1,9 +1,9 @@
 """The process around a loop: connections to a sidecar, checks of the topics, a way to stop.
 
 Invariants:
-* Every start is a run of its own and fences the ones before it, so that of two runners of the same partition the older
-  one ends with FencedRun.
-* Killing a runner at any moment costs time, never results: `stop` is for those who want the open beat committed first.
+* Every start is an incarnation of its own and fences the ones before it, so that of two runners of the same partition
+  the older one ends with FencedIncarnation.
+* Killing a runner at any moment costs time, never results: `stop` is for those who want the open epoch committed first.
 """
 
 import contextlib
@@ -19,9 +19,9 @@ from logstore.client.network import Address, Network
 from logstore.errors import CairnError, TopicExists
 from spe_adapter.cec.policy import Policy, bounded
 from spe_adapter.continuous.client_port import CLIENT_ID, ClientPort
-from spe_adapter.continuous.core import Core, Place
+from spe_adapter.continuous.core import Core, FragmentInstance
 from spe_adapter.continuous.errors import FragmentRefused
-from spe_adapter.continuous.fragment import CheckedFragment, Fragment, Limits, plan
+from spe_adapter.continuous.fragment import CheckedFragment, Fragment, EpochLimits, plan
 from spe_adapter.continuous.loop import Event, Loop, Observe
 from spe_adapter.epochs.retention import KEEP_ALL, own_trimming
 from spe_adapter.host import Host, ThisHost
@@ -38,7 +38,7 @@ class Options:
 
     servers: str
     policy: Callable[[], Policy] = bounded
-    limits: Limits = field(default_factory=Limits)
+    limits: EpochLimits = field(default_factory=EpochLimits)
     limit_s: float = LIMIT_S
 
 
@@ -50,7 +50,7 @@ def unobserved(event: Event) -> None:
 class Runner:
     """One instance of a fragment: `run` works until `stop`, or until something is wrong.
 
-    `observe` is called with an event for each recovery and each committed beat, on the thread that runs. Raises what
+    `observe` is called with an event for each recovery and each committed epoch, on the thread that runs. Raises what
     `Loop` and `ClientPort` raise.
     """
 
@@ -72,7 +72,7 @@ class Runner:
         self._loop: Loop | None = None
 
     def stop(self) -> None:
-        """Have `run` commit the open beat and return. From any thread, or from a signal handler."""
+        """Have `run` commit the open epoch and return. From any thread, or from a signal handler."""
         self._stopping.set()
 
     def needed_offsets(self) -> dict[str, int]:
@@ -84,7 +84,7 @@ class Runner:
     def run(self, until: Callable[[], bool] | None = None) -> None:
         """Recover, then work until `stop` is called or `until` says so (asked between runs of records).
 
-        A stop while the sidecar is away returns at once, and leaves the open beat to the next runner.
+        A stop while the sidecar is away returns at once, and leaves the open epoch to the next runner.
         """
         try:
             self._run(until)
@@ -100,18 +100,18 @@ class Runner:
             raise FragmentRefused(
                 f"query {self._fragment.query!r}: there is no partition {self._partition} of {partitions}"
             )
-        run = self._host.new_token()
+        incarnation = self._host.new_token()
         limits = options.limits
         with ClientPort(
-            addresses, self._fragment, self._partition, run, self._host,
+            addresses, self._fragment, self._partition, incarnation, self._host,
             fetch_bytes=limits.fetch_bytes, limit_s=options.limit_s,
         ) as port:  # fmt: skip
-            place = Place(self._partition, partitions, run)
-            self._work(checked, place, port, until)
+            instance = FragmentInstance(self._partition, partitions, incarnation)
+            self._work(checked, instance, port, until)
 
-    def _work(self, checked: CheckedFragment, place: Place, port: ClientPort, until: Callable[[], bool] | None) -> None:
+    def _work(self, checked: CheckedFragment, instance: FragmentInstance, port: ClientPort, until: Callable[[], bool] | None) -> None:
         limits = self._options.limits
-        core = Core(checked, place, self._options.policy(), port.monotonic_ms, limits.state_bytes)
+        core = Core(checked, instance, self._options.policy(), port.monotonic_ms, limits.state_bytes)
         loop = Loop(core, checked, port, limits, self._observe)
         loop.recover()
         self._loop = loop

@@ -100,7 +100,7 @@ class SparkQuery:
         return not self._thread.is_alive()
 
     def stop(self, timeout_s: float = 60.0) -> None:
-        """End the tasks. What was committed stays; beats that were not are processed by whoever runs the query next.
+        """End the tasks. What was committed stays; epochs that were not are processed by whoever runs the query next.
 
         Raises Unavailable if Spark does not end them in time.
         """

@@ -20,7 +20,7 @@ from pyarrow import json as arrow_json
 
 from spe_adapter.codec.decode import SCHEMA
 from spe_adapter.continuous.errors import FragmentRefused
-from spe_adapter.continuous.fragment import Source, apply
+from spe_adapter.continuous.fragment import TopicSource, apply
 from spe_adapter.operators.join import SIDE, SIDES
 
 _WRAPPED: Final = "v"
@@ -105,7 +105,7 @@ class _AsSide:
         return pa.RecordBatch.from_arrays(columns, names=[*self.key, SIDE, *SIDES])
 
 
-def join_sources(left: Source, right: Source, key: Sequence[str]) -> tuple[Source, Source]:
+def join_sources(left: TopicSource, right: TopicSource, key: Sequence[str]) -> tuple[TopicSource, TopicSource]:
     """The sources of a fragment whose operator is a `WindowJoin` on these key columns.
 
     Each side's struct has the columns that its steps give. Raises FragmentRefused where a key column is missing, or of

@@ -16,23 +16,23 @@ from logstore.client.wire import EARLIEST
 from spe_adapter.cec.control import EndPositions
 from spe_adapter.epochs.scan import find_head
 from spe_adapter.errors import StateInconsistent, StateTrimmed
-from spe_adapter.microbatch.epoch import Parent, Report, Seconds, newest_of
+from spe_adapter.microbatch.epoch import Parent, TaskReport, Seconds, newest_of
 from spe_adapter.microbatch.errors import BatchesMissing
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class CommittedEpoch:
     """The last committed epoch: the positions in its END, and the attempt that counts in each partition."""
 
     epoch: int
     progress: EndPositions
     parents: tuple[Parent, ...]
     newest_ms: tuple[int | None, ...]
-    reports: tuple[Report, ...] = ()
+    reports: tuple[TaskReport, ...] = ()
     seconds: float = 0.0
 
 
-def read_committed(client: Client, topic: str, query: str, last_epoch: int) -> Committed:
+def read_committed(client: Client, topic: str, query: str, last_epoch: int) -> CommittedEpoch:
     """The last committed epoch, from the topic. Raises BatchesMissing or StateInconsistent if the topic lacks it."""
     head = find_head(client, TopicPartition(topic, 0), query)
     if head is None or head.end.epoch != last_epoch:
@@ -52,7 +52,7 @@ def read_committed(client: Client, topic: str, query: str, last_epoch: int) -> C
         mark = own.mark
         parents.append(Parent(mark.attempt, mark.emitted, mark.seen, mark.sequence))
         newest_ms = newest_of(newest_ms, mark.newest_ms)
-    return Committed(last_epoch, progress, tuple(parents), newest_ms)
+    return CommittedEpoch(last_epoch, progress, tuple(parents), newest_ms)
 
 
 def _check_not_trimmed(client: Client, stream: TopicPartition, query: str, last_epoch: int) -> None:
@@ -75,7 +75,7 @@ class EpochProgress:
     """An epoch. Sums over the partitions: `windows` (N), `records`, `moved` (rows that the shuffle carried: fewer than
     `records` where they were combined), `late`, `results`, `footprints`, `state_bytes`, `delta_bytes`. Of the worst
     partition: `extent` (q), `load_seconds` and each of `task_seconds`. `how` counts partitions by where their state
-    came from; `started_ms` is when the first task began, by its host's clock. Until this run has had an epoch,
+    came from; `started_ms` is when the first task began, by its host's clock. Until this incarnation has had an epoch,
     fields that the log does not have are empty or 0.
     """
 
@@ -100,7 +100,7 @@ class EpochProgress:
     seconds: float
 
 
-def progress_of(last: Committed) -> EpochProgress:
+def progress_of(last: CommittedEpoch) -> EpochProgress:
     """A committed epoch as its user sees it."""
     reports = last.reports
     names = Seconds.__slots__

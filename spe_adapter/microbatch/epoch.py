@@ -2,8 +2,8 @@
 
 Invariants:
 * A plan is all that a task needs beside what never changes in a query (`QueryDefinition`). The plan travels as JSON in
-  a local property of the job, so that the streaming plan, with the pickled operator in it, is made once a run and not
-  once an epoch.
+  a local property of the job, so that the streaming plan, with the pickled operator in it, is made once an incarnation
+  and not once an epoch.
 * A report is one row of one string column. It holds everything that the driver has to know of a task.
 * A probe is told each step before anything of the next step begins.
 
@@ -45,7 +45,7 @@ def epoch_name(epoch: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class QueryDefinition:
-    """A query as all epochs of a run have it.
+    """A query as all epochs of an incarnation have it.
 
     `fingerprint` names operator, state and key (`frames.check`); state with another fingerprint is not loaded.
     """
@@ -84,7 +84,7 @@ class EpochPlan:
     """
 
     query: str
-    run: str
+    incarnation: str
     epoch: int
     layout: int
     late_ms: int
@@ -129,7 +129,7 @@ class Seconds:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class TaskReport:
     """The report of a task.
 
     `started_ms` is when the task began, by the host's clock. `moved` are the rows that came through the shuffle,
@@ -169,7 +169,7 @@ class Report:
         return json.dumps(asdict(self), separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, text: str) -> "Report":
+    def from_json(cls, text: str) -> "TaskReport":
         """The inverse of `to_json`."""
         fields: dict[str, Any] = json.loads(text)
         return cls(
@@ -188,8 +188,8 @@ Step = Literal[
     "task after stage",
     "task after delta",
     "driver before tasks",
-    "driver before decide",
-    "driver after decide",
+    "driver before commit",
+    "driver after commit",
 ]
 STEPS: Final[tuple[Step, ...]] = (
     "driver before tasks",
@@ -197,8 +197,8 @@ STEPS: Final[tuple[Step, ...]] = (
     "task before stage",
     "task after stage",
     "task after delta",
-    "driver before decide",
-    "driver after decide",
+    "driver before commit",
+    "driver after commit",
 )
 """In their order. Behind the last one Spark notes the batch as committed."""
 

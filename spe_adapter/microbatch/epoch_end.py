@@ -58,8 +58,8 @@ def conclude(overlay: Overlay, before: Counters, epoch: int, extent_limit: int |
     slowest = overlay.oldest(1)
     ordinal, oldest = counters.emitted, epoch
     if len(slowest):
-        beats, ordinals, _ = overlay.marks(slowest)
-        ordinal, oldest = int(ordinals[0]), int(beats[0])
+        epochs, ordinals, _ = overlay.marks(slowest)
+        ordinal, oldest = int(ordinals[0]), int(epochs[0])
     return EpochEnd(changes, counters, live, counters.extent(ordinal), oldest)
 
 

@@ -16,7 +16,7 @@ from logstore.client.blocking import Client, TopicPartition
 from spe_adapter.cec.reconstruct import Eventual, Windows
 from spe_adapter.cec.since import Since
 from spe_adapter.codec.partitioner import partitions_of
-from spe_adapter.epochs.scan import Scan, reconstruct
+from spe_adapter.epochs.scan import ControlScan, reconstruct
 from spe_adapter.errors import StateInconsistent
 from spe_adapter.microbatch.epoch import EpochPlan, QueryDefinition
 from spe_adapter.operators.combining import NULL_PARTITION
@@ -40,7 +40,7 @@ class LogLoader:
     def since(self, tag: Tag) -> Sequence[Loaded] | None:
         """The changes after a version, oldest first; None if there is no way from it, or too long a one."""
         way = Since(self._query, tag.epoch, tag.attempt, as_of=self._epoch, limit_tuples=CATCH_UP_TUPLES)
-        with Scan(self._client, self._stream) as scan:
+        with ControlScan(self._client, self._stream) as scan:
             for piece in scan:
                 if way.feed(piece):
                     break

@@ -187,7 +187,7 @@ class OperatorHarness:
 
     # ---- the log
 
-    def _write(self, beat: int) -> None:
+    def _write(self, epoch: int) -> None:
         changes = self._store.changes()
         sequence, seen = self._processor.sequence, self._processor.seen
         footprints, opened = self._chosen(changes)
@@ -198,11 +198,11 @@ class OperatorHarness:
             self._table.remove(
                 self._table.find(changes.closed.column("key"), changes.closed.column("number").to_numpy())
             )
-        self._table.put(footprints, (beat, self._emitted, seen))
+        self._table.put(footprints, (epoch, self._emitted, seen))
         written = changes._replace(footprints=footprints, opened=opened, closed=closes[0] if closes else changes.closed)
-        batches = [*control_batches(self._mark(beat), written, 0)]
-        begin = Begin(_QUERY, beat, 1, ("a",), sum(map(len, batches)), len(batches))
-        end = End(_QUERY, beat, 1, self._progress(beat).to_json().encode())
+        batches = [*control_batches(self._mark(epoch), written, 0)]
+        begin = Begin(_QUERY, epoch, 1, ("a",), sum(map(len, batches)), len(batches))
+        end = End(_QUERY, epoch, 1, self._progress(epoch).to_json().encode())
         first, last = encode_control(begin, timestamp_ms=0), encode_control(end, timestamp_ms=0)
         for batch in (first, *map(bytearray, batches), last):
             patch_base(batch, 0, len(self._log), 0)
@@ -230,21 +230,21 @@ class OperatorHarness:
         ids = np.concatenate((new, checked))
         return table.take(ids), np.arange(len(ids)) < len(new)
 
-    def _mark(self, beat: int) -> Mark:
+    def _mark(self, epoch: int) -> Mark:
         oldest = self._table.oldest_mark()
         return epoch_mark(
             StatePartition(_QUERY, "a", 0, 1, 1, self._operator.name),
-            beat,
+            epoch,
             Counters(self._emitted, self._processor.seen),
-            OpenWindows(self._table.live, beat if oldest is None else oldest[0]),
+            OpenWindows(self._table.live, epoch if oldest is None else oldest[0]),
             self._processor,
             watermark_ms=self._watermark_ms,
         )
 
-    def _progress(self, beat: int) -> EndPositions:
+    def _progress(self, epoch: int) -> EndPositions:
         return EndPositions(
             generation=0,
-            batch=beat,
+            batch=epoch,
             closing=False,
             late_ms=self._epochs[-1].late_ms,
             watermark_ms=self._watermark_ms,
@@ -273,8 +273,8 @@ class OperatorHarness:
                 skips.add(table.keys(rows), table.numbers(rows), mark.epoch)
         start = self._start(eventual)
         self._begin(start.sequence, start.seen)
-        for beat in range(start.epoch + 1, len(self._epochs) + 1):
-            self._feed(self._epochs[beat - 1], skips.at(beat))
+        for epoch in range(start.epoch + 1, len(self._epochs) + 1):
+            self._feed(self._epochs[epoch - 1], skips.at(epoch))
         self._store.changes()
 
     def _start(self, eventual: Eventual) -> Mark:

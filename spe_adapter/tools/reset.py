@@ -8,7 +8,7 @@ Invariants:
 * Nothing is changed before it is certain that the log has the whole state of the batch, and that Spark's checkpoint (if
   it was given) can go back to the batch.
 * The state goes back first, then the checkpoint: a reset that was interrupted can be repeated.
-* The query's former run cannot commit any more.
+* The query's former incarnation cannot commit any more.
 
 Source: docs/decisions/0010; Spark's checkpoint layout (offsets, commits and sources, one file per batch).
 """
@@ -24,7 +24,7 @@ from logstore.client.blocking import Client, TopicPartition
 from logstore.format.epoch_api import TaskOutput
 from spe_adapter.cec.control import End, EndPositions, Mark, encode_mark
 from spe_adapter.checkpoint.files import COMMITS, OFFSETS, SOURCES, local_path
-from spe_adapter.epochs.client import Attempt, StagedStream, commit, connect, describe, take_over
+from spe_adapter.epochs.client import TaskAttempt, StagedStream, commit, connect, describe, take_over
 from spe_adapter.epochs.scan import standing_epochs
 from spe_adapter.host import Host, ThisHost
 from spe_adapter.microbatch.epoch import log_epoch
@@ -73,17 +73,18 @@ def reset(
             _whole_mark(client, TopicPartition(parsed.topic, partition), query, end.epoch)
             for partition in range(progress.partitions)
         ]
-        run = f"reset-{host.new_token()}"
-        found = take_over(client, query, run)
+        incarnation = f"reset-{host.new_token()}"
+        found = take_over(client, query, incarnation)
         if found != newest.epoch:
             raise ResetRefused(f"query {query} has just committed epoch {found}; stop it, then reset it")
         generation = EndPositions.from_json(newest.positions).generation + 1
         back = replace(progress, generation=generation, reset_to=end.epoch)
         epoch = log_epoch(generation, batch, closing=False)
         outputs = [
-            _stage(client, parsed, host, Attempt(query, run, epoch, mark.partition, run), mark) for mark in marks
+            _stage(client, parsed, host, TaskAttempt(query, incarnation, epoch, mark.partition, incarnation), mark)
+            for mark in marks
         ]
-        commit(client, query, run, epoch, outputs, back.to_json())
+        commit(client, query, incarnation, epoch, outputs, back.to_json())
     for path in newer:
         path.unlink(missing_ok=True)
         path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
@@ -115,7 +116,7 @@ def _whole_mark(client: Client, stream: TopicPartition, query: str, epoch: int) 
     return mark
 
 
-def _stage(client: Client, options: StatefulOptions, host: Host, attempt: Attempt, mark: Mark) -> TaskOutput:
+def _stage(client: Client, options: StatefulOptions, host: Host, attempt: TaskAttempt, mark: Mark) -> TaskOutput:
     """Stage a mark again, as the mark of the new epoch."""
     stream = TopicPartition(options.topic, mark.partition)
     again = replace(mark, epoch=attempt.epoch, attempt=attempt.attempt, rebase=False)

@@ -19,7 +19,7 @@ from spe_adapter.errors import StateTrimmed
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """One query's state in one stream. `eventual` holds its open windows, by the beat of their newest footprint."""
+    """One query's state in one stream. `eventual` holds its open windows, by the epoch of their newest footprint."""
 
     stream: TopicPartition
     query: str
@@ -37,12 +37,12 @@ class Survey:
 
     @property
     def extent_records(self) -> int:
-        """q: records emitted since the oldest footprint of an open window, that beat's own included."""
+        """q: records emitted since the oldest footprint of an open window, that epoch's own included."""
         marks = self.eventual.marks
-        return marks[-1].emitted - marks[0].emitted + self._first_beat_records if marks else 0
+        return marks[-1].emitted - marks[0].emitted + self._first_epoch_records if marks else 0
 
     @property
-    def _first_beat_records(self) -> int:
+    def _first_epoch_records(self) -> int:
         oldest = self.eventual.marks[0].epoch
         return sum(group.rows for group in self.eventual.windows if group.mark.epoch == oldest)
 
@@ -54,7 +54,7 @@ class Survey:
                 room = limit - len(found)
                 if room <= 0:
                     return found
-                found += [{"beat": group.mark.epoch, **_plain(row)} for row in batch.slice(0, room).to_pylist()]
+                found += [{"epoch": group.mark.epoch, **_plain(row)} for row in batch.slice(0, room).to_pylist()]
         return found
 
 
