@@ -11,7 +11,7 @@ Invariants:
 * Memory follows what was kept: windows can be drained while the scan goes on.
 
 Source: CEC paper, section II.B ("Constructing an EC", "Extent of an EC");
-docs/decisions/0008-beats-instead-of-timestamps.md.
+docs/decisions/0008-epochs-instead-of-timestamps.md.
 """
 
 from dataclasses import dataclass
