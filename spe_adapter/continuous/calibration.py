@@ -1,12 +1,10 @@
-"""What checks cost on this platform, for the cost-benefit policy: measured with a query's sidecar and sample rows.
+"""The costs of checks on this platform, for the cost-benefit policy: measured with a query's sidecar and sample rows.
 
 Invariants:
-* The rows have the columns of the query's state, all null: text and lists in a real state make larger footprints.
-* What is written is staged; that a commit writes it once more, into the log, is not measured.
-* Nothing of a measurement stays: what is written is staged for an epoch that is never committed, and dropped at the
-  end.
-* What one input record costs to replay is not measured here: the runner measures it while it works, and tells its
-  policy.
+* The rows have the columns of the query's state, all null. Texts and lists in a real state make larger footprints.
+* Staging is measured. The second write, which a commit makes into the log, is not.
+* A measurement leaves nothing: its output is staged for an epoch that is never committed, and is aborted at the end.
+* The cost to replay an input record is not measured here: the runner measures it and tells its policy.
 
 Source: CEC paper, section III.A (cost and benefit, calibrated for a platform).
 """
@@ -33,18 +31,18 @@ from spe_adapter.host import Host, ThisHost
 from spe_adapter.state.table import Table
 
 WINDOWS: Final = 4096
-"""Enough that what a batch costs beside its rows does not count."""
+"""So many that the fixed cost of a batch does not matter."""
 FIRST_RECORD_S: Final = 1e-6
-"""What a record is taken to cost until the runner has measured it."""
+"""The assumed cost of a record until the runner has measured it."""
 _EPOCH: Final = 1
 
 
 def cost_benefit(
     fragment: Fragment, partition: int, options: Options, mtbf_s: float, *, host: Host | None = None
 ) -> Callable[[], Policy]:
-    """What makes a cost-benefit policy with the costs of this platform; a failure is expected once in `mtbf_s`.
+    """A function that makes a cost-benefit policy with the costs of this platform, for `Options.policy`.
 
-    Raises InvalidConfig, and what `measured_costs` raises.
+    `mtbf_s` is the expected time between failures, in seconds. Raises InvalidConfig and the errors of `measured_costs`.
     """
     costs = measured_costs(fragment, partition, options, host=host)
     CostBenefit(costs, mtbf_s)
@@ -52,7 +50,7 @@ def cost_benefit(
 
 
 def measured_costs(fragment: Fragment, partition: int, options: Options, *, host: Host | None = None) -> Costs:
-    """The costs of footprints of the fragment's windows, written to the sidecar. Takes some tenths of a second.
+    """Measure the costs of footprints of the fragment's windows, staged at the sidecar. Takes some tenths of a second.
 
     Raises FragmentRefused and the client's errors.
     """
@@ -76,7 +74,7 @@ def measured_costs(fragment: Fragment, partition: int, options: Options, *, host
 
 
 def sample(fragment: Fragment, windows: int) -> pa.RecordBatch:
-    """So many windows with the state's columns, all null, as `control.Footprints.rows`."""
+    """Rows of `windows` windows with the columns of the state, all null, as in `control.Footprints.rows`."""
     checked = plan(fragment)
     table = Table.in_memory(fragment.operator.state_schema(checked.input_schema), windows)
     keys = pa.array([b"%016d" % number for number in range(windows)], pa.binary())

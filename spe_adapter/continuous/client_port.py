@@ -1,7 +1,7 @@
-"""A runner's port to a sidecar: a connection per source, and one for commits and scans.
+"""The port of a runner to a sidecar: one connection per source, and one for commits and scans.
 
 Invariants:
-* One thread uses the port. Requests are under way while the runner computes; the runner waits for the first answer.
+* One thread uses the port. Requests are in progress while the runner computes; the runner waits for the first answer.
 * A commit is sent as a whole (segments, then the commit) and repeated as a whole after a lost connection: staging the
   same segment again and committing the same epoch again change nothing.
 * One commit is on the wire at a time, so that commits arrive in the order of epochs.
@@ -90,7 +90,7 @@ class ClientPort:
         return commit(self._main, self._query, self._incarnation, FENCE_EPOCH, (), "{}", rewind="skip").last_epoch
 
     def scan(self, before_offset: int) -> ScannedBatches:
-        """See Port. The next batches are asked for before these are returned."""
+        """See Port. The next batches are requested before these are returned."""
         if self._scan is None or self._scan.next_before != before_offset:
             self._end_scan()
             self._scan = ControlScan(self._main, self._target, before_offset=before_offset)
@@ -104,7 +104,7 @@ class ClientPort:
             self._scan = None
 
     def offset(self, source: int, moment: str) -> int:
-        """See Port. Raises Refused, for a topic that is not there among others."""
+        """See Port. Raises Refused, for a missing topic among others."""
         self._end_scan()
         stream = self._sources[source]
         found = self._main.offsets({stream: EARLIEST if moment == "earliest" else LATEST})[stream]
@@ -119,7 +119,7 @@ class ClientPort:
         self._fetches[source] = self._clients[source].start_fetch(self._sources[source], offset, self._fetch_bytes)
 
     def fetched(self, wait_ms: float) -> Fetch | None:
-        """See Port. Returns early when a commit was answered, so that its successor can be sent."""
+        """See Port. Returns early when a commit is answered, so that the next commit can be sent."""
         under_way = [source for source, pending in enumerate(self._fetches) if pending is not None]
         ready = self._ready([self._clients[source] for source in under_way], wait_ms)
         for source in under_way:
@@ -135,7 +135,7 @@ class ClientPort:
         return Fetch(source, fetched.error, fetched.high_watermark, fetched.log_start_offset, fetched.records)
 
     def _ready(self, clients: Sequence[Client], wait_ms: float) -> list[Client]:
-        """The clients whose answer has begun to arrive, and those that have lost their connection."""
+        """The clients whose answer has begun to arrive, and those without a connection."""
         lost = [client for client in clients if client.fileno() < 0]
         watched: list[Client] = [client for client in clients if client.fileno() >= 0]
         if self._commit is not None and self._main.fileno() >= 0:
@@ -163,7 +163,7 @@ class ClientPort:
         self._commit = (output.epoch, start_commit(self._main, attempt, output.segments, output.positions))
 
     def committed(self, *, wait: bool) -> int | None:
-        """See Port. Raises CommitLost if the log has another epoch in place of the epoch that was sent."""
+        """See Port. Raises CommitLost if the log has another epoch in place of the one that was sent."""
         if self._commit is None:
             return None
         if not wait and not self._has_answer():

@@ -1,14 +1,15 @@
-"""One instance of a fragment without I/O: runs of records in, append groups out; an eventual checkpoint in, state out.
+"""One partition of a fragment, without I/O: processes runs of records, ends epochs, and recovers from a checkpoint.
 
 Invariants:
-* What an epoch does depends on the state before it and on its runs alone. The watermark moves between runs, and the
-  runs stand in the epoch's mark, so that a replay is the same execution.
-* A group holds, besides the results, a footprint of every identity in which a window opened in the epoch that is still
-  open, of those the policy chose, and a close for every identity without an open window that had one in the epoch: on
-  replay these are skip points. Count windows of a key share an identity, others have one each.
+* The effect of an epoch depends only on the state before it and on its runs of records. The watermark moves between
+  runs, and the epoch's mark names the runs, so that a replay is the same execution.
+* The output of an epoch holds the results, then footprints, then tombstones. A footprint is written for every identity
+  in which a window opened in the epoch and is still open, and for every window that the policy chose. A tombstone is
+  written for every identity that had an open window in the epoch and has none at its end. A replay skips rows up to
+  either. All count windows of a key share one identity; any other window has its own.
 * u is at most the age of the oldest open window, in input records, plus one epoch, whatever the policy.
-* A replay opens no window, closes none, and gives no result to anybody: all that is in the log.
-* `needed` only grows, and follows what is committed, not what was processed.
+* A replay writes no footprint, no tombstone and no result: the log has them.
+* `needed` never decreases. It follows the committed epochs, not the processed ones.
 
 Source: CEC paper, sections II.B, III and III.A.
 """
@@ -57,7 +58,7 @@ class Records(NamedTuple):
 
 
 class FragmentInstance(NamedTuple):
-    """Which instance of a fragment this is, and who runs it."""
+    """The partition of a fragment that a core processes, the number of partitions, and the name of its attempts."""
 
     partition: int
     partitions: int
@@ -65,19 +66,20 @@ class FragmentInstance(NamedTuple):
 
 
 class ReplayEpoch(NamedTuple):
-    """What was processed in an epoch."""
+    """The number of an epoch to be replayed, and the runs of records that it processed."""
 
     number: int
     runs: tuple[RecordRun, ...]
 
 
 class Figures(NamedTuple):
-    """Where an instance stands behind an epoch.
+    """The figures of a partition at the end of an epoch.
 
-    `windows` are N: identities of open windows. `extent` is q, the results and footprints since the oldest footprint;
-    `to_replay` is u, the input records that a recovery replays. `records` (of the input) and `emitted` (of the output
-    stream, footprints included) are counted since the query began; `opens` and `checks` (footprints of either kind) and
-    `tombstones` since this runner did. `state_bytes` is the memory of the state.
+    `windows` is N, the number of identities with open windows. `extent` is q, the results and footprints since the
+    oldest footprint. `to_replay` is u, the input records that a recovery would replay. `records` (of the input) and
+    `emitted` (of the output stream, footprints included) are counted from the start of the query; `opens` and `checks`
+    (the two kinds of footprints) and `tombstones` from the start of this runner. `state_bytes` is the memory of the
+    state.
     """
 
     epoch: int
@@ -94,7 +96,7 @@ class Figures(NamedTuple):
 
 
 class _RecoveryPoint(NamedTuple):
-    """What has to be known of an epoch while a recovery might start from it."""
+    """An epoch from which a recovery might start: the next offset of each source, and its oldest footprint's epoch."""
 
     number: int
     positions: tuple[int, ...]
@@ -102,7 +104,8 @@ class _RecoveryPoint(NamedTuple):
 
 
 class Core:
-    """See the module. Either `process` from the first record on, or `load`, `replay` and `end_replay` first."""
+    """One partition of a fragment. A new query starts with `begin`, a recovery with `load`, `replay` and `end_replay`.
+    """
 
     def __init__(
         self,
@@ -136,12 +139,12 @@ class Core:
         self._processing_ms = 0.0
         self._record_s = 0.0
         self.epoch_records = 0
-        """Input records of the epoch that is open."""
+        """Input records of the open epoch."""
         self.epoch_bytes = 0
-        """Bytes of its results."""
+        """Bytes of the results of the open epoch."""
 
     def _adopt(self, windows: int) -> None:
-        """An empty state with room for so many windows, and half as many again."""
+        """Start with an empty state that has room for one and a half times this number of windows."""
         plan = self._plan
         schema = self._operator.state_schema(plan.input_schema)
         room = max(_MIN_WINDOWS, windows + windows // 2)
@@ -151,7 +154,7 @@ class Core:
         self._processor = Processor(self._operator, plan.key_codec, plan.input_schema, self.store)
 
     def _allocate(self, size_bytes: int) -> Bytes:
-        """Memory for the state. Raises StateTooLarge."""
+        """Allocate memory for the state. Raises StateTooLarge."""
         if size_bytes > self._state_limit_bytes:
             raise StateTooLarge(
                 f"query {self._name!r}: its state needs {size_bytes} bytes of memory, state_bytes allows "
@@ -161,12 +164,12 @@ class Core:
 
     @property
     def partition(self) -> int:
-        """The number of the instance, its sources and its target."""
+        """The partition of the sources and of the target."""
         return self._instance.partition
 
     @property
     def windows(self) -> int:
-        """How many windows are open (N)."""
+        """N, the number of open windows."""
         return self.store.live
 
     @property
@@ -176,19 +179,20 @@ class Core:
 
     @property
     def positions(self) -> list[int]:
-        """Where the sources are read from: after `load`, those of the oldest footprint's epoch."""
+        """The next offset to read of each source; after `load`, as of the epoch of the oldest footprint."""
         return list(self._recovery_points[0].positions)
 
     @property
     def needed(self) -> tuple[int, ...]:
-        """Per source, the first offset that a recovery from what is committed would read."""
+        """Per source, the first offset that a recovery from the last committed epoch would read."""
         return self._recovery_points[0].positions
 
     # ---- working
 
     def process(self, run: RecordRun, batch: pa.RecordBatch) -> None:
-        """Process a run of the open epoch; its results wait for the epoch's end. Raises WrongPartition, and what the
-        operator and the steps raise.
+        """Process a run in the open epoch; the results are kept until the epoch ends.
+
+        Raises WrongPartition, and the errors of the operator and the steps.
         """
         started_ms = self._monotonic_ms()
         if self._plan.fragment.check_keys:
@@ -201,7 +205,7 @@ class Core:
         self.epoch_records += run.records
 
     def _execute(self, run: RecordRun, batch: pa.RecordBatch, replay: Replay | None) -> Iterator[Output]:
-        """One run through the steps and the operator, then the watermark."""
+        """Pass one run through the steps and the operator, then move the watermark."""
         rows = apply(self._plan.fragment.sources[run.source].steps, batch)
         processor = self._processor
         if rows.num_rows:
@@ -209,14 +213,15 @@ class Core:
             if output is not None:
                 yield output
         if processor.max_events_ms:
-            # Also when it stands still: what expires at once must not outlive its run, or a replay would find it due.
+            # Even if the watermark does not move: a window that is due at once must close in the run that opened it, as
+            # it does in a replay.
             self._watermark_ms = next_watermark(self._operator, self._watermark_ms, processor.max_events_ms)
             output = processor.expire(self._watermark_ms, replay=replay)
             if output is not None:
                 yield output
 
     def _take_results(self, output: Output) -> None:
-        """Results through the steps behind the operator, as records."""
+        """Pass results through the steps after the operator, and keep them as records."""
         if self._plan.output_keys is not None:
             rows = apply(self._plan.fragment.after, output.rows)
             output = output._replace(keys=self._plan.output_keys.encode(rows), rows=rows)
@@ -226,7 +231,7 @@ class Core:
             self.epoch_bytes += records.keys.nbytes + records.values.nbytes
 
     def _check_keys(self, run: RecordRun, batch: pa.RecordBatch) -> None:
-        """Hold records to what their producer should have done."""
+        """Check that the partitioner puts every key of a run into this partition. Raises WrongPartition."""
         partition, partitions = self._instance.partition, self._instance.partitions
         rows = apply(self._plan.fragment.sources[run.source].steps, batch)
         keys = self._plan.key_codec.encode(self._operator.prepare(rows))
@@ -256,11 +261,14 @@ class Core:
     # ---- the end of an epoch
 
     def begin(self, positions: list[int]) -> None:
-        """Start a query that has no state, at these positions."""
+        """Start a query that has no state. `positions`: the first offset to read of each source."""
         self._recovery_points.append(_RecoveryPoint(FENCE_EPOCH, tuple(positions), FENCE_EPOCH))
 
     def end_epoch(self, positions: list[int], now_ms: int) -> tuple[EpochOutput, Figures]:
-        """The open epoch as a group, and a new epoch, which starts at `positions`. `now_ms` is wall time."""
+        """End the open epoch and start the next one; the output and the figures of the ended epoch.
+
+        `positions` are the next offsets of the sources; `now_ms` is the wall time that the output is stamped with.
+        """
         self._epoch += 1
         if self.epoch_records:
             self._record_s = self._processing_ms / _MS_PER_S / self.epoch_records
@@ -272,7 +280,7 @@ class Core:
             controls += self._footprints(now_ms)
             self._candidates.refresh()
             oldest = self._candidates.oldest()
-        # Windows that never change are whole in their footprints: nothing is replayed for them.
+        # A footprint of a window that never changes is the whole window, so nothing is replayed for it.
         replays = oldest is not None and not self._operator.windows_never_change
         self._recovery_points.append(_RecoveryPoint(self._epoch, tuple(positions), oldest.epoch if oldest and replays else self._epoch))
         if self._plan.fragment.checkpoints:
@@ -297,7 +305,7 @@ class Core:
         return output, figures
 
     def _footprints(self, now_ms: int) -> list[bytes]:
-        """Footprints and closes of the epoch as control batches; marks them in the table."""
+        """The footprints and tombstones of the epoch as control batches; notes the footprints in the table."""
         chosen = self._chosen()
         started_ms = self._monotonic_ms()
         changes = self.store.changes(chosen)
@@ -320,14 +328,14 @@ class Core:
         return batches
 
     def _segments(self, controls: list[Buffer], now_ms: int) -> Iterator[StagedSegment]:
-        """The epoch's output, stamped with `now_ms`."""
+        """The output of the epoch as staged segments, stamped with `now_ms`."""
         output = StreamOutput(TopicPartition(self._plan.fragment.topic, self.partition))
         for keys, values in self._results:
             yield from output.add_results(keys, values, np.full(len(values), now_ms, np.int64))
         yield from output.finish(controls)
 
     def _chosen(self) -> Int64s:
-        """The windows that the policy wants to have checked."""
+        """The table rows of the windows that the policy chooses for a check."""
         if isinstance(self._policy, NoChecks):
             return _NOTHING
         front = self._candidates.front()
@@ -344,7 +352,7 @@ class Core:
         return _NOTHING
 
     def _gone(self, changes: Changes) -> list[pa.RecordBatch]:
-        """Windows whose end has to be written down."""
+        """The identities that get a tombstone, in batches."""
         if self._operator.windows_never_change:
             return [changes.closed]
         return [changes.closed, changes.transient]
@@ -380,7 +388,7 @@ class Core:
         )
 
     def committed(self, epoch: int) -> None:
-        """An epoch is in the log: what only older ones needed is needed no more."""
+        """Note that an epoch is committed: a recovery needs no input that only older epochs needed."""
         oldest = next(known.oldest_epoch for known in self._recovery_points if known.number == epoch)
         while len(self._recovery_points) > 1 and self._recovery_points[1].number <= oldest:
             self._recovery_points.popleft()
@@ -388,13 +396,13 @@ class Core:
     # ---- recovery
 
     def reconstruction(self) -> Reconstruction:
-        """What reads this instance's part of the output stream."""
+        """A reconstruction of this query's eventual checkpoint from the output stream."""
         return Reconstruction(self._name)
 
     def load(self, eventual: Eventual, last_epoch: int) -> list[ReplayEpoch]:
-        """Take over an eventual checkpoint; what has to be replayed, from `positions` on.
+        """Load an eventual checkpoint; the epochs to replay, whose input starts at `positions`.
 
-        Raises FragmentRefused if it is not of this fragment as it is now.
+        Raises FragmentRefused if the checkpoint belongs to another fragment, or to other settings of this one.
         """
         mark = self._checked(eventual.mark, last_epoch)
         self._adopt(mark.open_windows)
@@ -453,13 +461,16 @@ class Core:
         return tuple(offsets)
 
     def replay(self, epoch: int, run: RecordRun, batch: pa.RecordBatch) -> None:
-        """Process a run of the log once more: windows skip what their footprints have seen."""
+        """Process a run of a committed epoch again; windows skip the rows that their footprints include.
+
+        Raises ReplayDiverged if the run gives results.
+        """
         self._processor.epoch = epoch
         for _ in self._execute(run, batch, Replay(epoch, self._covered)):
             raise ReplayDiverged(f"query {self._name!r}: the replay of epoch {epoch} gave results")
 
     def _covered(self, keys: pa.Array, numbers: Int64s) -> Int64s:
-        """The last epoch that each window has seen: open ones say so themselves, closed ones are skip points."""
+        """The last epoch whose rows each window includes: from the table if it is open, from its skip point if not."""
         rows = self._table.find(keys, numbers)
         epochs = np.where(rows >= 0, self._table.marks(np.maximum(rows, 0))[0], 0)
         gone = np.flatnonzero(rows < 0)
@@ -468,7 +479,7 @@ class Core:
         return epochs
 
     def end_replay(self, positions: list[int]) -> None:
-        """Make sure that the replay led to where the log ends. Raises ReplayDiverged."""
+        """Check that state and counters after the replay are those of the last mark. Raises ReplayDiverged."""
         mark = self._last
         if mark is None:
             return
@@ -493,7 +504,9 @@ class Core:
 
 
 def fingerprint(plan: CheckedFragment) -> str:
-    """What must not change between two incarnations of a query: the operator, its settings, its key and its state."""
+    """A description of all that must stay the same from one incarnation of a query to the next: the operator with its
+    settings, its key and the columns of its state.
+    """
     operator = plan.fragment.operator
     state = _described(operator.state_schema(plan.input_schema))
     return f"{operator.description} by {_described(plan.key_codec.fields)} with state ({state})"

@@ -1,7 +1,7 @@
-"""One instance of a fragment from start to stop: recover, replay, then fetch, process and commit, epoch by epoch.
+"""The loop of one partition: recover, replay, then fetch, process and commit, epoch by epoch.
 
 Invariants:
-* No I/O of its own: everything goes through the port, so that a simulated world runs the same loop.
+* The loop does all I/O through the port, so that a simulation runs the same loop.
 * State is loaded only after this incarnation has fenced the older ones, so that nothing is committed behind what was
   read.
 * At most `in_flight` epochs commit while the next is processed; an epoch that cannot be committed ends the runner, and
@@ -24,11 +24,13 @@ from spe_adapter.continuous.inputs import RecordRun, SourceBuffer, choose
 from spe_adapter.continuous.port import FENCE_EPOCH, Port
 
 IDLE_MS: Final = 200
-"""How long an idle runner waits before it looks whether it should stop."""
+"""How long an idle runner waits until it checks whether it should stop."""
 
 
 class Recovered(NamedTuple):
-    """What recovery found and took: the last epoch, open windows, control tuples read for them, what was replayed."""
+    """The event of a recovery: the last committed epoch, the open windows, the footprints and tombstones that were read
+    (`tuples`), the epochs and records that were replayed, and the time of loading and of replay.
+    """
 
     epoch: int
     windows: int
@@ -40,14 +42,14 @@ class Recovered(NamedTuple):
 
 
 class FragmentProgress(NamedTuple):
-    """A committed epoch: where the instance stood behind it, and how many offsets the sources were ahead."""
+    """The event of a committed epoch: its figures, and `lag`, the offsets of the sources that were still to be read."""
 
     figures: Figures
     lag: int
 
 
 class FetchOutcome(NamedTuple):
-    """An answer to a fetch, and whether it brought anything."""
+    """The source of an answer to a fetch, and whether the answer had records."""
 
     source: int
     moved: bool
@@ -58,7 +60,7 @@ Observe = Callable[[Event], None]
 
 
 class Loop:
-    """See the module. `step` does a little and returns; `recover` comes first, `finish` last.
+    """Drives a core: call `recover` once, then `step` repeatedly, then `finish`. `observe` gets the events.
 
     Raises InputTrimmed, ReplayDiverged, WrongPartition, CommitLost, FencedIncarnation (a newer runner has taken over),
     what the operator and the steps raise, and what the port raises.
@@ -79,7 +81,7 @@ class Loop:
     # ---- starting
 
     def recover(self) -> None:
-        """Fence older runners, load the eventual checkpoint, replay what it does not cover."""
+        """Fence older runners, load the eventual checkpoint, and replay the epochs that it does not cover."""
         started_ms = self._port.monotonic_ms()
         last = self._port.fence()
         if last == FENCE_EPOCH:
@@ -109,7 +111,9 @@ class Loop:
         )  # fmt: skip
 
     def _refuse_taken(self) -> None:
-        """A new query does not begin behind another one's state: under a mistyped name all results would come twice."""
+        """Refuse to start a new query after another query's epochs: under a mistyped name every result would come
+        twice.
+        """
         fragment = self._plan.fragment
         if fragment.allow_other_queries or not fragment.checkpoints:
             return
@@ -123,7 +127,7 @@ class Loop:
             )
 
     def _reconstruct(self) -> Eventual:
-        """Roll back over the output stream until every open window is found."""
+        """Read the output stream backwards until every open window is found."""
         reconstruction = self._core.reconstruction()
         before = -1
         while True:
@@ -142,7 +146,7 @@ class Loop:
         ]
 
     def _replay(self, epochs: list[ReplayEpoch]) -> int:
-        """Process the logged runs once more; how many records."""
+        """Replay the runs of these epochs; the number of records."""
         records = 0
         for epoch in epochs:
             for run in epoch.runs:
@@ -152,7 +156,7 @@ class Loop:
         return records
 
     def _wait_for(self, run: RecordRun) -> None:
-        """Fetch until a run's records are here."""
+        """Fetch until all records of a run have arrived. Raises InputTrimmed if the source ends before them."""
         held = self._inputs[run.source]
         while held.records < run.records:
             self._request()
@@ -166,7 +170,9 @@ class Loop:
     # ---- working
 
     def step(self) -> bool:
-        """Take in what has arrived, process a run, end the epoch if it is due. False: there was nothing to do."""
+        """Take the answers that have arrived, process one run, and end the epoch if it is due; False if there was no
+        work.
+        """
         self._reap(wait=False)
         self._request()
         while (arrived := self._receive(0)) is not None and arrived.moved:
@@ -182,13 +188,13 @@ class Loop:
         return True
 
     def finish(self) -> None:
-        """Commit what was processed, and wait until it is."""
+        """Commit the open epoch, and wait until all epochs are committed."""
         self.end_epoch()
         while self._in_flight:
             self._reap(wait=True)
 
     def end_epoch(self) -> bool:
-        """Commit the epoch, if anything is in it, as soon as one may be under way."""
+        """Commit the open epoch, unless it is empty; waits while `in_flight` epochs are being committed."""
         if not self._core.epoch_records:
             return False
         positions = [one.position for one in self._inputs]
@@ -213,7 +219,7 @@ class Loop:
         return min(self._limits.run_records, self._limits.epoch_records - self._core.epoch_records)
 
     def _patience_ms(self) -> float:
-        """How long to wait for input: until the epoch is over, or until somebody may want us to stop."""
+        """The longest time to wait for input: until the open epoch is due, or until the next check for a stop."""
         if not self._core.epoch_records:
             return IDLE_MS
         return max(0.0, self._epoch_started_ms + self._limits.epoch_ms - self._port.monotonic_ms())
@@ -231,21 +237,19 @@ class Loop:
     # ---- input
 
     def needed_offsets(self) -> dict[str, int]:
-        """Per source, the first offset that a recovery from what is committed now would read: upstream may trim what
-        is below.
-        """
+        """Per source topic, the first offset that a recovery would read now; records below it may be trimmed."""
         topics = [source.topic for source in self._plan.fragment.sources]
         return dict(zip(topics, self._core.needed, strict=True))
 
     def _request(self) -> None:
-        """Have a fetch under way for every source that runs low."""
+        """Start a fetch for every source with few records left."""
         for source, held in enumerate(self._inputs):
             if not self._asked[source] and held.records <= self._limits.run_records:
                 self._port.fetch(source, held.fetch_offset)
                 self._asked[source] = True
 
     def _receive(self, wait_ms: float) -> FetchOutcome | None:
-        """Take one answer to a fetch, waiting at most so long; None without one."""
+        """Take one answer to a fetch, waiting at most `wait_ms`; None if none has arrived."""
         answer = self._port.fetched(wait_ms)
         if answer is None:
             return None
