@@ -1,8 +1,8 @@
-"""A survey of the state that queries keep in a stream: for people who look at it, not for recovery.
+"""The inspector of the state that queries keep in a stream, for people; recovery does not use it.
 
 Invariants:
-* A survey reads the log by the same backward scan that recovery uses, and changes nothing.
-* A query is surveyed as of the newest epoch in the stream, or as of a given epoch.
+* The inspector reads the log by the backward scan that recovery uses, and changes nothing.
+* A query is inspected as of the newest epoch in the stream, or as of a given epoch.
 
 Source: CEC paper, section II.B (eventual checkpoint, extent).
 """
@@ -18,7 +18,7 @@ from spe_adapter.errors import StateTrimmed
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class InspectedState:
     """One query's state in one stream. `eventual` holds its open windows, by the epoch of their newest footprint."""
 
     stream: TopicPartition
@@ -58,9 +58,12 @@ class Survey:
         return found
 
 
-def survey(client: Client, stream: TopicPartition, query: str, as_of: int | None = None) -> Survey:
-    """A query's state in a stream. Raises StateTrimmed, StateInconsistent, CorruptBatch and the client's errors."""
-    return Survey(stream, query, reconstruct(client, stream, query, as_of))
+def inspect_state(client: Client, stream: TopicPartition, query: str, as_of: int | None = None) -> InspectedState:
+    """The state of a query in a stream, as of an epoch (None: the newest).
+
+    Raises StateTrimmed, StateInconsistent, CorruptBatch and the client's errors.
+    """
+    return InspectedState(stream, query, reconstruct(client, stream, query, as_of))
 
 
 def queries(client: Client, stream: TopicPartition) -> dict[str, int]:
