@@ -1,6 +1,6 @@
-"""`cairn state`: the state of queries in the log and in this host's memory, and the reset of a query.
+"""`cairn state`: shows the state of queries in the log and in this host's memory, and resets a query.
 
-Invariant: `show` and `memory` change nothing; `reset` appends one epoch and says what it did.
+Invariant: `show` and `memory` change nothing; `reset` appends one epoch and prints the result.
 """
 
 import argparse

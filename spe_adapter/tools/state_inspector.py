@@ -19,7 +19,7 @@ from spe_adapter.errors import StateTrimmed
 
 @dataclass(frozen=True, slots=True)
 class InspectedState:
-    """One query's state in one stream. `eventual` holds its open windows, by the epoch of their newest footprint."""
+    """The state of one query in one stream. `eventual` has its open windows, by the epoch of their newest footprint."""
 
     stream: TopicPartition
     query: str
@@ -27,7 +27,7 @@ class InspectedState:
 
     @property
     def mark(self) -> Mark | None:
-        """The counters and positions at the epoch's end."""
+        """The mark of the epoch: counters and positions; None without state."""
         return self.eventual.mark
 
     @property
@@ -37,7 +37,7 @@ class InspectedState:
 
     @property
     def extent_records(self) -> int:
-        """q: records emitted since the oldest footprint of an open window, that epoch's own included."""
+        """q: the records emitted since the oldest footprint of an open window, including those of that epoch."""
         marks = self.eventual.marks
         return marks[-1].emitted - marks[0].emitted + self._first_epoch_records if marks else 0
 
@@ -47,7 +47,7 @@ class InspectedState:
         return sum(group.rows for group in self.eventual.windows if group.mark.epoch == oldest)
 
     def windows(self, limit: int) -> list[dict[str, object]]:
-        """The first `limit` open windows, those with the oldest footprints first."""
+        """Up to `limit` open windows, oldest footprints first."""
         found: list[dict[str, object]] = []
         for group in reversed(self.eventual.windows):
             for batch in group.batches:
@@ -79,7 +79,7 @@ def queries(client: Client, stream: TopicPartition) -> dict[str, int]:
 
 
 def epoch_of_batch(client: Client, stream: TopicPartition, query: str, batch: int) -> int:
-    """The last epoch of a batch of Spark's: the one without input that followed the batch, if there was one.
+    """The last epoch of a Spark batch: the epoch without input after the batch, if there was one.
 
     Raises StateTrimmed if the stream does not hold the batch (any more).
     """
@@ -91,7 +91,7 @@ def epoch_of_batch(client: Client, stream: TopicPartition, query: str, batch: in
 
 
 def _plain(row: dict[str, object]) -> dict[str, object]:
-    """A footprint for people: bytes as text where they are text, the names of state columns without their prefix."""
+    """A footprint for people: UTF-8 bytes as text, state columns without their prefix."""
     return {name.removeprefix(STATE_PREFIX): _text(value) for name, value in row.items() if name != "kind"}
 
 
