@@ -119,8 +119,7 @@ class FencedIncarnation(CairnError):
 
 
 class StaleEpoch(CairnError):
-    """An epoch older than the last committed one (its checkpoint was rewound), or a new segment for a committed epoch.
-    """
+    """An epoch older than the last committed one (its checkpoint was rewound), or new output of a committed epoch."""
 
 
 class StagedMissing(CairnError):

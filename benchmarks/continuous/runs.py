@@ -28,9 +28,9 @@ from spe_adapter.cec.policy import NoChecks, Policy
 from spe_adapter.continuous import fragment as fragments
 from spe_adapter.continuous.client_port import ClientPort
 from spe_adapter.continuous.core import Core, Figures, FragmentInstance
-from spe_adapter.continuous.fragment import Fragment, EpochLimits, plan
-from spe_adapter.continuous.loop import Event, Loop, FragmentProgress, Recovered
-from spe_adapter.continuous.port import Fetch, EpochOutput
+from spe_adapter.continuous.fragment import EpochLimits, Fragment, plan
+from spe_adapter.continuous.loop import Event, FragmentProgress, Loop, Recovered
+from spe_adapter.continuous.port import EpochOutput, Fetch
 from spe_adapter.continuous.runner import Options, prepare
 from spe_adapter.epochs.segments import StagedSegment
 from spe_adapter.host import ThisHost
@@ -360,7 +360,9 @@ class Query:
 
     def _parts(self, policy: Policy, timeline: Timeline) -> tuple[_Port, Core, Loop]:
         incarnation = self._host.new_token()
-        port = _Port(self._addresses, self.fragment, 0, incarnation, self._host, fetch_bytes=FETCH_BYTES, limit_s=LIMIT_S)
+        port = _Port(
+            self._addresses, self.fragment, 0, incarnation, self._host, fetch_bytes=FETCH_BYTES, limit_s=LIMIT_S
+        )
         source = self._setting.source
         port.persist = self._setting.persist
         port.lap, port.batch_records, port.rate = source.records, source.batch_records, source.rate

@@ -27,22 +27,22 @@ from logstore.epochs.append_group import check_part, holds_end
 from logstore.epochs.ledger_entries import (
     BUSY,
     COMMIT_RECORD,
+    INCARNATIONS,
     LAST,
     MAX_INCARNATIONS,
-    INCARNATIONS,
     TRANSITIONS,
     CommitRecord,
     EpochEvent,
     EpochState,
-    LastEpoch,
     Incarnations,
+    LastEpoch,
     Target,
     decode_commit_record,
-    decode_last_epoch,
     decode_incarnations,
+    decode_last_epoch,
     encode_commit_record,
-    encode_last_epoch,
     encode_incarnations,
+    encode_last_epoch,
 )
 from logstore.epochs.publisher import CommitInProgress, EpochPublisher
 from logstore.epochs.staging import StagedAttempt, Staging
@@ -50,9 +50,9 @@ from logstore.errors import CairnError, CorruptFile, FencedIncarnation, Malforme
 from logstore.format.epoch_api import (
     AbortReply,
     AbortRequest,
+    DescribeReply,
     EpochCommitReply,
     EpochCommitRequest,
-    DescribeReply,
     StageReply,
     StageRequest,
 )
@@ -274,8 +274,7 @@ class Epochs:
             await query.carried_out
 
     async def _carry_out(self, query: _Query, commit: CommitInProgress) -> None:
-        """Write the commit record, then publish the epoch. Raises StorageFailed, CorruptFile, UnknownTopicOrPartition.
-        """
+        """Write the record, then publish the epoch. Raises StorageFailed, CorruptFile, UnknownTopicOrPartition."""
         await self._record(query, commit)
         await self._publish(query, commit)
 

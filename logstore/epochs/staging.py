@@ -126,7 +126,7 @@ class StagedAttempt:
     @classmethod
     def recovered(
         cls, headers: Sequence[SegmentHeader], path: str, ready: Ready, settled: "Callable[[StagedAttempt], None]"
-    ) -> "Attempt":
+    ) -> "StagedAttempt":
         """An attempt whose file holds exactly these segments, durably."""
         attempt = cls(headers[0].key, path, ready, settled)
         attempt.state = AttemptState.DURABLE
@@ -233,7 +233,9 @@ class StagedAttempt:
         self._data.clear()
         self.durable_segments = 0
         for segment in waiting:
-            segment.ticket.fail(reason or StorageFailed(f"attempt {self.key.attempt!r} was dropped before it was staged"))
+            segment.ticket.fail(
+                reason or StorageFailed(f"attempt {self.key.attempt!r} was dropped before it was staged")
+            )
 
     def _removal(self) -> Job:
         """The job that removes the file, without a directory sync: a file that reappears is dropped again."""

@@ -18,12 +18,12 @@ from logstore.epochs.epochs import Epochs
 from logstore.errors import CairnError
 from logstore.format.epoch_api import (
     ABORT,
-    EPOCH_COMMIT,
     DESCRIBE,
+    EPOCH_COMMIT,
     STAGE,
     AbortRequest,
-    EpochCommitRequest,
     DescribeRequest,
+    EpochCommitRequest,
     Reply,
     Request,
     ScanRequest,

@@ -10,22 +10,22 @@ runner that starts again repeats exactly the epochs that its eventual checkpoint
 Source: CEC paper, sections II and III.
 """
 
-from spe_adapter.continuous.fragment import Fragment, EpochLimits, TopicSource
+from spe_adapter.continuous.fragment import EpochLimits, Fragment, TopicSource
 from spe_adapter.continuous.loop import FragmentProgress, Recovered
 from spe_adapter.continuous.runner import Options, Runner
 from spe_adapter.continuous.spark import SparkQuery, on_spark
 from spe_adapter.continuous.steps import FromJson, join_sources
 
 __all__ = [
-    "Fragment",
-    "FromJson",
     "EpochLimits",
-    "Options",
+    "Fragment",
     "FragmentProgress",
+    "FromJson",
+    "Options",
     "Recovered",
     "Runner",
-    "TopicSource",
     "SparkQuery",
+    "TopicSource",
     "join_sources",
     "on_spark",
 ]

@@ -20,7 +20,7 @@ from logstore.errors import CairnError
 from spe_adapter.cec.policy import DEFAULT_Q, DEFAULT_U, PER_WINDOW, Targets
 from spe_adapter.continuous.calibration import cost_benefit
 from spe_adapter.continuous.errors import FragmentRefused
-from spe_adapter.continuous.fragment import Fragment, EpochLimits
+from spe_adapter.continuous.fragment import EpochLimits, Fragment
 from spe_adapter.continuous.loop import Event, FragmentProgress
 from spe_adapter.continuous.runner import Options, Runner
 from spe_adapter.host import ThisHost
@@ -31,7 +31,9 @@ def main(arguments: Sequence[str]) -> int:
     given = _parse(arguments)
     try:
         fragment = _load(given.fragment)
-        options = Options(given.servers, partial(Targets, given.q, given.u, PER_WINDOW), EpochLimits(epoch_ms=given.epoch_ms))
+        options = Options(
+            given.servers, partial(Targets, given.q, given.u, PER_WINDOW), EpochLimits(epoch_ms=given.epoch_ms)
+        )
         if given.mtbf_s is not None:
             policy = cost_benefit(fragment, given.partition, options, given.mtbf_s)
             options = replace(options, policy=policy)
@@ -61,7 +63,12 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         type=float,
         help="seconds between failures: check by cost and benefit, measured at the start, instead of by Q and U",
     )
-    parser.add_argument("--epoch-ms", type=int, default=EpochLimits().epoch_ms, help="milliseconds from an epoch's first record to its commit")
+    parser.add_argument(
+        "--epoch-ms",
+        type=int,
+        default=EpochLimits().epoch_ms,
+        help="milliseconds from an epoch's first record to its commit",
+    )
     parser.add_argument("--report-s", type=float, default=1.0, help="least time between two lines of progress")
     return parser.parse_args(arguments)
 

@@ -47,8 +47,7 @@ class Oldest(NamedTuple):
 
 
 class Candidates:
-    """The list of candidates over a table. Call `refresh` when every open window has a footprint; `front` at any time.
-    """
+    """The list of candidates over a table. Call `refresh` once all open windows have footprints."""
 
     def __init__(self, table: Table) -> None:
         self._table = table

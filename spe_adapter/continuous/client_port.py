@@ -21,7 +21,7 @@ from logstore.client.wire import EARLIEST, LATEST, Fetched
 from logstore.format.epoch_api import EpochCommitReply
 from spe_adapter.continuous.errors import CommitLost
 from spe_adapter.continuous.fragment import Fragment
-from spe_adapter.continuous.port import FENCE_EPOCH, Fetch, EpochOutput, ScannedBatches
+from spe_adapter.continuous.port import FENCE_EPOCH, EpochOutput, Fetch, ScannedBatches
 from spe_adapter.epochs.client import TaskAttempt, commit, start_commit
 from spe_adapter.epochs.scan import ControlScan
 from spe_adapter.host import Host
@@ -31,7 +31,8 @@ CLIENT_ID: Final = "cairn-continuous"
 
 class ClientPort:
     """See `port.Port`. Raises logstore.errors and logstore.client.errors; FencedIncarnation once a newer
-    incarnation is known."""
+    incarnation is known.
+    """
 
     def __init__(
         self,

@@ -104,8 +104,7 @@ class _RecoveryPoint(NamedTuple):
 
 
 class Core:
-    """One partition of a fragment. A new query starts with `begin`, a recovery with `load`, `replay` and `end_replay`.
-    """
+    """One partition of a query. A new query starts with `begin`, a recovery with `load`, `replay` and `end_replay`."""
 
     def __init__(
         self,
@@ -282,7 +281,9 @@ class Core:
             oldest = self._candidates.oldest()
         # A footprint of a window that never changes is the whole window, so nothing is replayed for it.
         replays = oldest is not None and not self._operator.windows_never_change
-        self._recovery_points.append(_RecoveryPoint(self._epoch, tuple(positions), oldest.epoch if oldest and replays else self._epoch))
+        self._recovery_points.append(
+            _RecoveryPoint(self._epoch, tuple(positions), oldest.epoch if oldest and replays else self._epoch)
+        )
         if self._plan.fragment.checkpoints:
             controls.append(encode_mark(self._mark(), now_ms))
         output = EpochOutput(self._epoch, tuple(self._segments(controls, now_ms)), self._progress())
@@ -376,7 +377,9 @@ class Core:
         for source, offset in zip(sources, self._recovery_points[-1].positions, strict=True):
             positions[source.topic] = {partition: offset}
         return epoch_mark(
-            StatePartition(self._name, self._instance.attempt, partition, self._instance.partitions, 0, self._fingerprint),
+            StatePartition(
+                self._name, self._instance.attempt, partition, self._instance.partitions, 0, self._fingerprint
+            ),
             self._epoch,
             Counters(self._emitted, self._seen),
             OpenWindows(self.store.live, self._recovery_points[-1].oldest_epoch),
@@ -423,7 +426,8 @@ class Core:
             self._processor.max_events_ms = list(first.newest_ms)
         self._last = mark
         return [
-            ReplayEpoch(one.epoch, tuple(RecordRun(source, records) for source, _, records in one.runs)) for one in marks[1:]
+            ReplayEpoch(one.epoch, tuple(RecordRun(source, records) for source, _, records in one.runs))
+            for one in marks[1:]
         ]
 
     def _checked(self, mark: Mark | None, last_epoch: int) -> Mark:

@@ -17,8 +17,7 @@ NO_END = 2**63 - 1
 
 
 class RecordRun(NamedTuple):
-    """Consecutive records of one source that are processed in one call. A replay processes the same sequence of runs.
-    """
+    """Consecutive records of one source that are processed in one call. A replay processes the same runs."""
 
     source: int
     records: int

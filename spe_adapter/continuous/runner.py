@@ -21,7 +21,7 @@ from spe_adapter.cec.policy import Policy, bounded
 from spe_adapter.continuous.client_port import CLIENT_ID, ClientPort
 from spe_adapter.continuous.core import Core, FragmentInstance
 from spe_adapter.continuous.errors import FragmentRefused
-from spe_adapter.continuous.fragment import CheckedFragment, Fragment, EpochLimits, plan
+from spe_adapter.continuous.fragment import CheckedFragment, EpochLimits, Fragment, plan
 from spe_adapter.continuous.loop import Event, Loop, Observe
 from spe_adapter.epochs.retention import KEEP_ALL, own_trimming
 from spe_adapter.host import Host, ThisHost
@@ -112,7 +112,9 @@ class Runner:
             instance = FragmentInstance(self._partition, partitions, incarnation)
             self._work(checked, instance, port, until)
 
-    def _work(self, checked: CheckedFragment, instance: FragmentInstance, port: ClientPort, until: Callable[[], bool] | None) -> None:
+    def _work(
+        self, checked: CheckedFragment, instance: FragmentInstance, port: ClientPort, until: Callable[[], bool] | None
+    ) -> None:
         limits = self._options.limits
         core = Core(checked, instance, self._options.policy(), port.monotonic_ms, limits.state_bytes)
         loop = Loop(core, checked, port, limits, self._observe)

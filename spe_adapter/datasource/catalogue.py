@@ -78,7 +78,9 @@ class Catalogue:
         fixed = {stream: offset for stream, offset in wanted.items() if offset >= 0}
         return fixed | self._lookup({stream: offset for stream, offset in wanted.items() if offset < 0})
 
-    def _by_timestamp(self, position: SourcePosition, wanted: Mapping[TopicPartition, int], strategy: Strategy) -> Offsets:
+    def _by_timestamp(
+        self, position: SourcePosition, wanted: Mapping[TopicPartition, int], strategy: Strategy
+    ) -> Offsets:
         offsets = self._lookup(wanted)
         behind = {stream for stream, offset in offsets.items() if offset < 0}
         if behind and strategy == "error":

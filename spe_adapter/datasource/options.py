@@ -317,7 +317,8 @@ def _limits(reader: OptionReader) -> AdmissionLimits:
     maximum, minimum = reader.number("maxOffsetsPerTrigger"), reader.number("minOffsetsPerTrigger")
     if maximum is not None and minimum is not None and minimum > maximum:
         raise InvalidConfig(
-            f"option 'minOffsetsPerTrigger' is {minimum}, above 'maxOffsetsPerTrigger' {maximum}; at most as much is allowed"
+            f"option 'minOffsetsPerTrigger' is {minimum}, above 'maxOffsetsPerTrigger' {maximum}; at most as much is "
+            "allowed"
         )
     return AdmissionLimits(maximum, minimum, reader.duration_ms("maxTriggerDelay", DEFAULT_TRIGGER_DELAY_MS))
 

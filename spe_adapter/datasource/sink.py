@@ -122,7 +122,12 @@ def _is_headers(kind: DataType) -> bool:
 
 
 def _stage_all(
-    batches: Iterator[pa.RecordBatch], attempt: TaskAttempt, options: SinkOptions, host: Host, *, with_digest: bool = False
+    batches: Iterator[pa.RecordBatch],
+    attempt: TaskAttempt,
+    options: SinkOptions,
+    host: Host,
+    *,
+    with_digest: bool = False,
 ) -> Staged:
     with connect(options, host.network) as client:
         writer = RowWriter(client, attempt, options, host, with_digest=with_digest)

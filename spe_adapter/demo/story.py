@@ -23,8 +23,8 @@ from logstore.client.wire import TopicPartition
 from logstore.disk.clock import SystemClock
 from spe_adapter.demo.processes import Killable, sidecar_command
 from spe_adapter.demo.purchases import CLOSING_ITEM, Expected, averages, from_values, generate, spendings, together
-from spe_adapter.demo.report import Kill, DemoOutcome
-from spe_adapter.demo.results import Result, DemoResults, parse_average, parse_spending
+from spe_adapter.demo.report import DemoOutcome, Kill
+from spe_adapter.demo.results import DemoResults, Result, parse_average, parse_spending
 from spe_adapter.demo.streams import Appender, Follower
 
 PARTITIONS: Final = 2

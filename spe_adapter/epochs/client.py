@@ -24,10 +24,10 @@ from logstore.client.wire import TopicPartition
 from logstore.errors import CairnError, MessageTooLarge
 from logstore.format.epoch_api import (
     AbortRequest,
-    EpochCommitReply,
-    EpochCommitRequest,
     DescribeReply,
     DescribeRequest,
+    EpochCommitReply,
+    EpochCommitRequest,
     Rewind,
     StageReply,
     StageRequest,

@@ -16,7 +16,7 @@ from logstore.client.wire import EARLIEST
 from spe_adapter.cec.control import EndPositions
 from spe_adapter.epochs.scan import find_head
 from spe_adapter.errors import StateInconsistent, StateTrimmed
-from spe_adapter.microbatch.epoch import Parent, TaskReport, Seconds, newest_of
+from spe_adapter.microbatch.epoch import Parent, Seconds, TaskReport, newest_of
 from spe_adapter.microbatch.errors import BatchesMissing
 
 

@@ -29,7 +29,16 @@ from spe_adapter.epochs.scan import find_head
 from spe_adapter.errors import CheckpointDiffers, StateInconsistent
 from spe_adapter.host import Host
 from spe_adapter.microbatch.committed import CommittedEpoch, read_committed
-from spe_adapter.microbatch.epoch import EpochPlan, Probe, QueryDefinition, Rebase, TaskReport, Step, log_epoch, newest_of
+from spe_adapter.microbatch.epoch import (
+    EpochPlan,
+    Probe,
+    QueryDefinition,
+    Rebase,
+    Step,
+    TaskReport,
+    log_epoch,
+    newest_of,
+)
 from spe_adapter.microbatch.errors import BatchesMissing, OperatorChanged
 from spe_adapter.microbatch.shuffle import CombineChoice
 from spe_adapter.microbatch.topics import refuse_taken, trim

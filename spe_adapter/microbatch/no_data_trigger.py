@@ -16,7 +16,7 @@ from typing import Final
 
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spe_adapter.microbatch.driver import QueryDriver, Execute
+from spe_adapter.microbatch.driver import Execute, QueryDriver
 
 _MIN_POLL_S: Final = 0.02
 _POLLS_PER_DELAY: Final = 4

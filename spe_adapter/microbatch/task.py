@@ -20,7 +20,7 @@ from logstore.client.blocking import Client, TopicPartition
 from spe_adapter.cec.control import Mark
 from spe_adapter.cec.extent import Counters
 from spe_adapter.codec.partitioner import partitions_of
-from spe_adapter.epochs.client import TaskAttempt, StagedStream, connect
+from spe_adapter.epochs.client import StagedStream, TaskAttempt, connect
 from spe_adapter.epochs.marks import OpenWindows, StatePartition, control_batches, epoch_mark
 from spe_adapter.errors import NoTaskContext, SchemaRefused
 from spe_adapter.host import Host, ThisHost, host_name
@@ -31,9 +31,9 @@ from spe_adapter.microbatch.epoch import (
     Parent,
     Probe,
     QueryDefinition,
-    TaskReport,
     Seconds,
     Step,
+    TaskReport,
     batch_of,
     newest_of,
 )
@@ -53,8 +53,7 @@ from spe_adapter.workers.context import PLAN_PROPERTY, attempt_name, local_prope
 
 
 class Task:
-    """Runs in an executor's Python worker, as the function of a `mapInArrow`. Pickled once an incarnation of the query.
-    """
+    """The function of a `mapInArrow`, in an executor's Python worker. Pickled once for each incarnation."""
 
     def __init__(self, fixed: QueryDefinition, probe: Probe) -> None:
         self._fixed = fixed
@@ -70,7 +69,9 @@ class Task:
         if text is None:
             raise NoTaskContext(f"a stateful task outside an epoch: {PLAN_PROPERTY} is not set")
         host, plan = ThisHost(), EpochPlan.from_json(text)
-        attempt = TaskAttempt(plan.query, plan.incarnation, plan.epoch, context.partitionId(), attempt_name(context, host))
+        attempt = TaskAttempt(
+            plan.query, plan.incarnation, plan.epoch, context.partitionId(), attempt_name(context, host)
+        )
         report = run_task(self._fixed, plan, attempt, host, self._probe, received(batches))
         yield pa.RecordBatch.from_arrays([pa.array([report.to_json()])], names=[REPORT_COLUMN])
 

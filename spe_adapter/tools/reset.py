@@ -23,7 +23,7 @@ from logstore.client.blocking import Client, TopicPartition
 from logstore.format.epoch_api import TaskOutput
 from spe_adapter.cec.control import End, EndPositions, Mark, encode_mark
 from spe_adapter.checkpoint.files import COMMITS, OFFSETS, SOURCES, local_path
-from spe_adapter.epochs.client import TaskAttempt, StagedStream, commit, connect, describe, take_over
+from spe_adapter.epochs.client import StagedStream, TaskAttempt, commit, connect, describe, take_over
 from spe_adapter.epochs.scan import standing_epochs
 from spe_adapter.host import Host, ThisHost
 from spe_adapter.microbatch.epoch import log_epoch
@@ -91,8 +91,7 @@ def reset(
 
 
 def _find(client: Client, topic: str, query: str, batch: int) -> tuple[End, End]:
-    """The newest END of the query, and the END of the batch. Raises ResetRefused if there is none, or a reset undid it.
-    """
+    """The newest END of the query, and the END of the batch. Raises ResetRefused if it is missing or was undone."""
     newest: End | None = None
     with closing(standing_epochs(client, TopicPartition(topic, 0), query)) as found:
         for end, progress in found:

@@ -31,7 +31,9 @@ def commit_epoch(broker: Broker, topic: str, values: list[bytes]) -> None:
     data = b"".join([make_batch(values, timestamp_ms=TIMESTAMP_MS), *state])
     part = epoch_api.Part(topic, 0, len(data), 1 + len(state), len(values) + len(state))
     stage = epoch_api.StageRequest(query, incarnation, 0, 0, attempt, 0, (part,), data)
-    commit = epoch_api.EpochCommitRequest(query, incarnation, 0, "error", (epoch_api.TaskOutput(0, attempt, 1),), "{}", False)
+    commit = epoch_api.EpochCommitRequest(
+        query, incarnation, 0, "error", (epoch_api.TaskOutput(0, attempt, 1),), "{}", False
+    )
     with RawConnection(broker.port) as connection:
         for request, key in ((stage, epoch_api.STAGE), (commit, epoch_api.EPOCH_COMMIT)):
             request_bytes = b"".join(bytes(piece) for piece in epoch_api.encode_request(request, correlation_id=1))

@@ -74,7 +74,9 @@ def publish(broker: Broker, topic: str, epochs: list[list[bytes]], windows: int 
             data = b"".join(batches)
             records = len(values) + len(batches) - bool(values)
             part = epoch_api.Part(topic, 0, len(data), len(batches), records)
-            commit(connection, epoch_api.StageRequest(query, incarnation, epoch, 0, "0", 0, (part,), data), epoch_api.STAGE)
+            commit(
+                connection, epoch_api.StageRequest(query, incarnation, epoch, 0, "0", 0, (part,), data), epoch_api.STAGE
+            )
             tasks = (epoch_api.TaskOutput(0, "0", 1),)
             request = epoch_api.EpochCommitRequest(query, incarnation, epoch, "error", tasks, progress.to_json(), False)
             commit(connection, request, epoch_api.EPOCH_COMMIT)

@@ -16,7 +16,7 @@ import pyarrow as pa
 from logstore.client.blocking import Client, TopicPartition, parse_addresses
 from logstore.format.records import Record, encode_batch
 from spe_adapter.cec.policy import Targets
-from spe_adapter.continuous.fragment import Fragment, EpochLimits, TopicSource
+from spe_adapter.continuous.fragment import EpochLimits, Fragment, TopicSource
 from spe_adapter.continuous.loop import Event, FragmentProgress, Recovered
 from spe_adapter.continuous.runner import Options, Runner
 from spe_adapter.operators import functions as agg

@@ -15,7 +15,7 @@ from spe_adapter.cec.policy import NoChecks, Targets
 from spe_adapter.codec.decode import SCHEMA
 from spe_adapter.continuous.core import Core, FragmentInstance
 from spe_adapter.continuous.errors import FragmentRefused, InputTrimmed, ReplayDiverged, WrongPartition
-from spe_adapter.continuous.fragment import Fragment, EpochLimits, TopicSource, plan
+from spe_adapter.continuous.fragment import EpochLimits, Fragment, TopicSource, plan
 from spe_adapter.continuous.inputs import RecordRun
 from spe_adapter.continuous.loop import Loop
 from spe_adapter.errors import SchemaRefused
@@ -66,7 +66,11 @@ def without_key(batch: pa.RecordBatch) -> pa.RecordBatch:
     [
         ({"sources": ()}, FragmentRefused, "no source"),
         ({"key": ()}, FragmentRefused, "no key"),
-        ({"sources": (TopicSource("in", (parse,)), TopicSource("in", (parse,)))}, FragmentRefused, "reads a topic twice"),
+        (
+            {"sources": (TopicSource("in", (parse,)), TopicSource("in", (parse,)))},
+            FragmentRefused,
+            "reads a topic twice",
+        ),
         ({"key": ("customer",)}, SchemaRefused, "'customer' is missing"),
         ({"sources": (TopicSource("in", (parse,)), TopicSource("other"))}, FragmentRefused, "same columns"),
         ({"sources": (TopicSource("in", (lambda batch: None,)),)}, FragmentRefused, "NoneType"),
@@ -207,7 +211,12 @@ def test_keys_in_the_wrong_partition_are_refused_if_asked() -> None:
     assert mine
     with pytest.raises(WrongPartition, match="give the fragment partitioner='consistent_random', or the producer part"):
         core.process(RecordRun(0, len(mine)), _keyed(mine))
-    core = Core(plan(replace(described, partitioner="consistent_random")), FragmentInstance(0, 8, "run"), NoChecks(), lambda: 0.0)
+    core = Core(
+        plan(replace(described, partitioner="consistent_random")),
+        FragmentInstance(0, 8, "run"),
+        NoChecks(),
+        lambda: 0.0,
+    )
     core.begin([0])
     core.process(RecordRun(0, len(mine)), _keyed(mine))
     assert core.windows == len(mine)
@@ -239,7 +248,9 @@ def test_a_state_that_outgrows_its_limit_ends_the_runner() -> None:
     world = a_world()
     described = fragment(counting(1000))
     port = SimPort(world, plan(described), 0, "run")
-    core = Core(plan(described), FragmentInstance(0, 1, "run"), NoChecks(), port.monotonic_ms, state_limit_bytes=200_000)
+    core = Core(
+        plan(described), FragmentInstance(0, 1, "run"), NoChecks(), port.monotonic_ms, state_limit_bytes=200_000
+    )
     loop = Loop(core, plan(described), port, LIMITS, lambda event: None)
     world.produce("in", [[Record(0, START_MS, b"k-%d-%d" % (at, n), b"1") for n in range(90)] for at in range(40)])
     loop.recover()

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from logstore.client.blocking import Client, parse_addresses
 from spe_adapter.cec.policy import Targets
 from spe_adapter.codec.partitioner import partitions_of
-from spe_adapter.continuous.fragment import Fragment, EpochLimits, TopicSource
+from spe_adapter.continuous.fragment import EpochLimits, Fragment, TopicSource
 from spe_adapter.continuous.runner import Options
 from spe_adapter.continuous.spark import on_spark
 from spe_adapter.operators import functions as agg

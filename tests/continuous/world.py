@@ -35,8 +35,8 @@ from logstore.testing.simdisk import SimDisk
 from spe_adapter.cec.policy import Policy
 from spe_adapter.continuous.core import Core, FragmentInstance
 from spe_adapter.continuous.fragment import CheckedFragment, EpochLimits
-from spe_adapter.continuous.loop import Event, Loop, FragmentProgress
-from spe_adapter.continuous.port import FENCE_EPOCH, Fetch, EpochOutput, ScannedBatches
+from spe_adapter.continuous.loop import Event, FragmentProgress, Loop
+from spe_adapter.continuous.port import FENCE_EPOCH, EpochOutput, Fetch, ScannedBatches
 
 T = TypeVar("T")
 
@@ -335,7 +335,9 @@ class SimPort:
         life, attempt, now_ms = self._life, str(group.epoch), self.wall_ms()
         staged = []
         for position, (parts, data) in enumerate(group.segments):
-            request = StageRequest(self._query, self._incarnation, group.epoch, 0, attempt, position, parts, bytes(data))
+            request = StageRequest(
+                self._query, self._incarnation, group.epoch, 0, attempt, position, parts, bytes(data)
+            )
             staged.append(life.epochs.stage(request, now_ms=now_ms))
         life.driver.run()
         for ticket in staged:
@@ -394,7 +396,12 @@ class RunnerLife(NamedTuple):
 
 
 def start_runner(
-    world: World, plan: CheckedFragment, policy: Callable[[], Policy], limits: EpochLimits, incarnation: str, kind: type[Core] = Core
+    world: World,
+    plan: CheckedFragment,
+    policy: Callable[[], Policy],
+    limits: EpochLimits,
+    incarnation: str,
+    kind: type[Core] = Core,
 ) -> RunnerLife:
     """A runner over the world's store, not yet recovered. Upstream trims whatever it may, now and then."""
     port = SimPort(world, plan, 0, incarnation)

@@ -95,8 +95,7 @@ def topics(world: World) -> None:
 
 
 def commits(world: World) -> None:
-    """Epochs staged and committed over two streams; one execution thrown away; a new incarnation; the last epoch again.
-    """
+    """Epochs staged and committed over two streams; an execution thrown away; a new incarnation; a duplicate."""
     world.create_topic("t", 2)
     world.run()
     world.append("t", 0)

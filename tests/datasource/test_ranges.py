@@ -21,7 +21,9 @@ def offsets(positions: dict[TopicPartition, tuple[int, int]]) -> tuple[Offsets, 
 
 
 @given(POSITIONS, st.integers(1, 5000))
-def test_a_limit_is_shared_out_and_starves_nobody(positions: dict[TopicPartition, tuple[int, int]], max_offsets: int) -> None:
+def test_a_limit_is_shared_out_and_starves_nobody(
+    positions: dict[TopicPartition, tuple[int, int]], max_offsets: int
+) -> None:
     """No stream passes its end or stands still with something to read; in all about `max_offsets`, one more per tiny
     share at most.
     """

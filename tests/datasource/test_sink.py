@@ -280,8 +280,7 @@ def test_the_sidecar_learns_who_commits(spark: SparkSession, address: str, topic
 def test_the_sidecar_killed_at_each_step_of_a_commit(
     spark: SparkSession, tmp_path: Path, checkpoint: Path, api_key: int, moment: str
 ) -> None:
-    """kill −9 before and after staging and committing; the query waits for the sidecar and each record is there once.
-    """
+    """kill −9 before and after staging and committing; the query waits for it and each record is there once."""
     restarted = threading.Event()
     with Sidecar(tmp_path / "data") as own, Proxy(own_port(own)) as proxy:
 

@@ -14,7 +14,7 @@ from logstore.cli import main
 from logstore.client.blocking import Client, TopicPartition, parse_addresses
 from logstore.client.wire import LATEST
 from logstore.errors import CorruptBatch, StaleEpoch, UnknownFormatVersion
-from logstore.format.epoch_api import EpochCommitRequest, DescribeRequest, StageRequest, TaskOutput
+from logstore.format.epoch_api import DescribeRequest, EpochCommitRequest, StageRequest, TaskOutput
 from spe_adapter.checkpoint.planned import planned_of
 from spe_adapter.codec.digests import MODULUS, digest_of
 from spe_adapter.datasource.options import parse_sink
@@ -48,8 +48,7 @@ class Query:
         path.write_text(text)
 
     def epoch(self, number: int, end: int, values: Sequence[str], **options: str) -> None:
-        """One epoch, in an incarnation of its own, whose input ends at `end`: planned, written by two tasks, committed.
-        """
+        """An epoch, in its own incarnation, whose input ends at `end`: planned, written by two tasks, committed."""
         self.write(f"offsets/{number}", f'v1\n{{"conf":{{}}}}\n{{"in":{{"0":{end}}}}}')
         given = {"kafka.bootstrap.servers": self.address, "topic": self.topic, "checkpointLocation": self.location}
         if self.name is not None:

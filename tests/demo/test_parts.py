@@ -25,7 +25,7 @@ from spe_adapter.demo.purchases import (
     to_values,
     together,
 )
-from spe_adapter.demo.report import Kill, DemoOutcome, write_page
+from spe_adapter.demo.report import DemoOutcome, Kill, write_page
 from spe_adapter.demo.results import Comparison, DemoResults, parse_average, parse_spending
 from spe_adapter.demo.streams import Appender, Follower
 from tests.support.sidecar import Sidecar

@@ -14,7 +14,15 @@ from logstore.epochs.epochs import Epochs
 from logstore.epochs.staging import Staging
 from logstore.format.batch import iterate_batches
 from logstore.format.control import decode_control
-from logstore.format.epoch_api import EpochCommitReply, EpochCommitRequest, Part, Rewind, StageReply, StageRequest, TaskOutput
+from logstore.format.epoch_api import (
+    EpochCommitReply,
+    EpochCommitRequest,
+    Part,
+    Rewind,
+    StageReply,
+    StageRequest,
+    TaskOutput,
+)
 from logstore.format.records import Record, decode_batch, encode_batch
 from logstore.interfaces import FileSystem
 from logstore.log.store import Store, StoreSettings

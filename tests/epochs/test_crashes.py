@@ -32,8 +32,7 @@ def output(incarnation: str, epoch: int, task: int) -> dict[int, list[str]]:
 
 
 def run_epochs(sidecar: Sidecar, incarnation: str, first: int, acked: dict[int, str]) -> None:
-    """A query's driver and tasks, from epoch `first` on. `acked` gets the incarnation of each epoch that was answered.
-    """
+    """A query's driver and tasks, from epoch `first` on. `acked` gets the incarnation of each acked epoch."""
     for epoch in range(first, EPOCHS):
         for task in (0, 1):
             stage(sidecar, segment(output(incarnation, epoch, task), incarnation=incarnation, epoch=epoch, task=task))
@@ -179,4 +178,6 @@ def test_a_commit_acked_before_the_crash_is_a_duplicate_after() -> None:
     run_epochs(sidecar, "run-1", 0, {})
     revived = recover(disk.kill_state())
     last = EPOCHS - 1
-    assert commit(revived, commit_request(incarnation="run-2", epoch=last)) == EpochCommitReply("duplicate", last, f"positions of {last}")
+    assert commit(revived, commit_request(incarnation="run-2", epoch=last)) == EpochCommitReply(
+        "duplicate", last, f"positions of {last}"
+    )

@@ -2,20 +2,27 @@
 
 import pytest
 
-from logstore.errors import CairnError, CorruptChunk, FencedIncarnation, MalformedRequest, OffsetOutOfRange, StagePosition
+from logstore.errors import (
+    CairnError,
+    CorruptChunk,
+    FencedIncarnation,
+    MalformedRequest,
+    OffsetOutOfRange,
+    StagePosition,
+)
 from logstore.format.epoch_api import (
     ABORT,
     API_KEYS,
-    EPOCH_COMMIT,
     DESCRIBE,
+    EPOCH_COMMIT,
     SCAN,
     STAGE,
     AbortReply,
     AbortRequest,
-    EpochCommitReply,
-    EpochCommitRequest,
     DescribeReply,
     DescribeRequest,
+    EpochCommitReply,
+    EpochCommitRequest,
     Part,
     Reply,
     Request,
@@ -35,7 +42,10 @@ from logstore.format.fields import encode_fields
 PARTS = (Part("out", 0, 3, 1, 2), Part("täglich", 5, 2, 1, 1))
 REQUESTS: list[tuple[int, Request]] = [
     (STAGE, StageRequest("q", "r", 4, 1, "a-0", 2, PARTS, b"abcde")),
-    (EPOCH_COMMIT, EpochCommitRequest("q", "r", 4, "skip", (TaskOutput(0, "a-0", 1), TaskOutput(3, "b", 0)), "{}", True)),
+    (
+        EPOCH_COMMIT,
+        EpochCommitRequest("q", "r", 4, "skip", (TaskOutput(0, "a-0", 1), TaskOutput(3, "b", 0)), "{}", True),
+    ),
     (ABORT, AbortRequest("q", "r", 2**63 - 1)),
     (DESCRIBE, DescribeRequest("q")),
     (SCAN, ScanRequest("out", 3, -1, (), 1 << 20)),

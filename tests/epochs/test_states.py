@@ -70,8 +70,7 @@ def ledger_fails() -> None:
 
 
 def stream_fails() -> None:
-    """A stream fails and is tried again; the next epoch is committed before the mark; a restart finds a commit record.
-    """
+    """A stream fails and is tried again; the next epoch is committed before the mark; a restart finds a record."""
     sidecar, disk = a_sidecar()
     stage(sidecar, segment({0: ["a"]}, epoch=0))
     stage(sidecar, segment({0: ["b"]}, epoch=1))

@@ -20,8 +20,7 @@ def sidecar() -> Sidecar:
 
 
 def test_an_epoch_of_two_tasks_reaches_both_streams(sidecar: Sidecar) -> None:
-    """Two tasks' segments appear in the order of tasks and segments, between BEGIN and END, and staging is empty after.
-    """
+    """Two tasks' segments appear in the order of tasks and segments, between BEGIN and END, and staging is empty."""
     assert stage(sidecar, segment({0: ["c"], 1: ["d"]}, epoch=0, task=1)) == StageReply(1)
     assert stage(sidecar, segment({0: ["a"]}, epoch=0, task=0)) == StageReply(1)
     assert stage(sidecar, segment({0: ["b"]}, epoch=0, task=0, position=1)) == StageReply(2)
@@ -53,13 +52,17 @@ def test_positions_of_the_last_epoch_outlive_its_publication() -> None:
     revived = Sidecar(disk.kill_state(), ManualClock())
     revived.roll_forward()
     assert revived.epochs.describe("query-1").positions == "positions of 5"
-    assert commit(revived, commit_request(epoch=5, incarnation="run-2")) == EpochCommitReply("duplicate", 5, "positions of 5")
+    assert commit(revived, commit_request(epoch=5, incarnation="run-2")) == EpochCommitReply(
+        "duplicate", 5, "positions of 5"
+    )
     assert revived.epochs.describe("query-1").positions == "positions of 5"
 
 
 def test_a_last_epoch_of_a_former_version_has_no_positions() -> None:
     """The ledger's entry of a version that did not keep them is read as it is."""
-    assert decode_last_epoch("q", b'{"version":1,"epoch":3,"decided_ms":9,"forget":false}') == LastEpoch(3, 9, False, "")
+    assert decode_last_epoch("q", b'{"version":1,"epoch":3,"decided_ms":9,"forget":false}') == LastEpoch(
+        3, 9, False, ""
+    )
     assert decode_last_epoch("q", encode_last_epoch(LastEpoch(3, 9, False, "here"))) == LastEpoch(3, 9, False, "here")
 
 
@@ -70,7 +73,9 @@ def test_a_rewound_checkpoint_is_an_error_naming_both_epochs(sidecar: Sidecar) -
         commit(sidecar, commit_request((0, "a0", 1), epoch=epoch))
     with pytest.raises(StaleEpoch, match=r"epoch 3 .* epoch 4"):
         commit(sidecar, commit_request(epoch=3, incarnation="run-2"))
-    assert commit(sidecar, commit_request(epoch=3, incarnation="run-2", rewind="skip")) == EpochCommitReply("skipped", 4)
+    assert commit(sidecar, commit_request(epoch=3, incarnation="run-2", rewind="skip")) == EpochCommitReply(
+        "skipped", 4
+    )
     assert sidecar.records("out", 0) == ["3", "4"]
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from logstore.errors import InvalidConfig
-from spe_adapter.microbatch.epoch import Parent, QueryDefinition, TaskReport, Seconds
+from spe_adapter.microbatch.epoch import Parent, QueryDefinition, Seconds, TaskReport
 from spe_adapter.microbatch.options import parse_stateful
 from spe_adapter.microbatch.shuffle import CombineChoice
 from spe_adapter.operators import functions as agg
