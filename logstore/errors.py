@@ -112,12 +112,12 @@ class InvalidConfig(CairnError):
 # ---- epochs
 
 
-class FencedRun(CairnError):
-    """A newer run of the same query exists; the older run may neither stage nor commit."""
+class FencedIncarnation(CairnError):
+    """A newer incarnation of the same query exists; the older one may neither stage nor commit."""
 
 
 class StaleEpoch(CairnError):
-    """An epoch older than the last committed one (its checkpoint was rewound), or a new piece for a decided epoch."""
+    """An epoch older than the last committed one (its checkpoint was rewound), or new output of a committed epoch."""
 
 
 class StagedMissing(CairnError):
@@ -125,7 +125,7 @@ class StagedMissing(CairnError):
 
 
 class StagePosition(CairnError):
-    """A piece that does not follow the pieces an attempt has staged, or differs from one; `length` is their number."""
+    """A segment that does not follow those an attempt has staged, or differs from one; `length` is their number."""
 
     def __init__(self, message: str, *, length: int) -> None:
         super().__init__(message)

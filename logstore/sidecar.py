@@ -1,8 +1,9 @@
 """One sidecar: its parts put together, from the data directory to the listeners.
 
-Invariants: nothing is served before everything is recovered and decided epochs are rolled forward, and it is ready once
-all that it serves is there; at SIGTERM or SIGINT, ready or not, the listeners close, what is pending is finished and
-written down, and the exit status is 0; SIGHUP changes nothing. What prevents a start is one clear line and status 2.
+Invariants: nothing is served before everything is recovered and committed epochs are rolled forward, and it is ready
+once all that it serves is there; at SIGTERM or SIGINT, ready or not, the listeners close, what is pending is finished
+and written down, and the exit status is 0; SIGHUP changes nothing. What prevents a start is one clear line and status
+2.
 """
 
 import argparse

@@ -245,7 +245,7 @@ class Client:
     # ---- epochs
 
     def start_stage(self, request: epoch_api.StageRequest) -> "Pending[epoch_api.StageReply]":
-        """Send a piece of an epoch's output and return at once; the piece is durable once its answer arrives."""
+        """Send a segment of an epoch's output and return at once; the segment is durable once its answer arrives."""
         return Pending(
             self,
             lambda: self._send_epoch(request),
@@ -253,28 +253,29 @@ class Client:
         )
 
     def stage(self, request: epoch_api.StageRequest) -> epoch_api.StageReply:
-        """Stage a piece of an epoch's output; the piece is durable when the call returns."""
+        """Stage a segment of an epoch's output; the segment is durable when the call returns."""
         return self.start_stage(request).receive()
 
-    def decide(self, request: epoch_api.DecideRequest) -> epoch_api.DecideReply:
+    def commit(self, request: epoch_api.EpochCommitRequest) -> epoch_api.EpochCommitReply:
         """Commit an epoch; once the call returns, the epoch is published and survives any crash."""
-        return self._ask_epoch(epoch_api.DECIDE, request, epoch_api.DecideReply)
+        return self._ask_epoch(epoch_api.EPOCH_COMMIT, request, epoch_api.EpochCommitReply)
 
     def start_commit(
-        self, pieces: Sequence[epoch_api.StageRequest], decision: epoch_api.DecideRequest
-    ) -> "Pending[epoch_api.DecideReply]":
-        """Send the pieces of an epoch and its decision together and return at once; the answer means it is committed.
+        self, segments: Sequence[epoch_api.StageRequest], commit: epoch_api.EpochCommitRequest
+    ) -> "Pending[epoch_api.EpochCommitReply]":
+        """Send the segments of an epoch and its commit together and return at once; the answer means it is committed.
 
-        The sidecar handles them in order: if a piece cannot be staged, the decision fails because the piece is missing.
+        The sidecar handles them in order: if a segment cannot be staged, the commit fails because the segment is
+        missing.
         """
-        kinds = (*(epoch_api.STAGE for _ in pieces), epoch_api.DECIDE)
+        kinds = (*(epoch_api.STAGE for _ in segments), epoch_api.EPOCH_COMMIT)
 
         def send() -> int:
-            requests: list[epoch_api.Request] = [*pieces, decision]
+            requests: list[epoch_api.Request] = [*segments, commit]
             sent = [self._send_epoch(request) for request in requests]
             return sent[0]
 
-        def receive(correlation_id: int) -> epoch_api.DecideReply:
+        def receive(correlation_id: int) -> epoch_api.EpochCommitReply:
             failure: CairnError | None = None
             for index, key in enumerate(kinds):
                 expected = (correlation_id + index) % _MAX_CORRELATION
@@ -282,7 +283,7 @@ class Client:
                     if key == epoch_api.STAGE:
                         self._receive_epoch(key, expected, epoch_api.StageReply)
                     else:
-                        reply = self._receive_epoch(key, expected, epoch_api.DecideReply)
+                        reply = self._receive_epoch(key, expected, epoch_api.EpochCommitReply)
                 except MalformedReply:
                     raise
                 except CairnError as error:  # the later answers still arrive and must be read
@@ -294,7 +295,7 @@ class Client:
         return Pending(self, send, receive)
 
     def abort(self, request: epoch_api.AbortRequest) -> epoch_api.AbortReply:
-        """Drop the staged data of an epoch; a decided epoch stays decided."""
+        """Drop the staged data of an epoch; a committed epoch stays committed."""
         return self._ask_epoch(epoch_api.ABORT, request, epoch_api.AbortReply)
 
     def describe(self, request: epoch_api.DescribeRequest) -> epoch_api.DescribeReply:
@@ -304,7 +305,7 @@ class Client:
     # ---- control batches
 
     def start_scan(self, request: epoch_api.ScanRequest) -> "Pending[epoch_api.ScanReply]":
-        """Send a scan and return at once, so that the next piece is read while the caller decodes this one."""
+        """Send a scan and return at once, so that the next batches are read while the caller decodes these."""
         return Pending(
             self,
             lambda: self._send_epoch(request),

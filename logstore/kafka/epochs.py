@@ -3,7 +3,7 @@
 Invariants:
 * Every answer is a body of `logstore.format.epoch_api`; a CairnError is an error inside it, and closes no
   connection.
-* If `auto-create-topics` is on, a topic that a staged piece names is created on first use, before anything is staged.
+* If `auto-create-topics` is on, a topic that a staged segment names is created on first use, before anything is staged.
 * No request is served before `roll_forward` has returned.
 """
 
@@ -18,12 +18,12 @@ from logstore.epochs.epochs import Epochs
 from logstore.errors import CairnError
 from logstore.format.epoch_api import (
     ABORT,
-    DECIDE,
     DESCRIBE,
+    EPOCH_COMMIT,
     STAGE,
     AbortRequest,
-    DecideRequest,
     DescribeRequest,
+    EpochCommitRequest,
     Reply,
     Request,
     ScanRequest,
@@ -42,11 +42,11 @@ TICK_SECONDS: Final = 5.0
 def epoch_apis(broker: Broker, epochs: Epochs) -> list[PrivateApi]:
     """The handlers of the epoch API."""
     requests = _EpochRequests(broker, epochs)
-    return [PrivateApi(key, partial(requests.handle, key)) for key in (STAGE, DECIDE, ABORT, DESCRIBE)]
+    return [PrivateApi(key, partial(requests.handle, key)) for key in (STAGE, EPOCH_COMMIT, ABORT, DESCRIBE)]
 
 
 async def roll_forward(engine: StoreEngine, epochs: Epochs) -> None:
-    """Publish the epochs that were decided before a restart but not published in full. Call it before serving.
+    """Publish the epochs that were committed before a restart but not published in full. Call it before serving.
 
     Raises CorruptChunk, CorruptBatch or OSError if the streams cannot show what was published.
     """
@@ -89,8 +89,8 @@ class _EpochRequests:
             case StageRequest():
                 await self._create_topics({part.topic for part in request.parts})
                 return await engine.wait(self._epochs.stage(request, now_ms=now_ms))
-            case DecideRequest():
-                return await engine.wait(self._epochs.decide(request, now_ms=now_ms))
+            case EpochCommitRequest():
+                return await engine.wait(self._epochs.commit(request, now_ms=now_ms))
             case AbortRequest():
                 return await engine.wait(self._epochs.abort(request))
             case DescribeRequest():

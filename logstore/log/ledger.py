@@ -1,4 +1,4 @@
-"""A small durable map: topics, decisions, committed offsets.
+"""A small durable map: topics, commit records of epochs, committed offsets.
 
 Invariants:
 * A `put` is atomic; its ticket settles once the change is synced. Puts made while a write is in flight share the next

@@ -13,7 +13,7 @@ from logstore.epochs.epochs import Epochs
 from logstore.epochs.staging import Staging
 from logstore.errors import CairnError
 from logstore.format.control import Begin, End, encode_control
-from logstore.format.epoch_api import DecideRequest, Part, StageRequest, TaskOutput
+from logstore.format.epoch_api import EpochCommitRequest, Part, StageRequest, TaskOutput
 from logstore.format.records import Record, decode_batch, encode_batch
 from logstore.interfaces import FileSystem
 from logstore.log.jobs import Operation
@@ -275,7 +275,7 @@ class World:
 
         ticket.add_callback(settled)
 
-    def stage(self, topic: str, epoch: int, run: str, *, partitions: int = 2, tasks: int = 1) -> None:
+    def stage(self, topic: str, epoch: int, incarnation: str, *, partitions: int = 2, tasks: int = 1) -> None:
         """Stage one batch for each partition from each task of one execution of an epoch; runs all disk work."""
         for task in range(tasks):
             parts, data = [], bytearray()
@@ -283,22 +283,22 @@ class World:
                 known = self.history.stream(topic, partition)
                 batch, _ = self.make_batch(known, 1, 30)
                 executions = known.groups.setdefault(("q", epoch), {})
-                executions[run] = (*executions.get(run, ()), content_of(batch))
+                executions[incarnation] = (*executions.get(incarnation, ()), content_of(batch))
                 parts.append(Part(topic, partition, len(batch), 1, 1))
                 data += batch
-            request = StageRequest("q", run, epoch, task, "a0", 0, tuple(parts), bytes(data))
+            request = StageRequest("q", incarnation, epoch, task, "a0", 0, tuple(parts), bytes(data))
             self.epochs.stage(request, now_ms=self.clock.wall_ms())
             self.run()
 
-    def decide(self, epoch: int, run: str, *, tasks: int = 1) -> str | None:
+    def commit(self, epoch: int, incarnation: str, *, tasks: int = 1) -> str | None:
         """Commit an epoch; runs all disk work. Returns the outcome, or None if the disk refused."""
         outputs = tuple(TaskOutput(task, "a0", 1) for task in range(tasks))
-        request = DecideRequest("q", run, epoch, "error", outputs, json.dumps({"epoch": epoch}), False)
-        ticket = self.epochs.decide(request, now_ms=self.clock.wall_ms())
+        request = EpochCommitRequest("q", incarnation, epoch, "error", outputs, json.dumps({"epoch": epoch}), False)
+        ticket = self.epochs.commit(request, now_ms=self.clock.wall_ms())
 
         def settled(_: object) -> None:
             if ticket.error is None and ticket.result().outcome == "committed":
-                self.history.decided["q", epoch] = run
+                self.history.committed["q", epoch] = incarnation
                 self.history.version += 1
 
         ticket.add_callback(settled)

@@ -20,11 +20,11 @@ def plan_for(workload: Workload, unit_bytes: int, config: pytest.Config) -> Cras
     """Bounds: a choice in the short run, nearly everything in the long one."""
     if config.getoption("--long"):
         return CrashPlan(bounds=CrashBounds(states=1024, file_states=256), recovery_share=20, unit_bytes=unit_bytes)
-    # Where a write is torn does not depend on the unit, so one of the two does it at every byte. Decisions are JSON and
-    # long, with many points: torn at some bytes only, and fewer combinations per point.
-    decisions = workload is workloads.decisions
-    torn_bytes = 8 if decisions else 4096 if unit_bytes == UNITS[0] else 32
-    states, file_states = (STATES // 3, FILE_STATES // 3) if decisions else (STATES, FILE_STATES)
+    # Where a write is torn does not depend on the unit, so one of the two does it at every byte. Commit records are
+    # JSON and long, with many points: torn at some bytes only, and fewer combinations per point.
+    commits = workload is workloads.commits
+    torn_bytes = 8 if commits else 4096 if unit_bytes == UNITS[0] else 32
+    states, file_states = (STATES // 3, FILE_STATES // 3) if commits else (STATES, FILE_STATES)
     return CrashPlan(
         bounds=CrashBounds(states=states, file_states=file_states, torn_bytes=torn_bytes),
         second_share=12,

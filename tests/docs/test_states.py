@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
-from logstore.epochs import decisions, staging
+from logstore.epochs import ledger_entries, staging
 from logstore.kafka import answers, connection
 from logstore.kafka.groups import state as groups
 from scheduler.peace.online import states as peace
@@ -43,7 +43,7 @@ def drawn(title: str, module: str, text: str, initial: Enum, steps: Iterable[Ste
 
 def page() -> str:
     """The page as it should be."""
-    epochs = [Step(before, event.value, after) for (before, event), after in decisions.TRANSITIONS.items()]
+    epochs = [Step(before, event.value, after) for (before, event), after in ledger_entries.TRANSITIONS.items()]
     sending = [Step(before, event.value, after) for (before, event), after in answers.TRANSITIONS.items()]
     connections = [Step(before, event.value, after) for (before, event), after in connection.TRANSITIONS.items()]
     attempts = [Step(before, event.value, after) for (before, event), after in staging.TRANSITIONS.items()]
@@ -59,9 +59,9 @@ def page() -> str:
         (
             drawn(
                 "The newest epoch of a query",
-                "logstore/epochs/decisions.py",
-                "From the decision to the mark that every stream has the epoch.",
-                decisions.EpochState.IDLE,
+                "logstore/epochs/ledger_entries.py",
+                "From the commit record to the mark that every stream has the epoch.",
+                ledger_entries.EpochState.IDLE,
                 epochs,
             ),
             drawn(

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from logstore.format.epoch_api import DecideReply
+from logstore.format.epoch_api import EpochCommitReply
 from logstore.testing.clock import ManualClock
 from logstore.testing.faults import FileCall
 from logstore.testing.simdisk import CrashBounds, SimDisk
-from tests.epochs.stage_set import Sidecar, decide, decision, piece, stage
+from tests.epochs.stage_set import Sidecar, commit, commit_request, segment, stage
 
 EPOCHS = 3
 
@@ -26,19 +26,19 @@ def set_up() -> SimDisk:
     return disk
 
 
-def output(run: str, epoch: int, task: int) -> dict[int, list[str]]:
-    """What one execution of a task writes: different in every run, and spread over both partitions."""
-    return {partition: [f"{epoch}:{run}:{task}:{partition}"] for partition in (0, 1)}
+def output(incarnation: str, epoch: int, task: int) -> dict[int, list[str]]:
+    """What one execution of a task writes: different in every incarnation, and spread over both partitions."""
+    return {partition: [f"{epoch}:{incarnation}:{task}:{partition}"] for partition in (0, 1)}
 
 
-def run_epochs(sidecar: Sidecar, run: str, first: int, acked: dict[int, str]) -> None:
-    """A query's driver and tasks, from epoch `first` on. `acked` gets the run of each epoch that was answered."""
+def run_epochs(sidecar: Sidecar, incarnation: str, first: int, acked: dict[int, str]) -> None:
+    """A query's driver and tasks, from epoch `first` on. `acked` gets the incarnation of each acked epoch."""
     for epoch in range(first, EPOCHS):
         for task in (0, 1):
-            stage(sidecar, piece(output(run, epoch, task), run=run, epoch=epoch, task=task))
-        reply = decide(sidecar, decision((0, "a0", 1), (1, "a0", 1), run=run, epoch=epoch))
+            stage(sidecar, segment(output(incarnation, epoch, task), incarnation=incarnation, epoch=epoch, task=task))
+        reply = commit(sidecar, commit_request((0, "a0", 1), (1, "a0", 1), incarnation=incarnation, epoch=epoch))
         if reply.outcome == "committed":
-            acked[epoch] = run
+            acked[epoch] = incarnation
 
 
 def check_whole(sidecar: Sidecar, acked: dict[int, str]) -> None:
@@ -48,14 +48,14 @@ def check_whole(sidecar: Sidecar, acked: dict[int, str]) -> None:
         records = [value.split(":") for value in sidecar.records("out", partition)]
         assert [int(record[0]) for record in records] == [epoch for epoch in range(EPOCHS) for _ in (0, 1)]
         assert [record[2] for record in records] == ["0", "1"] * EPOCHS
-        runs = [record[1] for record in records]
-        assert runs[::2] == runs[1::2]
-        executions.append(runs[::2])
+        incarnations = [record[1] for record in records]
+        assert incarnations[::2] == incarnations[1::2]
+        executions.append(incarnations[::2])
         markers = [value for value in sidecar.values("out", partition) if value.startswith("<")]
         assert markers == [mark for epoch in range(EPOCHS) for mark in (f"<Begin {epoch}>", f"<End {epoch}>")]
     assert executions[0] == executions[1]
-    for epoch, run in acked.items():
-        assert executions[0][epoch] == run
+    for epoch, incarnation in acked.items():
+        assert executions[0][epoch] == incarnation
 
 
 def check_all_or_nothing(sidecar: Sidecar) -> None:
@@ -106,7 +106,7 @@ def recover(disk: SimDisk) -> Sidecar:
 
 
 def first_epoch(acked: dict[int, str]) -> int:
-    """Where Spark starts again: at the epoch whose commit was not answered, decided or not."""
+    """Where Spark starts again: at the epoch whose commit was not answered, committed or not."""
     return len(acked)
 
 
@@ -172,10 +172,12 @@ def test_power_cut_anywhere_in_depth() -> None:
 
 
 def test_a_commit_acked_before_the_crash_is_a_duplicate_after() -> None:
-    """The acked epoch of a former run, committed again by the next, is answered as a duplicate."""
+    """The acked epoch of a former incarnation, committed again by the next, is answered as a duplicate."""
     disk = set_up()
     sidecar = Sidecar(disk, ManualClock())
     run_epochs(sidecar, "run-1", 0, {})
     revived = recover(disk.kill_state())
     last = EPOCHS - 1
-    assert decide(revived, decision(run="run-2", epoch=last)) == DecideReply("duplicate", last, f"positions of {last}")
+    assert commit(revived, commit_request(incarnation="run-2", epoch=last)) == EpochCommitReply(
+        "duplicate", last, f"positions of {last}"
+    )

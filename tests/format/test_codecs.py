@@ -14,7 +14,7 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logstore.epochs.decisions import Decision, Target, decode_decision, encode_decision
+from logstore.epochs.ledger_entries import CommitRecord, Target, decode_commit_record, encode_commit_record
 from logstore.errors import CairnError, CorruptBatch, CorruptFile, UnknownFormatVersion, UnsupportedBatchFormat
 from logstore.format.batch import (
     CRC_START,
@@ -455,10 +455,10 @@ def test_times_of_appends_are_the_header_s() -> None:
     assert list(iterate_times(memoryview(batch)[HEADER_BYTES:], header)) == expected
 
 
-def test_a_decision_of_as_many_values_as_a_request_may_have_is_read_again() -> None:
-    """The ledger's form of a decision has more values than the request that it came with, and a query's positions may
+def test_a_commit_record_of_as_many_values_as_a_request_may_have_is_read_again() -> None:
+    """The ledger's form of a commit has more values than the request that it came with, and a query's positions may
     hold commas: what was accepted and stored is read, however many values that makes.
     """
     targets = tuple(Target("topic", "id", number, 0) for number in range(MAX_FIELDS_VALUES // 4))
-    decision = Decision("query", "run", 1, 1, "," * MAX_FIELDS_VALUES, (TaskOutput(0, "a", 1),), targets)
-    assert decode_decision("query", encode_decision(decision)) == decision
+    record = CommitRecord("query", "run", 1, 1, "," * MAX_FIELDS_VALUES, (TaskOutput(0, "a", 1),), targets)
+    assert decode_commit_record("query", encode_commit_record(record)) == record

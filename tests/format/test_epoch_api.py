@@ -2,20 +2,27 @@
 
 import pytest
 
-from logstore.errors import CairnError, CorruptChunk, FencedRun, MalformedRequest, OffsetOutOfRange, StagePosition
+from logstore.errors import (
+    CairnError,
+    CorruptChunk,
+    FencedIncarnation,
+    MalformedRequest,
+    OffsetOutOfRange,
+    StagePosition,
+)
 from logstore.format.epoch_api import (
     ABORT,
     API_KEYS,
-    DECIDE,
     DESCRIBE,
+    EPOCH_COMMIT,
     SCAN,
     STAGE,
     AbortReply,
     AbortRequest,
-    DecideReply,
-    DecideRequest,
     DescribeReply,
     DescribeRequest,
+    EpochCommitReply,
+    EpochCommitRequest,
     Part,
     Reply,
     Request,
@@ -35,7 +42,10 @@ from logstore.format.fields import encode_fields
 PARTS = (Part("out", 0, 3, 1, 2), Part("täglich", 5, 2, 1, 1))
 REQUESTS: list[tuple[int, Request]] = [
     (STAGE, StageRequest("q", "r", 4, 1, "a-0", 2, PARTS, b"abcde")),
-    (DECIDE, DecideRequest("q", "r", 4, "skip", (TaskOutput(0, "a-0", 1), TaskOutput(3, "b", 0)), "{}", True)),
+    (
+        EPOCH_COMMIT,
+        EpochCommitRequest("q", "r", 4, "skip", (TaskOutput(0, "a-0", 1), TaskOutput(3, "b", 0)), "{}", True),
+    ),
     (ABORT, AbortRequest("q", "r", 2**63 - 1)),
     (DESCRIBE, DescribeRequest("q")),
     (SCAN, ScanRequest("out", 3, -1, (), 1 << 20)),
@@ -43,7 +53,7 @@ REQUESTS: list[tuple[int, Request]] = [
 ]
 REPLIES: list[tuple[int, Reply]] = [
     (STAGE, StageReply(3)),
-    (DECIDE, DecideReply("duplicate", 4, '{"täglich": 1}')),
+    (EPOCH_COMMIT, EpochCommitReply("duplicate", 4, '{"täglich": 1}')),
     (ABORT, AbortReply(17)),
     (DESCRIBE, DescribeReply(4, "r", "idle", 0, 0, "positions")),
     (DESCRIBE, DescribeReply(None, None, "idle", 0, 0)),
@@ -78,8 +88,9 @@ def test_errors_come_back_with_their_class() -> None:
     _, error = decode_reply(STAGE, encode_reply(StagePosition("no", length=4), correlation_id=3))
     assert isinstance(error, StagePosition)
     assert (str(error), error.length) == ("no", 4)
-    _, fenced = decode_reply(DECIDE, encode_reply(FencedRun("newer run"), correlation_id=3))
-    assert isinstance(fenced, FencedRun)
+    _, fenced = decode_reply(EPOCH_COMMIT, encode_reply(FencedIncarnation("newer"), correlation_id=3))
+    assert isinstance(fenced, FencedIncarnation)
+    assert b'"kind":"FencedRun"' in encode_reply(FencedIncarnation("newer"), correlation_id=3)  # as in version 0
     damage = CorruptChunk("chunk is damaged", first_offset=7, last_offset=9)
     _, damaged = decode_reply(SCAN, encode_reply(damage, correlation_id=3))
     assert isinstance(damaged, CorruptChunk)
@@ -87,15 +98,15 @@ def test_errors_come_back_with_their_class() -> None:
     _, outside = decode_reply(SCAN, encode_reply(OffsetOutOfRange("t-0", 9, 2, 5), correlation_id=3))
     assert isinstance(outside, OffsetOutOfRange)
     assert str(outside) == str(OffsetOutOfRange("t-0", 9, 2, 5))
-    _, other = decode_reply(DECIDE, encode_reply(CairnError("what"), correlation_id=3))
+    _, other = decode_reply(EPOCH_COMMIT, encode_reply(CairnError("what"), correlation_id=3))
     assert isinstance(other, CairnError)
     assert str(other) == "CairnError: what"
 
 
 def test_replies_of_a_sidecar_that_noted_no_positions_are_read() -> None:
     """A sidecar of a former version answers without positions: there are none."""
-    decided = encode_fields({"error": None, "outcome": "duplicate", "last_epoch": 4})
-    assert decode_reply(DECIDE, b"\0\0\0\3" + decided) == (3, DecideReply("duplicate", 4, ""))
+    committed = encode_fields({"error": None, "outcome": "duplicate", "last_epoch": 4})
+    assert decode_reply(EPOCH_COMMIT, b"\0\0\0\3" + committed) == (3, EpochCommitReply("duplicate", 4, ""))
 
 
 @pytest.mark.parametrize(("api_key", "request_"), REQUESTS)
@@ -131,7 +142,7 @@ def test_a_scan_carries_batches_as_they_are() -> None:
     for length in range(len(frame) - len(SCANNED.batches)):
         with pytest.raises(MalformedRequest):
             decode_reply(SCAN, frame[:length])
-    refusal = encode_reply(FencedRun("no"), correlation_id=3)
+    refusal = encode_reply(FencedIncarnation("no"), correlation_id=3)
     with pytest.raises(MalformedRequest):
         decode_reply(SCAN, refusal + b"\0")
 
@@ -215,9 +226,9 @@ def test_hostile_json_is_malformed(fields: bytes) -> None:
         decode_request(ABORT, len(fields).to_bytes(4, "big") + fields)
 
 
-def test_a_decision_names_each_task_once() -> None:
+def test_a_commit_names_each_task_once() -> None:
     """Two attempts of one task cannot both count."""
     tasks = [{"task": 1, "attempt": "a", "frames": 1}, {"task": 1, "attempt": "b", "frames": 1}]
     fields = {"query": "q", "run": "r", "epoch": 0, "rewind": "error", "tasks": tasks, "positions": "", "forget": False}
     with pytest.raises(MalformedRequest, match="twice"):
-        decode_request(DECIDE, encode_fields(fields))
+        decode_request(EPOCH_COMMIT, encode_fields(fields))

@@ -327,8 +327,8 @@ async def test_the_slowest_gives_way_first(autojump_clock: trio.testing.MockCloc
 
 @pytest.mark.parametrize("key", [FETCH, METADATA, 10, 30_001])
 async def test_only_what_carries_data_may_be_large(tmp_path: Path, key: int) -> None:
-    """A frame of anything but Produce and staged output is refused by its head when it is longer than 1 MiB (a
-    decision: 4 MiB).
+    """A frame of anything but Produce and staged output is refused by its head when it is longer than 1 MiB
+    (the commit of an epoch: than 4 MiB).
     """
     limit = 4 * MIB if key == 30_001 else CONTROL_FRAME_BYTES
     async with serving(tmp_path) as server, await server.connect() as peer, await server.connect() as within:

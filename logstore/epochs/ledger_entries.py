@@ -1,13 +1,13 @@
 """The ledger entries of queries and their epochs, and the states of an epoch.
 
-Each query has three entries: `runs/QUERY` (its runs, newest last), `last/QUERY` (its last decided epoch) and, while an
-epoch is being published, `decision/QUERY`. They are separate so that a run that fences another never overwrites a
-decision.
+Each query has three entries: `runs/QUERY` (its incarnations, newest last), `last/QUERY` (its last committed epoch) and,
+while an epoch is being published, `decision/QUERY` (the commit record). They are separate so that an incarnation that
+fences another never overwrites a commit record. Keys and fields are spelled on disk as in their first version.
 
 Invariants:
 * `decision/QUERY` and `last/QUERY` change in one put; the removal of `decision/QUERY` marks the epoch as published.
-* The start offset of a target was the stream's high watermark when the decision was made, so it is durable: the epoch's
-  BEGIN is at or after it, whatever a crash cuts off.
+* The start offset of a target was the stream's high watermark when the commit record was made, so it is durable: the
+  epoch's BEGIN is at or after it, whatever a crash cuts off.
 * TRANSITIONS lists every allowed step of a query; any other step is a bug and raises at once.
 """
 
@@ -31,32 +31,34 @@ from logstore.format.fields import (
     parse_object,
 )
 
-RUNS: Final = "runs/"
+INCARNATIONS: Final = "runs/"
 LAST: Final = "last/"
-DECISION: Final = "decision/"
-MAX_RUNS: Final = 64
-"""Runs of a query that are remembered. An older token would look like a new run; no run returns after 64 restarts."""
+COMMIT_RECORD: Final = "decision/"
+MAX_INCARNATIONS: Final = 64
+"""Incarnations of a query that are remembered. An older token would look like a new incarnation; none returns after 64
+restarts.
+"""
 _VERSION: Final = 1
 _INT64_MAX: Final = 2**63 - 1
 T = TypeVar("T")
 
 
 class EpochState(enum.Enum):
-    """The state of a query's newest epoch."""
+    """The state of a query's newest epoch. The values are those of `DescribeReply.state` on the wire."""
 
     IDLE = "idle"
-    DECIDING = "deciding"  # the decision is being written to the ledger
-    UNSURE = "unsure"  # the ledger failed; the decision may or may not be on disk
-    DECIDED = "decided"  # found in the ledger at start; the streams that have it are not known yet
-    PUBLISHING = "publishing"  # decided; groups are being appended
-    STUCK = "stuck"  # decided; a stream or the staged data failed, to be retried
+    COMMITTING = "deciding"  # the commit record is being written to the ledger
+    UNSURE = "unsure"  # the ledger failed; the commit record may or may not be on disk
+    COMMITTED = "decided"  # found in the ledger at start; the streams that have it are not known yet
+    PUBLISHING = "publishing"  # committed; groups are being appended
+    STUCK = "stuck"  # committed; a stream or the staged data failed, to be retried
     PUBLISHED = "published"  # in all streams; the mark is not durable yet
 
 
 class EpochEvent(enum.Enum):
     """What happens to the epoch."""
 
-    DECIDE = "decide"
+    COMMIT = "commit"
     RECORDED = "recorded"
     REFUSED = "refused"
     RETRACTED = "retracted"
@@ -69,21 +71,21 @@ class EpochEvent(enum.Enum):
 
 
 TRANSITIONS: Final[Mapping[tuple[EpochState, EpochEvent], EpochState]] = {
-    (EpochState.IDLE, EpochEvent.DECIDE): EpochState.DECIDING,
-    (EpochState.IDLE, EpochEvent.RECOVERED): EpochState.DECIDED,
-    (EpochState.DECIDING, EpochEvent.RECORDED): EpochState.PUBLISHING,
-    (EpochState.DECIDING, EpochEvent.REFUSED): EpochState.UNSURE,
-    (EpochState.UNSURE, EpochEvent.DECIDE): EpochState.DECIDING,
+    (EpochState.IDLE, EpochEvent.COMMIT): EpochState.COMMITTING,
+    (EpochState.IDLE, EpochEvent.RECOVERED): EpochState.COMMITTED,
+    (EpochState.COMMITTING, EpochEvent.RECORDED): EpochState.PUBLISHING,
+    (EpochState.COMMITTING, EpochEvent.REFUSED): EpochState.UNSURE,
+    (EpochState.UNSURE, EpochEvent.COMMIT): EpochState.COMMITTING,
     (EpochState.UNSURE, EpochEvent.RETRACTED): EpochState.IDLE,
-    (EpochState.DECIDED, EpochEvent.SEARCHED): EpochState.PUBLISHING,
+    (EpochState.COMMITTED, EpochEvent.SEARCHED): EpochState.PUBLISHING,
     (EpochState.PUBLISHING, EpochEvent.APPENDED): EpochState.PUBLISHED,
     (EpochState.PUBLISHING, EpochEvent.FAILED): EpochState.STUCK,
     (EpochState.STUCK, EpochEvent.RETRY): EpochState.PUBLISHING,
     (EpochState.PUBLISHED, EpochEvent.MARKED): EpochState.IDLE,
-    (EpochState.PUBLISHED, EpochEvent.DECIDE): EpochState.DECIDING,
+    (EpochState.PUBLISHED, EpochEvent.COMMIT): EpochState.COMMITTING,
 }
-BUSY: Final = frozenset((EpochState.DECIDING, EpochState.DECIDED, EpochState.PUBLISHING, EpochState.STUCK))
-"""States in which the next decision of the query has to wait."""
+BUSY: Final = frozenset((EpochState.COMMITTING, EpochState.COMMITTED, EpochState.PUBLISHING, EpochState.STUCK))
+"""States in which the next commit of the query has to wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +99,12 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
-    """The attempts that make up an epoch, and its target streams. `run_number` counts the query's runs from 1."""
+class CommitRecord:
+    """The attempts that make up an epoch, and its target streams. `incarnation_number` counts from 1."""
 
     query: str
-    run: str
-    run_number: int
+    incarnation: str
+    incarnation_number: int
     epoch: int
     positions: str
     tasks: tuple[TaskOutput, ...]
@@ -110,8 +112,8 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class Runs:
-    """The remembered runs of a query, newest last, and the number of all runs so far."""
+class Incarnations:
+    """The remembered incarnations of a query, newest last, and the number of all incarnations so far."""
 
     tokens: tuple[str, ...]
     count: int
@@ -119,43 +121,43 @@ class Runs:
 
 
 @dataclass(frozen=True, slots=True)
-class Last:
-    """The last decided epoch of a query. `forget`: it belongs to a batch job, so it may be forgotten after a while.
+class LastEpoch:
+    """The last committed epoch of a query. `forget`: it belongs to a batch job, so it may be forgotten after a while.
 
-    `positions` are those of the decision and outlive it: an epoch without output records them nowhere else.
+    `positions` are those of the commit record and outlive it: an epoch without output records them nowhere else.
     """
 
     epoch: int
-    decided_ms: int
+    committed_ms: int
     forget: bool
     positions: str = ""
 
 
-def encode_decision(decision: Decision) -> bytes:
-    """The ledger entry of a decision."""
+def encode_commit_record(record: CommitRecord) -> bytes:
+    """The ledger entry of a commit record."""
     return _encode(
         {
-            "run": decision.run,
-            "run_number": decision.run_number,
-            "epoch": decision.epoch,
-            "positions": decision.positions,
-            "tasks": [{"task": t.task, "attempt": t.attempt, "frames": t.frames} for t in decision.tasks],
+            "run": record.incarnation,
+            "run_number": record.incarnation_number,
+            "epoch": record.epoch,
+            "positions": record.positions,
+            "tasks": [{"task": t.task, "attempt": t.attempt, "frames": t.segments} for t in record.tasks],
             "targets": [
                 {"topic": t.topic, "topic_id": t.topic_id, "partition": t.partition, "start": t.start_offset}
-                for t in decision.targets
+                for t in record.targets
             ],
         }
     )
 
 
-def decode_decision(query: str, value: bytes) -> Decision:
-    """The inverse of `encode_decision`. Raises CorruptFile, UnknownFormatVersion."""
+def decode_commit_record(query: str, value: bytes) -> CommitRecord:
+    """The inverse of `encode_commit_record`. Raises CorruptFile, UnknownFormatVersion."""
 
-    def build(fields: Fields) -> Decision:
-        return Decision(
+    def build(fields: Fields) -> CommitRecord:
+        return CommitRecord(
             query=query,
-            run=get_name(fields, "run"),
-            run_number=get_int(fields, "run_number", 0, _INT64_MAX),
+            incarnation=get_name(fields, "run"),
+            incarnation_number=get_int(fields, "run_number", 0, _INT64_MAX),
             epoch=get_int(fields, "epoch", 0, _INT64_MAX),
             positions=get_text(fields, "positions", MAX_POSITIONS_CHARACTERS),
             tasks=tuple(
@@ -177,37 +179,38 @@ def decode_decision(query: str, value: bytes) -> Decision:
             ),
         )
 
-    return _decode(f"{DECISION}{query}", value, build)
+    return _decode(f"{COMMIT_RECORD}{query}", value, build)
 
 
-def encode_runs(runs: Runs) -> bytes:
-    """The ledger entry of a query's runs."""
-    return _encode({"tokens": list(runs.tokens), "count": runs.count, "seen_ms": runs.seen_ms})
+def encode_incarnations(incarnations: Incarnations) -> bytes:
+    """The ledger entry of a query's incarnations."""
+    return _encode({"tokens": list(incarnations.tokens), "count": incarnations.count, "seen_ms": incarnations.seen_ms})
 
 
-def decode_runs(query: str, value: bytes) -> Runs:
-    """The inverse of `encode_runs`. Raises CorruptFile, UnknownFormatVersion."""
+def decode_incarnations(query: str, value: bytes) -> Incarnations:
+    """The inverse of `encode_incarnations`. Raises CorruptFile, UnknownFormatVersion."""
 
-    def build(fields: Fields) -> Runs:
+    def build(fields: Fields) -> Incarnations:
         tokens = fields.get("tokens")
         if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
             raise MalformedRequest("'tokens' is not a list of strings")
-        return Runs(tuple(tokens), get_int(fields, "count", 0, _INT64_MAX), get_int(fields, "seen_ms", 0, _INT64_MAX))
+        count, seen_ms = (get_int(fields, key, 0, _INT64_MAX) for key in ("count", "seen_ms"))
+        return Incarnations(tuple(tokens), count, seen_ms)
 
-    return _decode(f"{RUNS}{query}", value, build)
+    return _decode(f"{INCARNATIONS}{query}", value, build)
 
 
-def encode_last(last: Last) -> bytes:
+def encode_last_epoch(last: LastEpoch) -> bytes:
     """The ledger entry of the last epoch."""
-    fields = {"epoch": last.epoch, "decided_ms": last.decided_ms, "forget": last.forget}
+    fields = {"epoch": last.epoch, "decided_ms": last.committed_ms, "forget": last.forget}
     return _encode({**fields, "positions": last.positions})
 
 
-def decode_last(query: str, value: bytes) -> Last:
-    """The inverse of `encode_last`. Raises CorruptFile, UnknownFormatVersion."""
+def decode_last_epoch(query: str, value: bytes) -> LastEpoch:
+    """The inverse of `encode_last_epoch`. Raises CorruptFile, UnknownFormatVersion."""
 
-    def build(fields: Fields) -> Last:
-        return Last(
+    def build(fields: Fields) -> LastEpoch:
+        return LastEpoch(
             get_int(fields, "epoch", 0, _INT64_MAX),
             get_int(fields, "decided_ms", 0, _INT64_MAX),
             get_bool(fields, "forget"),

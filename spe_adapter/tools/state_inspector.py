@@ -1,8 +1,8 @@
-"""A survey of the state that queries keep in a stream: for people who look at it, not for recovery.
+"""The inspector of the state that queries keep in a stream, for people; recovery does not use it.
 
 Invariants:
-* A survey reads the log by the same backward scan that recovery uses, and changes nothing.
-* A query is surveyed as of the newest epoch in the stream, or as of a given epoch.
+* The inspector reads the log by the backward scan that recovery uses, and changes nothing.
+* A query is inspected as of the newest epoch in the stream, or as of a given epoch.
 
 Source: CEC paper, section II.B (eventual checkpoint, extent).
 """
@@ -12,22 +12,22 @@ from dataclasses import dataclass
 
 from logstore.client.blocking import Client, TopicPartition
 from spe_adapter.cec.control import STATE_PREFIX, EndPositions, Mark, holds_progress
-from spe_adapter.cec.reconstruct import Eventual
+from spe_adapter.cec.reconstruct import EventualCheckpoint
 from spe_adapter.epochs.scan import ends, reconstruct, standing_epochs
 from spe_adapter.errors import StateTrimmed
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
-    """One query's state in one stream. `eventual` holds its open windows, by the beat of their newest footprint."""
+class InspectedState:
+    """The state of one query in one stream. `eventual` has its open windows, by the epoch of their newest footprint."""
 
     stream: TopicPartition
     query: str
-    eventual: Eventual
+    eventual: EventualCheckpoint
 
     @property
     def mark(self) -> Mark | None:
-        """The counters and positions at the epoch's end."""
+        """The mark of the epoch: counters and positions; None without state."""
         return self.eventual.mark
 
     @property
@@ -37,30 +37,33 @@ class Survey:
 
     @property
     def extent_records(self) -> int:
-        """q: records emitted since the oldest footprint of an open window, that beat's own included."""
+        """q: the records emitted since the oldest footprint of an open window, including those of that epoch."""
         marks = self.eventual.marks
-        return marks[-1].emitted - marks[0].emitted + self._first_beat_records if marks else 0
+        return marks[-1].emitted - marks[0].emitted + self._first_epoch_records if marks else 0
 
     @property
-    def _first_beat_records(self) -> int:
+    def _first_epoch_records(self) -> int:
         oldest = self.eventual.marks[0].epoch
         return sum(group.rows for group in self.eventual.windows if group.mark.epoch == oldest)
 
     def windows(self, limit: int) -> list[dict[str, object]]:
-        """The first `limit` open windows, those with the oldest footprints first."""
+        """Up to `limit` open windows, oldest footprints first."""
         found: list[dict[str, object]] = []
         for group in reversed(self.eventual.windows):
             for batch in group.batches:
                 room = limit - len(found)
                 if room <= 0:
                     return found
-                found += [{"beat": group.mark.epoch, **_plain(row)} for row in batch.slice(0, room).to_pylist()]
+                found += [{"epoch": group.mark.epoch, **_plain(row)} for row in batch.slice(0, room).to_pylist()]
         return found
 
 
-def survey(client: Client, stream: TopicPartition, query: str, as_of: int | None = None) -> Survey:
-    """A query's state in a stream. Raises StateTrimmed, StateInconsistent, CorruptBatch and the client's errors."""
-    return Survey(stream, query, reconstruct(client, stream, query, as_of))
+def inspect_state(client: Client, stream: TopicPartition, query: str, as_of: int | None = None) -> InspectedState:
+    """The state of a query in a stream, as of an epoch (None: the newest).
+
+    Raises StateTrimmed, StateInconsistent, CorruptBatch and the client's errors.
+    """
+    return InspectedState(stream, query, reconstruct(client, stream, query, as_of))
 
 
 def queries(client: Client, stream: TopicPartition) -> dict[str, int]:
@@ -76,7 +79,7 @@ def queries(client: Client, stream: TopicPartition) -> dict[str, int]:
 
 
 def epoch_of_batch(client: Client, stream: TopicPartition, query: str, batch: int) -> int:
-    """The last epoch of a batch of Spark's: the one without input that followed the batch, if there was one.
+    """The last epoch of a Spark batch: the epoch without input after the batch, if there was one.
 
     Raises StateTrimmed if the stream does not hold the batch (any more).
     """
@@ -88,7 +91,7 @@ def epoch_of_batch(client: Client, stream: TopicPartition, query: str, batch: in
 
 
 def _plain(row: dict[str, object]) -> dict[str, object]:
-    """A footprint for people: bytes as text where they are text, the names of state columns without their prefix."""
+    """A footprint for people: UTF-8 bytes as text, state columns without their prefix."""
     return {name.removeprefix(STATE_PREFIX): _text(value) for name, value in row.items() if name != "kind"}
 
 
