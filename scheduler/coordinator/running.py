@@ -18,7 +18,7 @@ from logstore.base.addresses import Address, is_loopback
 from logstore.base.directory import locked_directory
 from scheduler.coordinator.dispatch import Dispatch
 from scheduler.coordinator.errors import StartError, StoreError
-from scheduler.coordinator.handlers import ApiHandlers
+from scheduler.coordinator.handlers import RouteHandlers
 from scheduler.coordinator.http.messages import HttpSettings
 from scheduler.coordinator.http.server import HttpServer
 from scheduler.coordinator.journal import MetadataJournal
@@ -130,7 +130,7 @@ async def serve(
     coordinator = Coordinator(environment, settings.coordinator, journal)
     coordinator.restore(stored)
     traffic = _Traffic()
-    operations, security = ApiHandlers(coordinator, traffic).operations(), settings.security
+    operations, security = RouteHandlers(coordinator, traffic).operations(), settings.security
     dispatch = Dispatch(operations, environment.report, security.token, own_only=security.own_only)
     server = HttpServer(
         settings.http,

@@ -14,7 +14,7 @@ from trio.testing import MockClock, memory_stream_pair
 from logstore.base.addresses import Address
 from logstore.base.events import ignore
 from logstore.testing.reports import RecordedReports
-from scheduler.coordinator.http.connection import ClientConnection
+from scheduler.coordinator.http.connection import HttpConnection
 from scheduler.coordinator.http.messages import HttpRequest, HttpResponse, HttpSettings, json_response
 from scheduler.coordinator.http.server import HttpServer
 from scheduler.coordinator.log_events import CONNECTION_CRASHED
@@ -32,7 +32,7 @@ async def echo(request: HttpRequest) -> HttpResponse:
 async def talk(*pieces: bytes, then: Callable[[], None] | None = None, pause_s: float = 0) -> bytes:
     """Send pieces on one connection, end it, and return all that came back."""
     ours, theirs = memory_stream_pair()
-    connection = ClientConnection(theirs, "test", SETTINGS, echo, lambda _: False)
+    connection = HttpConnection(theirs, "test", SETTINGS, echo, lambda _: False)
     received = bytearray()
 
     async def serve() -> None:
@@ -143,7 +143,7 @@ async def test_head_has_no_body() -> None:
 async def test_the_slow_are_let_go(autojump_clock: MockClock, sent: bytes, after_s: int, status: int | None) -> None:
     """Idling, headers and bodies each have their deadline, and no byte now and then moves it."""
     ours, theirs = memory_stream_pair()
-    connection = ClientConnection(theirs, "test", SETTINGS, echo, lambda _: False)
+    connection = HttpConnection(theirs, "test", SETTINGS, echo, lambda _: False)
     began = trio.current_time()
 
     async def drip() -> None:
@@ -170,7 +170,7 @@ async def test_who_does_not_take_answers_is_let_go(autojump_clock: MockClock) ->
     began = trio.current_time()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ours.send_all, GET)
-        await ClientConnection(theirs, "test", SETTINGS, echo, lambda _: False).run()
+        await HttpConnection(theirs, "test", SETTINGS, echo, lambda _: False).run()
         nursery.cancel_scope.cancel()
     assert trio.current_time() - began == pytest.approx(SETTINGS.send_s)
 
@@ -186,7 +186,7 @@ async def test_a_long_wait_ends_when_its_client_leaves() -> None:
         raise AssertionError
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(ClientConnection(theirs, "test", SETTINGS, wait, lambda _: True).run)
+        nursery.start_soon(HttpConnection(theirs, "test", SETTINGS, wait, lambda _: True).run)
         await ours.send_all(GET)
         await waiting.wait()
         await ours.send_eof()  # and the nursery ends
@@ -284,7 +284,7 @@ async def test_most_bodies_are_small() -> None:
 
     for name in (b"Known", b"Unknown"):
         ours, theirs = memory_stream_pair()
-        connection = ClientConnection(theirs, "test", limits, echo, lambda _: False, large)
+        connection = HttpConnection(theirs, "test", limits, echo, lambda _: False, large)
         head = (
             b"POST /large HTTP/1.1\r\nHost: x\r\nContent-Length: 101\r\nConnection: close\r\n" + name + b": 1\r\n\r\n"
         )

@@ -15,7 +15,7 @@ import trio
 
 from logstore.base.addresses import Address, is_loopback
 from logstore.base.events import Report
-from scheduler.coordinator.http.connection import ClientConnection, ClientStream
+from scheduler.coordinator.http.connection import HttpConnection, HttpStream
 from scheduler.coordinator.http.messages import Handler, HttpSettings, MayWait, TakesLarge
 from scheduler.coordinator.log_events import CANNOT_ACCEPT, CONNECTION_CRASHED, CONNECTION_REFUSED
 
@@ -50,7 +50,7 @@ class HttpServer:
         self._takes_large = takes_large
         self._tls = tls
         self._clients: Counter[str] = Counter()
-        self._connections: dict[ClientConnection, None] = {}
+        self._connections: dict[HttpConnection, None] = {}
         self._accepting = trio.CancelScope()
         self._serving = trio.CancelScope()
         self._ended = trio.Event()
@@ -122,9 +122,7 @@ class HttpServer:
             stream = await self._stream(client)
             if stream is None:
                 return
-            connection = ClientConnection(
-                stream, host, self._settings, self._handler, self._may_wait, self._takes_large
-            )
+            connection = HttpConnection(stream, host, self._settings, self._handler, self._may_wait, self._takes_large)
             self._connections[connection] = None
             if self._accepting.cancel_called:
                 connection.stop()
@@ -144,7 +142,7 @@ class HttpServer:
             if not self._clients[host]:
                 del self._clients[host]
 
-    async def _stream(self, client: trio.socket.SocketType) -> ClientStream | None:
+    async def _stream(self, client: trio.socket.SocketType) -> HttpStream | None:
         """The client's bytes, behind TLS if there is any; None if it does not manage the handshake in time."""
         plain = trio.SocketStream(client)
         if self._tls is None:
