@@ -1,8 +1,8 @@
-"""Lines of the log that strangers can cause as often as they like: of like ones, few are written, with their number.
+"""Limits log lines that clients can cause at any rate: of equal lines only a few are written, with their number.
 
-Invariants: the first line of a kind is written at once; the next of the same kind INTERVAL_S later at the earliest, and
-says how many there were meanwhile (`repeated`); if none comes, the number is written all the same (`run`). At most
-MAX_KINDS kinds are told apart; other events pass unchanged.
+Invariants: the first line of a kind is written at once; the next line of that kind at least INTERVAL_S later, with the
+number of lines in between (`repeated`); if no next line comes, `run` writes the number. At most MAX_KINDS kinds are
+distinguished; other events pass unchanged.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ Report = Callable[[str, Mapping[str, object]], None]
 
 INTERVAL_S = 10.0
 MAX_KINDS = 1000
-"""A kind is an event with its client, or its operation. Further clients share one kind for each event."""
+"""The kinds (an event with its client or operation) that are counted; all others share one kind per event."""
 FOLDED = frozenset(("cannot accept", "connection crashed", "connection refused", "request crashed"))
 OTHERS = "others"
 

@@ -26,7 +26,7 @@ MAX_LISTED = 1000
 
 
 class ApiHandlers:
-    """The operations of the interface, on one coordinator. `traffic` adds the server's own numbers to the metrics."""
+    """The operations of the interface on one coordinator. `traffic`: the server's own numbers, for the metrics."""
 
     def __init__(self, coordinator: Coordinator, traffic: metrics.Traffic) -> None:
         self._coordinator = coordinator
@@ -131,7 +131,7 @@ class ApiHandlers:
             "why": record.reason[:500] or None,
         }
 
-    # ---- what goes on
+    # ---- status
 
     async def _status(self, call: ApiCall) -> Reply:
         return Reply(OK, self.status())

@@ -1,8 +1,8 @@
-"""Listening: connections up to a limit, a task for each, and a graceful end.
+"""The HTTP server: a bounded number of connections, a task for each, and a graceful end.
 
-Invariants: connections are bounded, over all and per address (loopback excepted); one that is too many is told so and
-closed at once. A listener that cannot be opened is an OSError before anything is served. Nothing that a client sends
-ends the server.
+Invariants: connections are bounded, in total and per address (except loopback); a connection beyond the limit is
+answered with 503 and closed at once. If the listener cannot be opened, `serve` raises OSError before it serves any
+client. Nothing that a client sends ends the server.
 """
 
 import socket
@@ -96,7 +96,7 @@ class HttpServer:
             try:
                 client, address = await sock.accept()
             except OSError as error:
-                # Out of descriptors, or a client that is gone already: neither ends a listener.
+                # No descriptors left, or the client has left already: neither ends the listener.
                 self._report("cannot accept", {"error": str(error)})
                 await trio.sleep(ACCEPT_AGAIN_S)
                 continue
@@ -144,7 +144,7 @@ class HttpServer:
                 del self._clients[host]
 
     async def _stream(self, client: trio.socket.SocketType) -> ClientStream | None:
-        """The client's bytes, behind TLS if there is any; None if it does not manage the handshake in time."""
+        """The client's stream, with TLS if configured; None if the handshake fails or takes too long."""
         plain = trio.SocketStream(client)
         if self._tls is None:
             return plain
