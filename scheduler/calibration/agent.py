@@ -1,10 +1,10 @@
-"""The agent of a host: it sends to other agents, takes what they send, and writes to its disk, as it is told.
+"""The agent of a host: on request it sends to other agents, receives from them, and writes to its disk.
 
 Invariants:
-* Nothing is done before the request's proof was checked (in constant time). Without a token only loopback may listen.
-* Bounded: connections, seconds, streams, writers, bytes on disk; it sends to agents only that know the same token.
-* Files have no name: they are gone when closed, also after kill −9. A calibrator that goes away stops its work.
-* One connection's trouble never harms another.
+* A request runs only after its proof was checked (in constant time). Without a token an agent listens on loopback only.
+* Connections, seconds, streams, writers and bytes on disk are bounded; it sends only to agents with the same token.
+* Files have no name: they vanish when closed, also after kill −9. When a calibrator disconnects, its job stops.
+* An error of one connection does not affect another.
 """
 
 import fcntl
@@ -50,26 +50,26 @@ BLOCK_BYTES: Final = 1 << 20
 SHORTEST_S: Final = 1e-9
 MAX_ADDRESS_CHARACTERS: Final = 1000
 GRACE_S: Final = 15.0
-"""How much longer than asked for a job may take: connecting, draining, syncing."""
+"""The time that a job may take beyond the requested time, to connect, drain and sync."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentLimits:
-    """The limits of what an agent does on request."""
+    """The limits of an agent's jobs."""
 
     connections: int = 64
     seconds: float = 60.0
     streams: int = 16
     writers: int = 16
     disk_bytes: int = 4 << 30
-    """Bytes of all its test files at a time."""
+    """The bytes of all test files at a time."""
     handshake_s: float = 10.0
     disk_s: float = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """How an agent runs. `directory`: on the disk that shall be measured; `token` empty: nobody needs one."""
+    """How an agent runs. `directory`: on the disk to measure; `token` empty: no token is needed."""
 
     directory: Path
     token: bytes = b""
@@ -83,7 +83,7 @@ class Agent:
         self.settings = settings
         self._connections = 0
         self._disk_bytes = 0
-        self._block = os.urandom(BLOCK_BYTES)  # no disk compresses it
+        self._block = os.urandom(BLOCK_BYTES)  # random, so that no disk compresses it
         self._threads = trio.CapacityLimiter(settings.limits.writers * 2)
 
     async def serve(

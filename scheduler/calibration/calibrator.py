@@ -1,7 +1,7 @@
-"""The calibrator: tells agents what to measure, one thing after another, and collects what they measured.
+"""The calibrator: orders measurements from the agents, one after the other, and collects the rates.
 
-Invariants: two measurements never share a link or a disk, unless that is what is measured; what is measured is decided
-by the topology and the seed alone; a cancelled calibration leaves nothing running on the agents.
+Invariants: two measurements share a link or a disk only to measure that sharing; the topology and the seed determine
+which measurements are made; after a cancelled calibration no job runs on an agent.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,11 +31,12 @@ MIN_OVERLAP: Final = 0.9
 
 @dataclass(frozen=True, slots=True)
 class CalibrationSettings:
-    """How thoroughly to measure.
+    """The extent of the measurements.
 
-    `sample`: hosts of a rack; `partners`: how many others each of them sends to and receives from; `concurrency`:
-    how many writers at a time are tried; `file_bytes`: what each of them writes; `streams`: connections of a pair, for
-    one may not fill a link; `max_pairs`: pairs of hosts that fill a link between switches together.
+    `sample`: hosts of a rack; `partners`: the number of hosts that each of them sends to and receives from;
+    `concurrency`: the numbers of parallel writers to try; `file_bytes`: the size of each writer's file; `streams`:
+    connections of a pair, since one may not fill a link; `max_pairs`: pairs of hosts that together fill a link between
+    switches.
     """
 
     seconds: float = 2.0
@@ -49,7 +50,7 @@ class CalibrationSettings:
 
 
 class CalibrationStep(NamedTuple):
-    """One measurement is done: the how manieth of how many, and what it gave."""
+    """One measurement is done: its number, the number of all, and its result as text."""
 
     done: int
     total: int
@@ -57,7 +58,7 @@ class CalibrationStep(NamedTuple):
 
 
 class Calibrator:
-    """Measures one network. `addresses`: of each server's agent, by the server's name; `report` hears of every step."""
+    """Measures one network. `addresses`: of the agents, by server name; `report` gets every step."""
 
     def __init__(
         self,
@@ -82,7 +83,7 @@ class Calibrator:
         self._total += sum(len(self._writes_of(server)) for server in self._sampled)
 
     async def measure(self) -> Measured:
-        """Run all measurements. Raises CalibrationError that names the agent."""
+        """Run all measurements. Raises CalibrationError, which names the agent."""
         await self._greet()
         send, receive = await self._host_links()
         hosts: dict[str, HostRates] = {}
@@ -94,10 +95,10 @@ class Calibrator:
         links = {number: await self._link(number, typical) for number in self._sides}
         return Measured(hosts, links)
 
-    # ---- what to measure
+    # ---- selection
 
     def _ends(self, link: Link) -> tuple[list[Server], list[Server]] | None:
-        """The possible senders and receivers over a link, not more than may take part."""
+        """The possible senders and receivers over a link, at most `max_pairs` each; None: there is a way around it."""
         found = sides(self.topology, link)
         if found is None:
             return None
@@ -105,19 +106,19 @@ class Calibrator:
         return senders, receivers
 
     def _others(self, server: Server) -> list[Server]:
-        """The targets of a server's parallel writes: sampled servers, those of its rack first."""
+        """The targets of a server's parallel writes: the other sampled servers, those of its rack first."""
         others = [other for other in self._sampled if other is not server]
         return sorted(others, key=lambda other: other.rack != server.rack)
 
     def _writes_of(self, server: Server) -> list[int]:
-        """How many parallel writes of a server can be tried: each goes to a host of its own."""
+        """The numbers of parallel writes of a server to try; each write goes to another host."""
         counts = [count for count in self.settings.concurrency if count <= len(self._sampled) - 1]
         return counts if len(counts) > 1 else []
 
-    # ---- measuring
+    # ---- measurements
 
     async def _greet(self) -> None:
-        """Every agent that will be needed answers, and its disk has room; else an error that names all that do not."""
+        """Check that every agent answers. Raises CalibrationError, which names the first that does not."""
         needed = {server.name for server in self._sampled}
         needed.update(server.name for ends in self._sides.values() for side in ends for server in side)
         names = [server.name for server in self.topology.servers if server.name in needed]
@@ -141,7 +142,7 @@ class Calibrator:
             raise CalibrationError(f"{problems[0]}{others}")
 
     async def _host_links(self) -> tuple[dict[str, float], dict[str, float]]:
-        """What each sampled server sends and receives at best, by name."""
+        """The best rates at which each sampled server sends and receives, by name."""
         send: dict[str, float] = {}
         receive: dict[str, float] = {}
         for source, target in self._pairs:
@@ -152,7 +153,7 @@ class Calibrator:
         return send, receive
 
     async def _disk(self, server: Server, count: int) -> float:
-        """What each of so many writers gets of a server's disk, on average."""
+        """The mean rate of each of so many parallel writers of a server's disk."""
         order = {"do": "write", "writers": count, "bytes": self.settings.file_bytes}
         rates = _rates(server.name, await self._ask(server.name, order, DISK_S), count)
         each = sum(rates) / count

@@ -1,7 +1,7 @@
 """`cairn topology agent` and `cairn topology calibrate`.
 
-Invariants: an agent listens on an address that others can reach only with a token, or if told `--insecure`; the file of
-measured capacities is written whole or not at all, at the end; Ctrl-C stops everything and writes nothing.
+Invariants: an agent listens on an address that others can reach only with a token, or with `--insecure`; the file of
+measured capacities is written atomically at the end; Ctrl-C stops all measurements and writes nothing.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from scheduler.topology.quantities import duration_for_people, parse_duration, p
 try:
     from rich.console import Console
     from rich.progress import Progress
-except ImportError:  # plain lines will do
+except ImportError:  # without rich: plain lines
     Progress = None  # type: ignore[assignment,misc]
 
 INTERRUPTED: Final = 130
@@ -142,7 +142,7 @@ def run_calibration(arguments: argparse.Namespace) -> int:
 
 
 def _lines(before: Topology, result: Calibrated) -> list[str]:
-    """The measured capacities beside those of the description."""
+    """The lines of the table of measured and described capacities."""
     lines = []
     if result.timestep_s is not None:
         lines.append(f"a timestep is {duration_for_people(result.timestep_s)}")
@@ -158,7 +158,7 @@ def _lines(before: Topology, result: Calibrated) -> list[str]:
     return [*lines, *(f"note: {note}" for note in result.notes)]
 
 
-# ---- the edge
+# ---- files and the terminal
 
 
 async def _interrupted() -> int:
@@ -178,7 +178,7 @@ async def _wait_signal() -> None:
 
 
 def _token(path: Path | None) -> bytes:
-    """The secret in a file, without space around it; none: empty. Raises CalibrationError, OSError."""
+    """The secret in a file, stripped; empty without a file. Raises CalibrationError, OSError."""
     if path is None:
         return b""
     with path.open("rb") as file:
@@ -189,7 +189,7 @@ def _token(path: Path | None) -> bytes:
 
 
 def _addresses(topology: Topology, given: list[str], port: int) -> dict[str, Address]:
-    """Where each server's agent listens: what was given, else the server's own address and the common port."""
+    """The address of each server's agent: from `--agent`, else the server's own address and the common port."""
     addresses = {
         server.name: Address(parse_address(server.address, port).host, port)
         for server in topology.servers
@@ -221,7 +221,7 @@ def _write(path: Path, text: str) -> None:
 
 @contextmanager
 def _progress() -> Iterator[Report]:
-    """A bar on a terminal, where rich is installed; else a line per step on standard error."""
+    """A progress bar on a terminal if rich is installed; else a line per step on standard error."""
     if Progress is None or not sys.stderr.isatty():
         yield lambda step: print(f"[{step.done}/{step.total}] {step.text}", file=sys.stderr, flush=True)
         return

@@ -1,4 +1,4 @@
-"""Jobs at the same time, whose expected errors come out as they are, not in groups.
+"""Runs jobs concurrently; expected errors are raised as they are, not in exception groups.
 
 Invariant: when these functions return or raise, none of their jobs is left running.
 """

@@ -1,7 +1,7 @@
-"""The interface as tables: every route, what it takes, what it answers and which errors it may give.
+"""The interface as tables: every route, with its parameters, its answers and its errors.
 
-Invariants: this is the one source of truth; requests are checked by it, the OpenAPI document is written from it, and
-tests hold every answer against it.
+Invariants: these tables are the only definition of the interface; requests are checked by them, the OpenAPI document is
+made of them, and tests compare every answer with them.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ MAX_CHUNKS = 16_384
 """Chunks of one request: a tebibyte in chunks of 64 MiB."""
 MAX_REPLICAS = 16
 MAX_SOURCES = 16
-"""Hosts that have a chunk: no more than replicas."""
+"""The hosts that have a chunk are no more than its replicas."""
 MAX_SUSPECTS = 16
 MAX_PRIORITY = 9
 HTML = "text/html; charset=utf-8"
@@ -239,7 +239,7 @@ FAILED = Object(
 
 @dataclass(frozen=True, slots=True)
 class RouteAnswer:
-    """What a route answers when all is well; `type` None: text of `content_type`."""
+    """A successful answer of a route; `type` None: text of `content_type`."""
 
     says: str
     type: Type | None
@@ -248,7 +248,7 @@ class RouteAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One method on one path. `waits`: may take long; `free`: needs no token; `large`: its body may be large."""
+    """One method on one path. `waits`: waits for events; `free`: needs no token; `large`: its body may be large."""
 
     method: str
     path: str
@@ -264,7 +264,7 @@ class Route:
     large: bool = False
 
     def statuses(self) -> frozenset[int]:
-        """Every status that it may answer with."""
+        """Every status that the route can answer with."""
         common = set(COMMON_ERRORS) - ({401} if self.free else set())
         if self.body is not None:
             common |= {411, 415}

@@ -1,7 +1,8 @@
 """`cairn coordinate`: run one coordinator.
 
-Invariants: at SIGTERM or SIGINT the listener closes, who waits is answered, what was recorded is stored, and the exit
-status is 0; a start that takes long is given up then. What prevents a start is one clear line and status 2.
+Invariants: at SIGTERM or SIGINT the listener closes, waiting clients are answered, recorded changes are stored, and the
+exit status is 0; a start that is not complete is abandoned. An error that prevents a start is one clear line, and the
+exit status is 2.
 """
 
 import argparse
@@ -182,7 +183,7 @@ async def _serve_until_signal(
                     return
                 started.append(running)
                 gc.collect()
-                gc.freeze()  # what lives now is never collected: collections need not look at it again
+                gc.freeze()  # present objects live until the end: collections need not scan them
                 print(f"cairn ready coordinator={running.address} data-dir={data_dir}", flush=True)
 
             nursery.start_soon(start)
@@ -196,7 +197,7 @@ async def _serve_until_signal(
 
 
 def _raise_descriptors(connections: int) -> None:
-    """As many open files as connections need, where the system allows it."""
+    """Raise the limit of open files to the number that connections need, where the system allows it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + DESCRIPTORS_BESIDE_CONNECTIONS
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -1,9 +1,10 @@
-"""Whether what is stored of a request fits together: submission, record, chunks, and what its writer was told.
+"""Consistency check of a stored request: its submission, record, chunks and events.
 
-All parts of a change are stored in one transaction, so what does not fit was damaged, or changed by other hands.
+All parts of a change are stored in one transaction, so parts that do not fit were damaged, or changed by another
+program.
 
-Invariant: nothing here changes anything; `check_request` raises StoreDamaged that names the request and what does not
-fit, or returns.
+Invariant: no state is changed; `check_request` returns, or raises StoreDamaged, which names the request and the
+contradiction.
 """
 
 import json
@@ -21,7 +22,7 @@ _EVENTS = frozenset(("go", "revoked", *ENDS))
 def check_request(
     name: str, asked: str, record: RequestRecord, chunks: Mapping[str, ChunkRecord], events: Sequence[Event]
 ) -> None:
-    """Raises StoreDamaged if these contradict each other. `chunks`: by the number that their keys have."""
+    """Raises StoreDamaged if these contradict each other. `chunks`: by the number in their keys."""
     what = (
         _of_record(name, asked, record)
         or _of_events(record, events)
@@ -71,7 +72,7 @@ def _of_chunk(record: RequestRecord, number: str, chunk: ChunkRecord) -> str | N
 
 
 def _of_gos(record: RequestRecord, chunks: Mapping[int, ChunkRecord], events: Sequence[Event]) -> str | None:
-    """A chunk's newest event and its record are of the same attempt; one under way is where its writer was told."""
+    """A chunk's newest event and its record must be of one attempt; a chunk in flight must have the hosts of its go."""
     newest = {event["chunk"]: event for event in events if event["chunk"] is not None}
     for number in newest.keys() | chunks.keys():
         event, chunk = newest.get(number), chunks.get(number)

@@ -40,7 +40,7 @@ MAX_QUERY_FIELDS = 16
 MAX_ERROR_CHARACTERS, MAX_FIELD_CHARACTERS = 2000, 300
 """As the OpenAPI document says."""
 PARSED_AT_ONCE_BYTES = 32 * 1024
-"""A larger body is parsed in a thread: it would hold up the event loop for tens of milliseconds."""
+"""A larger body is parsed in a thread: it would block the event loop for tens of milliseconds."""
 
 
 class ApiCall(NamedTuple):
@@ -128,7 +128,7 @@ class Dispatch:
                 if route.method == method:
                     return route, parameters
                 allowed.append(route.method)
-        self._check_client(request)  # strangers do not learn which paths there are
+        self._check_client(request)  # a client without the token learns nothing about paths
         if allowed:
             raise ApiError(
                 METHOD_NOT_ALLOWED,
@@ -142,7 +142,7 @@ class Dispatch:
 
     def _check_client(self, request: HttpRequest) -> None:
         if self._own_only and not _is_own(request.headers.get("host")):
-            # A page in a browser may call this machine by a name of its own, and is then no stranger to the browser.
+            # A web page may give this machine a name of its own domain; then the browser allows its requests.
             raise ApiError(
                 BAD_REQUEST,
                 f"Host={shown(request.headers['host'])}: without a token this coordinator serves 127.0.0.1 and "
@@ -244,13 +244,13 @@ def _query(route: Route, query: str) -> dict[str, Any]:
 
 async def _body(route: Route, request: HttpRequest) -> dict[str, Any]:
     if route.body is None:
-        # An empty object does no harm: some clients cannot send nothing.
+        # An empty object is accepted: some clients cannot send an empty body.
         return _parsed(Object("nothing"), request.body) if request.body.strip() else {}
     if not request.body:
         raise ApiError(LENGTH_REQUIRED, f"a body in JSON is needed, with {', '.join(route.body.fields)}")
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != JSON:
-        # Also what keeps a page in somebody's browser from posting here.
+        # This also keeps web pages from posting here: browsers send this type only with permission.
         raise ApiError(
             UNSUPPORTED_MEDIA_TYPE,
             f"Content-Type={shown(kind)}: must be {JSON}; add the header Content-Type: {JSON}, "
@@ -259,7 +259,7 @@ async def _body(route: Route, request: HttpRequest) -> dict[str, Any]:
         )
     if len(request.body) <= PARSED_AT_ONCE_BYTES:
         return _parsed(route.body, request.body)
-    # The interpreter goes back to the event loop every few milliseconds.
+    # The interpreter switches back to the event loop every few milliseconds.
     return await trio.to_thread.run_sync(_parsed, route.body, request.body)
 
 

@@ -1,9 +1,9 @@
 """A coordinator inside another program's event loop: a sidecar's, on a single host.
 
-The sidecar loads this room only when it is told to; it knows of it what `start`, `Refused` and the result's `address`
-and `drain` say.
+The sidecar imports this module only if its settings ask for a coordinator; it uses `start`, `Refused`, and the result's
+`address` and `drain`.
 
-Invariant: without TLS and a token, so on loopback unless `insecure`.
+Invariant: the coordinator has neither TLS nor a token, so it listens on loopback unless `insecure`.
 """
 
 from pathlib import Path

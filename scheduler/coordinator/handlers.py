@@ -131,7 +131,7 @@ class RouteHandlers:
             "why": record.reason[:500] or None,
         }
 
-    # ---- what goes on
+    # ---- status
 
     async def _status(self, call: ApiCall) -> Reply:
         return Reply(OK, self.status())

@@ -1,6 +1,6 @@
-"""Which hosts are there: registered, with an address and a deadline to say so again; or lost until they register.
+"""The hosts: registered, with an address and a deadline for the next keep-alive; or lost until they register again.
 
-A host that never registered is taken to be there: the topology says so, and it may run nothing of ours.
+A host that never registered counts as available: the topology names it, and it may run no client of Cairn.
 
 Invariants: sans-I/O, times come in; a registered host has a deadline, a lost one has none; only hosts of the topology.
 """
@@ -17,7 +17,7 @@ CONFLICT = 409
 
 @dataclass(frozen=True, slots=True)
 class HostRecord:
-    """A host as it is stored."""
+    """A stored host."""
 
     name: str
     address: str | None = None
@@ -35,7 +35,7 @@ class Hosts:
         self._deadlines: dict[str, int] = {}
 
     def restore(self, records: Collection[HostRecord], now_ms: int) -> None:
-        """Take back what was stored: every registered host gets a whole deadline. Strangers are dropped."""
+        """Restore stored hosts; registered ones get a full deadline. Hosts outside the topology are dropped."""
         for record in records:
             if record.name in self._addresses:
                 self._records[record.name] = record
@@ -43,7 +43,7 @@ class Hosts:
                     self._deadlines[record.name] = now_ms + self.deadline_ms
 
     def register(self, name: str, address: str | None, now_ms: int) -> HostRecord:
-        """A host is there, or back. Raises ApiError if the topology has no such host."""
+        """Register a host, new or returned. Raises ApiError if the topology has no such host."""
         self.check(name, "name")
         record = HostRecord(name, address, registered=True)
         self._records[name] = record
@@ -51,7 +51,7 @@ class Hosts:
         return record
 
     def alive(self, name: str, now_ms: int) -> HostRecord:
-        """A registered host lives. Raises ApiError if it is not registered (any more)."""
+        """Take a keep-alive. Raises ApiError if the host is not registered, or was lost."""
         self.check(name, "name")
         record = self._records.get(name)
         if record is None or not record.registered:
@@ -61,7 +61,7 @@ class Hosts:
         return record
 
     def lose(self, name: str) -> HostRecord:
-        """A host is gone: it missed its deadline, or left. Raises ApiError if the topology has no such host."""
+        """Note that a host missed its deadline, or left. Raises ApiError if the topology has no such host."""
         self.check(name, "name")
         self._deadlines.pop(name, None)
         record = replace(self.record(name), registered=False, lost=True)
@@ -88,11 +88,11 @@ class Hosts:
         return self._records.get(name) or HostRecord(name)
 
     def known(self) -> list[HostRecord]:
-        """Hosts that ever registered or were lost, by name."""
+        """The records of all hosts that ever registered or were lost, by name."""
         return [self._records[name] for name in sorted(self._records)]
 
     def address(self, name: str) -> str | None:
-        """Where a host is reached: as it registered, else as the topology says."""
+        """The address of a host: from its registration, else from the topology."""
         return self.record(name).address or self._addresses.get(name)
 
     def left_ms(self, name: str, now_ms: int) -> int | None:

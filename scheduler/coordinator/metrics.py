@@ -34,7 +34,7 @@ class Metric(NamedTuple):
     says: str
     samples: list[Sample]
     suffixes: tuple[str, ...] = ()
-    """Of a histogram's samples, one each."""
+    """The suffixes of a histogram's samples, one each."""
 
 
 def text(coordinator: Coordinator, traffic: Traffic) -> str:

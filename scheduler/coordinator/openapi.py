@@ -1,6 +1,6 @@
 """The OpenAPI 3.1 document of the interface, written from the tables of `api`.
 
-Invariant: nothing is described here; this only lays out what the tables say.
+Invariant: this module adds no content of its own to the tables.
 """
 
 from typing import Any

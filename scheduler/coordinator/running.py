@@ -1,8 +1,8 @@
-"""A coordinator put together: metadata, service, interface and server, from opening to draining.
+"""Composes a coordinator of metadata, service, interface and server, from opening to draining.
 
-Invariants: nothing is served before what was stored is restored and all compiled code is there; what is wrong with the
-network or the data directory is said before anything is compiled; one process has a data directory; at the end what was
-recorded is stored, and writers who wait are answered.
+Invariants: the server starts after the stored state is restored and all code is compiled; errors of the network or the
+data directory are raised before anything is compiled; one process holds a data directory; at the end recorded changes
+are stored, and waiting writers are answered.
 """
 
 import ssl
@@ -31,27 +31,27 @@ from scheduler.topology import Topology
 
 DATABASE = "coordinator.db"
 DRAIN_S = 5.0
-"""How long a stop waits for answers that are being worked on."""
+"""How long a stop waits for the answers in work."""
 DEFAULT_LISTEN = Address("127.0.0.1", 9880)
 PLANNERS: Mapping[str, tuple[str, str]] = {
     "tree": ("scheduler.peace.tree", "TreePlanner"),
     "paper": ("scheduler.peace.paper", "PaperPlanner"),
     "repaired": ("scheduler.peace.repaired", "RepairedPlanner"),
 }
-"""Planners that serve; each loads its room, and only that."""
+"""The planners to choose from: module and class, imported on demand."""
 MIN_TOKEN_CHARACTERS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """Who may talk to a coordinator. `insecure`: anyone on any address, said in so many words."""
+    """Access control. `insecure`: explicitly allow any client on any address."""
 
     token: str | None = None
     tls: ssl.SSLContext | None = None
     insecure: bool = False
 
     def check(self, listen: Address) -> None:
-        """Raises StartError if strangers could reach this address."""
+        """Raises StartError if clients without TLS and a token could reach this address from another machine."""
         if not is_loopback(listen.host) and not self.insecure and (self.token is None or self.tls is None):
             raise StartError(
                 f"{listen} can be reached from other machines: give --tls-cert, --tls-key and --token-file, "
@@ -60,7 +60,7 @@ class Security:
 
     @property
     def own_only(self) -> bool:
-        """Whether being on this machine is all that is asked of a client."""
+        """Whether clients need nothing but to run on this machine."""
         return self.token is None and not self.insecure
 
 
@@ -84,7 +84,7 @@ class RunningCoordinator:
         self._dispatch = dispatch
 
     async def drain(self, patience_s: float = DRAIN_S) -> None:
-        """Take no more questions, answer those that wait, and store what is recorded."""
+        """Accept no more requests, answer the waiting ones, and store the recorded changes."""
         self.coordinator.stop()
         await self.server.drain(patience_s)
         with trio.move_on_after(patience_s), suppress(StoreError):
@@ -100,7 +100,7 @@ class RunningCoordinator:
 
 
 class _Traffic:
-    """The server's numbers, for metrics that are made before there is a server."""
+    """The server's numbers, for metrics that are created before the server."""
 
     def __init__(self) -> None:
         self.of: RunningCoordinator | None = None
@@ -121,11 +121,11 @@ async def serve(
     *,
     task_status: trio.TaskStatus[RunningCoordinator] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until drained or cancelled; reports what runs once it listens. Raises StartError, StoreError, OSError."""
+    """Serve until drained or cancelled; reports the running coordinator. Raises StartError, StoreError, OSError."""
     settings.security.check(settings.listen)
     stored = metadata.load()
     await warm_up_planner(environment.planner, environment.report)
-    # Behind it: the time that hosts and writers have begins here, and what is restored may be planned anew.
+    # After the warm-up: here the deadlines of hosts and writers begin, and restored chunks may be planned again.
     journal = MetadataJournal(metadata, environment.report)
     coordinator = Coordinator(environment, settings.coordinator, journal)
     coordinator.restore(stored)
@@ -153,7 +153,7 @@ async def serve(
 
 
 def make_planner(name: str | None, topology: Topology) -> Planner:
-    """A planner by its name; none: `repaired` on trees of switches, else `paper`. Raises StartError, TopologyError."""
+    """A planner by name; None: `repaired` on trees of switches, else `paper`. Raises StartError, TopologyError."""
     chosen = name or ("paper" if topology.tree is None else "repaired")
     if chosen not in PLANNERS:
         raise StartError(f"planner {chosen!r}: must be one of {', '.join(PLANNERS)}")
@@ -188,7 +188,7 @@ def read_token(path: Path) -> str:
 
 
 def tls_context(certificate: Path, key: Path) -> ssl.SSLContext:
-    """A server's TLS. Raises StartError."""
+    """The TLS context of a server. Raises StartError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:

@@ -1,14 +1,14 @@
-"""The coordinator: joins the online scheduler, the hosts' keep-alives, the writers' events and what must be stored.
+"""The coordinator: joins the online scheduler, the hosts' keep-alives, the writers' events and the stored state.
 
 Invariants:
-* Every change of the plan goes through `_commit`: recorded first, told when it is durable.
-* The scheduler runs on one task at a time: calls into it never wait.
-* While nothing can be stored, nothing changes: callers get StoreError (503) before the scheduler hears of it.
-* What fails in the middle of an event leaves no trace: nothing changes (503) until the plan is rebuilt from the store.
-* A chunk holds capacity for a bounded time, whatever its writer does; only what a writer does keeps its request alive.
-* Time for the scheduler never goes back, also over restarts.
-* What the scheduler gathers is planned when it is due, while something can be stored; else at the next tick at which it
-  can. It is in no record: a restart, and a plan made anew, plan all that waits.
+* Every change of the plan goes through `_commit`: it is recorded first; writers are notified when it is durable.
+* One task at a time calls the scheduler, and these calls never wait.
+* While the store fails, nothing changes: callers get StoreError (503) before the scheduler gets the event.
+* After an error in the middle of an event nothing changes (503) until the plan is rebuilt from the store.
+* A chunk holds capacity for a bounded time, whatever its writer does; only actions of the writer keep a request alive.
+* The scheduler's time never goes back, not even over restarts.
+* Gathered events are planned when they are due; while the store fails, at the first tick after that. They are in no
+  record: a restart, and a rebuilt plan, plan all waiting chunks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -54,7 +54,7 @@ UNAVAILABLE = 503
 INCONSISTENT = "an event failed in the middle; the plan is made anew from what is stored"
 MAX_REBUILD_PAUSE_S = 30.0
 PLAN_PATIENCE_S = 1.0
-"""How much longer than events are gathered an answer waits for the plan that they lead to."""
+"""How long an answer waits for the plan, beyond the time for which events are gathered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +63,17 @@ class CoordinatorSettings:
 
     scheduler: Settings = field(default_factory=lambda: Settings(gather_ms=GATHER_MS))
     host_deadline_ms: int = 10_000
-    """A registered host that says nothing for so long is lost."""
+    """A registered host without a keep-alive for so long is lost."""
     writer_deadline_ms: int = 600_000
-    """A request whose writer neither asks nor reports for so long is cancelled: it would hold capacity for ever."""
+    """A request is cancelled if its writer neither polls nor reports for so long: it would hold capacity for ever."""
     chunk_deadline_ms: int | None = None
-    """A chunk that is under way for so long is revoked and planned anew; None: from the topology's rates."""
+    """A chunk that is in flight for so long is revoked and planned again; None: computed from the topology's rates."""
     remember_ms: int = 600_000
-    """How long a request that is over can be asked for."""
+    """How long an ended request is remembered."""
     max_remembered: int = 10_000
-    """How many of them, at most."""
+    """The number of ended requests that are remembered at most."""
     tick_s: float = 0.5
-    """How often deadlines are looked at."""
+    """The interval at which deadlines are checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class CoordinatorEnvironment:
 
 
 class Coordinator:
-    """The service's state and what can be done with it. `run` keeps time; the journal must run too."""
+    """The state of the service and its operations. `run` checks deadlines; the journal must run too."""
 
     def __init__(
         self, environment: CoordinatorEnvironment, settings: CoordinatorSettings, journal: MetadataJournal
@@ -110,21 +110,21 @@ class Coordinator:
         self._stopping = False
         self.chunk_deadline_ms = settings.chunk_deadline_ms or chunk_deadline_ms(environment.topology)
         self.unreachable: frozenset[str] = frozenset()
-        """Requests of which nothing that waits has a path, at the last tick."""
+        """The requests whose waiting chunks had no path at the last tick."""
         self._inconsistent: str | None = None
         self._rebuild_at_s = 0.0
         self._rebuild_pause_s = 0.0
         self._gathering = trio.Event()
-        """Set when something is gathered; then another takes its place."""
+        """Set when an event is gathered, and then replaced."""
         self._planned = trio.Event()
-        """Set when what was gathered is planned; then another takes its place."""
+        """Set when the gathered events are planned, and then replaced."""
         self.counts = dict.fromkeys(
             ("go", "revoked", "finished", "cancelled", "failed", "hosts_lost", "overdue", "rebuilt"), 0
         )
-        """Events since this process started."""
+        """The number of events of each kind since this process started."""
 
     def restore(self, entries: Mapping[str, str]) -> None:
-        """Go on where the stored entries end. Raises StoreDamaged, StartError."""
+        """Restore the state from the stored entries. Raises StoreDamaged, StartError."""
         records, latest_ms = self.registry.restore(entries, self._base_ms)
         self._base_ms = max(self._base_ms, latest_ms)
         self.hosts.restore(restore_hosts(entries), self.now_ms())
@@ -156,7 +156,7 @@ class Coordinator:
     # ---- time
 
     def now_ms(self) -> int:
-        """Milliseconds, near the time of day, that never go back."""
+        """The time in milliseconds since the epoch; it never goes back."""
         return self._base_ms + self.uptime_ms()
 
     def uptime_ms(self) -> int:
@@ -164,7 +164,7 @@ class Coordinator:
         return int((self.environment.clock.monotonic_s() - self._started_s) * 1000)
 
     async def run(self) -> None:
-        """Plan what is gathered, look at deadlines and forget what is old, until cancelled."""
+        """Plan gathered events, check deadlines and forget old requests, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._plan_when_due)
             await self._tick()
@@ -189,7 +189,7 @@ class Coordinator:
             self.environment.report(REQUEST_CRASHED, operation="plan", trace="".join(format_exception(error)))
 
     async def _tick(self) -> None:
-        """Check deadlines, and do what could not be done when it was due."""
+        """Check deadlines, rebuild the plan if necessary, and plan events whose plan could not be stored in time."""
         before_ms = self.now_ms()
         while True:
             await trio.sleep(self.settings.tick_s)
@@ -197,7 +197,7 @@ class Coordinator:
             passed_ms, before_ms = now_ms - before_ms, now_ms
             late_ms = passed_ms - int(self.settings.tick_s * 1000)
             if late_ms > self.settings.host_deadline_ms // 4:
-                # We were stopped, or the machine was busy: what the hosts said meanwhile was not heard.
+                # This process was stopped, or the machine was busy: keep-alives of that time were not received.
                 self.hosts.extend_deadlines(late_ms)
                 self._extend_writer_deadlines(late_ms)
             if self._inconsistent is not None:
@@ -205,7 +205,7 @@ class Coordinator:
             if self.failing is not None:
                 self._extend_writer_deadlines(passed_ms)  # reports could not be stored, and were refused
                 continue
-            self._plan_gathered()  # what could not be stored when it was due
+            self._plan_gathered()  # events that were due while the store failed
             try:
                 self._check_deadlines(now_ms)
             except Exception as error:  # noqa: BLE001  one event that fails must not end the service
@@ -246,7 +246,7 @@ class Coordinator:
         self._change(lambda: self._scheduler.overdue(name, chunk, attempt, now_ms))
 
     def _report_unreachable(self) -> None:
-        """Say which requests have no path any more, and which have one again."""
+        """Report the requests that have lost all paths, and those that have a path again."""
         before, self.unreachable = self.unreachable, self._scheduler.unreachable()
         lost = ",".join(host.name for host in self.hosts.known() if host.lost)
         for name in sorted(self.unreachable - before):
@@ -256,7 +256,7 @@ class Coordinator:
                 self.environment.report(REQUEST_HAS_A_PATH_AGAIN, request=name)
 
     def stop(self) -> None:
-        """Answer all waiting clients: the service ends."""
+        """Answer all waiting clients, because the service ends."""
         self._stopping = True
         for entry in self.registry.requests.values():
             entry.log.wake()
@@ -264,7 +264,7 @@ class Coordinator:
     # ---- hosts
 
     async def register(self, name: str, address: str | None) -> HostRecord:
-        """Register a host, or one that is back."""
+        """Register a host, new or returned. Raises ApiError, StoreError."""
         self.hosts.check(name, "name")
         await self._ready()
         before = self.hosts.record(name)
@@ -279,11 +279,11 @@ class Coordinator:
         return record
 
     def alive(self, name: str) -> HostRecord:
-        """Note that a host lives."""
+        """Take a keep-alive of a host. Raises ApiError."""
         return self.hosts.alive(name, self.now_ms())
 
     async def deregister(self, name: str) -> HostRecord:
-        """Deregister a host."""
+        """Deregister a host. Raises ApiError, StoreError."""
         self.hosts.check(name, "name")
         await self._ready()
         if not self.hosts.record(name).lost:
@@ -300,7 +300,11 @@ class Coordinator:
     # ---- requests
 
     async def submit(self, name: str | None, ask: Callable[[str], Submission]) -> tuple[RequestEntry, bool]:
-        """A request, and whether it is new. Without a name it gets one; `ask` makes the submission of that name."""
+        """Submit a request; returns it, and whether it is new.
+
+        Without a `name` the request gets a new name; `ask` makes the submission of a name. Raises ApiError,
+        RequestError, StoreError.
+        """
         await self._ready()
         wanted = ask(name or self._new_name())
         known = self.registry.requests.get(wanted.name)
@@ -332,35 +336,35 @@ class Coordinator:
             await self._wait_durable()
         except StoreError:
             if name is None and self._inconsistent is None:
-                # Nobody knows its name, so nobody could ever write it or cancel it.
+                # The client does not know the name, so it could neither write the request nor cancel it.
                 self._change(lambda: self._scheduler.cancel(wanted.name, self.now_ms()))
             raise
         return entry, True
 
     def _new_name(self) -> str:
-        """A name that no request has: with the same seed, a restarted coordinator makes the same names again."""
+        """An unused name: with the same seed, a restarted coordinator draws the same names again."""
         while True:
             name = f"request-{self.environment.random.getrandbits(64):016x}"
             if name not in self.registry.requests:
                 return name
 
     async def request(self, name: str) -> RequestEntry:
-        """A request; what is stored of it may be told. Raises ApiError if there is none, StoreError if nothing is."""
+        """A request with a stored record. Raises ApiError if there is none, StoreError if it cannot be stored."""
         entry = self._entry(name)
         if entry.stored is None:
             await self.journal.durable()
         return entry
 
     def place(self, name: str) -> QueuePosition | None:
-        """A request's place in the queue, if it is not over."""
+        """The place of a request in the queue; None if the request ended."""
         return None if self._entry(name).state.ended else self._scheduler.place(name)
 
     async def done(self, name: str, chunk: int, attempt: int) -> tuple[RequestEntry, bool]:
-        """A chunk is done; its request, and whether that was news."""
+        """Take the report that a chunk is done; returns its request, and whether the report counted."""
         return await self._report(name, chunk, lambda: self._scheduler.done(name, chunk, attempt, self.now_ms()))
 
     async def failed(self, name: str, chunk: int, attempt: int, suspects: tuple[str, ...]) -> tuple[RequestEntry, bool]:
-        """A chunk could not be moved as planned; its request, and whether that was news."""
+        """Take the report that a chunk could not be moved; returns its request, and whether the report counted."""
         for suspect in suspects:
             self.hosts.check(suspect, "suspects")
         return await self._report(
@@ -380,7 +384,7 @@ class Coordinator:
         return entry, outcome.ignored is None
 
     async def cancel(self, name: str) -> RequestEntry:
-        """Give a request up; one that is over stays as it is."""
+        """Cancel a request; a request that ended is not changed."""
         entry = self._entry(name)
         await self._ready()
         if not entry.state.ended:
@@ -389,7 +393,7 @@ class Coordinator:
         return entry
 
     async def resubmit(self, name: str, chunks: int) -> RequestEntry:
-        """Change the number of chunks of a request that nothing was started of. One that has so many stays as it is."""
+        """Change the number of chunks of a request without a started chunk. The same number changes nothing."""
         entry = self._entry(name)
         await self._ready()
         self._note_contact(entry)
@@ -402,7 +406,7 @@ class Coordinator:
         return entry
 
     async def wait(self, name: str, after: int, wait_s: float) -> tuple[RequestEntry, list[Event]]:
-        """Events behind number `after`; none if nothing came in time."""
+        """The events after number `after`; none if no event came within `wait_s`."""
         entry = self._entry(name)
         self._note_contact(entry)
         log = entry.log
@@ -424,11 +428,11 @@ class Coordinator:
         """The scheduler's state."""
         return self._scheduler.status()
 
-    # ---- what all changes go through
+    # ---- changes
 
     @property
     def failing(self) -> str | None:
-        """Why nothing can be changed just now."""
+        """The reason why nothing can be changed at present; None if changes are possible."""
         return self._inconsistent or self.journal.failing
 
     async def _ready(self) -> None:
@@ -440,10 +444,10 @@ class Coordinator:
     def _change(
         self, event: Callable[[], EventOutcome], extra: Sequence[Change] = (), opens: Submission | None = None
     ) -> EventOutcome:
-        """One event of the scheduler, and all that it leads to, recorded. `opens`: the request that begins with it.
+        """Run one event of the scheduler and record its effects. `opens`: the request that begins with the event.
 
-        What it refuses (RequestError) has changed nothing. Anything else that it raises may have come in the middle:
-        then nothing in memory is believed any more.
+        A refused event (RequestError) has changed nothing. Any other error may have come in the middle of the event:
+        then the state in memory is not used any more.
         """
         if self._inconsistent is not None:
             raise StoreError(self._inconsistent)
@@ -464,9 +468,10 @@ class Coordinator:
         return outcome
 
     async def _wait_durable(self) -> None:
-        """Wait until what changed is planned and durable. Raises StoreError if it cannot be stored.
+        """Wait until the changes are planned and durable. Raises StoreError if they cannot be stored.
 
-        Only so long for the plan: its timer may be late, or nothing be stored. What it starts comes as events then.
+        The wait for the plan is bounded: its timer may be late, or the store may fail. The plan's starts come as
+        events.
         """
         if self._scheduler.plan_at_ms is not None:
             with trio.move_on_after(self._scheduling.gather_ms / 1000 + PLAN_PATIENCE_S):
@@ -474,7 +479,7 @@ class Coordinator:
         await self.journal.durable()
 
     def _schedule_plan(self) -> None:
-        """Set the timer, or wake those who wait for it."""
+        """Set the timer of the next plan, or wake the waiters if there is none to make."""
         if self._scheduler.plan_at_ms is not None:
             self._gathering.set()
         else:
@@ -482,7 +487,7 @@ class Coordinator:
             self._planned = trio.Event()
 
     async def _rebuild(self) -> None:
-        """Make the plan anew from what is stored, after an event that failed in the middle."""
+        """Rebuild the plan from the store, after an event that failed in the middle."""
         if self.environment.clock.monotonic_s() < self._rebuild_at_s:
             return
         environment, now_ms = self.environment, self.now_ms()
@@ -493,7 +498,7 @@ class Coordinator:
             scheduler = OnlineScheduler.restore(
                 environment.topology, environment.planner, self._scheduling, environment.random, records, lost, now_ms
             )
-        except Exception as error:  # noqa: BLE001  whatever it is: nothing is changed before it is over
+        except Exception as error:  # noqa: BLE001  any error: nothing was changed, and the next try follows
             self._rebuild_pause_s = min(MAX_REBUILD_PAUSE_S, 2 * self._rebuild_pause_s + self.settings.tick_s)
             self._rebuild_at_s = environment.clock.monotonic_s() + self._rebuild_pause_s
             environment.report(PLAN_NOT_REBUILT, trace="".join(format_exception(error)))
@@ -507,13 +512,13 @@ class Coordinator:
         self._schedule_plan()
 
     def _commit(self, outcome: EventOutcome, extra: list[Change] | None = None) -> None:
-        """Record what an event led to, and tell those concerned once it is durable."""
+        """Record the effects of an event, and notify the writers concerned when they are durable."""
         changes = (extra or []) + self.registry.take(outcome, self.now_ms())
         records: dict[str, list[RequestRecord | ChunkRecord]] = {}
         for record in outcome.changed:
             name = record.name if isinstance(record, RequestRecord) else record.request
             records.setdefault(name, []).append(record)
-        # Not by name later: by then it may be forgotten, and be another's.
+        # The entries, not the names: until then a request may be forgotten, and its name may be another request's.
         concerned = [(name, self.registry.requests[name]) for name in records]
         news = [(name, entry, len(entry.log.events)) for name, entry in concerned]
 
@@ -543,5 +548,5 @@ class Coordinator:
         return entry
 
     def _note_contact(self, entry: RequestEntry) -> None:
-        """Its writer lives. What anybody may ask (a request as it stands, the status) says nothing of that."""
+        """Note that the request's writer lives. Calls that any client may make (view, status) do not count."""
         entry.heard_ms = self.now_ms()

@@ -1,9 +1,10 @@
-"""Every compiled loop of a planner, run once on next to nothing: its code is loaded, or made, before a writer waits.
+"""JIT warm-up: runs every compiled loop of a planner on a tiny network before the first writer waits.
 
-Making it takes about half a minute, once for each installation; a burst that met it half loaded would wait as long.
+The compilation takes about half a minute, once for each installation; without the warm-up the first burst would wait
+for it.
 
-Invariants: nothing is decided here, and the planners are made for it and thrown away; who gives it up waits for one
-pass of the compiler at most. It is waited for to its end, as a process must not end beneath a compiler at work.
+Invariants: the warm-up uses planners of its own and changes no state; a cancellation takes effect at the next pass of
+the compiler. The caller waits for the end of the thread: a process must not end while the compiler works.
 """
 
 import threading
@@ -28,7 +29,7 @@ _HOSTS: Final = 4
 """In each of two racks."""
 _CHUNKS: Final = 3
 _LOADS: Final = ((2,), (3,), (1, 2, 3))
-"""Replicas of the requests of a plan, by turns: those that can be planned jointly, and a mixture."""
+"""The replicas of a plan's requests, in turn: equal numbers, which are planned jointly, and a mixture."""
 
 
 async def warm_up_planner(planner: Planner, report: Report) -> None:
@@ -39,9 +40,9 @@ async def warm_up_planner(planner: Planner, report: Report) -> None:
 
 
 def warm_up(kind: Callable[[Topology], Compiled], check: Callable[[], None] = lambda: None) -> None:
-    """Run what planners of this kind run, on a network where not everything fits.
+    """Run the compiled code of planners of this class on a network where not all chunks fit.
 
-    `check` is called now and then, between two passes of the compiler too; what it raises ends this.
+    `check` is called between plans and between passes of the compiler; an error that it raises ends the warm-up.
     """
     topology = _network()
     with event.install_listener("numba:run_pass", _Passes(check)):
@@ -59,22 +60,22 @@ def warm_up(kind: Callable[[Topology], Compiled], check: Callable[[], None] = la
 
 
 class _Passes(event.Listener):
-    """Checks at the beginning of each of the compiler's passes on this thread."""
+    """Calls `check` at the beginning of each pass of the compiler on this thread."""
 
     def __init__(self, check: Callable[[], None]) -> None:
         self._check = check
         self._thread = threading.get_ident()
 
     def on_start(self, event: Any) -> None:
-        """A pass begins on some thread."""
+        """Note that a pass began, on this thread or another."""
         if threading.get_ident() == self._thread:
             self._check()
 
     def on_end(self, event: Any) -> None:
-        """It has ended."""
+        """Ignore the end of a pass."""
 
 
 def _network() -> Topology:
-    """Two racks, with less room between them than hosts could use."""
+    """Two racks with a link of less capacity than their hosts."""
     servers = [Server(f"r{rack}h{host}", f"r{rack}", 2, 1) for rack in range(2) for host in range(_HOSTS)]
     return Topology(servers, both_ways("r0", "r1", 2))

@@ -1,7 +1,7 @@
-"""What a simulated run leaves: when each chunk and each request went and was acknowledged, and what each part carried.
+"""The result of a simulated run: the times of each chunk and request, and the bytes over each resource.
 
-Invariants: IO counts from a request's first "go" to its last ack, the paper's as we read it; the time from its
-submission is always beside it. COMP is from the first submission to the last ack.
+Invariants: IO is the time from a request's first "go" to its last ack, which is our reading of the paper; the time from
+the submission is always given too. COMP is the time from the first submission to the last ack.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from scheduler.simulation.fairness import Floats
 
 
 class ChunkRun(NamedTuple):
-    """One attempt to move a chunk: the way it took and when. `acked` False: it was broken off, at `end_s`."""
+    """One attempt to move a chunk: its hosts and times. `acked` False: it was interrupted at `end_s`."""
 
     request: str
     chunk: int
@@ -26,7 +26,7 @@ class ChunkRun(NamedTuple):
 
 
 class RequestRun(NamedTuple):
-    """A request's times: submitted, first chunk on its way, last ack."""
+    """A request's times: submission, first go, last ack."""
 
     name: str
     host: int
@@ -37,17 +37,17 @@ class RequestRun(NamedTuple):
 
     @property
     def io_s(self) -> float:
-        """From "go" to the last ack."""
+        """The time from the first go to the last ack."""
         return self.last_ack_s - self.go_s
 
     @property
     def response_s(self) -> float:
-        """From the submission to the last ack."""
+        """The time from the submission to the last ack."""
         return self.last_ack_s - self.submitted_s
 
 
 class TracePoint(NamedTuple):
-    """From this time on, what each resource carries, and the written data that each host's memory holds."""
+    """The rate of each resource from this time on, and the written data in each host's memory."""
 
     time_s: float
     rates: Floats
@@ -71,21 +71,21 @@ class SimulatedRun:
         return [request for request in self.requests if request.kind is kind]
 
     def io_s(self, kind: TransferKind = TransferKind.WRITE) -> float:
-        """The mean time of a request, from "go"."""
+        """The mean time of a request from its first go."""
         return fmean(request.io_s for request in self.of(kind))
 
     def response_s(self, kind: TransferKind = TransferKind.WRITE) -> float:
-        """The mean time of a request, from its submission."""
+        """The mean time of a request from its submission."""
         return fmean(request.response_s for request in self.of(kind))
 
     def comp_s(self, kind: TransferKind = TransferKind.WRITE) -> float:
-        """From the first submission to the last ack."""
+        """The time from the first submission to the last ack."""
         requests = self.of(kind)
         return max(request.last_ack_s for request in requests) - min(request.submitted_s for request in requests)
 
 
 class LowerBounds(NamedTuple):
-    """What no scheduler can beat, in seconds: for all requests (disks, racks, writers), and for one alone (request)."""
+    """Lower bounds for every scheduler, in seconds: for all requests (disks, racks, writers), and for a single one."""
 
     disks_s: float
     racks_s: float
@@ -101,9 +101,9 @@ class LowerBounds(NamedTuple):
 def bounds(cluster: Cluster, writers: list[int], chunks: int, replicas: int = 3) -> LowerBounds:
     """Lower bounds for `writers` that write `chunks` chunks each at once, at least one replica in another rack.
 
-    Disks: all at the best total that table 8 has for any number of writers, their caches filled for nothing. Racks:
-    what leaves the writers' racks at least, over the links out of them. Writers: their link or client, whichever is
-    slower. A request alone: the same, by its writer.
+    Disks: all disks at the best total of table 8 for any number of writers; filling the caches takes no time. Racks:
+    the bytes that must leave the writers' racks, over the links out of them. Writers: the slower of their link and
+    client. A single request: the bound of its writer.
     """
     size = cluster.topology.chunk_bytes
     physics = cluster.physics

@@ -1,4 +1,4 @@
-"""What happens in a simulated cluster: who writes or reads how much and when, and which hosts fail.
+"""The input of a simulation: jobs with their hosts, sizes and times, and the hosts that fail.
 
 Invariants: names of jobs are unique; a job's chunks are all of the topology's chunk size; times are seconds.
 """
@@ -30,7 +30,7 @@ class SimulatedJob:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A host is gone from `at_s` on; who schedules hears of it `notice_s` later and writes its chunks again."""
+    """A host is lost at `at_s`; the scheduler is notified `notice_s` later and writes the host's chunks again."""
 
     host: int
     at_s: float
@@ -65,7 +65,7 @@ class Scenario:
 
 
 def spread_writers(cluster: Cluster, writers: int, random: Random) -> list[int]:
-    """So many hosts, drawn so that racks have as many as their sizes allow to be even, in random order."""
+    """Draw hosts in random order, spread over the racks as evenly as their sizes allow. Raises RequestError."""
     queues = [list(members) for members in cluster.topology.members if members]
     for queue in queues:
         random.shuffle(queue)
@@ -84,7 +84,7 @@ def spread_writers(cluster: Cluster, writers: int, random: Random) -> list[int]:
 def checkpoints(
     cluster: Cluster, hosts: Sequence[int], chunks: int, *, replicas: int = 3, at_s: Sequence[float] | None = None
 ) -> tuple[SimulatedJob, ...]:
-    """One checkpoint of so many chunks per host, all at once or at the given times."""
+    """One checkpoint of so many chunks per host, all at the same time or at the given times."""
     times = [0.0] * len(hosts) if at_s is None else at_s
     servers = cluster.topology.servers
     return tuple(

@@ -22,7 +22,7 @@ from scheduler.peace import levels_kernels, repaired_kernels, tree_kernels
 from scheduler.peace.online import Mode, Settings
 from scheduler.peace.paper import PaperPlanner
 from scheduler.peace.placement import default_placement
-from scheduler.peace.plan import Kind, Request, Residual
+from scheduler.peace.plan import Request, Residual, TransferKind
 from scheduler.peace.repaired import RepairedPlanner
 from scheduler.peace.tree import TreePlanner
 from scheduler.simulation.cluster import Cluster
@@ -56,12 +56,12 @@ def requests(topology):
     held = tuple((host % 5, 5 + host % 3) for host in hosts[:2])
     yield [Request(str(host), host, 2, three) for host in hosts]
     yield [Request(str(host), host, 2, three, avoid=frozenset((host + 1, host + 3))) for host in hosts[:-3]]
-    yield [Request(str(host), host, 2, (), Kind.READ, held) for host in hosts[8:]]
-    yield [Request(str(host), -1, 2, anywhere, Kind.COPY, held, avoid=frozenset((9,))) for host in hosts[8:]]
+    yield [Request(str(host), host, 2, (), TransferKind.READ, held) for host in hosts[8:]]
+    yield [Request(str(host), -1, 2, anywhere, TransferKind.COPY, held, avoid=frozenset((9,))) for host in hosts[8:]]
     yield [
         Request("w", 1, 4, three, numbers=(3, 5, 6, 9)),
-        Request("r", 9, 2, (), Kind.READ, held),
-        Request("c", -1, 2, beside, Kind.COPY, held),
+        Request("r", 9, 2, (), TransferKind.READ, held),
+        Request("c", -1, 2, beside, TransferKind.COPY, held),
         Request("one", 2, 1, beside, avoid=frozenset((3,))),
     ]
 

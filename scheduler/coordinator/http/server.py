@@ -1,8 +1,8 @@
-"""Listening: connections up to a limit, a task for each, and a graceful end.
+"""The HTTP server: a bounded number of connections, a task for each, and a graceful end.
 
-Invariants: connections are bounded, over all and per address (loopback excepted); one that is too many is told so and
-closed at once. A listener that cannot be opened is an OSError before anything is served. Nothing that a client sends
-ends the server.
+Invariants: connections are bounded, in total and per address (except loopback); a connection beyond the limit is
+answered with 503 and closed at once. If the listener cannot be opened, `serve` raises OSError before it serves any
+client. Nothing that a client sends ends the server.
 """
 
 import socket

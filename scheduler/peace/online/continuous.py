@@ -1,12 +1,12 @@
 """CONTINUOUS mode: the next chunk starts as soon as its path is free; the head of the queue reserves, others backfill.
 
-What is proven, and why, is told in `scheduler.peace.online`.
+`scheduler.peace.online` has the rules and the proof of the bound.
 
 Invariants:
 * At most one reservation, for the head: the first unit of the queue that has a path in the network as it is.
-* While it stands, none of its tokens goes to anybody else, also not one that comes back later.
-* After `advance`, no chunk of the head can start; those behind it were tried as far as `max_tries` reached, or (with a
-  planner that plans together) as MAX_TOGETHER did.
+* While there is a reservation, no other request gets its tokens, nor the tokens owed to it when they come back.
+* After `advance`, no chunk of the head can start; requests behind it were tried within the budget of `max_tries`, or of
+  MAX_TOGETHER with a planner that plans jointly.
 """
 
 from collections.abc import Hashable
@@ -40,7 +40,7 @@ _HOSTS_A_TIME = 1000
 
 
 class _Reservation:
-    """The head's reservation: the chain that it will use, or None while it waits for its own resource only."""
+    """The head's reservation. `chain`: the reserved chain, None while the head waits for its own resource only."""
 
     __slots__ = ("chain", "keys", "unit")
 
@@ -74,7 +74,7 @@ class Continuous:
         self._events = 0
         """The number of events since the last joint plan."""
 
-    # ---- what happened
+    # ---- events
 
     def enter(self, unit: Unit) -> None:
         """Note that the unit has a chunk waiting (again)."""
@@ -126,7 +126,7 @@ class Continuous:
         self._unreachable_counts.clear()
         self._unreachable.retry_all()
 
-    # ---- what may start
+    # ---- starting chunks
 
     def advance(self, launch: Launch, events: int) -> None:
         """Start what can start after so many events: the head, then those behind it with what the head leaves."""
@@ -197,7 +197,7 @@ class Continuous:
                 break
 
     def _candidates(self, but: Unit | None) -> tuple[list[UnitGroup], list[tuple[Unit, int]]]:
-        """The groups that are worth a try, and for how many chunks of each unit of theirs, `but` this one."""
+        """The groups that are worth a try, and the number of chunks to plan of each of their units except `but`."""
         groups, asks = list[UnitGroup](), list[tuple[Unit, int]]()
         while len(asks) < MAX_TOGETHER and (group := self._index.pop()) is not None:
             groups.append(group)
@@ -209,7 +209,7 @@ class Continuous:
         return int(self._tokens.left.counts(key[0])[key[1]])
 
     def _park_rest(self, groups: list[UnitGroup]) -> None:
-        """Let the rest of these groups wait for tokens: a plan was tried."""
+        """Park the remaining units of these groups until tokens are freed: a plan was tried."""
         classes = dict[RequestClass, list[UnitGroup]]()
         for group in groups:
             classes.setdefault(group.request_class, []).append(group)
@@ -259,7 +259,7 @@ class Continuous:
             return None
         chain = tokens.chain(self._planner, unit.request, self._random)
         if chain is not None:
-            if held is not None:  # what it leaves of its reservation is there for others
+            if held is not None:  # the rest of its reservation is free for others
                 tokens.freed.update(key for key in held.keys if tokens.free(key))
             self._reservation = None
             return chain
@@ -270,7 +270,7 @@ class Continuous:
         return self._reserve(unit)
 
     def _reserve(self, unit: Unit) -> Chain | None:
-        """Reserve a chain of the network as it will be; return it if nothing of it is missing."""
+        """Reserve a chain that is not free yet; return it if no token of it is missing."""
         chain = self._future_chain(unit)
         if chain is None:
             self._set_unreachable(unit)
@@ -286,7 +286,7 @@ class Continuous:
         """A chain in the network with free links, else with nothing in flight."""
         tokens = self._tokens
         seems_unreachable = self._unreachable_counts.get(self._index.class_key(unit), 0) >= _TRIES_CLASS
-        for request in ways(unit):  # rather wait for others than go through a host that failed
+        for request in ways(unit):  # waiting is better than a chain through a suspect
             for residual, tries in ((tokens.soon, _TRIES_SOON), (tokens.whole, 1 if seems_unreachable else TRIES)):
                 chain = search(self._planner, request, residual, self._random, tries)
                 if chain is not None:
@@ -301,7 +301,7 @@ class Continuous:
             self._reservation = None
 
     def _set_unreachable(self, unit: Unit) -> None:
-        if unit.own is not None and self._tokens.free(unit.own):  # it may have been held for this unit until now
+        if unit.own is not None and self._tokens.free(unit.own):  # the token may have been held for this unit
             self._tokens.freed.add(unit.own)
         self._unreachable.add(unit)
         key = self._index.class_key(unit)
@@ -310,7 +310,7 @@ class Continuous:
         self._unreachable_counts[key] = self._unreachable_counts.get(key, 0) + 1
 
     def _backfill(self, launch: Launch, tries: int) -> None:
-        """Start chunks behind the head, in order, with what the head leaves, until `tries` were in vain."""
+        """Start chunks behind the head, in order, with the tokens that the head leaves, until `tries` searches fail."""
         tokens, index = self._tokens, self._index
         index.wake(tokens.freed)
         rack_of = tokens.topology.rack_of

@@ -1,4 +1,4 @@
-"""Between what the scheduler holds and what is stored and told: hosts and links by number inside, by name outside.
+"""Conversion of jobs and chains to records and back: hosts and links have numbers inside, names outside.
 
 Invariants:
 * `chain_of(chunk_record(flight))` is the flight's chain, as long as the topology still has its hosts and links.
@@ -46,13 +46,13 @@ def chunk_record(topology: Topology, flight: ChunkAttempt, since_ms: int) -> Chu
 
 
 def go_of(topology: Topology, flight: ChunkAttempt) -> ChunkStart:
-    """The start that the writer is told of."""
+    """The start, with names, for the writer."""
     hosts = tuple(topology.servers[host].name for host in flight.chain.hosts)
     return ChunkStart(flight.job.name, flight.chunk, flight.attempt, hosts, flight.chain.kind)
 
 
 def chain_of(topology: Topology, record: ChunkRecord, kind: TransferKind) -> Chain | None:
-    """The chain of a stored chunk; None if the topology does not have all of it any more."""
+    """The chain of a stored chunk; None if a host or link of it is no longer in the topology."""
     links = {(link.source, link.target): number for number, link in enumerate(topology.links)}
     hosts = [topology.index.get(name, -1) for name in record.hosts]
     routes = [[links.get((source, target), -1) for source, target in route] for route in record.routes]

@@ -1,17 +1,17 @@
-"""The waiting units by the resources they wait for: an event wakes only those that can use the tokens it freed.
+"""An index of the waiting units by resource: an event wakes only the units that can use the tokens it freed.
 
 A *unit*'s chunks are interchangeable. A *group* holds the units that have the same writer, placement, hosts to avoid
-and sources: only its first is worth a try. A *class* holds the groups that a planner treats alike but for the writer
-(same rack, same placement): if two of its writers find no path, the others are taken to find none either, until tokens
-are freed. A group whose own resource (its writer's sending side, mostly) is used up is *parked* on it; a class that
-cannot leave its rack is parked on the rack's links, one that finds no host in its rack on the rack, one whose sources
-are all busy on these.
+and sources: only its first unit is worth a try. A *class* holds the groups that a planner treats alike but for the
+writer (same rack, same placement): if two of its writers find no path, the others are not tried until tokens are freed.
+A group whose own resource (its writer's sending side, mostly) is used up is *parked* on it; a class that cannot leave
+its rack is parked on the rack's links, a class that finds no host in its rack on the rack, a class whose sources are
+all busy on these sources.
 
 Invariants:
 * A unit with waiting chunks is in one group; a group is ready in its class, or parked, or set aside by the caller.
 * A class with a ready group has one valid place: in `awake`, in `asleep`, or parked.
-* Entries of heaps are dropped late: one counts only if it bears its owner's last stamp. What is left of units that wait
-  no more is never more than some TIDY_AFTER of them and twice as many as wait.
+* Entries of heaps are dropped late: an entry is valid only with its owner's last stamp. The entries of units that no
+  longer wait are bounded by TIDY_AFTER and twice the number of waiting units.
 """
 
 from collections.abc import Collection, Hashable, Iterable
@@ -70,7 +70,7 @@ class UnitGroup:
         return None
 
     def units(self, chunks: int) -> list[Unit]:
-        """The first units that still wait, in order: as many as have so many chunks together."""
+        """The first units that still wait, in order, until they have so many chunks together."""
         found: list[Unit] = []
         first = self.first()
         if first is None or first.waiting >= chunks or len(self._units) == 1:
@@ -162,7 +162,7 @@ class Index:
                 self._unpark(self._tokens.topology.rack_of[key[1]])
 
     def ready(self, group: UnitGroup) -> None:
-        """The group is worth a try, so its class is, too."""
+        """Note that the group is worth a try, and so is its class."""
         first = group.first()
         if first is None:
             self._forget(group)
@@ -300,7 +300,7 @@ class Index:
         return None
 
     def _forget(self, group: UnitGroup) -> None:
-        """A group without units goes; so does its class if it was the last."""
+        """Remove a group without units, and its class if this was its last group."""
         group.ready = False
         if self._groups.get(group.key) is group:
             del self._groups[group.key]

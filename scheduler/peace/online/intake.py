@@ -1,8 +1,8 @@
-"""Submissions, checked: what a request may ask for, and the job it becomes. Errors name the field to change.
+"""Checks submissions and makes jobs of them. Errors name the field to change.
 
 Invariants:
-* A job that comes out has a path in the network with all its hosts and nothing in flight, or at least every field of
-  it is sound; nothing here keeps or takes capacity.
+* Every field of a new job is valid; `PathCheck` says whether it has a path in the idle network with all its hosts.
+* No function here takes capacity from the scheduler.
 """
 
 from random import Random
@@ -25,9 +25,9 @@ from scheduler.topology import Topology
 
 MAX_NAME_CHARACTERS = 256
 MAX_PATHS_REMEMBERED = 10_000
-"""Writers and placements, and readers and sources, whose path need not be looked for again."""
+"""The pairs of writer and placement, or reader and source, for which no path is searched again."""
 MAX_SOURCE_SETS = 4096
-"""Different sets of sources in one request: each is planned for itself, and one event plans the whole request."""
+"""The different sets of sources in one request: each is planned by itself, and one event plans the whole request."""
 NOBODY = -1
 """The writer of a COPY."""
 
@@ -58,14 +58,14 @@ def new_job(topology: Topology, settings: Settings, submission: Submission) -> T
 
 
 def check_chunks(settings: Settings, chunks: object) -> int:
-    """A number of chunks. Raises RequestError."""
+    """The number of chunks, checked. Raises RequestError."""
     if not isinstance(chunks, int) or isinstance(chunks, bool) or not 1 <= chunks <= settings.max_chunks:
         raise RequestError("chunks", f"{chunks!r} must be a whole number from 1 to {settings.max_chunks}")
     return chunks
 
 
 def host_number(topology: Topology, field: str, host: object) -> int:
-    """A host's number. Raises RequestError that names `field`."""
+    """The number of a host. Raises RequestError, which names `field`."""
     number = topology.index.get(host) if isinstance(host, str) else None
     if number is None:
         raise RequestError(field, f"{host!r} is no host of this network; register it in the topology first")
@@ -73,7 +73,7 @@ def host_number(topology: Topology, field: str, host: object) -> int:
 
 
 class PathCheck:
-    """Whether there is any path for a job when all hosts are there and nothing is in flight."""
+    """Checks that a job has a path when no host is lost and nothing is in flight."""
 
     def __init__(self, topology: Topology, planner: Planner, random: Random) -> None:
         self._planner = planner
@@ -82,12 +82,12 @@ class PathCheck:
         self._with_path: dict[tuple[int, Placement | int], None] = {}
 
     def check(self, job: TransferJob) -> None:
-        """There is one for each chunk of a job that was sorted. Else RequestError."""
+        """Check each chunk of a job. Raises RequestError for a chunk without a path."""
         known = (job.writer, job.placement)
         if job.kind is TransferKind.WRITE and known in self._with_path:
             return
         for unit in job.units:
-            # A read has a path if one of its sources has: there are far fewer sources than sets of them.
+            # A read has a path if one of its sources has one; there are far fewer sources than sets of sources.
             if job.kind is TransferKind.READ and any(
                 (job.writer, source) in self._with_path for source in unit.sources
             ):
@@ -110,7 +110,7 @@ class PathCheck:
 
 
 def job_of(topology: Topology, settings: Settings, record: RequestRecord) -> TransferJob:
-    """The job of a stored request. A writer or source that the topology has no more is as good as lost."""
+    """The job of a stored request. A writer or source that is no longer in the topology counts as lost."""
     job = TransferJob(
         record.name,
         TransferKind(record.kind),

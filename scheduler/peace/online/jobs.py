@@ -1,7 +1,7 @@
-"""Requests as the online scheduler keeps them: which chunks wait, which are in flight, which are done.
+"""Requests in the online scheduler: their waiting chunks, chunks in flight, and done chunks.
 
 Invariants:
-* Each chunk of a job is in exactly one place: waiting in one of its units, in flight, or done.
+* Each chunk of a job is either waiting in one of its units, in flight, or done.
 * The chunks of a unit are interchangeable for a planner: same writer, same placement, same sources.
 """
 
@@ -21,11 +21,11 @@ from scheduler.peace.placement import Placement, Relation
 from scheduler.peace.plan import Chain, Request, Resource, TransferKind
 
 Rank = tuple[int, int]
-"""The order of the queue: milliseconds (of submission, less what priority is worth), then the order of submission."""
+"""The order of the queue: the time of submission less the worth of the priority (ms), then the order of submission."""
 
 
 class ChunkAttempt:
-    """One attempt to move a chunk: its chain, its number, since when, and the timestep it was started in."""
+    """One attempt to move a chunk. `since_ms`: the time of its start; `step`: the timestep of its start."""
 
     __slots__ = ("attempt", "chain", "chunk", "job", "since_ms", "state", "step")
 
@@ -72,17 +72,17 @@ class Unit:
         self._next = 0
         self._back: list[int] = []  # a heap of chunks that came back
         self.unreachable = False
-        """Whether hosts that are lost leave it no path, even with nothing in flight."""
+        """Whether lost hosts leave it no path, even with nothing in flight."""
         self.group: Any = None
         """The group in which the continuous policy keeps the unit."""
         self.left = left
         """Hosts that have the chunks and are not lost."""
         self.sources = tuple(source for source in left if source not in avoid) or left
-        """Hosts to take the chunks from: those left, but suspects only where there are no others."""
+        """Hosts to take the chunks from: those left; suspects only if there are no others."""
         self.request = self._ask(self.sources, avoid.difference(self.sources))
-        """What a planner is asked for, one chunk at a time."""
+        """The request to the planner, for one chunk at a time."""
         self.last_resort = self._ask(left, frozenset()) if avoid else self.request
-        """The same request, but with chains through suspects."""
+        """The same request with chains through suspects allowed."""
         self.own = _own(job, left)
         self.key = (job.kind, job.writer, job.placement, avoid, left)
 
@@ -97,29 +97,29 @@ class Unit:
         return len(self._numbers) - self._next + len(self._back)
 
     def take(self) -> int:
-        """The number of the chunk to start next."""
+        """Take the chunk to start next; returns its number."""
         if self._back and (self._next == len(self._numbers) or self._back[0] < self._numbers[self._next]):
             return heappop(self._back)
         self._next += 1
         return self._numbers[self._next - 1]
 
     def give(self, chunk: int) -> None:
-        """Return a chunk that was taken: it waits again."""
+        """Return a chunk that was taken; it waits again."""
         heappush(self._back, chunk)
 
     def keep(self, job: "TransferJob") -> None:
-        """Only the chunks that are neither done nor in flight wait."""
+        """Drop the chunks of `job` that are done or in flight."""
         if job.done or job.flights:
             self._numbers = tuple(n for n in self._numbers if n not in job.done and n not in job.flights)
 
     def numbers(self) -> Iterator[int]:
-        """The chunks that wait, lowest first."""
+        """The numbers of the waiting chunks, lowest first."""
         fresh = self._numbers[self._next :]
         return iter(sorted([*self._back, *fresh]) if self._back else fresh)
 
 
 class TransferJob:
-    """A request with its chunks. `reason` says why it was given up."""
+    """A request with its chunks. `reason`: why it was cancelled or failed."""
 
     __slots__ = (
         *("attempts", "avoid", "chunks", "done", "flights", "kind", "name", "placement", "priority", "rank"),
@@ -147,16 +147,16 @@ class TransferJob:
 
     @property
     def unreachable(self) -> bool:
-        """Whether all that waits of it has no path while some hosts are lost."""
+        """Whether no waiting chunk has a path while some hosts are lost."""
         return self.waiting > 0 and all(unit.unreachable for unit in self.units if unit.waiting)
 
     @property
     def counted(self) -> int:
-        """The chunks that count in the queue."""
+        """The number of chunks that count in the queue."""
         return 0 if self.unreachable else self.waiting
 
     def next_unit(self) -> Unit | None:
-        """The unit to serve next, if any can be served at all."""
+        """The next unit with a waiting chunk and a path; None if there is none."""
         return next((unit for unit in self.units if unit.waiting and not unit.unreachable), None)
 
     def unit_of(self, chunk: int) -> Unit:
@@ -177,9 +177,10 @@ class TransferJob:
         self.units, self._unit_of = [], {}
 
     def sort(self, lost: Collection[int]) -> int | None:
-        """Sort the chunks into units anew, by what is lost and avoided now. A chunk that no source is left for, if any.
+        """Divide the chunks into units again, by the hosts lost and avoided now. Returns a chunk without sources, if
+        any.
 
-        Suspects stay sources of chunks that nobody else has.
+        A suspect stays a source of chunks that no other host has.
         """
         avoid = frozenset(self.avoid)
         if self.kind is TransferKind.WRITE:
@@ -203,7 +204,7 @@ class TransferJob:
 
 
 def _own(job: TransferJob, sources: tuple[int, ...]) -> tuple[Resource, int] | None:
-    """The one resource that every chain of such chunks needs a token of, if there is one."""
+    """The resource of which every chain of such chunks needs a token; None if there is no such resource."""
     if job.kind is TransferKind.READ:
         return None if job.writer in sources else (Resource.RECEIVE, job.writer)
     if job.kind is TransferKind.COPY:

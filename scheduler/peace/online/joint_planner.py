@@ -1,8 +1,8 @@
-"""Plans many waiting chunks together: first those that must start now, then as many as fit.
+"""Plans many waiting chunks jointly: first the chunks that must start now, then as many as fit.
 
-A chunk's chain takes slots that other chunks need; chosen one after the other, chains leave a part of the network idle.
-A planner that sees all that wait (`repaired`) leaves none. It also sees what would be left over at the end
-(`scheduler.peace.urgency`): those chunks go first, and all others in the order of the queue.
+A chunk's chain takes slots that other chunks need, so chains that are chosen one after the other leave a part of the
+network idle. A planner that sees all waiting chunks (`repaired`) avoids that. It also sees which chunks would be left
+over at the end (`scheduler.peace.urgency`): those go first, and all others in the order of the queue.
 
 Invariants:
 * Planned chains are taken from the residual; no unit gets more chains than it has chunks waiting.
@@ -20,7 +20,7 @@ from scheduler.peace.urgency import Urgency
 from scheduler.topology import Topology
 
 _SHARE_ANEW = 64
-"""Urgent chunks are counted again when one of so many waiting chunks has started."""
+"""Urgent chunks are counted again after this part of the waiting chunks has started."""
 
 
 class JointPlanner:
@@ -33,7 +33,7 @@ class JointPlanner:
         self._urgency = Urgency(topology, planner)
         self._urgent: dict[TransferJob, int] = {}
         self._valid_for = 0
-        """The number of chunks that may start, or come, before urgent chunks are counted again."""
+        """The number of chunks that may start before urgent chunks are counted again."""
 
     @classmethod
     def of(cls, topology: Topology, planner: Planner, random: Random, whole: Residual) -> "JointPlanner | None":
@@ -49,7 +49,7 @@ class JointPlanner:
     ) -> list[tuple[Unit, Chain]]:
         """Chains for these units, for at most so many chunks of each, taken from `left`; in the order of service.
 
-        `queue`: all jobs that wait, in order. `first`: without a chain for this unit nothing is planned or taken.
+        `queue`: all waiting jobs, in order. `first`: without a chain for this unit nothing is planned or taken.
         """
         if self._valid_for <= 0:
             self._count(queue)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from scheduler.peace.online.jobs import Rank, TransferJob
 
 BLOCK_ENTRIES = 128
-"""Entries of a block at most: an insertion moves at most this many, a count adds up at most this many."""
+"""The entries of a block at most: the work of an insertion, and of a count within a block."""
 
 
 class RankedQueue:

@@ -1,12 +1,12 @@
-"""The online scheduler: events and times in, what to start, to stop and to store out.
+"""The online scheduler: takes events and times, returns the chunks to start and to stop and the records to store.
 
 Invariants:
-* Every event returns the records of all that it changed, as they are after it; an event that is told again, or comes
+* Every event returns the records of everything that it changed, in their new state; an event that is repeated, or comes
   too late, changes nothing.
 * A chunk has at most one attempt in flight; attempts count up and are never used twice.
-* Time never goes backwards here, whatever the caller's clock does.
+* The scheduler's time never goes back, even if the caller's clock does.
 * With `gather_ms` an event starts nothing: what it changed is recorded, and `plan_at_ms` says when `plan` is to be
-  called. What was gathered is in no record: `restore` plans all that waits, at once.
+  called. Gathered events are in no record: `restore` plans all waiting chunks at once.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -37,7 +37,7 @@ from scheduler.peace.plan import Chain, Planner, TransferKind
 from scheduler.topology import Topology
 
 _GATHER_SHARE = 200
-"""Events of one so manieth of a chunk's time are gathered: what is lost by that is less than what is won."""
+"""Events are gathered for at most this part of a chunk's time, so that the delay costs less than the plan gains."""
 
 
 class _Event:
@@ -53,7 +53,7 @@ class _Event:
 
 
 class OnlineScheduler:
-    """Requests arrive, chunks end, hosts come and go; see `scheduler.peace.online` for what is promised."""
+    """The queue, the chunks in flight and the hosts of one network. Promises: see `scheduler.peace.online`."""
 
     def __init__(self, topology: Topology, planner: Planner, settings: Settings, random: Random) -> None:
         self._topology = topology
@@ -72,18 +72,18 @@ class OnlineScheduler:
         self._now_ms = 0
         self._event = _Event()
         self._gathered = 0
-        """Events since the last plan."""
+        """The number of events since the last plan."""
         self._chunk_ms: int | None = None
-        """What the last chunk that was done took."""
+        """The time that the last done chunk took."""
         self.plan_at_ms: int | None = None
-        """When what was gathered is to be planned; None: nothing was."""
+        """The time at which gathered events are to be planned; None: no event was gathered."""
         self.restored = EventOutcome()
-        """What `restore` found: chunks that start or stop now, to be stored and told as after any event."""
+        """The outcome of `restore`: chunks that start or stop now, to be stored and sent as after any event."""
 
     # ---- events
 
     def submit(self, submission: Submission, now_ms: int) -> EventOutcome:
-        """A new request; `place` tells where it stands if it must wait. Raises RequestError, and changes nothing."""
+        """Add a request. Raises RequestError, and changes nothing, if it is invalid or the queue is full."""
         job = intake.new_job(self._topology, self._settings, submission)
         if job.name in self._jobs:
             raise RequestError("name", f"{job.name!r} is known already; choose another")
@@ -102,7 +102,7 @@ class OnlineScheduler:
         return self._finish()
 
     def done(self, request: str, chunk: int, attempt: int, now_ms: int) -> EventOutcome:
-        """A chunk is on all its replicas. Told twice, or for an attempt that was revoked: ignored."""
+        """Note that a chunk is on all its replicas. A repeated report, or one of a revoked attempt, is ignored."""
         job = self._job(request)
         flight = self._flight(job, chunk, attempt)
         if flight is None:
@@ -117,7 +117,7 @@ class OnlineScheduler:
         return self._finish()
 
     def failed(self, request: str, chunk: int, attempt: int, suspects: Sequence[str], now_ms: int) -> EventOutcome:
-        """A chunk's attempt failed: it is planned again, around the suspects if there is a way around them."""
+        """Note that an attempt failed: the chunk is planned again, without the suspects if there is such a path."""
         job = self._job(request)
         hosts = {intake.host_number(self._topology, "suspects", name) for name in suspects}
         flight = self._flight(job, chunk, attempt)
@@ -130,7 +130,7 @@ class OnlineScheduler:
         return self._finish()
 
     def overdue(self, request: str, chunk: int, attempt: int, now_ms: int) -> EventOutcome:
-        """A chunk's attempt takes too long: it is revoked, and planned again around the hosts of its chain."""
+        """Revoke an attempt that takes too long: the chunk is planned again without the hosts of its chain."""
         job = self._job(request)
         flight = self._flight(job, chunk, attempt)
         if flight is None:
@@ -141,7 +141,7 @@ class OnlineScheduler:
         return self._finish()
 
     def _retry_around(self, flight: ChunkAttempt, hosts: set[int], why: str) -> None:
-        """Let the chunk of a failed attempt wait again; these hosts are suspects."""
+        """Let the chunk of a failed attempt wait again, and note these hosts as suspects."""
         job = flight.job
         suspected = hosts - job.avoid - ({job.writer} if job.kind is not TransferKind.COPY else set())
         if suspected:
@@ -152,7 +152,7 @@ class OnlineScheduler:
             self._sort(job)
 
     def cancel(self, request: str, now_ms: int) -> EventOutcome:
-        """Give a request up; what is in flight of it is revoked. An ended request stays as it ended."""
+        """Cancel a request; its chunks in flight are revoked. A request that has ended is not changed."""
         job = self._job(request)
         if not allows(job.state, RequestEvent.CANCEL):
             return EventOutcome(ignored=f"request {request!r} is {job.state}")
@@ -161,7 +161,7 @@ class OnlineScheduler:
         return self._finish()
 
     def resubmit(self, request: str, chunks: int, now_ms: int) -> EventOutcome:
-        """A waiting request has another number of chunks now. It keeps its place if they are no more than before."""
+        """Change the number of chunks of a waiting request. With no more chunks than before, it keeps its place."""
         job = self._job(request)
         if not allows(job.state, RequestEvent.RESUBMIT):
             raise RequestError(
@@ -187,7 +187,7 @@ class OnlineScheduler:
         return self._finish()
 
     def host_lost(self, host: str, now_ms: int) -> EventOutcome:
-        """A host is gone: its requests end, chains through it are revoked and planned again without it."""
+        """Note that a host is lost: its requests end, chains through it are revoked and planned again without it."""
         number = intake.host_number(self._topology, "host", host)
         if number in self._lost:
             return EventOutcome(ignored=f"host {host!r} is lost already")
@@ -196,7 +196,7 @@ class OnlineScheduler:
         return self._finish()
 
     def host_back(self, host: str, now_ms: int) -> EventOutcome:
-        """A lost host is back, and no suspect any more."""
+        """Note that a lost host is back; it is no longer a suspect."""
         number = intake.host_number(self._topology, "host", host)
         if number not in self._lost:
             return EventOutcome(ignored=f"host {host!r} is not lost")
@@ -212,7 +212,7 @@ class OnlineScheduler:
         return self._finish()
 
     def plan(self, now_ms: int) -> EventOutcome:
-        """Plan together what was gathered; due at `plan_at_ms`, harmless at any other time."""
+        """Plan the gathered events together; due at `plan_at_ms`, and harmless at any other time."""
         if self.plan_at_ms is None:
             return EventOutcome(ignored="nothing was gathered")
         self._begin(now_ms)
@@ -229,7 +229,7 @@ class OnlineScheduler:
         return status_of(self._view())
 
     def unreachable(self) -> frozenset[str]:
-        """The requests of which nothing that waits has a path while some hosts are lost."""
+        """The requests whose waiting chunks have no path while some hosts are lost."""
         return frozenset(job.name for job in self._policy.unreachable_jobs() if job.unreachable)
 
     def state(self, request: str) -> RequestState:
@@ -247,10 +247,11 @@ class OnlineScheduler:
         lost_hosts: Collection[str],
         now_ms: int,
     ) -> "OnlineScheduler":
-        """The scheduler as it was when `records` (of each name and chunk the newest) were stored, and its promises.
+        """The scheduler in the state of `records`, the newest stored record of each request and chunk.
 
-        Chunks in flight stay in flight, except through hosts that are lost now or unknown; see `restored` then. Records
-        of ended requests are wanted as long as late reports may come; in timesteps, of the newest timestep at least.
+        Chunks in flight stay in flight, except those through hosts that are lost or unknown; `restored` is the outcome.
+        Records of ended requests are needed while late reports may come; in timesteps, at least those of the newest
+        timestep.
         """
         scheduler = cls(topology, planner, settings, random)
         scheduler._restore(records, lost_hosts, now_ms)
@@ -263,7 +264,7 @@ class OnlineScheduler:
         self._event = _Event()
 
     def _finish(self) -> EventOutcome:
-        """Collect the effects of an event and start chunks, unless more events are gathered first."""
+        """Collect the effects of an event, and start chunks unless more events are gathered first."""
         self._gathered += 1
         if not self._settings.gather_ms:
             return self._planned()
@@ -323,7 +324,7 @@ class OnlineScheduler:
         self._event.revoked.append(go_of(self._topology, flight))
 
     def _retry(self, flight: ChunkAttempt, why: str) -> None:
-        """Let the chunk of a failed attempt wait again, or fail its request after too many attempts."""
+        """Return the chunk of a failed attempt to the queue, or fail its request after the last attempt."""
         job = flight.job
         self._note_chunk(flight)
         if flight.attempt >= self._settings.max_attempts:
@@ -362,7 +363,7 @@ class OnlineScheduler:
         job.rank = (self._now_ms - job.priority * self._settings.priority_ms, self._sequence)
 
     def _adopt(self, job: TransferJob) -> None:
-        """Take over a new or restored job."""
+        """Add a new or restored job."""
         self._jobs[job.name] = job
         self._active += 1
         for host in self._hosts_of(job):
@@ -383,7 +384,7 @@ class OnlineScheduler:
         job.waiting = 0
 
     def _sort(self, job: TransferJob) -> None:
-        """Sort a job's chunks into units again: lost or avoided hosts changed."""
+        """Divide a job's chunks into units again after a change of lost or avoided hosts."""
         self._leave(job)
         gone = job.sort(self._lost)
         if gone is None:
@@ -393,7 +394,7 @@ class OnlineScheduler:
 
     @staticmethod
     def _hosts_of(job: TransferJob) -> set[int]:
-        """Hosts that the job cannot do without, or takes chunks from."""
+        """The writer and the sources of the job."""
         return {host for sources in job.sources for host in sources} | ({job.writer} - {intake.NOBODY})
 
     @staticmethod
@@ -417,7 +418,7 @@ class OnlineScheduler:
             if not job.state.ended and job.writer != number:
                 self._sort(job)
 
-    # ---- what was asked about
+    # ---- lookups
 
     def _job(self, request: str) -> TransferJob:
         job = self._jobs.get(request)
@@ -432,7 +433,7 @@ class OnlineScheduler:
 
     @staticmethod
     def _ignored_reason(job: TransferJob, chunk: int, attempt: int) -> str:
-        """Why a report about an attempt that is not in flight changes nothing. RequestError if it never was."""
+        """Why a report on an attempt not in flight changes nothing. Raises RequestError if it was never started."""
         last = job.attempts.get(chunk, 0)
         if not 0 <= chunk < job.chunks:
             raise RequestError("chunk", f"{chunk!r}: request {job.name!r} has chunks 0 to {job.chunks - 1}")
@@ -482,7 +483,7 @@ class OnlineScheduler:
         self.restored = self._planned()
 
     def _resume(self, job: TransferJob, record: ChunkRecord) -> None:
-        """A stored chunk takes its state again; one whose chain the topology does not have any more waits again."""
+        """Restore the state of a chunk. A chunk whose chain is no longer in the topology waits again."""
         job.attempts[record.chunk] = record.attempt
         state = ChunkState(record.state)
         if state is ChunkState.DONE:

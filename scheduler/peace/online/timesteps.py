@@ -1,16 +1,16 @@
-"""TIMESTEPS mode: after the paper (SGuard, end of section 5, section 6.2). A plan for all that wait, then the next.
+"""TIMESTEPS mode, after the paper (SGuard, end of section 5, section 6.2): all waiting chunks are planned together.
 
 A timestep begins with a plan over the whole queue, on what the last timestep's unfinished chunks leave of the graph
 (`Stragglers.COUNTED`), or on the full graph (`Stragglers.IGNORED`). The second is one reading of the paper, which does
-not say what unfinished chunks are to the next timestep; a capacity may be in use once for every timestep that overlaps
-then, by the stragglers of each and by the new one's chunks. A request that arrives later joins the running timestep as
-far as the residual graph still has a path for it: Algorithm 1 takes and returns the residual graph "for the current
-timestep". So do chunks that failed or lost a host. The next timestep begins as soon as `finish_fraction` of the
+not say how unfinished chunks affect the next timestep; in this reading overlapping timesteps, with their stragglers and
+new chunks, may each use a capacity in full. A request that arrives later joins the running timestep as far as the
+residual graph still has a path for it: Algorithm 1 takes and returns the residual graph "for the current timestep".
+Chunks that failed or lost a host join in the same way. The next timestep begins as soon as `finish_fraction` of the
 timestep's chunks are done, or none of it is in flight.
 
-The plain plan of a whole queue may pass over its first request: by bad luck (a random dead end), by choice (a planner
-that maximizes the number of chunks serves any request), or because stragglers are in its way. Then its first chunk is
-planned first, alone; if that fails because of stragglers, the timestep does not begin until more of them are done.
+The plan of the whole queue may leave out its first request: by chance (a random dead end), because a planner that
+maximizes the number of chunks serves any request, or because stragglers block it. Then the first chunk of that request
+is planned first, alone. If that fails because of stragglers, the timestep does not begin until more of them are done.
 
 Invariants:
 * In a timestep that has begun, the first request of the queue got a chunk, unless no path for it exists at all.
@@ -34,7 +34,7 @@ _ROUNDING = 1e-9
 
 
 class Timesteps:
-    """The policy of timesteps: plan all waiting chunks together, again and again."""
+    """The policy of timesteps: plan all waiting chunks together, one timestep after the other."""
 
     def __init__(
         self, topology: Topology, planner: Planner, settings: Settings, random: Random, queue: RankedQueue
@@ -47,7 +47,7 @@ class Timesteps:
         self._whole = Residual.full(topology)
         """The graph without lost hosts."""
         self._left: Residual | None = None
-        """What the running timestep leaves of the graph; None: to be counted anew."""
+        """The capacity that the running timestep leaves; None: it must be computed again."""
         self._open: set[ChunkAttempt] = set()
         """The timestep's chunks in flight."""
         self._done: list[ChunkAttempt] = []
@@ -58,7 +58,7 @@ class Timesteps:
         self._unreachable = UnreachableUnits(queue, planner, random, self._whole)
         self._joint = JointPlanner.of(topology, planner, random, self._whole)
 
-    # ---- what happened
+    # ---- events
 
     def enter(self, unit: Unit) -> None:
         """Note that the unit has a chunk waiting (again): it may join the running timestep."""
@@ -115,7 +115,7 @@ class Timesteps:
         self._left = None
         self._unreachable.retry_all()
 
-    # ---- what may start
+    # ---- starting chunks
 
     def advance(self, launch: Launch, events: int) -> None:
         """Let new requests join the timestep, or begin the next one if it is over."""
@@ -174,7 +174,7 @@ class Timesteps:
         return True
 
     def _plan(self, jobs: list[TransferJob], left: Residual, but: Unit | None = None) -> list[Chain]:
-        """The plan for all that wait; without the next chunk of `but`, a unit of the first job."""
+        """The plan of all waiting chunks, without the next chunk of `but`, a unit of the first job."""
         if self._joint is not None:
             self._joint.invalidate()
             units = [unit for job in jobs for unit in job.units if unit.waiting]
@@ -186,15 +186,15 @@ class Timesteps:
         return list(self._planner.plan([each for each in requests if each.chunks], left, self._random).chains)
 
     def _ask(self, job: TransferJob, but: int | None = None) -> Request:
-        """The job's chunks that wait, as many as its own host could move at once, as one request."""
+        """The job's waiting chunks as one request, at most as many as its own host can move at once."""
         most = self._most(job)
         numbers, units = list[int](), list[Unit]()
         for unit in job.units:
             chosen = list(islice((n for n in unit.numbers() if n != but), most - len(numbers)))
             numbers += chosen
             units += [unit] * len(chosen)
-        # A suspect that is the only source of one chunk is a source of all chunks it has: no longer avoided, it would
-        # otherwise be taken for a host without them, and be given a second copy.
+        # A suspect that is the only source of one chunk is allowed as a source of all its chunks. Otherwise it would
+        # count as a host without them, and could get a second copy.
         avoid = frozenset(job.avoid).difference(*(unit.sources for unit in units))
         sources: tuple[tuple[int, ...], ...] = ()
         if job.kind is not TransferKind.WRITE:
@@ -202,7 +202,7 @@ class Timesteps:
         return Request(job.name, job.writer, len(numbers), job.placement, job.kind, sources, tuple(numbers), avoid)
 
     def _most(self, job: TransferJob) -> int:
-        """No more of the job's chunks can start in one timestep."""
+        """The number of the job's chunks that can start in one timestep at most."""
         own = job.units[0].own if len(job.units) == 1 else None
         return job.waiting if own is None else int(self._whole.counts(own[0])[own[1]])
 
@@ -210,7 +210,7 @@ class Timesteps:
         return set(self._older) if self._settings.stragglers is Stragglers.COUNTED else set()
 
     def _graph(self, flights: list[ChunkAttempt]) -> Residual:
-        """The graph without what these chunks use."""
+        """The graph without the units that these chunks use."""
         left = self._whole.copy()
         for flight in flights:
             try:

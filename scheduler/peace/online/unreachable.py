@@ -1,4 +1,4 @@
-"""Units without any path while some hosts are lost: they leave the head of the queue to the next unit.
+"""Units without a path while some hosts are lost: the head of the queue is the first unit that is not among them.
 
 Invariants:
 * An unreachable unit keeps its rank. All are tried again when a host is back. As a planner may miss a path by chance,
@@ -18,13 +18,13 @@ Launch = Callable[[Unit, Chain], None]
 """Start the next chunk of this unit on this chain (whose own chunk number does not count)."""
 
 TRIES = 32
-"""A planner may run into a dead end by chance; after so many in an empty network, there is no path."""
+"""A planner may reach a dead end by chance; after so many tries in an idle network, the unit counts as unreachable."""
 _AT_ONCE, _TRIES_IDLE = 4, 8
 """Units tried again at an event that leaves nothing in flight, and tries for each; at other events one unit, once."""
 
 
 class UnreachableUnits:
-    """The unreachable units, the one whose last try is the longest ago first. `whole`: the network as it is."""
+    """The unreachable units, in the order of their last try. `whole`: the idle network without lost hosts."""
 
     def __init__(self, queue: RankedQueue, planner: Planner, random: Random, whole: Residual) -> None:
         self._queue = queue
@@ -85,7 +85,7 @@ def find(planner: Planner, unit: Unit, residual: Residual, random: Random, tries
 
 
 def ways(unit: Unit) -> tuple[Request, ...]:
-    """What to ask a planner for: around suspects, and only then through them."""
+    """The requests to the planner: first without suspects, then with them."""
     return (unit.request,) if unit.last_resort is unit.request else (unit.request, unit.last_resort)
 
 

@@ -1,7 +1,7 @@
 """The scheduler's answers about itself: a request's place in the queue, and the status of everything.
 
 Invariants:
-* Nothing here changes anything.
+* The functions here change no state.
 * `used` counts chunks in flight, not reservations.
 """
 

@@ -1,7 +1,7 @@
-"""Who decides where chunks go in a simulated cluster: HDFS's default, a network-aware greedy, Peace.
+"""Scheduling policies of the simulated cluster: HDFS's default, a network-aware greedy, Peace.
 
-Invariants: a policy sees what its real counterpart would see (submissions, acks, reports at intervals), nothing else;
-its randomness comes in as an argument.
+Invariants: a policy sees only the input of its real counterpart (submissions, acks, reports at intervals); its
+randomness comes in as an argument.
 """
 
 from scheduler.simulation.policies.base import AtOnce, ClusterView, Orders, PolicyMaker, SchedulingPolicy, Start

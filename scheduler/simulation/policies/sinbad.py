@@ -1,8 +1,8 @@
 """A network-aware greedy in the manner of Sinbad (Chowdhury et al., 2013): replicas go where the links are least used.
 
 It obeys the same placement as Peace (first replica in the writer's rack, second in another, third beside the second).
-Of the hosts allowed it takes the one whose way there has the lowest peak utilisation: measured once per second, plus
-what was placed there since. Like Sinbad it looks at links only and starts every chunk at once; it has no queue.
+Of the allowed hosts it takes the host whose path has the lowest peak utilisation: the measurement of each second, plus
+the chunks placed since. Like Sinbad it considers links only and starts every chunk at once; it has no queue.
 
 Invariants: the hosts of a chunk differ, and none is the writer's.
 """
@@ -31,11 +31,11 @@ class Sinbad(ThreadedClients):
         self._rates = np.zeros(cluster.resources)
 
     def observe(self, view: ClusterView) -> None:
-        """New measurements replace all that was assumed since the last."""
+        """Replace all estimates by a new measurement."""
         self._rates = view.rates.copy()
 
     def place(self, job: SimulatedJob, chunk: int) -> tuple[int, ...]:
-        """A way through the least used links."""
+        """The hosts of a chunk, over the least used links."""
         if job.kind is TransferKind.READ:
             hosts = [host for host in job.sources[chunk] if host not in self.lost]
             return self._taken((self._least(hosts, job.host, towards=True), job.host), job.kind)
@@ -56,7 +56,7 @@ class Sinbad(ThreadedClients):
         return self._taken(tuple(chain), job.kind)
 
     def _least(self, hosts: list[int], near: int, *, towards: bool = False) -> int:
-        """The host with the least used way from `near` (or to it, `towards`)."""
+        """The host with the least used path from `near` (`towards`: to it)."""
         if not hosts:
             raise ValueError("no host is left for a replica: ask for fewer replicas")
         peaks = [self._peak(host, near) if towards else self._peak(near, host) for host in hosts]
@@ -70,12 +70,12 @@ class Sinbad(ThreadedClients):
         return float(np.max(self._rates[links] / cluster.capacity[links]))
 
     def _taken(self, chain: tuple[int, ...], kind: TransferKind) -> tuple[int, ...]:
-        """Count a chunk that is placed as traffic until the next measurement: its bytes over that time."""
+        """Count a placed chunk as traffic until the next measurement: its bytes over that time."""
         for use in self.cluster.uses(chain, kind):
             self._rates[use.resource] += self.cluster.topology.chunk_bytes / SAMPLE_S
         return chain
 
 
 def sinbad(threads: int) -> PolicyMaker:
-    """The network-aware greedy with so many writing threads per client."""
+    """The network-aware greedy with `threads` writing threads per client."""
     return PolicyMaker("Sinbad-like", lambda cluster, random: Sinbad(cluster, random, threads=threads))
