@@ -39,7 +39,7 @@ class NoDataTrigger:
         self._at_end = at_end
         self._stopped = threading.Event()
         self.failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name=f"cairn-closing-{query.id}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"cairn-no-data-{query.id}", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""

@@ -38,7 +38,7 @@ from spe_adapter.microbatch.host_memory import OnSpark, forget
 from spe_adapter.microbatch.no_data_trigger import NoDataTrigger
 from spe_adapter.microbatch.options import parse_stateful
 from spe_adapter.microbatch.shuffle import HANDED_SCHEMA, PARTITION, HandOver
-from spe_adapter.microbatch.task import ClosingTask, Task
+from spe_adapter.microbatch.task import NoDataTask, Task
 from spe_adapter.microbatch.topics import prepare_topic
 from spe_adapter.operators.base import Operator
 from spe_adapter.operators.errors import OperatorFailed
@@ -174,14 +174,13 @@ class Stateful:
         delay_s = parsed.closing_delay_ms / 1000
         at_end = bool(self._trigger.get("availableNow"))
         driver = started.driver(query.id, query.runId)
-        trigger = NoDataTrigger(query, driver, started.execute_closing, delay_s=delay_s, at_end=at_end)
+        trigger = NoDataTrigger(query, driver, started.execute_no_data, delay_s=delay_s, at_end=at_end)
         trigger.start()
         return StatefulQuery(query, driver, trigger, started)
 
 
 class _Starting:
-    """The callbacks for Spark, which may call before `start` has the query's ids. The first caller creates the driver.
-    """
+    """The callbacks for Spark, which may call before `start` has the query's ids. The first caller creates the driver."""
 
     def __init__(self, frame: DataFrame, fixed: QueryDefinition, probe: Probe) -> None:
         self.spark = frame.sparkSession
@@ -194,7 +193,7 @@ class _Starting:
         self._incarnation = ""
         self.stopping = threading.Event()
         rows = self.spark.range(0, fixed.partitions, 1, fixed.partitions)
-        self._closing = rows.mapInArrow(ClosingTask(self._task), REPORT_SCHEMA)
+        self._no_data_rows = rows.mapInArrow(NoDataTask(self._task), REPORT_SCHEMA)
         """A row for each partition. The frame is made once, so that Spark does not plan it and pickle the operator at
         each pause.
         """
@@ -229,11 +228,11 @@ class _Starting:
     def _choose(self, driver: QueryDriver) -> None:
         self.spark.sparkContext.setLocalProperty(COMBINE_PROPERTY, str(driver.combine).lower())
 
-    def execute_closing(self, plan: EpochPlan) -> list[str]:
+    def execute_no_data(self, plan: EpochPlan) -> list[str]:
         """Run the tasks of an epoch without input; they end with the query's other jobs when the query is stopped."""
         self.spark.sparkContext.setLocalProperty(RUN_ID_PROPERTY, self._incarnation)
         self.spark.sparkContext.setInterruptOnCancel(False)
-        return self._collect(self._closing, plan)
+        return self._collect(self._no_data_rows, plan)
 
     def _collect(self, reports: DataFrame, plan: EpochPlan) -> list[str]:
         context = self.spark.sparkContext
@@ -250,7 +249,7 @@ class _Starting:
         finally:
             context.setLocalProperty(PLAN_PROPERTY, "")
         # If Spark knows that a plan is empty, it runs no task.
-        return texts or self.execute_closing(plan)
+        return texts or self.execute_no_data(plan)
 
 
 def said_by_worker(text: str) -> str | None:

@@ -76,7 +76,7 @@ class Task:
         yield pa.RecordBatch.from_arrays([pa.array([report.to_json()])], names=[REPORT_COLUMN])
 
 
-class ClosingTask:
+class NoDataTask:
     """A task of an epoch without input: its one row only makes Spark start the task."""
 
     def __init__(self, task: Task) -> None:
