@@ -314,8 +314,8 @@ class Table:
         lengths = np.diff(parts.offsets)
         if len(lengths) and int(lengths.max()) > kernels.MAX_ENTRY_BYTES:
             raise StateTooLarge(
-                f"a value of {int(lengths.max())} bytes in state column {name!r}; at most {kernels.MAX_ENTRY_BYTES} can "
-                "be kept"
+                f"a value of {int(lengths.max())} bytes in state column {name!r}; at most {kernels.MAX_ENTRY_BYTES} "
+                "can be kept"
             )
         self.reserve(0, int(lengths.sum(dtype=np.int64)))
         _check(
