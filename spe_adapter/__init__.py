@@ -30,7 +30,7 @@ PUBLIC: Final[Mapping[str, Mapping[str, str]]] = {
         "WindowJoin": "spe_adapter.operators.join",
         "Filter": "spe_adapter.operators.stateless",
         "Map": "spe_adapter.operators.stateless",
-        "Chain": "spe_adapter.operators.stateless",
+        "Pipeline": "spe_adapter.operators.stateless",
         "union": "spe_adapter.operators.stateless",
     },
     "Operators of your own": {

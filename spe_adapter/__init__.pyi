@@ -25,7 +25,7 @@ from spe_adapter.operators.aggregates import Aggregate
 from spe_adapter.operators.base import Operator, Results, Rows, State
 from spe_adapter.operators.errors import OperatorFailed
 from spe_adapter.operators.join import WindowJoin
-from spe_adapter.operators.stateless import Chain, Filter, Map, union
+from spe_adapter.operators.stateless import Filter, Map, Pipeline, union
 from spe_adapter.operators.windows import Counting, Running, Sliding, Tumbling
 from spe_adapter.state.errors import StateSchemaRefused, StateTooLarge, StateValueRefused
 from spe_adapter.testing.harness import OperatorHarness, check_any_batches
@@ -38,7 +38,6 @@ __all__ = [
     "Aggregate",
     "BatchesMissing",
     "Budget",
-    "Chain",
     "CheckpointDiffers",
     "CheckpointRefused",
     "CostBenefit",
@@ -58,6 +57,7 @@ __all__ = [
     "OperatorFailed",
     "OperatorHarness",
     "Options",
+    "Pipeline",
     "Reset",
     "ResetRefused",
     "Results",

@@ -90,7 +90,7 @@ class Candidates:
         """The oldest footprint; None without windows. Call it after `refresh`, before the state changes."""
         if not len(self._rows):
             return None
-        epochs, ordinals, seens = self._table.marks(self._rows[:1])
+        epochs, ordinals, seens = self._table.window_versions(self._rows[:1])
         return Oldest(int(epochs[0]), int(ordinals[0]), int(seens[0]))
 
     def _drop_stale(self) -> None:

@@ -23,10 +23,10 @@ import pyarrow as pa
 
 from logstore.client.wire import TopicPartition
 from logstore.interfaces import Buffer
-from spe_adapter.cec.control import EndPositions, Mark, encode_closes, encode_footprints, encode_mark
+from spe_adapter.cec.control import EndPositions, Mark, encode_footprints, encode_mark, encode_tombstones
 from spe_adapter.cec.extent import Counters
 from spe_adapter.cec.policy import NoChecks, Policy, View
-from spe_adapter.cec.reconstruct import Eventual, Reconstruction
+from spe_adapter.cec.reconstruct import EventualCheckpoint, Reconstruction
 from spe_adapter.codec.kernels import Bytes, Int64s
 from spe_adapter.codec.partitioner import PARTITIONERS, partitions_of
 from spe_adapter.continuous.candidates import MAX_CHECKS, Candidates
@@ -208,7 +208,7 @@ class Core:
         rows = apply(self._plan.fragment.sources[run.source].steps, batch)
         processor = self._processor
         if rows.num_rows:
-            output = processor.process(rows, late_ms=self._watermark_ms, replay=replay)
+            output = processor.process(rows, late_watermark_ms=self._watermark_ms, replay=replay)
             if output is not None:
                 yield output
         if processor.max_events_ms:
@@ -316,7 +316,7 @@ class Core:
         self._opens += footprints - len(chosen)
         self._checks += len(chosen)
         self._tombstones += sum(batch.num_rows for batch in gone)
-        self._table.set_mark(changes.ids, self._epoch, self._emitted, self._seen)
+        self._table.set_window_versions(changes.ids, self._epoch, self._emitted, self._seen)
         self._candidates.add(changes.ids, self._emitted)
         batches: list[bytes] = []
         if footprints:
@@ -325,7 +325,7 @@ class Core:
             self._policy.took(len(chosen), (self._monotonic_ms() - started_ms) * len(chosen) / footprints)
         for identities in gone:
             if identities.num_rows:
-                batches += encode_closes(self._name, self._epoch, identities, now_ms)
+                batches += encode_tombstones(self._name, self._epoch, identities, now_ms)
         return batches
 
     def _segments(self, controls: list[Buffer], now_ms: int) -> Iterator[StagedSegment]:
@@ -363,7 +363,7 @@ class Core:
             generation=0,
             batch=self._epoch,
             closing=False,
-            late_ms=self._watermark_ms,
+            late_watermark_ms=self._watermark_ms,
             watermark_ms=self._watermark_ms,
             max_event_ms=self._processor.max_event_ms,
             partitions=self._instance.partitions,
@@ -385,7 +385,7 @@ class Core:
             OpenWindows(self.store.live, self._recovery_points[-1].oldest_epoch),
             self._processor,
             watermark_ms=self._watermark_ms,
-            newest_ms=tuple(self._processor.max_events_ms),
+            max_events_ms=tuple(self._processor.max_events_ms),
             positions=positions,
             runs=tuple((run.source, partition, run.records) for run in self._runs),
         )
@@ -402,7 +402,7 @@ class Core:
         """A reconstruction of this query's eventual checkpoint from the output stream."""
         return Reconstruction(self._name)
 
-    def load(self, eventual: Eventual, last_epoch: int) -> list[ReplayEpoch]:
+    def load(self, eventual: EventualCheckpoint, last_epoch: int) -> list[ReplayEpoch]:
         """Load an eventual checkpoint; the epochs to replay, whose input starts at `positions`.
 
         Raises FragmentRefused if the checkpoint belongs to another fragment, or to other settings of this one.
@@ -413,17 +413,17 @@ class Core:
             for batch in windows.batches:
                 self._table.put(batch, (windows.mark.epoch, windows.mark.emitted, windows.mark.seen))
         skips = eventual.skips
-        self._skips.add(skips.keys, skips.numbers, skips.beats)
+        self._skips.add(skips.keys, skips.numbers, skips.epochs)
         self._candidates.refresh()
         marks = eventual.marks[-1:] if self._operator.windows_never_change else eventual.marks
         for one in marks:
-            self._recovery_points.append(_RecoveryPoint(one.epoch, self._offsets(one), one.oldest_beat))
+            self._recovery_points.append(_RecoveryPoint(one.epoch, self._offsets(one), one.oldest_epoch))
         first = marks[0]
         self._epoch, self._emitted, self._seen = mark.epoch, mark.emitted, mark.seen
         self._watermark_ms = first.watermark_ms
         self._processor.sequence = first.sequence
-        if first.newest_ms:
-            self._processor.max_events_ms = list(first.newest_ms)
+        if first.max_events_ms:
+            self._processor.max_events_ms = list(first.max_events_ms)
         self._last = mark
         return [
             ReplayEpoch(one.epoch, tuple(RecordRun(source, records) for source, _, records in one.runs))
@@ -476,7 +476,7 @@ class Core:
     def _covered(self, keys: pa.Array, numbers: Int64s) -> Int64s:
         """The last epoch whose rows each window includes: from the table if it is open, from its skip point if not."""
         rows = self._table.find(keys, numbers)
-        epochs = np.where(rows >= 0, self._table.marks(np.maximum(rows, 0))[0], 0)
+        epochs = np.where(rows >= 0, self._table.window_versions(np.maximum(rows, 0))[0], 0)
         gone = np.flatnonzero(rows < 0)
         if len(gone):
             epochs[gone] = self._skips.covered(keys.take(pa.array(gone)), numbers[gone])

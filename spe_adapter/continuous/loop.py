@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from logstore.client.errors import NONE, OFFSET_OUT_OF_RANGE, Refused
 from spe_adapter.cec.control import End, decode
-from spe_adapter.cec.reconstruct import Eventual
+from spe_adapter.cec.reconstruct import EventualCheckpoint
 from spe_adapter.continuous.core import Core, Figures, ReplayEpoch
 from spe_adapter.continuous.errors import FragmentRefused, InputTrimmed
 from spe_adapter.continuous.fragment import CheckedFragment, EpochLimits
@@ -126,7 +126,7 @@ class Loop:
                 "query had before, or another topic; or say allow_other_queries=True if both shall write here"
             )
 
-    def _reconstruct(self) -> Eventual:
+    def _reconstruct(self) -> EventualCheckpoint:
         """Read the output stream backwards until every open window is found."""
         reconstruction = self._core.reconstruction()
         before = -1

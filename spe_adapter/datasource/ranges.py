@@ -50,7 +50,7 @@ def available(start: Mapping[TopicPartition, int], latest: Mapping[TopicPartitio
 
 
 def split(ranges: Iterable[StreamRange], min_parts: int | None, max_records: int | None) -> list[StreamRange]:
-    """Split ranges into at least about `min_parts` ranges of at most `max_records` offsets; empty ranges are left out."""
+    """Split ranges into at least about `min_parts` ranges of at most `max_records` offsets, without empty ranges."""
     found = [piece for piece in ranges if piece.size > 0]
     if max_records is not None:
         found = [part for piece in found for part in _cut(piece, math.ceil(piece.size / max_records))]

@@ -19,7 +19,7 @@ from logstore.format.control import END_TYPE, MARK_TYPE
 from logstore.format.epoch_api import ScanReply, ScanRequest
 from logstore.interfaces import Buffer
 from spe_adapter.cec.control import End, EndPositions, Mark, decode, holds_progress
-from spe_adapter.cec.reconstruct import Eventual, Reconstruction
+from spe_adapter.cec.reconstruct import EventualCheckpoint, Reconstruction
 
 SCAN_BYTES: Final = 4 * 1024 * 1024
 """Large enough for the disk and the network, small enough that decoding and reading overlap."""
@@ -88,7 +88,7 @@ class ControlScan:
         return self._client.start_scan(ScanRequest(topic, partition, self.next_before, self._types, max_bytes))
 
 
-def reconstruct(client: Client, stream: TopicPartition, query: str, as_of: int | None = None) -> Eventual:
+def reconstruct(client: Client, stream: TopicPartition, query: str, as_of: int | None = None) -> EventualCheckpoint:
     """The eventual checkpoint of a query in a stream, as of an epoch (None: the newest).
 
     Raises StateTrimmed, StateInconsistent, CorruptBatch and the client's errors.

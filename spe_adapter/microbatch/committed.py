@@ -26,7 +26,7 @@ class CommittedEpoch:
     epoch: int
     progress: EndPositions
     parents: tuple[Parent, ...]
-    newest_ms: tuple[int | None, ...]
+    max_events_ms: tuple[int | None, ...]
     reports: tuple[TaskReport, ...] = ()
     seconds: float = 0.0
 
@@ -42,7 +42,7 @@ def read_committed(client: Client, topic: str, query: str, last_epoch: int) -> C
             "topic that the query had before, or start with a new checkpoint and a new topic"
         )
     progress = EndPositions.from_json(head.end.positions)
-    parents, newest_ms = [], tuple[int | None, ...]()
+    parents, max_events_ms = [], tuple[int | None, ...]()
     for partition in range(progress.partitions):
         own = find_head(client, TopicPartition(topic, partition), query)
         if own is None or own.mark is None or own.end.epoch != last_epoch:
@@ -50,8 +50,8 @@ def read_committed(client: Client, topic: str, query: str, last_epoch: int) -> C
             raise StateInconsistent(f"query {query}: stream {topic}-{partition} holds no mark of epoch {last_epoch}")
         mark = own.mark
         parents.append(Parent(mark.attempt, mark.emitted, mark.seen, mark.sequence))
-        newest_ms = newest_of(newest_ms, mark.newest_ms)
-    return CommittedEpoch(last_epoch, progress, tuple(parents), newest_ms)
+        max_events_ms = newest_of(max_events_ms, mark.max_events_ms)
+    return CommittedEpoch(last_epoch, progress, tuple(parents), max_events_ms)
 
 
 def _check_not_trimmed(client: Client, stream: TopicPartition, query: str, last_epoch: int) -> None:
@@ -84,7 +84,7 @@ class EpochProgress:
     epoch: int
     closing: bool
     watermark_ms: int
-    late_ms: int
+    late_watermark_ms: int
     windows: int
     extent: int
     records: int
@@ -110,7 +110,7 @@ def progress_of(last: CommittedEpoch) -> EpochProgress:
         epoch=last.epoch,
         closing=last.progress.closing,
         watermark_ms=last.progress.watermark_ms,
-        late_ms=last.progress.late_ms,
+        late_watermark_ms=last.progress.late_watermark_ms,
         windows=sum(report.open_windows for report in reports),
         extent=max((report.extent for report in reports), default=0),
         records=sum(report.records for report in reports),

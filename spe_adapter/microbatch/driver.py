@@ -201,16 +201,16 @@ class QueryDriver:
             abort(self._fixed.options.sink, self._host.network, self._query, self._incarnation, plan.epoch)
             raise
         last = self._committed
-        newest_ms = plan.newest_ms
+        max_events_ms = plan.max_events_ms
         for report in reports:
-            newest_ms = newest_of(newest_ms, report.max_events_ms)
+            max_events_ms = newest_of(max_events_ms, report.max_events_ms)
         progress = EndPositions(
             generation=0 if last is None else last.progress.generation,
             batch=batch,
             closing=closing,
-            late_ms=plan.late_ms,
+            late_watermark_ms=plan.late_watermark_ms,
             watermark_ms=plan.watermark_ms,
-            max_event_ms=max((moment for moment in newest_ms if moment is not None), default=None),
+            max_event_ms=max((moment for moment in max_events_ms if moment is not None), default=None),
             partitions=self._fixed.partitions,
             layout=plan.layout,
             planned=planned,
@@ -225,7 +225,7 @@ class QueryDriver:
             self._at("driver after commit", plan)
             seconds = self._host.network.monotonic_s() - started_s
             parents = tuple(report.counters for report in reports)
-            self._committed = CommittedEpoch(plan.epoch, progress, parents, newest_ms, tuple(reports), seconds)
+            self._committed = CommittedEpoch(plan.epoch, progress, parents, max_events_ms, tuple(reports), seconds)
             self._begun = True
             self._choice.note(reports)
             self._trim(client, reports)
@@ -238,11 +238,11 @@ class QueryDriver:
                 incarnation=self._incarnation,
                 epoch=log_epoch(0, batch, closing=closing),
                 layout=0,
-                late_ms=0,
+                late_watermark_ms=0,
                 watermark_ms=0,
                 parent_epoch=None,
                 parents=(),
-                newest_ms=(),
+                max_events_ms=(),
             )
         progress = last.progress
         moved = progress.partitions != self._fixed.partitions
@@ -251,16 +251,16 @@ class QueryDriver:
             incarnation=self._incarnation,
             epoch=log_epoch(progress.generation, batch, closing=closing),
             layout=progress.layout + 1 if moved else progress.layout,
-            late_ms=progress.watermark_ms,
+            late_watermark_ms=progress.watermark_ms,
             watermark_ms=self._watermark_ms(last),
             parent_epoch=last.epoch,
             parents=last.parents,
-            newest_ms=last.newest_ms,
+            max_events_ms=last.max_events_ms,
             rebase=Rebase(progress.partitions) if moved else None,
         )
 
     def _watermark_ms(self, last: CommittedEpoch) -> int:
-        return next_watermark(self._fixed.operator, last.progress.watermark_ms, list(last.newest_ms))
+        return next_watermark(self._fixed.operator, last.progress.watermark_ms, list(last.max_events_ms))
 
     def _reports(self, plan: EpochPlan, texts: Sequence[str]) -> list[TaskReport]:
         """One report of each partition, in order. Raises StateInconsistent."""

@@ -79,19 +79,20 @@ class Rebase:
 class EpochPlan:
     """The plan of one epoch. `parent_epoch` and `parents` (one per partition) are None and empty before the first.
 
-    `late_ms`: rows of windows that end at or before it are dropped; `watermark_ms`: windows up to it are closed.
-    `newest_ms` is the newest event time of each of the operator's inputs so far, over all partitions.
+    `late_watermark_ms`: rows of windows that end at or before it are dropped. `watermark_ms`: windows that end at or
+    before it are closed.
+    `max_events_ms` is the newest event time of each of the operator's inputs so far, over all partitions.
     """
 
     query: str
     incarnation: str
     epoch: int
     layout: int
-    late_ms: int
+    late_watermark_ms: int
     watermark_ms: int
     parent_epoch: int | None
     parents: tuple[Parent, ...]
-    newest_ms: tuple[int | None, ...]
+    max_events_ms: tuple[int | None, ...]
     rebase: Rebase | None = None
 
     def to_json(self) -> str:
@@ -104,8 +105,10 @@ class EpochPlan:
         fields: dict[str, Any] = json.loads(text)
         rebase = fields.pop("rebase")
         parents = tuple(Parent(**parent) for parent in fields.pop("parents"))
-        newest_ms = tuple(fields.pop("newest_ms"))
-        return cls(parents=parents, newest_ms=newest_ms, rebase=None if rebase is None else Rebase(**rebase), **fields)
+        max_events_ms = tuple(fields.pop("max_events_ms"))
+        return cls(
+            parents=parents, max_events_ms=max_events_ms, rebase=None if rebase is None else Rebase(**rebase), **fields
+        )
 
 
 def newest_of(first: tuple[int | None, ...], second: tuple[int | None, ...]) -> tuple[int | None, ...]:

@@ -222,7 +222,7 @@ class _TaskExecution:
                 self._moved += taken.rows.num_rows
                 self._combined = taken.combined
                 take = processor.process_combined if taken.combined else processor.process
-                self._stage(processor, take(taken.rows, late_ms=self._plan.late_ms), output)
+                self._stage(processor, take(taken.rows, late_watermark_ms=self._plan.late_watermark_ms), output)
         with self._timed("process"):
             self._stage(processor, processor.expire(self._plan.watermark_ms), output)
 
@@ -257,7 +257,7 @@ class _TaskExecution:
             OpenWindows(end.open_windows, end.oldest),
             processor,
             watermark_ms=plan.watermark_ms,
-            newest_ms=newest_of(plan.newest_ms, tuple(processor.max_events_ms)),
+            max_events_ms=newest_of(plan.max_events_ms, tuple(processor.max_events_ms)),
             rebase=plan.rebase is not None,
         )
 

@@ -95,7 +95,7 @@ def _fields(state: InspectedState, windows: int) -> dict[str, object]:
         fields["watermark_ms"] = progress.watermark_ms
     if mark is not None:
         fields |= {"epoch": mark.epoch, "open_windows": mark.open_windows, "extent_records": state.extent_records}
-        fields |= {"oldest_epoch": state.eventual.oldest_beat, "emitted": mark.emitted, "seen": mark.seen}
+        fields |= {"oldest_epoch": state.eventual.oldest_epoch, "emitted": mark.emitted, "seen": mark.seen}
         fields |= {"positions": mark.positions, "operator": mark.operator}
     fields |= {"control_bytes": scanned.control_bytes, "control_tuples": scanned.tuples}
     if windows:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from logstore.client.blocking import Client, TopicPartition
 from spe_adapter.cec.control import STATE_PREFIX, EndPositions, Mark, holds_progress
-from spe_adapter.cec.reconstruct import Eventual
+from spe_adapter.cec.reconstruct import EventualCheckpoint
 from spe_adapter.epochs.scan import ends, reconstruct, standing_epochs
 from spe_adapter.errors import StateTrimmed
 
@@ -23,7 +23,7 @@ class InspectedState:
 
     stream: TopicPartition
     query: str
-    eventual: Eventual
+    eventual: EventualCheckpoint
 
     @property
     def mark(self) -> Mark | None:

@@ -160,7 +160,7 @@ def test_a_restart_does_not_tell_the_epoch_of_the_run_before() -> None:
         generation=0,
         batch=7,
         closing=False,
-        late_ms=0,
+        late_watermark_ms=0,
         watermark_ms=0,
         max_event_ms=None,
         partitions=2,

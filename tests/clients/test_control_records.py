@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.harness.raw import RawConnection, make_batch
 from logstore.format import epoch_api
-from spe_adapter.cec.control import EndPositions, Mark, encode_closes, encode_footprints, encode_mark
+from spe_adapter.cec.control import EndPositions, Mark, encode_footprints, encode_mark, encode_tombstones
 from tests.clients.adapters import EARLIEST, LATEST, Client, ConfluentClient, Message
 from tests.clients.broker import Broker, eventually
 from tests.clients.test_kcat import kcat
@@ -43,12 +43,12 @@ def controls(query: str, epoch: int, windows: int) -> list[bytes]:
     mark = Mark(
         query=query, epoch=epoch, attempt="0", partition=0, partitions=1, layout=0, operator="test",
         open_windows=windows, emitted=epoch, seen=epoch, sequence=epoch, max_event_ms=None, watermark_ms=0,
-        oldest_beat=epoch,
+        oldest_epoch=epoch,
     )  # fmt: skip
     opened = np.ones(windows, np.bool_)
     return [
         *encode_footprints(query, epoch, state, opened, TIMESTAMP_MS),
-        *encode_closes(query, epoch, gone, TIMESTAMP_MS),
+        *encode_tombstones(query, epoch, gone, TIMESTAMP_MS),
         encode_mark(mark, TIMESTAMP_MS),
     ]
 
@@ -65,7 +65,14 @@ def publish(broker: Broker, topic: str, epochs: list[list[bytes]], windows: int 
     """One append group for each epoch: its results, then its control records."""
     query, incarnation = uuid.uuid4().hex, uuid.uuid4().hex
     progress = EndPositions(
-        generation=0, batch=0, closing=False, late_ms=0, watermark_ms=0, max_event_ms=None, partitions=1, layout=0
+        generation=0,
+        batch=0,
+        closing=False,
+        late_watermark_ms=0,
+        watermark_ms=0,
+        max_event_ms=None,
+        partitions=1,
+        layout=0,
     )
     with RawConnection(broker.port) as connection:
         for epoch, values in enumerate(epochs):

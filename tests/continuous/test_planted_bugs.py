@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from logstore.errors import CairnError
-from spe_adapter.cec.reconstruct import Eventual
+from spe_adapter.cec.reconstruct import EventualCheckpoint
 from spe_adapter.codec.kernels import Int64s
 from spe_adapter.continuous.core import Core, ReplayEpoch
 from spe_adapter.state.store import Changes
@@ -24,7 +24,7 @@ class NoSkipPoints(Core):
 
     def _covered(self, keys: pa.Array, numbers: Int64s) -> Int64s:
         rows = self._table.find(keys, numbers)
-        return np.where(rows >= 0, self._table.marks(np.maximum(rows, 0))[0], 0)
+        return np.where(rows >= 0, self._table.window_versions(np.maximum(rows, 0))[0], 0)
 
 
 class SeesTwice(Core):
@@ -39,7 +39,7 @@ class SeesTwice(Core):
 class StartsTooLate(Core):
     """Replays from an epoch behind T."""
 
-    def load(self, eventual: Eventual, last_epoch: int) -> list[ReplayEpoch]:
+    def load(self, eventual: EventualCheckpoint, last_epoch: int) -> list[ReplayEpoch]:
         """Without the first epoch."""
         epochs = super().load(eventual, last_epoch)
         if len(epochs) > 1:
@@ -50,7 +50,7 @@ class StartsTooLate(Core):
 class ForgetsTheWatermark(Core):
     """Starts with the watermark of a new query."""
 
-    def load(self, eventual: Eventual, last_epoch: int) -> list[ReplayEpoch]:
+    def load(self, eventual: EventualCheckpoint, last_epoch: int) -> list[ReplayEpoch]:
         """With watermark 0."""
         epochs = super().load(eventual, last_epoch)
         self._watermark_ms = 0

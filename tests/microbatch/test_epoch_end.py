@@ -60,7 +60,7 @@ def test_control_batches_end_with_the_mark() -> None:
     """Footprints come first, then the mark; an epoch without changes has a mark alone."""
     mark = Mark(
         query="q", epoch=7, attempt="a", partition=0, partitions=1, layout=0, operator="o", open_windows=1, emitted=1,
-        seen=1, sequence=1, max_event_ms=None, watermark_ms=0, oldest_beat=7,
+        seen=1, sequence=1, max_event_ms=None, watermark_ms=0, oldest_epoch=7,
     )  # fmt: skip
     table = Table.in_memory(pa.schema([("n", pa.int64())]))
     end = epoch(table, np.arange(1), Counters(), 7, None)

@@ -16,8 +16,8 @@ import pytest
 
 from logstore.disk.shared_state import GONE_PREFIX, LOCK_NAME, Kept, Reclaimed, SharedState
 from logstore.testing.clock import ManualClock
-from spe_adapter.state.files import World
-from spe_adapter.state.query import QueryPlace
+from spe_adapter.state.files import StateEnvironment
+from spe_adapter.state.query import QueryDirectory
 from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import Sidecar
 
@@ -199,7 +199,7 @@ def by_the_rule(root: Path, name: str) -> Iterator[Path]:
 @contextmanager
 def by_the_adapter(root: Path, name: str) -> Iterator[Path]:
     """A worker as Spark's are."""
-    place = QueryPlace(root, name, World(), PATIENCE_S)
+    place = QueryDirectory(root, name, StateEnvironment(), PATIENCE_S)
     with place.held():
         yield place.path
 

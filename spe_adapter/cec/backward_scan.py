@@ -29,7 +29,7 @@ class Scanned(NamedTuple):
 
     groups: int = 0
     footprints: int = 0
-    closes: int = 0
+    tombstones: int = 0
     control_bytes: int = 0
     discarded: int = 0
     """Batches with a wrong checksum in front of the newest END."""
@@ -39,10 +39,10 @@ class Scanned(NamedTuple):
     @property
     def tuples(self) -> int:
         """Control tuples: one per footprint and close."""
-        return self.footprints + self.closes
+        return self.footprints + self.tombstones
 
 
-class _Place(Enum):
+class _Position(Enum):
     """Where in the log the scan stands."""
 
     TAIL = auto()
@@ -55,13 +55,13 @@ class _Place(Enum):
     """In a group that does not: of another query, newer than what was asked for, or undone."""
 
 
-class Walk:
+class BackwardScan:
     """Finds the groups of a query that count, newest first, and yields their control records, END first."""
 
     def __init__(self, query: str, as_of: int | None) -> None:
         self._query = query
         self._as_of = as_of
-        self._place = _Place.TAIL
+        self._position = _Position.TAIL
         self._begin = ("", 0)
         self._before_offset = -1
         self._last_epoch = _NEVER_RESET
@@ -73,7 +73,7 @@ class Walk:
         self.missed = False
         """The epoch that was asked for is not in the log, although older ones are."""
 
-    def walk(self, piece: Buffer) -> Iterator[Control]:
+    def records(self, piece: Buffer) -> Iterator[Control]:
         """The records that count in a piece. Raises CorruptBatch, UnknownFormatVersion or StateInconsistent."""
         position = 0
         while position < len(piece) and not self.missed:
@@ -85,7 +85,7 @@ class Walk:
             self.scanned = self.scanned._replace(
                 control_bytes=self.scanned.control_bytes + header.size_bytes, oldest_offset=header.base_offset
             )
-            if self._place is _Place.TAIL and not _is_intact(piece, position):
+            if self._position is _Position.TAIL and not _is_intact(piece, position):
                 self.scanned = self.scanned._replace(discarded=self.scanned.discarded + 1)
             else:
                 record = self._step(piece, position)
@@ -95,7 +95,7 @@ class Walk:
             position += header.size_bytes
 
     def _step(self, piece: Buffer, position: int) -> Control | None:
-        if self._place is _Place.GROUP:
+        if self._position is _Position.GROUP:
             record = decode(piece, position)
             if isinstance(record, End):
                 raise CorruptBatch(f"the group of epoch {self._begin[1]} of {self._query} has no BEGIN")
@@ -106,20 +106,20 @@ class Walk:
                     f"a control record of {record.query}, epoch {record.epoch} in the group of {self._begin}"
                 )
             if isinstance(record, Begin):
-                self._place = _Place.BETWEEN
+                self._position = _Position.BETWEEN
             return record
         check_batch(piece, position)
         kind = control_type(piece, position)
-        if self._place is _Place.OTHER:
+        if self._position is _Position.OTHER:
             if kind == BEGIN_TYPE:
-                self._place = _Place.BETWEEN
+                self._position = _Position.BETWEEN
             return None
         control = decode_control(piece, position) if kind == END_TYPE else None
         return self._enter(control) if isinstance(control, End) else None
 
     def _enter(self, end: End) -> End | None:
         """Take or leave the group of this END."""
-        self._place = _Place.OTHER
+        self._position = _Position.OTHER
         if end.query != self._query:
             return None
         if end.epoch >= self._last_epoch:
@@ -137,15 +137,17 @@ class Walk:
             self._reset_to = min(self._reset_to, progress.reset_to)
         if self.end is None:
             self.end, self.progress = end, progress
-        self._place = _Place.GROUP
+        self._position = _Position.GROUP
         self._begin = (end.query, end.epoch)
         self.scanned = self.scanned._replace(groups=self.scanned.groups + 1)
         return end
 
-    def count(self, footprints: int, closes: int) -> None:
+    def count(self, footprints: int, tombstones: int) -> None:
         """Add what was read to the extent."""
         scanned = self.scanned
-        self.scanned = scanned._replace(footprints=scanned.footprints + footprints, closes=scanned.closes + closes)
+        self.scanned = scanned._replace(
+            footprints=scanned.footprints + footprints, tombstones=scanned.tombstones + tombstones
+        )
 
 
 def _is_intact(piece: Buffer, position: int) -> bool:

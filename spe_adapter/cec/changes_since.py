@@ -4,8 +4,8 @@ Invariants:
 * A version is an epoch and the attempt that won it; another attempt's output of the same epoch is another state.
 * A version that was undone by a reset, lies behind a rebase or was trimmed away is no ancestor: the answer is None, and
   the whole state must be loaded.
-* It makes sense only where every changed window is footprinted in every beat (micro-batch): then state = older state +
-  footprints - closes.
+* It makes sense only where every changed window is footprinted in every epoch (micro-batch): then state = older state +
+  footprints - tombstones.
 """
 
 from typing import Final, NamedTuple
@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from logstore.interfaces import Buffer
-from spe_adapter.cec.control import Begin, Closes, Control, End, Footprints, Mark
-from spe_adapter.cec.walk import Scanned, Walk
+from spe_adapter.cec.backward_scan import BackwardScan, Scanned
+from spe_adapter.cec.control import Begin, Control, End, Footprints, Mark, Tombstones
 
 DEFAULT_LIMIT_TUPLES: Final = 2**63
 
@@ -24,14 +24,14 @@ class EpochChanges(NamedTuple):
 
     mark: Mark
     footprints: tuple[pa.RecordBatch, ...]
-    closes: tuple[pa.RecordBatch, ...]
+    tombstones: tuple[pa.RecordBatch, ...]
 
 
-class Since:
+class ChangesSince:
     """The groups of a query behind the version (`epoch`, `attempt`), up to the newest or to `as_of`.
 
     `attempt` is as in BEGIN ("task:attempt") or as in the mark. `feed` it with pieces, newest first, until it says that
-    it is done; then take `result`. More than `limit_tuples` footprints and closes are too much: the result is None.
+    it is done; then take `result`. More than `limit_tuples` footprints and tombstones are too much: the result is None.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class Since:
         self._epoch = epoch
         self._attempt = attempt
         self._limit_tuples = limit_tuples
-        self._walk = Walk(query, as_of)
+        self._scan = BackwardScan(query, as_of)
         self._is_known = False
         self._mark: Mark | None = None
         self._footprints: list[pa.RecordBatch] = []
-        self._closes: list[pa.RecordBatch] = []
+        self._tombstones: list[pa.RecordBatch] = []
         self._deltas: list[EpochChanges] = []
         self._done = False
         self._result: tuple[EpochChanges, ...] | None = None
@@ -68,7 +68,7 @@ class Since:
     @property
     def scanned(self) -> Scanned:
         """What was read so far."""
-        return self._walk.scanned
+        return self._scan.scanned
 
     def feed(self, piece: Buffer) -> bool:
         """Take a piece; True if nothing older is needed.
@@ -76,9 +76,9 @@ class Since:
         Raises CorruptBatch, UnknownFormatVersion or StateInconsistent.
         """
         if not self.done:
-            if any(self._take(record) for record in self._walk.walk(piece)):
+            if any(self._take(record) for record in self._scan.records(piece)):
                 return True
-            self._done = self._walk.missed
+            self._done = self._scan.missed
         return self._done
 
     def finish(self) -> tuple[EpochChanges, ...] | None:
@@ -103,19 +103,19 @@ class Since:
 
     def _enter(self, end: End) -> None:
         self._mark = None
-        self._footprints, self._closes = [], []
+        self._footprints, self._tombstones = [], []
         self._is_known = end.epoch == self._epoch
         if end.epoch < self._epoch:
             self._conclude(found=False)
 
-    def _keep(self, record: Footprints | Closes) -> None:
+    def _keep(self, record: Footprints | Tombstones) -> None:
         if isinstance(record, Footprints):
             self._footprints.append(record.rows)
-            self._walk.count(record.rows.num_rows, 0)
+            self._scan.count(record.rows.num_rows, 0)
         else:
-            self._closes.append(record.rows)
-            self._walk.count(0, record.rows.num_rows)
-        if self._walk.scanned.tuples > self._limit_tuples:
+            self._tombstones.append(record.rows)
+            self._scan.count(0, record.rows.num_rows)
+        if self._scan.scanned.tuples > self._limit_tuples:
             self._conclude(found=False)
 
     def _leave(self, begin: Begin) -> None:
@@ -123,8 +123,8 @@ class Since:
             self._conclude(found=self._attempt in begin.attempts)
         elif self._mark is not None:
             # Read backwards; a group's batches are given in the order in which they were written.
-            footprints, closes = reversed(self._footprints), reversed(self._closes)
-            self._deltas.append(EpochChanges(self._mark, tuple(footprints), tuple(closes)))
+            footprints, tombstones = reversed(self._footprints), reversed(self._tombstones)
+            self._deltas.append(EpochChanges(self._mark, tuple(footprints), tuple(tombstones)))
 
     def _conclude(self, *, found: bool) -> None:
         self._done = True

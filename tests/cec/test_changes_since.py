@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from spe_adapter.cec.since import EpochChanges, Since
+from spe_adapter.cec.changes_since import ChangesSince, EpochChanges
 from tests.cec.histories import histories, pieces_of
 from tests.cec.model import QUERY, Identity, Model, Window, identities_of, windows_of
 
@@ -20,7 +20,7 @@ def attempt_of(model: Model, epoch: int) -> str:
     return f"{mark.partition}:{mark.attempt}"
 
 
-def scan(pieces: list[bytes], since: Since) -> tuple[EpochChanges, ...] | None:
+def scan(pieces: list[bytes], since: ChangesSince) -> tuple[EpochChanges, ...] | None:
     """What a whole scan finds."""
     for piece in pieces:
         if since.feed(piece):
@@ -32,7 +32,7 @@ def apply(live: dict[Identity, Window], deltas: tuple[EpochChanges, ...]) -> dic
     """A state with some deltas applied."""
     live = dict(live)
     for delta in deltas:
-        for rows in delta.closes:
+        for rows in delta.tombstones:
             for identity in identities_of(rows):
                 del live[identity]
         for rows in delta.footprints:
@@ -65,7 +65,7 @@ def test_deltas_lead_from_any_version_to_any_later_one(data: st.DataObject) -> N
     attempt = attempt_of(model, known)
     if data.draw(st.booleans()):
         attempt = attempt.partition(":")[2]
-    deltas = scan(pieces_of(model, data.draw), Since(QUERY, known, attempt, as_of=wanted))
+    deltas = scan(pieces_of(model, data.draw), ChangesSince(QUERY, known, attempt, as_of=wanted))
     expected = way(model, known, wanted)
     if expected is None:
         assert deltas is None
@@ -82,8 +82,8 @@ def test_another_attempt_is_no_ancestor(data: st.DataObject) -> None:
     epochs = list(model.states)[1:]
     assume(epochs)
     known = data.draw(st.sampled_from(epochs))
-    assert scan(pieces_of(model, data.draw), Since(QUERY, known, "3:lost")) is None
-    assert scan(pieces_of(model, data.draw), Since(QUERY, known, "lost")) is None
+    assert scan(pieces_of(model, data.draw), ChangesSince(QUERY, known, "3:lost")) is None
+    assert scan(pieces_of(model, data.draw), ChangesSince(QUERY, known, "lost")) is None
 
 
 @given(st.data())
@@ -94,45 +94,45 @@ def test_a_version_that_was_trimmed_away_is_no_ancestor(data: st.DataObject) -> 
     assume(epochs)
     known = data.draw(st.sampled_from(epochs))
     start = data.draw(st.integers(0, len(model.log)))
-    deltas = scan(pieces_of(model, data.draw, start=start), Since(QUERY, known, attempt_of(model, known)))
+    deltas = scan(pieces_of(model, data.draw, start=start), ChangesSince(QUERY, known, attempt_of(model, known)))
     if deltas is not None:
         assert apply(model.states[known].live, deltas) == model.state.live or model.reset_to is not None
 
 
-def three_beats() -> Model:
-    """One window, changed in three beats."""
+def three_epochs() -> Model:
+    """One window, changed in three epochs."""
     model = Model(9, footprint_changes=True)
     for value in (1, 2, 3):
-        model.beat([(A, value)], attempt=f"t{value}")
+        model.epoch([(A, value)], attempt=f"t{value}")
     return model
 
 
 def test_too_many_tuples_are_not_worth_it() -> None:
     """Above the limit the answer is None, at once."""
-    model = three_beats()
+    model = three_epochs()
     pieces = [stored.data for stored in reversed(model.log)]
-    since = Since(QUERY, 0, "3:t1", limit_tuples=1)
+    since = ChangesSince(QUERY, 0, "3:t1", limit_tuples=1)
     assert scan(pieces, since) is None
     assert since.scanned.footprints == 2
-    assert scan(pieces, Since(QUERY, 0, "3:t1", limit_tuples=2)) is not None
+    assert scan(pieces, ChangesSince(QUERY, 0, "3:t1", limit_tuples=2)) is not None
 
 
-@pytest.mark.parametrize(("known", "beats"), [(4, []), (2, [4]), (0, [2, 4])])
-def test_the_newest_version_needs_nothing(known: int, beats: list[int]) -> None:
+@pytest.mark.parametrize(("known", "epochs"), [(4, []), (2, [4]), (0, [2, 4])])
+def test_the_newest_version_needs_nothing(known: int, epochs: list[int]) -> None:
     """The known version's own mark ends the scan: its footprints are not read."""
-    model = three_beats()
-    since = Since(QUERY, known, f"t{known // 2 + 1}")
+    model = three_epochs()
+    since = ChangesSince(QUERY, known, f"t{known // 2 + 1}")
     deltas = scan([stored.data for stored in reversed(model.log)], since)
     assert deltas is not None
-    assert [delta.mark.epoch for delta in deltas] == beats
-    assert since.scanned.footprints == len(beats)
+    assert [delta.mark.epoch for delta in deltas] == epochs
+    assert since.scanned.footprints == len(epochs)
 
 
 def test_feeding_what_is_done_changes_nothing() -> None:
     """A scan that is done looks at nothing more."""
-    model = three_beats()
+    model = three_epochs()
     pieces = [stored.data for stored in reversed(model.log)]
-    since = Since(QUERY, 4, "3:t3")
+    since = ChangesSince(QUERY, 4, "3:t3")
     assert [since.feed(piece) for piece in pieces][1:] == [True] * (len(pieces) - 1)
     assert since.done
     assert since.result == ()
