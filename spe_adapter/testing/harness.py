@@ -284,7 +284,7 @@ class OperatorHarness:
         self._store.changes()
 
     def _start(self, eventual: EventualCheckpoint) -> Mark:
-        """The mark behind which input is replayed: the last, if windows are as of the last."""
+        """The mark after which input is replayed: the last one if the windows are as of that epoch."""
         up_to_date = self._checks is None or self._operator.windows_never_change
         return eventual.marks[-1 if up_to_date else 0]
 
