@@ -7,13 +7,16 @@ Invariants:
 * An error of one connection does not affect another.
 """
 
+import fcntl
 import hmac
 import json
 import math
 import os
 import secrets
 import shutil
+import sys
 import tempfile
+import termios
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -26,6 +29,7 @@ import trio
 
 from scheduler.addresses import Address, parse_address
 from scheduler.calibration.tasks import first_of, together
+from scheduler.calibration.windows import Window, placed, together_in
 from scheduler.calibration.wire import (
     DEFAULT_PORT,
     VERSION,
@@ -42,6 +46,7 @@ from scheduler.errors import SchedulerError
 T = TypeVar("T")
 
 BLOCK_BYTES: Final = 1 << 20
+SHORTEST_S: Final = 1e-9
 GRACE_S: Final = 15.0
 """The time that a job may take beyond the requested time, to connect, drain and sync."""
 
@@ -160,9 +165,11 @@ class Agent:
             return {"bytes_s": size / await self._store(lines, size)}
         seconds = asked.number("seconds", 0.01, limits.seconds)
         warm_up_s = asked.number("warm_up_s", 0, seconds * 0.9)
+        ordered_at = trio.current_time()
         await lines.write({"ok": {}})
         with trio.fail_after(seconds + GRACE_S):
-            return {"bytes_s": await count(lines.stream, seconds, warm_up_s)}
+            window = await count(lines.stream, seconds, warm_up_s, partial(_unread, lines.stream))
+        return window.answer(ordered_at, trio.current_time())
 
     async def _store(self, lines: Lines, size: float) -> float:
         """Write so many bytes that come in, sync them; the seconds from the first byte to the end of the sync."""
@@ -182,7 +189,11 @@ class Agent:
                 return max(trio.current_time() - began, 1e-9)
 
     async def _send(self, lines: Lines, asked: "_Asked") -> Mapping[str, object]:
-        """Send to other agents at once, `streams` connections to each; the rates that each of them counted."""
+        """Send to other agents at once, `streams` connections to each.
+
+        The answer has an item for each agent: with `bytes` the rate, with `seconds` the window that it counted in.
+        """
+        ordered_at = trio.current_time()
         limits = self.settings.limits
         targets = [parse_address(target, DEFAULT_PORT) for target in asked.texts("to", limits.streams)]
         streams = int(asked.number("streams", 1, limits.streams)) if asked.has("streams") else 1
@@ -190,20 +201,36 @@ class Agent:
             raise CalibrationError(
                 f"{len(targets)} targets with {streams} streams each: at most {limits.streams} in all"
             )
+        connect = partial(_while_connected, lines.stream)
+        each = [target for target in targets for _ in range(streams)]
         if asked.has("bytes"):
             order: dict[str, object] = {"do": "take", "bytes": asked.number("bytes", 1, limits.disk_bytes)}
-            limit_s = limits.disk_s
-        else:
-            seconds = asked.number("seconds", 0.01, limits.seconds)
-            order = {"do": "take", "seconds": seconds, "warm_up_s": asked.number("warm_up_s", 0, seconds * 0.9)}
-            limit_s = seconds + GRACE_S
-        feeds = [partial(self._feed, target, order) for target in targets for _ in range(streams)]
-        with trio.fail_after(limit_s):
-            rates = await _while_connected(lines.stream, partial(together, feeds))
-        return {"bytes_s": [sum(rates[n : n + streams]) for n in range(0, len(rates), streams)]}
+            with trio.fail_after(limits.disk_s):
+                rates = await connect(partial(together, [partial(self._feed_bytes, target, order) for target in each]))
+            return {"bytes_s": [sum(rates[n : n + streams]) for n in range(0, len(rates), streams)]}
+        seconds = asked.number("seconds", 0.01, limits.seconds)
+        order = {"do": "take", "seconds": seconds, "warm_up_s": asked.number("warm_up_s", 0, seconds * 0.9)}
+        with trio.fail_after(seconds + GRACE_S):
+            windows = await connect(partial(together, [partial(self._feed_window, target, order) for target in each]))
+        by_target = [together_in(windows[n : n + streams]) for n in range(0, len(windows), streams)]
+        return {"windows": [window.answer(ordered_at, trio.current_time()) for window in by_target]}
 
-    async def _feed(self, target: Address, order: Mapping[str, object]) -> float:
-        """Send one agent what it takes, until it says how fast that was."""
+    async def _feed_bytes(self, target: Address, order: Mapping[str, object]) -> float:
+        """Send one agent the bytes that it writes to its disk; its rate."""
+        counted = await self._feed(target, order)
+        rate = counted.get("bytes_s")
+        if not isinstance(rate, int | float):
+            raise CalibrationError(f"{target}: no rate in {counted}")
+        return float(rate)
+
+    async def _feed_window(self, target: Address, order: Mapping[str, object]) -> Window:
+        """Send one agent bytes for some seconds; the window that it counted in, on this agent's clock."""
+        ordered_at = trio.current_time()
+        counted = await self._feed(target, order)
+        return placed(counted, ordered_at, trio.current_time(), str(target))
+
+    async def _feed(self, target: Address, order: Mapping[str, object]) -> dict[str, object]:
+        """Send one agent what it takes, until it answers; the answer."""
         lines = await start(target, self.settings.token, order)
         async with lines.stream:
             await answer(lines)
@@ -217,10 +244,7 @@ class Agent:
 
             counted = await first_of(partial(answer, lines), pump)
             abandon(lines.stream)
-        rate = counted.get("bytes_s")
-        if not isinstance(rate, int | float):
-            raise CalibrationError(f"{target}: no rate in {counted}")
-        return float(rate)
+        return counted
 
     async def _write(self, lines: Lines, asked: "_Asked") -> Mapping[str, object]:
         """So many writers write a file of `bytes` each at once, and sync it; each one's rate."""
@@ -291,31 +315,36 @@ class _Asked:
         return value
 
 
-async def count(stream: trio.abc.ReceiveStream, seconds: float, warm_up_s: float) -> float:
-    """Bytes per second between the warm-up and the end. A shaped link lets a burst through first: that is left out.
+async def count(stream: trio.abc.ReceiveStream, seconds: float, warm_up_s: float, unread: Callable[[], int]) -> Window:
+    """Count the bytes that arrive between the warm-up and the end. A shaped link lets a burst through first.
 
-    If nothing came in that time, because this machine or the sender stood still, it is waited for: a rate is never 0.
+    `unread`: bytes that have arrived and wait to be read. A receiver that stood still must not take what arrived
+    earlier for what arrives now. If nothing arrives in the window, because this machine or the sender stood still, the
+    window is prolonged until something does. Raises CalibrationError if the sender stops before.
     """
     data = await stream.receive_some(BLOCK_BYTES)
-    began = trio.current_time()
-    first_at, last_at, counted = began, began, 0
-    if warm_up_s == 0:
-        counted = len(data)
-    while data and (last_at < began + seconds or counted == 0):
-        with trio.move_on_at(began + seconds if counted else math.inf) as scope:
+    began = begin = end = trio.current_time()
+    arrived = -unread() if warm_up_s else len(data)
+    while data and (end < began + seconds or arrived <= 0):
+        with trio.move_on_at(began + seconds if arrived > 0 else math.inf) as scope:
             data = await stream.receive_some(BLOCK_BYTES)
-        now = trio.current_time()
+        end = trio.current_time()
         if scope.cancelled_caught or not data:
-            last_at = now
             break
-        if now < began + warm_up_s:
-            first_at = now
+        if end < began + warm_up_s:
+            begin, arrived = end, -unread()
         else:
-            counted += len(data)
-        last_at = now
-    if counted == 0:
+            arrived += len(data)
+    arrived += unread()
+    if arrived <= 0:
         raise CalibrationError("the sender stopped before anything could be counted")
-    return counted / max(last_at - first_at, 1e-9)
+    return Window(arrived, begin, max(end, begin + SHORTEST_S))
+
+
+def _unread(stream: trio.SocketStream) -> int:
+    """Bytes that wait in a socket's receive queue."""
+    size = fcntl.ioctl(stream.socket.fileno(), termios.FIONREAD, bytes(4))
+    return int.from_bytes(size, sys.byteorder)
 
 
 async def _drain(stream: trio.SocketStream) -> None:

@@ -10,9 +10,12 @@ from functools import partial
 from random import Random
 from typing import Final, NamedTuple
 
+import trio
+
 from scheduler.addresses import Address
 from scheduler.calibration.rules import SATURATED, HostRates, LinkRate, Measured, fill, pairs, sample, sides, spread
 from scheduler.calibration.tasks import together
+from scheduler.calibration.windows import Window, overlap, placed, together_in
 from scheduler.calibration.wire import CalibrationError, ask
 from scheduler.topology import Link, Server, Topology
 from scheduler.topology.quantities import rate_for_people
@@ -21,6 +24,9 @@ HELLO_S: Final = 15.0
 GRACE_S: Final = 30.0
 DISK_S: Final = 600.0
 HELLOS_AT_ONCE: Final = 32
+MAX_ATTEMPTS: Final = 3
+MIN_OVERLAP: Final = 0.9
+"""The share of the time from the first begin to the last end in which all pairs of hosts must be counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +146,7 @@ class Calibrator:
         send: dict[str, float] = {}
         receive: dict[str, float] = {}
         for source, target in self._pairs:
-            (bytes_s,) = await self._send(source, [target], self._timed())
+            bytes_s = (await self._window(source, target)).bytes_s
             send[source.name] = max(bytes_s, send.get(source.name, 0))
             receive[target.name] = max(bytes_s, receive.get(target.name, 0))
             self._step(f"{source.name} → {target.name}: {rate_for_people(bytes_s)}")
@@ -156,7 +162,9 @@ class Calibrator:
 
     async def _writes(self, server: Server, count: int) -> float:
         """The mean rate of each of so many parallel writes of a server to other servers' disks."""
-        rates = await self._send(server, self._others(server)[:count], {"bytes": self.settings.file_bytes})
+        to = [str(self._addresses[other.name]) for other in self._others(server)[:count]]
+        done = await self._ask(server.name, {"do": "send", "to": to, "bytes": self.settings.file_bytes}, DISK_S)
+        rates = _rates(server.name, done, count)
         each = sum(rates) / count
         self._step(f"{server.name}, {count} writes at a time: {rate_for_people(each)} each")
         return each
@@ -168,8 +176,7 @@ class Calibrator:
         count = min(2, most)
         while True:
             chosen = list(zip(senders[:count], receivers[:count], strict=True))
-            rates = await together([partial(self._send, one, [other], self._timed()) for one, other in chosen])
-            bytes_s = sum(rate for (rate,) in rates)
+            bytes_s = await self._at_once(chosen)
             alone = sum(min(typical[a.name].send or 0, typical[b.name].receive or 0) for a, b in chosen)
             full = bytes_s < SATURATED * alone
             if full or count == most:
@@ -179,17 +186,30 @@ class Calibrator:
                 return LinkRate(bytes_s, full, count)
             count = min(2 * count, most)
 
-    def _timed(self) -> dict[str, object]:
-        return {
-            "seconds": self.settings.seconds, "warm_up_s": self.settings.warm_up_s, "streams": self.settings.streams
-        }  # fmt: skip
+    async def _at_once(self, chosen: Sequence[tuple[Server, Server]]) -> float:
+        """What pairs of hosts carry together. Windows that hardly overlap make a rate too low: these are repeated."""
+        best = 0.0
+        for _ in range(MAX_ATTEMPTS):
+            windows = await together([partial(self._window, sender, receiver) for sender, receiver in chosen])
+            best = max(best, together_in(windows).bytes_s)
+            if overlap(windows) >= MIN_OVERLAP:
+                break
+        return best
 
-    async def _send(self, source: Server, targets: Sequence[Server], how: Mapping[str, object]) -> list[float]:
-        """Let one server send to others; returns the rate that each of them counted."""
-        to = [str(self._addresses[target.name]) for target in targets]
-        limit_s = DISK_S if "bytes" in how else self.settings.seconds + GRACE_S
-        done = await self._ask(source.name, {"do": "send", "to": to, **how}, limit_s)
-        return _rates(source.name, done, len(targets))
+    async def _window(self, source: Server, target: Server) -> Window:
+        """Have one server send to another for some seconds; the window that the target counted in, on this clock."""
+        how = self.settings
+        request = {
+            "do": "send", "to": [str(self._addresses[target.name])],
+            "seconds": how.seconds, "warm_up_s": how.warm_up_s, "streams": how.streams,
+        }  # fmt: skip
+        ordered_at = trio.current_time()
+        done = await self._ask(source.name, request, how.seconds + GRACE_S)
+        answered_at = trio.current_time()
+        windows = done.get("windows")
+        if not isinstance(windows, list) or len(windows) != 1 or not isinstance(windows[0], dict):
+            raise CalibrationError(f"agent of {source.name!r}: no window in {done}")
+        return placed(windows[0], ordered_at, answered_at, f"agent of {source.name!r}")
 
     async def _ask(self, name: str, request: Mapping[str, object], limit_s: float) -> dict[str, object]:
         try:

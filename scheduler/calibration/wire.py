@@ -1,6 +1,6 @@
 """The protocol between calibrator and agents: one request per connection, in lines of JSON, then plain bytes.
 
-    agent    {"cairn-agent": 1, "nonce": "…"}
+    agent    {"cairn-agent": 2, "nonce": "…"}
     client   {"request": "…", "proof": "…"}          the request is a text: {"do": "hello"}
     agent    {"ok": {…}}  or  {"error": "…"}
 
@@ -23,7 +23,7 @@ import trio
 from scheduler.addresses import Address
 from scheduler.errors import SchedulerError
 
-VERSION: Final = 1
+VERSION: Final = 2
 MAX_LINE_BYTES: Final = 8192
 DEFAULT_PORT: Final = 9881
 CONNECT_S: Final = 10.0
