@@ -1,13 +1,11 @@
 """All errors that the log store raises on purpose, under one root class.
 
 Messages name the offending value and a remedy. Bad bytes never raise ValueError or struct.error to a caller.
-`logstore.kafka.errors` maps each class to the Kafka error code that a client gets.
+`logstore.kafka.errors` maps each class to the Kafka error code that a client gets. The root is that
+of all programs of Cairn, `logstore.base.errors`.
 """
 
-
-class CairnError(Exception):
-    """Root of all errors of the log store."""
-
+from logstore.base.errors import CairnError as CairnError
 
 # ---- invalid bytes
 
@@ -135,10 +133,6 @@ class StagePosition(CairnError):
 
 
 # ---- the process
-
-
-class DataDirectoryInUse(CairnError):
-    """Another sidecar holds the data directory."""
 
 
 class ConfigError(CairnError):

@@ -13,6 +13,8 @@ import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Generic, Self, TypeVar
 
+from logstore.base.addresses import MAX_PORT, Address, parse_address
+from logstore.base.errors import AddressError
 from logstore.client import wire
 from logstore.client.errors import (
     INVALID_CONFIG,
@@ -25,7 +27,7 @@ from logstore.client.errors import (
     Unavailable,
     name_of,
 )
-from logstore.client.network import Address, HostNetwork, Network
+from logstore.client.network import HostNetwork, Network
 from logstore.client.wire import Fetched, OffsetInfo, TopicInfo, TopicPartition
 from logstore.errors import CairnError, InvalidConfig, InvalidPartitions, MalformedRequest, TopicExists
 from logstore.format import epoch_api
@@ -57,12 +59,13 @@ def parse_addresses(servers: str) -> list[Address]:
     for entry in (part.strip() for part in servers.split(",")):
         if not entry:
             continue
-        host, separator, port = entry.rpartition(":")
-        if not separator or (entry.startswith("[") and entry.endswith("]")):
-            host, port = entry, str(_DEFAULT_PORT)
-        if not port.isdigit() or not 0 < int(port) < 65536 or not host:
-            raise InvalidConfig(f"{entry!r} is no address; write host:port")
-        addresses.append(Address(host.removeprefix("[").removesuffix("]"), int(port)))
+        try:
+            address = parse_address(entry, _DEFAULT_PORT)
+        except AddressError as error:
+            raise InvalidConfig(str(error)) from error
+        if not address.port:
+            raise InvalidConfig(f"{entry!r} is no address of a server: its port must be from 1 to {MAX_PORT}")
+        addresses.append(address)
     if not addresses:
         raise InvalidConfig(f"{servers!r} names no server; write host:port")
     return addresses

@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from logstore.base.events import Report
 from logstore.epochs.append_group import check_part, holds_end
 from logstore.epochs.decisions import (
     BUSY,
@@ -45,6 +46,7 @@ from logstore.epochs.decisions import (
 from logstore.epochs.publisher import Commit, Publisher
 from logstore.epochs.staging import Attempt, Staging
 from logstore.errors import CairnError, CorruptFile, FencedRun, MalformedRequest, StagedMissing, StaleEpoch
+from logstore.events import EPOCH_ROLLED_FORWARD, EPOCH_STUCK, STAGED_DATA_EXPIRED
 from logstore.format.epoch_api import (
     AbortReply,
     AbortRequest,
@@ -55,7 +57,7 @@ from logstore.format.epoch_api import (
     StageRequest,
 )
 from logstore.format.staged import AttemptKey
-from logstore.interfaces import Buffer, Report
+from logstore.interfaces import Buffer
 from logstore.log.coroutines import all_settled, start
 from logstore.log.store import Store
 from logstore.log.ticket import Ticket
@@ -111,7 +113,7 @@ class _Query:
 
 
 class Epochs:
-    """The epochs of all queries. `report(event, fields)` reports events to the operator."""
+    """The epochs of all queries. `report` reports events to the operator."""
 
     def __init__(
         self,
@@ -193,8 +195,12 @@ class Epochs:
         for query in decided:
             commit = query.under_way
             query.move(EpochEvent.SEARCHED)
-            fields = {"query": query.name, "epoch": commit.decision.epoch}
-            self._report("epoch rolled forward", {**fields, "streams": len(commit.remaining)})
+            self._report(
+                EPOCH_ROLLED_FORWARD,
+                query=query.name,
+                epoch=commit.decision.epoch,
+                streams=len(commit.remaining),
+            )
             query.carried_out = start(self._publish(query, commit))
         return start(all_settled([query.carried_out for query in decided]))
 
@@ -447,8 +453,7 @@ class Epochs:
             query.move(EpochEvent.FAILED)
             if commit.reported_error != str(error):
                 commit.reported_error = str(error)
-                fields = {"query": query.name, "epoch": commit.decision.epoch, "error": str(error)}
-                self._report("epoch stuck", fields)
+                self._report(EPOCH_STUCK, query=query.name, epoch=commit.decision.epoch, error=str(error))
             raise
         query.move(EpochEvent.APPENDED)
         self._drop_old(query)
@@ -488,7 +493,7 @@ class Epochs:
         old = [a for a in attempts if a.last_staged_ms + self._staged_age_ms < now_ms and not query.covers(a.key)]
         if old:
             dropped_bytes = self._staging.drop(old)
-            self._report("staged data expired", {"query": query.name, "attempts": len(old), "bytes": dropped_bytes})
+            self._report(STAGED_DATA_EXPIRED, query=query.name, attempts=len(old), bytes=dropped_bytes)
         over = query.state is EpochState.IDLE and len(attempts) == len(old) and query.admitted.done
         unused = query.last is None and query.runs.seen_ms + self._forget_ms < now_ms
         finished = query.last is not None and query.last.forget and query.last.decided_ms + self._forget_ms < now_ms

@@ -9,12 +9,13 @@ Invariants:
 from functools import partial
 from typing import Final
 
+from logstore.base.events import Report
 from logstore.epochs.append_group import EpochGroup
 from logstore.epochs.decisions import Decision, Last, Target
 from logstore.epochs.staging import Extent, Staging
 from logstore.errors import CorruptFile, UnknownTopicOrPartition
+from logstore.events import EPOCH_TOPIC_GONE
 from logstore.format.staged import AttemptKey
-from logstore.interfaces import Report
 from logstore.log.coroutines import for_each
 from logstore.log.store import Store
 from logstore.log.stream import Stream
@@ -85,8 +86,13 @@ class Publisher:
         stream = self.find(target)
         if stream is None:
             decision = commit.decision
-            fields = {"query": decision.query, "epoch": decision.epoch, "topic": target.topic}
-            self._report("epoch topic gone", {**fields, "partition": target.partition})
+            self._report(
+                EPOCH_TOPIC_GONE,
+                query=decision.query,
+                epoch=decision.epoch,
+                topic=target.topic,
+                partition=target.partition,
+            )
         else:
             await stream.append_group(self._group(commit.decision, target))
         commit.remaining.remove(target)

@@ -22,7 +22,9 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
+from logstore.base.events import Report
 from logstore.errors import CorruptFile, StagePosition, StorageFailed
+from logstore.events import STAGING_CUT
 from logstore.format.epoch_api import Part
 from logstore.format.staged import (
     HEADER_BYTES,
@@ -32,8 +34,8 @@ from logstore.format.staged import (
     encode_frame_header,
     table_bytes,
 )
-from logstore.interfaces import Buffer, FileSystem, Report
-from logstore.log.jobs import Create, Job, JobSource, Operation, Remove, Sync, SyncDirectory, Write
+from logstore.interfaces import Buffer, FileSystem
+from logstore.log.jobs import Create, DiskJob, JobSource, Operation, RemoveFile, Sync, SyncDirectory, WriteFile
 from logstore.log.rewrite import rewrite
 from logstore.log.ticket import Ticket
 
@@ -193,7 +195,7 @@ class Attempt:
         elif self.state is AttemptState.DOOMED:
             self._ready(self)
 
-    def take_job(self) -> Job | None:
+    def take_job(self) -> DiskJob | None:
         """The write of all waiting frames, or the removal of the file."""
         if self.state is AttemptState.DOOMED:
             return self._removal()
@@ -203,11 +205,11 @@ class Attempt:
         is_new = self.state is AttemptState.EMPTY
         buffers = [buffer for frame in waiting for buffer in self._data.pop(frame.header.position)]
         operations: list[Operation] = [Create(self.path)] if is_new else []
-        operations += [Write(self.path, waiting[0].start, buffers), Sync(self.path)]
+        operations += [WriteFile(self.path, waiting[0].start, buffers), Sync(self.path)]
         if is_new:
             operations.append(SyncDirectory(DIRECTORY))
         self.move(AttemptEvent.WRITE)
-        return Job(operations, partial(self._written, waiting), self._failed)
+        return DiskJob(operations, partial(self._written, waiting), self._failed)
 
     def _written(self, frames: Sequence[Frame]) -> None:
         self.move(AttemptEvent.SYNCED)
@@ -234,11 +236,11 @@ class Attempt:
         for frame in waiting:
             frame.ticket.fail(reason or StorageFailed(f"attempt {self.key.attempt!r} was dropped before it was staged"))
 
-    def _removal(self) -> Job:
+    def _removal(self) -> DiskJob:
         """The job that removes the file, without a directory sync: a file that reappears is dropped again."""
         self.move(AttemptEvent.REMOVE)
         self._forget()
-        return Job([Remove(self.path, optional=True)], self._removed, lambda *_: self._removed())
+        return DiskJob([RemoveFile(self.path, optional=True)], self._removed, lambda *_: self._removed())
 
     def _removed(self) -> None:
         self.move(AttemptEvent.REMOVED)
@@ -281,7 +283,7 @@ class Staging:
         whole_bytes = sum(header.size_bytes for header in headers)
         if whole_bytes < size_bytes:
             cut_bytes = size_bytes - whole_bytes
-            self._report("staging cut", {"path": path, "kept_bytes": whole_bytes, "cut_bytes": cut_bytes})
+            self._report(STAGING_CUT, path=path, kept_bytes=whole_bytes, cut_bytes=cut_bytes)
         if not headers:
             fs.remove(path)
             return

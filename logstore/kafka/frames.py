@@ -22,7 +22,7 @@ from logstore.format.epoch_api import DECIDE, STAGE
 from logstore.kafka import codec, produce
 from logstore.kafka.arrivals import Arrival, ArrivalBudget
 from logstore.kafka.budgets import RequestBudget
-from logstore.kafka.link import Link
+from logstore.kafka.client_socket import ClientSocket
 
 SMALL_BYTES = 32 * 1024
 """More than a Java producer's default batch with its frame."""
@@ -76,14 +76,14 @@ class FrameReader:
 
     def __init__(
         self,
-        link: Link,
+        client: ClientSocket,
         max_frame_bytes: int,
         deadlines: Deadlines,
         arrivals: Arrivals,
         scope: trio.CancelScope,
         give_up: Callable[[], None],
     ) -> None:
-        self._link = link
+        self._client = client
         self._max_frame_bytes = max_frame_bytes
         self._deadlines = deadlines
         self._arrivals = arrivals
@@ -126,7 +126,7 @@ class FrameReader:
             return True
         self._set_deadline(size)
         scratch = self._arrivals.scratch
-        received = await self._link.receive(scratch[: SMALL_BYTES - len(self._rest)])
+        received = await self._client.receive(scratch[: SMALL_BYTES - len(self._rest)])
         self._rest = memoryview(bytearray(self._rest) + scratch[:received])
         self.is_ended = received == 0
         return not self.is_ended
@@ -185,9 +185,9 @@ class FrameReader:
             budget.end(arrival)
 
     async def _receive_piece(self, budget: ArrivalBudget, arrival: Arrival, target: memoryview) -> int:
-        await self._link.wait_data()
+        await self._client.wait_data()
         await self._take(budget, arrival, len(target))
-        received = self._link.receive_nowait(target)
+        received = self._client.receive_nowait(target)
         budget.give_back(arrival, len(target) - (received or 0))
         if received == 0:
             self.is_ended = True

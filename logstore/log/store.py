@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from logstore.base.clock import Clock
+from logstore.base.events import LogEvent, Report
 from logstore.errors import (
     CorruptFile,
     InvalidPartitions,
@@ -24,12 +26,13 @@ from logstore.errors import (
     UnknownFormatVersion,
     UnknownTopicOrPartition,
 )
+from logstore.events import TOPIC_ALTERED, TOPIC_CREATED, TOPIC_DELETED, TOPIC_GROWN
 from logstore.format.index import UNKNOWN_TIME
-from logstore.interfaces import Clock, FileSystem, Report
+from logstore.interfaces import FileSystem
 from logstore.log.background import BackgroundJobs
 from logstore.log.chunks import IndexCache, parse_chunk_name
 from logstore.log.coroutines import all_settled, start
-from logstore.log.jobs import JobQueue, JobSource, MakeDirectory, Operation, Remove, RemoveDirectory, SyncDirectory
+from logstore.log.jobs import JobQueue, JobSource, MakeDirectory, Operation, RemoveDirectory, RemoveFile, SyncDirectory
 from logstore.log.ledger import DIRECTORY as LEDGER_DIRECTORY
 from logstore.log.ledger import Ledger
 from logstore.log.recovery import recover_stream
@@ -73,7 +76,7 @@ class Topic:
     internal: bool = False
 
 
-class Environment(NamedTuple):
+class StoreEnvironment(NamedTuple):
     """What a store needs from its surroundings."""
 
     fs: FileSystem
@@ -85,7 +88,7 @@ class Environment(NamedTuple):
 class Store:
     """The streams, topics and ledgers of one sidecar."""
 
-    def __init__(self, environment: Environment, settings: StoreSettings, cluster_id: str) -> None:
+    def __init__(self, environment: StoreEnvironment, settings: StoreSettings, cluster_id: str) -> None:
         self.clock = environment.clock
         self.settings = settings
         self.cluster_id = cluster_id
@@ -128,7 +131,7 @@ class Store:
         for directory in (LEDGER_DIRECTORY, STREAMS_DIRECTORY):
             fs.make_directory(directory)
         fs.sync_directory("")
-        store = cls(Environment(fs, clock, new_id, report), settings, cluster_id)
+        store = cls(StoreEnvironment(fs, clock, new_id, report), settings, cluster_id)
         store._recover(fs)
         return store
 
@@ -174,9 +177,9 @@ class Store:
         """Note that `source` may have disk work."""
         self.queue.ready(source)
 
-    def report(self, event: str, **fields: object) -> None:
+    def report(self, event: LogEvent, /, **fields: object) -> None:
         """Report an event to the operator."""
-        self._report(event, fields)
+        self._report(event, **fields)
 
     def save_log_start(self, stream: StreamName, offset: int) -> Ticket[None]:
         """Make a stream's log start durable."""
@@ -278,7 +281,7 @@ class Store:
         for stream in topic.partitions:
             stream.config = parsed
         shown = " ".join(f"{key}={'default' if value is None else value}" for key, value in sorted(changes.items()))
-        self.report("topic altered", topic=name, changes=shown)
+        self.report(TOPIC_ALTERED, topic=name, changes=shown)
         return topic
 
     def delete_topic(self, name: str) -> Ticket[None]:
@@ -297,7 +300,7 @@ class Store:
             del self.topics[name]
         self._by_id.pop(topic.topic_id, None)
         self._discard(topic)
-        self.report("topic deleted", topic=name, id=topic.topic_id, partitions=len(topic.partitions))
+        self.report(TOPIC_DELETED, topic=name, id=topic.topic_id, partitions=len(topic.partitions))
 
     def _discard(self, topic: Topic) -> None:
         operations: list[Operation] = []
@@ -306,7 +309,7 @@ class Store:
             for chunk in stream.chunks:
                 self.indexes.forget(chunk.index_path)
                 paths = (chunk.log_path, chunk.index_path, chunk.producers_path)
-                operations += [Remove(path, optional=True) for path in paths]
+                operations += [RemoveFile(path, optional=True) for path in paths]
             operations.append(RemoveDirectory(stream.directory, optional=True))
         operations.append(RemoveDirectory(topic.directory, optional=True))
         self._background.run(operations)
@@ -321,9 +324,9 @@ class Store:
             topic.partitions.append(Stream.fresh(topic.name, partition, directory, topic.config, self))
         self.topics[topic.name] = self._by_id[topic.topic_id] = topic
         if before:
-            self.report("topic grown", topic=topic.name, partitions=total, before=before)
+            self.report(TOPIC_GROWN, topic=topic.name, partitions=total, before=before)
         else:
-            self.report("topic created", topic=topic.name, id=topic.topic_id, partitions=total)
+            self.report(TOPIC_CREATED, topic=topic.name, id=topic.topic_id, partitions=total)
         return topic
 
     # ---- producer ids

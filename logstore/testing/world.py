@@ -24,8 +24,9 @@ from logstore.log.ticket import Ticket
 from logstore.log.topics import TopicConfig
 from logstore.testing.clock import ManualClock
 from logstore.testing.controls import scan_all
-from logstore.testing.driver import Driver
+from logstore.testing.driver import JobDriver
 from logstore.testing.history import FoundBatch, History, PromiseBroken, StreamHistory, content_of, found_batches
+from logstore.testing.reports import RecordedReports
 from logstore.testing.simdisk import SimDisk
 
 READ_BYTES = 1 << 20
@@ -81,7 +82,7 @@ class World:
         self.history = history
         self.setup = setup
         self.clock = clock or ManualClock(FIRST_TIMESTAMP)
-        self.reports: list[tuple[str, object]] = []
+        self.reports = RecordedReports()
         self._open()
 
     def _open(self) -> None:
@@ -89,20 +90,17 @@ class World:
         self.fs = self.setup.plant(self.disk)
         ids = Random(self.disk.calls + self.history.version)
 
-        def report(event: str, fields: object) -> None:
-            self.reports.append((event, fields))
-
         self.store = Store.open(
             self.fs,
             self.clock,
             self.setup.settings,
             new_id=lambda: uuid.UUID(int=ids.getrandbits(128)),
-            report=report,
+            report=self.reports,
         )
-        self.staging = Staging.open(self.fs, self.store.notify, report)
-        self.epochs = Epochs(self.store, self.staging, report)
+        self.staging = Staging.open(self.fs, self.store.notify, self.reports)
+        self.epochs = Epochs(self.store, self.staging, self.reports)
         order = None if self.setup.seed is None else Random(self.setup.seed)
-        self.driver = Driver(self.store.queue, self.fs, order, self.setup.rewrite)
+        self.driver = JobDriver(self.store.queue, self.fs, order, self.setup.rewrite)
         for search in self.epochs.searches():
             stream = self.store.stream(search.target.topic, search.target.partition)
             self.epochs.found(search, self.controls(stream, search.from_offset))

@@ -27,7 +27,9 @@ from typing import IO, Final, TypeVar
 
 import trio
 
-from scheduler.addresses import Address, parse_address
+from logstore.base.addresses import Address, parse_address
+from logstore.base.errors import CairnError
+from logstore.base.fields import Integer, ListOf, Number, String
 from scheduler.calibration.tasks import first_of, together
 from scheduler.calibration.windows import Window, placed, together_in
 from scheduler.calibration.wire import (
@@ -41,12 +43,12 @@ from scheduler.calibration.wire import (
     proof,
     start,
 )
-from scheduler.errors import SchedulerError
 
 T = TypeVar("T")
 
 BLOCK_BYTES: Final = 1 << 20
 SHORTEST_S: Final = 1e-9
+MAX_ADDRESS_CHARACTERS: Final = 1000
 GRACE_S: Final = 15.0
 """The time that a job may take beyond the requested time, to connect, drain and sync."""
 
@@ -114,18 +116,15 @@ class Agent:
                 nonce = secrets.token_hex(16)
                 await lines.write({"cairn-agent": VERSION, "nonce": nonce})
                 request = self._checked(await lines.read(), nonce)
-            jobs: dict[object, Callable[[Lines, _Asked], Awaitable[Mapping[str, object]]]] = {
+            jobs: dict[str, Callable[[Lines, Mapping[str, object]], Awaitable[Mapping[str, object]]]] = {
                 "hello": self._hello,
                 "take": self._take,
                 "send": self._send,
                 "write": self._write,
             }
-            do = request.get("do")
-            job = jobs.get(do) if isinstance(do, str) else None
-            if job is None:
-                raise CalibrationError(f"do={request.get('do')!r}: known are {', '.join(map(str, jobs))}")
-            done = await job(lines, _Asked(request))
-        except SchedulerError as error:
+            job = jobs[String(choices=tuple(jobs)).check(request.get("do"), "do")]
+            done = await job(lines, request)
+        except CairnError as error:
             await lines.write({"error": str(error)})
         except trio.TooSlowError:
             await lines.write({"error": f"{request.get('do') if request else 'the request'} took too long"})
@@ -152,19 +151,19 @@ class Agent:
 
     # ---- jobs
 
-    async def _hello(self, lines: Lines, asked: "_Asked") -> Mapping[str, object]:
+    async def _hello(self, lines: Lines, asked: Mapping[str, object]) -> Mapping[str, object]:
         """Report that the agent runs, and the room on its disk."""
         return {"free_bytes": shutil.disk_usage(self.settings.directory).free}
 
-    async def _take(self, lines: Lines, asked: "_Asked") -> Mapping[str, object]:
+    async def _take(self, lines: Lines, asked: Mapping[str, object]) -> Mapping[str, object]:
         """Count what comes in: `seconds` from the first byte on, without `warm_up_s`; or `bytes`, onto disk."""
         limits = self.settings.limits
-        if asked.has("bytes"):
-            size = asked.number("bytes", 1, limits.disk_bytes)
+        if "bytes" in asked:
+            size = _number(asked, "bytes", 1, limits.disk_bytes)
             await lines.write({"ok": {}})
             return {"bytes_s": size / await self._store(lines, size)}
-        seconds = asked.number("seconds", 0.01, limits.seconds)
-        warm_up_s = asked.number("warm_up_s", 0, seconds * 0.9)
+        seconds = _number(asked, "seconds", 0.01, limits.seconds)
+        warm_up_s = _number(asked, "warm_up_s", 0, seconds * 0.9)
         ordered_at = trio.current_time()
         await lines.write({"ok": {}})
         with trio.fail_after(seconds + GRACE_S):
@@ -188,28 +187,28 @@ class Agent:
                 await trio.to_thread.run_sync(_sync, file, limiter=self._threads)
                 return max(trio.current_time() - began, 1e-9)
 
-    async def _send(self, lines: Lines, asked: "_Asked") -> Mapping[str, object]:
+    async def _send(self, lines: Lines, asked: Mapping[str, object]) -> Mapping[str, object]:
         """Send to other agents at once, `streams` connections to each.
 
         The answer has an item for each agent: with `bytes` the rate, with `seconds` the window that it counted in.
         """
         ordered_at = trio.current_time()
         limits = self.settings.limits
-        targets = [parse_address(target, DEFAULT_PORT) for target in asked.texts("to", limits.streams)]
-        streams = int(asked.number("streams", 1, limits.streams)) if asked.has("streams") else 1
+        targets = [parse_address(target, DEFAULT_PORT) for target in _texts(asked, "to", limits.streams)]
+        streams = _integer(asked, "streams", 1, limits.streams) if "streams" in asked else 1
         if len(targets) * streams > limits.streams:
             raise CalibrationError(
                 f"{len(targets)} targets with {streams} streams each: at most {limits.streams} in all"
             )
         connect = partial(_while_connected, lines.stream)
         each = [target for target in targets for _ in range(streams)]
-        if asked.has("bytes"):
-            order: dict[str, object] = {"do": "take", "bytes": asked.number("bytes", 1, limits.disk_bytes)}
+        if "bytes" in asked:
+            order: dict[str, object] = {"do": "take", "bytes": _number(asked, "bytes", 1, limits.disk_bytes)}
             with trio.fail_after(limits.disk_s):
                 rates = await connect(partial(together, [partial(self._feed_bytes, target, order) for target in each]))
             return {"bytes_s": [sum(rates[n : n + streams]) for n in range(0, len(rates), streams)]}
-        seconds = asked.number("seconds", 0.01, limits.seconds)
-        order = {"do": "take", "seconds": seconds, "warm_up_s": asked.number("warm_up_s", 0, seconds * 0.9)}
+        seconds = _number(asked, "seconds", 0.01, limits.seconds)
+        order = {"do": "take", "seconds": seconds, "warm_up_s": _number(asked, "warm_up_s", 0, seconds * 0.9)}
         with trio.fail_after(seconds + GRACE_S):
             windows = await connect(partial(together, [partial(self._feed_window, target, order) for target in each]))
         by_target = [together_in(windows[n : n + streams]) for n in range(0, len(windows), streams)]
@@ -246,11 +245,11 @@ class Agent:
             abandon(lines.stream)
         return counted
 
-    async def _write(self, lines: Lines, asked: "_Asked") -> Mapping[str, object]:
+    async def _write(self, lines: Lines, asked: Mapping[str, object]) -> Mapping[str, object]:
         """So many writers write a file of `bytes` each at once, and sync it; each one's rate."""
         limits = self.settings.limits
-        writers = int(asked.number("writers", 1, limits.writers))
-        size = int(asked.number("bytes", 1, limits.disk_bytes))
+        writers = _integer(asked, "writers", 1, limits.writers)
+        size = _integer(asked, "bytes", 1, limits.disk_bytes)
         job = partial(_write_file, self.settings.directory, self._block, size)
         jobs = [partial(trio.to_thread.run_sync, job, limiter=self._threads) for _ in range(writers)]
         with self._room(size * writers), trio.fail_after(limits.disk_s):
@@ -290,29 +289,16 @@ class _Room:
         self._agent.release(self._size)
 
 
-class _Asked:
-    """The values of a request, checked when they are read. Raises CalibrationError."""
+def _number(asked: Mapping[str, object], name: str, least: float, most: float) -> float:
+    return Number(least, most).check(asked.get(name), name)
 
-    def __init__(self, values: Mapping[str, object]) -> None:
-        self._values = values
 
-    def has(self, name: str) -> bool:
-        """Whether the request has this value."""
-        return name in self._values
+def _integer(asked: Mapping[str, object], name: str, least: int, most: int) -> int:
+    return Integer(least, most).check(asked.get(name), name)
 
-    def number(self, name: str, least: float, most: float) -> float:
-        """A number in a range."""
-        value = self._values.get(name)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
-            raise CalibrationError(f"{name}={value!r}: must be a number from {least:g} to {most:g}")
-        return value
 
-    def texts(self, name: str, most: int) -> list[str]:
-        """A list of texts."""
-        value = self._values.get(name)
-        if not isinstance(value, list) or not 1 <= len(value) <= most or not all(isinstance(x, str) for x in value):
-            raise CalibrationError(f"{name}={value!r}: must be a list of 1 to {most} texts")
-        return value
+def _texts(asked: Mapping[str, object], name: str, most: int) -> tuple[str, ...]:
+    return ListOf(String(MAX_ADDRESS_CHARACTERS), most, 1).check(asked.get(name), name)
 
 
 async def count(stream: trio.abc.ReceiveStream, seconds: float, warm_up_s: float, unread: Callable[[], int]) -> Window:

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import trio
 
-from scheduler.addresses import Address
+from logstore.base.addresses import Address
 from scheduler.calibration.rules import SATURATED, HostRates, LinkRate, Measured, fill, pairs, sample, sides, spread
 from scheduler.calibration.tasks import together
 from scheduler.calibration.windows import Window, overlap, placed, together_in

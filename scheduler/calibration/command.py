@@ -18,7 +18,7 @@ from typing import Final
 
 import trio
 
-from scheduler.addresses import Address, is_loopback, parse_address
+from logstore.base.addresses import Address, is_loopback, parse_address
 from scheduler.calibration import agent as agents
 from scheduler.calibration.calibrator import CalibrationSettings, CalibrationStep, Calibrator
 from scheduler.calibration.rules import DEFAULT_SHARE, Calibrated, calibrate

@@ -20,7 +20,7 @@ from typing import Final
 
 import trio
 
-from scheduler.addresses import Address
+from logstore.base.addresses import Address
 from scheduler.errors import SchedulerError
 
 VERSION: Final = 2

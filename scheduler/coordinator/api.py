@@ -7,15 +7,15 @@ made of them, and tests compare every answer with them.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from scheduler.coordinator.api_types import (
+from logstore.base.fields import (
     Boolean,
     Field,
     Integer,
     ListOf,
     MapOf,
     Number,
+    Object,
     Optional,
-    Record,
     String,
     Type,
 )
@@ -37,12 +37,12 @@ NAME = String(200)
 KIND = String(choices=("write", "read", "copy"))
 STATE = String(choices=("waiting", "running", "finished", "cancelled", "failed"))
 EVENT = String(choices=("go", "revoked", "finished", "cancelled", "failed"))
-EMPTY = Record("Empty")
+EMPTY = Object("Empty")
 
 
 # ---- values in answers
 
-PLACE = Record(
+PLACE = Object(
     "Place",
     {
         "requests_ahead": Field(Integer(), "requests that come first"),
@@ -52,7 +52,7 @@ PLACE = Record(
         ),
     },
 )
-EVENT_RECORD = Record(
+EVENT_RECORD = Object(
     "Event",
     {
         "number": Field(Integer(1), "1 for the request's first event, 2 for the next"),
@@ -63,7 +63,7 @@ EVENT_RECORD = Record(
         "addresses": Field(ListOf(Optional(String(300))), "of the same hosts, where they are known"),
     },
 )
-REQUEST_VIEW = Record(
+REQUEST_VIEW = Object(
     "Request",
     {
         "request": Field(NAME, "its name"),
@@ -81,7 +81,7 @@ REQUEST_VIEW = Record(
         "why": Field(Optional(String(500, 0)), "why it failed or was cancelled, if anything was said"),
     },
 )
-EVENTS = Record(
+EVENTS = Object(
     "Events",
     {
         "request": Field(NAME, "the request"),
@@ -89,7 +89,7 @@ EVENTS = Record(
         "events": Field(ListOf(EVENT_RECORD), "what is new, in order; empty when nothing came in time"),
     },
 )
-REPORTED = Record(
+REPORTED = Object(
     "Reported",
     {
         "request": Field(NAME, "the request"),
@@ -98,7 +98,7 @@ REPORTED = Record(
         "state": Field(STATE, "where the request stands"),
     },
 )
-HOST_VIEW = Record(
+HOST_VIEW = Object(
     "Host",
     {
         "host": Field(NAME, "its name in the topology"),
@@ -108,7 +108,7 @@ HOST_VIEW = Record(
         "deadline_ms": Field(Optional(Integer()), "it must say that it lives within so many milliseconds"),
     },
 )
-IN_FLIGHT = Record(
+IN_FLIGHT = Object(
     "ChunkInFlight",
     {
         "request": Field(NAME, "the request"),
@@ -119,7 +119,7 @@ IN_FLIGHT = Record(
         "for_ms": Field(Integer(), "how long it has been under way"),
     },
 )
-CAPACITY = Record(
+CAPACITY = Object(
     "Capacity",
     {
         "resource": Field(String(choices=("send", "receive", "disk", "link")), "what is used"),
@@ -128,7 +128,7 @@ CAPACITY = Record(
         "total": Field(Integer(), "chunks that may use it at a time"),
     },
 )
-QUEUED = Record(
+QUEUED = Object(
     "QueuedRequest",
     {
         "request": Field(NAME, "its name"),
@@ -142,7 +142,7 @@ QUEUED = Record(
         "stranded": Field(Boolean(), "true: hosts that are lost leave no path for what waits of it; it waits for them"),
     },
 )
-STATUS = Record(
+STATUS = Object(
     "Status",
     {
         "topology": Field(String(200, 0), "the network's name"),
@@ -157,7 +157,7 @@ STATUS = Record(
         "capacities": Field(ListOf(CAPACITY), "everything of which something is used"),
     },
 )
-SERVER = Record(
+SERVER = Object(
     "Server",
     {
         "name": Field(NAME, "its name"),
@@ -168,7 +168,7 @@ SERVER = Record(
         "address": Field(Optional(String(300)), "where others reach it"),
     },
 )
-LINK = Record(
+LINK = Object(
     "Link",
     {
         "source": Field(String(), "from this switch"),
@@ -177,7 +177,7 @@ LINK = Record(
         "cost": Field(Integer(), "its length, for the shortest path"),
     },
 )
-TOPOLOGY = Record(
+TOPOLOGY = Object(
     "Topology",
     {
         "name": Field(String(200, 0), "the network's name"),
@@ -187,8 +187,8 @@ TOPOLOGY = Record(
         "links": Field(ListOf(LINK), "every direction of every connection between switches"),
     },
 )
-HEALTH = Record("Health", {"status": Field(String(choices=("ok", "failing")), "failing: nothing can be stored")})
-ERROR = Record(
+HEALTH = Object("Health", {"status": Field(String(choices=("ok", "failing")), "failing: nothing can be stored")})
+ERROR = Object(
     "Error",
     {
         "error": Field(String(2000), "what is wrong and what to do"),
@@ -198,14 +198,14 @@ ERROR = Record(
 
 # ---- values in requests
 
-REGISTER = Record(
+REGISTER = Object(
     "RegisterHost",
     {
         "name": Field(NAME, "a host of the topology"),
         "address": Field(Optional(String(300)), "where others reach it; writers are told", None),
     },
 )
-SUBMIT = Record(
+SUBMIT = Object(
     "SubmitRequest",
     {
         "name": Field(Optional(NAME), "your name for it, so that it can be sent twice; none: one is made up", None),
@@ -224,9 +224,9 @@ SUBMIT = Record(
         ),
     },
 )
-RESUBMIT = Record("ResubmitRequest", {"chunks": Field(Integer(1, MAX_CHUNKS), "the new number of chunks")})
-DONE = Record("ChunkDone", {"attempt": Field(Integer(), "the attempt that the go named")})
-FAILED = Record(
+RESUBMIT = Object("ResubmitRequest", {"chunks": Field(Integer(1, MAX_CHUNKS), "the new number of chunks")})
+DONE = Object("ChunkDone", {"attempt": Field(Integer(), "the attempt that the go named")})
+FAILED = Object(
     "ChunkFailed",
     {
         "attempt": Field(Integer(), "the attempt that the go named"),
@@ -256,8 +256,8 @@ class Route:
     says: str
     answers: Mapping[int, RouteAnswer]
     parameters: Mapping[str, Field] = field(default_factory=dict)
-    query: Record = EMPTY
-    body: Record | None = None
+    query: Object = EMPTY
+    body: Object | None = None
     errors: tuple[int, ...] = ()
     waits: bool = False
     free: bool = False
@@ -289,7 +289,7 @@ COMMON_ERRORS = (400, 401, 408, 413, 431, 500, 503)
 _BY_NAME = {"name": Field(NAME, "the request's name")}
 _BY_CHUNK = {**_BY_NAME, "chunk": Field(Integer(0, MAX_CHUNKS), "the chunk's number, from 0")}
 _BY_HOST = {"name": Field(NAME, "the host's name")}
-_EVENTS_AFTER = Record(
+_EVENTS_AFTER = Object(
     "EventsAfter",
     {
         "after": Field(Integer(), "number of the last event you have; 0: none", 0),

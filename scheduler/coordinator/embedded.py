@@ -6,28 +6,28 @@ The sidecar imports this module only if its settings ask for a coordinator; it u
 Invariant: the coordinator has neither TLS nor a token, so it listens on loopback unless `insecure`.
 """
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random, SystemRandom
 
 import trio
 
-from scheduler.addresses import parse_address
+from logstore.base.addresses import parse_address
+from logstore.base.errors import CairnError
+from logstore.base.events import Report
+from logstore.base.system import SystemClock
 from scheduler.coordinator.running import RunningCoordinator, Security, ServeSettings, make_planner, opened, serve
 from scheduler.coordinator.service import CoordinatorEnvironment
-from scheduler.coordinator.system_clock import SystemClock
-from scheduler.errors import SchedulerError
 from scheduler.topology.description import load_topology
 
-Refused = SchedulerError
-"""The error of `start` besides OSError; its message is one line that says what to change."""
+Refused = CairnError
+"""What `start` raises besides OSError: one clear line says what to change."""
 
 
 async def start(
     topology: Path,
     listen: str,
     data_dir: Path,
-    report: Callable[[str, Mapping[str, object]], None],
+    report: Report,
     *,
     insecure: bool = False,
     task_status: trio.TaskStatus[RunningCoordinator] = trio.TASK_STATUS_IGNORED,

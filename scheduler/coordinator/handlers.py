@@ -25,7 +25,7 @@ MAX_LISTED = 1000
 """Requests, chunks and capacities listed in a status; the counts cover all."""
 
 
-class ApiHandlers:
+class RouteHandlers:
     """The operations of the interface on one coordinator. `traffic`: the server's own numbers, for the metrics."""
 
     def __init__(self, coordinator: Coordinator, traffic: metrics.Traffic) -> None:

@@ -8,7 +8,7 @@ Invariants: sans-I/O, times come in; a registered host has a deadline, a lost on
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from scheduler.coordinator.api_types import nearest, shown
+from logstore.base.fields import nearest, shown
 from scheduler.coordinator.errors import ApiError
 
 NOT_FOUND = 404

@@ -13,9 +13,10 @@ from functools import partial
 
 import trio
 
+from logstore.base.events import Report
 from scheduler.coordinator.errors import StoreError
+from scheduler.coordinator.log_events import STORE_FAILS, STORE_WORKS_AGAIN
 from scheduler.coordinator.metadata.interface import Change, Metadata, Put
-from scheduler.coordinator.report import Report
 
 RETRY_S = 1.0
 """The pause before a failed transaction is tried again, unless a caller asks for it earlier."""
@@ -92,7 +93,7 @@ class MetadataJournal:
             if scope.cancelled_caught:
                 if not self._stall_reported:
                     self._stall_reported = True
-                    self._report("store fails", {"why": STALLED})
+                    self._report(STORE_FAILS, why=STALLED)
                 raise StoreError(STALLED)
             if round_.error is not None:
                 raise StoreError(round_.error)
@@ -134,7 +135,7 @@ class MetadataJournal:
                 self.changes += len(batch)
                 if self._error is not None or self._stall_reported:
                     self._error, self._stall_reported = None, False
-                    self._report("store works again", {})
+                    self._report(STORE_WORKS_AGAIN)
                 for notify in then:
                     notify()
             self._in_flight = self._began_s = None
@@ -151,7 +152,7 @@ class MetadataJournal:
         self._callbacks = then + self._callbacks
         self.failures += 1
         if self._error is None:
-            self._report("store fails", {"why": why})
+            self._report(STORE_FAILS, why=why)
         self._error = why
         self._work.set()
 

@@ -5,8 +5,8 @@ Invariant: this module adds no content of its own to the tables.
 
 from typing import Any
 
+from logstore.base.fields import Field, Object, Type, records_in
 from scheduler.coordinator.api import ERROR, ERRORS, ROUTES, Route, RouteAnswer
-from scheduler.coordinator.api_types import Field, Record, Type, records_in
 from scheduler.coordinator.http.messages import JSON
 
 OPENAPI_VERSION = "3.1.0"
@@ -66,10 +66,10 @@ def _response(answer: RouteAnswer) -> dict[str, Any]:
 
 
 def _schema(kind: Type) -> dict[str, Any]:
-    return kind.schema() if isinstance(kind, Record) else {"type": "object"}
+    return kind.schema() if isinstance(kind, Object) else {"type": "object"}
 
 
-def _records() -> list[Record]:
+def _records() -> list[Object]:
     """Every record that a body or an answer is made of, by name."""
     kinds: list[Type] = [ERROR]
     for route in ROUTES:

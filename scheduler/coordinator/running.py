@@ -5,8 +5,6 @@ data directory are raised before anything is compiled; one process holds a data 
 are stored, and waiting writers are answered.
 """
 
-import fcntl
-import os
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -16,25 +14,22 @@ from pathlib import Path
 
 import trio
 
-from scheduler.addresses import Address, is_loopback
+from logstore.base.addresses import Address, is_loopback
+from logstore.base.directory import locked_directory
 from scheduler.coordinator.dispatch import Dispatch
 from scheduler.coordinator.errors import StartError, StoreError
-from scheduler.coordinator.folding import Folding
-from scheduler.coordinator.handlers import ApiHandlers
+from scheduler.coordinator.handlers import RouteHandlers
 from scheduler.coordinator.http.messages import HttpSettings
 from scheduler.coordinator.http.server import HttpServer
 from scheduler.coordinator.journal import MetadataJournal
 from scheduler.coordinator.metadata.interface import Metadata
-from scheduler.coordinator.metadata.sqlite import SqliteMetadata, sync_directory
+from scheduler.coordinator.metadata.sqlite import SqliteMetadata
 from scheduler.coordinator.service import Coordinator, CoordinatorEnvironment, CoordinatorSettings
 from scheduler.coordinator.warm_up import warm_up_planner
 from scheduler.peace.plan import Planner
 from scheduler.topology import Topology
 
 DATABASE = "coordinator.db"
-LOCK_FILE = "lock"
-DIRECTORY_MODE = 0o700
-FILE_MODE = 0o600
 DRAIN_S = 5.0
 """How long a stop waits for the answers in work."""
 DEFAULT_LISTEN = Address("127.0.0.1", 9880)
@@ -135,13 +130,12 @@ async def serve(
     coordinator = Coordinator(environment, settings.coordinator, journal)
     coordinator.restore(stored)
     traffic = _Traffic()
-    operations, security = ApiHandlers(coordinator, traffic).operations(), settings.security
-    report = Folding(environment.report, environment.clock.monotonic_s)
-    dispatch = Dispatch(operations, report, security.token, own_only=security.own_only)
+    operations, security = RouteHandlers(coordinator, traffic).operations(), settings.security
+    dispatch = Dispatch(operations, environment.report, security.token, own_only=security.own_only)
     server = HttpServer(
         settings.http,
         dispatch,
-        report,
+        environment.report,
         may_wait=dispatch.may_wait,
         takes_large=dispatch.takes_large,
         tls=security.tls,
@@ -150,14 +144,12 @@ async def serve(
     async with trio.open_nursery() as background:
         background.start_soon(journal.run)
         background.start_soon(coordinator.run)
-        background.start_soon(report.run)
         async with trio.open_nursery() as front:
             running.address = await front.start(server.serve, settings.listen)
             task_status.started(running)
         with trio.move_on_after(DRAIN_S), suppress(StoreError):
             await journal.durable()
         background.cancel_scope.cancel()
-    report.flush()
 
 
 def make_planner(name: str | None, topology: Topology) -> Planner:
@@ -172,34 +164,16 @@ def make_planner(name: str | None, topology: Topology) -> Planner:
 
 @contextmanager
 def opened(data_dir: Path) -> Iterator[SqliteMetadata]:
-    """Open the metadata of a data directory, locked for this process. Raises StartError, OSError."""
-    _make_directory(data_dir)
-    descriptor = os.open(data_dir / LOCK_FILE, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, FILE_MODE)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
-            raise StartError(
-                f"{data_dir} is in use by another coordinator (process {owner}); stop it or choose another --data-dir"
-            ) from error
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    """The metadata of a data directory, made if it is missing, locked for this process.
+
+    Raises DirectoryInUse, StartError, OSError.
+    """
+    with locked_directory(data_dir, "coordinator"):
         metadata = SqliteMetadata(data_dir / DATABASE)
         try:
             yield metadata
         finally:
             metadata.close()
-    finally:
-        os.close(descriptor)
-
-
-def _make_directory(path: Path) -> None:
-    """Make a directory and its parents; their names are durable on return."""
-    missing = [one for one in (path, *path.parents) if not one.exists()]
-    path.mkdir(parents=True, exist_ok=True, mode=DIRECTORY_MODE)
-    for made in missing:
-        sync_directory(made.parent)
 
 
 def read_token(path: Path) -> str:

@@ -15,19 +15,32 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from traceback import format_exception
-from typing import Protocol
 
 import trio
 
-from scheduler.coordinator.api_types import shown
+from logstore.base.clock import Clock
+from logstore.base.events import Report
+from logstore.base.fields import shown
 from scheduler.coordinator.deadlines import chunk_deadline_ms
 from scheduler.coordinator.errors import ApiError, StartError, StoreDamaged, StoreError
 from scheduler.coordinator.events import Event
 from scheduler.coordinator.hosts import HostRecord, Hosts
 from scheduler.coordinator.journal import MetadataJournal
+from scheduler.coordinator.log_events import (
+    CHUNK_OVERDUE,
+    HOST_LOST,
+    HOST_REGISTERED,
+    PLAN_NOT_REBUILT,
+    PLAN_REBUILT,
+    REQUEST_CRASHED,
+    REQUEST_HAS_A_PATH_AGAIN,
+    REQUEST_STRANDED,
+    SUBMITTED,
+    TOLD_TO_WRITERS,
+    WRITER_SILENT,
+)
 from scheduler.coordinator.metadata.interface import Change
 from scheduler.coordinator.registry import RequestEntry, RequestRegistry, host_change, restore_hosts, submission_text
-from scheduler.coordinator.report import Report
 from scheduler.errors import PlanInvalid, RequestError, SchedulerError
 from scheduler.peace.online import GATHER_MS, OnlineScheduler, QueuePosition, Settings, Status, Submission
 from scheduler.peace.online.records import ChunkRecord, EventOutcome, RequestRecord
@@ -42,18 +55,6 @@ INCONSISTENT = "an event failed in the middle; the plan is made anew from what i
 MAX_REBUILD_PAUSE_S = 30.0
 PLAN_PATIENCE_S = 1.0
 """How long an answer waits for the plan, beyond the time for which events are gathered."""
-
-
-class Clock(Protocol):
-    """Time, as an argument."""
-
-    def wall_ms(self) -> int:
-        """Milliseconds since the Unix epoch; may jump."""
-        ...
-
-    def monotonic_s(self) -> float:
-        """Seconds that never go back."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +186,7 @@ class Coordinator:
         try:
             self._change(lambda: self._scheduler.plan(self.now_ms()))
         except Exception as error:  # noqa: BLE001  one event that fails must not end the service
-            self.environment.report("request crashed", {"operation": "plan", "trace": "".join(format_exception(error))})
+            self.environment.report(REQUEST_CRASHED, operation="plan", trace="".join(format_exception(error)))
 
     async def _tick(self) -> None:
         """Check deadlines, rebuild the plan if necessary, and plan events whose plan could not be stored in time."""
@@ -208,9 +209,7 @@ class Coordinator:
             try:
                 self._check_deadlines(now_ms)
             except Exception as error:  # noqa: BLE001  one event that fails must not end the service
-                self.environment.report(
-                    "request crashed", {"operation": "tick", "trace": "".join(format_exception(error))}
-                )
+                self.environment.report(REQUEST_CRASHED, operation="tick", trace="".join(format_exception(error)))
 
     def _extend_writer_deadlines(self, more_ms: int) -> None:
         """Extend the writers' deadlines: their calls could not be stored for so long."""
@@ -223,7 +222,7 @@ class Coordinator:
         for host in self.hosts.overdue_hosts(now_ms):
             self._lose(host, "missed its deadline")
         for name in self.registry.silent(now_ms - settings.writer_deadline_ms):
-            self.environment.report("writer silent", {"request": name})
+            self.environment.report(WRITER_SILENT, request=name)
             self._change(lambda name=name: self._scheduler.cancel(name, now_ms))  # type: ignore[misc]
         for record in self.registry.overdue(now_ms, self.chunk_deadline_ms):
             self._revoke_overdue(record, now_ms)
@@ -236,12 +235,13 @@ class Coordinator:
         if self.registry.running.get((name, chunk)) is not record:
             return  # its request ended with the chunk before
         self.environment.report(
-            "chunk overdue",
-            {
-                "request": name, "chunk": chunk, "attempt": attempt, "hosts": ",".join(record.hosts),
-                "for_ms": now_ms - record.since_ms,
-            },
-        )  # fmt: skip
+            CHUNK_OVERDUE,
+            request=name,
+            chunk=chunk,
+            attempt=attempt,
+            hosts=",".join(record.hosts),
+            for_ms=now_ms - record.since_ms,
+        )
         self.counts["overdue"] += 1
         self._change(lambda: self._scheduler.overdue(name, chunk, attempt, now_ms))
 
@@ -250,10 +250,10 @@ class Coordinator:
         before, self.unreachable = self.unreachable, self._scheduler.unreachable()
         lost = ",".join(host.name for host in self.hosts.known() if host.lost)
         for name in sorted(self.unreachable - before):
-            self.environment.report("request stranded", {"request": name, "hosts_lost": lost})
+            self.environment.report(REQUEST_STRANDED, request=name, hosts_lost=lost)
         for name in sorted(before - self.unreachable):
             if name in self.registry.requests and not self.registry.requests[name].state.ended:
-                self.environment.report("request has a path again", {"request": name})
+                self.environment.report(REQUEST_HAS_A_PATH_AGAIN, request=name)
 
     def stop(self) -> None:
         """Answer all waiting clients, because the service ends."""
@@ -270,9 +270,7 @@ class Coordinator:
         before = self.hosts.record(name)
         record = self.hosts.register(name, address, self.now_ms())
         if record != before:
-            self.environment.report(
-                "host registered", {"host": name, "address": address or "", "was_lost": before.lost}
-            )
+            self.environment.report(HOST_REGISTERED, host=name, address=address or "", was_lost=before.lost)
             self._change(
                 lambda: self._scheduler.host_back(name, self.now_ms()) if before.lost else EventOutcome(),
                 [host_change(record)],
@@ -294,7 +292,7 @@ class Coordinator:
         return self.hosts.record(name)
 
     def _lose(self, host: str, why: str) -> None:
-        self.environment.report("host lost", {"host": host, "why": why})
+        self.environment.report(HOST_LOST, host=host, why=why)
         self.counts["hosts_lost"] += 1
         record = self.hosts.lose(host)
         self._change(lambda: self._scheduler.host_lost(host, self.now_ms()), [host_change(record)])
@@ -337,9 +335,7 @@ class Coordinator:
                 raise RequestError("replicas", f"{submission.replicas}: {error}") from error
             raise
         entry = self.registry.requests[submission.name]
-        self.environment.report(
-            "submitted", {"request": submission.name, "writer": submission.writer, "chunks": submission.chunks}
-        )
+        self.environment.report(SUBMITTED, request=submission.name, writer=submission.writer, chunks=submission.chunks)
         try:
             await self._wait_durable()
         except StoreError:
@@ -509,13 +505,13 @@ class Coordinator:
         except Exception as error:  # noqa: BLE001  any error: nothing was changed, and the next try follows
             self._rebuild_pause_s = min(MAX_REBUILD_PAUSE_S, 2 * self._rebuild_pause_s + self.settings.tick_s)
             self._rebuild_at_s = environment.clock.monotonic_s() + self._rebuild_pause_s
-            environment.report("plan not rebuilt", {"trace": "".join(format_exception(error))})
+            environment.report(PLAN_NOT_REBUILT, trace="".join(format_exception(error)))
             return
         self.registry.replace_with(stored, now_ms)
         self.registry.restart_deadlines(now_ms)
         self._scheduler, self._inconsistent, self._rebuild_pause_s = scheduler, None, 0.0
         self.counts["rebuilt"] += 1
-        environment.report("plan rebuilt", {"requests": self.registry.live})
+        environment.report(PLAN_REBUILT, requests=self.registry.live)
         self._commit(scheduler.restored, [host_change(record) for record in self.hosts.known()])
         self._schedule_plan()
 
@@ -542,11 +538,11 @@ class Coordinator:
         kind = event["event"]
         self.counts[kind] += 1
         if event["chunk"] is None:
-            self.environment.report(kind, {"request": name})
+            self.environment.report(TOLD_TO_WRITERS[kind], request=name)
         else:
             hosts = ",".join(event["hosts"])
             self.environment.report(
-                kind, {"request": name, "chunk": event["chunk"], "attempt": event["attempt"], "hosts": hosts}
+                TOLD_TO_WRITERS[kind], request=name, chunk=event["chunk"], attempt=event["attempt"], hosts=hosts
             )
 
     def _entry(self, name: str) -> RequestEntry:

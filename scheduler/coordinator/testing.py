@@ -19,20 +19,17 @@ from typing import Any
 
 import trio
 
-from scheduler.addresses import Address
+from logstore.base.addresses import Address
+from logstore.base.events import ignore
+from logstore.base.system import SystemClock
 from scheduler.coordinator.metadata.interface import Metadata
 from scheduler.coordinator.running import RunningCoordinator, ServeSettings, make_planner, opened, serve
 from scheduler.coordinator.service import CoordinatorEnvironment, CoordinatorSettings
-from scheduler.coordinator.system_clock import SystemClock
 from scheduler.peace.online import GATHER_MS, Settings
 from scheduler.topology import Topology
 
 DEADLINE_S = 300.0
 """The time limit of a start or a stop; a busy machine needs seconds."""
-
-
-def silent(event: str, fields: object) -> None:
-    """Discard a report."""
 
 
 @contextmanager
@@ -56,7 +53,7 @@ def running(
         directory = data_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="coordinator-")))
         metadata = stack.enter_context(opened(directory))
         clock = SystemClock()
-        environment = CoordinatorEnvironment(topology, make_planner(planner, topology), clock, Random(seed), silent)  # noqa: S311
+        environment = CoordinatorEnvironment(topology, make_planner(planner, topology), clock, Random(seed), ignore)  # noqa: S311
         yield stack.enter_context(in_thread(environment, metadata, served))
 
 

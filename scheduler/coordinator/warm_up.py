@@ -8,13 +8,15 @@ the compiler. The caller waits for the end of the thread: a process must not end
 """
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from random import Random
 from typing import Any, Final
 
 import trio
 from numba.core import event
 
+from logstore.base.events import Report
+from scheduler.coordinator.log_events import WARMING
 from scheduler.peace.placement import default_placement
 from scheduler.peace.plan import Planner, Request, Residual
 from scheduler.peace.repaired import RepairedPlanner
@@ -30,10 +32,10 @@ _LOADS: Final = ((2,), (3,), (1, 2, 3))
 """The replicas of a plan's requests, in turn: equal numbers, which are planned jointly, and a mixture."""
 
 
-async def warm_up_planner(planner: Planner, report: Callable[[str, Mapping[str, object]], None]) -> None:
-    """Compile or load the code of planners of this class, in a thread, while other tasks run."""
+async def warm_up_planner(planner: Planner, report: Report) -> None:
+    """Have all compiled code of planners like this one, on a thread; others run meanwhile."""
     if isinstance(planner, Compiled):
-        report("warming", {"planner": planner.name})
+        report(WARMING, planner=planner.name)
         await trio.to_thread.run_sync(warm_up, type(planner), trio.from_thread.check_cancelled)
 
 

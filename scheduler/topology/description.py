@@ -28,6 +28,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from logstore.base.fields import suggestion
 from scheduler.errors import TopologyError
 from scheduler.topology.keys import (
     DEFAULTS,
@@ -39,7 +40,6 @@ from scheduler.topology.keys import (
     TABLES,
     TOP,
     Entry,
-    suggestion,
     table,
     tables,
 )

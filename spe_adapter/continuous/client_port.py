@@ -14,9 +14,9 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Final, Self
 
+from logstore.base.addresses import Address
 from logstore.client.blocking import Client, Pending, TopicPartition
 from logstore.client.errors import Refused
-from logstore.client.network import Address
 from logstore.client.wire import EARLIEST, LATEST, Fetched
 from logstore.format.epoch_api import DecideReply
 from spe_adapter.continuous.errors import CommitLost

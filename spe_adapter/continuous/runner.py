@@ -13,9 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from logstore.base.addresses import Address
 from logstore.client.blocking import Client, parse_addresses
 from logstore.client.errors import UNKNOWN_TOPIC_OR_PARTITION, Refused
-from logstore.client.network import Address, Network
+from logstore.client.network import Network
 from logstore.errors import CairnError, TopicExists
 from spe_adapter.cec.policy import Policy, bounded
 from spe_adapter.continuous.client_port import CLIENT_ID, ClientPort

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Final, Literal
 
+from logstore.base.addresses import Address
 from logstore.client.blocking import parse_addresses
-from logstore.client.network import Address
 from logstore.errors import InvalidConfig
 from spe_adapter.codec.encode import DEFAULT_BATCH_BYTES
 from spe_adapter.datasource.offsets import EARLIEST, LATEST, Offsets, TopicPartition, parse_assignment, parse_offsets

@@ -17,10 +17,10 @@ from pathlib import Path
 from queue import Empty
 from typing import Final, NamedTuple
 
+from logstore.base.addresses import Address
+from logstore.base.system import SystemClock
 from logstore.client.blocking import Client
-from logstore.client.network import Address
 from logstore.client.wire import TopicPartition
-from logstore.disk.clock import SystemClock
 from spe_adapter.demo.processes import Killable, sidecar_command
 from spe_adapter.demo.purchases import CLOSING_ITEM, Expected, averages, from_values, generate, spendings, together
 from spe_adapter.demo.report import Kill, Outcome

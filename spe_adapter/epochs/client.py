@@ -18,8 +18,9 @@ from typing import Final, NamedTuple, Protocol
 
 import pyarrow as pa
 
+from logstore.base.addresses import Address
 from logstore.client.blocking import Client, Pending
-from logstore.client.network import Address, Network
+from logstore.client.network import Network
 from logstore.client.wire import TopicPartition
 from logstore.errors import CairnError, MessageTooLarge
 from logstore.format.epoch_api import (

@@ -20,8 +20,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from logstore.disk.clock import SystemClock
-from logstore.interfaces import Buffer, Clock
+from logstore.base.clock import Clock
+from logstore.base.system import SystemClock
+from logstore.interfaces import Buffer
 from spe_adapter.codec.kernels import Bytes
 from spe_adapter.state.errors import StateTooLarge
 

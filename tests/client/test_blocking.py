@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from logstore.base.addresses import Address
 from logstore.client import wire
 from logstore.client.blocking import Client, parse_addresses
 from logstore.client.errors import MalformedReply, Refused, Unavailable
-from logstore.client.network import Address
 from logstore.client.wire import TopicPartition
 from logstore.errors import FencedRun, InvalidConfig
 from logstore.format import epoch_api

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple, TypeVar
 
+from logstore.base.events import ignore
 from logstore.epochs.epochs import Epochs
 from logstore.epochs.staging import Staging
 from logstore.errors import StorageFailed
@@ -29,8 +30,8 @@ from logstore.log.ticket import Ticket
 from logstore.log.topics import TopicConfig
 from logstore.testing.clock import ManualClock
 from logstore.testing.controls import scan_all
-from logstore.testing.driver import Driver
-from logstore.testing.faults import EIO, Call, Fault
+from logstore.testing.driver import JobDriver
+from logstore.testing.faults import EIO, Fault, FileCall
 from logstore.testing.simdisk import SimDisk
 from spe_adapter.cec.policy import Policy
 from spe_adapter.continuous.core import Core, Place
@@ -90,16 +91,13 @@ class Life:
         self.clock = clock
         ids = Random(disk.calls + 7)
 
-        def report(event: str, fields: object) -> None:
-            del event, fields
-
         settings = StoreSettings(topic_defaults=TopicConfig(segment_bytes=SEGMENT_BYTES))
         self.store = Store.open(
-            disk, clock, settings, new_id=lambda: uuid.UUID(int=ids.getrandbits(128)), report=report
+            disk, clock, settings, new_id=lambda: uuid.UUID(int=ids.getrandbits(128)), report=ignore
         )
-        self.staging = Staging.open(disk, self.store.notify, report)
-        self.epochs = Epochs(self.store, self.staging, report)
-        self.driver = Driver(self.store.queue, disk, random)
+        self.staging = Staging.open(disk, self.store.notify, ignore)
+        self.epochs = Epochs(self.store, self.staging, ignore)
+        self.driver = JobDriver(self.store.queue, disk, random)
         for search in self.epochs.searches():
             stream = self.store.stream(search.target.topic, search.target.partition)
             self.epochs.found(search, self.controls(stream, search.from_offset))
@@ -155,13 +153,13 @@ class World:
         self._hook(self.life.disk)
 
     def _hook(self, disk: SimDisk) -> None:
-        def before(call: Call) -> None:
+        def before(call: FileCall) -> None:
             if call.changes_disk:
                 self.counts.disk_calls += 1
                 if self.counts.disk_calls in self.faults.power:
                     raise PowerCut(str(call))
 
-        def fault(call: Call) -> Fault | None:
+        def fault(call: FileCall) -> Fault | None:
             fails = call.changes_disk and self.counts.disk_calls in self.faults.failing
             self.counts.failures += fails
             return EIO if fails else None

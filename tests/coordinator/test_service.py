@@ -13,16 +13,17 @@ import trio
 import trio.lowlevel
 from trio.testing import MockClock
 
+from logstore.base.events import LogEvent, Report, ignore
+from logstore.testing.reports import RecordedReports
 from scheduler.coordinator import registry
 from scheduler.coordinator.deadlines import chunk_deadline_ms
 from scheduler.coordinator.errors import ApiError, StoreError
 from scheduler.coordinator.journal import MetadataJournal, OffLoad
+from scheduler.coordinator.log_events import CHUNK_OVERDUE, REQUEST_CRASHED, REQUEST_HAS_A_PATH_AGAIN, REQUEST_STRANDED
 from scheduler.coordinator.metadata.interface import Change, Metadata
 from scheduler.coordinator.metadata.sqlite import SqliteMetadata
-from scheduler.coordinator.report import Report
 from scheduler.coordinator.running import make_planner
 from scheduler.coordinator.service import Coordinator, CoordinatorEnvironment, CoordinatorSettings
-from scheduler.coordinator.testing import silent
 from scheduler.peace.online import GATHER_MS, Submission
 from scheduler.peace.paper import PaperPlanner
 from scheduler.peace.plan import Chain, Planner, Request, Residual
@@ -66,13 +67,13 @@ async def coordinator(
     clock: Clock,
     off_load: OffLoad = at_once,
     *,
-    report: Report = silent,
+    report: Report = ignore,
     planner: Planner | None = None,
     chunk_deadline_ms: int | None = None,
     gather_ms: int = GATHER_MS,
 ) -> AsyncGenerator[Coordinator, None]:
     """A coordinator that keeps time and stores, without a server."""
-    journal = MetadataJournal(metadata, silent, off_load)
+    journal = MetadataJournal(metadata, ignore, off_load)
     environment = CoordinatorEnvironment(NETWORK, planner or make_planner("paper", NETWORK), clock, Random(0), report)
     scheduling = replace(SETTINGS.scheduler, gather_ms=gather_ms)
     chosen = replace(SETTINGS, scheduler=scheduling, chunk_deadline_ms=chunk_deadline_ms)
@@ -131,15 +132,15 @@ async def test_a_silent_writer_holds_capacity_for_a_bounded_time(
 ) -> None:
     """One that asks now and then goes on for ever; one that does not is cancelled."""
     async with coordinator(database, Clock()) as found:
-        await found.submit("silent", write("r1h1"))  # type: ignore[arg-type]
+        await found.submit("ignore", write("r1h1"))  # type: ignore[arg-type]
         await found.submit("asking", write("r1h2"))  # type: ignore[arg-type]
         for _ in range(5):
             await trio.sleep(20)
             await found.wait("asking", 1, 0)
-        assert found.registry.requests["silent"].state == "cancelled"
+        assert found.registry.requests["ignore"].state == "cancelled"
         assert found.registry.requests["asking"].state == "running"
         await trio.sleep(110)
-        assert "silent" not in found.registry.requests
+        assert "ignore" not in found.registry.requests
 
 
 async def test_a_writer_that_waits_is_not_silent(database: SqliteMetadata, autojump_clock: MockClock) -> None:
@@ -171,10 +172,10 @@ async def test_who_watches_keeps_no_writer_alive(database: SqliteMetadata, autoj
 
 async def test_a_chunk_that_hangs_is_revoked(database: SqliteMetadata, autojump_clock: MockClock) -> None:
     """A writer that polls and never reports holds a chunk for its deadline; then it is told, and goes another way."""
-    said: list[tuple[str, object]] = []
+    reports = RecordedReports()
     made = coordinator(
         database, Clock(), chunk_deadline_ms=30_000,
-        report=lambda event, fields: said.append((event, fields.get("request"))),
+        report=reports,
     )  # fmt: skip
     async with made as found:
         entry, _ = await found.submit("hung", write("r1h1"))  # type: ignore[arg-type]
@@ -190,7 +191,7 @@ async def test_a_chunk_that_hangs_is_revoked(database: SqliteMetadata, autojump_
         assert [event["event"] for event in entry.log.events] == ["go", "revoked", "go"]
         assert revoked["hosts"] == go["hosts"]
         assert set(again["hosts"]) & set(go["hosts"]) == {"r1h1"}, "its chain's hosts are suspects"
-        assert ("chunk overdue", "hung") in said
+        assert [fields["request"] for fields in reports.of(CHUNK_OVERDUE)] == ["hung"]
         assert found.counts["overdue"] == 1
         assert found.registry.oldest_ms(found.now_ms()) < 1000
         _, counted = await found.done("hung", 0, 1)
@@ -260,9 +261,9 @@ async def test_a_stranded_request_is_told(database: SqliteMetadata, autojump_clo
     """When hosts that are lost leave a request no path, the log says so with their names; and when one is back."""
     said: list[str] = []
 
-    def report(event: str, fields: Mapping[str, object]) -> None:
-        if "stranded" in event or "path" in event:
-            said.append(f"{event}: {fields['request']} {fields.get('hosts_lost', '')}".strip())
+    def report(event: LogEvent, /, **fields: object) -> None:
+        if event in (REQUEST_STRANDED, REQUEST_HAS_A_PATH_AGAIN):
+            said.append(f"{event.name}: {fields['request']} {fields.get('hosts_lost', '')}".strip())
 
     async with coordinator(database, Clock(), report=report) as found:
         for host in ("r2h1", "r2h2", "r2h3", "r2h4"):
@@ -275,7 +276,7 @@ async def test_a_stranded_request_is_told(database: SqliteMetadata, autojump_clo
         await found.register("r2h2", None)
         await trio.sleep(2)
         assert found.unreachable == frozenset()
-    assert said == ["request stranded: a r2h1,r2h2,r2h3,r2h4", "request has a path again: a"]
+    assert said == ["request_stranded: a r2h1,r2h2,r2h3,r2h4", "request_has_a_path_again: a"]
 
 
 class Faulty(PaperPlanner):
@@ -331,16 +332,14 @@ async def test_a_plan_of_what_was_gathered_that_fails_costs_nobody_anything(
 ) -> None:
     """What was reported is stored; changes get 503 until the plan is made anew; those who wait are answered then."""
     planner = Faulty(NETWORK)
-    said: list[str] = []
-    async with coordinator(
-        database, Clock(), planner=planner, report=lambda event, _: said.append(event), gather_ms=100
-    ) as found:
+    reports = RecordedReports()
+    async with coordinator(database, Clock(), planner=planner, report=reports, gather_ms=100) as found:
         entry, _ = await found.submit("a", lambda name: Submission(name=name, writer="r1h1", chunks=4, replicas=1))
         planner.faults = 1
         async with trio.open_nursery() as nursery:
             nursery.start_soon(found.done, "a", 0, 1)
             await trio.sleep(0.2)
-            assert "request crashed" in said
+            assert reports.of(REQUEST_CRASHED)
             with pytest.raises(StoreError, match="failed in the middle"):
                 await found.done("a", 1, 1)
         assert found.counts["rebuilt"] == 1

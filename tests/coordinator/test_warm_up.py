@@ -15,8 +15,8 @@ from random import Random
 
 import trio
 
+from logstore.base.events import ignore
 from scheduler.coordinator.running import make_planner
-from scheduler.coordinator.testing import silent
 from scheduler.coordinator.warm_up import warm_up_planner
 from scheduler.peace import levels_kernels, repaired_kernels, tree_kernels
 from scheduler.peace.online import Mode, Settings
@@ -69,7 +69,7 @@ def requests(topology):
 name = sys.argv[1]
 planners = {"tree": TreePlanner, "paper": PaperPlanner, "repaired": RepairedPlanner}
 topology = paper_cluster()
-trio.run(warm_up_planner, make_planner(name, topology), silent)
+trio.run(warm_up_planner, make_planner(name, topology), ignore)
 before = loaded()
 assert before or name == "paper"
 for mode in Mode:

@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from logstore.base.addresses import Address
+from logstore.base.system import SystemClock
 from logstore.client.blocking import Client
-from logstore.client.network import Address
 from logstore.client.wire import TopicPartition
-from logstore.disk.clock import SystemClock
 from spe_adapter.demo.purchases import (
     CLOSING_ITEM,
     CUSTOMER_WINDOW_MS,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from logstore.epochs import decisions, staging
-from logstore.kafka import answers
+from logstore.kafka import answers, connection
 from logstore.kafka.groups import state as groups
 from scheduler.peace.online import states as peace
 
@@ -45,6 +45,7 @@ def page() -> str:
     """The page as it should be."""
     epochs = [Step(before, event.value, after) for (before, event), after in decisions.TRANSITIONS.items()]
     sending = [Step(before, event.value, after) for (before, event), after in answers.TRANSITIONS.items()]
+    connections = [Step(before, event.value, after) for (before, event), after in connection.TRANSITIONS.items()]
     attempts = [Step(before, event.value, after) for (before, event), after in staging.TRANSITIONS.items()]
     requests = [Step(before, event.value, after) for (before, event), after in peace.REQUEST_TRANSITIONS.items()]
     chunks = [Step(before, event.value, after) for (before, event), after in peace.CHUNK_TRANSITIONS.items()]
@@ -69,6 +70,13 @@ def page() -> str:
                 "From the first write to the removal of its file.",
                 staging.AttemptState.EMPTY,
                 attempts,
+            ),
+            drawn(
+                "A client's connection",
+                "logstore/kafka/connection.py",
+                "From its first request to the end of its socket.",
+                connection.ConnectionState.SERVING,
+                connections,
             ),
             drawn(
                 "The answers of a connection",

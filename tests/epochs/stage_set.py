@@ -23,6 +23,7 @@ from logstore.log.ticket import Ticket
 from logstore.testing.clock import ManualClock
 from logstore.testing.controls import scan_all
 from logstore.testing.driver import run_jobs
+from logstore.testing.reports import RecordedReports
 
 T = TypeVar("T")
 Rows = Mapping[int, Sequence[str]]
@@ -37,11 +38,8 @@ class Sidecar:
     ) -> None:
         self.fs = fs
         self.clock = clock
-        self.events: list[tuple[str, Mapping[str, object]]] = []
+        self.reports = report = RecordedReports()
         ids = Random(7)
-
-        def report(event: str, fields: Mapping[str, object]) -> None:
-            self.events.append((event, fields))
 
         self.store = Store.open(
             fs, clock, StoreSettings(), new_id=lambda: uuid.UUID(int=ids.getrandbits(128)), report=report

@@ -6,8 +6,8 @@ import pytest
 
 from logstore.format.epoch_api import DecideReply
 from logstore.testing.clock import ManualClock
-from logstore.testing.faults import Call
-from logstore.testing.simdisk import Bounds, SimDisk
+from logstore.testing.faults import FileCall
+from logstore.testing.simdisk import CrashBounds, SimDisk
 from tests.epochs.stage_set import Sidecar, decide, decision, piece, stage
 
 EPOCHS = 3
@@ -65,11 +65,11 @@ def check_all_or_nothing(sidecar: Sidecar) -> None:
     assert sidecar.epochs.describe("query-1").state == "idle"
 
 
-def cut_at(disk: SimDisk, number: int) -> Callable[[Call], None]:
+def cut_at(disk: SimDisk, number: int) -> Callable[[FileCall], None]:
     """Let the disk stop before its `number`th changing call from now."""
     left = number
 
-    def before(call: Call) -> None:
+    def before(call: FileCall) -> None:
         nonlocal left
         if call.changes_disk:
             left -= 1
@@ -115,7 +115,7 @@ def test_power_cut_anywhere_and_a_new_run() -> None:
     points = 0
     for number, disk, acked in interrupted():
         points += 1
-        for state in disk.crash_states(Bounds(states=12, file_states=6, torn_bytes=8, seed=number)):
+        for state in disk.crash_states(CrashBounds(states=12, file_states=6, torn_bytes=8, seed=number)):
             sidecar = recover(state)
             later = dict(acked)
             run_epochs(sidecar, "run-2", first_epoch(acked), later)
@@ -136,7 +136,7 @@ def test_a_second_crash_while_rolling_forward(every: int) -> None:
     """Crashing again at every step of the roll-forward changes nothing; every fourth of them in a short run."""
     rolled = 0
     for number, disk, acked in interrupted():
-        state = next(iter(disk.crash_states(Bounds(states=1, file_states=1, torn_bytes=1, seed=number))))
+        state = next(iter(disk.crash_states(CrashBounds(states=1, file_states=1, torn_bytes=1, seed=number))))
         if not Sidecar(state.kill_state(), ManualClock()).epochs.searches():
             continue
         rolled += 1
@@ -152,7 +152,7 @@ def test_a_second_crash_while_rolling_forward(every: int) -> None:
                 step += 1
             else:
                 break
-            for left in again.crash_states(Bounds(states=1, file_states=1, torn_bytes=1, seed=step)):
+            for left in again.crash_states(CrashBounds(states=1, file_states=1, torn_bytes=1, seed=step)):
                 sidecar = recover(left)
                 later = dict(acked)
                 run_epochs(sidecar, "run-2", first_epoch(acked), later)
@@ -164,7 +164,7 @@ def test_a_second_crash_while_rolling_forward(every: int) -> None:
 def test_power_cut_anywhere_in_depth() -> None:
     """The same with many more states of the disk."""
     for number, disk, acked in interrupted():
-        for state in disk.crash_states(Bounds(states=500, seed=number)):
+        for state in disk.crash_states(CrashBounds(states=500, seed=number)):
             sidecar = recover(state)
             later = dict(acked)
             run_epochs(sidecar, "run-2", first_epoch(acked), later)

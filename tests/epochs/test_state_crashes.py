@@ -20,8 +20,8 @@ from logstore.format.control import (
 from logstore.format.epoch_api import Part, StageRequest
 from logstore.format.records import Record, encode_batch
 from logstore.testing.clock import ManualClock
-from logstore.testing.faults import Call
-from logstore.testing.simdisk import Bounds, SimDisk
+from logstore.testing.faults import FileCall
+from logstore.testing.simdisk import CrashBounds, SimDisk
 from tests.epochs.stage_set import Sidecar, decide, decision, stage
 
 EPOCHS = 3
@@ -98,7 +98,7 @@ def cut_at(disk: SimDisk, number: int) -> None:
     """Let the disk stop before its `number`th changing call from now."""
     left = number
 
-    def before(call: Call) -> None:
+    def before(call: FileCall) -> None:
         nonlocal left
         if call.changes_disk:
             left -= 1
@@ -138,7 +138,7 @@ Leaves = Callable[[int, SimDisk], Iterator[SimDisk]]
 
 def after_power_cut(number: int, disk: SimDisk) -> Iterator[SimDisk]:
     """Some of what a power cut can leave."""
-    yield from disk.crash_states(Bounds(states=8, file_states=6, torn_bytes=8, seed=number))
+    yield from disk.crash_states(CrashBounds(states=8, file_states=6, torn_bytes=8, seed=number))
 
 
 def after_kill(_: int, disk: SimDisk) -> Iterator[SimDisk]:

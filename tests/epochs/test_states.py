@@ -11,7 +11,7 @@ from logstore.epochs.decisions import TRANSITIONS, EpochEvent, EpochState, Runs
 from logstore.errors import StorageFailed
 from logstore.format.epoch_api import AbortRequest, StageReply
 from logstore.format.staged import AttemptKey
-from logstore.log.jobs import Job, Operation
+from logstore.log.jobs import DiskJob, Operation
 from logstore.log.ticket import Ticket
 from logstore.testing.clock import ManualClock
 from logstore.testing.faults import EIO
@@ -113,7 +113,7 @@ class RecordingAttempts(dict[tuple[staging.AttemptState, staging.AttemptEvent], 
         return super().get(step, default)
 
 
-def run_one(sidecar: Sidecar) -> tuple[Job, tuple[Operation, OSError] | None]:
+def run_one(sidecar: Sidecar) -> tuple[DiskJob, tuple[Operation, OSError] | None]:
     """Run the next job, without giving it back."""
     job = sidecar.store.queue.next_job()
     assert job is not None

@@ -4,9 +4,10 @@ import pytest
 
 from logstore.epochs.decisions import Last, decode_last, encode_last
 from logstore.errors import FencedRun, InvalidRecord, StagedMissing, StagePosition, StaleEpoch, StorageFailed
+from logstore.events import EPOCH_TOPIC_GONE, STAGED_DATA_EXPIRED
 from logstore.format.epoch_api import AbortRequest, DecideReply, StageReply
 from logstore.testing.clock import ManualClock
-from logstore.testing.faults import EIO, ENOSPC, Call, Fault
+from logstore.testing.faults import EIO, ENOSPC, Fault, FileCall
 from logstore.testing.simdisk import SimDisk
 from tests.epochs.stage_set import Sidecar, decide, decision, piece, stage
 
@@ -204,7 +205,7 @@ def test_a_disk_error_kills_the_attempt_only(sidecar: Sidecar, kind: str) -> Non
     assert isinstance(disk, SimDisk)
     stage(sidecar, piece({0: ["other"]}, epoch=0, task=1))
 
-    def fault(call: Call) -> Fault | None:
+    def fault(call: FileCall) -> Fault | None:
         return EIO if call.kind == kind and "staging" in call.path else None
 
     disk.fault_for = fault
@@ -282,7 +283,7 @@ def test_staged_output_nobody_decides_upon_is_reclaimed(sidecar: Sidecar) -> Non
     sidecar.epochs.tick(now_ms=sidecar.clock.wall_ms())
     sidecar.run()
     assert sidecar.fs.list_directory("staging") == []
-    assert "staged data expired" in [event for event, _ in sidecar.events]
+    assert STAGED_DATA_EXPIRED.name in sidecar.reports.names()
 
 
 def test_a_batch_job_is_forgotten_after_a_while(sidecar: Sidecar) -> None:
@@ -310,5 +311,5 @@ def test_a_deleted_topic_does_not_hold_up_the_others(sidecar: Sidecar) -> None:
     disk.fault_for = None
     sidecar.settle(sidecar.store.delete_topic("extra"))
     assert decide(sidecar, decision((0, "a0", 1), (1, "a0", 1), epoch=0)).outcome == "duplicate"
-    assert "epoch topic gone" in [event for event, _ in sidecar.events]
+    assert EPOCH_TOPIC_GONE.name in sidecar.reports.names()
     assert sidecar.records("out", 0) == ["a"]

@@ -13,7 +13,6 @@ NOT_KAFKA = {
     errors.StaleEpoch,
     errors.StagedMissing,
     errors.StagePosition,
-    errors.DataDirectoryInUse,  # before anything is served
     errors.ConfigError,
 }
 """Errors that no request of Kafka's can meet."""

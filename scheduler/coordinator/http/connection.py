@@ -41,7 +41,7 @@ LINGER_BYTES = 4 << 20
 REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 
-class ClientStream(Protocol):
+class HttpStream(Protocol):
     """The part of a trio stream that a connection uses, with TLS or without."""
 
     async def send_all(self, data: bytes) -> None:
@@ -62,12 +62,12 @@ class RequestRejected(Exception):
         self.status = status
 
 
-class ClientConnection:
+class HttpConnection:
     """Serves one client until it leaves, breaks a rule, or the server drains."""
 
     def __init__(
         self,
-        stream: ClientStream,
+        stream: HttpStream,
         client: str,
         settings: HttpSettings,
         handler: Handler,

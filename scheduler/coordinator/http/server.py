@@ -13,10 +13,11 @@ from traceback import format_exception
 
 import trio
 
-from scheduler.addresses import Address, is_loopback
-from scheduler.coordinator.http.connection import ClientConnection, ClientStream
+from logstore.base.addresses import Address, is_loopback
+from logstore.base.events import Report
+from scheduler.coordinator.http.connection import HttpConnection, HttpStream
 from scheduler.coordinator.http.messages import Handler, HttpSettings, MayWait, TakesLarge
-from scheduler.coordinator.report import Report
+from scheduler.coordinator.log_events import CANNOT_ACCEPT, CONNECTION_CRASHED, CONNECTION_REFUSED
 
 BACKLOG = 2048
 """A thousand writers may connect at the same moment."""
@@ -49,7 +50,7 @@ class HttpServer:
         self._takes_large = takes_large
         self._tls = tls
         self._clients: Counter[str] = Counter()
-        self._connections: dict[ClientConnection, None] = {}
+        self._connections: dict[HttpConnection, None] = {}
         self._accepting = trio.CancelScope()
         self._serving = trio.CancelScope()
         self._ended = trio.Event()
@@ -96,8 +97,8 @@ class HttpServer:
             try:
                 client, address = await sock.accept()
             except OSError as error:
-                # No descriptors left, or the client has left already: neither ends the listener.
-                self._report("cannot accept", {"error": str(error)})
+                # Out of descriptors, or a client that is gone already: neither ends a listener.
+                self._report(CANNOT_ACCEPT, error=str(error))
                 await trio.sleep(ACCEPT_AGAIN_S)
                 continue
             self._admit(client, str(address[0]), clients)
@@ -108,7 +109,7 @@ class HttpServer:
             not is_loopback(host) and self._clients[host] >= limits.max_connections_per_address
         ):
             self._refused += 1
-            self._report("connection refused", {"client": host, "why": "too many connections"})
+            self._report(CONNECTION_REFUSED, client=host, why="too many connections")
             _refuse(client, speaks_tls=self._tls is not None)
             return
         self._clients[host] += 1
@@ -121,16 +122,14 @@ class HttpServer:
             stream = await self._stream(client)
             if stream is None:
                 return
-            connection = ClientConnection(
-                stream, host, self._settings, self._handler, self._may_wait, self._takes_large
-            )
+            connection = HttpConnection(stream, host, self._settings, self._handler, self._may_wait, self._takes_large)
             self._connections[connection] = None
             if self._accepting.cancel_called:
                 connection.stop()
             try:
                 await connection.run()
             except Exception as error:  # noqa: BLE001  a fault of ours must not cost the other clients their service
-                self._report("connection crashed", {"client": host, "trace": "".join(format_exception(error))})
+                self._report(CONNECTION_CRASHED, client=host, trace="".join(format_exception(error)))
             finally:
                 del self._connections[connection]
                 with trio.move_on_after(1) as scope:
@@ -143,7 +142,7 @@ class HttpServer:
             if not self._clients[host]:
                 del self._clients[host]
 
-    async def _stream(self, client: trio.socket.SocketType) -> ClientStream | None:
+    async def _stream(self, client: trio.socket.SocketType) -> HttpStream | None:
         """The client's stream, with TLS if configured; None if the handshake fails or takes too long."""
         plain = trio.SocketStream(client)
         if self._tls is None:

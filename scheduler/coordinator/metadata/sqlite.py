@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
+from logstore.base.directory import FILE_MODE, sync_directory
 from scheduler.coordinator.errors import StoreDamaged, StoreError
 from scheduler.coordinator.metadata.interface import Change, Put
 
@@ -41,8 +42,7 @@ SUMMARY = (
 )
 TABLES = {"entries": ENTRIES, "summary": SUMMARY}
 COUNT_SUFFIX = ".transactions"
-"""The suffix of the file with the number of transactions."""
-FILE_MODE = 0o600
+"""Of the file that has the number of transactions."""
 _DAMAGE = frozenset(
     (
         sqlite3.SQLITE_CORRUPT,
@@ -231,15 +231,6 @@ def _migrate(path: Path, connection: sqlite3.Connection) -> None:
         with suppress(sqlite3.Error):
             connection.execute("ROLLBACK")
         raise
-
-
-def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable. Raises OSError."""
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def _crc(key: str, value: str) -> int:

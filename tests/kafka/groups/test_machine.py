@@ -10,7 +10,7 @@ from kio.schema.errors import ErrorCode
 from logstore.kafka.groups.members import JoinResult, Protocol, SyncResult
 from logstore.kafka.groups.state import GroupState
 from logstore.log.ticket import Ticket
-from tests.kafka_groups.driver import GROUP, Client, World, subscription
+from tests.kafka.groups.driver import GROUP, Client, World, subscription
 
 MAX_MEMBERS = 5
 MAX_BYTES = 6_000

@@ -14,8 +14,8 @@ from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader, entity_writer
 
 from logstore.disk.files import OsFiles
-from logstore.kafka.dispatch import Caller
-from logstore.kafka.groups.coordinator import Coordinator, GroupSettings
+from logstore.kafka.api_types import Caller
+from logstore.kafka.groups.coordinator import GroupCoordinator, GroupSettings
 from logstore.kafka.groups.handlers import GroupHandlers
 from logstore.kafka.groups.offsets import OffsetStore
 from logstore.kafka.groups.service import GroupService, OffsetSettings
@@ -24,7 +24,7 @@ from logstore.kafka.wire import build
 from logstore.log.jobs import JobQueue
 from logstore.log.ledger import DIRECTORY, Ledger
 from logstore.log.ticket import Ticket
-from tests.kafka_groups.driver import subscription
+from tests.kafka.groups.driver import subscription
 
 T = TypeVar("T")
 CALLER = Caller("tool", "127.0.0.1", "localhost", 9092)
@@ -54,7 +54,7 @@ class Front:
         ledger = Ledger.open(self.files, "groups", self.queue.ready)
         clock = TrioClock()
         numbers = iter(range(1000))
-        coordinator = Coordinator(GroupSettings(), lambda: str(next(numbers)))
+        coordinator = GroupCoordinator(GroupSettings(), lambda: str(next(numbers)))
         self.topics = {"orders": ("id-1", 3), "wide": ("id-2", MANY)}
         service = GroupService(
             coordinator, OffsetStore(ledger), self.topics.get, OffsetSettings(), now_s=clock.monotonic_s()

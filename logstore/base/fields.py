@@ -1,18 +1,18 @@
-"""The types of the interface's values: one description checks requests and writes the OpenAPI document.
+"""Types of values that come from outside: bodies and queries of HTTP, requests of agents, settings, tables of files.
 
-Invariants: `check` returns a value of the described type or raises ApiError that names the field and what is allowed;
-`schema` is JSON Schema (2020-12) for the same set of values. Nothing here knows what the values are for.
+Invariants: `check` returns a value of the described type or raises FieldError, whose sentence names the field, the
+value and what is allowed; `schema` is JSON Schema (2020-12) for the same set of values. Nothing here knows what the
+values are for.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, NamedTuple, Protocol
 
-from scheduler.coordinator.errors import ApiError
+from logstore.base.errors import FieldError
 
-BAD_REQUEST = 400
 REQUIRED = object()
 """The default of a field that has none."""
 _SHOWN_CHARACTERS = 60
@@ -24,13 +24,28 @@ _VISIBLE = re.compile(VISIBLE.replace("]", r"\ud800-\udfff]") + "*")
 _HIDDEN = re.compile(VISIBLE.replace("[^", "[").replace("]", r"\ud800-\udfff]"))
 MAX_INTEGER = (1 << 53) - 1
 """The largest whole number that every JSON reader keeps exactly."""
+_TYPE_NAMES: Mapping[type, str] = {
+    type(None): "null",
+    bool: "a truth value",  # before int, of which it is a subclass
+    int: "a whole number",
+    float: "a number with a fraction",
+    str: "a text",
+    list: "a list",
+    Mapping: "an object",
+}
+MAX_NUMBER_CHARACTERS = 32
+MAX_LISTED = 12
+"""Names that a message lists."""
+_WHOLE = re.compile(r"(-?[0-9]+)(\.0+)?")
+"""98.0 is a whole number, as in JSON."""
+_DECIMAL = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 
 
 class Type(Protocol):
     """A set of JSON values."""
 
     def check(self, value: object, where: str) -> Any:
-        """The value, normalised. Raises ApiError that names `where`."""
+        """The value, normalised. Raises FieldError that names `where`, the value's path."""
         ...
 
     def schema(self) -> dict[str, Any]:
@@ -38,9 +53,22 @@ class Type(Protocol):
         ...
 
 
-def refuse(where: str, value: object, allowed: str) -> ApiError:
+def refuse(where: str, value: object, allowed: str) -> FieldError:
     """The error for a value that is not allowed."""
-    return ApiError(BAD_REQUEST, f"{where}={shown(value)}: {allowed}", where)
+    return FieldError(where, f"{where}={shown(value)}: {allowed}")
+
+
+def refuse_type(where: str, value: object, allowed: str) -> FieldError:
+    """The error for a value of another type than is allowed."""
+    return refuse(where, value, f"{allowed}, not {type_name(value)}")
+
+
+def type_name(value: object) -> str:
+    """The noun for a value's type, with its article."""
+    for kind, noun in _TYPE_NAMES.items():
+        if isinstance(value, kind):
+            return noun
+    return f"a {type(value).__name__}"
 
 
 def shown(value: object) -> str:
@@ -65,7 +93,7 @@ class String:
     def check(self, value: object, where: str) -> str:
         """See Type."""
         if not isinstance(value, str):
-            raise refuse(where, value, "must be a text")
+            raise refuse_type(where, value, "must be a text")
         if self.choices and value not in self.choices:
             raise refuse(where, value, f"must be one of {', '.join(self.choices)}{nearest(value, self.choices)}")
         if not self.choices and not self.min <= len(value) <= self.max:
@@ -92,8 +120,11 @@ class Integer:
         """See Type."""
         if isinstance(value, float) and value.is_integer():  # 98.0 is a whole number in JSON
             value = int(value)
-        if not isinstance(value, int) or isinstance(value, bool) or not self.min <= value <= self.max:
-            raise refuse(where, value, f"must be a whole number from {self.min} to {self.max}")
+        allowed = f"must be a whole number from {self.min} to {self.max}"
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise refuse_type(where, value, allowed)
+        if not self.min <= value <= self.max:
+            raise refuse(where, value, allowed)
         return value
 
     def schema(self) -> dict[str, Any]:
@@ -110,8 +141,11 @@ class Number:
 
     def check(self, value: object, where: str) -> float:
         """See Type."""
-        if not isinstance(value, int | float) or isinstance(value, bool) or not self.min <= value <= self.max:
-            raise refuse(where, value, f"must be a number from {self.min:g} to {self.max:g}")
+        allowed = f"must be a number from {self.min:g} to {self.max:g}"
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise refuse_type(where, value, allowed)
+        if not self.min <= value <= self.max:
+            raise refuse(where, value, allowed)
         return float(value)
 
     def schema(self) -> dict[str, Any]:
@@ -126,7 +160,7 @@ class Boolean:
     def check(self, value: object, where: str) -> bool:
         """See Type."""
         if not isinstance(value, bool):
-            raise refuse(where, value, "must be true or false")
+            raise refuse_type(where, value, "must be true or false")
         return value
 
     def schema(self) -> dict[str, Any]:
@@ -151,22 +185,26 @@ class Optional:
 
 @dataclass(frozen=True, slots=True)
 class ListOf:
-    """A list of up to `max` values."""
+    """A list of `min` to `max` values."""
 
     of: Type
     max: int = 1_000_000
+    min: int = 0
 
     def check(self, value: object, where: str) -> tuple[Any, ...]:
         """See Type."""
         if not isinstance(value, list):
-            raise refuse(where, value, "must be a list")
+            raise refuse_type(where, value, "must be a list")
         if len(value) > self.max:
-            raise ApiError(BAD_REQUEST, f"{where}: {len(value)} entries; at most {self.max} are taken", where)
+            raise FieldError(where, f"{where}: {len(value)} entries; at most {self.max} are taken")
+        if len(value) < self.min:
+            raise refuse(where, value, f"must have at least {self.min} entries")
         return tuple(self.of.check(entry, f"{where}[{number}]") for number, entry in enumerate(value))
 
     def schema(self) -> dict[str, Any]:
         """See Type."""
-        return {"type": "array", "items": self.of.schema(), "maxItems": self.max}
+        bounds = {"minItems": self.min, "maxItems": self.max} if self.min else {"maxItems": self.max}
+        return {"type": "array", "items": self.of.schema(), **bounds}
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +216,7 @@ class MapOf:
     def check(self, value: object, where: str) -> dict[str, Any]:
         """See Type."""
         if not isinstance(value, dict):
-            raise refuse(where, value, "must be an object")
+            raise refuse_type(where, value, "must be an object")
         return {name: self.of.check(entry, f"{where}.{name}") for name, entry in value.items()}
 
     def schema(self) -> dict[str, Any]:
@@ -203,8 +241,8 @@ class Field(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """An object with known fields and no others; `name` is what the OpenAPI document calls it."""
+class Object:
+    """An object with known fields and no others; `name` is its name in an OpenAPI document."""
 
     name: str
     fields: Mapping[str, Field] = field(default_factory=dict)
@@ -212,28 +250,27 @@ class Record:
     def check(self, value: object, where: str) -> dict[str, Any]:
         """See Type. Fields that are not given get their defaults."""
         if not isinstance(value, dict):
-            raise refuse(where or "body", value, "must be an object")
+            raise refuse_type(where or "body", value, "must be an object")
         prefix = f"{where}." if where else ""
         for given in value:
             if given not in self.fields:
-                raise ApiError(
-                    BAD_REQUEST,
+                raise FieldError(
+                    f"{prefix}{given}"[:200],
                     f"{prefix}{shown(given)[1:-1]}: unknown field{nearest(given, self.fields)}; "
                     f"known are {', '.join(self.fields) or 'none'}",
-                    f"{prefix}{given}"[:200],
                 )
         checked: dict[str, Any] = {}
         for known, part in self.fields.items():
             if known in value:
                 checked[known] = part.type.check(value[known], f"{prefix}{known}")
             elif part.default is REQUIRED:
-                raise ApiError(BAD_REQUEST, f"{prefix}{known}: is missing; {part.says}", f"{prefix}{known}")
+                raise FieldError(f"{prefix}{known}", f"{prefix}{known}: is missing; {part.says}")
             else:
                 checked[known] = part.default
         return checked
 
     def schema(self) -> dict[str, Any]:
-        """A reference: the schema itself stands once in the document."""
+        """A reference: the schema itself stands once in the OpenAPI document."""
         return {"$ref": f"#/components/schemas/{self.name}"}
 
     def definition(self) -> dict[str, Any]:
@@ -246,22 +283,49 @@ class Record:
         }
 
 
+def from_text(kind: Type, text: str, where: str) -> Any:
+    """A value that comes as a text: from a path, a query or a command line. Raises FieldError."""
+    if isinstance(kind, Integer):
+        if len(text) > MAX_NUMBER_CHARACTERS or not (found := _WHOLE.fullmatch(text)):
+            raise refuse(where, text, "must be a whole number")
+        return kind.check(int(found[1]), where)
+    if isinstance(kind, Number):
+        if len(text) > MAX_NUMBER_CHARACTERS or not _DECIMAL.fullmatch(text):
+            raise refuse(where, text, "must be a number")
+        return kind.check(float(text), where)
+    if isinstance(kind, Boolean):
+        return kind.check({"true": True, "false": False}.get(text, text), where)
+    return kind.check(text, where)
+
+
 def nearest(given: str, known: Sequence[str] | Mapping[str, object]) -> str:
-    """A hint, if the text is close to one that is known."""
+    """A hint, if the text is close to a known name."""
     found = get_close_matches(given[:200], list(known), n=1)
     return f" (did you mean {found[0]!r}?)" if found else ""
 
 
-def records_in(kind: Type) -> list[Record]:
+def suggestion(given: str, known: Collection[str]) -> str:
+    """The known name that was probably meant, or a few of the known names."""
+    near = get_close_matches(given[:200], known, n=1)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    if not known:
+        return "there is none"
+    names = sorted(known)
+    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return f"known: {', '.join(names[:MAX_LISTED])}{more}"
+
+
+def records_in(kind: Type) -> list[Object]:
     """All records in a type, the type itself included."""
-    found: list[Record] = []
+    found: list[Object] = []
     waiting: list[Any] = [kind]
     while waiting:
-        one = waiting.pop()
-        if isinstance(one, Record):
-            if one not in found:
-                found.append(one)
-                waiting += [part.type for part in one.fields.values()]
-        elif isinstance(one, ListOf | MapOf | Optional):
-            waiting.append(one.of)
+        inner = waiting.pop()
+        if isinstance(inner, Object):
+            if inner not in found:
+                found.append(inner)
+                waiting += [part.type for part in inner.fields.values()]
+        elif isinstance(inner, ListOf | MapOf | Optional):
+            waiting.append(inner.of)
     return found

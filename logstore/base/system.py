@@ -1,4 +1,7 @@
-"""The operating system's clocks, as `logstore.interfaces.Clock`."""
+"""The operating system's clocks, as `logstore.base.clock.Clock`.
+
+Invariant: only composition roots and tests import this module.
+"""
 
 import time
 

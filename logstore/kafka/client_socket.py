@@ -16,7 +16,7 @@ JOIN_BYTES = 64 * 1024
 """Up to this size it is cheaper to join buffers than to pass them one by one."""
 
 
-class Link:
+class ClientSocket:
     """Owns a connected socket. Methods raise OSError when the client is gone."""
 
     def __init__(self, sock: socket.socket) -> None:

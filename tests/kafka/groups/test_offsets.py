@@ -8,9 +8,10 @@ from kio.schema.errors import ErrorCode
 
 from logstore.disk.files import OsFiles
 from logstore.errors import CorruptFile, StorageFailed
-from logstore.kafka.groups.coordinator import Coordinator, GroupSettings
-from logstore.kafka.groups.offsets import OffsetStore, TopicPartition
-from logstore.kafka.groups.service import SWEEP_INTERVAL_S, CommitRequest, GroupService, OffsetSettings, Position
+from logstore.format.topic_partition import TopicPartition
+from logstore.kafka.groups.coordinator import GroupCoordinator, GroupSettings
+from logstore.kafka.groups.offsets import OffsetStore
+from logstore.kafka.groups.service import SWEEP_INTERVAL_S, CommitRequest, GroupService, OffsetSettings, OffsetToCommit
 from logstore.log.jobs import JobQueue
 from logstore.log.ledger import DIRECTORY, Ledger
 from logstore.log.ticket import Ticket
@@ -44,7 +45,7 @@ class Sidecar:
         self.queue = JobQueue(io_window=1)
         self.ledger = Ledger.open(disk, "groups", self.queue.ready)
         self.topics = {"orders": ("id-1", 3), "returns": ("id-2", 3)}
-        coordinator = Coordinator(GroupSettings(), lambda: "x")
+        coordinator = GroupCoordinator(GroupSettings(), lambda: "x")
         self.service = GroupService(coordinator, OffsetStore(self.ledger), self.topics.get, OffsetSettings(), now_s)
 
     def work(self) -> None:
@@ -53,7 +54,7 @@ class Sidecar:
             self.queue.finished(job, job.run(self.disk))
 
     def commit(
-        self, positions: Mapping[TopicPartition, Position], request: CommitRequest = TOOL, now_ms: int = NOW_MS
+        self, positions: Mapping[TopicPartition, OffsetToCommit], request: CommitRequest = TOOL, now_ms: int = NOW_MS
     ) -> tuple[dict[TopicPartition, ErrorCode], Ticket[None]]:
         """OffsetCommit, not worked off yet."""
         return self.service.commit(request, positions, 0.0, now_ms)
@@ -74,9 +75,9 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
     made.close()
 
 
-def at(offset: int, metadata: str = "") -> Position:
+def at(offset: int, metadata: str = "") -> OffsetToCommit:
     """A position."""
-    return Position(offset, -1, metadata)
+    return OffsetToCommit(offset, -1, metadata)
 
 
 def test_a_commit_is_acknowledged_and_seen_only_when_synced(disk: Disk) -> None:
@@ -94,8 +95,8 @@ def test_a_commit_is_acknowledged_and_seen_only_when_synced(disk: Disk) -> None:
 def test_offsets_survive_a_restart(disk: Disk) -> None:
     """All of a position comes back, under any group name, and the group shows as Empty."""
     sidecar = Sidecar(disk)
-    sidecar.commit({ORDERS: Position(7, 3, "näher"), RETURNS: at(9)})
-    sidecar.commit({ORDERS: Position(8, 4, "später")})
+    sidecar.commit({ORDERS: OffsetToCommit(7, 3, "näher"), RETURNS: at(9)})
+    sidecar.commit({ORDERS: OffsetToCommit(8, 4, "später")})
     sidecar.work()
     again = Sidecar(disk)
     found = again.service.committed(TOOL.group_id)

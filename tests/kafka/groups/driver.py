@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from kio.schema.errors import ErrorCode
 
-from logstore.kafka.groups.coordinator import Coordinator, GroupSettings
-from logstore.kafka.groups.group import Group
+from logstore.kafka.groups.coordinator import GroupCoordinator, GroupSettings
+from logstore.kafka.groups.group import ConsumerGroup
 from logstore.kafka.groups.members import JoinRequest, JoinResult, Leaver, Protocol, SyncRequest, SyncResult
 from logstore.log.ticket import Ticket
 
@@ -31,7 +31,7 @@ class World:
 
     def __init__(self, **settings: int) -> None:
         counter = itertools.count(1)
-        self.coordinator = Coordinator(GroupSettings(**settings), lambda: f"id{next(counter)}")
+        self.coordinator = GroupCoordinator(GroupSettings(**settings), lambda: f"id{next(counter)}")
         self.now_s = 1000.0
 
     def advance(self, seconds: float) -> None:
@@ -43,7 +43,7 @@ class World:
         self.now_s = until_s
 
     @property
-    def group(self) -> Group:
+    def group(self) -> ConsumerGroup:
         """The group all stories are about."""
         group = self.coordinator.find(GROUP)
         if group is None:

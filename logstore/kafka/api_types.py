@@ -12,15 +12,16 @@ from typing import Any, NamedTuple
 
 from kio.static.protocol import ResponsePayload
 
-from logstore.engine import Engine
-from logstore.interfaces import Buffer, Clock
+from logstore.base.clock import Clock
+from logstore.engine import StoreEngine
+from logstore.interfaces import Buffer
 from logstore.kafka.budgets import AnswerBudget
 from logstore.log.topics import TopicConfig
 
 
 @dataclass(frozen=True, slots=True)
-class FrontSettings:
-    """Limits and options of the Kafka front. Sizes in bytes, times in seconds."""
+class BrokerSettings:
+    """Limits and options of the Kafka protocol's server. Sizes in bytes, times in seconds."""
 
     max_frame_bytes: int = 16 << 20
     max_connections: int = 10_000
@@ -44,12 +45,12 @@ class Caller(NamedTuple):
     advertised_port: int
 
 
-class Front(NamedTuple):
-    """What every handler needs: the engine, the clock and the settings."""
+class Broker(NamedTuple):
+    """The parts of the broker that every handler needs: the engine, the clock and the settings."""
 
-    engine: Engine
+    engine: StoreEngine
     clock: Clock
-    settings: FrontSettings
+    settings: BrokerSettings
 
 
 class Api(NamedTuple):
@@ -61,7 +62,7 @@ class Api(NamedTuple):
     handle: Callable[[Any, Caller], Awaitable[ResponsePayload]]
 
 
-class RawApi(NamedTuple):
+class PrivateApi(NamedTuple):
     """One of Cairn's own requests: its key and its handler. The handler takes the bytes of the body; it returns the
     buffers of the answer's body, and how many bytes of the budget the answer holds until it is sent.
     """
@@ -70,18 +71,18 @@ class RawApi(NamedTuple):
     handle: Callable[[memoryview, AnswerBudget], Awaitable[tuple[list[Buffer], int]]]
 
 
-class Handlers(NamedTuple):
+class ApiHandlers(NamedTuple):
     """All handlers by API key."""
 
     kafka: Mapping[int, Api]
-    raw: Mapping[int, RawApi]
+    private: Mapping[int, PrivateApi]
 
 
-def compose(kafka: Iterable[Api], raw: Iterable[RawApi]) -> Handlers:
+def compose(kafka: Iterable[Api], private: Iterable[PrivateApi]) -> ApiHandlers:
     """Build the table. Raises ValueError if a key has two handlers."""
-    apis, raws = list(kafka), list(raw)
-    keys = [api.key for api in apis] + [api.key for api in raws]
+    apis, own = list(kafka), list(private)
+    keys = [api.key for api in apis] + [api.key for api in own]
     doubled = {key for key in keys if keys.count(key) > 1}
     if doubled:
         raise ValueError(f"API keys {sorted(doubled)} have more than one handler")
-    return Handlers({api.key: api for api in apis}, {api.key: api for api in raws})
+    return ApiHandlers({api.key: api for api in apis}, {api.key: api for api in own})

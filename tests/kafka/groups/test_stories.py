@@ -5,7 +5,7 @@ from kio.schema.errors import ErrorCode
 
 from logstore.kafka.groups.members import Leaver, Protocol
 from logstore.kafka.groups.state import GroupState
-from tests.kafka_groups.driver import GROUP, Client, World, settle, stable, subscription
+from tests.kafka.groups.driver import GROUP, Client, World, settle, stable, subscription
 
 
 def test_one_consumer_becomes_leader_and_gets_what_it_assigns() -> None:

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from logstore.kafka.groups.subscription import subscribed_topics
 from logstore.kafka.groups.timers import Timers
-from tests.kafka_groups.driver import subscription
+from tests.kafka.groups.driver import subscription
 
 STEPS = st.lists(
     st.one_of(

@@ -250,7 +250,7 @@ def test_a_sidecar_tidies_up(tmp_path: Path) -> None:
     flags = ("--state-directory", str(host.root), "--state-idle-ms", "1000")
     with used(busy), Sidecar(tmp_path / "data", *flags) as sidecar:
         deadline_s = time.monotonic() + PATIENCE_S
-        while idle.exists() or "state reclaimed" not in sidecar.log():
+        while idle.exists() or "state_reclaimed" not in sidecar.log():
             assert time.monotonic() < deadline_s, sidecar.log()
             os.sched_yield()
         assert "query=idle" in sidecar.log()
