@@ -47,8 +47,8 @@ from scheduler.calibration.wire import (
 T = TypeVar("T")
 
 BLOCK_BYTES: Final = 1 << 20
-SHORTEST_S: Final = 1e-9
 MAX_ADDRESS_CHARACTERS: Final = 1000
+SHORTEST_S: Final = 1e-9
 GRACE_S: Final = 15.0
 """The time that a job may take beyond the requested time, to connect, drain and sync."""
 
