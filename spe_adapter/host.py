@@ -11,11 +11,17 @@ from logstore.client.network import HostNetwork, Network
 from logstore.disk.clock import SystemClock
 
 _TOKEN_BYTES = 12
+_SEED_BITS = 63
 
 
 def host_name() -> str:
     """What this machine is called."""
     return gethostname()
+
+
+def new_seed() -> int:
+    """A random key for hashes, which the producers of keys do not know."""
+    return secrets.randbits(_SEED_BITS)
 
 
 class Host(Protocol):

@@ -49,7 +49,7 @@ def calibrate(rows: pa.RecordBatch, *, clock: Seconds, write: Write, record_s: f
             pass
 
     def reconstruct() -> None:
-        identities = Identities(rows.num_rows)
+        identities = Identities(rows.num_rows, seed=0)
         for batch in batches:
             record = decode(batch)
             if isinstance(record, Footprints):

@@ -78,11 +78,12 @@ class Reconstruction:
     `result`; or call `finish` if the log has nothing older.
     """
 
-    def __init__(self, query: str, as_of: int | None = None) -> None:
+    def __init__(self, query: str, as_of: int | None = None, *, seed: int) -> None:
         self._query = query
         self._as_of = as_of
         self._scan = BackwardScan(query, as_of)
-        self._identities = Identities()
+        self._seed = seed
+        self._identities = Identities(seed=seed)
         self._marks: list[Mark] = []
         self._group_mark: Mark | None = None
         self._windows: list[Windows] = []
@@ -173,7 +174,7 @@ class Reconstruction:
             raise StateInconsistent(f"{self._query}: epoch {mark.epoch} has two marks")
         if not self._marks:
             self._oldest_epoch = mark.epoch
-            self._identities = Identities(mark.open_windows)
+            self._identities = Identities(mark.open_windows, seed=self._seed)
         self._group_mark = mark
         self._marks.append(mark)
         self._conclude_if_complete()

@@ -30,7 +30,7 @@ import pyarrow as pa
 from logstore.errors import CairnError
 from spe_adapter.codec.kernels import Int64s
 from spe_adapter.codec.partitioner import partitions_of
-from spe_adapter.host import ThisHost
+from spe_adapter.host import new_seed
 from spe_adapter.microbatch.epoch import QueryDefinition, TaskReport
 from spe_adapter.operators.blame import failed
 from spe_adapter.operators.combining import NULL_PARTITION, Combiner
@@ -45,8 +45,6 @@ CALL_BYTES: Final = 32 * 1024 * 1024
 """Spark sends batches of 10,000 rows. An operator is called with more at once, for it takes time by the call too, and
 tells of a key once a call; up to these bounds, for memory.
 """
-_SEED_DIGITS: Final = 15
-"""Of a random token, in hexadecimal: nobody can know which keys collide."""
 
 
 _EPOCHS: Final = 3
@@ -57,11 +55,6 @@ _BEGIN: Final = 4
 _END: Final = 2
 """Combining begins when there are so many rows to a window, and ends when fewer than so many become one: a combined row
 costs more than a row, and switching back and forth helps nobody."""
-
-
-def new_seed() -> int:
-    """A secret key for hashes."""
-    return int(ThisHost().new_token()[:_SEED_DIGITS], 16)
 
 
 class HandOver:

@@ -33,8 +33,9 @@ class Replay(NamedTuple):
 class SkipPoints:
     """The last epoch that each window has seen, open or closed."""
 
-    def __init__(self) -> None:
-        self._table = Table.in_memory(pa.schema([(_EPOCH, pa.int64())]))
+    def __init__(self, seed: int = 0) -> None:
+        """No windows. `seed` keys the hash of their identities: a number that the producers of keys do not know."""
+        self._table = Table.in_memory(pa.schema([(_EPOCH, pa.int64())]), seed=seed)
 
     def add(self, keys: pa.Array, numbers: Int64s, epochs: Int64s | int) -> None:
         """Note windows (distinct within a call); of several epochs the latest counts."""

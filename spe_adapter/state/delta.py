@@ -18,8 +18,8 @@ from crc32c import crc32c
 
 from logstore.interfaces import Buffer
 from spe_adapter.cec.control import STATE_PREFIX
+from spe_adapter.codec.columns import keys_of
 from spe_adapter.codec.kernels import Bools
-from spe_adapter.state.columns import keys_of
 from spe_adapter.state.errors import StateSchemaChanged
 from spe_adapter.state.layout import take_schema
 from spe_adapter.state.segment import Owner, Tag

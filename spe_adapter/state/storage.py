@@ -37,8 +37,8 @@ class StateStorage(NamedTuple):
         if held_bytes + more_bytes > self.limit_bytes:
             raise StateTooLarge(
                 f"query {self.directory.query!r}: {where} needs {more_bytes} more bytes of state beside "
-                f"{held_bytes} on this host, and {self.limit_bytes} is the limit; raise the option 'stateLimit', use more partitions "
-                "or hosts, or let windows expire"
+                f"{held_bytes} on this host, and {self.limit_bytes} is the limit; raise the option 'stateLimit', use "
+                "more partitions or hosts, or let windows expire"
             )
 
 

@@ -17,7 +17,8 @@ import numpy as np
 import pyarrow as pa
 
 from spe_adapter.cec.control import STATE_PREFIX
-from spe_adapter.codec.columns import BytesColumn
+from spe_adapter.codec.columns import BytesColumn, keys_of
+from spe_adapter.codec.identity_hash import hashes_of, signed
 from spe_adapter.codec.kernels import Bools, Bytes, Int64s
 from spe_adapter.state import exact, kernels
 from spe_adapter.state.columns import (
@@ -25,10 +26,7 @@ from spe_adapter.state.columns import (
     bytes_array,
     fixed_array,
     fixed_values,
-    hashes_of,
-    keys_of,
     numbers_of,
-    signed,
 )
 from spe_adapter.state.errors import StateDamaged, StateTooLarge
 from spe_adapter.state.layout import NEVER, Column, Layout, check_counters, take_schema
