@@ -81,7 +81,7 @@ class DraftBuilder:
         return Table.create(schema, layout, self.allocate(layout.size_bytes), self._storage.seed, self.allocate)
 
     def copy_of(self, table: Table, rows: int, arena_bytes: int) -> Table:
-        """A copy with room for more rows and bytes: for twice as many, or for few more if the limit allows no larger copy."""
+        """A copy with room for more rows and bytes: for twice as many, or few more if the limit is near."""
         if table.is_sparse:
             copy = self.create(table.schema, max(2 * (table.live + rows), MIN_CAPACITY), 2 * arena_bytes)
             for batch, mark in live_windows(table):
