@@ -4,12 +4,14 @@ Invariants: an IPv6 host stands in brackets where a port follows it; a written a
 name is looked up here.
 """
 
+import re
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Final, NamedTuple
 
 from logstore.base.errors import AddressError
 
 MAX_PORT: Final = 65_535
+_ADDRESS: Final = re.compile(r"(?:\[(?P<bracketed>[^\[\]]+)\]|(?P<plain>[^:\[\]]+))(?::(?P<port>[^:]*))?")
 
 
 class Address(NamedTuple):
@@ -23,15 +25,23 @@ class Address(NamedTuple):
 
 
 def parse_address(text: str, default_port: int | None = None) -> Address:
-    """The address of `HOST:PORT` or `[IPv6]:PORT`; with a default port, also of a host alone. Raises AddressError."""
-    host, colon, port = text.rpartition(":")
-    if text.endswith("]") or not colon or (":" in host and not host.startswith("[")):
-        host, port = text, "" if default_port is None else str(default_port)
-    host = host.removeprefix("[").removesuffix("]")
+    """The address of `HOST:PORT` or `[IPv6]:PORT`; with a default port, also of a host alone. Raises AddressError.
+
+    An IPv6 host alone may go without brackets, unless its last group could be meant as a port: `::1:9092`.
+    """
+    found = _ADDRESS.fullmatch(text)
+    host, port = ("", "") if found is None else (found["bracketed"] or found["plain"], found["port"] or "")
+    if found is None and _is_ipv6(text) and not _is_ipv6(text.rpartition(":")[0]):
+        host = text
+    port = str(default_port) if not port and host and default_port is not None and not text.endswith(":") else port
     is_number = port.isascii() and port.isdigit() and len(port) <= len(str(MAX_PORT))
     if not host or not is_number or int(port) > MAX_PORT:
         raise AddressError(f"{text!r} is no address: use HOST:PORT, such as 127.0.0.1:9092 or [::1]:9092")
     return Address(host, int(port))
+
+
+def _is_ipv6(host: str) -> bool:
+    return ":" in host and ip_of(host) is not None
 
 
 def ip_of(host: str) -> IPv4Address | IPv6Address | None:

@@ -287,14 +287,16 @@ def from_text(kind: Type, text: str, where: str) -> Any:
     """A value that comes as a text: from a path, a query or a command line. Raises FieldError."""
     if isinstance(kind, Integer):
         if len(text) > MAX_NUMBER_CHARACTERS or not (found := _WHOLE.fullmatch(text)):
-            raise refuse(where, text, "must be a whole number")
+            raise refuse(where, text, f"must be a whole number from {kind.min} to {kind.max}, in digits")
         return kind.check(int(found[1]), where)
     if isinstance(kind, Number):
         if len(text) > MAX_NUMBER_CHARACTERS or not _DECIMAL.fullmatch(text):
             raise refuse(where, text, "must be a number")
         return kind.check(float(text), where)
     if isinstance(kind, Boolean):
-        return kind.check({"true": True, "false": False}.get(text, text), where)
+        if text not in ("true", "false"):
+            raise refuse(where, text, "must be true or false")
+        return text == "true"
     return kind.check(text, where)
 
 

@@ -6,7 +6,8 @@ Invariants:
   event and the field that it is folded by are equal; without such a field, if event and all fields are equal. The count
   is written as `repeated`, in the next such line or by `flush`.
 * The memory of former lines is bounded (REMEMBERED, for lines that clients cause and for all other lines apart). While
-  it is full, new lines that clients cause are not written: clients cannot fill the disk with the log.
+  it is full, new lines that clients cause are not written: clients cannot fill the disk with the log. Their number is
+  written by `flush`, for each event, as `not_shown`.
 * A line that cannot be written is lost and never raises an error.
 """
 
@@ -52,6 +53,7 @@ class Reporter:
         self._target = target or sys.stderr
         self._own_lines: OrderedDict[str, _Line] = OrderedDict()
         self._client_lines: OrderedDict[str, _Line] = OrderedDict()
+        self._not_shown: dict[LogEvent, int] = {}
 
     def __call__(self, event: LogEvent, /, **fields: object) -> None:
         """Write one event, or count it."""
@@ -66,7 +68,9 @@ class Reporter:
             line.repeats, line.fields = line.repeats + 1, fields
             return
         if line is None and not self._may_remember(lines, now_s):
-            if not event.caused_by_clients:
+            if event.caused_by_clients:
+                self._not_shown[event] = self._not_shown.get(event, 0) + 1
+            else:
                 self._write(event, fields, 0)
             return
         self._write(event, fields, 0 if line is None else line.repeats)
@@ -74,7 +78,9 @@ class Reporter:
         lines.move_to_end(key)
 
     def flush(self, *, is_end: bool = False) -> None:
-        """Write the counts of unwritten repeats, for lines older than REPEAT_S (`is_end`: for all lines)."""
+        """Write the counts of unwritten repeats, for lines older than REPEAT_S (`is_end`: for all lines), and of lines
+        that were not remembered.
+        """
         now_s = self._clock.monotonic_s()
         for lines in (self._own_lines, self._client_lines):
             while lines:
@@ -84,6 +90,9 @@ class Reporter:
                 del lines[key]
                 if line.repeats:
                     self._write(line.event, line.fields, line.repeats)
+        not_shown, self._not_shown = self._not_shown, {}
+        for event, count in not_shown.items():
+            self._write(event, {"not_shown": count}, 0)
 
     async def run(self, sleep: Callable[[float], Awaitable[object]]) -> None:
         """Flush every REPEAT_S seconds until cancelled; `sleep` waits for a number of seconds."""

@@ -71,7 +71,12 @@ class Ledger:
         return ledger
 
     def _sweep(self, fs: FileSystem, generations: list[int]) -> None:
-        """Remove files that earlier lives left, and make the directory's names durable."""
+        """Make the current file's name durable, then remove files that earlier lives left.
+
+        A kill may have come between the rename of the current file and the sync of the directory: without the first
+        sync, a power cut could keep the removals and lose the name.
+        """
+        fs.sync_directory(DIRECTORY)
         for generation in generations:
             if generation != self._generation:
                 fs.remove(_path(self.name, generation))

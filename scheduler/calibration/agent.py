@@ -31,7 +31,7 @@ from logstore.base.addresses import Address, parse_address
 from logstore.base.errors import CairnError
 from logstore.base.fields import Integer, ListOf, Number, String
 from scheduler.calibration.tasks import first_of, together
-from scheduler.calibration.windows import Window, placed, together_in
+from scheduler.calibration.windows import Window, number_in, placed, together_in
 from scheduler.calibration.wire import (
     DEFAULT_PORT,
     VERSION,
@@ -216,11 +216,7 @@ class Agent:
 
     async def _feed_bytes(self, target: Address, order: Mapping[str, object]) -> float:
         """Send one agent the bytes that it writes to its disk; its rate."""
-        counted = await self._feed(target, order)
-        rate = counted.get("bytes_s")
-        if not isinstance(rate, int | float):
-            raise CalibrationError(f"{target}: no rate in {counted}")
-        return float(rate)
+        return number_in(await self._feed(target, order), "bytes_s", str(target))
 
     async def _feed_window(self, target: Address, order: Mapping[str, object]) -> Window:
         """Send one agent bytes for some seconds; the window that it counted in, on this agent's clock."""

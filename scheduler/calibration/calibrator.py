@@ -15,7 +15,7 @@ import trio
 from logstore.base.addresses import Address
 from scheduler.calibration.rules import SATURATED, HostRates, LinkRate, Measured, fill, pairs, sample, sides, spread
 from scheduler.calibration.tasks import together
-from scheduler.calibration.windows import Window, overlap, placed, together_in
+from scheduler.calibration.windows import Window, number_in, overlap, placed, together_in
 from scheduler.calibration.wire import CalibrationError, ask
 from scheduler.topology import Link, Server, Topology
 from scheduler.topology.quantities import rate_for_people
@@ -224,6 +224,6 @@ class Calibrator:
 
 def _rates(name: str, done: Mapping[str, object], count: int) -> list[float]:
     rates = done.get("bytes_s")
-    if not isinstance(rates, list) or len(rates) != count or not all(isinstance(rate, int | float) for rate in rates):
+    if not isinstance(rates, list) or len(rates) != count:
         raise CalibrationError(f"agent of {name!r}: no {count} rates in {done}")
-    return [float(rate) for rate in rates]
+    return [number_in({"bytes_s": rate}, "bytes_s", f"agent of {name!r}") for rate in rates]

@@ -49,7 +49,7 @@ def add_agent_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--token-file", type=Path, help="a file with the secret that calibrator and agents share")
     parser.add_argument("--insecure", action="store_true", help="let everyone in who reaches the address")
     parser.add_argument(
-        "--most-disk", default=size_text(agents.AgentLimits().disk_bytes), metavar="SIZE",
+        "--max-disk", default=size_text(agents.AgentLimits().disk_bytes), metavar="SIZE",
         help="test files take no more at a time (default: %(default)s)",
     )  # fmt: skip
 
@@ -99,7 +99,7 @@ def run_agent(arguments: argparse.Namespace) -> int:
     try:
         limits = agents.AgentLimits(disk_bytes=parse_size(arguments.max_disk))
     except ValueError as error:
-        raise CalibrationError(f"--most-disk {arguments.max_disk}: {error}") from None
+        raise CalibrationError(f"--max-disk {arguments.max_disk}: {error}") from None
     settings = agents.AgentSettings(arguments.directory, token, limits)
     return trio.run(first_of, partial(_serve, settings, address), _interrupted)
 

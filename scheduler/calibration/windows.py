@@ -8,10 +8,11 @@ time from the first begin to the last end. Flows that did not overlap make that 
 Invariant: a window is longer than nothing, and its bytes are more than none.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from logstore.base.errors import FieldError
+from logstore.base.fields import Number
 from scheduler.calibration.wire import CalibrationError
 
 
@@ -34,17 +35,19 @@ class Window(NamedTuple):
 
 def placed(answer: Mapping[str, object], ordered_at: float, answered_at: float, who: str) -> Window:
     """The window of an answer on the clock of both instants. Raises CalibrationError that names the agent."""
-    values: list[float] = []
-    for name in ("bytes", "lead_s", "tail_s"):
-        value = answer.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-            raise CalibrationError(f"{who}: {name}={value!r} in its answer: must be a number of at least 0")
-        values.append(value)
-    size, lead_s, tail_s = values
+    size, lead_s, tail_s = (number_in(answer, name, who) for name in ("bytes", "lead_s", "tail_s"))
     window = Window(size, ordered_at + lead_s, answered_at - tail_s)
     if size <= 0 or window.end <= window.begin:
         raise CalibrationError(f"{who}: counted {size:g} bytes in {window.end - window.begin:g} s")
     return window
+
+
+def number_in(answer: Mapping[str, object], name: str, who: str) -> float:
+    """A number of at least 0 in an agent's answer. Raises CalibrationError that names the agent."""
+    try:
+        return Number().check(answer.get(name), name)
+    except FieldError as error:
+        raise CalibrationError(f"{who}: in its answer {error}") from None
 
 
 def together_in(windows: Sequence[Window]) -> Window:

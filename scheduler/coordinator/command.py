@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "a request whose writer says nothing for so long is cancelled",
         ),
         ("--remember-ms", defaults.remember_ms, "how long requests that are over can be asked for"),
-        ("--most-remembered", defaults.max_remembered, "how many of them, at most"),
+        ("--max-remembered", defaults.max_remembered, "how many of them, at most"),
         ("--max-connections", http.max_connections, "clients at a time"),
         ("--max-connections-per-address", http.max_connections_per_address, "from one address other than loopback"),
     ):

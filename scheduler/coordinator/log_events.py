@@ -1,6 +1,7 @@
 """Every event that a coordinator reports to its operator.
 
-Invariant: names are unique. Events that clients can cause as often as they like are folded by client or by operation.
+Invariants: names are unique, and an event of a sidecar's by the same name has the same level. Events about connections
+are folded by client, crashed requests by operation.
 """
 
 from collections.abc import Mapping
@@ -17,14 +18,14 @@ STOPPED: Final = LogEvent("stopped")
 STORE_FAILS: Final = LogEvent("store_fails", Level.WARNING)
 STORE_WORKS_AGAIN: Final = LogEvent("store_works_again")
 PLAN_REBUILT: Final = LogEvent("plan_rebuilt", Level.WARNING)
-PLAN_NOT_REBUILT: Final = LogEvent("plan_not_rebuilt", Level.WARNING)
+PLAN_NOT_REBUILT: Final = LogEvent("plan_not_rebuilt", Level.ERROR)
 
 # ---- clients
 
 CANNOT_ACCEPT: Final = LogEvent("cannot_accept", Level.WARNING)
-CONNECTION_CRASHED: Final = LogEvent("connection_crashed", Level.WARNING, folded_by="client", caused_by_clients=True)
+CONNECTION_CRASHED: Final = LogEvent("connection_crashed", Level.ERROR, folded_by="client", caused_by_clients=True)
 CONNECTION_REFUSED: Final = LogEvent("connection_refused", Level.WARNING, folded_by="client", caused_by_clients=True)
-REQUEST_CRASHED: Final = LogEvent("request_crashed", Level.WARNING, folded_by="operation")
+REQUEST_CRASHED: Final = LogEvent("request_crashed", Level.ERROR, folded_by="operation")
 
 # ---- hosts
 

@@ -11,7 +11,10 @@ def test_a_default_port_stands_for_a_missing_port() -> None:
     found = [parse_address(text, 5) for text in ("h", "h:6", "10.0.0.1:7", "[::1]:8", "[::1]", "::1")]
     assert found == [("h", 5), ("h", 6), ("10.0.0.1", 7), ("::1", 8), ("::1", 5), ("::1", 5)]
     assert str(Address("::1", 8)) == "[::1]:8"
-    for bad in ("", ":5", "h:x", "h:70000", "[]:4"):
+    for bad in (
+        "", ":5", "h:", "h:x", "h:70000", "[]:4", "a:b:c", "h:80:90", "::1:9092", "fe80::1:9092", "[::1]x:80", "[::1",
+        "::1]", "[::1]]:4",
+    ):  # fmt: skip
         with pytest.raises(AddressError, match="is no address"):
             parse_address(bad, 5)
 

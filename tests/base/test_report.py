@@ -7,8 +7,10 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from logstore import events as sidecar_events
 from logstore.base.events import Level, LogEvent
 from logstore.base.report import REMEMBERED, REPEAT_S, Reporter
+from scheduler.coordinator import log_events as coordinator_events
 
 EVENT = LogEvent("two_words")
 FAILED = LogEvent("failed", Level.WARNING)
@@ -179,3 +181,28 @@ def test_a_log_that_cannot_be_written_is_lost() -> None:
     target = io.StringIO()
     target.close()
     Reporter(Clock(), as_json=False, target=target)(EVENT)
+
+
+def test_lines_that_are_not_shown_are_counted() -> None:
+    """More clients than are remembered: every line is written, or counted as not shown."""
+    target, clock = io.StringIO(), Clock()
+    report = Reporter(clock, as_json=True, target=target)
+    for number in range(REMEMBERED + 500):
+        report(CLOSED, client=f"10.0.{number // 250}.{number % 250}")
+    report(CAUSED, what="first seen while the memory is full")
+    report.flush()
+    lines = [json.loads(line) for line in target.getvalue().splitlines()]
+    assert sum("client" in line for line in lines) == REMEMBERED
+    assert {line["event"]: line["not_shown"] for line in lines if "not_shown" in line} == {"closed": 500, "caused": 1}
+    report.flush()
+    assert len(target.getvalue().splitlines()) == len(lines)
+
+
+def test_an_event_has_one_level_in_both_programs() -> None:
+    """A sidecar with a coordinator inside writes the events of both."""
+    levels: dict[str, set[Level]] = {}
+    for module in (sidecar_events, coordinator_events):
+        for event in vars(module).values():
+            if isinstance(event, LogEvent):
+                levels.setdefault(event.name, set()).add(event.level)
+    assert {name: found for name, found in levels.items() if len(found) > 1} == {}

@@ -198,6 +198,8 @@ def test_a_window_is_never_placed_shorter_than_it_was() -> None:
         {"tail_s": "x"},
         {"tail_s": 9.0},
         {"lead_s": 1e999},
+        {"bytes": 10**400},
+        {"tail_s": 10**400},
     )
     for wrong in wrongs:
         with pytest.raises(CalibrationError, match="agent: "):

@@ -141,7 +141,7 @@ def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Pat
         (["agent", "--listen", "nonsense:port", "--directory", "."], "is no address"),
         (["agent", "--directory", "/nowhere"], "/nowhere: no directory"),
         (["agent", "--directory", ".", "--token-file", "/dev/null"], "must have 1 to 4096 bytes"),
-        (["agent", "--directory", ".", "--most-disk", "much"], "--most-disk much: must be a size"),
+        (["agent", "--directory", ".", "--max-disk", "much"], "--max-disk much: must be a size"),
         (["calibrate", PAPER, "-o", "out", "--agent", "r9=h:1"], "--agent r9=h:1: use NAME=HOST:PORT"),
         (["calibrate", PAPER, "-o", "out"], "server 'r1h1' has no address"),
     ],
