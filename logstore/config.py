@@ -71,7 +71,7 @@ SETTINGS: tuple[Setting, ...] = (
         7 * _DAY_MS,
         -1,
         _LARGEST,
-        "how long records stay at least, from their append; -1: for ever",
+        "how long records stay at least, from their append; -1: no limit",
     ),
     Setting("log", "retention-bytes", -1, -1, _LARGEST, "size of a stream beyond which it is trimmed; -1: no limit"),
     Setting("log", "retention-check-interval-ms", 300_000, 10, 366 * _DAY_MS, "how often retention is applied"),
@@ -117,9 +117,11 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("groups", "max-group-members", 1_000, 1, 100_000, "members of one group"),
     Setting("groups", "offsets-retention-ms", 7 * _DAY_MS, 1, _LARGEST, "when an unused group is forgotten"),
     Setting("epochs", "staging-bytes", 4 << 30, _MIB, 1 << 50, "staged output that is not committed yet"),
-    Setting("epochs", "staged-age-ms", _DAY_MS, 1000, _LARGEST, "when staged output that nobody commits is dropped"),
+    Setting(
+        "epochs", "staged-age-ms", _DAY_MS, 1000, _LARGEST, "the age at which uncommitted staged output is dropped"
+    ),
     Setting("state", "state-directory", STATE_DIRECTORY, 0, 0, "where streaming queries keep state; empty: not tidied"),
-    Setting("state", "state-idle-ms", 600_000, 1000, _LARGEST, "when state that nobody uses is removed from there"),
+    Setting("state", "state-idle-ms", 600_000, 1000, _LARGEST, "how long unused state stays there"),
     Setting("coordinator", "coordinate", "", 0, 0, "file with the network to plan writes in; empty: no coordinator"),
     Setting("coordinator", "coordinator", "127.0.0.1:9880", 0, 0, "where that coordinator listens (HTTP)"),
     Setting("process", "log-format", "logfmt", 0, 0, "logfmt or json", ("logfmt", "json")),

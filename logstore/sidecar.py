@@ -112,7 +112,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def refuse_foreign_files(data_dir: Path) -> None:
-    """Raises ConfigError if a data directory holds what no sidecar has made: it may be somebody else's.
+    """Raises ConfigError if a data directory holds files that no sidecar has written.
 
     Hidden files are passed over; file systems and backup programs leave such.
     """
@@ -182,7 +182,7 @@ async def _serve(settings: SidecarConfig) -> None:
 def _say_ready(
     settings: SidecarConfig, reporter: Reporter, listeners: Sequence[Listener], coordinators: Sequence[Any]
 ) -> None:
-    # What lives now lives for ever: collections need not look at it again.
+    # The objects that exist now stay until the process ends: collections need not visit them again.
     gc.collect()
     gc.freeze()
     parts = [f"kafka={listener.host}:{listener.port}" for listener in listeners]
@@ -241,7 +241,7 @@ def _coordinator_room() -> Any:
 
 
 async def _tidy_state(state: SharedState, idle_s: float, reporter: Reporter) -> None:
-    """Remove state that nobody uses any more, now and then, for ever."""
+    """Remove unused state at intervals; never returns."""
     while True:
         for outcome in await trio.to_thread.run_sync(state.sweep):
             if isinstance(outcome, Reclaimed):

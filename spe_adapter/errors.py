@@ -28,7 +28,7 @@ class CheckpointDiffers(CairnError):
 
 
 class CheckpointRefused(CairnError):
-    """A checkpoint cannot be made anew from the log; nothing was changed."""
+    """A checkpoint cannot be rebuilt from the log; nothing was changed."""
 
 
 class TopicTaken(CairnError):

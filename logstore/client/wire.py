@@ -185,7 +185,7 @@ class _Reader:
         return self._bytes(max(self.int32(), 0))
 
     def count(self) -> int:
-        """An array's length. Raises MalformedReply if the remaining bytes cannot hold so many elements of two bytes."""
+        """An array's length. Raises MalformedReply if the remaining bytes cannot hold its elements of two bytes."""
         count = self.int32()
         if count > (len(self._data) - self._at) // 2:
             raise MalformedReply(f"{count} elements do not fit a reply of {len(self._data)} bytes")

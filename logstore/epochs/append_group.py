@@ -92,7 +92,7 @@ class EpochGroup:
         return encode_control(begin, timestamp_ms=now_ms)
 
     def next_piece(self) -> Ticket[bytearray | None]:
-        """The next batches, or None at the end (`StagedReader.next_piece`)."""
+        """The next whole batches; None after the last."""
         return self._reader.next_piece()
 
     def end(self, now_ms: int) -> bytearray:

@@ -223,7 +223,8 @@ class StagedAttempt:
         self.move(AttemptEvent.FAILED)
         self.failure = StorageFailed(
             f"staging for task {self.key.task} of epoch {self.key.epoch}: {type(operation).__name__} of "
-            f"{self.path} failed ({error}); nothing of attempt {self.key.attempt!r} counts, stage again anew"
+            f"{self.path} failed ({error}); nothing of attempt {self.key.attempt!r} counts; "
+            "stage the output again under another attempt's name"
         )
         self._ready(self)
         self._forget(self.failure)

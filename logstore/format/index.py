@@ -103,8 +103,9 @@ def decode_blocks(buffer: Buffer) -> tuple[list[IndexBlock], int]:
 
 
 def decode_seal(end: Buffer) -> IndexBlock | None:
-    """The block without entries that ends a sealed chunk's index, from the index's last `BLOCK.size` bytes (all bytes
-    of a shorter index); None if there is none.
+    """The seal of a chunk's index, decoded from its last `BLOCK.size` bytes; None if unsealed.
+
+    The seal is a block without entries; `end` holds all bytes of a shorter index.
     """
     for layout in (BLOCK, _BLOCK_1):
         blocks, _ = decode_blocks(memoryview(end)[max(0, len(end) - layout.size) :])

@@ -51,9 +51,9 @@ class ClosedError(CairnError):
 
 
 class Arrivals(NamedTuple):
-    """What all connections of a server share to receive: the budgets of ordinary frames, of long frames, of complete
-    requests, and of requests that wait for their groups; and `scratch`, a buffer of SMALL_BYTES for received bytes,
-    which are copied out before another task runs, so that idle connections hold no buffer.
+    """The receive budgets shared by all connections: of ordinary frames, of long frames, of complete requests, and of
+    requests that wait for their groups. `scratch` is a buffer of SMALL_BYTES for received bytes, which are copied out
+    before another task runs, so that idle connections hold no buffer.
     """
 
     ordinary: ArrivalBudget

@@ -120,8 +120,8 @@ class Reader:
         return None if length == -1 else self._take(length)
 
     def count(self, element_bytes: int, *, nullable: bool = False) -> int:
-        """An array's length (null: 0). Raises MalformedRequest if the remaining bytes cannot hold so many elements of
-        at least `element_bytes`.
+        """An array's length (null: 0). Raises MalformedRequest if the remaining bytes cannot hold that number of
+        elements of at least `element_bytes`.
         """
         count = self._length(wide=True)
         if count == -1 and nullable:

@@ -32,9 +32,11 @@ class ProducerIdHandlers:
 
     async def init_producer_id(self, request: Any, _: Caller) -> ResponsePayload:
         """InitProducerId 0 to 5."""
-        nobody = {"producer_id": _NO_ID, "producer_epoch": _NO_EPOCH}
+        no_producer = {"producer_id": _NO_ID, "producer_epoch": _NO_EPOCH}
         if request.transactional_id is not None:
-            return await respond(request, {"error_code": ErrorCode.transactional_id_authorization_failed, **nobody})
+            return await respond(
+                request, {"error_code": ErrorCode.transactional_id_authorization_failed, **no_producer}
+            )
         try:
             given = await self._broker.engine.wait(self._broker.engine.store.allocate_producer_id())
         except CairnError as error:
@@ -42,7 +44,7 @@ class ProducerIdHandlers:
             # Clients take KAFKA_STORAGE_ERROR as final for this request, but retry after COORDINATOR_NOT_AVAILABLE.
             may_ask_again = isinstance(error, StorageFailed)
             code = ErrorCode.coordinator_not_available if may_ask_again else error_code(error)
-            return await respond(request, {"error_code": code, **nobody})
+            return await respond(request, {"error_code": code, **no_producer})
         return await respond(
             request, {"error_code": ErrorCode.none, "producer_id": given, "producer_epoch": _FIRST_EPOCH}
         )

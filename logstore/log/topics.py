@@ -53,7 +53,7 @@ class TopicSetting(NamedTuple):
 
 SETTINGS: Mapping[str, TopicSetting] = {
     "retention.ms": TopicSetting(
-        "retention_ms", -1, _INT64_MAX, "How long in ms records stay at least, from their append; -1: for ever."
+        "retention_ms", -1, _INT64_MAX, "How long in ms records stay at least, from their append; -1: no limit."
     ),
     "retention.bytes": TopicSetting(
         "retention_bytes", -1, _INT64_MAX, "Size in bytes beyond which whole chunks are trimmed; -1: no limit."

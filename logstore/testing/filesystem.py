@@ -57,7 +57,7 @@ def _files(fs: FileSystem) -> None:
     fs.truncate("a", 5)
     _expect(_content(fs, "a"), b"123\0\0", "a file truncated to more than it had")
     fs.create("a")
-    _expect(fs.size("a"), 0, "a file created anew")
+    _expect(fs.size("a"), 0, "a file created again")
     fs.sync("a")
     fs.sync_directory("")
 

@@ -171,7 +171,7 @@ class Agent:
         return window.answer(ordered_at, trio.current_time())
 
     async def _store(self, lines: Lines, size: float) -> float:
-        """Write so many bytes that come in, sync them; the seconds from the first byte to the end of the sync."""
+        """Write `size` received bytes and sync them; returns the seconds from the first byte to the end of the sync."""
         with self._room(int(size)), tempfile.TemporaryFile(dir=self.settings.directory) as file:
             with trio.fail_after(self.settings.limits.disk_s):
                 if lines.rest():
@@ -242,7 +242,7 @@ class Agent:
         return counted
 
     async def _write(self, lines: Lines, asked: Mapping[str, object]) -> Mapping[str, object]:
-        """So many writers write a file of `bytes` each at once, and sync it; each one's rate."""
+        """`writers` writers at a time write a file of `bytes` each and sync it; returns each writer's rate."""
         limits = self.settings.limits
         writers = _integer(asked, "writers", 1, limits.writers)
         size = _integer(asked, "bytes", 1, limits.disk_bytes)

@@ -153,7 +153,7 @@ class Calibrator:
         return send, receive
 
     async def _disk(self, server: Server, count: int) -> float:
-        """The mean rate of each of so many parallel writers of a server's disk."""
+        """The mean rate of each of `count` parallel writers of a server's disk."""
         order = {"do": "write", "writers": count, "bytes": self.settings.file_bytes}
         rates = _rates(server.name, await self._ask(server.name, order, DISK_S), count)
         each = sum(rates) / count
@@ -161,7 +161,7 @@ class Calibrator:
         return each
 
     async def _writes(self, server: Server, count: int) -> float:
-        """The mean rate of each of so many parallel writes of a server to other servers' disks."""
+        """The mean rate of each of `count` parallel writes of a server to other servers' disks."""
         to = [str(self._addresses[other.name]) for other in self._others(server)[:count]]
         done = await self._ask(server.name, {"do": "send", "to": to, "bytes": self.settings.file_bytes}, DISK_S)
         rates = _rates(server.name, done, count)

@@ -108,7 +108,7 @@ def calibrate(topology: Topology, measured: Measured, share: float = DEFAULT_SHA
         disk = server.disk
         send, receive = capacity(_sending(rates), server.send), capacity(rates.receive, server.receive)
         if server.name in disks and timestep_s is not None:
-            # A slow disk writes less in a timestep than so many chunks; a fast disk still serves no more writers well.
+            # A slow disk writes fewer chunks in a timestep; a fast disk still serves no more writers well.
             one = chunks_per_timestep(disks[server.name] * disk_rates[server.name], timestep_s, topology.chunk_bytes)
             disk = min(disks[server.name], one)
             receive = min(receive, disk)
@@ -193,7 +193,7 @@ def _median_each(tables: Sequence[Mapping[int, float]]) -> dict[int, float]:
 
 
 def sample(topology: Topology, most: int, random: Random) -> list[Server]:
-    """At most so many servers of each rack, in the topology's order."""
+    """At most `most` servers of each rack, in the topology's order."""
     chosen: list[int] = []
     for rack in topology.racks:
         members = topology.members[rack]

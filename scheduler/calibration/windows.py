@@ -1,9 +1,9 @@
 """Windows of time in which bytes were counted, and what several of them say together. Sans-I/O.
 
 A receiver counts on its own clock, and says how long after the order its window began and how long before the answer it
-ended. Whoever gave the order places the window on the clock of its own: not earlier than the order, not later than the
-answer, so that the window is never shorter than it was. What several flows carried together is all their bytes over the
-time from the first begin to the last end. Flows that did not overlap make that rate too low, never too high.
+ended. The calibrator places the window on its own clock: not earlier than the order, not later than the answer,
+so that the window is never shorter than it was. What several flows carried together is all their bytes over the time
+from the first begin to the last end. Flows that did not overlap make that rate too low, never too high.
 
 Invariant: a window is longer than nothing, and its bytes are more than none.
 """

@@ -48,7 +48,7 @@ PLACE = Object(
         "requests_ahead": Field(Integer(), "requests that come first"),
         "chunks_ahead": Field(Integer(), "their chunks that have not started yet"),
         "starts_within_chunks": Field(
-            Integer(), "the proven bound: it waits at most so many times as long as a chunk takes"
+            Integer(), "the proven bound: its next chunk starts within this many times a chunk's longest time"
         ),
     },
 )
@@ -105,7 +105,7 @@ HOST_VIEW = Object(
         "address": Field(Optional(String(300)), "where others reach it"),
         "registered": Field(Boolean(), "whether it says that it lives, and is missed when it does not"),
         "lost": Field(Boolean(), "nothing is planned on it until it registers"),
-        "deadline_ms": Field(Optional(Integer()), "it must say that it lives within so many milliseconds"),
+        "deadline_ms": Field(Optional(Integer()), "it must send a keep-alive within this many milliseconds"),
     },
 )
 IN_FLIGHT = Object(

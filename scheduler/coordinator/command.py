@@ -65,14 +65,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--gather-ms", type=_natural, default=defaults.scheduler.gather_ms, metavar="N",
-        help="what happens within so many milliseconds is planned together; 0: nothing waits (default %(default)s)",
+        help="events within this many milliseconds are planned together; 0: no event waits (default %(default)s)",
     )  # fmt: skip
     for name, default, says in (
-        ("--host-deadline-ms", defaults.host_deadline_ms, "a registered host that says nothing for so long is lost"),
+        ("--host-deadline-ms", defaults.host_deadline_ms, "a registered host is lost after this time without a call"),
         (
             "--writer-deadline-ms",
             defaults.writer_deadline_ms,
-            "a request whose writer says nothing for so long is cancelled",
+            "a request is cancelled after this time without a call of its writer",
         ),
         ("--remember-ms", defaults.remember_ms, "how long requests that are over can be asked for"),
         ("--max-remembered", defaults.max_remembered, "how many of them, at most"),
@@ -82,8 +82,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(name, type=_count, default=default, metavar="N", help=f"{says} (default {default})")
     parser.add_argument(
         "--chunk-deadline-ms", type=_count, metavar="N",
-        help="a chunk that takes so long is revoked and planned anew, around its hosts (default: 10 times what the "
-        "topology's rates say, at least 30 s; 600000 without rates)",
+        help="a chunk that takes this time is revoked and planned again, around its hosts (default: 10 times what "
+        "the topology's rates say, at least 30 s; 600000 without rates)",
     )  # fmt: skip
     parser.add_argument("--seed", type=int, help="of the plan's random choices (default: a new one, which is logged)")
     parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="certificate chain, PEM")

@@ -67,7 +67,7 @@ def _of_chunk(record: RequestRecord, number: str, chunk: ChunkRecord) -> str | N
     if record.state == RequestState.WAITING:
         return f"its state is waiting, and its chunk {number} was started"
     if record.kind == TransferKind.WRITE and chunk.hosts[:1] != (record.writer,):
-        return f"chunk {number} is sent by {', '.join(chunk.hosts[:1]) or 'nobody'}, its writer is {record.writer}"
+        return f"chunk {number} is sent by {', '.join(chunk.hosts[:1]) or 'no host'}, its writer is {record.writer}"
     return None
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from scheduler.topology import Topology
 
 MAX_SLOWDOWN = 10
-"""A chunk may take so many times the time of its share of the slowest link or disk: rates are measured in an idle
-network, and a disk that also serves others is a few times slower."""
+"""A chunk may take this multiple of the time that its share of the slowest link or disk gives: rates are measured in
+an idle network, and a disk that also serves others is a few times slower."""
 MIN_MS = 30_000
 """Enough for connecting, a few retransmissions and a pause of a JVM, at any rate of the network."""
 WITHOUT_RATES_MS = 600_000

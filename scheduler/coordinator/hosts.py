@@ -73,7 +73,7 @@ class Hosts:
         return [name for name, deadline_ms in self._deadlines.items() if deadline_ms < now_ms]
 
     def extend_deadlines(self, more_ms: int) -> None:
-        """Extend all deadlines: the coordinator could not receive keep-alives for so long."""
+        """Extend all deadlines by the time in which the coordinator could not receive keep-alives."""
         self._deadlines = {name: deadline_ms + more_ms for name, deadline_ms in self._deadlines.items()}
 
     def check(self, name: str, field: str) -> None:

@@ -182,7 +182,7 @@ class RequestRegistry:
         return sorted(found, key=lambda record: record.since_ms)
 
     def extend_deadlines(self, more_ms: int) -> None:
-        """Extend the deadlines of all chunks in flight: for so long, writers' reports could not be received."""
+        """Extend the deadlines of all chunks in flight by the time in which no report could be received."""
         self._granted_ms = {key: self._granted_ms.get(key, 0) + more_ms for key in self.running}
 
     def restart_deadlines(self, now_ms: int) -> None:

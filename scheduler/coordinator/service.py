@@ -51,7 +51,7 @@ from scheduler.topology import Topology
 NOT_FOUND = 404
 CONFLICT = 409
 UNAVAILABLE = 503
-INCONSISTENT = "an event failed in the middle; the plan is made anew from what is stored"
+INCONSISTENT = "an event failed in the middle; the plan is rebuilt from the stored state"
 MAX_REBUILD_PAUSE_S = 30.0
 PLAN_PATIENCE_S = 1.0
 """How long an answer waits for the plan, beyond the time for which events are gathered."""
@@ -63,11 +63,11 @@ class CoordinatorSettings:
 
     scheduler: Settings = field(default_factory=lambda: Settings(gather_ms=GATHER_MS))
     host_deadline_ms: int = 10_000
-    """A registered host without a keep-alive for so long is lost."""
+    """A registered host is lost after this time without a keep-alive."""
     writer_deadline_ms: int = 600_000
-    """A request is cancelled if its writer neither polls nor reports for so long: it would hold capacity for ever."""
+    """A request is cancelled if its writer neither polls nor reports for this time; else it would hold its capacity."""
     chunk_deadline_ms: int | None = None
-    """A chunk that is in flight for so long is revoked and planned again; None: computed from the topology's rates."""
+    """A chunk in flight for this time is revoked and planned again; None: computed from the topology's rates."""
     remember_ms: int = 600_000
     """How long an ended request is remembered."""
     max_remembered: int = 10_000
@@ -212,7 +212,7 @@ class Coordinator:
                 self.environment.report(REQUEST_CRASHED, operation="tick", trace="".join(format_exception(error)))
 
     def _extend_writer_deadlines(self, more_ms: int) -> None:
-        """Extend the writers' deadlines: their calls could not be stored for so long."""
+        """Extend the writers' deadlines by the time in which their calls could not be stored."""
         self.registry.extend_deadlines(more_ms)
         for entry in self.registry.requests.values():
             entry.heard_ms += more_ms

@@ -237,7 +237,7 @@ def _pieces(go: Go, data: bytes) -> Iterator[bytes]:
 
 def _stop_if_revoked(go: Go) -> None:
     if go.revoked:
-        raise Revoked(f"chunk {go.chunk} of {go.request} was planned anew")
+        raise Revoked(f"chunk {go.chunk} of {go.request} was planned again")
 
 
 def _wait(go: Go, seconds: float) -> None:

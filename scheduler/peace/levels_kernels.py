@@ -46,7 +46,7 @@ SPLITS: Final = 100_000
 
 @compiled
 def crossing(tree: Numbers, levels: Numbers, sums: Numbers) -> int:
-    """The number of chunks that the tree carries if racks begin and end the numbers in `sums`."""
+    """The most chunks the tree can carry, given how many start and end in each rack (`sums`)."""
     levels[BEGINS:] = 0
     levels[WHICH] = -1
     total = 0

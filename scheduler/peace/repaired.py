@@ -52,7 +52,7 @@ LISTS = 11
 """The number of scratch rows of `repaired_kernels.rebuild`."""
 TRIES = 6
 FEW_HOSTS = 1000
-"""In networks of up to so many hosts the chains of step 2 are dealt out up to TRIES times."""
+"""In networks of up to this many hosts the chains of step 2 are dealt out up to TRIES times."""
 SEEDS = (1 << 64) - 1
 MAX_WANTED = 1 << 30
 """The number of chunks of one writer that are counted at most."""
@@ -119,7 +119,7 @@ class RepairedPlanner:
         return None
 
     def max_chunks(self, demand: Demand, whole: Residual, timesteps: int) -> int:
-        """The largest number of chunks that so many timesteps together can have, by the model: an upper bound."""
+        """The largest number of chunks that the model allows in `timesteps` timesteps together: an upper bound."""
         times = whole.copy()
         for counts in _arrays(times):
             np.copyto(counts, np.minimum(counts.astype(np.int64) * timesteps, MAX_WANTED), casting="same_kind")

@@ -85,7 +85,7 @@ def add_up(tree: Numbers, pool: Counts, parts: Counts, sums: Numbers) -> None:
 
 @compiled
 def ends(sums: Numbers, rack: int, begin: int, most: int, replicas: int) -> int:
-    """The number of chunks that can end in a rack where `begin` begin, of `most` in all; -1: so many cannot begin."""
+    """The number of chunks that can end in a rack where `begin` begin, of `most` in all; -1 if `begin` is too many."""
     if begin > sums[X, rack] or begin > sums[UP_ROOM, rack]:
         return -1
     end = min(sums[DOWN_ROOM, rack], most - begin)

@@ -48,7 +48,7 @@ ROWS_AT_A_TIME = 1 << 16
 """The number of chains that one call of the kernel can return; a plan may need several calls."""
 
 FEW = 256
-"""For requests of up to so many chunks, the tuple of waiting chunk numbers is reused for the next request."""
+"""For requests of up to this many chunks, the tuple of waiting chunk numbers is reused for the next request."""
 
 MAX_ROUTES = 1 << 17
 """The number of pairs of racks whose routes are kept: some 20 MB."""
@@ -300,7 +300,7 @@ class Ways:
         return list(zip(*columns, strict=True))
 
     def _of_one(self, source: Numbers, target: Numbers, before: int, behind: int) -> list[Routes]:
-        """The same for rows in which only one hop leaves a rack, with so many hops `before` and `behind` it."""
+        """The same for rows in which one hop leaves a rack; `before` and `behind` count the hops on its two sides."""
         known = self._known.setdefault((before, behind), {})
         if len(known) > MAX_ROUTES:
             known.clear()
@@ -359,7 +359,7 @@ def _rest(request: Request, done: int) -> Request:
 
 
 def _rules(placement: Placement, replica: int) -> tuple[int, int, int]:
-    """The kernel's numbers for one replica: see `tree_kernels.write`."""
+    """One replica's rules, encoded for `tree_kernels.write`."""
     masks = {Relation.SAME_RACK: 0, Relation.OTHER_RACK: 0, Relation.SAME_HOST: 0, Relation.OTHER_HOST: 0}
     for rule in placement[replica]:
         masks[rule.relation] |= 1 << rule.of

@@ -22,7 +22,7 @@ from scheduler.peace.tree_kernels import Numbers
 from scheduler.topology import Topology
 
 MAX_TIMESTEPS = 1 << 12
-"""Above so many timesteps no chunk is treated as urgent."""
+"""Above this many timesteps no chunk is treated as urgent."""
 
 
 class Urgency:

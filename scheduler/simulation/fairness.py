@@ -71,7 +71,7 @@ def max_min(
                 load[resource] -= costs[flow, place]
                 if load[resource] < TOLERANCE * costs[flow, place]:
                     load[resource] = 0.0
-        if kept == count:  # only rounding errors can lead here: end instead of looping for ever
+        if kept == count:  # only rounding errors can lead here: end instead of an endless loop
             for number in range(count):
                 rates[rising[number]] = level
             return

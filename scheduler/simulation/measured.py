@@ -29,7 +29,7 @@ LINK_BYTES_S = GIGABIT_BYTES_S * ETHERNET_SHARE * CHECKSUM_SHARE
 """The rate of a chunk's data on a gigabit link: 111.4 MB/s each way. Table 8's best client got 110 MB/s."""
 
 MAX_CLIENTS = 512
-"""Rates are tabulated up to so many clients of one disk; more clients share the same total."""
+"""Rates are tabulated up to this many clients of one disk; more clients share the same total."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Curve:
     points: tuple[tuple[int, float], ...]
 
     def per_client(self, clients: int) -> float:
-        """Bytes per second of each of so many clients (at least 1)."""
+        """Bytes per second of each of `clients` clients (at least 1)."""
         last, last_rate = self.points[-1]
         if clients >= last:
             return last_rate * last / clients

@@ -84,7 +84,7 @@ def spread_writers(cluster: Cluster, writers: int, random: Random) -> list[int]:
 def checkpoints(
     cluster: Cluster, hosts: Sequence[int], chunks: int, *, replicas: int = 3, at_s: Sequence[float] | None = None
 ) -> tuple[SimulatedJob, ...]:
-    """One checkpoint of so many chunks per host, all at the same time or at the given times."""
+    """One checkpoint of `chunks` chunks per host, all at the same time or at the given times."""
     times = [0.0] * len(hosts) if at_s is None else at_s
     servers = cluster.topology.servers
     return tuple(

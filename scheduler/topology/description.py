@@ -303,7 +303,7 @@ def _model_server(entry: Entry, defaults: Entry, pace: _Pace) -> _Model:
     disk = entry.number("disk")
     disk = disk if disk is not None else defaults.number("disk")
     if disk is None and disk_rate is not None and "receive" in follows:
-        # What the link can receive says nothing of the disk: so many writers as the paper found that one serves well.
+        # A link's rate does not tell the disk's: take the number of writers that one disk serves well in the paper.
         disk = pace.capacity(entry, "disk", "disk_rate", DEFAULT_CAPACITY * disk_rate)
     return _Model(counts["send"] or 0, counts["receive"] or 0, disk, link, disk_rate)
 

@@ -64,7 +64,7 @@ DEFAULTS: Final = (
 )
 SWITCH: Final = (
     Key("name", ValueKind.TEXT, "its name; a rack is a switch that servers hang on; with `count`, contains `{n}`"),
-    Key("count", ValueKind.NUMBER, "so many switches, alike but for their number (default: 1)"),
+    Key("count", ValueKind.NUMBER, "how many switches, equal but for their number (default: 1)"),
     Key("first", ValueKind.NUMBER, "the number of the first of `count` (default: 1)"),
     Key("parent", ValueKind.TEXT, "the switch above it; left out for the topmost, and where `[[link]]` tells"),
     Key("capacity", ValueKind.CAPACITY, "chunks per timestep between it and its parent, each way"),
@@ -89,7 +89,7 @@ SERVER: Final = (
     Key(
         "rack", ValueKind.TEXT, "the switch it hangs on; with `*` in it, every switch whose name fits has such servers"
     ),
-    Key("count", ValueKind.NUMBER, "so many servers in a rack, alike but for their number (default: 1)"),
+    Key("count", ValueKind.NUMBER, "how many servers in a rack, equal but for their number (default: 1)"),
     Key("first", ValueKind.NUMBER, "the number of the first of `count` (default: 1)"),
     Key("send", ValueKind.CAPACITY, "chunks per timestep that it sends"),
     Key("receive", ValueKind.CAPACITY, "chunks per timestep that it receives"),

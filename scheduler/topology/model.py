@@ -72,7 +72,7 @@ class Hop(NamedTuple):
 
 
 UNLIMITED = 1 << 30
-"""The capacity of a disk that nobody limits, and the largest there is: planners count in 32 bits."""
+"""The capacity of a disk without a limit, and the largest capacity: planners count in 32 bits."""
 
 
 class Topology:

@@ -48,7 +48,7 @@ def size_text(size_bytes: int) -> str:
 
 
 def rate_text(bytes_s: float) -> str:
-    """A rate, exactly: reading it gives the same number."""
+    """Format a rate so that parsing returns the same number."""
     if bytes_s / _RATES["Gbit/s"] in _USUAL_GBIT:
         return rate_for_people(bytes_s)
     for unit in ("GB/s", "MB/s", "kB/s"):

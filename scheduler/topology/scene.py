@@ -136,7 +136,7 @@ class Scene(NamedTuple):
     layers: Layers | None
 
     def graph(self) -> "nx.Graph[int]":
-        """The boxes and the cables between them."""
+        """The drawing as a graph: boxes are nodes, cables are edges."""
         graph: nx.Graph[int] = nx.Graph()
         graph.add_nodes_from(range(len(self.boxes)))
         graph.add_edges_from((cable.a, cable.b) for cable in self.cables)

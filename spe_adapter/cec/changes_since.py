@@ -68,7 +68,7 @@ class ChangesSince:
 
     @property
     def scanned(self) -> Scanned:
-        """The statistics of the scan so far."""
+        """Counts of what the scan has read."""
         return self._scan.scanned
 
     def feed(self, piece: Buffer) -> bool:

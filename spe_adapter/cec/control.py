@@ -7,7 +7,7 @@ Invariants:
 * Control batches stay below BATCH_TARGET_BYTES, whatever the size of the rows; only a single row may exceed it.
 * The same values give the same bytes.
 * What is read is checked whole: damage and wrong columns are CorruptBatch, a newer version UnknownFormatVersion, a type
-  of somebody else's is None.
+  that is not CEC's is None.
 
 Source: CEC paper, section II.B (checkpoint types, N) and section III (tuple header); docs/format.md, "State".
 """
@@ -50,7 +50,7 @@ STATE_PREFIX: Final = "s_"
 """How the names of a state's columns begin, in footprints and in tables."""
 _FEW_ROWS: Final = 256
 _SCHEMAS: Final = 64
-"""So many operators' columns are kept ready: an encoder does not work them out in every epoch."""
+"""The number of operators whose columns are cached: an encoder does not derive them in every epoch."""
 _END_OF_STREAM: Final = b"\xff\xff\xff\xff\0\0\0\0"
 """How an Arrow stream ends: the continuation marker, and a message of no bytes."""
 ROWS_PACKED: Final = 2
@@ -379,7 +379,7 @@ def _decode_tombstones(record: ControlRecord) -> Tombstones:
 
 
 def _from_tail(tail: memoryview, fields: "_Fields") -> pa.RecordBatch:
-    """The rows of a control record, in whichever form it has them."""
+    """Decode a control record's rows, packed or Arrow IPC."""
     count = fields.integer("n", minimum=1)
     form = fields.optional_integer("rows")
     if form is None:

@@ -6,8 +6,8 @@ short key takes 32 bytes, and one cache miss.
 Invariants:
 * Two identities are equal only if their numbers and key bytes are equal; hashes only choose the slot. A null key
   differs from an empty key.
-* Identities are hashed with the set's own seed, so that nobody can choose keys that collide. The answers of `add` do
-  not depend on the seed.
+* Identities are hashed with the set's own seed, so that a producer cannot choose keys that collide. The answers of
+  `add` do not depend on the seed.
 * A key of at most eight bytes is kept in its slot, so that a probe costs one cache line; a longer key is kept in the
   arena.
 * The table has room for a whole column before the column's loop starts; loops never allocate and never raise.

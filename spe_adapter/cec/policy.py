@@ -102,7 +102,7 @@ class Targets:
       again and again ("unnecessary overhead", CEC paper, section IV.B).
     * Where q cannot be brought to its limit, as many checks as bring it lowest; none if none lowers it. But when q has
       grown to twice the limit, and a block of equally old windows is longer than the list of candidates, the whole
-      list is taken: so long a block is crossed step by step, once per N records at most.
+      list is taken: a block of that length is crossed step by step, once per N records at most.
     * Neither limit counts as less than `per_window` times N. To hold u ≤ U costs N / U checks for every input record,
       and to hold q near N costs no fewer.
     """

@@ -221,7 +221,7 @@ def repeated_problem(noted: Planned | None, planned: Planned) -> str | None:
         where = f"from other offsets on, up to {planned.said()}; the log has it up to {noted.said()}"
     else:
         where = f"up to {planned.said()}; the log has it up to {noted.said()}"
-    return f"Spark's checkpoint has lost batch {noted.batch}, which is committed, and plans it anew: {where}"
+    return f"Spark's checkpoint has lost batch {noted.batch}, which is committed, and plans it again: {where}"
 
 
 def following_problem(noted: Planned | None, planned: Planned) -> str | None:

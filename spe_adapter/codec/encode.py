@@ -2,8 +2,8 @@
 
 Invariants:
 * Records of one target keep their order; each lies in exactly one batch; every batch carries its CRC-32C.
-* Batches are uncompressed unless a codec is asked for, are not idempotent (producer id −1: whoever stages them orders
-  them) and start at offset 0, which the log replaces.
+* Batches are uncompressed unless a codec is asked for, are not idempotent (producer id −1: the task that stages them
+  orders them) and start at offset 0, which the log replaces.
 """
 
 import struct

@@ -31,7 +31,7 @@ from spe_adapter.host import Host, ThisHost
 from spe_adapter.state.table import Table
 
 WINDOWS: Final = 4096
-"""So many that the fixed cost of a batch does not matter."""
+"""Enough for the fixed cost of a batch not to matter."""
 FIRST_RECORD_S: Final = 1e-6
 """The assumed cost of a record until the runner has measured it."""
 _EPOCH: Final = 1

@@ -26,4 +26,4 @@ class ReplayDiverged(CairnError):
 
 
 class CommitLost(CairnError):
-    """The log has another epoch in place of this runner's. The runner ends without writing more."""
+    """Another epoch was committed under this epoch's number; the runner stops without writing more."""

@@ -198,5 +198,5 @@ def _refuse_trimming(client: Client, fragment: Fragment) -> None:
     if trims and fragment.checkpoints:
         raise FragmentRefused(
             f"query {fragment.query!r}: topic {fragment.topic!r} trims itself ({trims}), which can cost the state of "
-            "open windows. Set these to -1, or say allow_trimming=True if no window stays open for so long"
+            "open windows. Set these to -1, or set allow_trimming=True if no window stays open that long"
         )

@@ -211,7 +211,7 @@ def _rewound_way_out(query: str) -> str:
     """The remedies for a checkpoint that is older than the log."""
     return (
         f"have the checkpoint say what the log says: {rebuild_command(query)}, then start the query again; or bring "
-        "back the checkpoint that belongs to it, or start anew with an empty one and a new topic. To leave out the "
+        "back the checkpoint that belongs to it, or start with an empty one and a new topic. To leave out the "
         "epochs that are committed, set the option 'rewoundCheckpoint' to 'skip'"
     )
 

@@ -114,8 +114,8 @@ def repeated_epoch_problem(noted: SinkNote | None, now: SinkNote, epoch: int) ->
             return None
         return (
             f"epoch {epoch} comes again, with other output ({now.written.records} records; {noted.written.records} are "
-            "committed, or their contents differ): the checkpoint lost the epoch and planned it anew with other input, "
-            "or the query computes something else each time"
+            "committed, or their contents differ): the checkpoint lost the epoch and planned it again with other "
+            "input, or the query computes something else each time"
         )
     return (
         f"epoch {epoch} comes again, and it cannot be told whether its input is the same: it was committed by a "
@@ -155,7 +155,7 @@ def refuse_lost_self(client: Client, topics: Sequence[str], query: str, now: Sin
                     raise TopicTaken(
                         f"query {query} is new (its checkpoint is empty), but {said} was query {end.query}'s, which "
                         f"has written into {stream}, up to epoch {end.epoch}. If that is this query's former self, "
-                        f"whose checkpoint was lost, make the checkpoint anew: {rebuild_command(end.query)}; otherwise "
+                        f"whose checkpoint was lost, rebuild the checkpoint: {rebuild_command(end.query)}; otherwise "
                         "write to another topic, or set the option 'allowOtherQueries' to true: then all that the new "
                         "query reads is written, whatever the other has written before"
                     )

@@ -296,7 +296,7 @@ class _Planner:
             if end[stream] < start[stream]:
                 self._lost(
                     f"{stream} ends at offset {end[stream]}, below {start[stream]} where this query stands: it was "
-                    "deleted and made anew, or lost its end; records are gone"
+                    "deleted and created again, or lost its end; records are gone"
                 )
 
     def _lost(self, what: str) -> None:

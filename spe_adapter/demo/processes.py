@@ -74,7 +74,7 @@ class Killable:
 
 
 def _session_members(session: int) -> list[int]:
-    """Processes of a session; the leader last, so that nobody is adopted and missed."""
+    """Processes of a session; the leader last, so that no process is adopted unseen."""
     members: list[int] = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():

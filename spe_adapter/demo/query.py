@@ -125,7 +125,7 @@ class Watched:
         self.query = start()
 
     def goes_on(self) -> bool:
-        """Whether it runs, perhaps anew."""
+        """Whether the query runs; starts it again if Spark gave up."""
         if not self.query.isActive and _SPARK_GAVE_UP in str(self.query.exception()) and self._starts < MAX_STARTS:
             self._starts += 1
             self.query = self._start()

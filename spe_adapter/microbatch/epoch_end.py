@@ -2,7 +2,7 @@
 
 Invariants:
 * Every window that changed is footprinted (nothing is ever replayed in micro-batches), each once, with its state at the
-  end of the epoch. So state = state before + footprints - closes.
+  end of the epoch. So state = state before + footprints - tombstones.
 * All footprints count as emitted at the epoch's end: the mark's `emitted` is the ordinal of each of them.
 * Windows with the oldest footprints are checked, that is footprinted again, so that q stays at or below the extent
   limit, or comes down to the limit over a few epochs.
@@ -40,7 +40,7 @@ class EpochEnd(NamedTuple):
 def conclude(overlay: Overlay, before: Counters, epoch: int, extent_limit: int | None) -> EpochEnd:
     """The changes of an epoch, with checks of the windows with the oldest footprints where the extent is too long.
 
-    `before` are the counters with the epoch's input and results, without its footprints and closes.
+    `before` are the counters with the epoch's input and results, without its footprints and tombstones.
     """
     changes = overlay.changes()
     live = overlay.live

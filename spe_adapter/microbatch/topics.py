@@ -48,7 +48,7 @@ def prepare_topic(client: Client, topic: str, partitions: int | None, default: i
         raise InvalidConfig(
             f"topic {topic!r} trims itself ({trims}), which can cost the state of open windows: set these to -1 and "
             "use the option 'retention', which keeps what is needed; or set 'allowTrimming' to true if no window stays "
-            "open for so long"
+            "open that long"
         )
     if partitions is None:
         return there
@@ -108,7 +108,7 @@ def refuse_taken(client: Client, topic: str, query: str) -> None:
         raise TopicTaken(
             f"query {query} is new (its checkpoint is empty), but topic {topic!r} holds the {kept} of query "
             f"{newest.query}, up to epoch {newest.epoch} (partition {partition}). If that is this query's former self, "
-            f"whose checkpoint was lost, make the checkpoint anew: {rebuild_command(newest.query)}; otherwise write to "
+            f"whose checkpoint was lost, rebuild the checkpoint: {rebuild_command(newest.query)}; otherwise write to "
             "a new topic, or delete this one; or, if both queries shall write here, set the option 'allowOtherQueries' "
             "to true"
         )

@@ -58,7 +58,7 @@ def take_apart(batch: pa.RecordBatch, key_columns: int) -> Combined:
 
 class Combiner:
     """Combines rows of an operator's input. `codec` is over the schema that the operator's `prepare` gives, `raw` over
-    that of the input; `seed` is one that whoever chooses the keys does not know.
+    that of the input; `seed` is secret from the producers of the keys.
     """
 
     def __init__(

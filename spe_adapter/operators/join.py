@@ -2,7 +2,7 @@
 
 Input rows have the key's columns, `side` (int8: 0 left, 1 right), and `left` and `right`, structs of which only that of
 the row's side is set. Each row waits in a window of its own, numbered by arrival, until the watermark says that nothing
-can match it any more (in an outer join, that nobody will ask for it). A result has both structs; it comes with the
+can match it any more (in an outer join, that it is not needed any more). A result has both structs; it comes with the
 later row to arrive, once.
 
 Invariants:
@@ -52,7 +52,7 @@ _TIME: Final = "time"
 _HASH: Final = "hash"
 """Of the key: waiting rows are found by it, without reading their keys. Pairs are compared by the keys themselves."""
 _PAIRS: Final = 1024
-"""Room for so many pairs at first."""
+"""The number of pairs that there is room for at first."""
 _HASH_SEED: Final = 0
 """State outlives a table's seed. Keys made to collide cost time, no more."""
 

@@ -267,8 +267,8 @@ class Processor:
         self.windows += len(assigned.numbers)
         identity = WindowIdentities(assigned.keys, assigned.numbers, self._codec, self._prepared)
         if self._operator.stateless:
-            nobody = np.zeros(len(assigned.numbers), np.int64)
-            return State(self._store, nobody, nobody == 0, identity)
+            no_state = np.zeros(len(assigned.numbers), np.int64)
+            return State(self._store, no_state, no_state == 0, identity)
         return State(self._store, *self._store.ensure(assigned.keys, assigned.numbers), identity)
 
     def _ordered(self, ids: Int64s) -> Int64s:
@@ -358,7 +358,7 @@ def _unseen(assigned: _Assigned, replay: Replay) -> _Assigned:
 
 
 def _part(rows: Rows, which: Int64s, windows: int) -> Rows:
-    """The rows of some windows, which are numbered anew."""
+    """The rows of some windows, which are renumbered."""
     place = np.full(windows, -1, np.int64)
     place[which] = np.arange(len(which))
     kept = np.flatnonzero(place[rows.window] >= 0)

@@ -18,7 +18,7 @@ _MILLISECOND: Final = pa.timestamp("ms")
 
 
 def normal(emitted: Emitted, windows: int) -> Results | None:
-    """What a call with so many windows gave, with the window of each result. Raises BadResults, StateValueRefused."""
+    """The results of a call with `windows` windows, and each result's window. Raises BadResults, StateValueRefused."""
     if emitted is None:
         return None
     if isinstance(emitted, pa.RecordBatch):

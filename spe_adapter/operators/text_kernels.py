@@ -180,7 +180,7 @@ def _digits_of(data: Bytes, start: int, end: int, digits: Bytes) -> tuple[int, i
 
 @compiled
 def _put_java(out: Bytes, at: int, digits: Bytes, count: int, exponent: int) -> int:
-    """0.digits × 10^exponent as Java's Double.toString lays it out."""
+    """Write 0.digits × 10^exponent in the format of Java's Double.toString."""
     if count == 0:
         out[at] = 48
         out[at + 1] = 46

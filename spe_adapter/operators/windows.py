@@ -150,7 +150,7 @@ class Counting:
     advance: int | None = None
 
     def __post_init__(self) -> None:
-        """Check. Raises InvalidConfig."""
+        """Check the arguments. Raises InvalidConfig."""
         if self.size < 1 or not 1 <= self.step <= self.size:
             raise InvalidConfig(f"a window of {self.size} rows every {self.step}; 1 <= advance <= size")
         if self.overlaps > MAX_OVERLAPS:
@@ -176,7 +176,7 @@ class Counting:
 
 @dataclass(frozen=True)
 class Running:
-    """No windows: one state per key for ever, and after each batch the aggregates of the keys that it changed."""
+    """No windows: one unending state per key, and after each batch the aggregates of the keys that it changed."""
 
     description: ClassVar[str] = "no windows"
 

@@ -32,14 +32,14 @@ def numbers_of(numbers: Any, rows: int) -> Int64s:
 class Distinct(NamedTuple):
     """Identities among rows: the identity of each row, and the first row of each, in order of appearance."""
 
-    index: Int64s  # type: ignore[assignment]  # nobody looks for positions in this tuple
+    index: Int64s  # type: ignore[assignment]  # hides tuple.index, which is not used
     first: Int64s
 
 
 def distinct(keys: pa.Array, numbers: Int64s, seed: int = 0) -> Distinct:
     """Number the distinct identities (key bytes, number) of rows; a null key differs from an empty one.
 
-    `seed` keys the hash: pass one that whoever chooses the keys does not know.
+    `seed` keys the hash: pass one that the producers of the keys do not know.
     """
     parts = keys_of(keys)
     numbers = numbers_of(numbers, len(keys))

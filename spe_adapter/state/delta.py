@@ -101,7 +101,7 @@ def encode_delta(delta: Delta) -> list[Buffer]:
 
 
 def decode_delta(data: Buffer) -> Delta | None:
-    """The content of a file; None if it is not whole or of another version of Cairn."""
+    """The delta in a file; None if the file is incomplete or of another version of Cairn."""
     view = memoryview(data)
     if len(view) < _HEAD.size:
         return None

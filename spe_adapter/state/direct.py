@@ -15,7 +15,7 @@ from spe_adapter.state.table import Table
 
 
 class Direct:
-    """A `StateStore` over one table, which whoever loads state fills first. Ids are the table's rows.
+    """A `StateStore` over one table, which the loader of state fills first. Ids are the table's rows.
 
     A runner that footprints only what opens and what is checked need not be told of other changes
     (`tells_changes=False`), one without checkpoints need be told nothing (`tells_windows=False`).
@@ -61,7 +61,7 @@ class Direct:
         self.table.remove(ids)
 
     def renew(self, ids: Int64s) -> None:
-        """Say of open windows that what they hold began anew. Like windows just opened they have no footprint yet."""
+        """Note that the content of open windows was replaced. Like windows just opened they have no footprint yet."""
         if self._tells_windows:
             self._tracker.renewed(ids)
         self.table.set_window_versions(ids, 0, 0, 0)
@@ -137,7 +137,7 @@ class Direct:
         """What changed since the last call, and the start of the next epoch.
 
         With `checks` (each named once), only windows that opened and these are footprinted; what else changed is left
-        for a replay of the input to bring back. Whoever writes the footprints notes their marks in `table`.
+        for a replay of the input to bring back. The caller that writes the footprints notes their marks in `table`.
         """
         rows, opened = self._tracker.changed_rows()
         if checks is not None:

@@ -21,7 +21,7 @@ class StateTooLarge(CairnError):
 
 
 class StateDamaged(CairnError):
-    """State in memory contradicts itself. Whoever meets it discards the state and loads it again."""
+    """State in memory contradicts itself. The process that finds it discards the state and loads it again."""
 
 
 class StateSchemaChanged(CairnError):
@@ -29,7 +29,7 @@ class StateSchemaChanged(CairnError):
 
 
 class StateDirectoryRefused(CairnError):
-    """The directory for shared state cannot be used: it belongs to someone else, or is none."""
+    """The directory for shared state cannot be used: it belongs to another user, or is not a directory."""
 
 
 class StateBusy(CairnError):

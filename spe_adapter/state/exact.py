@@ -25,7 +25,7 @@ from spe_adapter.state.columns import Values, fixed_array, fixed_values
 from spe_adapter.state.errors import StateValueRefused
 
 _MAX_WHOLE: Final = {2: 2**11, 4: 2**24, 8: 2**53}
-"""Up to here a float of so many bytes tells every whole number from its neighbours."""
+"""By size in bytes: the limit up to which a float tells every whole number from its neighbours."""
 _DATE_UNIT: Final = "D"
 _SHOWN_CHARACTERS: Final = 80
 

@@ -35,7 +35,7 @@ Step = Callable[[str], None]
 
 
 def no_step(what: str) -> None:
-    """Nobody wants to know."""
+    """Ignore the step."""
 
 
 class StateEnvironment(NamedTuple):
@@ -77,7 +77,7 @@ def open_file(path: Path) -> int | None:
 
 
 def lock(descriptor: int, environment: StateEnvironment, limit_s: float, *, exclusive: bool) -> bool:
-    """Lock a file, or give up after so many seconds."""
+    """Lock a file, or give up after `limit_s` seconds."""
     kind = (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB
     deadline_s = environment.clock.monotonic_s() + limit_s
     while True:
@@ -117,7 +117,7 @@ class Draft:
             except FileExistsError:
                 number += 1
                 continue
-            # Someone who tidies up may have come between the two.
+            # Another process may have removed the file between the two calls.
             if lock(descriptor, environment, 0, exclusive=True) and is_in_place(draft, descriptor):
                 break
             os.close(descriptor)
@@ -125,7 +125,7 @@ class Draft:
         self.descriptor = descriptor
 
     def reserve(self, size_bytes: int) -> Bytes:
-        """So many zeroed bytes of shared memory that are really there. Raises StateTooLarge."""
+        """`size_bytes` zeroed bytes of shared memory, really allocated. Raises StateTooLarge."""
         self._environment.step("reserve")
         try:
             os.posix_fallocate(self.descriptor, 0, size_bytes)

@@ -225,7 +225,7 @@ def unlink_rows(rows: Int64s, index: Int64s, identities: Grid, row_hashes: Int64
                 return DAMAGED
             hole = (hole + 1) & mask
             steps -= 1
-        # What was pushed behind the hole moves up into it, so that nobody who probes stops there too early.
+        # An entry that was pushed behind the hole moves into it, so that no probe stops there too early.
         slot = (hole + 1) & mask
         while index[slot] != 0:
             other = (index[slot] & ROW_MASK) - 1

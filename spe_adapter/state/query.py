@@ -1,7 +1,7 @@
 """A query's directory of shared state on this host: who uses it, what is in it, and its end.
 
-`<root>/<query>/lock` is locked in shared mode by everyone who uses the directory, while they do, and touched. Whoever
-gets the exclusive lock may remove the directory; having locked, one looks whether the file is still in place.
+`<root>/<query>/lock` is touched and locked in shared mode by every process while it uses the directory. The process
+that gets the exclusive lock may remove the directory. After locking, a process checks that the file is still in place.
 Below it are one directory per partition, with a segment (`base`) and deltas.
 
 Invariants:
@@ -81,7 +81,7 @@ class QueryDirectory:
         return sum(size_bytes for _, size_bytes in _sizes_of(self.path))
 
     def remove(self) -> bool:
-        """Remove the directory and all in it; False if somebody still uses it."""
+        """Remove the directory and all in it; False if another process still uses it."""
         path = self.path / LOCK_NAME
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -97,13 +97,13 @@ class QueryDirectory:
             os.close(descriptor)
 
     def _empty(self) -> None:
-        # The lock goes last: as long as it is there, whoever comes waits for us.
+        # The lock is removed last: while it exists, other processes wait for this one.
         for directory in self.path.glob(f"{PARTITION_PREFIX}*"):
             for path in directory.iterdir():
                 path.unlink(missing_ok=True)
             directory.rmdir()
         (self.path / LOCK_NAME).unlink()
-        with suppress(OSError):  # somebody came and made it anew
+        with suppress(OSError):  # another process created it again
             self.path.rmdir()
 
     def _enter(self) -> int:
@@ -117,7 +117,7 @@ class QueryDirectory:
                 continue
             if not lock(descriptor, self._environment, self._lock_limit_s, exclusive=False):
                 os.close(descriptor)
-                raise StateBusy(f"{path} is locked: somebody has been removing this query's state for long")
+                raise StateBusy(f"{path} is locked: another process has been removing this query's state for long")
             if is_in_place(path, descriptor):
                 os.utime(descriptor)
                 return descriptor

@@ -112,7 +112,7 @@ def _tag(fields: Any) -> Tag | None:
 
 
 class Segment:
-    """A mapped segment: its header, and its table while a header describes one. Whoever uses it holds its lock."""
+    """A mapped segment: its header, and its table while a header describes one. Its user holds its lock."""
 
     def __init__(self, block: Bytes, environment: StateEnvironment) -> None:
         self._block = block

@@ -7,7 +7,7 @@ Invariants:
 * Rows keep their numbers while the table grows; the row of a removed window is used again.
 * A row that holds no window expires NEVER, has ordinal NEVER and no references into the arena.
 * The block is only grown through `allocate`. A table that cannot grow raises StateDamaged before it changes.
-* Identities are hashed with the table's own seed, so that nobody can choose keys that collide.
+* Identities are hashed with the table's own seed, so that a producer cannot choose keys that collide.
 """
 
 from collections.abc import Callable
@@ -420,7 +420,7 @@ class Table:
     # ---- memory
 
     def has_room(self, rows: int, arena_bytes: int) -> bool:
-        """Whether so many more rows and bytes fit without growing."""
+        """Whether this many more rows and bytes fit without growing."""
         counters = self._counters
         return (
             int(counters[kernels.OCCUPIED]) + rows <= self._layout.capacity
@@ -428,7 +428,7 @@ class Table:
         )
 
     def grown(self, rows: int, arena_bytes: int, *, tight: bool = False) -> Layout:
-        """The layout of a table like this one in which so many more rows and bytes fit: with room for as many again,
+        """The layout of a table like this one in which this many more rows and bytes fit: with room for as many again,
         or, if `tight`, with hardly more than that.
         """
         content_bytes = int(self._counters[kernels.ARENA_USED] - self._counters[kernels.GARBAGE]) + arena_bytes

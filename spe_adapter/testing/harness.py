@@ -46,7 +46,7 @@ Row = Mapping[str, Any]
 
 _QUERY: Final = "harness"
 _SEED: Final = 0
-"""Of hashes: nobody attacks a test."""
+"""The seed of hashes; a test needs no secret one."""
 _RANDOM_CUTS: Final = 5
 
 

@@ -87,7 +87,7 @@ def epoch_of_batch(client: Client, stream: TopicPartition, query: str, batch: in
         for end, progress in found:
             if progress.batch == batch:
                 return end.epoch
-    raise StateTrimmed(f"{stream} holds no batch {batch} of query {query}; `cairn state show` lists what is there")
+    raise StateTrimmed(f"{stream} holds no batch {batch} of query {query}; `cairn state show` lists the stored batches")
 
 
 def _plain(row: dict[str, object]) -> dict[str, object]:

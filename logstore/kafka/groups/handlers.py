@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 GROUP_TYPE = "classic"
 _ALLOWED_OPERATIONS = sum(1 << code for code in (3, 6, 8, 10, 11))
-"""READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS: all that Kafka knows for a group; nobody is refused yet."""
+"""READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS: all that Kafka knows for a group; no client is refused."""
 
 _NOT_ASKED = -(2**31)
 

@@ -46,7 +46,7 @@ class OffsetLedger(Protocol):
         """All pairs under a prefix."""
 
     def put(self, changes: Mapping[str, bytes | None]) -> Ticket[None]:
-        """Set (None: delete), atomically; settles when synced."""
+        """Store entries atomically; None deletes. The ticket settles when synced."""
 
 
 class OffsetStore:

@@ -129,7 +129,7 @@ class Continuous:
     # ---- starting chunks
 
     def advance(self, launch: Launch, events: int) -> None:
-        """Start what can start after so many events: the head, then those behind it with what the head leaves."""
+        """After `events` events, start what can start: the head, then those behind it with what the head leaves."""
         for unit in self._unreachable.retry_some(idle=not self._in_flight):
             self._unreachable_counts.pop(self._index.class_key(unit), None)
         self._events += events

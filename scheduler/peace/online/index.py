@@ -70,7 +70,7 @@ class UnitGroup:
         return None
 
     def units(self, chunks: int) -> list[Unit]:
-        """The first units that still wait, in order, until they have so many chunks together."""
+        """The first units that still wait, in order, until they have `chunks` chunks together."""
         found: list[Unit] = []
         first = self.first()
         if first is None or first.waiting >= chunks or len(self._units) == 1:

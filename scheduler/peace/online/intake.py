@@ -28,7 +28,7 @@ MAX_PATHS_REMEMBERED = 10_000
 """The pairs of writer and placement, or reader and source, for which no path is searched again."""
 MAX_SOURCE_SETS = 4096
 """The different sets of sources in one request: each is planned by itself, and one event plans the whole request."""
-NOBODY = -1
+NO_WRITER = -1
 """The writer of a COPY."""
 
 
@@ -48,7 +48,7 @@ def new_job(topology: Topology, settings: Settings, submission: Submission) -> T
     if kind is TransferKind.COPY:
         if submission.writer is not None:
             raise RequestError("writer", f"{submission.writer!r}: a copy has none; leave it out")
-        writer = NOBODY
+        writer = NO_WRITER
     else:
         writer = host_number(topology, "writer", submission.writer)
     job = TransferJob(submission.name, kind, writer, _placement(topology, submission, kind), chunks)
@@ -114,7 +114,7 @@ def job_of(topology: Topology, settings: Settings, record: RequestRecord) -> Tra
     job = TransferJob(
         record.name,
         TransferKind(record.kind),
-        NOBODY if record.writer is None else topology.index.get(record.writer, NOBODY),
+        NO_WRITER if record.writer is None else topology.index.get(record.writer, NO_WRITER),
         parse_placement(record.placement) if record.placement else (),
         record.chunks,
     )

@@ -51,7 +51,7 @@ class JointPlanner:
         left: Residual,
         first: Unit | None = None,
     ) -> list[tuple[Unit, Chain]]:
-        """Chains for these units, for at most so many chunks of each, taken from `left`; in the order of service.
+        """Chains for these units, for at most the given number of chunks of each, taken from `left`; in service order.
 
         `queue`: all waiting jobs, in order. `first`: without a chain for this unit nothing is planned or taken.
         """

@@ -41,7 +41,7 @@ class Settings:
     `priority_ms`: the waiting time that one step of priority is worth, so that old requests overtake high priorities.
     `max_tries`: unsuccessful searches for requests behind the head at one event (a quarter in racks where no token was
     freed). `max_remembered`: ended requests that are still known by name, so that late reports differ from wrong ones.
-    `gather_ms`: events within so many milliseconds, or within a small share of a chunk's time if that is less, are
+    `gather_ms`: events within this many milliseconds, or within a small share of a chunk's time if that is less, are
     planned together by `OnlineScheduler.plan`, which needs the caller's timer; 0: each event is planned by itself.
     """
 
@@ -102,7 +102,7 @@ class ChunkStart(NamedTuple):
 class QueuePosition(NamedTuple):
     """A place in the queue: requests and chunks that go first, and the proven bound on the wait.
 
-    `starts_within_chunks`: the request's next chunk starts after at most so many times the longest time of a chunk,
+    `starts_within_chunks`: the request's next chunk starts after at most this many times the longest time of a chunk,
     `Settings.gather_ms` included (0: none of its chunks waits). `scheduler.peace.online` proves the bound and names the
     events that change it.
     """

@@ -395,7 +395,7 @@ class OnlineScheduler:
     @staticmethod
     def _hosts_of(job: TransferJob) -> set[int]:
         """The writer and the sources of the job."""
-        return {host for sources in job.sources for host in sources} | ({job.writer} - {intake.NOBODY})
+        return {host for sources in job.sources for host in sources} | ({job.writer} - {intake.NO_WRITER})
 
     @staticmethod
     def _in_order(jobs: Iterable[TransferJob]) -> list[TransferJob]:
@@ -505,7 +505,7 @@ class OnlineScheduler:
     def _adopt_restored(self, job: TransferJob) -> None:
         gone = job.sort(())
         self._adopt(job)
-        if job.kind is not TransferKind.COPY and job.writer == intake.NOBODY:
+        if job.kind is not TransferKind.COPY and job.writer == intake.NO_WRITER:
             self._end(job, RequestEvent.LOSE_WRITER, "its host is not in the network any more")
         elif gone is not None:
             reason = f"chunk {gone} has no source left: none is in the network any more"

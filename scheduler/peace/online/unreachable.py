@@ -18,7 +18,7 @@ Launch = Callable[[Unit, Chain], None]
 """Start the next chunk of this unit on this chain (whose own chunk number does not count)."""
 
 TRIES = 32
-"""A planner may reach a dead end by chance; after so many tries in an idle network, the unit counts as unreachable."""
+"""A planner may fail by chance; after this many tries in an idle network, the unit counts as unreachable."""
 _AT_ONCE, _TRIES_IDLE = 4, 8
 """Units tried again at an event that leaves nothing in flight, and tries for each; at other events one unit, once."""
 

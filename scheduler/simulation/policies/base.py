@@ -89,7 +89,7 @@ class PolicyMaker(NamedTuple):
 
 
 READING_THREADS = 4
-"""With so many threads the paper's client reads 95 MB/s (table 8)."""
+"""With this many threads the paper's client reads 95 MB/s (table 8)."""
 
 
 class ThreadedClients(AtOnce):

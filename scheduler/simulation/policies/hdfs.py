@@ -84,7 +84,9 @@ class HdfsDefault(ThreadedClients):
         return None, None
 
     def _pick(self, near: int | None, far: int | None, excluded: set[int]) -> int:
-        """A random host of the right rack, if possible one without high load; if there is none, any host."""
+        """A random host: of the right rack and not highly loaded; else any not highly loaded; else of the right rack;
+        else any.
+        """
         hosts = [host for host in range(self.cluster.hosts) if host not in excluded and host not in self.lost]
         rack_of = self.cluster.topology.rack_of
         wanted = [host for host in hosts if (near is None or rack_of[host] == near) and rack_of[host] != far]

@@ -50,7 +50,7 @@ public final class PlanServer extends Configured implements ServicePlugin {
     private static final Logger LOG = LoggerFactory.getLogger(PlanServer.class);
     private static final int THREADS = 4;
 
-    /** So long a request may take to come, and an answer to be taken: nobody holds a thread for longer. */
+    /** How long a request may take to arrive, and an answer to be read: no client holds a thread for longer. */
     private static final int CALL_SECONDS = 5;
 
     private final ObjectMapper json = new ObjectMapper();
