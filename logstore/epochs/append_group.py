@@ -91,9 +91,9 @@ class EpochGroup:
         )
         return encode_control(begin, timestamp_ms=now_ms)
 
-    def next_piece(self) -> Ticket[bytearray | None]:
+    def next_batches(self) -> Ticket[bytearray | None]:
         """The next whole batches; None after the last."""
-        return self._reader.next_piece()
+        return self._reader.next_batches()
 
     def end(self, now_ms: int) -> bytearray:
         """The END control batch: the epoch marker."""

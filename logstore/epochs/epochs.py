@@ -9,7 +9,7 @@ Invariants:
 * A new incarnation of a query is durable before its first request is answered; from then on no older incarnation can
   stage or commit.
 * `commit` answers "committed" only when END is synced in every stream. Staged data is removed only after that; until
-  the mark is durable, streams are pinned from where a restart would search for the END.
+  the removal of the commit record is durable, streams are pinned from where a restart would search for the END.
 * A commit whose record failed counts as possible until a later put of the ledger succeeds; its staged data stays.
 * At most one epoch per query is in progress; later commits wait for it. States and events:
   `ledger_entries.TRANSITIONS`.
@@ -326,7 +326,7 @@ class Epochs:
             elif query.state is EpochState.UNSURE:
                 start(self._retract(query))
             elif query.state is EpochState.PUBLISHED:
-                start(self._mark(query, query.under_way))
+                start(self._finish(query, query.under_way))
             self._expire(query, now_ms)
 
     # ---- incarnations
@@ -438,7 +438,7 @@ class Epochs:
     async def _retract(self, query: _Query) -> None:
         """Make sure that a commit record whose write failed is not on disk: the next put replaces it.
 
-        An older commit record that may be on disk instead is already published, so this put is also its mark.
+        An older commit record that may be on disk instead is already published, so this put also finishes it.
         """
         if query.state is not EpochState.UNSURE:
             return
@@ -462,7 +462,9 @@ class Epochs:
                 commit.pins.append(stream.pin(target.start_offset))
 
     async def _publish(self, query: _Query, commit: CommitInProgress) -> None:
-        """Append the epoch's groups, drop its staged data, and start the mark; the answer does not wait for the mark.
+        """Append the epoch's groups; then start dropping its staged data and removing its commit record.
+
+        The answer awaits neither removal.
 
         Raises StorageFailed, CorruptFile or UnknownTopicOrPartition: the epoch stays committed, `_retry` continues.
         """
@@ -476,21 +478,21 @@ class Epochs:
             raise
         query.move(EpochEvent.APPENDED)
         self._drop_old(query)
-        start(self._mark(query, commit))
+        start(self._finish(query, commit))
 
     def _retry(self, query: _Query) -> None:
         query.move(EpochEvent.RETRY)
         query.carried_out = start(self._publish(query, query.under_way))
 
-    async def _mark(self, query: _Query, commit: CommitInProgress) -> None:
-        """Record durably that the epoch is in all its streams; the pins hold until then."""
-        if commit.marking:
+    async def _finish(self, query: _Query, commit: CommitInProgress) -> None:
+        """Remove the commit record: the epoch is in all its streams. The pins hold until the removal is durable."""
+        if commit.finishing:
             return
-        commit.marking = True
+        commit.finishing = True
         removed = await self._remove_record(query)
-        commit.marking = False
+        commit.finishing = False
         if removed and query.commit is commit and query.state is EpochState.PUBLISHED:
-            query.move(EpochEvent.MARKED)
+            query.move(EpochEvent.FINISHED)
             self._let_go(query)
 
     def _let_go(self, query: _Query) -> None:

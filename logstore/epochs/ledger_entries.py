@@ -52,7 +52,7 @@ class EpochState(enum.Enum):
     COMMITTED = "decided"  # found in the ledger at start; the streams that have it are not known yet
     PUBLISHING = "publishing"  # committed; groups are being appended
     STUCK = "stuck"  # committed; a stream or the staged data failed, to be retried
-    PUBLISHED = "published"  # in all streams; the mark is not durable yet
+    PUBLISHED = "published"  # in all streams; the removal of the commit record is not durable yet
 
 
 class EpochEvent(enum.Enum):
@@ -67,7 +67,7 @@ class EpochEvent(enum.Enum):
     APPENDED = "appended"
     FAILED = "failed"
     RETRY = "retry"
-    MARKED = "marked"
+    FINISHED = "finished"
 
 
 TRANSITIONS: Final[Mapping[tuple[EpochState, EpochEvent], EpochState]] = {
@@ -81,7 +81,7 @@ TRANSITIONS: Final[Mapping[tuple[EpochState, EpochEvent], EpochState]] = {
     (EpochState.PUBLISHING, EpochEvent.APPENDED): EpochState.PUBLISHED,
     (EpochState.PUBLISHING, EpochEvent.FAILED): EpochState.STUCK,
     (EpochState.STUCK, EpochEvent.RETRY): EpochState.PUBLISHING,
-    (EpochState.PUBLISHED, EpochEvent.MARKED): EpochState.IDLE,
+    (EpochState.PUBLISHED, EpochEvent.FINISHED): EpochState.IDLE,
     (EpochState.PUBLISHED, EpochEvent.COMMIT): EpochState.COMMITTING,
 }
 BUSY: Final = frozenset((EpochState.COMMITTING, EpochState.COMMITTED, EpochState.PUBLISHING, EpochState.STUCK))

@@ -22,7 +22,7 @@ from logstore.log.stream import Stream
 from logstore.log.stream_state import Pin
 
 PUBLISH_WINDOW: Final = 4
-"""Streams of one epoch that are published at the same time: each holds a few pieces of 1 MiB."""
+"""Streams of one epoch that are published at the same time: each holds a few reads of 1 MiB."""
 
 
 class CommitInProgress:
@@ -38,7 +38,7 @@ class CommitInProgress:
         self.remaining: list[Target] = list(record.targets)
         self.pins: list[Pin] = []
         self.earlier: list[CommitInProgress] = []
-        self.marking = False
+        self.finishing = False
         self.reported_error: str | None = None
         self._keys = frozenset(
             AttemptKey(record.query, record.incarnation, record.epoch, task.task, task.attempt) for task in record.tasks

@@ -1,4 +1,4 @@
-"""Reads staged output back for publication: pieces of whole, checked batches.
+"""Reads staged output back for publication: whole, checked batches.
 
 Invariant: a batch leaves the staging area only if its own CRC-32C still matches.
 """
@@ -6,7 +6,7 @@ Invariant: a batch leaves the staging area only if its own CRC-32C still matches
 from collections import deque
 from collections.abc import Iterable
 
-from logstore.epochs.staging import PIECE_BYTES, Extent, Ready
+from logstore.epochs.staging import READ_BYTES, Extent, Ready
 from logstore.errors import CorruptBatch, CorruptFile, StorageFailed, UnsupportedBatchFormat
 from logstore.format.batch import HEADER_BYTES, check_batch, parse_header
 from logstore.log.background import BackgroundJobs
@@ -16,66 +16,66 @@ from logstore.log.ticket import Ticket
 
 
 class StagedReader:
-    """Reads extents back as pieces of whole, checked batches, off the event loop, one piece at a time."""
+    """Reads extents back as whole, checked batches, off the event loop, one read at a time."""
 
     def __init__(self, extents: Iterable[Extent], ready: Ready) -> None:
         self._extents = deque(extents)
         self._background = BackgroundJobs(ready)
         self._is_reading = False
 
-    def next_piece(self) -> Ticket[bytearray | None]:
-        """The next batches, at most PIECE_BYTES of them or one batch; None at the end.
+    def next_batches(self) -> Ticket[bytearray | None]:
+        """The next batches, at most READ_BYTES of them or one batch; None at the end.
 
         The ticket fails with CorruptFile if a staged batch is damaged, with StorageFailed if a read fails.
         """
         if self._is_reading:
-            raise AssertionError("one piece at a time")
-        return start(self._next_piece())
+            raise AssertionError("one read at a time")
+        return start(self._next_batches())
 
-    async def _next_piece(self) -> bytearray | None:
-        piece_bytes = PIECE_BYTES
+    async def _next_batches(self) -> bytearray | None:
+        limit_bytes = READ_BYTES
         while self._extents:
-            extents = self._take_extents(piece_bytes)
-            found = await self._read(extents, piece_bytes)
+            extents = self._take_extents(limit_bytes)
+            found = await self._read(extents, limit_bytes)
             try:
-                piece = self._cut(extents, found, piece_bytes)
-                if piece:
-                    return piece
+                batches = self._cut(extents, found, limit_bytes)
+                if batches:
+                    return batches
                 # Not even one batch fitted: its header gives the size to read.
-                piece_bytes = parse_header(found[0]).size_bytes
+                limit_bytes = parse_header(found[0]).size_bytes
             except (CorruptBatch, CorruptFile, UnsupportedBatchFormat) as error:
                 raise CorruptFile(f"staged data in {extents[0].path} is damaged: {error}") from error
         return None
 
-    def _take_extents(self, piece_bytes: int) -> list[Extent]:
-        """Take extents for one piece from the front; `_cut` puts back what the piece does not hold of an extent."""
+    def _take_extents(self, limit_bytes: int) -> list[Extent]:
+        """Take extents for one read from the front; `_cut` puts back the rest of an extent that was not read."""
         taken: list[Extent] = []
-        left = piece_bytes
+        left = limit_bytes
         while self._extents and left > 0 and (not taken or self._extents[0].length <= left):
             extent = self._extents.popleft()
             taken.append(extent)
             left -= min(left, extent.length)
         return taken
 
-    async def _read(self, extents: list[Extent], piece_bytes: int) -> list[bytes]:
+    async def _read(self, extents: list[Extent], limit_bytes: int) -> list[bytes]:
         found: list[bytes] = []
         self._is_reading = True
-        reading = self._background.run([Read(e.path, e.position, min(e.length, piece_bytes), found) for e in extents])
+        reading = self._background.run([Read(e.path, e.position, min(e.length, limit_bytes), found) for e in extents])
         await reading.settled()
         self._is_reading = False
         if reading.error is not None:
             raise StorageFailed(f"reading staged data failed ({reading.error}); the epoch stays committed")
         return found
 
-    def _cut(self, extents: list[Extent], found: list[bytes], piece_bytes: int) -> bytearray:
+    def _cut(self, extents: list[Extent], found: list[bytes], limit_bytes: int) -> bytearray:
         """The whole batches of the data read; the rest of an extent goes back to the front."""
-        piece = bytearray()
+        batches = bytearray()
         for extent, data in zip(extents, found, strict=True):
-            whole = _whole_batches(extent, min(extent.length, piece_bytes), data)
-            piece += memoryview(data)[:whole]
+            whole = _whole_batches(extent, min(extent.length, limit_bytes), data)
+            batches += memoryview(data)[:whole]
             if whole < extent.length:
                 self._extents.appendleft(Extent(extent.path, extent.position + whole, extent.length - whole, 0))
-        return piece
+        return batches
 
 
 def _whole_batches(extent: Extent, asked_bytes: int, data: bytes) -> int:

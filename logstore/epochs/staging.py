@@ -40,8 +40,8 @@ from logstore.log.rewrite import rewrite
 from logstore.log.ticket import Ticket
 
 DIRECTORY: Final = "staging"
-PIECE_BYTES: Final = 1024 * 1024
-"""Size of the pieces that are read, checked and passed to a stream (one batch, if a batch is larger)."""
+READ_BYTES: Final = 1024 * 1024
+"""The most staged bytes that one read takes and passes to a stream (a larger batch is read alone)."""
 LAST_WRITE_BYTES: Final = 64 * 1024 * 1024
 """More than one write of an attempt can hold: segments arrive one after the other, each at most one request large."""
 DEFAULT_LIMIT_BYTES: Final = 4 * 1024 * 1024 * 1024
@@ -385,9 +385,9 @@ def _scan(fs: FileSystem, path: str) -> Iterator[SegmentHeader]:
 def _data_is_whole(fs: FileSystem, path: str, position: int, header: SegmentHeader) -> bool:
     crc, left = 0, header.data_bytes
     while left:
-        piece = fs.read(path, position, min(left, PIECE_BYTES))
-        if not piece:
+        data = fs.read(path, position, min(left, READ_BYTES))
+        if not data:
             return False
-        crc = crc32c(piece, crc)
-        position, left = position + len(piece), left - len(piece)
+        crc = crc32c(data, crc)
+        position, left = position + len(data), left - len(data)
     return crc == header.data_crc

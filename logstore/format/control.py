@@ -77,16 +77,16 @@ class ControlRecord(NamedTuple):
 
     kind: int
     fields: dict[str, Any]
-    tail: memoryview
+    payload: memoryview
 
 
 # ---- any record
 
 
-def encode_control_record(kind: int, fields: Mapping[str, Any], tail: Buffer, timestamp_ms: int) -> bytearray:
-    """A control batch with one record of type `kind`; `tail` is copied once."""
+def encode_control_record(kind: int, fields: Mapping[str, Any], payload: Buffer, timestamp_ms: int) -> bytearray:
+    """A control batch with one record of type `kind`; `payload` is copied once."""
     head = json.dumps(fields, separators=(",", ":")).encode()
-    value_bytes = _VALUE.size + len(head) + len(tail)
+    value_bytes = _VALUE.size + len(head) + len(payload)
     # After the length: attributes, two deltas of 0, the key's length and the key; after the value: no headers.
     front = bytearray(b"\0\0\0")
     write_varint(front, _KEY.size)
@@ -96,15 +96,15 @@ def encode_control_record(kind: int, fields: Mapping[str, Any], tail: Buffer, ti
     batch = bytearray(
         HEADER.pack(0, 0, 0, 2, 0, CONTROL_BIT, 0, timestamp_ms, timestamp_ms, -1, -1, -1, 1)  # one record, no producer
     )
-    write_varint(batch, len(front) + len(tail) + 1)
+    write_varint(batch, len(front) + len(payload) + 1)
     batch += front
-    batch += tail
+    batch += payload
     batch += b"\0"
     return seal_batch(batch)
 
 
 def decode_control_record(buffer: Buffer, position: int = 0) -> ControlRecord:
-    """The record of the control batch at `position`, of any type; its tail is a view into `buffer`.
+    """The record of the control batch at `position`, of any type; its payload is a view into `buffer`.
 
     Raises CorruptBatch (also for a key of another version, which Cairn did not write) or UnknownFormatVersion.
     """
@@ -196,7 +196,7 @@ def decode_control(buffer: Buffer, position: int = 0) -> Begin | End | None:
 
 def log_record(record: ControlRecord) -> Begin | End | None:
     """A control record as BEGIN or END, or None if it has another type. Raises CorruptBatch."""
-    kind, fields, tail = record
+    kind, fields, payload = record
     if kind == BEGIN_TYPE:
         attempts = tuple(str(attempt) for attempt in fields.get("attempts", ()))
         return Begin(
@@ -208,7 +208,7 @@ def log_record(record: ControlRecord) -> Begin | End | None:
             _integer(fields, "batch_count"),
         )
     if kind == END_TYPE:
-        return End(_text(fields, "query"), _integer(fields, "epoch"), _integer(fields, "run"), bytes(tail))
+        return End(_text(fields, "query"), _integer(fields, "epoch"), _integer(fields, "run"), bytes(payload))
     return None
 
 

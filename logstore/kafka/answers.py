@@ -50,8 +50,8 @@ class SendEvent(enum.Enum):
     FLUSHED = "socket took all"
     BLOCKED = "socket took a part"
     SENT = "nothing left to send"
-    LOOK = "line has ended"
-    ANSWERED = "line is empty"
+    LOOK = "requests ended"
+    ANSWERED = "queue empty"
 
 
 TRANSITIONS: Final[Mapping[tuple[Sending, SendEvent], Sending]] = {
@@ -192,7 +192,7 @@ class AnswerLine:
             self._note_sent(batch)
 
     async def send_answers(self) -> None:
-        """Send the bytes that the socket does not take at once, until the line has ended and every answer is sent.
+        """Send the bytes that the socket does not take at once, until no more requests come and every answer is sent.
 
         Raises ClosedError if a request with acks=0 failed, OSError when the client is gone or takes nothing.
         """

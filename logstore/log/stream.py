@@ -140,7 +140,7 @@ class Stream:
         """Append a group; the base offset of the result is BEGIN's.
 
         Raises UnknownTopicOrPartition. The ticket fails with StorageFailed, with UnknownTopicOrPartition if the topic
-        is deleted before the write, or with the error of a piece.
+        is deleted before the write, or with the error of `next_batches`.
         """
         self._refuse_if_gone()
         opened = OpenGroup(group, Ticket())
@@ -180,7 +180,7 @@ class Stream:
         return self._finish_flight(flight, operations)
 
     def _group_job(self, opened: OpenGroup) -> DiskJob | None:
-        """The next write of a group; it waits for the piece after the current one, so that END may join the last."""
+        """The next write of a group; it waits for the batches after the current ones, so that END may join the last."""
         try:
             if not self._advance_group(opened):
                 return None
@@ -192,43 +192,43 @@ class Stream:
             return self.take_job()
         now_ms = self._host.clock.wall_ms()
         is_first = opened.base_offset < 0
-        pieces = [opened.group.begin(now_ms)] if is_first else []
-        if opened.current is not None and fits_one_write(pieces, opened.current):
-            pieces.append(opened.current)
+        parts = [opened.group.begin(now_ms)] if is_first else []
+        if opened.current is not None and fits_one_write(parts, opened.current):
+            parts.append(opened.current)
             opened.current = following
             if following is not None:
-                opened.following = self._ask_piece(opened)
+                opened.following = self._ask_batches(opened)
         is_last = False
         if opened.current is None:
             end = opened.group.end(now_ms)
-            is_last = fits_one_write(pieces, end)
+            is_last = fits_one_write(parts, end)
             if is_last:
-                pieces.append(end)
+                parts.append(end)
         operations: list[Operation] = []
         flight = self._start_flight(opened.group.byte_count, operations, may_roll=is_first)
         flight.group, flight.group_open = opened, not is_last
         if is_first:
             opened.base_offset = self._write_offset
-        for piece in pieces:
-            self._place_all(flight, piece, opened.entries)
+        for batches in parts:
+            self._place_all(flight, batches, opened.entries)
         if is_last:
             self._pending.popleft()
             flight.entries = opened.entries
         return self._finish_flight(flight, operations)
 
     def _advance_group(self, opened: OpenGroup) -> bool:
-        """Whether the current and the following piece are both known; asks for the missing one."""
+        """Whether the current and the following batches are both known; asks for the missing ones."""
         if opened.following is None:
-            opened.following = self._ask_piece(opened)
+            opened.following = self._ask_batches(opened)
         if not opened.following.done:
             return False
         if opened.current is None and opened.following.result() is not None:
             opened.current = opened.following.result()
-            opened.following = self._ask_piece(opened)
+            opened.following = self._ask_batches(opened)
         return opened.following.done
 
-    def _ask_piece(self, opened: OpenGroup) -> Ticket[bytearray | None]:
-        ticket = opened.group.next_piece()
+    def _ask_batches(self, opened: OpenGroup) -> Ticket[bytearray | None]:
+        ticket = opened.group.next_batches()
         if not ticket.done:
             ticket.add_callback(lambda _: self._host.notify(self))
         return ticket
@@ -308,10 +308,10 @@ class Stream:
         self._write_offset += header.last_offset_delta + 1
         self._write_position += header.size_bytes
 
-    def _place_all(self, flight: WriteInFlight, piece: bytearray, entries: list[IndexEntry]) -> None:
-        view = memoryview(piece)
+    def _place_all(self, flight: WriteInFlight, batches: bytearray, entries: list[IndexEntry]) -> None:
+        view = memoryview(batches)
         at = 0
-        while at < len(piece):
+        while at < len(batches):
             header = parse_header(view, at)
             self._place(flight, view[at : at + header.size_bytes], header, entries)
             at += header.size_bytes

@@ -36,14 +36,14 @@ AppendTicket = Ticket[AppendResult]
 
 
 class AppendGroup(Protocol):
-    """Batches that become visible together: BEGIN, pieces, END (docs/format.md, append groups)."""
+    """Batches that become visible together: BEGIN, the epoch's batches, END (docs/format.md, append groups)."""
 
     byte_count: int
 
     def begin(self, now_ms: int) -> bytearray:
         """The BEGIN control batch."""
 
-    def next_piece(self) -> Ticket[bytearray | None]:
+    def next_batches(self) -> Ticket[bytearray | None]:
         """The next batches, end to end, at most about 1 MiB or one larger batch; None when there are no more."""
 
     def end(self, now_ms: int) -> bytearray:
@@ -96,7 +96,7 @@ class PendingAppend:
 
 @dataclass(slots=True, eq=False)
 class OpenGroup:
-    """A group that is being written: its pieces, and the state of what is written so far."""
+    """A group that is being written: its batches, and the state of what is written so far."""
 
     group: AppendGroup
     ticket: AppendTicket

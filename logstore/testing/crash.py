@@ -16,9 +16,9 @@ from random import Random
 from logstore.testing.faults import FileCall
 from logstore.testing.history import History, PromiseBroken
 from logstore.testing.simdisk import Coverage, CrashBounds, SimDisk
-from logstore.testing.world import Setup, World
+from logstore.testing.world import Setup, SimulatedStore
 
-Workload = Callable[[World], None]
+Workload = Callable[[SimulatedStore], None]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Enumerator:
         self._plan = plan or CrashPlan()
         self._random = Random(self._plan.bounds.seed)
         self._seen: set[tuple[bytes, int]] = set()
-        self._world: World | None = None
+        self._world: SimulatedStore | None = None
         self._history = History()
         self._disk = SimDisk(unit_bytes=self._plan.unit_bytes)
         self._point = 0
@@ -71,7 +71,7 @@ class Enumerator:
     def run(self) -> CrashReport:
         """Try all points. Raises PromiseBroken with the point and the state that broke a promise."""
         self._disk.before_call = self._before
-        self._world = World(self._disk, self._history, self._setup)
+        self._world = SimulatedStore(self._disk, self._history, self._setup)
         self._workload(self._world)
         self._world.run()
         self._disk = self._world.disk
@@ -112,21 +112,21 @@ class Enumerator:
     def _open(self, state: SimDisk, origin: str, *, again: bool) -> None:
         history = self._history.fork()
         try:
-            world = World(state, history, self._setup)
+            world = SimulatedStore(state, history, self._setup)
             world.check()
             if again:
                 self.report.second += 1
                 self._use(world)
                 world.check()
                 after = state.crash(self._random)
-                World(after, history, self._setup).check()
+                SimulatedStore(after, history, self._setup).check()
         except PromiseBroken as error:
             raise PromiseBroken(f"{error}\n  {origin}") from error
         except Exception as error:
             raise PromiseBroken(f"the store does not open or work: {error!r}\n  {origin}") from error
 
     @staticmethod
-    def _use(world: World) -> None:
+    def _use(world: SimulatedStore) -> None:
         tickets = [world.append(stream.topic, stream.partition) for stream in world.store.streams()]
         world.put()
         world.allocate()
@@ -161,14 +161,14 @@ class Enumerator:
 
         try:
             killed.before_call = before
-            world = World(killed, history, self._setup)
+            world = SimulatedStore(killed, history, self._setup)
             world.check()
             self._use(world)
             world.check()
             killed.before_call = None
             left.append((killed.crash(self._random), history))
             for disk, known in left:
-                World(disk, known, self._setup).check()
+                SimulatedStore(disk, known, self._setup).check()
         except PromiseBroken as error:
             raise PromiseBroken(f"{error}\n  {origin}, then power cut") from error
         except Exception as error:

@@ -52,7 +52,7 @@ class Setup:
 
 
 class ListGroup:
-    """An append group whose pieces are in memory."""
+    """An append group whose batches are in memory."""
 
     def __init__(self, query: str, epoch: int, pieces: Sequence[bytearray]) -> None:
         self._query, self._epoch = query, epoch
@@ -65,8 +65,8 @@ class ListGroup:
         begin = Begin(self._query, self._epoch, 1, ("a",), self.byte_count, self._batch_count)
         return encode_control(begin, timestamp_ms=now_ms)
 
-    def next_piece(self) -> Ticket[bytearray | None]:
-        """The next piece, at once."""
+    def next_batches(self) -> Ticket[bytearray | None]:
+        """The next batches, at once."""
         return Ticket.succeeded(self._pieces.pop(0) if self._pieces else None)
 
     def end(self, now_ms: int) -> bytearray:
@@ -74,7 +74,7 @@ class ListGroup:
         return encode_control(End(self._query, self._epoch, 1, b"positions"), timestamp_ms=now_ms)
 
 
-class World:
+class SimulatedStore:
     """A store, its disk and its client."""
 
     def __init__(self, disk: SimDisk, history: History, setup: Setup, clock: ManualClock | None = None) -> None:

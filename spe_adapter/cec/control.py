@@ -284,9 +284,9 @@ def _encode_rows(kind: int, query: str, epoch: int, rows: pa.RecordBatch, timest
     waiting.reverse()
     while waiting:
         part = waiting.pop()
-        more, tail = _to_tail(part)
+        more, payload = _to_payload(part)
         fields = {"query": query, "epoch": epoch, "n": part.num_rows, **more}
-        encoded = encode_control_record(kind, fields, tail, timestamp_ms)
+        encoded = encode_control_record(kind, fields, payload, timestamp_ms)
         if len(encoded) > BATCH_TARGET_BYTES and part.num_rows > 1:
             half = part.num_rows // 2
             waiting += [part.slice(half), part.slice(0, half)]
@@ -294,7 +294,7 @@ def _encode_rows(kind: int, query: str, epoch: int, rows: pa.RecordBatch, timest
             yield bytes(encoded)
 
 
-def _to_tail(rows: pa.RecordBatch) -> tuple[dict[str, int], Buffer]:
+def _to_payload(rows: pa.RecordBatch) -> tuple[dict[str, int], Buffer]:
     """Rows as opaque bytes, packed where that is shorter and can be read; and the fields that say so."""
     if rows.num_rows >= MIN_PACKED_ROWS and can_pack(rows.schema):
         packed, size_bytes = pack(rows)
@@ -331,8 +331,8 @@ def decode(buffer: Buffer, position: int = 0) -> Control | None:
 
 def _decode_mark(record: ControlRecord) -> Mark:
     fields = _Fields(record.fields, "mark")
-    if len(record.tail):
-        raise CorruptBatch(f"{len(record.tail)} bytes behind a mark")
+    if len(record.payload):
+        raise CorruptBatch(f"{len(record.payload)} bytes behind a mark")
     return Mark(
         query=fields.text("query"),
         epoch=fields.integer("epoch"),
@@ -357,7 +357,7 @@ def _decode_mark(record: ControlRecord) -> Mark:
 
 def _decode_footprints(record: ControlRecord) -> Footprints:
     fields = _Fields(record.fields, "footprints")
-    rows = _from_tail(record.tail, fields)
+    rows = _from_payload(record.payload, fields)
     if rows.schema.names[:1] != ["kind"] or rows.schema.types[0] != pa.uint8() or rows.column(0).null_count:
         raise CorruptBatch(f"footprints begin with {rows.schema.names[:1]}, not with their kind")
     kinds = rows.column(0).to_numpy(zero_copy_only=False)
@@ -372,34 +372,34 @@ def _decode_footprints(record: ControlRecord) -> Footprints:
 
 def _decode_tombstones(record: ControlRecord) -> Tombstones:
     fields = _Fields(record.fields, "closes")
-    rows = _from_tail(record.tail, fields)
+    rows = _from_payload(record.payload, fields)
     _check_columns(rows.schema, _IDENTITY, state=False)
     _check_nulls(rows, _IDENTITY)
     return Tombstones(fields.text("query"), fields.integer("epoch"), rows)
 
 
-def _from_tail(tail: memoryview, fields: "_Fields") -> pa.RecordBatch:
+def _from_payload(payload: memoryview, fields: "_Fields") -> pa.RecordBatch:
     """Decode a control record's rows, packed or Arrow IPC."""
     count = fields.integer("n", minimum=1)
     form = fields.optional_integer("rows")
     if form is None:
-        return _from_ipc(tail, count)
+        return _from_ipc(payload, count)
     if form != ROWS_PACKED:
         raise UnknownFormatVersion(f"a control record with rows in form {form}; {ROWS_PACKED} is known; upgrade Cairn")
-    return unpack(tail, count, fields.integer("size", minimum=0))
+    return unpack(payload, count, fields.integer("size", minimum=0))
 
 
-def _from_ipc(tail: memoryview, rows: int) -> pa.RecordBatch:
+def _from_ipc(payload: memoryview, rows: int) -> pa.RecordBatch:
     """The one record batch of an Arrow stream, checked whole, in memory of its own (aligned, as loops want it)."""
     try:
-        source = pa.BufferReader(pa.py_buffer(bytes(tail)))
+        source = pa.BufferReader(pa.py_buffer(bytes(payload)))
         batches = list(pa.ipc.open_stream(source))
         for batch in batches:
             batch.validate(full=True)
             _ = batch.schema.names  # which may be no text
-        left = len(tail) - source.tell()
+        left = len(payload) - source.tell()
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise CorruptBatch(f"control record with {len(tail)} bytes that are no Arrow stream: {error}") from error
+        raise CorruptBatch(f"control record with {len(payload)} bytes that are no Arrow stream: {error}") from error
     if len(batches) != 1 or left:
         raise CorruptBatch(f"control record with {len(batches)} Arrow batches and {left} bytes behind them")
     if batches[0].num_rows != rows:

@@ -272,10 +272,10 @@ def test_bytes_behind_the_content_are_found(make: Callable[[], bytes]) -> None:
     fields = (
         json.loads(GOLDEN_MARK) if make is mark else {"query": "q", "epoch": 1, "n": 3 if make is footprints else 2}
     )
-    tail = b"" if make is mark else tail_of(whole)
-    decode(encode_control_record(kind, fields, tail, 1))
+    payload = b"" if make is mark else tail_of(whole)
+    decode(encode_control_record(kind, fields, payload, 1))
     with pytest.raises(CorruptBatch):
-        decode(encode_control_record(kind, fields, tail + b"\0", 1))
+        decode(encode_control_record(kind, fields, payload + b"\0", 1))
 
 
 @pytest.mark.parametrize("make", [footprints, tombstones])
@@ -387,9 +387,9 @@ def test_wrong_columns_are_refused(rows: pa.RecordBatch) -> None:
 @pytest.mark.parametrize(("count", "rows"), [(0, 3), (2, 3), (1, 2), (1, 4), (1, 0)])
 def test_one_batch_with_the_rows_that_were_announced(count: int, rows: int) -> None:
     """No batch, two batches, or another number of rows."""
-    tail = ipc(with_kind(KINDS), count=count)
+    payload = ipc(with_kind(KINDS), count=count)
     with pytest.raises(CorruptBatch):
-        decode(encode_control_record(FOOTPRINTS_TYPE, {"query": "q", "epoch": 1, "n": rows}, tail, 1))
+        decode(encode_control_record(FOOTPRINTS_TYPE, {"query": "q", "epoch": 1, "n": rows}, payload, 1))
 
 
 def test_wrong_columns_are_not_even_written() -> None:

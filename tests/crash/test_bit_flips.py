@@ -7,15 +7,15 @@ from logstore.log.chunks import ChunkView
 from logstore.log.reading import read_chunk
 from logstore.testing.history import History, found_batches
 from logstore.testing.simdisk import SimDisk
-from logstore.testing.world import Setup, World
+from logstore.testing.world import Setup, SimulatedStore
 
 pytestmark = pytest.mark.crash
 
 
-def sealed_log() -> tuple[World, str]:
+def sealed_log() -> tuple[SimulatedStore, str]:
     """A stream of two chunks, cleanly closed; the path of the first chunk's log."""
     disk = SimDisk()
-    world = World(disk, History(), Setup())
+    world = SimulatedStore(disk, History(), Setup())
     world.create_topic("t", 1)
     world.run()
     world.append("t", records=2)
@@ -31,7 +31,9 @@ def sealed_log() -> tuple[World, str]:
     return world, stream.chunks[0].log_path
 
 
-def read_around_damage(world: World, views: list[ChunkView], high_watermark: int) -> tuple[dict[int, bytes], set[int]]:
+def read_around_damage(
+    world: SimulatedStore, views: list[ChunkView], high_watermark: int
+) -> tuple[dict[int, bytes], set[int]]:
     """Batches that can be read from any offset, by base offset; and offsets that cannot."""
     served: dict[int, bytes] = {}
     lost: set[int] = set()
@@ -61,7 +63,7 @@ def test_every_bit_of_a_chunk(reopen: bool, capsys: pytest.CaptureFixture[str]) 
         disk = pristine.kill_state()
         disk.flip_bit(path, bit)
         if reopen:
-            damaged = World(disk, History(), Setup(), world.clock)
+            damaged = SimulatedStore(disk, History(), Setup(), world.clock)
             stream = damaged.store.stream("t", 0)
             assert (stream.log_start_offset, stream.high_watermark) == (0, high_watermark)
             views = stream.chunk_views()
@@ -86,7 +88,7 @@ def test_every_bit_of_the_indexes_and_snapshots(capsys: pytest.CaptureFixture[st
         for bit in range(world.disk.size(name) * 8):
             disk = world.disk.kill_state()
             disk.flip_bit(name, bit)
-            damaged = World(disk, world.history.fork(), Setup(), world.clock)
+            damaged = SimulatedStore(disk, world.history.fork(), Setup(), world.clock)
             damaged.check()
             duplicate = damaged.store.stream("t", 0).producers.entries()
             assert [entry.producer_id for entry in duplicate] == [5]
@@ -108,7 +110,7 @@ def test_every_bit_of_the_ledgers(capsys: pytest.CaptureFixture[str]) -> None:
             disk = world.disk.kill_state()
             disk.flip_bit(name, bit)
             try:
-                damaged = World(disk, History(), Setup(), world.clock)
+                damaged = SimulatedStore(disk, History(), Setup(), world.clock)
             except CorruptFile as error:
                 refused += name in str(error)
             else:

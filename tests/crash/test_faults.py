@@ -9,7 +9,7 @@ from logstore.testing.crash import Workload
 from logstore.testing.faults import EIO, ENOSPC, FALSE_ALARM, SHORT_WRITE, Fault, FileCall
 from logstore.testing.history import History
 from logstore.testing.simdisk import CrashBounds, SimDisk
-from logstore.testing.world import Setup, World
+from logstore.testing.world import Setup, SimulatedStore
 from tests.crash.workloads import WORKLOADS
 
 pytestmark = pytest.mark.crash
@@ -22,7 +22,7 @@ FEW = CrashBounds(states=4, file_states=4, torn_bytes=2)
 def count_calls(workload: Workload) -> int:
     """How many I/O calls the workload makes when nothing fails."""
     disk = SimDisk(unit_bytes=64)
-    world = World(disk, History(), SETUP)
+    world = SimulatedStore(disk, History(), SETUP)
     workload(world)
     return world.disk.calls
 
@@ -32,9 +32,9 @@ def run_with_fault(workload: Workload, number: int, fault: Fault) -> None:
     disk = SimDisk(unit_bytes=64)
     disk.fail_at(number, fault)
     history = History()
-    world: World | None = None
+    world: SimulatedStore | None = None
     try:
-        world = World(disk, history, SETUP)
+        world = SimulatedStore(disk, history, SETUP)
         workload(world)
         world.run()
         disk = world.disk
@@ -53,7 +53,7 @@ def run_with_fault(workload: Workload, number: int, fault: Fault) -> None:
             assert ticket.error is None, "the disk works again, the stream does not"
         world.check(epochs=False)
     for state in [disk.kill_state(), *disk.crash_states(FEW)]:
-        after = World(state, history.fork(), SETUP)
+        after = SimulatedStore(state, history.fork(), SETUP)
         after.check()
 
 
@@ -74,7 +74,7 @@ def test_every_call_fails_in_turn(workload: Workload, name: str, capsys: pytest.
 def test_full_disk_refuses_then_goes_on() -> None:
     """No room: appends fail with an error, reads and trims work; room again: appends work without a restart."""
     disk = SimDisk(unit_bytes=64)
-    world = World(disk, History(), SETUP)
+    world = SimulatedStore(disk, History(), SETUP)
     world.create_topic("t", 1)
     world.run()
     world.append("t")
@@ -89,13 +89,13 @@ def test_full_disk_refuses_then_goes_on() -> None:
     world.run()
     accepted.result()
     world.check()
-    World(disk.kill_state(), world.history, SETUP).check()
+    SimulatedStore(disk.kill_state(), world.history, SETUP).check()
 
 
 def test_a_failed_sync_is_never_repeated() -> None:
     """After a failed sync no further sync of that file is believed: its chunk is left for a new one."""
     disk = SimDisk(unit_bytes=64)
-    world = World(disk, History(), SETUP)
+    world = SimulatedStore(disk, History(), SETUP)
     world.create_topic("t", 1)
     world.run()
     world.append("t")
@@ -118,4 +118,4 @@ def test_a_failed_sync_is_never_repeated() -> None:
     assert failed
     assert not [call for call in disk.log[before:] if call.path == failed[0] and call.kind in ("write", "sync")]
     for state in disk.crash_states(CrashBounds()):
-        World(state, world.history.fork(), SETUP).check()
+        SimulatedStore(state, world.history.fork(), SETUP).check()

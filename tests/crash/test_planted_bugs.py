@@ -25,7 +25,7 @@ from logstore.testing.crash import CrashPlan, Enumerator, Workload
 from logstore.testing.faults import EIO, Fault, FileCall
 from logstore.testing.history import History, PromiseBroken
 from logstore.testing.simdisk import CrashBounds, SimDisk
-from logstore.testing.world import Setup, World
+from logstore.testing.world import Setup, SimulatedStore
 from tests.crash import workloads
 
 pytestmark = pytest.mark.crash
@@ -340,7 +340,7 @@ def appends_with_failing_sync(setup: Setup) -> None:
     disk = SimDisk(unit_bytes=64)
     disk.fault_for = fail_sync(".log", 2)
     history = History()
-    world = World(disk, history, setup)
+    world = SimulatedStore(disk, history, setup)
     world.create_topic("t", 1)
     world.run()
     for sequence in range(5):
@@ -351,7 +351,7 @@ def appends_with_failing_sync(setup: Setup) -> None:
         world.run()
         for state in [disk.kill_state(), *disk.crash_states(CrashBounds(states=64))]:
             try:
-                World(state, history.fork(), setup).check()
+                SimulatedStore(state, history.fork(), setup).check()
             except (CairnError, OSError) as error:
                 raise PromiseBroken(repr(error)) from error
 
@@ -407,7 +407,7 @@ def test_found_by_a_producer_that_retries(monkeypatch: Patch) -> None:
 
     def retry() -> bool:
         disk = SimDisk(unit_bytes=64)
-        world = World(disk, History(), Setup())
+        world = SimulatedStore(disk, History(), Setup())
         world.create_topic("t", 1)
         world.run()
         disk.fault_for = fail_sync(".log", 1)

@@ -10,7 +10,7 @@ from logstore.log.ticket import Ticket
 from logstore.testing.faults import FileCall
 from logstore.testing.history import History
 from logstore.testing.simdisk import CrashBounds, SimDisk
-from logstore.testing.world import ListGroup, Setup, World
+from logstore.testing.world import ListGroup, Setup, SimulatedStore
 
 pytestmark = pytest.mark.crash
 
@@ -19,23 +19,23 @@ UNIT_BYTES = 64
 SIZES = range(10, 200)
 
 
-def batch_bytes(world: World, value_bytes: int) -> int:
+def batch_bytes(world: SimulatedStore, value_bytes: int) -> int:
     """How long a batch with such a value is."""
     return len(world.make_batch(world.history.stream("t", 0), 1, value_bytes)[0])
 
 
-def send(world: World, value_bytes: int) -> None:
+def send(world: SimulatedStore, value_bytes: int) -> None:
     """Append one batch and run to the end."""
     world.append("t", value_bytes=value_bytes)
     world.run()
 
 
 class GivenUp(ListGroup):
-    """A group whose last piece cannot be had."""
+    """A group whose last batches cannot be had."""
 
-    def next_piece(self) -> Ticket[bytearray | None]:
-        """The next piece; at the end an error."""
-        piece = super().next_piece()
+    def next_batches(self) -> Ticket[bytearray | None]:
+        """The next batches; at the end an error."""
+        piece = super().next_batches()
         return Ticket.failed(StorageFailed("its staged data cannot be read")) if piece.result() is None else piece
 
 
@@ -43,7 +43,7 @@ def test_a_group_given_up_does_not_come_back_behind_its_successor() -> None:
     """The next batch takes exactly BEGIN's place and the power goes before its sync: the group's batches stay gone."""
     disk = SimDisk(unit_bytes=UNIT_BYTES)
     history = History()
-    world = World(disk, history, Setup())
+    world = SimulatedStore(disk, history, Setup())
     world.create_topic("t", 1)
     world.run()
     known = history.stream("t", 0)
@@ -60,7 +60,7 @@ def test_a_group_given_up_does_not_come_back_behind_its_successor() -> None:
     def before(call: FileCall) -> None:
         nonlocal tried
         for state in disk.crash_states(CrashBounds(states=1 << 14, file_states=1 << 14)):
-            World(state, history.fork(), Setup()).check()
+            SimulatedStore(state, history.fork(), Setup()).check()
             tried += 1
 
     disk.before_call = before

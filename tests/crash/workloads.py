@@ -1,9 +1,9 @@
 """Scripts of what clients do, for the enumerator: each concentrates on one part of the store."""
 
-from logstore.testing.world import World
+from logstore.testing.world import SimulatedStore
 
 
-def appends(world: World) -> None:
+def appends(world: SimulatedStore) -> None:
     """Several batches in one write, several writes, two streams, idempotent producers; chunks roll on the way."""
     world.create_topic("t", 2)
     world.run()
@@ -22,7 +22,7 @@ def appends(world: World) -> None:
     world.run()
 
 
-def trims(world: World) -> None:
+def trims(world: SimulatedStore) -> None:
     """Delete records inside a chunk, whole chunks, everything; append behind it; retention."""
     world.create_topic("t", 1)
     world.run()
@@ -45,7 +45,7 @@ def trims(world: World) -> None:
     world.run()
 
 
-def groups(world: World) -> None:
+def groups(world: SimulatedStore) -> None:
     """Append groups between ordinary appends, larger than a chunk, while others wait behind them."""
     world.create_topic("t", 1)
     world.run()
@@ -59,15 +59,15 @@ def groups(world: World) -> None:
     world.run()
 
 
-def large_group(world: World) -> None:
-    """A group whose piece fills a write, so that BEGIN and END need writes of their own."""
+def large_group(world: SimulatedStore) -> None:
+    """A group whose batches fill a write, so that BEGIN and END need writes of their own."""
     world.create_topic("t", 1)
     world.run()
     world.append_group("t", 0, 0, batches=1, value_bytes=1900)
     world.run()
 
 
-def ledgers(world: World) -> None:
+def ledgers(world: SimulatedStore) -> None:
     """Puts that share writes, a ledger that is rewritten, producer ids."""
     for number in range(6):
         world.put()
@@ -78,7 +78,7 @@ def ledgers(world: World) -> None:
     world.run()
 
 
-def topics(world: World) -> None:
+def topics(world: SimulatedStore) -> None:
     """Topics made, filled, deleted, and made again under the same name."""
     world.create_topic("a", 1)
     world.create_topic("b", 2)
@@ -94,7 +94,7 @@ def topics(world: World) -> None:
     world.run()
 
 
-def commits(world: World) -> None:
+def commits(world: SimulatedStore) -> None:
     """Epochs staged and committed over two streams; an execution thrown away; a new incarnation; a duplicate."""
     world.create_topic("t", 2)
     world.run()
@@ -110,7 +110,7 @@ def commits(world: World) -> None:
     world.run()
 
 
-def restarts(world: World) -> None:
+def restarts(world: SimulatedStore) -> None:
     """Clean shutdowns and kills between and during appends."""
     world.create_topic("t", 1)
     world.run()
@@ -129,7 +129,7 @@ def restarts(world: World) -> None:
     world.run()
 
 
-def large_batch(world: World) -> None:
+def large_batch(world: SimulatedStore) -> None:
     """One batch larger than the window that recovery reads with."""
     world.create_topic("t", 1)
     world.run()
@@ -137,7 +137,7 @@ def large_batch(world: World) -> None:
     world.run()
 
 
-def trim_all(world: World) -> None:
+def trim_all(world: SimulatedStore) -> None:
     """Everything is trimmed, then an append opens the chunk behind it."""
     world.create_topic("t", 1)
     world.run()

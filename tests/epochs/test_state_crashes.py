@@ -75,7 +75,7 @@ def scanned(sidecar: Sidecar, partition: int) -> list[tuple[int, str]]:
         assert end.fields["epoch"] == epoch
         for number, record in enumerate(state):
             assert record.fields == content(incarnation, epoch, partition, number)
-            assert bytes(record.tail) == bytes([number]) * 300
+            assert bytes(record.payload) == bytes([number]) * 300
         groups.append((epoch, incarnation))
     return groups
 

@@ -119,7 +119,7 @@ CODECS = (
     ),
     Codec(
         "footprints",
-        bytes(encode_control_record(STATE.kind, STATE.fields, STATE.tail, 1)),
+        bytes(encode_control_record(STATE.kind, STATE.fields, STATE.payload, 1)),
         decode_control_record,
         STATE,
         frozenset([*range(8), *range(12, 16)]),
@@ -322,7 +322,7 @@ def test_control_lies_under_a_right_checksum(data: st.DataObject) -> None:
     """A control batch whose checksum is right and whose lengths lie is refused with an error of ours, or is another
     record; nothing outside of it is ever looked at.
     """
-    batch = bytearray(encode_control_record(STATE.kind, STATE.fields, STATE.tail, 1))
+    batch = bytearray(encode_control_record(STATE.kind, STATE.fields, STATE.payload, 1))
     at = data.draw(st.integers(HEADER_BYTES, len(batch) - 1))
     batch[at] = data.draw(st.integers(0, 255))
     seal_batch(batch)

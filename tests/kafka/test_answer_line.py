@@ -84,7 +84,7 @@ class Client:
 
 @asynccontextmanager
 async def a_client(server: Server) -> AsyncIterator[Client]:
-    """A line with its sender at work; at the end the line has ended and all is sent."""
+    """A line with its sender at work; at the end no more requests come and all answers are sent."""
     ours, theirs = socket.socketpair()
     link = ClientSocket(ours)
     budget = AnswerBudget(64 << 20)

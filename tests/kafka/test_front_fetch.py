@@ -190,7 +190,7 @@ class OneGroup:
         """BEGIN."""
         return encode_control(Begin("query", 1, 1, ("attempt",), self.byte_count, 2), timestamp_ms=now_ms)
 
-    def next_piece(self) -> Ticket[bytearray | None]:
+    def next_batches(self) -> Ticket[bytearray | None]:
         """The next batch."""
         return Ticket.succeeded(next(self._pieces, None))
 

@@ -160,9 +160,9 @@ class SlowGroup:
         """The BEGIN control batch."""
         return self._list.begin(now_ms)
 
-    def next_piece(self) -> Ticket[bytearray | None]:
+    def next_batches(self) -> Ticket[bytearray | None]:
         """The pieces at hand, but the last: that is the gate."""
-        ticket = self._list.next_piece()
+        ticket = self._list.next_batches()
         return ticket if ticket.result() is not None else self.gate
 
     def end(self, now_ms: int) -> bytearray:

@@ -11,7 +11,7 @@ from logstore.log.store import StoreSettings
 from logstore.log.topics import LOG_APPEND_TIME, TopicConfig
 from logstore.testing.history import History
 from logstore.testing.simdisk import SimDisk
-from logstore.testing.world import FIRST_TIMESTAMP, ListGroup, Setup, World
+from logstore.testing.world import FIRST_TIMESTAMP, ListGroup, Setup, SimulatedStore
 from tests.support.compressed import compressed
 
 DAY_MS = 24 * 3600 * 1000
@@ -28,7 +28,7 @@ def test_records_have_the_time_of_their_append() -> None:
     """
     config = TopicConfig(timestamp_type=LOG_APPEND_TIME, timestamp_before_max_ms=0, timestamp_after_max_ms=0)
     setup = Setup(settings=StoreSettings(topic_defaults=config))
-    world = World(SimDisk(), History(), setup)
+    world = SimulatedStore(SimDisk(), History(), setup)
     world.create_topic("t", 1)
     world.run()
     stream = world.store.stream("t", 0)
@@ -51,14 +51,14 @@ def test_records_have_the_time_of_their_append() -> None:
     assert not any(header.has_log_append_time for header in headers if header.is_control)
     # Offset 4 is the group's BEGIN.
     assert [world.find(stream, FIRST_TIMESTAMP + ms) for ms in (0, 1000, 1001, 2001, 3001)] == [0, 0, 2, 5, None]
-    again = World(world.disk.kill_state(), world.history, setup)
+    again = SimulatedStore(world.disk.kill_state(), world.history, setup)
     assert [batch.data for batch in again.read(again.store.stream("t", 0))] == [batch.data for batch in found]
 
 
 def test_clients_cannot_say_when_their_records_came() -> None:
     """A batch that carries LogAppendTime already is refused, whatever the topic's type is."""
     for config in (TopicConfig(), TopicConfig(timestamp_type=LOG_APPEND_TIME)):
-        world = World(SimDisk(), History(), Setup(settings=StoreSettings(topic_defaults=config)))
+        world = SimulatedStore(SimDisk(), History(), Setup(settings=StoreSettings(topic_defaults=config)))
         world.create_topic("t", 1)
         world.run()
         batch = batch_of(FIRST_TIMESTAMP)

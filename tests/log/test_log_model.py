@@ -26,7 +26,7 @@ from logstore.format.batch import check_batch
 from logstore.testing.faults import Effect, Fault, FileCall
 from logstore.testing.history import History, content_of
 from logstore.testing.simdisk import SimDisk
-from logstore.testing.world import READ_BYTES, Setup, World
+from logstore.testing.world import READ_BYTES, Setup, SimulatedStore
 from tests.crash.tiny import make_tiny
 
 PRODUCER = 42
@@ -48,7 +48,7 @@ class LogMachine(RuleBasedStateMachine):
     def found(self, seed: int, unit_bytes: int) -> None:
         """A topic of two partitions."""
         self.random = Random(seed)
-        self.world = World(SimDisk(unit_bytes=unit_bytes), History(), Setup(seed=seed))
+        self.world = SimulatedStore(SimDisk(unit_bytes=unit_bytes), History(), Setup(seed=seed))
         self.world.create_topic(TOPIC, 2)
         self.world.run()
 
@@ -88,7 +88,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule()
     def produce_a_duplicate(self) -> None:
-        """The last acknowledged batch again: answered with its offset, not written (`World.send` compares)."""
+        """The last acknowledged batch again: answered with its offset, not written (`SimulatedStore.send` compares)."""
         known = self.world.history.stream(TOPIC, 1)
         self.world.run()
         self.world.disk.fault_for = None
@@ -178,7 +178,7 @@ class LogMachine(RuleBasedStateMachine):
         """The sidecar is killed, or the power goes; the next life finds what that leaves."""
         old = self.world
         disk = old.disk.crash(self.random) if power else old.disk.kill_state()
-        self.world = World(disk, old.history, old.setup, old.clock)
+        self.world = SimulatedStore(disk, old.history, old.setup, old.clock)
         self.world.check()
         self.world.adopt()
         self.forget_acked()

@@ -18,7 +18,7 @@ from logstore.log.topics import TopicConfig
 from logstore.testing.clock import ManualClock
 from logstore.testing.history import History
 from logstore.testing.simdisk import SimDisk
-from logstore.testing.world import FIRST_TIMESTAMP, Setup, World
+from logstore.testing.world import FIRST_TIMESTAMP, Setup, SimulatedStore
 from tests.support.compressed import compressed
 
 DAY_MS = 24 * 3600 * 1000
@@ -26,21 +26,21 @@ WEEK_MS = 7 * DAY_MS
 TOPIC = "t"
 
 
-def world_of(**config: Any) -> World:
+def world_of(**config: Any) -> SimulatedStore:
     """A store with one stream whose chunks hold one batch of 1000 bytes."""
     settings = StoreSettings(topic_defaults=TopicConfig(segment_bytes=1024, **config))
-    world = World(SimDisk(), History(), Setup(settings=settings))
+    world = SimulatedStore(SimDisk(), History(), Setup(settings=settings))
     world.create_topic(TOPIC, 1)
     world.run()
     return world
 
 
-def stream_of(world: World) -> Stream:
+def stream_of(world: SimulatedStore) -> Stream:
     """The one stream."""
     return world.store.stream(TOPIC, 0)
 
 
-def append(world: World, timestamp_ms: int = FIRST_TIMESTAMP, value_bytes: int = 900) -> None:
+def append(world: SimulatedStore, timestamp_ms: int = FIRST_TIMESTAMP, value_bytes: int = 900) -> None:
     """One record, durably."""
     ticket = stream_of(world).append(
         encode_batch([Record(0, timestamp_ms, None, bytes(value_bytes))]), now_ms=world.clock.wall_ms()
@@ -49,20 +49,20 @@ def append(world: World, timestamp_ms: int = FIRST_TIMESTAMP, value_bytes: int =
     ticket.result()
 
 
-def tick(world: World) -> int:
+def tick(world: SimulatedStore) -> int:
     """Apply retention; the log start then."""
     world.store.tick()
     world.run()
     return stream_of(world).log_start_offset
 
 
-def next_life(world: World, *, is_clean: bool, down_ms: int = 0) -> World:
+def next_life(world: SimulatedStore, *, is_clean: bool, down_ms: int = 0) -> SimulatedStore:
     """Another sidecar on the same disk, some time later; its monotonic clock starts anew."""
     if is_clean:
         world.store.close()
         world.run()
     clock = ManualClock(world.clock.wall_ms() + down_ms)
-    return World(world.disk.kill_state(), world.history, world.setup, clock)
+    return SimulatedStore(world.disk.kill_state(), world.history, world.setup, clock)
 
 
 def test_old_records_stay_as_long_as_new_ones() -> None:
