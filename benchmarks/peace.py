@@ -27,8 +27,8 @@ from rich.console import Console
 
 from benchmarks.harness import results
 from benchmarks.harness.report import machine
-from benchmarks.simulated import report
-from benchmarks.simulated.experiments import MAX_MB, MAX_WRITERS, SIZES_MB, WRITERS, Experiments
+from benchmarks.simulation import report
+from benchmarks.simulation.experiments import MAX_MB, MAX_WRITERS, SIZES_MB, WRITERS, Experiments
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ from benchmarks.cluster.report import (
 from benchmarks.cluster.setting import Setting
 from benchmarks.harness import results
 from benchmarks.harness.report import Rows, machine, versions
-from benchmarks.simulated import setups
+from benchmarks.simulation import setups
 from scheduler.hdfs.errors import HdfsUnavailable
 from scheduler.peace.online import Mode
 from scheduler.simulation.cluster import Cluster

@@ -1,7 +1,7 @@
 """A windowed average in Spark: Cairn's stateful operator against everything that Spark has for it.
 
 `python benchmarks/stateful_spark.py [--quick] [--smoke]` runs the average price per key and tumbling event-time window
-with six engines over the same files (benchmarks/stateful/engines.py), and leaves results/stateful_spark.json and .png.
+with six engines over the same files (benchmarks/microbatch/engines.py); it writes results/stateful_spark.json, .png.
 A full run takes about 28 minutes of a quiet machine with two cores, and begins nothing that would end after 38.
 
 What is measured: the time of an epoch that updates windows (Spark's own `addBatch` and trigger), of the one that closes
@@ -35,14 +35,14 @@ from rich.console import Console
 from benchmarks.harness import results
 from benchmarks.harness.report import Rows, machine, versions
 from benchmarks.harness.sidecar import SidecarPeer
-from benchmarks.stateful import data, report
-from benchmarks.stateful.data import Epoch
-from benchmarks.stateful.engines import APPLY_PANDAS, CAIRN, ENGINES, TRANSFORM_PANDAS, TRANSFORM_ROW
-from benchmarks.stateful.figures import COLD, KEPT, LOST, WARM
-from benchmarks.stateful.meters import WriteMeter
-from benchmarks.stateful.plans import FULL, NATIVE, PYTHON, QUICK, SMOKE, Group, Plan, TimeLimit
-from benchmarks.stateful.process import DriverFailed, SparkProcess
-from benchmarks.stateful.running import (
+from benchmarks.microbatch import data, report
+from benchmarks.microbatch.data import Epoch
+from benchmarks.microbatch.engines import APPLY_PANDAS, CAIRN, ENGINES, TRANSFORM_PANDAS, TRANSFORM_ROW
+from benchmarks.microbatch.figures import COLD, KEPT, LOST, WARM
+from benchmarks.microbatch.meters import WriteMeter
+from benchmarks.microbatch.plans import FULL, NATIVE, PYTHON, QUICK, SMOKE, Group, Plan, TimeLimit
+from benchmarks.microbatch.process import DriverFailed, SparkProcess
+from benchmarks.microbatch.running import (
     Running,
     WrongResult,
     end_of,

@@ -22,7 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--peer",
         choices=("cairn", "kafka"),
         default="cairn",
-        help="the server that tests/clients talks to: ours, or a real Kafka, which every expectation must match",
+        help="the server of tests/foreign_clients: ours, or a real Kafka, which every expectation must match",
     )
 
 

@@ -68,7 +68,7 @@ PARTS = (
     Part("services", ("coordinator", "sidecar", "kill9"), 330, 30 * 60, Lane.COMPUTE),
     Part("spark", ("datasource",), 540, 30 * 60, Lane.SPARK),
     Part("stateful", ("microbatch",), 420, 30 * 60, Lane.SPARK),
-    Part("clients", ("clients",), 105, 30 * 60, Lane.SPARK),
+    Part("clients", ("foreign_clients",), 105, 30 * 60, Lane.SPARK),
     Part("rest", (), 240, 30 * 60, Lane.SPARK),
 )
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from benchmarks.harness.report import Rows
-from benchmarks.simulated.report import ranges
-from benchmarks.simulated.setups import HDFS, PEACE
+from benchmarks.simulation.report import ranges
+from benchmarks.simulation.setups import HDFS, PEACE
 from scheduler.simulation.policies import Era
 
 

@@ -18,15 +18,15 @@ from rich.console import Console
 from benchmarks import stateful_spark
 from benchmarks.harness import results
 from benchmarks.harness.report import Row, Rows
-from benchmarks.stateful import data, drawing, report
-from benchmarks.stateful.driver import Watch
-from benchmarks.stateful.engines import CAIRN, ENGINES, ROCKSDB_CHANGELOG, ROCKSDB_PLAIN, TRANSFORM_ROW
-from benchmarks.stateful.figures import COLD, KEPT, LOST, WARM
-from benchmarks.stateful.meters import CheckpointMeter
-from benchmarks.stateful.plans import FULL, QUICK, SMOKE, Plan, TimeLimit
-from benchmarks.stateful.process import DriverFailed
-from benchmarks.stateful.report import find_goals, missing_goals
-from benchmarks.stateful.running import tasks_began
+from benchmarks.microbatch import data, drawing, report
+from benchmarks.microbatch.driver import Watch
+from benchmarks.microbatch.engines import CAIRN, ENGINES, ROCKSDB_CHANGELOG, ROCKSDB_PLAIN, TRANSFORM_ROW
+from benchmarks.microbatch.figures import COLD, KEPT, LOST, WARM
+from benchmarks.microbatch.meters import CheckpointMeter
+from benchmarks.microbatch.plans import FULL, QUICK, SMOKE, Plan, TimeLimit
+from benchmarks.microbatch.process import DriverFailed
+from benchmarks.microbatch.report import find_goals, missing_goals
+from benchmarks.microbatch.running import tasks_began
 from spe_adapter.cec.control import EndPositions
 from spe_adapter.microbatch.committed import CommittedEpoch, EpochProgress, progress_of
 from tests.support.limits import PROGRAM_S

@@ -24,9 +24,9 @@ from spe_adapter.continuous.spark import on_spark
 from spe_adapter.operators import functions as agg
 from spe_adapter.operators.aggregates import Aggregate
 from spe_adapter.operators.windows import Counting
-from tests.clients.broker import eventually
 from tests.continuous.fragments import parse
 from tests.continuous.processes import WINDOW, as_text, expected, produce
+from tests.foreign_clients.broker import eventually
 from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import Sidecar
 from tests.support.spark_session import start_spark

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import peace
-from benchmarks.simulated.setups import NAMES
+from benchmarks.simulation.setups import NAMES
 
 
 @pytest.mark.slow

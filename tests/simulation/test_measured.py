@@ -6,8 +6,8 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from benchmarks.simulated.experiments import run_once
-from benchmarks.simulated.setups import HDFS, PAPERS_PEACE, PEACE, SETUPS
+from benchmarks.simulation.experiments import run_once
+from benchmarks.simulation.setups import HDFS, PAPERS_PEACE, PEACE, SETUPS
 from scheduler.peace.plan import TransferKind
 from scheduler.simulation.cluster import Cluster
 from scheduler.simulation.engine import simulate

@@ -17,8 +17,8 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 from kafka.admin import ConfigResource as PythonConfigResource
 from kafka.admin import ConfigResourceType
 
-from tests.clients.adapters import LATEST, ConfluentClient, Message, Refused
-from tests.clients.broker import Broker, eventually
+from tests.foreign_clients.adapters import LATEST, ConfluentClient, Message, Refused
+from tests.foreign_clients.broker import Broker, eventually
 from tests.support.limits import PATIENCE_S
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.clients.adapters import ConfluentClient, Message
-from tests.clients.broker import Broker
+from tests.foreign_clients.adapters import ConfluentClient, Message
+from tests.foreign_clients.broker import Broker
 from tests.support.kafka_peer import run_tool
 
 pytestmark = pytest.mark.kafka_peer

@@ -13,8 +13,8 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.harness.report import Goal, Row, Rows, at_most, print_goals, print_rows, write_json
-from benchmarks.simulated import figure10, gantt, setups
-from benchmarks.simulated.experiments import (
+from benchmarks.simulation import figure10, gantt, setups
+from benchmarks.simulation.experiments import (
     CAPACITIES,
     MAX_MB,
     MAX_WRITERS,
@@ -23,8 +23,8 @@ from benchmarks.simulated.experiments import (
     bounds_of,
     run_once,
 )
-from benchmarks.simulated.figure10 import PAPER
-from benchmarks.simulated.setups import HDFS, NAMES, PAPERS_PEACE, PEACE, SETUPS
+from benchmarks.simulation.figure10 import PAPER
+from benchmarks.simulation.setups import HDFS, NAMES, PAPERS_PEACE, PEACE, SETUPS
 from scheduler.simulation import measured
 from scheduler.simulation.measured import MB, link_capacity
 from scheduler.simulation.measured import PAPER as PHYSICS

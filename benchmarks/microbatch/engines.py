@@ -30,7 +30,7 @@ from pyspark.sql.streaming.stateful_processor import (
     ValueState,
 )
 
-from benchmarks.stateful.data import DELAY_MS, DIGEST_SQL, WINDOW_MS, Digest
+from benchmarks.microbatch.data import DELAY_MS, DIGEST_SQL, WINDOW_MS, Digest
 from spe_adapter.microbatch.query import StatefulQuery, stateful
 from spe_adapter.operators.aggregates import Aggregate
 from spe_adapter.operators.functions import avg

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from benchmarks.stateful.engines import (
+from benchmarks.microbatch.engines import (
     APPLY_PANDAS,
     CAIRN,
     ROCKSDB_CHANGELOG,

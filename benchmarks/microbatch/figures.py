@@ -6,7 +6,7 @@ Invariant: everything is computed from the rows.
 from __future__ import annotations
 
 from benchmarks.harness.report import Rows
-from benchmarks.stateful.engines import CAIRN, ENGINES
+from benchmarks.microbatch.engines import CAIRN, ENGINES
 
 KEPT, LOST = "memory kept", "memory lost"
 """What becomes of the state in the host's shared memory when Spark is killed: it outlives its processes, or the host

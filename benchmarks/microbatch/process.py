@@ -37,7 +37,7 @@ class SparkProcess:
         """It begins to start at once; `wait_ready` waits for it."""
         directory.mkdir(parents=True, exist_ok=True)
         self._log_path = directory / "spark.log"
-        command = [sys.executable, "-m", "benchmarks.stateful.driver", "--directory", str(directory), "--heap", heap]
+        command = [sys.executable, "-m", "benchmarks.microbatch.driver", "--directory", str(directory), "--heap", heap]
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         settings = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": path, "SPARK_LOCAL_IP": "127.0.0.1"}
         self.began = time.time()

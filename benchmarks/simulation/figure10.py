@@ -13,8 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.harness.report import Rows
-from benchmarks.simulated import setups
-from benchmarks.simulated.experiments import MAX_MB, MAX_WRITERS, bounds_of
+from benchmarks.simulation import setups
+from benchmarks.simulation.experiments import MAX_MB, MAX_WRITERS, bounds_of
 
 COLOURS = {
     setups.HDFS: "#4d4d4d",

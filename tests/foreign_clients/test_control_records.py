@@ -15,9 +15,9 @@ import pytest
 from benchmarks.harness.raw import RawConnection, make_batch
 from logstore.format import epoch_api
 from spe_adapter.cec.control import EndPositions, Mark, encode_footprints, encode_mark, encode_tombstones
-from tests.clients.adapters import EARLIEST, LATEST, Client, ConfluentClient, Message
-from tests.clients.broker import Broker, eventually
-from tests.clients.test_kcat import kcat
+from tests.foreign_clients.adapters import EARLIEST, LATEST, Client, ConfluentClient, Message
+from tests.foreign_clients.broker import Broker, eventually
+from tests.foreign_clients.test_kcat import kcat
 from tests.support.kafka_peer import run_tool
 
 TIMESTAMP_MS = 1_700_000_000_000

@@ -11,8 +11,8 @@ from confluent_kafka.admin import ConfigResource, ResourceType
 
 from benchmarks.harness.kafka import KafkaPeer
 from benchmarks.harness.sidecar import SidecarPeer
-from tests.clients.adapters import LATEST, ConfluentClient, Message, Sending, confluent_poll
-from tests.clients.broker import connect, eventually
+from tests.foreign_clients.adapters import LATEST, ConfluentClient, Message, Sending, confluent_poll
+from tests.foreign_clients.broker import connect, eventually
 from tests.support.kafka_peer import start_kafka
 from tests.support.limits import PATIENCE_S
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness.sidecar import SidecarPeer
-from tests.clients.adapters import CLIENTS, Client
-from tests.clients.broker import Broker, connect
+from tests.foreign_clients.adapters import CLIENTS, Client
+from tests.foreign_clients.broker import Broker, connect
 from tests.support.kafka_peer import start_kafka
 
 HERE = Path(__file__).parent

@@ -6,8 +6,8 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
-from tests.clients.adapters import EARLIEST, LATEST, Client, ConfluentClient, Message, Sending, confluent_poll
-from tests.clients.broker import Broker
+from tests.foreign_clients.adapters import EARLIEST, LATEST, Client, ConfluentClient, Message, Sending, confluent_poll
+from tests.foreign_clients.broker import Broker
 from tests.support.limits import PATIENCE_S
 
 START_MS = 1_700_000_000_000

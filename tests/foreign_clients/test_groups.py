@@ -20,8 +20,8 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient
 
-from tests.clients.adapters import Client, ConfluentClient, Message
-from tests.clients.broker import Broker
+from tests.foreign_clients.adapters import Client, ConfluentClient, Message
+from tests.foreign_clients.broker import Broker
 from tests.support.limits import PATIENCE_S
 
 Open = Callable[..., Consumer]

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.stateful.data import Digest, digest
+from benchmarks.microbatch.data import Digest, digest
 from logstore.client.blocking import Client, TopicPartition, parse_addresses
 from logstore.client.wire import LATEST
 from logstore.format.batch import parse_header

@@ -18,10 +18,10 @@ from rich.console import Console
 from benchmarks.harness import intervals
 from benchmarks.harness.intervals import Interval
 from benchmarks.harness.report import Goal, Rows, at_least, at_most, print_goals, print_rows, write_json
-from benchmarks.stateful import drawing
-from benchmarks.stateful.engines import CAIRN, ENGINES, ROCKSDB_CHANGELOG, ROCKSDB_PLAIN, TRANSFORM_ROW
-from benchmarks.stateful.figures import COLD, KEPT, LOST, WARM, keys_of, recoveries_of, recovery_title
-from benchmarks.stateful.plans import Plan
+from benchmarks.microbatch import drawing
+from benchmarks.microbatch.engines import CAIRN, ENGINES, ROCKSDB_CHANGELOG, ROCKSDB_PLAIN, TRANSFORM_ROW
+from benchmarks.microbatch.figures import COLD, KEPT, LOST, WARM, keys_of, recoveries_of, recovery_title
+from benchmarks.microbatch.plans import Plan
 
 NAME = "stateful_spark"
 AGAINST_BUILTIN = {1_000: 1.0, 100_000: 0.4, 1_000_000: 0.2}

@@ -21,8 +21,8 @@ from typing import Any, Protocol
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from benchmarks.stateful import engines
-from benchmarks.stateful.engines import ENGINES, Place
+from benchmarks.microbatch import engines
+from benchmarks.microbatch.engines import ENGINES, Place
 from spe_adapter.microbatch.committed import EpochProgress
 from spe_adapter.microbatch.query import StatefulQuery
 

@@ -20,7 +20,7 @@ from benchmarks.harness.raw import (
     produced_error,
     produced_offset,
 )
-from tests.clients.broker import Broker
+from tests.foreign_clients.broker import Broker
 from tests.support.limits import PATIENCE_S
 
 NOW_MS = 1_700_000_000_000

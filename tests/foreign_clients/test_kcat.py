@@ -8,8 +8,8 @@ import subprocess
 
 import pytest
 
-from tests.clients.adapters import ConfluentClient, Message
-from tests.clients.broker import Broker
+from tests.foreign_clients.adapters import ConfluentClient, Message
+from tests.foreign_clients.broker import Broker
 from tests.support.limits import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(shutil.which("kcat") is None, reason="no kcat on the path")

@@ -14,8 +14,8 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from benchmarks.harness.raw import RawConnection, make_batch
 from logstore.format import epoch_api
 from logstore.format.control import FOOTPRINTS_TYPE, MARK_TYPE, TOMBSTONES_TYPE, encode_control_record
-from tests.clients.adapters import LATEST, Client, ConfluentClient, Message
-from tests.clients.broker import Broker, eventually
+from tests.foreign_clients.adapters import LATEST, Client, ConfluentClient, Message
+from tests.foreign_clients.broker import Broker, eventually
 from tests.support.limits import PATIENCE_S
 
 TIMESTAMP_MS = 1_700_000_000_000

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from tests.clients.adapters import CLIENTS, CODECS, Client, ConfluentClient, Message, Refused, Sending
-from tests.clients.broker import Broker, eventually
+from tests.foreign_clients.adapters import CLIENTS, CODECS, Client, ConfluentClient, Message, Refused, Sending
+from tests.foreign_clients.broker import Broker, eventually
 
 MESSAGE_TOO_LARGE, INVALID_TIMESTAMP = 10, 32
 

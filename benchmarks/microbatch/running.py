@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.report import Row
-from benchmarks.stateful import data
-from benchmarks.stateful.data import Digest, Epoch
-from benchmarks.stateful.engines import CAIRN, ENGINES, OBSERVED, PARTITIONS
-from benchmarks.stateful.meters import CheckpointMeter, ControlMeter, StreamMeter
-from benchmarks.stateful.process import SparkProcess
+from benchmarks.microbatch import data
+from benchmarks.microbatch.data import Digest, Epoch
+from benchmarks.microbatch.engines import CAIRN, ENGINES, OBSERVED, PARTITIONS
+from benchmarks.microbatch.meters import CheckpointMeter, ControlMeter, StreamMeter
+from benchmarks.microbatch.process import SparkProcess
 
 RESULT_SECONDS = 60.0
 SHARED_MEMORY = Path("/dev/shm")

@@ -14,8 +14,8 @@ from random import Random
 from typing import NamedTuple
 
 from benchmarks.harness.report import Rows
-from benchmarks.simulated import setups
-from benchmarks.simulated.setups import HDFS, PAPERS_PEACE, PEACE, SETUPS, SINBAD, Setup
+from benchmarks.simulation import setups
+from benchmarks.simulation.setups import HDFS, PAPERS_PEACE, PEACE, SETUPS, SINBAD, Setup
 from scheduler.peace.plan import TransferKind
 from scheduler.simulation.cluster import Cluster
 from scheduler.simulation.engine import simulate

@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from benchmarks.harness import intervals
 from benchmarks.harness.intervals import Interval
 from benchmarks.harness.report import Row, Rows
-from benchmarks.stateful.engines import CAIRN, ENGINES, ROCKSDB_CHANGELOG, ROCKSDB_PLAIN, TRANSFORM_ROW
-from benchmarks.stateful.figures import COLD, WARM, keys_of, recoveries_of
+from benchmarks.microbatch.engines import CAIRN, ENGINES, ROCKSDB_CHANGELOG, ROCKSDB_PLAIN, TRANSFORM_ROW
+from benchmarks.microbatch.figures import COLD, WARM, keys_of, recoveries_of
 
 COLOURS = {
     CAIRN: "#1f77b4",
