@@ -15,6 +15,7 @@ import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from logstore.errors import (
@@ -27,16 +28,17 @@ from logstore.errors import (
 from logstore.format.index import UNKNOWN_TIME
 from logstore.interfaces import Clock, FileSystem, Report
 from logstore.log.background import BackgroundJobs
-from logstore.log.chunks import IndexCache, parse_chunk_name
+from logstore.log.chunks import Chunk, IndexCache, parse_chunk_name
 from logstore.log.coroutines import all_settled, start
 from logstore.log.jobs import JobQueue, JobSource, MakeDirectory, Operation, Remove, RemoveDirectory, SyncDirectory
 from logstore.log.ledger import DIRECTORY as LEDGER_DIRECTORY
 from logstore.log.ledger import Ledger
+from logstore.log.readers import HoldLimits, Readers, StreamId
 from logstore.log.recovery import recover_stream
 from logstore.log.retention import RetentionClock
 from logstore.log.serial_queue import SerialQueue
 from logstore.log.stream import Stream
-from logstore.log.stream_state import StreamName
+from logstore.log.stream_state import StreamName, TrimmedStream
 from logstore.log.tail import Tail
 from logstore.log.ticket import Ticket
 from logstore.log.topics import MAX_PARTITIONS, TopicConfig, check_name, parse_config
@@ -58,6 +60,7 @@ class StoreSettings:
     producer_expiry_ms: int = 24 * 3600 * 1000
     retention_check_interval_ms: int = 300_000
     topic_defaults: TopicConfig = field(default_factory=TopicConfig)
+    hold_limits: HoldLimits = HoldLimits()
 
 
 @dataclass(slots=True)
@@ -107,6 +110,9 @@ class Store:
         self.retention_clock = RetentionClock(self.clock, int(self.catalogue.get(_RETENTION_CLOCK) or 0))
         self.epochs = Ledger.open(fs, "epochs", self.notify)
         self.groups = Ledger.open(fs, "groups", self.notify)
+        self.readers = Readers(
+            Ledger.open(fs, "readers", self.notify), settings.hold_limits, self.retention_clock.now_ms
+        )
 
     @classmethod
     def open(
@@ -184,6 +190,21 @@ class Store:
         if topic is None:
             return Ticket.failed(UnknownTopicOrPartition(f"{stream.topic} has been deleted"))
         return self.catalogue.put({_start_key(topic.topic_id, stream.partition): str(offset).encode()})
+
+    def trim_limit(self, stream: TrimmedStream, wanted: int) -> int:
+        """The offset up to which registered readers let retention trim a stream; releases readers that hold too much."""
+        topic = self.topics.get(stream.topic)
+        if topic is None:
+            return wanted
+        stream_id = StreamId(topic.topic_id.hex, stream.partition)
+        limit, releases = self.readers.trim_limit(
+            stream_id, stream.log_start_offset, wanted, partial(_bytes_between, stream.chunks)
+        )
+        for release in releases:
+            self.report(
+                "reader released", reader=release.reader, stream=stream.name, mark=release.mark, why=release.why
+            )
+        return limit
 
     # ---- topics
 
@@ -296,6 +317,7 @@ class Store:
         if self.topics.get(name) is topic:
             del self.topics[name]
         self._by_id.pop(topic.topic_id, None)
+        self.readers.forget_topic(topic.topic_id.hex)
         self._discard(topic)
         self.report("topic deleted", topic=name, id=topic.topic_id, partitions=len(topic.partitions))
 
@@ -352,6 +374,7 @@ class Store:
         """Apply retention and forget expired producers. The caller runs this every `retention_check_interval_ms`."""
         now_ms = self.clock.wall_ms()
         self._save_retention_clock()
+        self.readers.save()
         for stream in self.streams():
             stream.apply_retention()
             stream.producers.expire(now_ms - self.settings.producer_expiry_ms)
@@ -365,12 +388,18 @@ class Store:
         """
         closing = [stream.close() for stream in self.streams()]
         closing.append(self._save_retention_clock())
+        closing.extend(self.readers.save())
         return start(all_settled(closing))
 
 
 _TOPIC = "topic/"
 _PRODUCER_IDS = "producer-ids"
 _RETENTION_CLOCK = "retention-clock"
+
+
+def _bytes_between(chunks: Sequence[Chunk], first_offset: int, end_offset: int) -> int:
+    """Bytes of the chunks with records from an offset to another; whole chunks, for only these are trimmed."""
+    return sum(chunk.size_bytes for chunk in chunks if chunk.next_offset > first_offset and chunk.base_offset < end_offset)
 
 
 def _start_key(topic_id: uuid.UUID, partition: int) -> str:

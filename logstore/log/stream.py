@@ -19,6 +19,7 @@ Sources: CEC paper, section IX; docs/format.md.
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from logstore.errors import (
     CairnError,
@@ -525,9 +526,9 @@ class Stream:
         return await self._trim(offset, "deleted by a client")
 
     def apply_retention(self) -> None:
-        """Trim whole chunks beyond the topic's retention, up to the first pin."""
+        """Trim whole chunks beyond the topic's retention, up to the first pin or registered reader's mark."""
         now = Moment(self._host.retention_clock.now_ms(), self._host.clock.wall_ms())
-        found = excess(self.chunks, self.config, self._pinned_offset, now)
+        found = excess(self.chunks, self.config, self._pinned_offset, now, partial(self._host.trim_limit, self))
         if found is not None and found.before_offset > self.log_start_offset:
             start(self._trim(found.before_offset, found.why))
 

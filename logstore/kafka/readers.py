@@ -1,0 +1,99 @@
+"""The requests of registered readers.
+
+Invariants: an answer is a body of `logstore.format.reader_api`; a CairnError is an error inside it, and closes no
+connection. A registration is answered once it is durable. No topic is created.
+"""
+
+from functools import partial
+
+from logstore.errors import CairnError, OffsetOutOfRange
+from logstore.format.reader_api import (
+    LOG_START,
+    NAMES_PER_REPLY,
+    READER_API_KEYS,
+    AcknowledgeRequest,
+    DescribeReadersRequest,
+    Done,
+    ReaderDescription,
+    ReaderOffset,
+    ReaderReply,
+    ReaderRequest,
+    RegisterReaderReply,
+    RegisterReaderRequest,
+    RemoveReaderRequest,
+    decode_request,
+    encode_reply_body,
+)
+from logstore.interfaces import Buffer
+from logstore.kafka.budgets import AnswerBudget
+from logstore.kafka.dispatch import Front, RawApi
+from logstore.log.readers import StreamId
+
+
+def reader_apis(front: Front) -> list[RawApi]:
+    """The handlers of the requests of readers."""
+    return [RawApi(key, partial(_handle, front, key)) for key in sorted(READER_API_KEYS)]
+
+
+async def _handle(front: Front, api_key: int, body: memoryview, _: AnswerBudget) -> tuple[list[Buffer], int]:
+    try:
+        reply: ReaderReply | CairnError = await _answer(front, decode_request(api_key, body))
+    except CairnError as error:
+        reply = error
+    return encode_reply_body(reply), 0
+
+
+async def _answer(front: Front, request: ReaderRequest) -> ReaderReply:
+    readers = front.engine.store.readers
+    match request:
+        case RegisterReaderRequest():
+            return await _register(front, request)
+        case AcknowledgeRequest():
+            streams = {_id_of(front, entry): entry for entry in request.streams}
+            starts = {key: _log_start(front, entry) for key, entry in streams.items()}
+            readers.acknowledge(request.reader, {key: entry.offset for key, entry in streams.items()}, starts)
+            return Done()
+        case RemoveReaderRequest():
+            await front.engine.wait(readers.remove(request.reader))
+            return Done()
+        case DescribeReadersRequest():
+            return _describe(front, request)
+
+
+async def _register(front: Front, request: RegisterReaderRequest) -> ReaderReply:
+    placed: list[ReaderOffset] = []
+    for entry in request.streams:
+        stream = front.engine.store.stream(entry.topic, entry.partition)
+        offset = stream.log_start_offset if entry.offset == LOG_START else entry.offset
+        if not stream.log_start_offset <= offset <= stream.high_watermark:
+            raise OffsetOutOfRange(stream.name, offset, stream.log_start_offset, stream.high_watermark)
+        placed.append(ReaderOffset(entry.topic, entry.partition, offset))
+    positions = {_id_of(front, entry): entry.offset for entry in placed}
+    await front.engine.wait(front.engine.store.readers.register(request.reader, positions, request.group))
+    return RegisterReaderReply(tuple(placed))
+
+
+def _describe(front: Front, request: DescribeReadersRequest) -> ReaderReply:
+    store = front.engine.store
+    if not request.reader:
+        names = [name for name in store.readers.names() if name > request.after]
+        return ReaderDescription(tuple(names[:NAMES_PER_REPLY]))
+    state = store.readers.describe(request.reader)
+
+    def named(offsets: dict[StreamId, int]) -> tuple[ReaderOffset, ...]:
+        topics = {topic.topic_id.hex: name for name, topic in store.topics.items()}
+        return tuple(
+            ReaderOffset(topics[key.topic_id], key.partition, offset)
+            for key, offset in sorted(offsets.items())
+            if key.topic_id in topics
+        )
+
+    return ReaderDescription((state.name,), state.group, named(state.marks), named(state.released), state.idle_ms)
+
+
+def _id_of(front: Front, entry: ReaderOffset) -> StreamId:
+    return StreamId(front.engine.store.topic(entry.topic).topic_id.hex, entry.partition)
+
+
+def _log_start(front: Front, entry: ReaderOffset) -> int:
+    return front.engine.store.stream(entry.topic, entry.partition).log_start_offset
