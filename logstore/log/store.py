@@ -192,7 +192,7 @@ class Store:
         return self.catalogue.put({_start_key(topic.topic_id, stream.partition): str(offset).encode()})
 
     def trim_limit(self, stream: TrimmedStream, wanted: int) -> int:
-        """The offset up to which registered readers let retention trim a stream; releases readers that hold too much."""
+        """The offset up to which registered readers let retention trim a stream; releases those that hold too much."""
         topic = self.topics.get(stream.topic)
         if topic is None:
             return wanted
@@ -372,12 +372,16 @@ class Store:
 
     def tick(self) -> None:
         """Apply retention and forget expired producers. The caller runs this every `retention_check_interval_ms`."""
-        now_ms = self.clock.wall_ms()
         self._save_retention_clock()
-        self.readers.save()
+        start(self._apply_retention(self.readers.save()))
+        for stream in self.streams():
+            stream.producers.expire(self.clock.wall_ms() - self.settings.producer_expiry_ms)
+
+    async def _apply_retention(self, saves: Sequence[Ticket[None]]) -> None:
+        """Trim with the marks that are durable once the readers' acknowledgements are written, or could not be."""
+        await all_settled(saves)
         for stream in self.streams():
             stream.apply_retention()
-            stream.producers.expire(now_ms - self.settings.producer_expiry_ms)
 
     def _save_retention_clock(self) -> Ticket[None]:
         return self.catalogue.put({_RETENTION_CLOCK: str(self.retention_clock.now_ms()).encode()})
@@ -399,7 +403,8 @@ _RETENTION_CLOCK = "retention-clock"
 
 def _bytes_between(chunks: Sequence[Chunk], first_offset: int, end_offset: int) -> int:
     """Bytes of the chunks with records from an offset to another; whole chunks, for only these are trimmed."""
-    return sum(chunk.size_bytes for chunk in chunks if chunk.next_offset > first_offset and chunk.base_offset < end_offset)
+    between = [chunk for chunk in chunks if chunk.next_offset > first_offset and chunk.base_offset < end_offset]
+    return sum(chunk.size_bytes for chunk in between)
 
 
 def _start_key(topic_id: uuid.UUID, partition: int) -> str:
