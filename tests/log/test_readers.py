@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from typing import Any
 
 import pytest
@@ -15,8 +14,9 @@ from logstore.log.store import StoreSettings
 from logstore.log.stream import Stream
 from logstore.log.topics import TopicConfig
 from logstore.testing.clock import ManualClock
+from logstore.testing.faults import EIO
 from logstore.testing.history import History
-from logstore.testing.simdisk import Fault, SimDisk
+from logstore.testing.simdisk import SimDisk
 from logstore.testing.world import FIRST_TIMESTAMP, Setup, World
 
 TOPIC = "t"
@@ -127,8 +127,7 @@ def test_an_acknowledgement_trims_only_once_it_is_durable() -> None:
     append(world, 4)
     register(world, "a", 1)
     acknowledge(world, "a", 4)
-    refused = Fault(errno.EIO)
-    world.disk.fault_for = lambda call: refused if call.path.startswith("ledger/readers.") else None
+    world.disk.fault_for = lambda call: EIO if call.path.startswith("ledger/readers.") else None
     assert after_an_hour(world) == 1
     world.disk.fault_for = None
     assert after_an_hour(world) == 4
