@@ -46,7 +46,7 @@ from benchmarks.harness.report import Row, Rows, machine, versions
 from benchmarks.harness.sidecar import SidecarPeer
 from spe_adapter.cec.policy import Budget, CostBenefit, NoChecks, Policy, Targets, bounded
 from spe_adapter.continuous.calibration import measured_costs
-from spe_adapter.continuous.fragment import Limits
+from spe_adapter.continuous.fragment import EpochLimits
 from spe_adapter.continuous.runner import Options
 
 FEW_ITEMS = 2
@@ -66,9 +66,9 @@ RECOVERY_BUDGET_MS = (5.0, 100.0)
 """CI and CP in figures 6 and 7."""
 MTBF_S = 3600.0
 """How often the cost-benefit policy of figure 7's last bar takes a failure to come."""
-SHORT_BEATS = Limits(beat_ms=10, run_records=8192)
-"""Checks are taken at the end of a beat, so beats are short against the shortest CP."""
-DEFAULT_BEATS = Limits()
+SHORT_EPOCHS = EpochLimits(epoch_ms=10, run_records=8192)
+"""Checks are taken at the end of an epoch, so epochs are short against the shortest CP."""
+DEFAULT_EPOCHS = EpochLimits()
 BASELINE = {
     NATIVE: Kind(checkpoints=False),
     NET: Kind(persist=False),
@@ -214,7 +214,7 @@ class Benchmark:
 
     def _warm_up(self) -> None:
         """Load what is compiled, in the runner and in its recovery."""
-        query = self._query(Setting(self._many, WINDOW, SHORT_BEATS))
+        query = self._query(Setting(self._many, WINDOW, SHORT_EPOCHS))
         query.run(Targets(q_limit=1, u_limit=1), records=self.plan.warm_records // 4)
         query.load()
         query.recover()
@@ -238,7 +238,7 @@ class Benchmark:
     def _compare(self, number: int, workload: str, load: Load, speed: str) -> None:
         """A round's blocks of a load at a speed."""
         plan = self.plan
-        setting = Setting(load.steady if speed == PAPER_RATE else load.full, load.window, DEFAULT_BEATS)
+        setting = Setting(load.steady if speed == PAPER_RATE else load.full, load.window, DEFAULT_EPOCHS)
         queries = {
             name: self._query(setting._replace(checkpoints=kind.checkpoints, persist=kind.persist))
             for name, kind in BASELINE.items()
@@ -259,7 +259,7 @@ class Benchmark:
     def _cases(self) -> list[Case]:
         """For each Q and each U, without checks, and by cost and benefit, with the costs of this machine."""
         open_windows = int(self.plan.items * OPEN_SHARE)
-        query = self._query(Setting(self._many_steady, WINDOW, SHORT_BEATS))
+        query = self._query(Setting(self._many_steady, WINDOW, SHORT_EPOCHS))
         costs = measured_costs(query.fragment, 0, Options(self._sidecar.bootstrap))
         self.rows.add(what="costs", **costs._asdict())
         return [
@@ -278,7 +278,7 @@ class Benchmark:
     def _recover(self, case: Case) -> None:
         plan, (target, value, policy) = self.plan, case
         os.sync()
-        query = self._query(Setting(self._many_steady, WINDOW, SHORT_BEATS))
+        query = self._query(Setting(self._many_steady, WINDOW, SHORT_EPOCHS))
         ran = query.run(policy(), seconds=plan.recovery_s, warm_records=plan.warm_records, settle_s=plan.settle_s)
         labels = {"target": target, "value": value}
         written = {**counted(ran), **standing(ran)}
@@ -311,7 +311,7 @@ class Benchmark:
         plan = self.plan
         policy = NoChecks() if period is None else Budget(INTERVAL_MS, period, Targets(u_limit=0))
         os.sync()
-        query = self._query(Setting(self._many, WINDOW, SHORT_BEATS))
+        query = self._query(Setting(self._many, WINDOW, SHORT_EPOCHS))
         ran = query.run(policy, seconds=plan.period_s, warm_records=plan.warm_records)
         query.remove()
         responses = self._responses(ran)
@@ -352,7 +352,7 @@ class Benchmark:
         sidecar.start()
         sidecar.wait_serving()
         items.fill(sidecar.bootstrap, self._large)
-        query = Query(sidecar.bootstrap, sidecar.pid, "large", Setting(self._large, WINDOW, DEFAULT_BEATS))
+        query = Query(sidecar.bootstrap, sidecar.pid, "large", Setting(self._large, WINDOW, DEFAULT_EPOCHS))
         query.run(bounded(), records=self._large.records - self._large.batch_records)
         sidecar.stop()
         return query

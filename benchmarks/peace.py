@@ -28,7 +28,7 @@ from rich.console import Console
 from benchmarks.harness import results
 from benchmarks.harness.report import machine
 from benchmarks.simulated import report
-from benchmarks.simulated.experiments import LARGEST_MB, MOST_WRITERS, SIZES_MB, WRITERS, Experiments
+from benchmarks.simulated.experiments import MAX_MB, MAX_WRITERS, SIZES_MB, WRITERS, Experiments
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Plan:
 
 FULL = Plan("full", 20)
 QUICK = Plan("quick", 5)
-SMOKE = Plan("smoke", 2, (MOST_WRITERS,), (LARGEST_MB,), more=False)
+SMOKE = Plan("smoke", 2, (MAX_WRITERS,), (MAX_MB,), more=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -57,7 +57,7 @@ from scheduler.simulation.cluster import Cluster
 from scheduler.simulation.engine import simulate
 from scheduler.simulation.measured import WRITER_THREADS
 from scheduler.simulation.policies import Era, PolicyMaker, hdfs_default
-from scheduler.simulation.run import Run
+from scheduler.simulation.run import SimulatedRun
 from scheduler.simulation.scenario import Scenario
 
 PAYLOAD_SHARE = 1448 / 1514
@@ -88,7 +88,7 @@ class Turn(NamedTuple):
     """One side of a round: how it is run, and what the simulator runs beside it."""
 
     policy: str
-    run: Callable[[], tuple[Run, Load]]
+    run: Callable[[], tuple[SimulatedRun, Load]]
     simulated: PolicyMaker
     cluster: Cluster
 
@@ -187,7 +187,7 @@ class Benchmark:
         """HDFS's default in the simulator: of the paper's time, or of the version that runs."""
         return hdfs_default(WRITER_THREADS, era=Era.BEFORE_0_17 if part == CHAINS else Era.FROM_0_17)
 
-    def _measured(self, part: str, policy: str, number: int, run: Run, load: Load) -> None:
+    def _measured(self, part: str, policy: str, number: int, run: SimulatedRun, load: Load) -> None:
         labels = {"part": part, "source": REAL, "policy": policy, "round": number}
         figures = {**_figures(run), **load._asdict(), "cpus": psutil.cpu_count()}
         if part == HDFS_PART and policy == PEACE:
@@ -221,23 +221,23 @@ class Benchmark:
 
 def _continuous(
     experiment: Experiment, seed: int, name: str = PEACE, cluster: Cluster | None = None
-) -> tuple[Run, Load]:
+) -> tuple[SimulatedRun, Load]:
     """Peace with a coordinator of its own, which knows the experiment's cluster, or this one."""
     with coordinating((cluster or experiment.cluster).topology, Mode.CONTINUOUS, seed) as url:
         return experiment.peace(url, seed, name)
 
 
-def _papers(experiment: Experiment, cluster: Cluster, seed: int) -> tuple[Run, Load]:
+def _papers(experiment: Experiment, cluster: Cluster, seed: int) -> tuple[SimulatedRun, Load]:
     """Peace as in the paper: Algorithm 1, timesteps, the paper's capacities."""
     with coordinating(cluster.topology, Mode.TIMESTEPS, seed, "paper") as url:
         return experiment.peace(url, seed, PAPERS_PEACE)
 
 
-def _figures(run: Run) -> dict[str, float]:
+def _figures(run: SimulatedRun) -> dict[str, float]:
     return {"io_s": run.io_s(), "response_s": run.response_s(), "comp_s": run.comp_s()}
 
 
-def _timeline(part: str, source: str, policy: str, number: int, run: Run) -> Timeline:
+def _timeline(part: str, source: str, policy: str, number: int, run: SimulatedRun) -> Timeline:
     acks = [round(chunk.end_s, 3) for chunk in run.chunks if chunk.acked]
     spans = [(round(request.go_s, 3), round(request.last_ack_s, 3)) for request in run.requests]
     return Timeline(part, source, policy, number, acks, spans)

@@ -40,7 +40,7 @@ from benchmarks.yardstick.exact import ExactPlan, ExactPlanner
 from benchmarks.yardstick.verify import verify
 from scheduler.peace.online import GATHER_MS
 from scheduler.peace.paper import PaperPlanner
-from scheduler.peace.plan import Plan, Planner, Residual
+from scheduler.peace.plan import Planner, Residual, TransferPlan
 from scheduler.peace.repaired import RepairedPlanner
 from scheduler.peace.tree import TreePlanner
 
@@ -270,7 +270,7 @@ class Benchmark:
                     self.rows.add(load="compiled", **_child(planner, 17, {"NUMBA_CACHE_DIR": directory}))
 
 
-def _proof(plan: Plan) -> dict[str, Any]:
+def _proof(plan: TransferPlan) -> dict[str, Any]:
     return {"proven": plan.proven, "bound": plan.bound} if isinstance(plan, ExactPlan) else {}
 
 

@@ -9,25 +9,30 @@ import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from logstore.base.addresses import Address, is_loopback, parse_address
+from logstore.base.errors import AddressError, FieldError
+from logstore.base.events import LEVELS, Level
+from logstore.base.fields import Boolean, Integer, String, Type, from_text
 from logstore.errors import ConfigError
-from logstore.kafka.dispatch import FrontSettings
+from logstore.kafka.api_types import BrokerSettings
 from logstore.kafka.groups.coordinator import GroupSettings
 from logstore.kafka.groups.service import OffsetSettings
 from logstore.kafka.server import Listener
 from logstore.log.chunks import MAX_APPEND_BYTES
+from logstore.log.readers import HoldLimits
 from logstore.log.store import StoreSettings
 from logstore.log.topics import TopicConfig
-from logstore.report import LEVELS
 
 DEFAULT_KAFKA = "127.0.0.1:9092"
 STATE_DIRECTORY = "/dev/shm/cairn-{uid}"  # noqa: S108  its owner is checked before anything in it is touched
 """`{uid}` is replaced by the numeric id of the user that runs the sidecar."""
 _DAY_MS = 24 * 3_600_000
 _LARGEST = (1 << 63) - 1
+MAX_TEXT_CHARACTERS = 4096
+"""Longest value of a text setting: the longest path of Linux."""
 _MIB = 1 << 20
 
 
@@ -48,6 +53,15 @@ class Setting(NamedTuple):
         """The setting's name in Python."""
         return self.name.replace("-", "_")
 
+    @property
+    def type(self) -> Type:
+        """The type of its values."""
+        if isinstance(self.default, bool):
+            return Boolean()
+        if isinstance(self.default, int):
+            return Integer(self.minimum, self.maximum)
+        return String(MAX_TEXT_CHARACTERS, 0, self.choices)
+
 
 SETTINGS: tuple[Setting, ...] = (
     Setting("log", "io-window", 8, 1, 64, "disk jobs in flight at a time, and threads that run them"),
@@ -62,6 +76,17 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("log", "retention-bytes", -1, -1, _LARGEST, "size of a stream beyond which it is trimmed; -1: no limit"),
     Setting("log", "retention-check-interval-ms", 300_000, 10, 366 * _DAY_MS, "how often retention is applied"),
+    Setting(
+        "log", "reader-hold-bytes", 10 << 30, 0, _LARGEST, "bytes of a stream that a registered reader keeps at most"
+    ),
+    Setting(
+        "log",
+        "reader-hold-ms",
+        7 * _DAY_MS,
+        0,
+        _LARGEST,
+        "how long a registered reader keeps records without an acknowledgement",
+    ),
     Setting("log", "segment-bytes", 64 * _MIB, 1024, 1 << 30, "size at which a chunk is sealed"),
     Setting("log", "message-timestamp-before-max-ms", _LARGEST, 0, _LARGEST, "how old a new record may be"),
     Setting("log", "message-timestamp-after-max-ms", 3_600_000, 0, _LARGEST, "how far in the future a record may be"),
@@ -133,7 +158,7 @@ class SidecarConfig:
     data_dir: Path
     listeners: tuple[Listener, ...]
     store: StoreSettings
-    front: FrontSettings
+    broker: BrokerSettings
     groups: GroupSettings
     offsets: OffsetSettings
     staging_bytes: int
@@ -141,7 +166,7 @@ class SidecarConfig:
     state_directory: str
     state_idle_ms: int
     log_as_json: bool
-    log_level: str
+    log_level: Level
     coordinator: CoordinatorConfig
 
 
@@ -218,9 +243,10 @@ def _build(
             tail_bytes=values["tail_bytes"],
             producer_expiry_ms=values["producer_expiry_ms"],
             retention_check_interval_ms=values["retention_check_interval_ms"],
+            hold_limits=HoldLimits(values["reader_hold_bytes"], values["reader_hold_ms"]),
             topic_defaults=topic_defaults,
         ),
-        FrontSettings(
+        BrokerSettings(
             max_frame_bytes=values["max_frame_bytes"],
             max_connections=values["max_connections"],
             max_connections_per_address=values["max_connections_per_address"],
@@ -245,7 +271,7 @@ def _build(
         state_directory=values["state_directory"].replace("{uid}", str(os.getuid())),
         state_idle_ms=values["state_idle_ms"],
         log_as_json=values["log_format"] == "json",
-        log_level=values["log_level"],
+        log_level=Level[values["log_level"].upper()],
         coordinator=coordinator,
     )
 
@@ -283,26 +309,18 @@ def _value(setting: Setting, arguments: argparse.Namespace, content: Mapping[str
 
 
 def _checked(setting: Setting, where: str, value: object) -> int | bool | str:
-    text = str(value).strip().lower()
-    if isinstance(setting.default, str):
-        if not isinstance(value, str):
-            raise ConfigError(f"{where}={value!r}: must be a text, in quotes")
-        if not setting.choices:
-            return value.strip()
-        if text not in setting.choices:
-            raise ConfigError(f"{where}={value!r}: must be one of {', '.join(setting.choices)}")
-        return text
-    if isinstance(setting.default, bool):
-        if text not in ("true", "false"):
-            raise ConfigError(f"{where}={value!r}: must be true or false")
-        return text == "true"
+    """The value of a setting; a text may stand for a number or a truth value, as on the command line."""
+    is_free_text = isinstance(setting.default, str) and not setting.choices
+    found: int | bool | str
     try:
-        number = int(text)
-    except ValueError as error:
-        raise ConfigError(f"{where}={value!r}: must be a whole number") from error
-    if not setting.minimum <= number <= setting.maximum:
-        raise ConfigError(f"{where}={number}: must be from {setting.minimum} to {setting.maximum}")
-    return number
+        if isinstance(value, str):
+            text = value.strip()
+            found = from_text(setting.type, text if is_free_text else text.lower(), where)
+        else:
+            found = setting.type.check(value, where)
+    except FieldError as error:
+        raise ConfigError(str(error)) from error
+    return found
 
 
 def _texts(where: str, value: object) -> list[str]:
@@ -321,33 +339,22 @@ def parse_listeners(listen: Sequence[str], advertise: Sequence[str], *, insecure
         raise ConfigError(f"{len(advertise)} advertised addresses for {len(listen)} listeners; at most one for each")
     listeners: list[Listener] = []
     for number, text in enumerate(listen):
-        host, port = parse_address(text)
-        if not insecure and not _is_loopback(host):
+        address = _address(text)
+        if not insecure and not is_loopback(address.host):
             raise ConfigError(
                 f"{text} can be reached from other machines, and there is no authentication yet: "
                 "listen on 127.0.0.1, or say --insecure if the network is yours alone"
             )
-        told = parse_address(advertise[number]) if number < len(advertise) else (None, None)
-        listeners.append(Listener(host, port, *told))
+        advertised = _address(advertise[number]) if number < len(advertise) else (None, None)
+        listeners.append(Listener(*address, *advertised))
     return tuple(listeners)
 
 
-def parse_address(text: str) -> tuple[str, int]:
-    """Host and port of HOST:PORT or [IPV6]:PORT. Raises ConfigError."""
-    host, colon, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
-        raise ConfigError(f"{text!r} is not HOST:PORT, such as 127.0.0.1:9092 or [::1]:9092")
-    return host, int(port)
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
+def _address(text: str) -> Address:
     try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
+        return parse_address(text)
+    except AddressError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _shown(value: int | bool | str) -> str:

@@ -15,13 +15,14 @@ import trio
 
 from logstore.disk.writers import WriterThreads
 from logstore.errors import CairnError, CorruptChunk, OffsetOutOfRange, UnknownTopicOrPartition
+from logstore.events import DISK_FULL, DISK_FULL_OVER, LOOK_UP_INEXACT
 from logstore.format.batch import empty_batch, iterate_batches, parse_header
 from logstore.format.control import END_TYPE
 from logstore.interfaces import Buffer, FileSystem
 from logstore.log import reading, scanning
 from logstore.log.chunks import ChunkView
-from logstore.log.jobs import Job, Write
-from logstore.log.read_ahead import Place, ReadAhead, split
+from logstore.log.jobs import DiskJob, WriteFile
+from logstore.log.read_ahead import ReadAhead, ReadPosition, split
 from logstore.log.reading import ReadResult, TimeFound
 from logstore.log.scanning import ScanRange, ScanResult
 from logstore.log.store import Store
@@ -43,7 +44,7 @@ FIRST_CHECK_S = 30.0
 _INEXACT = "the batch does not decompress, or to more than 64 MiB; its record may be at a later offset"
 
 
-class Engine:
+class StoreEngine:
     """Runs one store. `open_engine` makes it."""
 
     def __init__(self, store: Store, fs: FileSystem, writers: WriterThreads, nursery: trio.Nursery) -> None:
@@ -53,7 +54,7 @@ class Engine:
         self._readers = trio.CapacityLimiter(READERS)
         self._look_ups = trio.CapacityLimiter(1)
         self._ahead = ReadAhead(AHEAD_TOTAL_BYTES)
-        self._reading_ahead: dict[Place, trio.Event] = {}
+        self._reading_ahead: dict[ReadPosition, trio.Event] = {}
         self._nursery = nursery
         self._refused_bytes = 0
         self._is_settling = False
@@ -91,21 +92,21 @@ class Engine:
             for callback in callbacks:
                 callback()
 
-    def _watch_room(self, job: Job, failure: OSError | None) -> None:
+    def _watch_room(self, job: DiskJob, failure: OSError | None) -> None:
         """Report once that the disk is full, and once that it has room again: after as many bytes were written as had
         been refused, because a small write may fit into an allocated block.
         """
-        written = sum(len(part) for step in job.operations if isinstance(step, Write) for part in step.buffers)
+        written = sum(len(part) for step in job.operations if isinstance(step, WriteFile) for part in step.buffers)
         errors = [error for error in (failure, *(error for _, error in job.skipped)) if error is not None]
         full = next((error for error in errors if error.errno in FULL), None)
         if full is not None:
             if not self._refused_bytes:
-                self.store.report("disk full", error=full.strerror)
+                self.store.report(DISK_FULL, error=full.strerror)
             self._refused_bytes = max(1, written)
         elif self._refused_bytes and failure is None:
             self._refused_bytes = max(0, self._refused_bytes - written)
             if not self._refused_bytes:
-                self.store.report("disk full over")
+                self.store.report(DISK_FULL_OVER)
 
     def after_settling(self, callback: Callable[[], None]) -> bool:
         """Call `callback` once all jobs that finished together have settled and the next jobs are started.
@@ -141,7 +142,7 @@ class Engine:
         entries = stream.read_tail(offset, max_bytes)
         if entries is not None:
             return _from_tail(entries, offset, include_control=include_control)
-        place = Place(stream, offset, include_control)
+        place = ReadPosition(stream, offset, include_control)
         under_way = self._reading_ahead.get(place)
         if under_way is not None:
             await under_way.wait()
@@ -156,7 +157,7 @@ class Engine:
             self._read_ahead(stream, place._replace(offset=result.next_offset))
         return result
 
-    async def _read_chunk(self, stream: Stream, place: Place, max_bytes: int) -> ReadResult:
+    async def _read_chunk(self, stream: Stream, place: ReadPosition, max_bytes: int) -> ReadResult:
         work = partial(
             reading.read_chunk,
             self._fs,
@@ -172,7 +173,7 @@ class Engine:
             stream.check_offset(place.offset)  # trimmed during the read: raise OffsetOutOfRange
             raise
 
-    def _read_ahead(self, stream: Stream, place: Place) -> None:
+    def _read_ahead(self, stream: Stream, place: ReadPosition) -> None:
         """Start to read the batches that the reader will ask for next, unless they are in memory."""
         is_known = self._ahead.holds(place) or place in self._reading_ahead
         if is_known or len(self._reading_ahead) >= READERS:
@@ -181,7 +182,7 @@ class Engine:
             self._reading_ahead[place] = trio.Event()
             self._nursery.start_soon(self._fill_ahead, stream, place)
 
-    async def _fill_ahead(self, stream: Stream, place: Place) -> None:
+    async def _fill_ahead(self, stream: Stream, place: ReadPosition) -> None:
         try:
             self._ahead.put(place, await self._read_chunk(stream, place, AHEAD_BYTES))
         except (CairnError, OSError):
@@ -233,7 +234,7 @@ class Engine:
         """Run one look-up at a time, because each may decompress a batch to many times its size."""
         found = await trio.to_thread.run_sync(find, limiter=self._look_ups)
         if found is not None and not found.exact:
-            self.store.report("look-up inexact", stream=stream.name, offset=found.offset, why=_INEXACT)
+            self.store.report(LOOK_UP_INEXACT, stream=stream.name, offset=found.offset, why=_INEXACT)
         return found
 
     async def scan_controls(
@@ -331,12 +332,12 @@ def _from_tail(entries: list[TailEntry], offset: int, *, include_control: bool) 
 
 
 @asynccontextmanager
-async def open_engine(store: Store, fs: FileSystem) -> AsyncIterator[Engine]:
+async def open_engine(store: Store, fs: FileSystem) -> AsyncIterator[StoreEngine]:
     """Run a store during the `async with` block; at its end, finish and persist all pending work."""
     writers = WriterThreads(fs, store.settings.io_window)
     try:
         async with trio.open_nursery() as nursery:
-            engine = Engine(store, fs, writers, nursery)
+            engine = StoreEngine(store, fs, writers, nursery)
             nursery.start_soon(engine.run_jobs)
             nursery.start_soon(engine.run_ticks)
             try:

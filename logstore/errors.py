@@ -1,13 +1,11 @@
 """All errors that the log store raises on purpose, under one root class.
 
 Messages name the offending value and a remedy. Bad bytes never raise ValueError or struct.error to a caller.
-`logstore.kafka.errors` maps each class to the Kafka error code that a client gets.
+`logstore.kafka.errors` maps each class to the Kafka error code that a client gets. The root is that
+of all programs of Cairn, `logstore.base.errors`.
 """
 
-
-class CairnError(Exception):
-    """Root of all errors of the log store."""
-
+from logstore.base.errors import CairnError as CairnError
 
 # ---- invalid bytes
 
@@ -129,12 +127,12 @@ class InvalidConfig(CairnError):
 # ---- epochs
 
 
-class FencedRun(CairnError):
-    """A newer run of the same query exists; the older run may neither stage nor commit."""
+class FencedIncarnation(CairnError):
+    """A newer incarnation of the same query exists; the older one may neither stage nor commit."""
 
 
 class StaleEpoch(CairnError):
-    """An epoch older than the last committed one (its checkpoint was rewound), or a new piece for a decided epoch."""
+    """An epoch older than the last committed one (its checkpoint was rewound), or new output of a committed epoch."""
 
 
 class StagedMissing(CairnError):
@@ -142,7 +140,7 @@ class StagedMissing(CairnError):
 
 
 class StagePosition(CairnError):
-    """A piece that does not follow the pieces an attempt has staged, or differs from one; `length` is their number."""
+    """A segment that does not follow those an attempt has staged, or differs from one; `length` is their number."""
 
     def __init__(self, message: str, *, length: int) -> None:
         super().__init__(message)
@@ -150,10 +148,6 @@ class StagePosition(CairnError):
 
 
 # ---- the process
-
-
-class DataDirectoryInUse(CairnError):
-    """Another sidecar holds the data directory."""
 
 
 class ConfigError(CairnError):

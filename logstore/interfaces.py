@@ -1,7 +1,8 @@
 """The log store's interfaces to the operating system, as protocols.
 
 This module imports no other module of Cairn. `log` depends on these protocols alone; `disk` implements them on the
-operating system, `testing` on a simulated disk that loses unsynced data. Time and random ids are passed in as well.
+operating system, `testing` on a simulated disk that loses unsynced data. Random ids and time (`logstore.base.clock`)
+are passed in as well.
 
 Invariants every `FileSystem` must keep (docs/format.md, "Disk assumptions"):
 * Paths are relative to the data directory, with `/` between parts; a path never leaves it.
@@ -9,22 +10,10 @@ Invariants every `FileSystem` must keep (docs/format.md, "Disk assumptions"):
 * Data is durable only after `sync` of the file; a name is durable only after `sync_directory` of its directory.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 Buffer = bytes | bytearray | memoryview
-Report = Callable[[str, Mapping[str, object]], None]
-"""Reports an event to the operator: its name and its fields."""
-
-
-class Clock(Protocol):
-    """The source of time, passed in by the caller."""
-
-    def wall_ms(self) -> int:
-        """Milliseconds since the Unix epoch; may jump, so correctness must not depend on it."""
-
-    def monotonic_s(self) -> float:
-        """Seconds on a clock that never goes back."""
 
 
 class FileSystem(Protocol):

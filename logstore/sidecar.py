@@ -1,8 +1,9 @@
 """One sidecar: its parts put together, from the data directory to the listeners.
 
-Invariants: nothing is served before everything is recovered and decided epochs are rolled forward, and it is ready once
-all that it serves is there; at SIGTERM or SIGINT, ready or not, the listeners close, what is pending is finished and
-written down, and the exit status is 0; SIGHUP changes nothing. What prevents a start is one clear line and status 2.
+Invariants: nothing is served before everything is recovered and committed epochs are rolled forward, and it is ready
+once all that it serves is there; at SIGTERM or SIGINT, ready or not, the listeners close, what is pending is finished
+and written down, and the exit status is 0; SIGHUP changes nothing. What prevents a start is one clear line and status
+2.
 """
 
 import argparse
@@ -21,31 +22,46 @@ from typing import Any
 import trio
 
 from logstore import config
+from logstore.base.directory import LOCK_FILE, locked_directory
+from logstore.base.failures import leaves, sentence
+from logstore.base.report import Reporter
+from logstore.base.system import SystemClock
 from logstore.config import SidecarConfig
-from logstore.disk.clock import SystemClock
-from logstore.disk.files import LOCK_FILE, MAX_DESCRIPTORS, OsFiles, locked_directory
+from logstore.disk.files import MAX_DESCRIPTORS, OsFiles
 from logstore.disk.shared_state import Reclaimed, SharedState
 from logstore.engine import open_engine
 from logstore.epochs.epochs import Epochs
 from logstore.epochs.staging import DIRECTORY as STAGING_DIRECTORY
 from logstore.epochs.staging import Staging
 from logstore.errors import CairnError, ConfigError
-from logstore.kafka import epochs as epoch_front
+from logstore.events import (
+    FEWER_CONNECTIONS,
+    HANGUP_IGNORED,
+    READY,
+    RECOVERED,
+    STATE_NOT_RECLAIMED,
+    STATE_RECLAIMED,
+    STOPPED,
+    STOPPING,
+)
+from logstore.format.topic_partition import TopicPartition
+from logstore.kafka import epochs as epoch_requests
+from logstore.kafka.api_types import Api, ApiHandlers, Broker, BrokerSettings, compose
 from logstore.kafka.configs import ConfigHandlers
-from logstore.kafka.dispatch import Api, Front, FrontSettings, Handlers, compose
-from logstore.kafka.groups.coordinator import Coordinator
+from logstore.kafka.groups.coordinator import GroupCoordinator
 from logstore.kafka.groups.handlers import GroupHandlers
 from logstore.kafka.groups.offsets import OffsetStore
 from logstore.kafka.groups.service import GroupService
 from logstore.kafka.metadata import MetadataHandlers
 from logstore.kafka.offsets import OffsetHandlers
 from logstore.kafka.producer_ids import ProducerIdHandlers
+from logstore.kafka.readers import reader_apis
 from logstore.kafka.scans import scan_apis
 from logstore.kafka.server import KafkaServer, Listener
 from logstore.kafka.topics import TopicHandlers
 from logstore.log.ledger import DIRECTORY as LEDGER_DIRECTORY
+from logstore.log.readers import StreamId
 from logstore.log.store import IDENTITY_FILE, STREAMS_DIRECTORY, Store
-from logstore.report import REPEAT_S, Reporter
 
 SWITCH_INTERVAL_S = 0.0005
 """How long a reader thread may keep the interpreter from the event loop; Python's default is ten times that."""
@@ -89,11 +105,11 @@ def main(arguments: argparse.Namespace) -> int:
         # Until the receiver below takes it: a terminal that closes during a long recovery must not end it.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         refuse_foreign_files(settings.data_dir)
-        with locked_directory(settings.data_dir):
+        with locked_directory(settings.data_dir, "sidecar"):
             trio.run(_serve, settings)
     except* (CairnError, OSError) as failures:
-        for failure in _leaves(failures):
-            print(f"cairn: {_sentence(failure)}", file=sys.stderr)  # noqa: T201
+        for failure in leaves(failures):
+            print(f"cairn: {sentence(failure)}", file=sys.stderr)  # noqa: T201
         status = START_FAILED
     return status
 
@@ -117,19 +133,6 @@ def refuse_foreign_files(data_dir: Path) -> None:
             )
 
 
-def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    found: list[BaseException] = []
-    for error in group.exceptions:
-        found.extend(_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
-    return found
-
-
-def _sentence(failure: BaseException) -> str:
-    if isinstance(failure, OSError) and failure.filename is not None:
-        return f"{failure.filename}: {failure.strerror}"
-    return str(failure)
-
-
 async def _serve(settings: SidecarConfig) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     clock = SystemClock()
@@ -139,18 +142,18 @@ async def _serve(settings: SidecarConfig) -> None:
     store = Store.open(files, clock, settings.store, new_id=uuid.uuid4, report=reporter)
     staging = Staging.open(files, store.notify, reporter, limit_bytes=settings.staging_bytes)
     epochs = Epochs(store, staging, reporter, staged_age_ms=settings.staged_age_ms)
-    reporter("recovered", {"streams": len(store.streams()), "seconds": round(clock.monotonic_s() - started_s, 3)})
+    reporter(RECOVERED, streams=len(store.streams()), seconds=round(clock.monotonic_s() - started_s, 3))
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         async with open_engine(store, files) as engine, trio.open_nursery() as nursery:
-            await epoch_front.roll_forward(engine, epochs)
-            front = Front(engine, clock, _within_open_files(settings.front, reporter))
-            groups = _groups(settings, front, reporter)
+            await epoch_requests.roll_forward(engine, epochs)
+            broker = Broker(engine, clock, _within_open_files(settings.broker, reporter))
+            groups = _groups(settings, broker, reporter)
             listeners: list[Listener] = []
-            server = KafkaServer(front, _handlers(front, groups, epochs, listeners))
+            server = KafkaServer(broker, _handlers(broker, groups, epochs, listeners))
             listeners += await nursery.start(server.serve, settings.listeners)
-            nursery.start_soon(_flush_log, reporter)
+            nursery.start_soon(reporter.run, trio.sleep)
             nursery.start_soon(groups.run)
-            nursery.start_soon(epoch_front.run_ticks, front, epochs)
+            nursery.start_soon(epoch_requests.run_ticks, broker, epochs)
             if settings.state_directory:
                 state = SharedState(settings.state_directory, settings.state_idle_ms, clock)
                 nursery.start_soon(_tidy_state, state, settings.state_idle_ms / 1000, reporter)
@@ -165,9 +168,9 @@ async def _serve(settings: SidecarConfig) -> None:
             nursery.start_soon(get_ready)
             async for number in signals:
                 if number == signal.SIGHUP:
-                    reporter("hangup ignored", {"why": "settings are read at the start only"})
+                    reporter(HANGUP_IGNORED, why="settings are read at the start only")
                     continue
-                reporter("stopping", {"signal": signal.Signals(number).name})
+                reporter(STOPPING, signal=signal.Signals(number).name)
                 starting.cancel()
                 async with trio.open_nursery() as drains:
                     for drain in (server.drain, *(coordinator.drain for coordinator in coordinators)):
@@ -176,7 +179,7 @@ async def _serve(settings: SidecarConfig) -> None:
                 break
     files.close()
     reporter.flush(is_end=True)
-    reporter("stopped", {})
+    reporter(STOPPED)
 
 
 def _say_ready(
@@ -188,28 +191,23 @@ def _say_ready(
     parts = [f"kafka={listener.host}:{listener.port}" for listener in listeners]
     addresses = " ".join([*parts, *(f"coordinator={coordinator.address}" for coordinator in coordinators)])
     print(f"cairn ready {addresses} data-dir={settings.data_dir}", flush=True)  # noqa: T201
-    reporter("ready", {"addresses": addresses, "data_dir": settings.data_dir})
+    reporter(READY, addresses=addresses, data_dir=settings.data_dir)
 
 
-def _within_open_files(front: FrontSettings, reporter: Reporter) -> FrontSettings:
+def _within_open_files(broker: BrokerSettings, reporter: Reporter) -> BrokerSettings:
     """As many connections as there may be open files; their soft limit is raised as far as it can be."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     possible = hard - OTHER_DESCRIPTORS
-    if hard == resource.RLIM_INFINITY or possible >= front.max_connections:
-        return front
+    if hard == resource.RLIM_INFINITY or possible >= broker.max_connections:
+        return broker
     reporter(
-        "fewer connections",
-        {"max_connections": max(1, possible), "wanted": front.max_connections, "open_files": hard},
+        FEWER_CONNECTIONS,
+        max_connections=max(1, possible),
+        wanted=broker.max_connections,
+        open_files=hard,
     )
-    return replace(front, max_connections=max(1, possible))
-
-
-async def _flush_log(reporter: Reporter) -> None:
-    """Say now and then how many lines were left out, for ever."""
-    while True:
-        await trio.sleep(REPEAT_S)
-        reporter.flush()
+    return replace(broker, max_connections=max(1, possible))
 
 
 async def _start_coordinator(settings: SidecarConfig, reporter: Reporter, nursery: trio.Nursery) -> Sequence[Any]:
@@ -231,7 +229,7 @@ async def _start_coordinator(settings: SidecarConfig, reporter: Reporter, nurser
                 task_status=task_status,
             )
         except* room.Refused as refusals:
-            raise ConfigError("; ".join(str(refusal) for refusal in _leaves(refusals))) from refusals
+            raise ConfigError("; ".join(str(refusal) for refusal in leaves(refusals))) from refusals
 
     return [await nursery.start(run)]
 
@@ -250,32 +248,40 @@ async def _tidy_state(state: SharedState, idle_s: float, reporter: Reporter) -> 
     while True:
         for outcome in await trio.to_thread.run_sync(state.sweep):
             if isinstance(outcome, Reclaimed):
-                reporter("state reclaimed", {"query": outcome.query, "freed_bytes": outcome.freed_bytes})
+                reporter(STATE_RECLAIMED, query=outcome.query, freed_bytes=outcome.freed_bytes)
             else:
-                reporter("state not reclaimed", {"query": outcome.name, "why": outcome.why})
+                reporter(STATE_NOT_RECLAIMED, query=outcome.name, why=outcome.why)
         await trio.sleep(min(max(idle_s / 10, 1.0), STATE_SWEEP_S))
 
 
-def _groups(settings: SidecarConfig, front: Front, reporter: Reporter) -> GroupHandlers:
-    store = front.engine.store
+def _groups(settings: SidecarConfig, broker: Broker, reporter: Reporter) -> GroupHandlers:
+    store = broker.engine.store
 
     def look_up(name: str) -> tuple[str, int] | None:
         topic = store.topics.get(name)
         return None if topic is None else (topic.topic_id.hex, len(topic.partitions))
 
-    coordinator = Coordinator(settings.groups, lambda: uuid.uuid4().hex, reporter)
-    now_s = front.clock.monotonic_s()
+    coordinator = GroupCoordinator(settings.groups, lambda: uuid.uuid4().hex, reporter)
+    now_s = broker.clock.monotonic_s()
     service = GroupService(coordinator, OffsetStore(store.groups), look_up, settings.offsets, now_s)
-    return GroupHandlers(service, front.clock, front.engine.wait)
+
+    def committed(group: str, stream: StreamId) -> int | None:
+        topic = store.topic_by_id(uuid.UUID(hex=stream.topic_id))
+        where = None if topic is None else TopicPartition(topic.name, stream.partition)
+        found = None if where is None else service.committed(group, [where]).of(where)
+        return None if found is None else found.offset
+
+    store.readers.follow(committed)
+    return GroupHandlers(service, broker.clock, broker.engine.wait)
 
 
-def _handlers(front: Front, groups: GroupHandlers, epochs: Epochs, listeners: Sequence[Listener]) -> Handlers:
+def _handlers(broker: Broker, groups: GroupHandlers, epochs: Epochs, listeners: Sequence[Listener]) -> ApiHandlers:
     apis: list[Api] = [
-        *MetadataHandlers(front).apis(),
-        *OffsetHandlers(front).apis(),
-        *TopicHandlers(front, groups.service.forget_topic).apis(),
-        *ConfigHandlers(front, listeners).apis(),
-        *ProducerIdHandlers(front).apis(),
+        *MetadataHandlers(broker).apis(),
+        *OffsetHandlers(broker).apis(),
+        *TopicHandlers(broker, groups.service.forget_topic).apis(),
+        *ConfigHandlers(broker, listeners).apis(),
+        *ProducerIdHandlers(broker).apis(),
         *groups.apis(),
     ]
-    return compose(apis, [*epoch_front.epoch_apis(front, epochs), *scan_apis(front)])
+    return compose(apis, [*epoch_requests.epoch_apis(broker, epochs), *scan_apis(broker), *reader_apis(broker)])

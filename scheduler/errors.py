@@ -1,16 +1,14 @@
 """Every error the scheduler raises on purpose, under one root. Messages name the offending value and what to do."""
 
+from logstore.base.errors import CairnError
 
-class SchedulerError(Exception):
+
+class SchedulerError(CairnError):
     """Root of all errors of the scheduler."""
 
 
 class TopologyError(SchedulerError):
     """A description of a network that contradicts itself; the message names the entry."""
-
-
-class AddressError(SchedulerError):
-    """A text that is no host and port."""
 
 
 class PlacementError(SchedulerError):

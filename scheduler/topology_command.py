@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from logstore.base.errors import CairnError
 from scheduler.calibration.command import add_agent_arguments, add_calibrate_arguments, run_agent, run_calibration
-from scheduler.errors import SchedulerError
 from scheduler.topology.command import add_check_arguments, add_draw_arguments, run_check, run_draw
 
 EXIT_FAILED: Final = 1
@@ -34,6 +34,6 @@ def main(arguments: argparse.Namespace) -> int:
     """Run the action; returns the exit status."""
     try:
         return ACTIONS[arguments.action](arguments)
-    except (SchedulerError, OSError) as error:
+    except (CairnError, OSError) as error:
         print(f"cairn topology {arguments.action}: {error}", file=sys.stderr)
         return EXIT_FAILED

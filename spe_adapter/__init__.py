@@ -30,7 +30,7 @@ PUBLIC: Final[Mapping[str, Mapping[str, str]]] = {
         "WindowJoin": "spe_adapter.operators.join",
         "Filter": "spe_adapter.operators.stateless",
         "Map": "spe_adapter.operators.stateless",
-        "Chain": "spe_adapter.operators.stateless",
+        "Pipeline": "spe_adapter.operators.stateless",
         "union": "spe_adapter.operators.stateless",
     },
     "Operators of your own": {
@@ -43,8 +43,8 @@ PUBLIC: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "Without micro-batches": {
         "Fragment": "spe_adapter.continuous.fragment",
-        "Source": "spe_adapter.continuous.fragment",
-        "Limits": "spe_adapter.continuous.fragment",
+        "TopicSource": "spe_adapter.continuous.fragment",
+        "EpochLimits": "spe_adapter.continuous.fragment",
         "FromJson": "spe_adapter.continuous.steps",
         "join_sources": "spe_adapter.continuous.steps",
         "Runner": "spe_adapter.continuous.runner",

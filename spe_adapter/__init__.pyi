@@ -5,7 +5,7 @@ from typing import Final
 
 from spe_adapter.cec.policy import Budget, CostBenefit, Costs, NoChecks, Targets
 from spe_adapter.continuous.errors import FragmentRefused, InputTrimmed
-from spe_adapter.continuous.fragment import Fragment, Limits, Source
+from spe_adapter.continuous.fragment import EpochLimits, Fragment, TopicSource
 from spe_adapter.continuous.runner import Options, Runner
 from spe_adapter.continuous.spark import SparkQuery, on_spark
 from spe_adapter.continuous.steps import FromJson, join_sources
@@ -25,7 +25,7 @@ from spe_adapter.operators.aggregates import Aggregate
 from spe_adapter.operators.base import Operator, Results, Rows, State
 from spe_adapter.operators.errors import OperatorFailed
 from spe_adapter.operators.join import WindowJoin
-from spe_adapter.operators.stateless import Chain, Filter, Map, union
+from spe_adapter.operators.stateless import Filter, Map, Pipeline, union
 from spe_adapter.operators.windows import Counting, Running, Sliding, Tumbling
 from spe_adapter.state.errors import StateSchemaRefused, StateTooLarge, StateValueRefused
 from spe_adapter.testing.harness import OperatorHarness, check_any_batches
@@ -38,19 +38,18 @@ __all__ = [
     "Aggregate",
     "BatchesMissing",
     "Budget",
-    "Chain",
     "CheckpointDiffers",
     "CheckpointRefused",
     "CostBenefit",
     "Costs",
     "Counting",
+    "EpochLimits",
     "EpochProgress",
     "Filter",
     "Fragment",
     "FragmentRefused",
     "FromJson",
     "InputTrimmed",
-    "Limits",
     "Map",
     "NoChecks",
     "Operator",
@@ -58,6 +57,7 @@ __all__ = [
     "OperatorFailed",
     "OperatorHarness",
     "Options",
+    "Pipeline",
     "Reset",
     "ResetRefused",
     "Results",
@@ -66,7 +66,6 @@ __all__ = [
     "Running",
     "SchemaRefused",
     "Sliding",
-    "Source",
     "SparkQuery",
     "State",
     "StateInconsistent",
@@ -78,6 +77,7 @@ __all__ = [
     "StatefulQuery",
     "Targets",
     "TasksFailed",
+    "TopicSource",
     "TopicTaken",
     "Tumbling",
     "WindowJoin",

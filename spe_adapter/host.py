@@ -7,8 +7,8 @@ import secrets
 from socket import gethostname
 from typing import Protocol
 
+from logstore.base.system import SystemClock
 from logstore.client.network import HostNetwork, Network
-from logstore.disk.clock import SystemClock
 
 _TOKEN_BYTES = 12
 

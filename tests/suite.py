@@ -55,7 +55,7 @@ class Part:
 
 
 CORE = (
-    *("format", "kafka", "kafka_groups", "client", "codec"),
+    *("base", "disk", "format", "kafka", "client", "codec"),
     *("cec", "state", "operators"),
     *("topology", "calibration", "peace", "simulation"),
     "continuous",

@@ -31,9 +31,9 @@ from benchmarks.cluster.pace import Pace
 BLOCK_BYTES = 32 << 10
 BUFFER_BYTES = 64 << 10
 """Of a socket, each way. With three hops 0.4 MB of a chunk are under way, a tenth of what HDFS allows (80 × 64 KB)."""
-MOST_CONNECTIONS = 256
-MOST_HEADER_BYTES = 16 << 10
-MOST_CHUNK_BYTES = 1 << 30
+MAX_CONNECTIONS = 256
+MAX_HEADER_BYTES = 16 << 10
+MAX_CHUNK_BYTES = 1 << 30
 CONNECT_SECONDS = 5.0
 SILENCE_SECONDS = 60.0
 """Longest wait for the next block or the answer; the slowest of 16 paced writers waits less than a second for one."""
@@ -134,7 +134,7 @@ class Connection:
             if not piece:
                 raise ConnectionError("the connection was cut before the answer")
             line += piece
-            if len(line) > MOST_HEADER_BYTES:
+            if len(line) > MAX_HEADER_BYTES:
                 raise ConnectionError("an answer without an end")
         stored, error, suspects = (json.loads(line)[name] for name in Answer._fields)
         return Answer(tuple(stored), error, tuple(suspects))
@@ -224,7 +224,7 @@ class ChunkServer:
         self._disk = disk
         self._silence_s = silence_s
         self._log = log
-        self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._ended = threading.Condition(self._lock)
@@ -233,7 +233,7 @@ class ChunkServer:
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         _small_buffers(self._listener)  # inherited by what it accepts
         self._listener.bind(address)
-        self._listener.listen(MOST_CONNECTIONS)
+        self._listener.listen(MAX_CONNECTIONS)
         own, port = self._listener.getsockname()[:2]
         self.hop = Hop(name, own, port)
         self._thread = threading.Thread(target=self._accept, name=f"{name} accepts", daemon=True)
@@ -375,10 +375,10 @@ class _File:
 def _header(connection: Connection) -> Header:
     """Receive and check a header. Raises ValueError, TypeError or LookupError for what is none."""
     length = _LENGTH.unpack(connection.take(_LENGTH.size))[0]
-    if not 2 <= length <= MOST_HEADER_BYTES:
+    if not 2 <= length <= MAX_HEADER_BYTES:
         raise ValueError(f"{length} bytes")
     chunk, size, rest = json.loads(connection.take(length))
-    if not isinstance(size, int) or not 0 <= size <= MOST_CHUNK_BYTES:
+    if not isinstance(size, int) or not 0 <= size <= MAX_CHUNK_BYTES:
         raise ValueError(f"a chunk of {size!r} bytes")
     name = Chunk(str(chunk[0]), int(chunk[1]), int(chunk[2]))
     if not name.request or name.file.startswith(".") or "\0" in name.file:

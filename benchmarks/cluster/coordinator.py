@@ -12,11 +12,12 @@ from pathlib import Path
 from random import Random
 
 from benchmarks.cluster.network import CONTROL_ADDRESS
-from scheduler.addresses import Address
+from logstore.base.addresses import Address
+from logstore.base.events import ignore
+from logstore.base.system import SystemClock
 from scheduler.coordinator.running import Security, ServeSettings, make_planner, opened
-from scheduler.coordinator.service import CoordinatorSettings, Environment
-from scheduler.coordinator.system_clock import SystemClock
-from scheduler.coordinator.testing import in_thread, silent
+from scheduler.coordinator.service import CoordinatorEnvironment, CoordinatorSettings
+from scheduler.coordinator.testing import in_thread
 from scheduler.peace.online import GATHER_MS, Mode, Settings, Stragglers
 from scheduler.topology import Topology
 
@@ -33,7 +34,7 @@ def coordinating(
     gather_ms = GATHER_MS if mode is Mode.CONTINUOUS else 0
     chosen = CoordinatorSettings(Settings(mode, stragglers=Stragglers.IGNORED, gather_ms=gather_ms))
     served = ServeSettings(Address(address, 0), chosen, security=Security(insecure=True))
-    world = Environment(topology, make_planner(planner, topology), SystemClock(), Random(seed), silent)
+    world = CoordinatorEnvironment(topology, make_planner(planner, topology), SystemClock(), Random(seed), ignore)
     with (
         tempfile.TemporaryDirectory(prefix="coordinator-") as directory,
         opened(Path(directory)) as metadata,

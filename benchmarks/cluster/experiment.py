@@ -1,9 +1,9 @@
 """The experiment: everybody's checkpoint at once, by a policy of the simulator's, or as a real coordinator says.
 
 A policy of the simulator (HDFS's default placement) decides here, as a NameNode would, and the hosts write. Under Peace
-the writers themselves ask the coordinator, over the control network. What comes out is the simulator's own `Run`, so
-that both are measured with the same words. How a chunk travels, and how it is checked that it arrived, is up to the
-kind of cluster: `chains` or `real_hdfs`.
+the writers themselves ask the coordinator, over the control network. What comes out is the simulator's own
+`SimulatedRun`, so that both are measured with the same words. How a chunk travels, and
+how its arrival is checked, depends on the kind of cluster: `chains` or `real_hdfs`.
 
 Invariants:
 * A run ends when every chunk has been acknowledged by its whole chain; one that never was is an error.
@@ -29,11 +29,11 @@ from benchmarks.cluster.links import Rates
 from benchmarks.cluster.network import Network, drops
 from benchmarks.cluster.setting import Setting
 from benchmarks.cluster.writer import Sent
-from scheduler.peace.plan import Kind
+from scheduler.peace.plan import TransferKind
 from scheduler.simulation.cluster import Cluster
-from scheduler.simulation.policies import Policy, PolicyMaker, Start, View
-from scheduler.simulation.run import ChunkRun, RequestRun, Run
-from scheduler.simulation.scenario import Job
+from scheduler.simulation.policies import ClusterView, PolicyMaker, SchedulingPolicy, Start
+from scheduler.simulation.run import ChunkRun, RequestRun, SimulatedRun
+from scheduler.simulation.scenario import SimulatedJob
 
 START_DELAY_S = 0.3
 """Between the command to write and its beginning, so that all begin at once."""
@@ -81,7 +81,7 @@ class Experiment:
         """Whether everything lies where it was acknowledged; the chunks, with their true hosts. Raises HostFailed."""
         raise NotImplementedError
 
-    def default(self, maker: PolicyMaker, seed: int) -> tuple[Run, Load]:
+    def default(self, maker: PolicyMaker, seed: int) -> tuple[SimulatedRun, Load]:
         """One run under a policy of the simulator."""
         jobs = self._prepare(seed, maker.name)
         policy = maker.make(self.cluster, Random(seed))
@@ -89,7 +89,7 @@ class Experiment:
             sent, submitted = self._drive(policy, jobs)
         return self._run(maker.name, seed, jobs, sent, submitted), load[0]
 
-    def peace(self, url: str, seed: int, name: str = PEACE) -> tuple[Run, Load]:
+    def peace(self, url: str, seed: int, name: str = PEACE) -> tuple[SimulatedRun, Load]:
         """One run in which the writers ask the coordinator at `url`."""
         jobs = self._prepare(seed, name)
         hosts = self.names
@@ -115,7 +115,7 @@ class Experiment:
         """The hosts, by number."""
         return [server.name for server in self.cluster.topology.servers]
 
-    def _prepare(self, seed: int, policy: str) -> tuple[Job, ...]:
+    def _prepare(self, seed: int, policy: str) -> tuple[SimulatedJob, ...]:
         """A clean slate, and jobs whose names no other run has."""
         self.prepare()
         os.sync()
@@ -129,7 +129,9 @@ class Experiment:
         self.begin_at(at_s)
         return at_s
 
-    def _drive(self, policy: Policy, jobs: Sequence[Job]) -> tuple[dict[str, list[Sent]], dict[str, float]]:
+    def _drive(
+        self, policy: SchedulingPolicy, jobs: Sequence[SimulatedJob]
+    ) -> tuple[dict[str, list[Sent]], dict[str, float]]:
         """Let the policy decide until all is written."""
         names, begin = self.names, self._soon()
         open_chunks = [0] * len(names)
@@ -164,7 +166,7 @@ class Experiment:
                 begin_all(policy.done(start, time.monotonic() - begin).start)
             if time.monotonic() >= observe_at:
                 rates = np.zeros(self.cluster.resources)  # nobody measures links here; HDFS looks at open chunks alone
-                policy.observe(View(time.monotonic() - begin, rates, tuple(open_chunks)))
+                policy.observe(ClusterView(time.monotonic() - begin, rates, tuple(open_chunks)))
                 observe_at += sample_s
         return sent, submitted
 
@@ -184,10 +186,10 @@ class Experiment:
         self,
         policy: str,
         seed: int,
-        jobs: Sequence[Job],
+        jobs: Sequence[SimulatedJob],
         sent: dict[str, list[Sent]],
         submitted: dict[str, float],
-    ) -> Run:
+    ) -> SimulatedRun:
         """The simulator's words for what happened; times from the first submission."""
         begin = min(submitted.values())
         number = self.cluster.topology.index
@@ -202,13 +204,13 @@ class Experiment:
             for chunk in own:
                 hosts = tuple(number[name] for name in chunk.hosts)
                 span = (chunk.go_s - begin, chunk.end_s - begin)
-                chunks.append(ChunkRun(job.name, chunk.chunk, hosts, Kind.WRITE, *span, chunk.error is None))
+                chunks.append(ChunkRun(job.name, chunk.chunk, hosts, TransferKind.WRITE, *span, chunk.error is None))
             go, last = min(chunk.go_s for chunk in own), max(chunk.end_s for chunk in own)
             times = (submitted[job.name] - begin, go - begin, last - begin)
-            requests.append(RequestRun(job.name, job.host, Kind.WRITE, *times))
+            requests.append(RequestRun(job.name, job.host, TransferKind.WRITE, *times))
         found = self.check(chunks)
         carried = np.zeros(self.cluster.resources)
         for one in found:
-            for use in self.cluster.uses(one.hosts, Kind.WRITE) if one.acked else ():
+            for use in self.cluster.uses(one.hosts, TransferKind.WRITE) if one.acked else ():
                 carried[use.resource] += self.setting.chunk_bytes
-        return Run(policy, seed, tuple(requests), tuple(found), carried)
+        return SimulatedRun(policy, seed, tuple(requests), tuple(found), carried)

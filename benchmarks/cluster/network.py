@@ -46,7 +46,7 @@ SMALL_SHARE = 10
 """Small packets are sure of a tenth of a link; what they leave of it is the others'."""
 SOCKET_BYTES = (4 << 10, 64 << 10, 256 << 10)
 """Least, usual and most of a socket's buffers where nothing else is set: most of a chunk of 6.7 MB stays outside."""
-MOST_HOSTS_IN_RACK = 250
+MAX_HOSTS_IN_RACK = 250
 COMMAND_SECONDS = 60.0
 _SOCKETS = " && ".join(
     f"echo {' '.join(map(str, SOCKET_BYTES))} > /proc/sys/net/ipv4/{setting}" for setting in ("tcp_rmem", "tcp_wmem")
@@ -74,8 +74,8 @@ class Host(NamedTuple):
 def hosts_in(sizes: Sequence[int]) -> tuple[Host, ...]:
     """The hosts of racks of these sizes, named `r1h1`, `r1h2`, … as in scheduler.topology.racks."""
     for size in sizes:
-        if not 1 <= size <= MOST_HOSTS_IN_RACK:
-            raise ValueError(f"a rack of {size} hosts: must be from 1 to {MOST_HOSTS_IN_RACK}")
+        if not 1 <= size <= MAX_HOSTS_IN_RACK:
+            raise ValueError(f"a rack of {size} hosts: must be from 1 to {MAX_HOSTS_IN_RACK}")
     return tuple(
         Host(f"r{rack}h{host}", rack, f"{PREFIX}-r{rack}h{host}", f"198.18.{rack}.{host}")
         for rack, size in enumerate(sizes, 1)

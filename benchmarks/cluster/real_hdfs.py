@@ -27,8 +27,8 @@ from benchmarks.cluster.setting import Setting
 from scheduler.simulation.cluster import Cluster
 from scheduler.simulation.policies import PolicyMaker
 from scheduler.simulation.policies.base import ThreadedClients
-from scheduler.simulation.run import ChunkRun, Run
-from scheduler.simulation.scenario import Job
+from scheduler.simulation.run import ChunkRun, SimulatedRun
+from scheduler.simulation.scenario import SimulatedJob
 from tests.support.hdfs.cluster import ClusterOptions, HdfsCluster, Node
 from tests.support.hdfs.logs import allocations
 
@@ -45,7 +45,7 @@ CALIBRATIONS = 2
 class HdfsChooses(ThreadedClients):
     """Clients with threads; the NameNode places."""
 
-    def place(self, job: Job, chunk: int) -> tuple[int, ...]:
+    def place(self, job: SimulatedJob, chunk: int) -> tuple[int, ...]:
         """The writer alone: the rest is not known here."""
         return (job.host,)
 
@@ -70,7 +70,7 @@ class RealHdfs(Experiment):
         self._client = InsecureClient(hdfs.webhdfs_url, user=USER, timeout=ANSWER_SECONDS)
         self._write(setting.chunk_bytes)
 
-    def calibrate(self, write: Callable[[], tuple[Run, Load]]) -> None:
+    def calibrate(self, write: Callable[[], tuple[SimulatedRun, Load]]) -> None:
         """Measure what a chunk takes besides its bytes: `write` runs the experiment, with one byte in each chunk.
 
         As many chunks are under way at a time as there will be, so that they are in each other's way as much.

@@ -27,13 +27,13 @@ from scheduler.simulation.measured import (
     link_capacity,
     paper_cluster,
 )
-from scheduler.simulation.scenario import Job, checkpoints, spread_writers
+from scheduler.simulation.scenario import SimulatedJob, checkpoints, spread_writers
 from scheduler.topology import CHUNK_BYTES, Link, Topology
 
 SCALE = 0.1
 BYTES_PER_CHECKSUM = 512
 """HDFS takes block sizes that are multiples of this."""
-MOST_USERS = 64
+MAX_USERS = 64
 UNPACED = curve((1,), (1e6,), total=True)
 """A thousand GB/s: faster than anything here."""
 
@@ -147,7 +147,7 @@ class Setting:
             cluster.physics,
         )
 
-    def jobs(self, cluster: Cluster, seed: int) -> tuple[Job, ...]:
+    def jobs(self, cluster: Cluster, seed: int) -> tuple[SimulatedJob, ...]:
         """Everybody's checkpoint, all at once; the seed says who writes."""
         return checkpoints(
             cluster, spread_writers(cluster, self.writers, Random(seed)), self.chunks, replicas=self.replicas
@@ -155,7 +155,7 @@ class Setting:
 
     def totals(self, curve: Curve) -> list[float]:
         """A table of total rates for the chunk server, by number of users; empty when unpaced."""
-        return [float(rate) for rate in curve.totals[:MOST_USERS]] if self.paced else []
+        return [float(rate) for rate in curve.totals[:MAX_USERS]] if self.paced else []
 
 
 def _scaled(curve: Curve, scale: float) -> Curve:

@@ -68,9 +68,9 @@ def counted(ran: Ran) -> Row:
         "opens": figures.opens,
         "opens_wanted": opens_of(source, window, bounds) if ran.setting.checkpoints else 0,
         "checks": figures.checks,
-        "closes": figures.closes,
+        "closes": figures.tombstones,
         "seconds": ran.seconds,
         "control_bytes_per_record": ran.control_bytes / figures.records,
         "plain_bytes_per_record": ran.plain_bytes / figures.records,
-        "to_replay_most": max(beat.figures.to_replay for beat in ran.timeline.beats),
+        "to_replay_most": max(epoch.figures.to_replay for epoch in ran.timeline.epochs),
     }

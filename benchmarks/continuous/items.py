@@ -105,8 +105,8 @@ def lives_of(ids: Int64s, window: int) -> Lives:
 
 
 def opens_of(source: Source, window: int, bounds: Int64s) -> int:
-    """How many windows of `window` records per item opened in one beat and were open at its end, where beats end behind
-    `bounds` records: counted item by item, without the operator.
+    """How many windows of `window` records per item opened in one epoch and were open at its end, where epochs end
+    behind `bounds` records: counted item by item, without the operator.
     """
     ids = ids_of(source.items, source.records)
     counts = np.zeros(source.items, np.int64)

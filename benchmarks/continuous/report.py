@@ -63,12 +63,12 @@ NOTES = (
         "= U = 1,000,000."
     ),
     (
-        "A beat (50 ms of input in figure 5, 10 ms in the others) is what Cairn commits at once. G_open is "
-        "written for each window that opened in a beat and is open at its end; a window that opens and closes "
-        "within a beat leaves a close at most. The paper writes a G_open for every window, so its Real is twice "
+        "An epoch (50 ms of input in figure 5, 10 ms in the others) is what Cairn commits at once. G_open is "
+        "written for each window that opened in an epoch and is open at its end; a window that opens and closes "
+        "within an epoch leaves a close at most. The paper writes a G_open for every window, so its Real is twice "
         "the results at any rate; Real here counts the same tuples (results and footprints), and nears twice as "
-        "windows outlive beats. So fast windows write no G_open and two closes a beat, slow windows at most two "
-        "G_opens a beat: what was written stands beside each goal, and many items are the load that writes most."
+        "windows outlive epochs. So fast windows write no G_open and two closes an epoch, slow windows at most two "
+        "G_opens an epoch: what was written stands beside each goal, and many items are the load that writes most."
     ),
     "Everything is durable (fsynced) before it counts; figure 5's native too.",
     (
@@ -83,7 +83,7 @@ NOTES = (
         "Figures 6 and 7 run at the paper's rate, behind a warm-up at full speed that brings windows into all "
         "stages of their lives and some seconds at the paper's rate, within CI 5 ms of CP 100 ms, and U = 125,000 "
         "is the paper's own. Extents count results, G_opens and G_checks as in the paper; closes stand apart. 'at "
-        "most' is over all beats behind that warm-up, less the records of that beat itself. Q = 1 × N is more "
+        "most' is over all epochs behind that warm-up, less the records of that epoch itself. Q = 1 × N is more "
         "than can be had, as the paper says, and no goal."
     ),
     (
@@ -93,7 +93,7 @@ NOTES = (
     (
         "Figures 8 and 9 run at full speed with a target that always wants more (U = 0; the paper's Q = N, which "
         "counts as attained here), so that CI and CP alone say how many checks are taken. Response time is from "
-        "the commit of the beat with a window's first tuple to the commit of the one with its result, for all "
+        "the commit of the epoch with a window's first tuple to the commit of the one with its result, for all "
         "windows that closed in a run's second half, whenever they opened; the curves show its whole length."
     ),
     (
@@ -171,8 +171,8 @@ def _written(counts: Mapping[str, int]) -> str:
     """The footprints and closes that an overhead is of."""
     if not counts:
         return "what was written was not counted"
-    opens, checks, closes, beats = (f"{counts[name]:,}" for name in ("opens", "checks", "closes", "beats"))
-    return f"{opens} G_opens, {checks} G_checks, {closes} closes in {beats} beats"
+    opens, checks, closes, epochs = (f"{counts[name]:,}" for name in ("opens", "checks", "closes", "beats"))
+    return f"{opens} G_opens, {checks} G_checks, {closes} closes in {epochs} epochs"
 
 
 def _work_goals(rows: Rows) -> list[Goal]:

@@ -27,10 +27,10 @@ from logstore.interfaces import Buffer
 from spe_adapter.cec.policy import NoChecks, Policy
 from spe_adapter.continuous import fragment as fragments
 from spe_adapter.continuous.client_port import ClientPort
-from spe_adapter.continuous.core import Core, Figures, Place
-from spe_adapter.continuous.fragment import Fragment, Limits, plan
-from spe_adapter.continuous.loop import Event, Loop, Progress, Recovered
-from spe_adapter.continuous.port import Fetch, Group
+from spe_adapter.continuous.core import Core, Figures, FragmentInstance
+from spe_adapter.continuous.fragment import EpochLimits, Fragment, plan
+from spe_adapter.continuous.loop import Event, FragmentProgress, Loop, Recovered
+from spe_adapter.continuous.port import EpochOutput, Fetch
 from spe_adapter.continuous.runner import Options, prepare
 from spe_adapter.epochs.segments import StagedSegment
 from spe_adapter.host import ThisHost
@@ -52,7 +52,7 @@ class Setting(NamedTuple):
 
     source: Source
     window: int
-    limits: Limits
+    limits: EpochLimits
     checkpoints: bool = True
     persist: bool = True
     """False: footprints are made and encoded, and left out of what is committed (the paper's Gopen/Net)."""
@@ -60,28 +60,28 @@ class Setting(NamedTuple):
 
 @dataclass
 class Timeline:
-    """What a run told, beat by beat."""
+    """What a run told, epoch by epoch."""
 
     moments: list[float] = field(default_factory=list)
-    beats: list[Progress] = field(default_factory=list)
+    epochs: list[FragmentProgress] = field(default_factory=list)
     recovered: Recovered | None = None
 
     def note(self, event: Event) -> None:
         """Take an event of the loop."""
-        if isinstance(event, Progress):
+        if isinstance(event, FragmentProgress):
             self.moments.append(time.perf_counter())
-            self.beats.append(event)
+            self.epochs.append(event)
         else:
             self.recovered = event
 
     @property
     def records(self) -> int:
         """Input records committed so far."""
-        return self.beats[-1].figures.records if self.beats else 0
+        return self.epochs[-1].figures.records if self.epochs else 0
 
     def moments_of(self, records: npt.NDArray[np.int64]) -> Float64s:
-        """When the beat with each input record (by number) was committed."""
-        seen = np.array([beat.figures.records for beat in self.beats])
+        """When the epoch with each input record (by number) was committed."""
+        seen = np.array([epoch.figures.records for epoch in self.epochs])
         return np.array(self.moments)[np.minimum(np.searchsorted(seen, records, side="right"), len(seen) - 1)]
 
 
@@ -110,7 +110,7 @@ class Ran(NamedTuple):
     @property
     def figures(self) -> Figures:
         """Where it stood at the end."""
-        return self.timeline.beats[-1].figures
+        return self.timeline.epochs[-1].figures
 
     @property
     def seconds(self) -> float:
@@ -124,8 +124,8 @@ class Ran(NamedTuple):
 
     @property
     def bounds(self) -> npt.NDArray[np.int64]:
-        """Input records up to the end of each beat."""
-        return np.array([beat.figures.records for beat in self.timeline.beats], np.int64)
+        """Input records up to the end of each epoch."""
+        return np.array([epoch.figures.records for epoch in self.timeline.epochs], np.int64)
 
 
 class Loading(NamedTuple):
@@ -225,7 +225,7 @@ class _Port(ClientPort):
         super().fetch(0, offset % self.lap)
         return True
 
-    def commit(self, group: Group) -> None:
+    def commit(self, group: EpochOutput) -> None:
         """Count, and leave out what is not to be persisted."""
         split = [divided(segment) for segment in group.segments]
         self.plain_bytes += sum(len(plain.data) for plain, _ in split if plain is not None)
@@ -296,7 +296,7 @@ class Run:
         self._slices.clear()
 
     def slice(self, seconds: float, *, records: int | None = None, finish: bool = True, settle_s: float = 0.0) -> Slice:
-        """Process for so long, or so many records; `finish`: then commit the open beat. What the sidecar still does in
+        """Process for so long, or so many records; `finish`: then commit the open epoch. What the sidecar still does in
         `settle_s` behind it is counted, the time itself is not.
         """
         before, cpu_s, sidecar_s = self._stand(), time.process_time(), process_clock_s(self._sidecar_pid)
@@ -317,9 +317,9 @@ class Run:
 
     def _stand(self) -> tuple[int, int, int]:
         """Records, results and footprints committed so far."""
-        if not self._timeline.beats:
+        if not self._timeline.epochs:
             return 0, 0, 0
-        figures = self._timeline.beats[-1].figures
+        figures = self._timeline.epochs[-1].figures
         footprints = figures.opens + figures.checks
         return figures.records, figures.emitted - footprints, footprints
 
@@ -339,7 +339,7 @@ class Query:
         self._setting = setting
         self.fragment = Fragment(
             query=name,
-            sources=(fragments.Source(setting.source.topic, (to_items,)),),
+            sources=(fragments.TopicSource(setting.source.topic, (to_items,)),),
             key=("item_id",),
             operator=Aggregate(Counting(setting.window), average=avg("item_price")),
             topic=f"{name}-output",
@@ -359,12 +359,14 @@ class Query:
             client.delete_records(TopicPartition(self.fragment.topic, 0), -1)
 
     def _parts(self, policy: Policy, timeline: Timeline) -> tuple[_Port, Core, Loop]:
-        run = self._host.new_token()
-        port = _Port(self._addresses, self.fragment, 0, run, self._host, fetch_bytes=FETCH_BYTES, limit_s=LIMIT_S)
+        incarnation = self._host.new_token()
+        port = _Port(
+            self._addresses, self.fragment, 0, incarnation, self._host, fetch_bytes=FETCH_BYTES, limit_s=LIMIT_S
+        )
         source = self._setting.source
         port.persist = self._setting.persist
         port.lap, port.batch_records, port.rate = source.records, source.batch_records, source.rate
-        core = Core(self._plan, Place(0, 1, run), policy, port.monotonic_ms)
+        core = Core(self._plan, FragmentInstance(0, 1, incarnation), policy, port.monotonic_ms)
         return port, core, Loop(core, self._plan, port, self._setting.limits, timeline.note)
 
     def start(self, policy: Policy) -> Run:
@@ -426,10 +428,10 @@ class Query:
 
 
 def standing(ran: Ran) -> dict[str, Any]:
-    """Where a run stood at its end, and at every beat since its warm-up. What is `most` leaves out what the beat itself
-    brought, which a policy sees only at the beat's end.
+    """Where a run stood at its end, and at every epoch since its warm-up. What is `most` leaves out what the epoch
+    itself brought, which a policy sees only at the epoch's end.
     """
-    told = [beat.figures for beat in ran.timeline.beats]
+    told = [epoch.figures for epoch in ran.timeline.epochs]
     records, emitted, extents, replays = (
         np.array([getattr(figures, name) for figures in told], np.int64)
         for name in ("records", "emitted", "extent", "to_replay")
@@ -440,7 +442,7 @@ def standing(ran: Ran) -> dict[str, Any]:
     return {
         "windows": at_end.windows,
         "checks": at_end.checks,
-        "closes": at_end.closes,
+        "closes": at_end.tombstones,
         "extent": at_end.extent,
         "extent_mean": float(extents.mean()),
         "extent_most": int((extents - np.diff(emitted, prepend=0)[judged]).max()),

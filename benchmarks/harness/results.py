@@ -48,8 +48,8 @@ MEASURED: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "peace_scale": (*_PLANNERS, "benchmarks/yardstick"),
     "produce_consume": _SIDECAR,
-    "spark_throughput": (*_SIDECAR, "spe_adapter/codec", ":(glob)spe_adapter/*.py"),
-    "stateful_spark": (*_SIDECAR, *_OPERATORS, "spe_adapter/microbatch", ":(glob)spe_adapter/*.py"),
+    "spark_throughput": (*_SIDECAR, "spe_adapter/codec", "spe_adapter/datasource", "spe_adapter/epochs"),
+    "stateful_spark": (*_SIDECAR, *_OPERATORS, "spe_adapter/microbatch", "spe_adapter/epochs", "spe_adapter/workers"),
 }
 """The code whose speed each benchmark measures, as git's path specifications."""
 

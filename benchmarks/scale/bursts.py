@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from random import Random
 
-from scheduler.peace.online import OnlineScheduler, Outcome, Settings, Submission
+from scheduler.peace.online import EventOutcome, OnlineScheduler, Settings, Submission
 from scheduler.peace.plan import Planner, Request, Residual
 from scheduler.peace.repaired import RepairedPlanner
 from scheduler.topology import Topology
@@ -41,7 +41,7 @@ def burst(
     under_way: list[tuple[float, int, tuple[str, int, int]]] = []
     started = 0
 
-    def start(outcome: Outcome, now: float) -> None:
+    def start(outcome: EventOutcome, now: float) -> None:
         nonlocal started
         for go in outcome.go:
             started += 1

@@ -24,9 +24,9 @@ NAME = "peace_scale"
 Lines = list[dict[str, Any]]
 """Of the summary: one per case and planner."""
 TITLE_WIDTH = 50
-MOST_MS = 20.0
-MOST_GAP = 0.01
-MOST_ABOVE = 0.05
+MAX_MS = 20.0
+MAX_GAP = 0.01
+MAX_ABOVE = 0.05
 LARGE = 10_000
 FAST = ("tree", "repaired")
 PLANNERS = ("paper", *FAST, "exact")
@@ -89,15 +89,15 @@ def find_goals(rows: Rows) -> list[Goal]:
             ]
             if medians:
                 name = f"{planner}: timestep of {LARGE:,} hosts, {levels} levels of switches, median, slowest load"
-                goals.append(at_most(name, max(medians), "ms", MOST_MS))
+                goals.append(at_most(name, max(medians), "ms", MAX_MS))
     gaps = [gap for at in cases(rows) if (gap := worst_gap(rows, "repaired", *at)) is not None]
     if gaps:
-        goals.append(at_most("repaired: gap from the optimum, worst case and round", max(gaps), "", MOST_GAP))
+        goals.append(at_most("repaired: gap from the optimum, worst case and round", max(gaps), "", MAX_GAP))
     for levels in (2, 3):
         found = irregular(rows, "repaired", levels)
         if found["networks"]:
             name = f"repaired: irregular networks of {levels} levels"
-            goals.append(at_most(f"{name}, worst gap of {found['proven']}", found["worst_gap"], "", MOST_GAP))
+            goals.append(at_most(f"{name}, worst gap of {found['proven']}", found["worst_gap"], "", MAX_GAP))
             goals.append(at_least(f"{name} with a proven optimum", found["proven"] / found["networks"], "of all", 0.95))
     for levels in (2, 3):
         for spread in spreads(rows, levels):
@@ -105,13 +105,13 @@ def find_goals(rows: Rows) -> list[Goal]:
             even = "equally long chunks" if not spread else f"chunks of ± {spread:.0%}"
             name = f"continuous: burst on {levels} levels, {even}, above the bound"
             goals.append(
-                at_most(name, span["mean"], "", MOST_ABOVE)._replace(low=span["low"], high=span["high"], n=span["n"])
+                at_most(name, span["mean"], "", MAX_ABOVE)._replace(low=span["low"], high=span["high"], n=span["n"])
             )
     for planner in FAST[1:]:
         most = sum(row["most"] for row in rows.select(load="tiny", planner=planner))
         if most:
             lost = sum(lost * count for lost, count in _missing(rows, planner).items())
-            goals.append(at_most(f"{planner}: gap on tiny networks, all together", lost / most, "", MOST_GAP))
+            goals.append(at_most(f"{planner}: gap on tiny networks, all together", lost / most, "", MAX_GAP))
     return goals
 
 
@@ -125,7 +125,7 @@ def irregular(rows: Rows, planner: str, levels: int) -> dict[str, Any]:
         "networks": len(found),
         "proven": len(gaps),
         "optimal": gaps.count(0.0),
-        "above_1_percent": sum(gap > MOST_GAP for gap in gaps),
+        "above_1_percent": sum(gap > MAX_GAP for gap in gaps),
         "worst_gap": max(gaps, default=0.0),
     }
 
@@ -250,7 +250,7 @@ def draw(lines: Lines, mode: str, path: Path) -> None:
     axes = figure.subplots(3, len(LOADS))
     for column, (load, about) in enumerate(LOADS.items()):
         _draw(axes[0][column], lines, load, "median_ms", "ms per timestep")
-        axes[0][column].axhline(MOST_MS, color="black", linestyle="--", linewidth=0.8)
+        axes[0][column].axhline(MAX_MS, color="black", linestyle="--", linewidth=0.8)
         axes[0][column].set_title(fill(f"{load}: {about.title}", TITLE_WIDTH), fontsize=8)
         _draw(axes[1][column], lines, load, "median_us_per_chunk", "µs per chunk")
         _draw_gap(axes[2][column], lines, load)
@@ -299,7 +299,7 @@ def _draw_gap(axis: Axes, lines: Lines, load: str) -> None:
                 if line["planner"] == planner and line["levels"] == levels
             ]
             axis.plot(*zip(*points, strict=True) if points else ([], []), style, color=COLOURS[planner], markersize=4)
-    axis.axhline(MOST_GAP * 100, color="black", linestyle="--", linewidth=0.8)
+    axis.axhline(MAX_GAP * 100, color="black", linestyle="--", linewidth=0.8)
     axis.set_xscale("log")
     axis.set_xlabel("hosts")
     axis.set_ylabel("% below the optimum, median")

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from benchmarks.harness.report import Rows
 from benchmarks.simulated import setups
 from benchmarks.simulated.setups import HDFS, PAPERS_PEACE, PEACE, SETUPS, SINBAD, Setup
-from scheduler.peace.plan import Kind
+from scheduler.peace.plan import TransferKind
 from scheduler.simulation.cluster import Cluster
 from scheduler.simulation.engine import simulate
 from scheduler.simulation.measured import (
@@ -32,13 +32,13 @@ from scheduler.simulation.measured import (
     paper_cluster,
 )
 from scheduler.simulation.policies import Era, hdfs_default
-from scheduler.simulation.run import Bounds, Run, bounds
-from scheduler.simulation.scenario import Job, Loss, Scenario, checkpoints, spread_writers
+from scheduler.simulation.run import LowerBounds, SimulatedRun, bounds
+from scheduler.simulation.scenario import Loss, Scenario, SimulatedJob, checkpoints, spread_writers
 from scheduler.topology import Server, Topology, both_ways
 
 WRITERS = (8, 10, 12, 14, 16)
 SIZES_MB = (128, 256, 512)
-MOST_WRITERS, LARGEST_MB = 16, 512
+MAX_WRITERS, MAX_MB = 16, 512
 CHUNK_MB = 64
 
 SENSITIVITY: dict[str, tuple[int, Physics]] = {
@@ -55,7 +55,9 @@ SENSITIVITY: dict[str, tuple[int, Physics]] = {
 CAPACITIES = tuple((link, send) for link in (2, 3, 4, 5, 6) for send in (2, 3, 4, 5))
 
 
-def run_once(setup: Setup, physics: Physics, writers: int, size_mb: int, seed: int, *, trace: bool = False) -> Run:
+def run_once(
+    setup: Setup, physics: Physics, writers: int, size_mb: int, seed: int, *, trace: bool = False
+) -> SimulatedRun:
     """So many hosts write checkpoints of so many MB at once, in an order that the seed gives."""
     cluster = setup.cluster(physics)
     hosts = spread_writers(cluster, writers, Random(seed))
@@ -63,13 +65,13 @@ def run_once(setup: Setup, physics: Physics, writers: int, size_mb: int, seed: i
     return simulate(Scenario(cluster, jobs, memory_full=True, trace=trace), setup.policy, seed)
 
 
-def bounds_of(writers: int, size_mb: int) -> Bounds:
+def bounds_of(writers: int, size_mb: int) -> LowerBounds:
     """What no scheduler can beat, with memory full as in all runs (the disks' part)."""
     cluster = SETUPS[HDFS].cluster(replace(PAPER, cache_bytes=0.0))
     return bounds(cluster, spread_writers(cluster, writers, Random(0)), size_mb // CHUNK_MB)
 
 
-def figures(run: Run, kind: Kind = Kind.WRITE) -> dict[str, float]:
+def figures(run: SimulatedRun, kind: TransferKind = TransferKind.WRITE) -> dict[str, float]:
     """The figures of a row."""
     return {"io_s": run.io_s(kind), "response_s": run.response_s(kind), "comp_s": run.comp_s(kind)}
 
@@ -110,7 +112,7 @@ class Experiments:
 
     def _vary(self, change: str, physics: Physics, name: str, setup: Setup) -> None:
         for seed in self._seeds:
-            run = run_once(setup, physics, MOST_WRITERS, LARGEST_MB, seed)
+            run = run_once(setup, physics, MAX_WRITERS, MAX_MB, seed)
             self.rows.add(what="sensitivity", change=change, setup=name, round=seed, **figures(run))
 
     def capacities(self) -> None:
@@ -119,7 +121,7 @@ class Experiments:
             for link, send in CAPACITIES:
                 network = _network(link, send)
                 for seed in self._seeds:
-                    run = run_once(Setup(policy.name, policy, network), PAPER, MOST_WRITERS, LARGEST_MB, seed)
+                    run = run_once(Setup(policy.name, policy, network), PAPER, MAX_WRITERS, MAX_MB, seed)
                     labels = {"setup": policy.name, "link": link, "send": send, "round": seed}
                     self.rows.add(what="capacities", **labels, **figures(run), link_used=_link_used(run))
         self._say("capacities")
@@ -139,7 +141,7 @@ def _network(link: int, send: int) -> Callable[[Physics], Topology]:
     return lambda physics: paper_cluster(link, send=send, physics=physics)
 
 
-def _link_used(run: Run) -> float:
+def _link_used(run: SimulatedRun) -> float:
     """The share of the links between racks that was used, until the last ack."""
     cluster = SETUPS[HDFS].cluster()
     links = [cluster.link(number) for number in range(len(cluster.topology.links))]
@@ -191,16 +193,16 @@ def slow_host(setup: Setup, seed: int) -> dict[str, dict[str, float]]:
         for server in topology.servers
     ]
     cluster = Cluster(Topology(servers, topology.links, switches=topology.switches))
-    jobs = checkpoints(cluster, spread_writers(cluster, MOST_WRITERS, Random(seed)), LARGEST_MB // CHUNK_MB)
+    jobs = checkpoints(cluster, spread_writers(cluster, MAX_WRITERS, Random(seed)), MAX_MB // CHUNK_MB)
     return {"write": figures(simulate(Scenario(cluster, jobs, memory_full=True), setup.policy, seed))}
 
 
 def lost_host(setup: Setup, seed: int) -> dict[str, dict[str, float]]:
     """The host that writes nothing fails after 10 s; 3 s later it is known, and its chunks are written again."""
     cluster = setup.cluster()
-    writers = spread_writers(cluster, MOST_WRITERS, Random(seed))
+    writers = spread_writers(cluster, MAX_WRITERS, Random(seed))
     gone = next(host for host in range(cluster.hosts) if host not in writers)
-    jobs = checkpoints(cluster, writers, LARGEST_MB // CHUNK_MB)
+    jobs = checkpoints(cluster, writers, MAX_MB // CHUNK_MB)
     scenario = Scenario(cluster, jobs, (Loss(gone, BEYOND.loss_s),), memory_full=True)
     return {"write": figures(simulate(scenario, setup.policy, seed))}
 
@@ -218,10 +220,14 @@ def recovery(setup: Setup, seed: int) -> dict[str, dict[str, float]]:
         others = [host for host in range(cluster.hosts) if host != reader]
         chunks = BEYOND.read_mb // CHUNK_MB
         sources = tuple(tuple(random.sample(others, 3)) for _ in range(chunks))
-        reads.append(Job(f"recovery of host {reader}", reader, chunks, BEYOND.read_s, kind=Kind.READ, sources=sources))
+        reads.append(
+            SimulatedJob(
+                f"recovery of host {reader}", reader, chunks, BEYOND.read_s, kind=TransferKind.READ, sources=sources
+            )
+        )
     jobs = (*checkpoints(cluster, writers, BEYOND.size_mb // CHUNK_MB), *reads)
     run = simulate(Scenario(cluster, jobs, memory_full=True), setup.policy, seed)
-    return {kind.value: figures(run, kind) for kind in (Kind.WRITE, Kind.READ)}
+    return {kind.value: figures(run, kind) for kind in (TransferKind.WRITE, TransferKind.READ)}
 
 
 def large(setup: Setup, seed: int) -> dict[str, dict[str, float]]:
@@ -237,7 +243,7 @@ def large(setup: Setup, seed: int) -> dict[str, dict[str, float]]:
     rate = BEYOND.large_links * PAPER.link_bytes_s
     links = [link for name in names for link in both_ways(name, "core", between, bytes_s=rate)]
     cluster = Cluster(Topology(servers, links, switches=["core", *names]))
-    jobs = checkpoints(cluster, spread_writers(cluster, 50, Random(seed)), LARGEST_MB // CHUNK_MB)
+    jobs = checkpoints(cluster, spread_writers(cluster, 50, Random(seed)), MAX_MB // CHUNK_MB)
     return {"write": figures(simulate(Scenario(cluster, jobs, memory_full=True), setup.policy, seed))}
 
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.harness.report import Rows
 from benchmarks.simulated import setups
-from benchmarks.simulated.experiments import LARGEST_MB, MOST_WRITERS, bounds_of
+from benchmarks.simulated.experiments import MAX_MB, MAX_WRITERS, bounds_of
 
 COLOURS = {
     setups.HDFS: "#4d4d4d",
@@ -71,10 +71,10 @@ def _times(axes: Axes, rows: Rows, what: str, writers: list[int], size_mb: int) 
         least = [bounds_of(count, size_mb).comp_s for count in writers]
         floor = "below what links and disks need"
         axes.fill_between(writers, least, color="#f0e6c8", label=floor, linewidth=0, zorder=0)
-    if size_mb == LARGEST_MB:
+    if size_mb == MAX_MB:
         for name, value in PAPER[what].items():
             axes.plot(
-                [MOST_WRITERS],
+                [MAX_WRITERS],
                 [value],
                 marker="v" if what == "io_s" and name == setups.PAPERS_PEACE else "*",
                 markersize=13,
@@ -86,7 +86,7 @@ def _times(axes: Axes, rows: Rows, what: str, writers: list[int], size_mb: int) 
                 clip_on=False,
             )
         if what == "io_s":
-            axes.text(MOST_WRITERS, 3.0, "▽ the paper: under 20 s", ha="right", fontsize=8, color="#555555")
+            axes.text(MAX_WRITERS, 3.0, "▽ the paper: under 20 s", ha="right", fontsize=8, color="#555555")
     axes.set_xticks(writers)
 
 

@@ -16,8 +16,8 @@ from benchmarks.harness.report import Goal, Row, Rows, at_most, print_goals, pri
 from benchmarks.simulated import figure10, gantt, setups
 from benchmarks.simulated.experiments import (
     CAPACITIES,
-    LARGEST_MB,
-    MOST_WRITERS,
+    MAX_MB,
+    MAX_WRITERS,
     SCENARIOS,
     SENSITIVITY,
     bounds_of,
@@ -33,9 +33,9 @@ from scheduler.simulation.policies import Era
 NAME = "peace"
 CALIBRATION = 0.15
 IO_GOAL, COMP_GOAL = 0.35, 0.8
-MOST_ABOVE = 0.05
-MOST_PAPER_IO_S = 20.0
-LARGEST: dict[str, Any] = {"what": "figure 10", "writers": MOST_WRITERS, "size_mb": LARGEST_MB}
+MAX_ABOVE = 0.05
+MAX_PAPER_IO_S = 20.0
+LARGEST: dict[str, Any] = {"what": "figure 10", "writers": MAX_WRITERS, "size_mb": MAX_MB}
 MEASURES = {"response_s": "from submission", "io_s": "IO from “go”", "comp_s": "COMP"}
 
 NOTES = (
@@ -100,7 +100,7 @@ def publish(rows: Rows, about: Mapping[str, Any], directory: Path, console: Cons
         "notes": list(NOTES),
         "setups": setups.ABOUT,
         "model": model(),
-        "paper": {"source": "section 6.2, text on figure 10", "at": f"{MOST_WRITERS} × {LARGEST_MB} MB", **PAPER},
+        "paper": {"source": "section 6.2, text on figure 10", "at": f"{MAX_WRITERS} × {MAX_MB} MB", **PAPER},
         "ranges": ranges(rows),
         "means": means(rows),
         "rows": rows.select(**LARGEST),
@@ -108,7 +108,7 @@ def publish(rows: Rows, about: Mapping[str, Any], directory: Path, console: Cons
     write_json(directory / f"{NAME}.json", content)
     figure10.draw(rows, str(about["mode"]), directory / f"{NAME}.png")
     runs = [
-        run_once(SETUPS[name], PHYSICS, MOST_WRITERS, LARGEST_MB, about["seeds"][0], trace=True)
+        run_once(SETUPS[name], PHYSICS, MAX_WRITERS, MAX_MB, about["seeds"][0], trace=True)
         for name in (HDFS, PAPERS_PEACE, PEACE)
     ]
     gantt.draw(SETUPS[PEACE].cluster(), runs, directory / f"{NAME}_gantt.png")
@@ -148,8 +148,8 @@ def find_goals(rows: Rows) -> list[Goal]:
             goals.append(at_most(f"Cairn's Peace, 16 × 512 MB: {short}", ratio, "of HDFS's", bound))
     value = mean(rows, "comp_s", setup=PEACE, **LARGEST)
     if value is not None:
-        above = value / bounds_of(MOST_WRITERS, LARGEST_MB).comp_s - 1
-        goals.append(at_most("Cairn's Peace, 16 × 512 MB: COMP above what links and disks need", above, "", MOST_ABOVE))
+        above = value / bounds_of(MAX_WRITERS, MAX_MB).comp_s - 1
+        goals.append(at_most("Cairn's Peace, 16 × 512 MB: COMP above what links and disks need", above, "", MAX_ABOVE))
     return goals
 
 
@@ -158,7 +158,7 @@ def shown_apart(rows: Rows) -> list[Goal]:
     shown: list[Goal] = []
     io, comp = (mean(rows, figure, setup=PAPERS_PEACE, **LARGEST) for figure in ("io_s", "comp_s"))
     if io is not None and comp is not None:
-        shown.append(at_most("Peace as in the paper, 16 × 512 MB: IO", io, "s", MOST_PAPER_IO_S))
+        shown.append(at_most("Peace as in the paper, 16 × 512 MB: IO", io, "s", MAX_PAPER_IO_S))
         off = abs(comp / PAPER["comp_s"][PAPERS_PEACE] - 1)
         shown.append(
             at_most("Peace as in the paper, 16 × 512 MB: COMP against the paper's 75 s", off, "off", CALIBRATION)

@@ -11,7 +11,7 @@ from itertools import pairwise, permutations, product
 
 from scheduler.errors import RequestError
 from scheduler.peace.placement import Relation
-from scheduler.peace.plan import Kind, Request, Residual, Resource, check_request
+from scheduler.peace.plan import Request, Residual, Resource, TransferKind, check_request
 from scheduler.topology import Topology
 
 MAX_OPTIONS = 5_000
@@ -37,7 +37,7 @@ def max_chunks(topology: Topology, requests: Sequence[Request], residual: Residu
     search = _Search(capacity)
     for request in requests:
         check_request(topology, request)
-        if request.kind is Kind.WRITE:
+        if request.kind is TransferKind.WRITE:
             search.add(_options(topology, request, 0), request.chunks)
         else:
             for chunk in range(request.chunks):
@@ -112,7 +112,13 @@ def _options(topology: Topology, request: Request, chunk: int) -> Iterator[Count
         for source, target in hops:
             fixed[Resource.SEND, source] += 1
             fixed[Resource.RECEIVE, target] += 1
-        written = hosts[1:] if request.kind is Kind.WRITE else hosts[:1] if request.kind is Kind.READ else hosts
+        written = (
+            hosts[1:]
+            if request.kind is TransferKind.WRITE
+            else hosts[:1]
+            if request.kind is TransferKind.READ
+            else hosts
+        )
         fixed.update((Resource.DISK, host) for host in written)
         for routes in product(*(list(_routes(topology, start, end, frozenset())) for start, end in ends)):
             yield fixed + Counter((Resource.LINK, link) for route in routes for link in route)
@@ -121,10 +127,10 @@ def _options(topology: Topology, request: Request, chunk: int) -> Iterator[Count
 def _hosts(topology: Topology, request: Request, chunk: int) -> Iterator[tuple[int, ...]]:
     """All chains of hosts that the request allows."""
     everyone = range(len(topology.servers))
-    if request.kind is Kind.READ:
+    if request.kind is TransferKind.READ:
         yield from ((host, request.writer) for host in request.sources[chunk] if host not in request.avoid)
         return
-    if request.kind is Kind.COPY:
+    if request.kind is TransferKind.COPY:
         sources = set(request.sources[chunk])
         targets = [host for host in everyone if host not in sources | request.avoid]
         chains: Iterator[tuple[int, ...]] = product(sorted(sources - request.avoid), targets)

@@ -26,7 +26,7 @@ from benchmarks.yardstick.decompose import TreeWays, Ways, deal
 from benchmarks.yardstick.flows import Flows
 from benchmarks.yardstick.program import Program, Solution, Term
 from scheduler.peace.placement import Placement, Relation, default_placement
-from scheduler.peace.plan import Chain, Kind, Request, Residual
+from scheduler.peace.plan import Chain, Request, Residual, TransferKind
 from scheduler.topology import Topology, Tree
 
 MAX_COMPACT = 3
@@ -83,7 +83,7 @@ class Compact:
     def fits(topology: Topology, requests: Sequence[Request]) -> bool:
         """Whether this program can express these requests."""
         return (
-            all(request.kind is Kind.WRITE and not request.avoid for request in requests)
+            all(request.kind is TransferKind.WRITE and not request.avoid for request in requests)
             and len({request.placement for request in requests}) == 1
             and parts_of(topology, requests[0].placement) is not None
         )

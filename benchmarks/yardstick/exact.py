@@ -21,7 +21,7 @@ from benchmarks.yardstick.patterns import Patterns
 from benchmarks.yardstick.program import FREE, SLACK, Program, Solution
 from scheduler.errors import SchedulerError
 from scheduler.peace.paper import PaperPlanner
-from scheduler.peace.plan import Chain, Plan, Request, Residual, check_request
+from scheduler.peace.plan import Chain, Request, Residual, TransferPlan, check_request
 from scheduler.topology import Topology
 
 TIME_LIMIT_S = 60.0
@@ -31,7 +31,7 @@ MAX_COLUMNS_FOR_TIES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class ExactPlan(Plan):
+class ExactPlan(TransferPlan):
     """A plan, and what is known of the best: none has more than `bound` chunks; `proven`: this one has as many."""
 
     proven: bool = False

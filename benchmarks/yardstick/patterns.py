@@ -15,7 +15,7 @@ from benchmarks.yardstick.decompose import deal
 from benchmarks.yardstick.flows import Flows, check_size
 from benchmarks.yardstick.program import Program, Solution, Term
 from scheduler.peace.placement import Relation
-from scheduler.peace.plan import Chain, Kind, Request, Residual, Resource
+from scheduler.peace.plan import Chain, Request, Residual, Resource, TransferKind
 from scheduler.topology import Topology
 
 Hosts = dict[int, list[int]]
@@ -60,7 +60,7 @@ class Patterns:
         for number, request in enumerate(self._requests):
             for chunk in range(request.chunks):
                 key: object = (request.placement, request.avoid)
-                if request.kind is not Kind.WRITE:
+                if request.kind is not TransferKind.WRITE:
                     key = (request.kind, request.writer, frozenset(request.sources[chunk]), key)
                 groups.setdefault(key, {}).setdefault(number, []).append(chunk)
         return [list(members.items()) for members in groups.values()]
@@ -76,7 +76,7 @@ class Patterns:
             for places in self._places(request, members)
             for racks in self._racks(request, places, ())
         ]
-        if request.kind is Kind.WRITE:
+        if request.kind is TransferKind.WRITE:
             for writer in {self._requests[number].writer for number, _ in members}:
                 own = [(columns[number], 1) for number, _ in members if self._requests[number].writer == writer]
                 program.equal([(pattern.at[0][writer], 1) for pattern in patterns if writer in pattern.at[0]], own)
@@ -99,7 +99,7 @@ class Patterns:
             for host in range(len(topology.servers))
             if residual.receive[host] > 0 and residual.disk[host] > 0 and host not in request.avoid
         ]
-        if request.kind is Kind.WRITE:
+        if request.kind is TransferKind.WRITE:
             writers = sorted({self._requests[number].writer for number, _ in members})
             first = by_rack([host for host in writers if host not in request.avoid]) if _local(request) else None
             if first is None:
@@ -109,7 +109,7 @@ class Patterns:
             return
         has = request.sources[members[0][1][0]]
         sources = [host for host in sorted(set(has)) if host not in request.avoid and residual.disk[host] > 0]
-        if request.kind is Kind.COPY:
+        if request.kind is TransferKind.COPY:
             yield [by_rack(sources), by_rack([host for host in takers if host not in has])]
             return
         if request.writer in sources:
@@ -178,10 +178,10 @@ class Patterns:
                         hosts = hosts * 2  # a reader's own disk
                     racks = [self._topology.rack_of[host] for host in hosts]
                     way = tuple(routes[a, b].pop() if a != b else () for a, b in pairwise(racks))
-                    dealt.setdefault(hosts[0] if kind is Kind.WRITE else -1, []).append((hosts, way))
+                    dealt.setdefault(hosts[0] if kind is TransferKind.WRITE else -1, []).append((hosts, way))
             for number, chunks in alike.members:
                 request = self._requests[number]
-                of_writer = dealt.get(request.writer if kind is Kind.WRITE else -1, [])
+                of_writer = dealt.get(request.writer if kind is TransferKind.WRITE else -1, [])
                 for chunk in chunks[: values[alike.columns[number]]]:
                     chains[number].append(Chain(request.name, request.number(chunk), *of_writer.pop(), kind))
         return chains
@@ -195,16 +195,16 @@ def _allows(relation: Relation, rack: int, other: int) -> bool:
     return {Relation.SAME_RACK: rack == other, Relation.OTHER_RACK: rack != other}.get(relation, True)
 
 
-def _uses(kind: Kind, position: int, length: int, local: bool) -> Iterator[Resource]:
+def _uses(kind: TransferKind, position: int, length: int, local: bool) -> Iterator[Resource]:
     """What the host at a position uses; `local`: the first replica lies on the writer itself."""
-    if kind is not Kind.WRITE:
+    if kind is not TransferKind.WRITE:
         if position == 0:
             yield Resource.DISK
             if length > 1:
                 yield Resource.SEND
         else:
             yield Resource.RECEIVE
-            if kind is Kind.COPY:
+            if kind is TransferKind.COPY:
                 yield Resource.DISK
         return
     if position < length - 1 and not (local and position == 0):

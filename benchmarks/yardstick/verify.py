@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from scheduler.errors import PlanInvalid, RequestError
 from scheduler.peace.placement import Relation, Rule
-from scheduler.peace.plan import Chain, Counts, Kind, Plan, Request, Residual
+from scheduler.peace.plan import Chain, Counts, Request, Residual, TransferKind, TransferPlan
 from scheduler.topology import Topology
 
 
@@ -34,7 +34,7 @@ class Promise(StrEnum):
     COMPLETE = "complete"  # what is planned and what waits is what was asked for
 
 
-def verify(topology: Topology, requests: Sequence[Request], plan: Plan, before: Residual) -> None:
+def verify(topology: Topology, requests: Sequence[Request], plan: TransferPlan, before: Residual) -> None:
     """Check `plan` for `requests` against the capacity `before` it. Raises PlanInvalid that names chain and promise.
 
     Promises: the members of `Promise`. Source: SGuard, section 5.
@@ -69,7 +69,7 @@ def _check_chain(
     if (chain.request, chain.chunk) in planned:
         _broken(topology, Promise.CHUNK_ONCE, chain, "another chain has this chunk")
     planned.add((chain.request, chain.chunk))
-    wanted = 2 if request.kind is Kind.READ else 1 + len(request.placement)
+    wanted = 2 if request.kind is TransferKind.READ else 1 + len(request.placement)
     if len(chain.hosts) != wanted or len(chain.routes) != wanted - 1:
         _broken(
             topology,
@@ -90,22 +90,22 @@ def _check_chain(
 
 def _check_ends(topology: Topology, request: Request, chunk: int, chain: Chain) -> None:
     """The writer writes, the reader reads, and a source has what it gives."""
-    if request.kind is Kind.WRITE and chain.hosts[0] != request.writer:
+    if request.kind is TransferKind.WRITE and chain.hosts[0] != request.writer:
         _broken(topology, Promise.WRITER, chain, f"the writer is {_host(topology, request.writer)}")
-    if request.kind is Kind.READ and chain.hosts[-1] != request.writer:
+    if request.kind is TransferKind.READ and chain.hosts[-1] != request.writer:
         _broken(topology, Promise.WRITER, chain, f"the reader is {_host(topology, request.writer)}")
-    if request.kind is not Kind.WRITE and chain.hosts[0] not in request.sources[chunk]:
+    if request.kind is not TransferKind.WRITE and chain.hosts[0] not in request.sources[chunk]:
         _broken(topology, Promise.SOURCE, chain, f"{_host(topology, chain.hosts[0])} does not have the chunk")
 
 
 def _check_distinct(topology: Topology, request: Request, chunk: int, chain: Chain) -> None:
     """No host twice; only a replica that must be on the writer, and a reader's own copy, are on the host before."""
     hosts = chain.hosts
-    if request.kind is Kind.COPY:
+    if request.kind is TransferKind.COPY:
         if hosts[1] in request.sources[chunk]:
             _broken(topology, Promise.DISTINCT_HOSTS, chain, f"{_host(topology, hosts[1])} has the chunk already")
         return
-    if request.kind is Kind.READ:
+    if request.kind is TransferKind.READ:
         return  # a reader may have the chunk itself
     local = any(rule.relation is Relation.SAME_HOST for rule in request.placement[0]) if request.placement else False
     counted = hosts[1:] if local and hosts[0] == hosts[1] else hosts
@@ -138,7 +138,9 @@ def _holds(topology: Topology, rule: Rule, hosts: tuple[int, ...], host: int) ->
 
 def _check_avoided(topology: Topology, request: Request, chain: Chain) -> None:
     """What was chosen: replicas of a write, the source of a read, both ends of a copy."""
-    chosen = {Kind.WRITE: chain.hosts[1:], Kind.READ: chain.hosts[:1], Kind.COPY: chain.hosts}[request.kind]
+    chosen = {TransferKind.WRITE: chain.hosts[1:], TransferKind.READ: chain.hosts[:1], TransferKind.COPY: chain.hosts}[
+        request.kind
+    ]
     for host in chosen:
         if host in request.avoid:
             _broken(topology, Promise.AVOIDED, chain, f"{_host(topology, host)} was to be avoided")
@@ -171,14 +173,14 @@ def _check_capacity(topology: Topology, chains: Sequence[Chain], before: Residua
     disk: Counter[int] = Counter()
     link: Counter[int] = Counter()
     for chain in chains:
-        if chain.kind in (Kind.READ, Kind.COPY):
+        if chain.kind in (TransferKind.READ, TransferKind.COPY):
             disk[chain.hosts[0]] += 1
         for (source, target), route in zip(pairwise(chain.hosts), chain.routes, strict=True):
             if source != target:
                 send[source] += 1
                 receive[target] += 1
                 link.update(route)
-            if chain.kind in (Kind.WRITE, Kind.COPY):
+            if chain.kind in (TransferKind.WRITE, TransferKind.COPY):
                 disk[target] += 1
         for host in chain.hosts:
             for name, used, left in (

@@ -11,8 +11,11 @@ import contextlib
 import socket
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final, Generic, Self, TypeVar
 
+from logstore.base.addresses import MAX_PORT, Address, parse_address
+from logstore.base.errors import AddressError
 from logstore.client import wire
 from logstore.client.errors import (
     INVALID_CONFIG,
@@ -25,10 +28,10 @@ from logstore.client.errors import (
     Unavailable,
     name_of,
 )
-from logstore.client.network import Address, HostNetwork, Network
+from logstore.client.network import HostNetwork, Network
 from logstore.client.wire import Fetched, OffsetInfo, TopicInfo, TopicPartition
 from logstore.errors import CairnError, InvalidConfig, InvalidPartitions, MalformedRequest, TopicExists
-from logstore.format import epoch_api
+from logstore.format import epoch_api, reader_api
 from logstore.interfaces import Buffer
 
 DEFAULT_LIMIT_S: Final = 60.0
@@ -57,12 +60,13 @@ def parse_addresses(servers: str) -> list[Address]:
     for entry in (part.strip() for part in servers.split(",")):
         if not entry:
             continue
-        host, separator, port = entry.rpartition(":")
-        if not separator or (entry.startswith("[") and entry.endswith("]")):
-            host, port = entry, str(_DEFAULT_PORT)
-        if not port.isdigit() or not 0 < int(port) < 65536 or not host:
-            raise InvalidConfig(f"{entry!r} is no address; write host:port")
-        addresses.append(Address(host.removeprefix("[").removesuffix("]"), int(port)))
+        try:
+            address = parse_address(entry, _DEFAULT_PORT)
+        except AddressError as error:
+            raise InvalidConfig(str(error)) from error
+        if not address.port:
+            raise InvalidConfig(f"{entry!r} is no address of a server: its port must be from 1 to {MAX_PORT}")
+        addresses.append(address)
     if not addresses:
         raise InvalidConfig(f"{servers!r} names no server; write host:port")
     return addresses
@@ -242,7 +246,7 @@ class Client:
     # ---- epochs
 
     def start_stage(self, request: epoch_api.StageRequest) -> "Pending[epoch_api.StageReply]":
-        """Send a piece of an epoch's output and return at once; the piece is durable once its answer arrives."""
+        """Send a segment of an epoch's output and return at once; the segment is durable once its answer arrives."""
         return Pending(
             self,
             lambda: self._send_epoch(request),
@@ -250,28 +254,29 @@ class Client:
         )
 
     def stage(self, request: epoch_api.StageRequest) -> epoch_api.StageReply:
-        """Stage a piece of an epoch's output; the piece is durable when the call returns."""
+        """Stage a segment of an epoch's output; the segment is durable when the call returns."""
         return self.start_stage(request).receive()
 
-    def decide(self, request: epoch_api.DecideRequest) -> epoch_api.DecideReply:
+    def commit(self, request: epoch_api.EpochCommitRequest) -> epoch_api.EpochCommitReply:
         """Commit an epoch; once the call returns, the epoch is published and survives any crash."""
-        return self._ask_epoch(epoch_api.DECIDE, request, epoch_api.DecideReply)
+        return self._ask_epoch(epoch_api.EPOCH_COMMIT, request, epoch_api.EpochCommitReply)
 
     def start_commit(
-        self, pieces: Sequence[epoch_api.StageRequest], decision: epoch_api.DecideRequest
-    ) -> "Pending[epoch_api.DecideReply]":
-        """Send the pieces of an epoch and its decision together and return at once; the answer means it is committed.
+        self, segments: Sequence[epoch_api.StageRequest], commit: epoch_api.EpochCommitRequest
+    ) -> "Pending[epoch_api.EpochCommitReply]":
+        """Send the segments of an epoch and its commit together and return at once; the answer means it is committed.
 
-        The sidecar handles them in order: if a piece cannot be staged, the decision fails because the piece is missing.
+        The sidecar handles them in order: if a segment cannot be staged, the commit fails because the segment is
+        missing.
         """
-        kinds = (*(epoch_api.STAGE for _ in pieces), epoch_api.DECIDE)
+        kinds = (*(epoch_api.STAGE for _ in segments), epoch_api.EPOCH_COMMIT)
 
         def send() -> int:
-            requests: list[epoch_api.Request] = [*pieces, decision]
+            requests: list[epoch_api.Request] = [*segments, commit]
             sent = [self._send_epoch(request) for request in requests]
             return sent[0]
 
-        def receive(correlation_id: int) -> epoch_api.DecideReply:
+        def receive(correlation_id: int) -> epoch_api.EpochCommitReply:
             failure: CairnError | None = None
             for index, key in enumerate(kinds):
                 expected = (correlation_id + index) % _MAX_CORRELATION
@@ -279,7 +284,7 @@ class Client:
                     if key == epoch_api.STAGE:
                         self._receive_epoch(key, expected, epoch_api.StageReply)
                     else:
-                        reply = self._receive_epoch(key, expected, epoch_api.DecideReply)
+                        reply = self._receive_epoch(key, expected, epoch_api.EpochCommitReply)
                 except MalformedReply:
                     raise
                 except CairnError as error:  # the later answers still arrive and must be read
@@ -291,7 +296,7 @@ class Client:
         return Pending(self, send, receive)
 
     def abort(self, request: epoch_api.AbortRequest) -> epoch_api.AbortReply:
-        """Drop the staged data of an epoch; a decided epoch stays decided."""
+        """Drop the staged data of an epoch; a committed epoch stays committed."""
         return self._ask_epoch(epoch_api.ABORT, request, epoch_api.AbortReply)
 
     def describe(self, request: epoch_api.DescribeRequest) -> epoch_api.DescribeReply:
@@ -301,7 +306,7 @@ class Client:
     # ---- control batches
 
     def start_scan(self, request: epoch_api.ScanRequest) -> "Pending[epoch_api.ScanReply]":
-        """Send a scan and return at once, so that the next piece is read while the caller decodes this one."""
+        """Send a scan and return at once, so that the next batches are read while the caller decodes these."""
         return Pending(
             self,
             lambda: self._send_epoch(request),
@@ -316,6 +321,53 @@ class Client:
         """
         return self.start_scan(request).receive()
 
+    # ---- registered readers
+
+    def register_reader(
+        self, reader: str, streams: Sequence[reader_api.ReaderOffset], *, group: str = ""
+    ) -> tuple[reader_api.ReaderOffset, ...]:
+        """Register a reader, or set its streams and positions anew: retention keeps what it has not acknowledged.
+
+        With a `group` its positions follow what the Kafka consumer group commits. Returns the positions, durable.
+        Raises OffsetOutOfRange, TooManyReaders, UnknownTopicOrPartition.
+        """
+        request = reader_api.RegisterReaderRequest(reader, group, tuple(streams))
+        return self._ask_readers(request, reader_api.RegisterReaderReply).streams
+
+    def acknowledge(self, reader: str, streams: Sequence[reader_api.ReaderOffset]) -> None:
+        """Say that a reader needs no record before these positions.
+
+        Raises UnknownReader; ReaderReleased if records from a position on are gone.
+        """
+        self._ask_readers(reader_api.AcknowledgeRequest(reader, tuple(streams)), reader_api.Done)
+
+    def remove_reader(self, reader: str) -> None:
+        """Remove a reader: it keeps nothing any more. Raises UnknownReader."""
+        self._ask_readers(reader_api.RemoveReaderRequest(reader), reader_api.Done)
+
+    def describe_reader(self, reader: str) -> reader_api.ReaderDescription:
+        """One reader. Raises UnknownReader."""
+        return self._ask_readers(reader_api.DescribeReadersRequest(reader), reader_api.ReaderDescription)
+
+    def reader_names(self) -> list[str]:
+        """The names of all readers, sorted."""
+        found: list[str] = []
+        while True:
+            request = reader_api.DescribeReadersRequest("", found[-1] if found else "")
+            names = self._ask_readers(request, reader_api.ReaderDescription).names
+            found.extend(names)
+            if len(names) < reader_api.NAMES_PER_REPLY:
+                return found
+
+    def _ask_readers(self, request: reader_api.ReaderRequest, kind: type[T]) -> T:
+        def ask() -> T:
+            correlation_id = self._next_correlation()
+            self._send(reader_api.encode_request(request, correlation_id=correlation_id, client_id=self._client_id))
+            decode = partial(reader_api.decode_reply, reader_api.api_key_of(request))
+            return self._receive_own(decode, correlation_id, kind)
+
+        return self._retry(ask)
+
     def _ask_epoch(self, api_key: int, request: epoch_api.Request, kind: type[R]) -> R:
         return self._retry(lambda: self._receive_epoch(api_key, self._send_epoch(request), kind))
 
@@ -325,8 +377,12 @@ class Client:
         return correlation_id
 
     def _receive_epoch(self, api_key: int, correlation_id: int, kind: type[R]) -> R:
+        return self._receive_own(partial(epoch_api.decode_reply, api_key), correlation_id, kind)
+
+    def _receive_own(self, decode: Callable[[memoryview], tuple[int, object]], correlation_id: int, kind: type[T]) -> T:
+        """The reply to one of Cairn's own requests. Raises the error inside it, or MalformedReply."""
         try:
-            found, reply = epoch_api.decode_reply(api_key, self._receive_frame())
+            found, reply = decode(self._receive_frame())
         except MalformedRequest as error:
             raise MalformedReply(f"{self.where} does not answer as a Cairn sidecar: {error}") from error
         if found != correlation_id:

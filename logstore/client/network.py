@@ -5,17 +5,9 @@ Invariant: only this module of the client opens sockets, reads a clock or sleeps
 
 import socket
 import time
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-
-class Address(NamedTuple):
-    """Where a sidecar listens."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
+from logstore.base.addresses import Address
 
 
 class Network(Protocol):

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from logstore.client.errors import MalformedReply
+from logstore.format.topic_partition import TopicPartition as TopicPartition
 from logstore.interfaces import Buffer
 
 PRODUCE: Final = 0
@@ -53,16 +54,6 @@ _NO_SESSION: Final = 0
 _READ_UNCOMMITTED: Final = 0
 _TOPIC: Final = 2
 _DEFAULT_REPLICATION: Final = -1
-
-
-class TopicPartition(NamedTuple):
-    """A stream, as Kafka names it."""
-
-    topic: str
-    partition: int
-
-    def __str__(self) -> str:
-        return f"{self.topic}-{self.partition}"
 
 
 class TopicInfo(NamedTuple):

@@ -8,7 +8,6 @@ Invariants:
 """
 
 import errno
-import fcntl
 import os
 import threading
 from collections import OrderedDict
@@ -16,16 +15,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from logstore.errors import DataDirectoryInUse
+from logstore.base.directory import DIRECTORY_MODE, FILE_MODE
 from logstore.interfaces import Buffer
 
 MAX_DESCRIPTORS = 256
 """Descriptors cached for writing: one for each busy chunk, below common limits of open files."""
 MAX_VECTORS = 512
 """Buffers in one system call; the kernel's own limit is 1024."""
-FILE_MODE = 0o600
-DIRECTORY_MODE = 0o700
-LOCK_FILE = "lock"
 
 
 class _Handle:
@@ -190,27 +186,3 @@ def _write_all(descriptor: int, position: int, buffers: list[Buffer]) -> int:
         if written:
             buffers[0] = memoryview(buffers[0])[written:]
     return position
-
-
-@contextmanager
-def locked_directory(root: Path) -> Iterator[None]:
-    """Lock the data directory for one sidecar; creates the directory if it is missing.
-
-    Raises DataDirectoryInUse if another process holds the lock, OSError if the directory cannot be created or written.
-    """
-    root.mkdir(parents=True, exist_ok=True, mode=DIRECTORY_MODE)
-    descriptor = os.open(root / LOCK_FILE, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, FILE_MODE)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
-            raise DataDirectoryInUse(
-                f"{root} is in use by another sidecar (process {owner or 'unknown'}); "
-                "stop it or choose another --data-dir"
-            ) from error
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        yield
-    finally:
-        os.close(descriptor)

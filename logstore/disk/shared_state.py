@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from logstore.interfaces import Clock
+from logstore.base.clock import Clock
 
 LOCK_NAME = "lock"
 GONE_PREFIX = ".reclaimed."

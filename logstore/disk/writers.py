@@ -10,9 +10,9 @@ from collections import deque
 from queue import SimpleQueue
 
 from logstore.interfaces import FileSystem
-from logstore.log.jobs import Job, Operation
+from logstore.log.jobs import DiskJob, Operation
 
-Finished = tuple[Job, tuple[Operation, OSError] | None]
+Finished = tuple[DiskJob, tuple[Operation, OSError] | None]
 
 
 class WriterThreads:
@@ -20,7 +20,7 @@ class WriterThreads:
 
     def __init__(self, fs: FileSystem, threads: int) -> None:
         self._fs = fs
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._jobs: SimpleQueue[DiskJob | None] = SimpleQueue()
         self._finished: deque[Finished] = deque()
         self._crashed: BaseException | None = None
         self.eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -30,7 +30,7 @@ class WriterThreads:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: DiskJob) -> None:
         """Run a job on the next free thread."""
         self._jobs.put(job)
 

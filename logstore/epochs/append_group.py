@@ -1,18 +1,18 @@
 """An epoch's output in one stream: the checks before it is staged, and its append group.
 
 Invariants:
-* Staging accepts only batches that the stream would accept from a client, so that a decided epoch is not refused later;
-  and, in addition, control batches of the types that a query writes about its state. BEGIN and END belong to the log:
-  staged ones would make recovery see groups that do not exist.
-* A group holds the decided attempts' batches in the order of tasks, then of staging. BEGIN states their bytes and
-  number; END is the epoch marker.
+* Staging accepts only batches that the stream would accept from a client, so that a committed epoch is not refused
+  later; and, in addition, control batches of the types that a query writes about its state. BEGIN and END belong to the
+  log: staged ones would make recovery see groups that do not exist.
+* A group holds the batches of the committed attempts in the order of tasks, then of staging. BEGIN states their bytes
+  and number; END is the epoch marker.
 
 Source: docs/format.md, "Append groups".
 """
 
 from collections.abc import Iterable, Sequence
 
-from logstore.epochs.decisions import Decision
+from logstore.epochs.ledger_entries import CommitRecord
 from logstore.epochs.staged_reader import StagedReader
 from logstore.epochs.staging import Extent, Ready
 from logstore.errors import InvalidRecord, MessageTooLarge
@@ -73,10 +73,10 @@ def _check_control(data: memoryview, position: int, header: BatchHeader, where: 
 
 
 class EpochGroup:
-    """The append group of one decision in one stream (`logstore.log.stream.Group`)."""
+    """The append group of one committed epoch in one stream (`logstore.log.stream.Group`)."""
 
-    def __init__(self, decision: Decision, attempts: Sequence[str], extents: Iterable[Extent], ready: Ready) -> None:
-        self._decision = decision
+    def __init__(self, record: CommitRecord, attempts: Sequence[str], extents: Iterable[Extent], ready: Ready) -> None:
+        self._record = record
         self._attempts = tuple(attempts)
         extents = list(extents)
         self.byte_count = sum(extent.length for extent in extents)
@@ -85,9 +85,9 @@ class EpochGroup:
 
     def begin(self, now_ms: int) -> bytearray:
         """The BEGIN control batch."""
-        decision = self._decision
+        record = self._record
         begin = Begin(
-            decision.query, decision.epoch, decision.run_number, self._attempts, self.byte_count, self.batch_count
+            record.query, record.epoch, record.incarnation_number, self._attempts, self.byte_count, self.batch_count
         )
         return encode_control(begin, timestamp_ms=now_ms)
 
@@ -97,19 +97,19 @@ class EpochGroup:
 
     def end(self, now_ms: int) -> bytearray:
         """The END control batch: the epoch marker."""
-        decision = self._decision
-        end = End(decision.query, decision.epoch, decision.run_number, decision.positions.encode())
+        record = self._record
+        end = End(record.query, record.epoch, record.incarnation_number, record.positions.encode())
         return encode_control(end, timestamp_ms=now_ms)
 
 
-def holds_end(decision: Decision, controls: Iterable[tuple[int, Buffer]]) -> bool:
-    """Whether the control batches (offset, bytes) of a stream contain the END of a decision."""
+def holds_end(record: CommitRecord, controls: Iterable[tuple[int, Buffer]]) -> bool:
+    """Whether the control batches (offset, bytes) of a stream contain the END of a committed epoch."""
     for _, batch in controls:
         control = decode_control(batch)
         if (
             isinstance(control, End)
-            and (control.query, control.epoch) == (decision.query, decision.epoch)
-            and control.run == decision.run_number
+            and (control.query, control.epoch) == (record.query, record.epoch)
+            and control.incarnation == record.incarnation_number
         ):
             return True
     return False

@@ -1,18 +1,20 @@
-"""Exactly-once output: runs, decisions, and the publication of an epoch in all its streams.
+"""Exactly-once output: incarnations, commits, and the publication of an epoch in all its streams.
 
-A query stages its tasks' output, then decides an epoch: it names the attempts that count. The decision is one durable
-record; from then on this life of the sidecar, or the next, publishes the epoch stream by stream.
+A query stages its tasks' output, then commits an epoch: it names the attempts that count. The commit record is one
+durable record; from then on this life of the sidecar, or the next, publishes the epoch stream by stream.
 
 Invariants:
-* An epoch of a query is decided at most once, and only above the last decided epoch; each of its streams gets a decided
-  epoch exactly once, from the named attempts.
-* A new run of a query is durable before its first request is answered; from then on no older run can stage or decide.
-* `decide` answers "committed" only when END is synced in every stream. Staged data is removed only after that; until
+* An epoch of a query is committed at most once, and only above the last committed epoch; each of its streams gets a
+  committed epoch exactly once, from the named attempts.
+* A new incarnation of a query is durable before its first request is answered; from then on no older incarnation can
+  stage or commit.
+* `commit` answers "committed" only when END is synced in every stream. Staged data is removed only after that; until
   the mark is durable, streams are pinned from where a restart would search for the END.
-* A decision whose record failed counts as possible until a later put of the ledger succeeds; its staged data stays.
-* At most one epoch per query is in progress; later decisions wait for it. States and events: `decisions.TRANSITIONS`.
+* A commit whose record failed counts as possible until a later put of the ledger succeeds; its staged data stays.
+* At most one epoch per query is in progress; later commits wait for it. States and events:
+  `ledger_entries.TRANSITIONS`.
 
-`_decide` shows the order of events, from the request to the answer. No sockets, no clock and no event loop.
+`_commit` shows the order of events, from the request to the answer. No sockets, no clock and no event loop.
 
 Sources: docs/format.md, "Epochs"; CEC paper, section IX.
 """
@@ -21,54 +23,56 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from logstore.base.events import Report
 from logstore.epochs.append_group import check_part, holds_end
-from logstore.epochs.decisions import (
+from logstore.epochs.ledger_entries import (
     BUSY,
-    DECISION,
+    COMMIT_RECORD,
+    INCARNATIONS,
     LAST,
-    MAX_RUNS,
-    RUNS,
+    MAX_INCARNATIONS,
     TRANSITIONS,
-    Decision,
+    CommitRecord,
     EpochEvent,
     EpochState,
-    Last,
-    Runs,
+    Incarnations,
+    LastEpoch,
     Target,
-    decode_decision,
-    decode_last,
-    decode_runs,
-    encode_decision,
-    encode_last,
-    encode_runs,
+    decode_commit_record,
+    decode_incarnations,
+    decode_last_epoch,
+    encode_commit_record,
+    encode_incarnations,
+    encode_last_epoch,
 )
-from logstore.epochs.publisher import Commit, Publisher
-from logstore.epochs.staging import Attempt, Staging
-from logstore.errors import CairnError, CorruptFile, FencedRun, MalformedRequest, StagedMissing, StaleEpoch
+from logstore.epochs.publisher import CommitInProgress, EpochPublisher
+from logstore.epochs.staging import StagedAttempt, Staging
+from logstore.errors import CairnError, CorruptFile, FencedIncarnation, MalformedRequest, StagedMissing, StaleEpoch
+from logstore.events import EPOCH_ROLLED_FORWARD, EPOCH_STUCK, STAGED_DATA_EXPIRED
 from logstore.format.epoch_api import (
     AbortReply,
     AbortRequest,
-    DecideReply,
-    DecideRequest,
     DescribeReply,
+    EpochCommitReply,
+    EpochCommitRequest,
     StageReply,
     StageRequest,
 )
 from logstore.format.staged import AttemptKey
-from logstore.interfaces import Buffer, Report
+from logstore.interfaces import Buffer
 from logstore.log.coroutines import all_settled, start
 from logstore.log.store import Store
 from logstore.log.ticket import Ticket
 
 DEFAULT_STAGED_AGE_MS: Final = 24 * 3600 * 1000
-"""Age at which staged output of undecided epochs is dropped; its query would stage it again."""
+"""Age at which staged output of uncommitted epochs is dropped; its query would stage it again."""
 DEFAULT_FORGET_MS: Final = 7 * 24 * 3600 * 1000
-"""How long a batch job, or a query that never decided an epoch, is remembered."""
+"""How long a batch job, or a query that never committed an epoch, is remembered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """A stream that must be searched for a decided epoch's END after a restart."""
+    """A stream that must be searched for a committed epoch's END after a restart."""
 
     query: str
     target: Target
@@ -79,16 +83,16 @@ class Search:
 class _Query:
     """The state of a query.
 
-    `admitted` settles once the newest run is durable. `carried_out` settles once the epoch in progress is in all its
-    streams, or fails with the error that prevented that.
+    `admitted` settles once the newest incarnation is durable. `carried_out` settles once the epoch in progress is in
+    all its streams, or fails with the error that prevented that.
     """
 
     name: str
-    runs: Runs
+    incarnations: Incarnations
     admitted: Ticket[None]
-    last: Last | None = None
+    last: LastEpoch | None = None
     state: EpochState = EpochState.IDLE
-    commit: Commit | None = None
+    commit: CommitInProgress | None = None
     carried_out: Ticket[None] = field(default_factory=lambda: Ticket.succeeded(None))
 
     def move(self, event: EpochEvent) -> None:
@@ -99,7 +103,7 @@ class _Query:
         self.state = following
 
     @property
-    def under_way(self) -> Commit:
+    def under_way(self) -> CommitInProgress:
         """The commit in progress; only for states that have one."""
         if self.commit is None:
             raise AssertionError(f"query {self.name!r} has no commit in state {self.state.value}")
@@ -111,7 +115,7 @@ class _Query:
 
 
 class Epochs:
-    """The epochs of all queries. `report(event, fields)` reports events to the operator."""
+    """The epochs of all queries. `report` reports events to the operator."""
 
     def __init__(
         self,
@@ -125,7 +129,7 @@ class Epochs:
         self._store = store
         self._ledger = store.epochs
         self._staging = staging
-        self._publisher = Publisher(staging, store, report)
+        self._publisher = EpochPublisher(staging, store, report)
         self._report = report
         self._staged_age_ms = staged_age_ms
         self._forget_ms = forget_ms
@@ -135,24 +139,29 @@ class Epochs:
     # ---- at start
 
     def _recover(self) -> None:
-        """Read the ledger; drop staged data that no run can decide now. Raises CorruptFile, UnknownFormatVersion."""
-        for key, value in self._ledger.items(RUNS):
-            name = key.removeprefix(RUNS)
-            self._queries[name] = _Query(name, decode_runs(name, value), Ticket.succeeded(None))
+        """Read the ledger; drop staged data that no incarnation can commit now.
+
+        Raises CorruptFile, UnknownFormatVersion.
+        """
+        for key, value in self._ledger.items(INCARNATIONS):
+            name = key.removeprefix(INCARNATIONS)
+            self._queries[name] = _Query(name, decode_incarnations(name, value), Ticket.succeeded(None))
         for key, value in self._ledger.items(LAST):
             name = key.removeprefix(LAST)
-            self._known(name, key).last = decode_last(name, value)
-        for key, value in self._ledger.items(DECISION):
-            name = key.removeprefix(DECISION)
+            self._known(name, key).last = decode_last_epoch(name, value)
+        for key, value in self._ledger.items(COMMIT_RECORD):
+            name = key.removeprefix(COMMIT_RECORD)
             query = self._known(name, key)
             if query.last is None:
                 raise CorruptFile(f"the ledger has {key!r} without {LAST + name!r}; restore it from a copy")
-            query.commit = Commit(decode_decision(name, value), query.last)
+            query.commit = CommitInProgress(decode_commit_record(name, value), query.last)
             query.move(EpochEvent.RECOVERED)
             self._pin(query.commit)
         for attempt in self._staging.all_attempts():
             owner = self._queries.get(attempt.key.query)
-            if owner is None or (attempt.key.run != owner.runs.tokens[-1] and not owner.covers(attempt.key)):
+            if owner is None or (
+                attempt.key.incarnation != owner.incarnations.tokens[-1] and not owner.covers(attempt.key)
+            ):
                 self._staging.drop([attempt])
         for query in self._queries.values():
             self._drop_old(query)
@@ -160,14 +169,14 @@ class Epochs:
     def _known(self, name: str, key: str) -> _Query:
         query = self._queries.get(name)
         if query is None:
-            raise CorruptFile(f"the ledger has {key!r} without {RUNS + name!r}; restore it from a copy")
+            raise CorruptFile(f"the ledger has {key!r} without {INCARNATIONS + name!r}; restore it from a copy")
         return query
 
     def searches(self) -> list[Search]:
         """Searches, before serving, for groups that a former life already published. Answer each with `found`."""
         searches = []
         for query in self._queries.values():
-            if query.state is EpochState.DECIDED and query.commit is not None:
+            if query.state is EpochState.COMMITTED and query.commit is not None:
                 for target in query.commit.remaining:
                     stream = self._publisher.find(target)
                     if stream is not None:
@@ -181,38 +190,44 @@ class Epochs:
         Raises CorruptBatch or UnknownFormatVersion.
         """
         commit = self._queries[search.query].commit
-        if commit is not None and holds_end(commit.decision, controls):
+        if commit is not None and holds_end(commit.record, controls):
             commit.remaining.remove(search.target)
 
     def roll_forward(self) -> Ticket[None]:
-        """Publish decided epochs that are not in all their streams; before serving, once all searches are answered.
+        """Publish committed epochs that are not in all their streams; before serving, once all searches are answered.
 
-        The ticket never fails: an epoch that cannot be published is reported, stays decided and is retried.
+        The ticket never fails: an epoch that cannot be published is reported, stays committed and is retried.
         """
-        decided = [query for query in self._queries.values() if query.state is EpochState.DECIDED]
-        for query in decided:
+        committed = [query for query in self._queries.values() if query.state is EpochState.COMMITTED]
+        for query in committed:
             commit = query.under_way
             query.move(EpochEvent.SEARCHED)
-            fields = {"query": query.name, "epoch": commit.decision.epoch}
-            self._report("epoch rolled forward", {**fields, "streams": len(commit.remaining)})
+            self._report(
+                EPOCH_ROLLED_FORWARD,
+                query=query.name,
+                epoch=commit.record.epoch,
+                streams=len(commit.remaining),
+            )
             query.carried_out = start(self._publish(query, commit))
-        return start(all_settled([query.carried_out for query in decided]))
+        return start(all_settled([query.carried_out for query in committed]))
 
     # ---- requests
 
     def stage(self, request: StageRequest, *, now_ms: int) -> Ticket[StageReply]:
-        """Stage one piece of a task attempt's output; settles when the piece and the run are durable.
+        """Stage one segment of a task attempt's output; settles when the segment and the incarnation are durable.
 
-        Raises at once, or fails with: FencedRun, StaleEpoch (the epoch is decided, this attempt's part in it complete),
-        StagePosition, UnknownTopicOrPartition, MalformedRequest, the errors of `append_group.check_part`,
-        StorageFailed.
+        Raises at once, or fails with: FencedIncarnation, StaleEpoch (the epoch is committed with all that this attempt
+        staged before), StagePosition, UnknownTopicOrPartition, MalformedRequest, the errors of
+        `append_group.check_part`, StorageFailed.
         """
-        self._refuse_fenced(request.query, request.run)
-        key = AttemptKey(request.query, request.run, request.epoch, request.task, request.attempt)
+        self._refuse_fenced(request.query, request.incarnation)
+        key = AttemptKey(request.query, request.incarnation, request.epoch, request.task, request.attempt)
         known = self._staging.get(key)
         query = self._queries.get(request.query)
-        if query is not None and query.covers(key) and (known is None or request.position >= len(known.frames)):
-            raise StaleEpoch(f"epoch {request.epoch} of query {request.query!r} is decided; nothing can be added to it")
+        if query is not None and query.covers(key) and (known is None or request.position >= len(known.segments)):
+            raise StaleEpoch(
+                f"epoch {request.epoch} of query {request.query!r} is committed; nothing can be added to it"
+            )
         data = memoryview(request.data)
         position = 0
         for part in request.parts:
@@ -221,7 +236,7 @@ class Epochs:
             position += part.length_bytes
         if position != len(data):
             raise MalformedRequest(f"parts of {position} bytes in all, but {len(data)} bytes of data")
-        query = self._admit(request.query, request.run, now_ms)
+        query = self._admit(request.query, request.incarnation, now_ms)
         staged = self._staging.stage(key, request.position, request.parts, request.data, now_ms=now_ms)
         return start(self._answer_staged(query.admitted, staged))
 
@@ -231,47 +246,50 @@ class Epochs:
         admitted.result()
         return StageReply(staged.result())
 
-    def decide(self, request: DecideRequest, *, now_ms: int) -> Ticket[DecideReply]:
+    def commit(self, request: EpochCommitRequest, *, now_ms: int) -> Ticket[EpochCommitReply]:
         """Commit an epoch; settles when the epoch is in all its streams, now or before the request.
 
-        Raises or fails with: FencedRun, StaleEpoch (a checkpoint was rewound), StagedMissing, UnknownTopicOrPartition,
-        StorageFailed (retry the same request), CorruptFile (decided, but staged data was damaged since: an operator has
-        to act).
+        Raises or fails with: FencedIncarnation, StaleEpoch (a checkpoint was rewound), StagedMissing,
+        UnknownTopicOrPartition, StorageFailed (retry the same request), CorruptFile (committed, but staged data was
+        damaged since: an operator has to act).
         """
-        self._refuse_fenced(request.query, request.run)
-        return start(self._decide(self._admit(request.query, request.run, now_ms), request, now_ms))
+        self._refuse_fenced(request.query, request.incarnation)
+        return start(self._commit(self._admit(request.query, request.incarnation, now_ms), request, now_ms))
 
-    async def _decide(self, query: _Query, request: DecideRequest, now_ms: int) -> DecideReply:
+    async def _commit(self, query: _Query, request: EpochCommitRequest, now_ms: int) -> EpochCommitReply:
         """Take an epoch from the request to the answer."""
         await query.admitted
         await self._wait_for_turn(query)
-        self._refuse_fenced(request.query, request.run)
+        self._refuse_fenced(request.query, request.incarnation)
         if query.last is not None and request.epoch <= query.last.epoch:
             return self._answer_old(query, request, query.last)
-        decision = self._make_decision(query, request)
-        commit = Commit(decision, Last(request.epoch, now_ms, request.forget, request.positions))
+        record = self._make_record(query, request)
+        commit = CommitInProgress(record, LastEpoch(request.epoch, now_ms, request.forget, request.positions))
         self._replace_commit(query, commit)
         query.carried_out = start(self._carry_out(query, commit))
         await query.carried_out
-        return DecideReply("committed", request.epoch)
+        return EpochCommitReply("committed", request.epoch)
 
     async def _wait_for_turn(self, query: _Query) -> None:
         """Wait until no epoch of the query is in progress. Raises the error of the epoch before, if it failed."""
         while query.state in BUSY:
-            if query.state is EpochState.DECIDED:
+            if query.state is EpochState.COMMITTED:
                 raise AssertionError("a sidecar rolls forward before it serves")
             if query.state is EpochState.STUCK:
                 self._retry(query)
             await query.carried_out
 
-    async def _carry_out(self, query: _Query, commit: Commit) -> None:
-        """Record the decision, then publish it. Raises StorageFailed, CorruptFile, UnknownTopicOrPartition."""
+    async def _carry_out(self, query: _Query, commit: CommitInProgress) -> None:
+        """Write the record, then publish the epoch. Raises StorageFailed, CorruptFile, UnknownTopicOrPartition."""
         await self._record(query, commit)
         await self._publish(query, commit)
 
     def abort(self, request: AbortRequest) -> Ticket[AbortReply]:
-        """Drop a run's staged output of an epoch, unless the epoch is or may be decided. Raises FencedRun."""
-        self._refuse_fenced(request.query, request.run)
+        """Drop an incarnation's staged output of an epoch, unless the epoch is or may be committed.
+
+        Raises FencedIncarnation.
+        """
+        self._refuse_fenced(request.query, request.incarnation)
         query = self._queries.get(request.query)
         if query is None:
             return Ticket.succeeded(AbortReply(0))
@@ -282,7 +300,8 @@ class Epochs:
         attempts = [
             attempt
             for attempt in self._staging.attempts(request.query)
-            if (attempt.key.run, attempt.key.epoch) == (request.run, request.epoch) and not query.covers(attempt.key)
+            if (attempt.key.incarnation, attempt.key.epoch) == (request.incarnation, request.epoch)
+            and not query.covers(attempt.key)
         ]
         return AbortReply(self._staging.drop(attempts))
 
@@ -292,7 +311,7 @@ class Epochs:
         attempts = self._staging.attempts(query_name)
         return DescribeReply(
             last_epoch=query.last.epoch if query is not None and query.last is not None else None,
-            run=query.runs.tokens[-1] if query is not None else None,
+            incarnation=query.incarnations.tokens[-1] if query is not None else None,
             state=(query.state if query is not None else EpochState.IDLE).value,
             staged_bytes=sum(attempt.size_bytes for attempt in attempts),
             staged_attempts=len(attempts),
@@ -310,36 +329,39 @@ class Epochs:
                 start(self._mark(query, query.under_way))
             self._expire(query, now_ms)
 
-    # ---- runs
+    # ---- incarnations
 
-    def _refuse_fenced(self, name: str, run: str) -> None:
+    def _refuse_fenced(self, name: str, incarnation: str) -> None:
         query = self._queries.get(name)
-        if query is not None and run in query.runs.tokens[:-1]:
-            raise FencedRun(
-                f"run {run!r} of query {name!r} has been replaced by run {query.runs.tokens[-1]!r}; stop this one"
+        if query is not None and incarnation in query.incarnations.tokens[:-1]:
+            raise FencedIncarnation(
+                f"incarnation {incarnation!r} of query {name!r} has been replaced by incarnation "
+                f"{query.incarnations.tokens[-1]!r}; stop this one"
             )
 
-    def _admit(self, name: str, run: str, now_ms: int) -> _Query:
-        """The query, with `run` as its newest run; `admitted` settles when the run is durable."""
+    def _admit(self, name: str, incarnation: str, now_ms: int) -> _Query:
+        """The query, with `incarnation` as its newest; `admitted` settles when the incarnation is durable."""
         query = self._queries.get(name)
         if query is None:
-            query = self._queries[name] = _Query(name, Runs((run,), 1, now_ms), Ticket())
-        elif query.runs.tokens[-1] != run:
-            query.runs = Runs((*query.runs.tokens, run)[-MAX_RUNS:], query.runs.count + 1, now_ms)
+            query = self._queries[name] = _Query(name, Incarnations((incarnation,), 1, now_ms), Ticket())
+        elif query.incarnations.tokens[-1] != incarnation:
+            former = query.incarnations
+            remembered = (*former.tokens, incarnation)[-MAX_INCARNATIONS:]
+            query.incarnations = Incarnations(remembered, former.count + 1, now_ms)
             fenced = [attempt for attempt in self._staging.attempts(name) if not query.covers(attempt.key)]
             self._staging.drop(fenced)
         elif not (query.admitted.done and query.admitted.error is not None):
             return query
-        query.admitted = self._ledger.put({f"{RUNS}{name}": encode_runs(query.runs)})
+        query.admitted = self._ledger.put({f"{INCARNATIONS}{name}": encode_incarnations(query.incarnations)})
         return query
 
-    # ---- deciding
+    # ---- committing
 
-    def _answer_old(self, query: _Query, request: DecideRequest, last: Last) -> DecideReply:
+    def _answer_old(self, query: _Query, request: EpochCommitRequest, last: LastEpoch) -> EpochCommitReply:
         """The answer for an epoch that is not above the last one: duplicate, error (rewound), or skipped."""
         if request.epoch == last.epoch:
             self._drop_old(query)
-            return DecideReply("duplicate", last.epoch, last.positions)
+            return EpochCommitReply("duplicate", last.epoch, last.positions)
         if request.rewind == "error":
             raise StaleEpoch(
                 f"epoch {request.epoch} of query {query.name!r} is older than the last committed epoch {last.epoch}: "
@@ -347,58 +369,61 @@ class Epochs:
                 "set the option that skips epochs up to the last committed one"
             )
         self._drop_old(query)
-        return DecideReply("skipped", last.epoch)
+        return EpochCommitReply("skipped", last.epoch)
 
-    def _make_decision(self, query: _Query, request: DecideRequest) -> Decision:
-        """The record of the decision that a request asks for. Raises StagedMissing, UnknownTopicOrPartition."""
+    def _make_record(self, query: _Query, request: EpochCommitRequest) -> CommitRecord:
+        """The record of the commit that a request asks for. Raises StagedMissing, UnknownTopicOrPartition."""
         places: set[tuple[str, int]] = set()
         for task in request.tasks:
-            if not task.frames:
+            if not task.segments:
                 continue
-            key = AttemptKey(request.query, request.run, request.epoch, task.task, task.attempt)
+            key = AttemptKey(request.query, request.incarnation, request.epoch, task.task, task.attempt)
             attempt = self._staging.get(key)
-            self._check_complete(key, attempt, task.frames)
+            self._check_complete(key, attempt, task.segments)
             if attempt is not None:
-                for frame in attempt.frames:
-                    places.update((p.topic, p.partition) for p in frame.header.parts if p.length_bytes)
+                for segment in attempt.segments:
+                    places.update((p.topic, p.partition) for p in segment.header.parts if p.length_bytes)
         targets = []
         for topic, partition in sorted(places):
             start_offset = self._store.stream(topic, partition).high_watermark
             targets.append(Target(topic, str(self._store.topic(topic).topic_id), partition, start_offset))
-        return Decision(
+        return CommitRecord(
             query=query.name,
-            run=request.run,
-            run_number=query.runs.count,
+            incarnation=request.incarnation,
+            incarnation_number=query.incarnations.count,
             epoch=request.epoch,
             positions=request.positions,
-            tasks=tuple(sorted((task for task in request.tasks if task.frames), key=lambda task: task.task)),
+            tasks=tuple(sorted((task for task in request.tasks if task.segments), key=lambda task: task.task)),
             targets=tuple(targets),
         )
 
-    def _check_complete(self, key: AttemptKey, attempt: Attempt | None, frames: int) -> None:
-        here = attempt.durable_frames if attempt is not None and attempt.failure is None else 0
-        if attempt is None or here != frames or len(attempt.frames) != frames:
+    def _check_complete(self, key: AttemptKey, attempt: StagedAttempt | None, segments: int) -> None:
+        here = attempt.durable_segments if attempt is not None and attempt.failure is None else 0
+        if attempt is None or here != segments or len(attempt.segments) != segments:
             raise StagedMissing(
                 f"task {key.task} of epoch {key.epoch} of query {key.query!r}: attempt {key.attempt!r} should have "
-                f"{frames} staged pieces, {here} are here; nothing was committed, run the epoch again"
+                f"{segments} staged segments, {here} are here; nothing was committed, run the epoch again"
             )
 
-    def _replace_commit(self, query: _Query, commit: Commit) -> None:
+    def _replace_commit(self, query: _Query, commit: CommitInProgress) -> None:
         """Set `commit` as the query's commit; it takes over earlier commits whose record may still be on disk."""
         self._pin(commit)
         if query.commit is not None:
             commit.earlier = [query.commit, *query.commit.earlier]
             query.commit.earlier = []
         query.commit = commit
-        query.move(EpochEvent.DECIDE)
+        query.move(EpochEvent.COMMIT)
 
-    async def _record(self, query: _Query, commit: Commit) -> None:
-        """Make the decision durable; from then on this life or the next publishes the epoch. Raises StorageFailed."""
+    async def _record(self, query: _Query, commit: CommitInProgress) -> None:
+        """Make the commit record durable; from then on this life or the next publishes the epoch.
+
+        Raises StorageFailed.
+        """
         try:
             await self._ledger.put(
                 {
-                    f"{DECISION}{query.name}": encode_decision(commit.decision),
-                    f"{LAST}{query.name}": encode_last(commit.last),
+                    f"{COMMIT_RECORD}{query.name}": encode_commit_record(commit.record),
+                    f"{LAST}{query.name}": encode_last_epoch(commit.last),
                 }
             )
         except CairnError:
@@ -411,35 +436,35 @@ class Epochs:
         commit.earlier.clear()
 
     async def _retract(self, query: _Query) -> None:
-        """Make sure that a decision whose record failed is not on disk: the next put replaces that record.
+        """Make sure that a commit record whose write failed is not on disk: the next put replaces it.
 
-        An older decision that may be on disk instead is already published, so this put is also its mark.
+        An older commit record that may be on disk instead is already published, so this put is also its mark.
         """
         if query.state is not EpochState.UNSURE:
             return
         commit = query.under_way
-        if await self._remove_decision(query) and query.commit is commit and query.state is EpochState.UNSURE:
+        if await self._remove_record(query) and query.commit is commit and query.state is EpochState.UNSURE:
             query.move(EpochEvent.RETRACTED)
             self._let_go(query)
 
-    async def _remove_decision(self, query: _Query) -> bool:
-        """Remove the query's decision from the ledger; returns whether the removal is durable."""
-        removed = self._ledger.put({f"{DECISION}{query.name}": None})
+    async def _remove_record(self, query: _Query) -> bool:
+        """Remove the query's commit record from the ledger; returns whether the removal is durable."""
+        removed = self._ledger.put({f"{COMMIT_RECORD}{query.name}": None})
         await removed.settled()
         return removed.error is None
 
     # ---- publishing
 
-    def _pin(self, commit: Commit) -> None:
-        for target in commit.decision.targets:
+    def _pin(self, commit: CommitInProgress) -> None:
+        for target in commit.record.targets:
             stream = self._publisher.find(target)
             if stream is not None:
                 commit.pins.append(stream.pin(target.start_offset))
 
-    async def _publish(self, query: _Query, commit: Commit) -> None:
+    async def _publish(self, query: _Query, commit: CommitInProgress) -> None:
         """Append the epoch's groups, drop its staged data, and start the mark; the answer does not wait for the mark.
 
-        Raises StorageFailed, CorruptFile or UnknownTopicOrPartition: the epoch stays decided, `_retry` continues.
+        Raises StorageFailed, CorruptFile or UnknownTopicOrPartition: the epoch stays committed, `_retry` continues.
         """
         try:
             await self._publisher.publish(commit)
@@ -447,8 +472,7 @@ class Epochs:
             query.move(EpochEvent.FAILED)
             if commit.reported_error != str(error):
                 commit.reported_error = str(error)
-                fields = {"query": query.name, "epoch": commit.decision.epoch, "error": str(error)}
-                self._report("epoch stuck", fields)
+                self._report(EPOCH_STUCK, query=query.name, epoch=commit.record.epoch, error=str(error))
             raise
         query.move(EpochEvent.APPENDED)
         self._drop_old(query)
@@ -458,12 +482,12 @@ class Epochs:
         query.move(EpochEvent.RETRY)
         query.carried_out = start(self._publish(query, query.under_way))
 
-    async def _mark(self, query: _Query, commit: Commit) -> None:
+    async def _mark(self, query: _Query, commit: CommitInProgress) -> None:
         """Record durably that the epoch is in all its streams; the pins hold until then."""
         if commit.marking:
             return
         commit.marking = True
-        removed = await self._remove_decision(query)
+        removed = await self._remove_record(query)
         commit.marking = False
         if removed and query.commit is commit and query.state is EpochState.PUBLISHED:
             query.move(EpochEvent.MARKED)
@@ -488,10 +512,10 @@ class Epochs:
         old = [a for a in attempts if a.last_staged_ms + self._staged_age_ms < now_ms and not query.covers(a.key)]
         if old:
             dropped_bytes = self._staging.drop(old)
-            self._report("staged data expired", {"query": query.name, "attempts": len(old), "bytes": dropped_bytes})
+            self._report(STAGED_DATA_EXPIRED, query=query.name, attempts=len(old), bytes=dropped_bytes)
         over = query.state is EpochState.IDLE and len(attempts) == len(old) and query.admitted.done
-        unused = query.last is None and query.runs.seen_ms + self._forget_ms < now_ms
-        finished = query.last is not None and query.last.forget and query.last.decided_ms + self._forget_ms < now_ms
+        unused = query.last is None and query.incarnations.seen_ms + self._forget_ms < now_ms
+        finished = query.last is not None and query.last.forget and query.last.committed_ms + self._forget_ms < now_ms
         if over and (unused or finished):
             del self._queries[query.name]
-            self._ledger.put({f"{RUNS}{query.name}": None, f"{LAST}{query.name}": None})
+            self._ledger.put({f"{INCARNATIONS}{query.name}": None, f"{LAST}{query.name}": None})

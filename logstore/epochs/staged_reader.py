@@ -64,7 +64,7 @@ class StagedReader:
         await reading.settled()
         self._is_reading = False
         if reading.error is not None:
-            raise StorageFailed(f"reading staged data failed ({reading.error}); the epoch stays decided")
+            raise StorageFailed(f"reading staged data failed ({reading.error}); the epoch stays committed")
         return found
 
     def _cut(self, extents: list[Extent], found: list[bytes], piece_bytes: int) -> bytearray:

@@ -1,16 +1,16 @@
-"""Staged output: the output of Spark's tasks for epochs that are not decided yet, one file per task attempt.
+"""Staged output: the output of Spark's tasks for epochs that are not committed yet, one file per task attempt.
 
 Invariants:
-* A ticket of `stage` settles only when the frame is durable, and with the first frame the file's name. Waiting frames
-  of one attempt share one write and one sync; attempts do not wait for each other.
-* An attempt whose write or sync failed is dead: its file is removed, its frames never count, the file is never synced
+* A ticket of `stage` settles only when the segment is durable, and with the first segment the file's name. Waiting
+  segments of one attempt share one write and one sync; attempts do not wait for each other.
+* An attempt whose write or sync failed is dead: its file is removed, its segments never count, the file is never synced
   again. The client stages the output again under another attempt.
-* A frame counts after a restart only if its checksums match; a torn end is cut, and the kept frames are synced before
-  use.
-* All staged bytes together stay below `limit_bytes` and one frame header.
+* A segment counts after a restart only if its checksums match; a torn end is cut, and the kept segments are synced
+  before use.
+* All staged bytes together stay below `limit_bytes` and one segment header.
 * A batch leaves the staging area only if its own CRC-32C still matches.
 
-This module does not know which epochs are decided: `logstore.epochs.epochs` names the attempts to drop.
+This module does not know which epochs are committed: `logstore.epochs.epochs` names the attempts to drop.
 """
 
 import enum
@@ -22,18 +22,20 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
+from logstore.base.events import Report
 from logstore.errors import CorruptFile, StagePosition, StorageFailed
+from logstore.events import STAGING_CUT
 from logstore.format.epoch_api import Part
 from logstore.format.staged import (
     HEADER_BYTES,
     AttemptKey,
-    FrameHeader,
-    decode_frame_header,
-    encode_frame_header,
+    SegmentHeader,
+    decode_segment_header,
+    encode_segment_header,
     table_bytes,
 )
-from logstore.interfaces import Buffer, FileSystem, Report
-from logstore.log.jobs import Create, Job, JobSource, Operation, Remove, Sync, SyncDirectory, Write
+from logstore.interfaces import Buffer, FileSystem
+from logstore.log.jobs import Create, DiskJob, JobSource, Operation, RemoveFile, Sync, SyncDirectory, WriteFile
 from logstore.log.rewrite import rewrite
 from logstore.log.ticket import Ticket
 
@@ -41,7 +43,7 @@ DIRECTORY: Final = "staging"
 PIECE_BYTES: Final = 1024 * 1024
 """Size of the pieces that are read, checked and passed to a stream (one batch, if a batch is larger)."""
 LAST_WRITE_BYTES: Final = 64 * 1024 * 1024
-"""More than one write of an attempt can hold: frames arrive one after the other, each at most one request large."""
+"""More than one write of an attempt can hold: segments arrive one after the other, each at most one request large."""
 DEFAULT_LIMIT_BYTES: Final = 4 * 1024 * 1024 * 1024
 _READABLE_CHARACTERS: Final = 40
 _NAME: Final = re.compile(r".*-(\d+)\.staged")
@@ -54,7 +56,7 @@ class AttemptState(enum.Enum):
 
     EMPTY = "empty"  # there is no file, and no write is in flight
     WRITING = "writing"  # a write is in flight
-    DURABLE = "durable"  # the file holds all written frames, synced
+    DURABLE = "durable"  # the file holds all written segments, synced
     DROPPING = "dropping"  # a write is in flight; the file will be removed after it
     DOOMED = "doomed"  # the file will be removed
     REMOVING = "removing"  # the removal is in flight
@@ -91,10 +93,10 @@ TRANSITIONS: Final[Mapping[tuple[AttemptState, AttemptEvent], AttemptState]] = {
 _IN_FLIGHT: Final = frozenset((AttemptState.WRITING, AttemptState.DROPPING, AttemptState.REMOVING))
 
 
-class Frame(NamedTuple):
-    """A frame in its attempt's file."""
+class StoredSegment(NamedTuple):
+    """A segment in its attempt's file."""
 
-    header: FrameHeader
+    header: SegmentHeader
     start: int
     ticket: Ticket[int]
 
@@ -108,14 +110,14 @@ class Extent(NamedTuple):
     batches: int
 
 
-class Attempt:
-    """One attempt's file: appends staged frames with group commit, and removes the file when dropped."""
+class StagedAttempt:
+    """One attempt's file: appends segments with group commit, and removes the file when dropped."""
 
-    def __init__(self, key: AttemptKey, path: str, ready: Ready, settled: "Callable[[Attempt], None]") -> None:
+    def __init__(self, key: AttemptKey, path: str, ready: Ready, settled: "Callable[[StagedAttempt], None]") -> None:
         self.key = key
         self.path = path
-        self.frames: list[Frame] = []
-        self.durable_frames = 0
+        self.segments: list[StoredSegment] = []
+        self.durable_segments = 0
         self.size_bytes = 0
         self.failure: StorageFailed | None = None
         self.state = AttemptState.EMPTY
@@ -125,54 +127,55 @@ class Attempt:
 
     @classmethod
     def recovered(
-        cls, headers: Sequence[FrameHeader], path: str, ready: Ready, settled: "Callable[[Attempt], None]"
-    ) -> "Attempt":
-        """An attempt whose file holds exactly these frames, durably."""
+        cls, headers: Sequence[SegmentHeader], path: str, ready: Ready, settled: "Callable[[StagedAttempt], None]"
+    ) -> "StagedAttempt":
+        """An attempt whose file holds exactly these segments, durably."""
         attempt = cls(headers[0].key, path, ready, settled)
         attempt.state = AttemptState.DURABLE
         for header in headers:
-            frame = Frame(header, attempt.size_bytes, Ticket.succeeded(header.position + 1))
-            attempt.frames.append(frame)
+            segment = StoredSegment(header, attempt.size_bytes, Ticket.succeeded(header.position + 1))
+            attempt.segments.append(segment)
             attempt.size_bytes += header.size_bytes
-        attempt.durable_frames = len(headers)
+        attempt.durable_segments = len(headers)
         return attempt
 
     @property
     def last_staged_ms(self) -> int:
-        """Wall time of the newest frame."""
-        return self.frames[-1].header.staged_ms if self.frames else 0
+        """Wall time of the newest segment, in ms."""
+        return self.segments[-1].header.staged_ms if self.segments else 0
 
     def stage(self, position: int, parts: tuple[Part, ...], data: Buffer, now_ms: int) -> Ticket[int]:
-        """Append a frame, or return the ticket of the same frame. Raises StagePosition, StorageFailed."""
+        """Append a segment, or return the ticket of the same segment. Raises StagePosition, StorageFailed."""
         if self.failure is not None:
             raise self.failure
-        if position < len(self.frames):
-            frame = self.frames[position]
-            if frame.header.data_bytes != len(data) or frame.header.data_crc != crc32c(data):
+        if position < len(self.segments):
+            segment = self.segments[position]
+            if segment.header.data_bytes != len(data) or segment.header.data_crc != crc32c(data):
                 raise StagePosition(
-                    f"piece {position} of attempt {self.key.attempt!r} is here with other bytes; an attempt's output "
+                    f"segment {position} of attempt {self.key.attempt!r} is here with other bytes; an attempt's output "
                     "must not change: use a new attempt",
-                    length=len(self.frames),
+                    length=len(self.segments),
                 )
-            return frame.ticket
-        if position > len(self.frames):
+            return segment.ticket
+        if position > len(self.segments):
             raise StagePosition(
-                f"piece {position} of attempt {self.key.attempt!r} does not follow the {len(self.frames)} pieces here",
-                length=len(self.frames),
+                f"segment {position} of attempt {self.key.attempt!r} does not follow the {len(self.segments)} segments "
+                "here",
+                length=len(self.segments),
             )
-        head, header = encode_frame_header(self.key, position=position, staged_ms=now_ms, parts=parts, data=data)
+        head, header = encode_segment_header(self.key, position=position, staged_ms=now_ms, parts=parts, data=data)
         ticket: Ticket[int] = Ticket()
-        self.frames.append(Frame(header, self.size_bytes, ticket))
+        self.segments.append(StoredSegment(header, self.size_bytes, ticket))
         self._data[position] = (head, data)
         self.size_bytes += header.size_bytes
         self._ready(self)
         return ticket
 
-    def extents(self, topic: str, partition: int, frames: int) -> Iterator[Extent]:
-        """The extents of one stream's batches in the first `frames` frames."""
-        for frame in self.frames[:frames]:
-            position = frame.start + frame.header.header_bytes
-            for part in frame.header.parts:
+    def extents(self, topic: str, partition: int, segments: int) -> Iterator[Extent]:
+        """The extents of one stream's batches in the first `segments` segments."""
+        for segment in self.segments[:segments]:
+            position = segment.start + segment.header.header_bytes
+            for part in segment.header.parts:
                 if part.topic == topic and part.partition == partition and part.length_bytes:
                     yield Extent(self.path, position, part.length_bytes, part.batches)
                 position += part.length_bytes
@@ -185,7 +188,7 @@ class Attempt:
         self.state = following
 
     def drop(self) -> None:
-        """Forget the frames and remove the file, after any operation in flight."""
+        """Forget the segments and remove the file, after any operation in flight."""
         self.move(AttemptEvent.DROP)
         if self.state is AttemptState.GONE:
             self._forget()
@@ -193,28 +196,28 @@ class Attempt:
         elif self.state is AttemptState.DOOMED:
             self._ready(self)
 
-    def take_job(self) -> Job | None:
-        """The write of all waiting frames, or the removal of the file."""
+    def take_job(self) -> DiskJob | None:
+        """The write of all waiting segments, or the removal of the file."""
         if self.state is AttemptState.DOOMED:
             return self._removal()
-        waiting = self.frames[self.durable_frames :]
+        waiting = self.segments[self.durable_segments :]
         if self.state in _IN_FLIGHT or not waiting:
             return None
         is_new = self.state is AttemptState.EMPTY
-        buffers = [buffer for frame in waiting for buffer in self._data.pop(frame.header.position)]
+        buffers = [buffer for segment in waiting for buffer in self._data.pop(segment.header.position)]
         operations: list[Operation] = [Create(self.path)] if is_new else []
-        operations += [Write(self.path, waiting[0].start, buffers), Sync(self.path)]
+        operations += [WriteFile(self.path, waiting[0].start, buffers), Sync(self.path)]
         if is_new:
             operations.append(SyncDirectory(DIRECTORY))
         self.move(AttemptEvent.WRITE)
-        return Job(operations, partial(self._written, waiting), self._failed)
+        return DiskJob(operations, partial(self._written, waiting), self._failed)
 
-    def _written(self, frames: Sequence[Frame]) -> None:
+    def _written(self, segments: Sequence[StoredSegment]) -> None:
         self.move(AttemptEvent.SYNCED)
-        self.durable_frames += len(frames)
+        self.durable_segments += len(segments)
         self._ready(self)
-        for frame in frames:
-            frame.ticket.succeed(frame.header.position + 1)
+        for segment in segments:
+            segment.ticket.succeed(segment.header.position + 1)
 
     def _failed(self, operation: Operation, error: OSError) -> None:
         self.move(AttemptEvent.FAILED)
@@ -226,19 +229,21 @@ class Attempt:
         self._forget(self.failure)
 
     def _forget(self, reason: StorageFailed | None = None) -> None:
-        """Forget all frames; the tickets of waiting frames fail."""
-        waiting = self.frames[self.durable_frames :]
-        self.frames.clear()
+        """Forget all segments; the tickets of waiting segments fail."""
+        waiting = self.segments[self.durable_segments :]
+        self.segments.clear()
         self._data.clear()
-        self.durable_frames = 0
-        for frame in waiting:
-            frame.ticket.fail(reason or StorageFailed(f"attempt {self.key.attempt!r} was dropped before it was staged"))
+        self.durable_segments = 0
+        for segment in waiting:
+            segment.ticket.fail(
+                reason or StorageFailed(f"attempt {self.key.attempt!r} was dropped before it was staged")
+            )
 
-    def _removal(self) -> Job:
+    def _removal(self) -> DiskJob:
         """The job that removes the file, without a directory sync: a file that reappears is dropped again."""
         self.move(AttemptEvent.REMOVE)
         self._forget()
-        return Job([Remove(self.path, optional=True)], self._removed, lambda *_: self._removed())
+        return DiskJob([RemoveFile(self.path, optional=True)], self._removed, lambda *_: self._removed())
 
     def _removed(self) -> None:
         self.move(AttemptEvent.REMOVED)
@@ -251,8 +256,8 @@ class Staging:
     def __init__(self, ready: Ready, report: Report, *, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
         self._ready = ready
         self._report = report
-        self._attempts: dict[AttemptKey, Attempt] = {}
-        self._removing: set[Attempt] = set()
+        self._attempts: dict[AttemptKey, StagedAttempt] = {}
+        self._removing: set[StagedAttempt] = set()
         self._limit_bytes = limit_bytes
         self._next_serial = 0
         self.used_bytes = 0
@@ -260,7 +265,7 @@ class Staging:
 
     @classmethod
     def open(cls, fs: FileSystem, ready: Ready, report: Report, *, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> "Staging":
-        """Open the staging area of a data directory with all whole frames. Blocks. Raises OSError,
+        """Open the staging area of a data directory with all whole segments. Blocks. Raises OSError,
         UnknownFormatVersion.
         """
         staging = cls(ready, report, limit_bytes=limit_bytes)
@@ -281,39 +286,39 @@ class Staging:
         whole_bytes = sum(header.size_bytes for header in headers)
         if whole_bytes < size_bytes:
             cut_bytes = size_bytes - whole_bytes
-            self._report("staging cut", {"path": path, "kept_bytes": whole_bytes, "cut_bytes": cut_bytes})
+            self._report(STAGING_CUT, path=path, kept_bytes=whole_bytes, cut_bytes=cut_bytes)
         if not headers:
             fs.remove(path)
             return
         if whole_bytes < size_bytes:
             fs.truncate(path, whole_bytes)
-        # A killed process leaves frames that only the page cache holds, and after a failed sync even a successful sync
-        # does not write them to the disk: the bytes that the last write may have held are written again.
+        # A killed process leaves segments that only the page cache holds, and after a failed sync even a successful
+        # sync does not write them to the disk: the bytes that the last write may have held are written again.
         rewrite(fs, path, max(0, whole_bytes - LAST_WRITE_BYTES), whole_bytes)
         fs.sync(path)
         older = self._attempts.get(headers[0].key)
         if older is not None:  # dropped earlier, but its removal was not durable; the later file counts
             fs.remove(older.path)
             self.used_bytes -= older.size_bytes
-        self._attempts[headers[0].key] = Attempt.recovered(headers, path, self._ready, self._removed)
+        self._attempts[headers[0].key] = StagedAttempt.recovered(headers, path, self._ready, self._removed)
         self.used_bytes += whole_bytes
 
     def stage(
         self, key: AttemptKey, position: int, parts: tuple[Part, ...], data: Buffer, *, now_ms: int
     ) -> Ticket[int]:
-        """Stage the frame `position` of an attempt; the result is `position` + 1, once the frame is durable.
+        """Stage the segment `position` of an attempt; the result is `position` + 1, once the segment is durable.
 
         The caller has checked the batches. `data` is kept until it is written. Raises StagePosition, or StorageFailed
         if a write of the attempt failed or the area is full.
         """
         attempt = self._attempts.get(key)
-        if (attempt is None or position >= len(attempt.frames)) and self.used_bytes + len(data) > self._limit_bytes:
+        if (attempt is None or position >= len(attempt.segments)) and self.used_bytes + len(data) > self._limit_bytes:
             raise StorageFailed(
                 f"{self.used_bytes} bytes are staged, and {len(data)} more would exceed staging.limit_bytes = "
                 f"{self._limit_bytes}; commit or stop queries, or raise the limit"
             )
         if attempt is None:
-            attempt = Attempt(key, self._new_path(key), self._ready, self._removed)
+            attempt = StagedAttempt(key, self._new_path(key), self._ready, self._removed)
         before_bytes = attempt.size_bytes
         ticket = attempt.stage(position, parts, data, now_ms)
         self._attempts[key] = attempt
@@ -328,19 +333,19 @@ class Staging:
         self._next_serial += 1
         return f"{DIRECTORY}/{readable}-e{key.epoch}-t{key.task}-{digest}-{serial}.staged"
 
-    def get(self, key: AttemptKey) -> Attempt | None:
+    def get(self, key: AttemptKey) -> StagedAttempt | None:
         """The attempt with this key, or None if it has staged nothing."""
         return self._attempts.get(key)
 
-    def attempts(self, query: str) -> list[Attempt]:
+    def attempts(self, query: str) -> list[StagedAttempt]:
         """The attempts of a query."""
         return [attempt for attempt in self._attempts.values() if attempt.key.query == query]
 
-    def all_attempts(self) -> list[Attempt]:
+    def all_attempts(self) -> list[StagedAttempt]:
         """Every attempt."""
         return list(self._attempts.values())
 
-    def drop(self, attempts: Iterable[Attempt]) -> int:
+    def drop(self, attempts: Iterable[StagedAttempt]) -> int:
         """Remove the files of these attempts in the background; returns their total bytes."""
         dropped_bytes = 0
         for attempt in attempts:
@@ -351,21 +356,21 @@ class Staging:
                 attempt.drop()
         return dropped_bytes
 
-    def _removed(self, attempt: Attempt) -> None:
+    def _removed(self, attempt: StagedAttempt) -> None:
         self.used_bytes -= attempt.size_bytes
         attempt.size_bytes = 0
         self._removing.discard(attempt)
 
 
-def _scan(fs: FileSystem, path: str) -> Iterator[FrameHeader]:
-    """Headers of the frames of a file, up to the first frame that is not whole."""
+def _scan(fs: FileSystem, path: str) -> Iterator[SegmentHeader]:
+    """Headers of the segments of a file, up to the first segment that is not whole."""
     start, expected = 0, 0
     key: AttemptKey | None = None
     while True:
         try:
             fixed = fs.read(path, start, HEADER_BYTES)
             length = table_bytes(fixed)
-            header = decode_frame_header(fixed + fs.read(path, start + HEADER_BYTES, length))
+            header = decode_segment_header(fixed + fs.read(path, start + HEADER_BYTES, length))
         except CorruptFile:
             return
         if header.position != expected or (key is not None and header.key != key):
@@ -376,7 +381,7 @@ def _scan(fs: FileSystem, path: str) -> Iterator[FrameHeader]:
         key, expected, start = header.key, expected + 1, start + header.size_bytes
 
 
-def _data_is_whole(fs: FileSystem, path: str, position: int, header: FrameHeader) -> bool:
+def _data_is_whole(fs: FileSystem, path: str, position: int, header: SegmentHeader) -> bool:
     crc, left = 0, header.data_bytes
     while left:
         piece = fs.read(path, position, min(left, PIECE_BYTES))

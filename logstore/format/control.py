@@ -50,11 +50,14 @@ _VERSION = 0
 
 
 class Begin(NamedTuple):
-    """Opens an append group: its query, epoch, run and attempts, and the bytes and batches between BEGIN and END."""
+    """Opens an append group: its query, epoch and attempts, and the bytes and batches between BEGIN and END.
+
+    `incarnation` counts the query's incarnations from 1; its stored key is `run`.
+    """
 
     query: str
     epoch: int
-    run: int
+    incarnation: int
     attempts: tuple[str, ...]
     byte_count: int
     batch_count: int
@@ -65,7 +68,7 @@ class End(NamedTuple):
 
     query: str
     epoch: int
-    run: int
+    incarnation: int
     positions: bytes
 
 
@@ -172,9 +175,11 @@ def _value(batch: memoryview, header: BatchHeader, position: int) -> memoryview:
 def encode_control(control: Begin | End, *, timestamp_ms: int) -> bytearray:
     """A control batch with this one record."""
     if isinstance(control, Begin):
-        fields: dict[str, Any] = {**control._asdict(), "attempts": list(control.attempts)}
+        fields: dict[str, Any] = {"query": control.query, "epoch": control.epoch, "run": control.incarnation}
+        fields |= {"attempts": list(control.attempts), "byte_count": control.byte_count}
+        fields["batch_count"] = control.batch_count
         return encode_control_record(BEGIN_TYPE, fields, b"", timestamp_ms)
-    fields = {"query": control.query, "epoch": control.epoch, "run": control.run}
+    fields = {"query": control.query, "epoch": control.epoch, "run": control.incarnation}
     return encode_control_record(END_TYPE, fields, control.positions, timestamp_ms)
 
 

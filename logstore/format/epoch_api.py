@@ -1,4 +1,4 @@
-"""Cairn's own requests on the Kafka port: stage, decide, abort and describe an epoch; scan control batches. No I/O.
+"""Cairn's own requests on the Kafka port: stage, commit, abort and describe an epoch; scan control batches.
 
 A request is a Kafka request with header version 1 and an API key that Kafka does not use. Its body is a length, a JSON
 object and raw bytes up to the end of the frame. A response is a correlation id and the same kind of body. The byte
@@ -9,6 +9,10 @@ Invariants:
 * Bytes that cannot be decoded raise MalformedRequest and no other error; counts and lengths are checked against the
   bytes received.
 * Record batches are passed through unchanged: this module does not read them.
+* Keys, error kinds and states are spelled on the wire as in version 0: `run` is the incarnation, `frames` the number of
+  segments, FencedRun the error FencedIncarnation.
+
+The module does no I/O.
 """
 
 import struct
@@ -17,7 +21,14 @@ from dataclasses import dataclass
 from typing import Final, Literal, cast
 
 from logstore import errors
-from logstore.errors import CairnError, CorruptChunk, MalformedRequest, OffsetOutOfRange, StagePosition
+from logstore.errors import (
+    CairnError,
+    CorruptChunk,
+    FencedIncarnation,
+    MalformedRequest,
+    OffsetOutOfRange,
+    StagePosition,
+)
 from logstore.format.fields import (
     MAX_FIELDS_BYTES,
     MAX_NAME_CHARACTERS,
@@ -36,14 +47,14 @@ from logstore.format.fields import (
 from logstore.interfaces import Buffer
 
 STAGE: Final = 30000
-DECIDE: Final = 30001
+EPOCH_COMMIT: Final = 30001
 ABORT: Final = 30002
 DESCRIBE: Final = 30003
 SCAN: Final = 30004
-API_KEYS: Final = frozenset((STAGE, DECIDE, ABORT, DESCRIBE, SCAN))
+API_KEYS: Final = frozenset((STAGE, EPOCH_COMMIT, ABORT, DESCRIBE, SCAN))
 API_VERSION: Final = 0
 
-# Largest staged piece. Bounds the memory for one request; clients cut their output into smaller pieces.
+# Largest staged segment. Bounds the memory for one request; clients cut their output into smaller segments.
 MAX_STAGE_BYTES: Final = 16 * 1024 * 1024
 # More types of control records than any client needs.
 MAX_SCAN_TYPES: Final = 64
@@ -64,7 +75,7 @@ Outcome = Literal["committed", "duplicate", "skipped"]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The batches of one stream in a staged piece."""
+    """The batches of one stream in a staged segment."""
 
     topic: str
     partition: int
@@ -75,13 +86,14 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class StageRequest:
-    """Stage one piece of a task attempt's output; `position` is the number of pieces that the attempt staged before.
+    """Stage one segment of a task attempt's output; `position` is the number of segments that the attempt staged
+    before.
 
     `data` holds the batches of `parts`, in that order, end to end.
     """
 
     query: str
-    run: str
+    incarnation: str
     epoch: int
     task: int
     attempt: str
@@ -92,26 +104,26 @@ class StageRequest:
 
 @dataclass(frozen=True, slots=True)
 class StageReply:
-    """The piece is durable; `position` is the number of durable pieces."""
+    """The segment is durable; `position` is the number of durable segments."""
 
     position: int
 
 
 @dataclass(frozen=True, slots=True)
 class TaskOutput:
-    """The attempt whose output counts for a task, and its number of pieces."""
+    """The attempt whose output counts for a task, and its number of segments."""
 
     task: int
     attempt: str
-    frames: int
+    segments: int
 
 
 @dataclass(frozen=True, slots=True)
-class DecideRequest:
+class EpochCommitRequest:
     """Commit an epoch with exactly the output of these attempts. `forget`: no later epoch will follow (a batch job)."""
 
     query: str
-    run: str
+    incarnation: str
     epoch: int
     rewind: Rewind
     tasks: tuple[TaskOutput, ...]
@@ -120,7 +132,7 @@ class DecideRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class DecideReply:
+class EpochCommitReply:
     """The outcome, and the query's last committed epoch; for a duplicate also the `positions` of that epoch."""
 
     outcome: Outcome
@@ -130,10 +142,10 @@ class DecideReply:
 
 @dataclass(frozen=True, slots=True)
 class AbortRequest:
-    """Drop the staged output of an epoch, unless the epoch has been decided."""
+    """Drop the staged output of an epoch, unless the epoch has been committed."""
 
     query: str
-    run: str
+    incarnation: str
     epoch: int
 
 
@@ -153,14 +165,15 @@ class DescribeRequest:
 
 @dataclass(frozen=True, slots=True)
 class DescribeReply:
-    """The state of a query. `last_epoch` is None before the first decided epoch; `run` is None for an unknown query.
+    """The state of a query.
 
-    `state` is that of the epoch being committed (`logstore.epochs.decisions.EpochState`), or "idle"; `positions` are
-    those of the last epoch.
+    `last_epoch` is None before the first committed epoch; `incarnation` (the newest) is None for an unknown query.
+    `state` is that of the epoch being committed (`logstore.epochs.ledger_entries.EpochState`), or "idle"; `positions`
+    are those of the last epoch.
     """
 
     last_epoch: int | None
-    run: str | None
+    incarnation: str | None
     state: str
     staged_bytes: int
     staged_attempts: int
@@ -194,8 +207,8 @@ class ScanReply:
     high_watermark: int
 
 
-Request = StageRequest | DecideRequest | AbortRequest | DescribeRequest | ScanRequest
-Reply = StageReply | DecideReply | AbortReply | DescribeReply | ScanReply
+Request = StageRequest | EpochCommitRequest | AbortRequest | DescribeRequest | ScanRequest
+Reply = StageReply | EpochCommitReply | AbortReply | DescribeReply | ScanReply
 
 
 # ---- requests
@@ -210,25 +223,25 @@ def encode_request(request: Request, *, correlation_id: int, client_id: str = "c
             api_key, raw = STAGE, request.data
             fields = {
                 "query": request.query,
-                "run": request.run,
+                "run": request.incarnation,
                 "epoch": request.epoch,
                 "task": request.task,
                 "attempt": request.attempt,
                 "position": request.position,
                 "parts": [part_fields(part) for part in request.parts],
             }
-        case DecideRequest():
-            api_key = DECIDE
-            fields = {"query": request.query, "run": request.run, "epoch": request.epoch}
+        case EpochCommitRequest():
+            api_key = EPOCH_COMMIT
+            fields = {"query": request.query, "run": request.incarnation, "epoch": request.epoch}
             fields |= {
                 "rewind": request.rewind,
-                "tasks": [{"task": t.task, "attempt": t.attempt, "frames": t.frames} for t in request.tasks],
+                "tasks": [{"task": t.task, "attempt": t.attempt, "frames": t.segments} for t in request.tasks],
                 "positions": request.positions,
                 "forget": request.forget,
             }
         case AbortRequest():
             api_key = ABORT
-            fields = {"query": request.query, "run": request.run, "epoch": request.epoch}
+            fields = {"query": request.query, "run": request.incarnation, "epoch": request.epoch}
         case DescribeRequest():
             api_key = DESCRIBE
             fields = {"query": request.query}
@@ -236,9 +249,13 @@ def encode_request(request: Request, *, correlation_id: int, client_id: str = "c
             api_key = SCAN
             fields = {"topic": request.topic, "partition": request.partition, "before": request.before_offset}
             fields |= {"types": list(request.types), "max_bytes": request.max_bytes}
+    return [*encode_own_request(api_key, fields, correlation_id, client_id), raw]
+
+
+def encode_own_request(api_key: int, fields: Fields, correlation_id: int, client_id: str) -> list[Buffer]:
+    """The bytes of any request of Cairn's own without its leading 4 bytes of frame size, up to the raw part."""
     name = client_id.encode()
-    head = _HEADER.pack(api_key, API_VERSION, correlation_id, len(name)) + name
-    return [head, encode_fields(fields), raw]
+    return [_HEADER.pack(api_key, API_VERSION, correlation_id, len(name)) + name, encode_fields(fields)]
 
 
 def decode_request_header(frame: Buffer) -> tuple[int, int, int, str | None, int]:
@@ -266,13 +283,13 @@ def decode_request(api_key: int, body: Buffer) -> Request:
     query = get_name(fields, "query")
     if api_key == DESCRIBE:
         return DescribeRequest(query)
-    run, epoch = get_name(fields, "run"), get_int(fields, "epoch", 0, _INT64_MAX)
+    incarnation, epoch = get_name(fields, "run"), get_int(fields, "epoch", 0, _INT64_MAX)
     if api_key == ABORT:
-        return AbortRequest(query, run, epoch)
-    if api_key == DECIDE:
-        return DecideRequest(
+        return AbortRequest(query, incarnation, epoch)
+    if api_key == EPOCH_COMMIT:
+        return EpochCommitRequest(
             query=query,
-            run=run,
+            incarnation=incarnation,
             epoch=epoch,
             rewind=_get_rewind(fields),
             tasks=_get_tasks(fields),
@@ -284,14 +301,14 @@ def decode_request(api_key: int, body: Buffer) -> Request:
 
 def _decode_stage(fields: Fields, raw: memoryview) -> StageRequest:
     if len(raw) > MAX_STAGE_BYTES:
-        raise MalformedRequest(f"a piece of {len(raw)} bytes; at most {MAX_STAGE_BYTES} are allowed")
+        raise MalformedRequest(f"a segment of {len(raw)} bytes; at most {MAX_STAGE_BYTES} are allowed")
     parts = get_parts(fields)
     expected_bytes = sum(part.length_bytes for part in parts)
     if expected_bytes != len(raw):
         raise MalformedRequest(f"parts of {expected_bytes} bytes in all, but {len(raw)} bytes of data")
     return StageRequest(
         query=get_name(fields, "query"),
-        run=get_name(fields, "run"),
+        incarnation=get_name(fields, "run"),
         epoch=get_int(fields, "epoch", 0, _INT64_MAX),
         task=get_int(fields, "task", 0, _INT32_MAX),
         attempt=get_name(fields, "attempt"),
@@ -326,7 +343,7 @@ def _get_tasks(fields: Fields) -> tuple[TaskOutput, ...]:
         TaskOutput(
             task=get_int(entry, "task", 0, _INT32_MAX),
             attempt=get_name(entry, "attempt"),
-            frames=get_int(entry, "frames", 0, _INT32_MAX),
+            segments=get_int(entry, "frames", 0, _INT32_MAX),
         )
         for entry in get_objects(fields, "tasks")
     )
@@ -350,15 +367,15 @@ def encode_reply_body(reply: Reply | CairnError) -> list[Buffer]:
     fields: dict[str, object] = {"error": None}
     match reply:
         case CairnError():
-            fields["error"] = _error_fields(reply)
+            fields["error"] = error_fields(reply)
         case StageReply():
             fields["position"] = reply.position
-        case DecideReply():
+        case EpochCommitReply():
             fields |= {"outcome": reply.outcome, "last_epoch": reply.last_epoch, "positions": reply.positions}
         case AbortReply():
             fields["dropped_bytes"] = reply.dropped_bytes
         case DescribeReply():
-            fields |= {"last_epoch": reply.last_epoch, "run": reply.run, "state": reply.state}
+            fields |= {"last_epoch": reply.last_epoch, "run": reply.incarnation, "state": reply.state}
             fields |= {"staged_bytes": reply.staged_bytes, "staged_attempts": reply.staged_attempts}
             fields["positions"] = reply.positions
     return [encode_fields(fields)]
@@ -378,12 +395,7 @@ def encode_scan_reply(next_before: int, log_start_offset: int, high_watermark: i
 
 def decode_reply(api_key: int, frame: Buffer) -> tuple[int, Reply | CairnError]:
     """Correlation id and reply of a response frame (without its size); an error is a value. Raises MalformedRequest."""
-    if len(frame) < _CORRELATION.size:
-        raise MalformedRequest(f"a response of {len(frame)} bytes is shorter than its correlation id")
-    (correlation_id,) = _CORRELATION.unpack_from(frame)
-    fields, raw = decode_fields(memoryview(frame)[_CORRELATION.size :])
-    if "error" not in fields:
-        raise MalformedRequest("a response without 'error'")
+    correlation_id, fields, raw = _split_reply(frame)
     error = fields["error"]
     if error is None and api_key == SCAN:
         return correlation_id, _decode_scan_reply(fields, raw)
@@ -392,6 +404,28 @@ def decode_reply(api_key: int, frame: Buffer) -> tuple[int, Reply | CairnError]:
     if error is not None:
         return correlation_id, _decode_error(error)
     return correlation_id, _decode_reply_fields(api_key, fields)
+
+
+def decode_own_reply(frame: Buffer) -> tuple[int, dict[str, object] | CairnError]:
+    """Correlation id and fields, or the error, of any reply of Cairn's own without a raw part.
+
+    Raises MalformedRequest.
+    """
+    correlation_id, fields, raw = _split_reply(frame)
+    if len(raw):
+        raise MalformedRequest(f"{len(raw)} bytes behind a response that carries none")
+    error = fields["error"]
+    return correlation_id, fields if error is None else _decode_error(error)
+
+
+def _split_reply(frame: Buffer) -> tuple[int, dict[str, object], memoryview]:
+    if len(frame) < _CORRELATION.size:
+        raise MalformedRequest(f"a response of {len(frame)} bytes is shorter than its correlation id")
+    (correlation_id,) = _CORRELATION.unpack_from(frame)
+    fields, raw = decode_fields(memoryview(frame)[_CORRELATION.size :])
+    if "error" not in fields:
+        raise MalformedRequest("a response without 'error'")
+    return correlation_id, fields, raw
 
 
 def _decode_scan_reply(fields: Fields, raw: memoryview) -> ScanReply:
@@ -406,18 +440,19 @@ def _decode_scan_reply(fields: Fields, raw: memoryview) -> ScanReply:
 def _decode_reply_fields(api_key: int, fields: Fields) -> Reply:
     if api_key == STAGE:
         return StageReply(get_int(fields, "position", 0, _INT32_MAX))
-    if api_key == DECIDE:
+    if api_key == EPOCH_COMMIT:
         outcome = get_text(fields, "outcome", MAX_NAME_CHARACTERS)
         if outcome not in ("committed", "duplicate", "skipped"):
             raise MalformedRequest(f"'outcome' is {outcome!r}")
-        return DecideReply(cast(Outcome, outcome), get_int(fields, "last_epoch", 0, _INT64_MAX), get_positions(fields))
+        last_epoch = get_int(fields, "last_epoch", 0, _INT64_MAX)
+        return EpochCommitReply(cast(Outcome, outcome), last_epoch, get_positions(fields))
     if api_key == ABORT:
         return AbortReply(get_int(fields, "dropped_bytes", 0, _INT64_MAX))
     if api_key == DESCRIBE:
         known = fields.get("last_epoch") is not None
         return DescribeReply(
             last_epoch=get_int(fields, "last_epoch", 0, _INT64_MAX) if known else None,
-            run=get_name(fields, "run") if fields.get("run") is not None else None,
+            incarnation=get_name(fields, "run") if fields.get("run") is not None else None,
             state=get_text(fields, "state", MAX_NAME_CHARACTERS),
             staged_bytes=get_int(fields, "staged_bytes", 0, _INT64_MAX),
             staged_attempts=get_int(fields, "staged_attempts", 0, _INT64_MAX),
@@ -426,16 +461,20 @@ def _decode_reply_fields(api_key: int, fields: Fields) -> Reply:
     raise MalformedRequest(f"{api_key} is none of Cairn's requests")
 
 
-# ---- errors on the wire: the class name, the message and the class's other fields
+# ---- errors on the wire: the kind, the message and the class's other fields
 
-# Errors of these requests whose constructor takes only a message; others are decoded as CairnError with the class
-# name before the message.
+# The kind of an error is the name of its class, except here.
+_FENCED: Final = "FencedRun"
+
+# Errors of these requests whose constructor takes only a message; others are decoded as CairnError with the kind
+# before the message.
 _PLAIN_ERRORS: Final[Mapping[str, type[CairnError]]] = {
+    _FENCED: FencedIncarnation,
+} | {
     kind.__name__: kind
     for kind in (
         errors.CorruptBatch,
         errors.CorruptFile,
-        errors.FencedRun,
         errors.InvalidConfig,
         errors.InvalidPartitions,
         errors.InvalidRecord,
@@ -443,17 +482,22 @@ _PLAIN_ERRORS: Final[Mapping[str, type[CairnError]]] = {
         errors.InvalidTopic,
         errors.MalformedRequest,
         errors.MessageTooLarge,
+        errors.ReaderReleased,
         errors.StagedMissing,
         errors.StaleEpoch,
         errors.StorageFailed,
+        errors.TooManyReaders,
+        errors.UnknownReader,
         errors.UnknownTopicOrPartition,
         errors.UnsupportedBatchFormat,
     )
 }
 
 
-def _error_fields(error: CairnError) -> dict[str, object]:
-    fields: dict[str, object] = {"kind": type(error).__name__, "message": str(error)}
+def error_fields(error: CairnError) -> dict[str, object]:
+    """The JSON fields of an error: the class name, the message and the class's other fields."""
+    kind = _FENCED if isinstance(error, FencedIncarnation) else type(error).__name__
+    fields: dict[str, object] = {"kind": kind, "message": str(error)}
     if isinstance(error, StagePosition):
         fields["length"] = error.length
     if isinstance(error, OffsetOutOfRange):
@@ -481,7 +525,7 @@ def _decode_error(value: object) -> CairnError:
     return plain(message) if plain is not None else CairnError(f"{kind}: {message}")
 
 
-# ---- parts of a staged piece
+# ---- parts of a staged segment
 
 
 def part_fields(part: Part) -> dict[str, object]:

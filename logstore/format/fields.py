@@ -11,11 +11,12 @@ from typing import Final
 from logstore.errors import MalformedRequest
 from logstore.interfaces import Buffer
 
-# The JSON part of a body: a decision of 20,000 tasks is about 2 MiB.
+# The JSON part of a body: the commit of 20,000 tasks is about 2 MiB.
 MAX_FIELDS_BYTES: Final = 8 * 1024 * 1024
 # Values in that JSON, which cost far more memory and time than their bytes: twice 20,000 tasks of three values.
 MAX_FIELDS_VALUES: Final = 200_000
-# Query, run and attempt are identifiers (Spark's are 36 characters); they end up in control records and in the ledger.
+# Query, incarnation and attempt are identifiers (Spark's are 36 characters); they end up in control records and in the
+# ledger.
 MAX_NAME_CHARACTERS: Final = 256
 # Room for the positions that a source records with an epoch: offsets per input partition.
 MAX_POSITIONS_CHARACTERS: Final = 1024 * 1024
@@ -71,11 +72,11 @@ def get_objects(fields: Fields, key: str) -> Sequence[Fields]:
     return [as_object(entry, f"an entry of {key!r}") for entry in value]
 
 
-def get_int(fields: Fields, key: str, least: int, most: int) -> int:
+def get_int(fields: Fields, key: str, minimum: int, maximum: int) -> int:
     """A whole number within bounds. Raises MalformedRequest."""
     value = fields.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise MalformedRequest(f"{key!r} is not a whole number from {least} to {most}")
+    if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
+        raise MalformedRequest(f"{key!r} is not a whole number from {minimum} to {maximum}")
     return value
 
 
@@ -87,11 +88,11 @@ def get_bool(fields: Fields, key: str) -> bool:
     return value
 
 
-def get_text(fields: Fields, key: str, most_characters: int) -> str:
+def get_text(fields: Fields, key: str, max_characters: int) -> str:
     """A string of bounded length that UTF-8 can encode. Raises MalformedRequest."""
     value = fields.get(key)
-    if not isinstance(value, str) or len(value) > most_characters:
-        raise MalformedRequest(f"{key!r} is not a string of at most {most_characters} characters")
+    if not isinstance(value, str) or len(value) > max_characters:
+        raise MalformedRequest(f"{key!r} is not a string of at most {max_characters} characters")
     try:
         value.encode()
     except UnicodeEncodeError:

@@ -45,7 +45,7 @@ class ProducerEntry(NamedTuple):
     batches: tuple[ProducerBatch, ...]
 
 
-class Snapshot(NamedTuple):
+class ProducerSnapshot(NamedTuple):
     """All producers of a stream as of `position` in the chunk, where `next_offset` is the next offset."""
 
     position: int
@@ -53,7 +53,7 @@ class Snapshot(NamedTuple):
     producers: Sequence[ProducerEntry]
 
 
-def encode_snapshot(snapshot: Snapshot) -> bytes:
+def encode_snapshot(snapshot: ProducerSnapshot) -> bytes:
     """The bytes of one block."""
     parts: list[bytes] = []
     for entry in snapshot.producers:
@@ -64,13 +64,13 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
     return head[:_CRC_AT] + crc32c(body, crc32c(head[:_CRC_AT])).to_bytes(4, "big") + body
 
 
-def decode_snapshots(buffer: Buffer) -> tuple[list[Snapshot], int]:
+def decode_snapshots(buffer: Buffer) -> tuple[list[ProducerSnapshot], int]:
     """The valid blocks at the start of `buffer`, and the position after the last of them.
 
     Raises UnknownFormatVersion for an intact block of a newer version.
     """
     view = memoryview(buffer)
-    snapshots: list[Snapshot] = []
+    snapshots: list[ProducerSnapshot] = []
     position = 0
     while position + BLOCK.size <= len(view):
         magic, version, _, count, at, next_offset, length, crc = BLOCK.unpack_from(view, position)
@@ -85,7 +85,7 @@ def decode_snapshots(buffer: Buffer) -> tuple[list[Snapshot], int]:
         producers = _decode_producers(view[body_at:end], count)
         if producers is None:
             break
-        snapshots.append(Snapshot(at, next_offset, producers))
+        snapshots.append(ProducerSnapshot(at, next_offset, producers))
         position = end
     return snapshots, position
 

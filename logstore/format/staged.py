@@ -1,12 +1,14 @@
-"""Staging files: the output of one task attempt as frames end to end, each with its own checksums.
+"""Staging files: the output of one task attempt as segments end to end, each with its own checksums.
 
 Invariants:
-* A frame names its attempt and its position in the attempt, so a file can be read without knowing its name.
-* A frame counts only if it is whole: magic, version, both CRC-32Cs and the lengths agree. Bytes after the last whole
-  frame are torn and were never acknowledged.
-* The data of a frame is record batches as the client sent them; the table gives their streams.
+* A segment names its attempt and its position in the attempt, so a file can be read without knowing its name.
+* A segment counts only if it is whole: magic, version, both CRC-32Cs and the lengths agree. Bytes after the last whole
+  segment are torn and were never acknowledged.
+* The data of a segment is record batches as the client sent them; the table gives their streams.
 
-Frame (big-endian): magic "CSTG" · uint16 version · uint16 0 · uint32 bytes of table · uint32 bytes of data · uint32
+The table keeps the key `run` of its first version for the incarnation.
+
+Segment (big-endian): magic "CSTG" · uint16 version · uint16 0 · uint32 bytes of table · uint32 bytes of data · uint32
 CRC-32C of the data · uint32 CRC-32C of the 20 bytes before it and the table · table (JSON) · data.
 """
 
@@ -33,18 +35,18 @@ _INT64_MAX: Final = 2**63 - 1
 
 
 class AttemptKey(NamedTuple):
-    """Identifies an attempt: one execution of one task of one epoch of one run of a query."""
+    """Identifies an attempt: one execution of one task of one epoch, by one incarnation of a query."""
 
     query: str
-    run: str
+    incarnation: str
     epoch: int
     task: int
     attempt: str
 
 
 @dataclass(frozen=True, slots=True)
-class FrameHeader:
-    """The header before a frame's data. `position` counts the attempt's frames from 0."""
+class SegmentHeader:
+    """The header before a segment's data. `position` counts the attempt's segments from 0."""
 
     key: AttemptKey
     position: int
@@ -56,34 +58,36 @@ class FrameHeader:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the whole frame."""
+        """Bytes of the whole segment."""
         return self.header_bytes + self.data_bytes
 
 
-def encode_frame_header(
+def encode_segment_header(
     key: AttemptKey, *, position: int, staged_ms: int, parts: tuple[Part, ...], data: Buffer
-) -> tuple[bytes, FrameHeader]:
+) -> tuple[bytes, SegmentHeader]:
     """The bytes before `data`, and the header that they encode."""
-    fields = {**key._asdict(), "position": position, "staged_ms": staged_ms, "parts": [part_fields(p) for p in parts]}
+    fields: dict[str, object] = {"query": key.query, "run": key.incarnation, "epoch": key.epoch, "task": key.task}
+    fields |= {"attempt": key.attempt, "position": position, "staged_ms": staged_ms}
+    fields["parts"] = [part_fields(part) for part in parts]
     table = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
     data_crc = crc32c(data)
     fixed = _FIXED.pack(MAGIC, VERSION, 0, len(table), len(data), data_crc)
     encoded = fixed + _CRC.pack(crc32c(table, crc32c(fixed))) + table
-    return encoded, FrameHeader(key, position, staged_ms, parts, len(encoded), len(data), data_crc)
+    return encoded, SegmentHeader(key, position, staged_ms, parts, len(encoded), len(data), data_crc)
 
 
 def table_bytes(fixed: Buffer) -> int:
-    """Length of the table, from the first HEADER_BYTES of a frame. Raises CorruptFile."""
+    """Length of the table, from the first HEADER_BYTES of a segment. Raises CorruptFile."""
     if len(fixed) < HEADER_BYTES:
-        raise CorruptFile(f"{len(fixed)} bytes are fewer than a staged frame's header")
+        raise CorruptFile(f"{len(fixed)} bytes are fewer than a staged segment's header")
     magic, _, reserved, length, _, _ = _FIXED.unpack_from(fixed)
     if magic != MAGIC or reserved or length > MAX_TABLE_BYTES:
-        raise CorruptFile("not a staged frame")
+        raise CorruptFile("not a staged segment")
     return int(length)
 
 
-def decode_frame_header(buffer: Buffer) -> FrameHeader:
-    """The header of the frame at the start of `buffer`; `buffer` need not include the data.
+def decode_segment_header(buffer: Buffer) -> SegmentHeader:
+    """The header of the segment at the start of `buffer`; `buffer` need not include the data.
 
     Raises CorruptFile if bytes are missing or do not agree, UnknownFormatVersion for a newer layout.
     """
@@ -94,17 +98,17 @@ def decode_frame_header(buffer: Buffer) -> FrameHeader:
         raise CorruptFile(f"a table of {length} bytes is cut short")
     (expected,) = _CRC.unpack_from(view, _FIXED.size)
     if crc32c(view[HEADER_BYTES:end], crc32c(view[: _FIXED.size])) != expected:
-        raise CorruptFile("the header of a staged frame does not match its checksum")
+        raise CorruptFile("the header of a staged segment does not match its checksum")
     _, version, _, _, data_bytes, data_crc = _FIXED.unpack_from(view)
     # Checked only now, because the version in a torn header is meaningless.
     if version != VERSION:
-        raise UnknownFormatVersion(f"staged frame of version {version}; this is version {VERSION}, upgrade Cairn")
+        raise UnknownFormatVersion(f"staged segment of version {version}; this is version {VERSION}, upgrade Cairn")
     try:
         fields = parse_object(view[HEADER_BYTES:end])
-        header = FrameHeader(
+        header = SegmentHeader(
             key=AttemptKey(
                 query=get_name(fields, "query"),
-                run=get_name(fields, "run"),
+                incarnation=get_name(fields, "run"),
                 epoch=get_int(fields, "epoch", 0, _INT64_MAX),
                 task=get_int(fields, "task", 0, _INT64_MAX),
                 attempt=get_name(fields, "attempt"),
@@ -117,7 +121,7 @@ def decode_frame_header(buffer: Buffer) -> FrameHeader:
             data_crc=data_crc,
         )
     except MalformedRequest as error:
-        raise CorruptFile(f"the table of a staged frame: {error}") from None
+        raise CorruptFile(f"the table of a staged segment: {error}") from None
     if sum(part.length_bytes for part in header.parts) != data_bytes:
-        raise CorruptFile("the parts of a staged frame do not add up to its data")
+        raise CorruptFile("the parts of a staged segment do not add up to its data")
     return header

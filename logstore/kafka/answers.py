@@ -1,8 +1,8 @@
 """The answers of one connection: a place for each request, and answers sent in the order of the requests.
 
 The steps of an answer: when a request's work ends, it calls `mark_ready`; once all tickets that settle together have
-settled (`Engine.after_settling`), `_flush` hands all ready answers at the head of the line to the socket in one system
-call; `send_answers` sends the bytes that the socket did not take, and waits for the client.
+settled (`StoreEngine.after_settling`), `_flush` hands all ready answers at the head of the line to the socket in one
+system call; `send_answers` sends the bytes that the socket did not take, and waits for the client.
 
 Invariants:
 * Answers leave in the order of their requests.
@@ -21,13 +21,13 @@ from typing import Final, NamedTuple
 
 import trio
 
-from logstore.engine import Engine
+from logstore.engine import StoreEngine
 from logstore.interfaces import Buffer
 from logstore.kafka import produce
 from logstore.kafka.budgets import AnswerBudget, RequestBudget
+from logstore.kafka.client_socket import ClientSocket
 from logstore.kafka.frames import ClosedError
 from logstore.kafka.framing import frame
-from logstore.kafka.link import Link
 
 
 class Sending(enum.Enum):
@@ -83,7 +83,7 @@ class AnswerSlot:
     is_ready: bool = False
     body: list[Buffer] | None = None
     reserved_bytes: int = 0
-    answer: produce.Answer | None = None
+    answer: produce.ProduceAnswer | None = None
 
 
 class _Batch(NamedTuple):
@@ -102,8 +102,8 @@ class AnswerLine:
 
     def __init__(
         self,
-        link: Link,
-        engine: Engine,
+        client: ClientSocket,
+        engine: StoreEngine,
         requests: RequestBudget,
         answers: AnswerBudget,
         idle_s: float,
@@ -112,7 +112,7 @@ class AnswerLine:
         """`requests` counts the requests of all connections. `give_up` ends the connection when memory for answers is
         short and its client takes nothing. A client that takes nothing for `idle_s` seconds is disconnected.
         """
-        self._link = link
+        self._client = client
         self._engine = engine
         self._requests = requests
         self._answers = answers
@@ -181,7 +181,7 @@ class AnswerLine:
         """Send the ready answers at once, without waiting for the socket."""
         batch = self._ready_batch()
         try:
-            rest: Sequence[Buffer] = self._link.send_nowait(batch.parts)
+            rest: Sequence[Buffer] = self._client.send_nowait(batch.parts)
         except OSError:
             rest = batch.parts  # `send_answers` meets the same error, and ends the connection
         if rest or batch.failure is not None:
@@ -214,7 +214,7 @@ class AnswerLine:
     async def _send(self, batch: _Batch) -> None:
         unsent = self._answers.unsent.begin(self._give_up)
         try:
-            await self._link.send(
+            await self._client.send(
                 batch.parts,
                 self._idle_s,
                 lambda size: self._answers.unsent.hold(unsent, max(0, size - batch.reserved_bytes)),

@@ -15,7 +15,7 @@ from kio.schema.errors import ErrorCode
 from kio.static.protocol import ResponsePayload
 
 from logstore.errors import CairnError, InvalidConfig
-from logstore.kafka.dispatch import Api, Caller, Front
+from logstore.kafka.api_types import Api, Broker, Caller
 from logstore.kafka.errors import error_code
 from logstore.kafka.pace import Pace
 from logstore.kafka.server import ANY_ADDRESS, Listener
@@ -28,7 +28,7 @@ _SET, _DELETE, _APPEND, _SUBTRACT = 0, 1, 2, 3
 _PROTOCOL = "PLAINTEXT"
 
 
-class Source(IntEnum):
+class ConfigSource(IntEnum):
     """Where a value comes from; the numbers are those of DescribeConfigs."""
 
     TOPIC = 1
@@ -36,7 +36,7 @@ class Source(IntEnum):
     DEFAULT = 5
 
 
-class Kind(IntEnum):
+class ConfigType(IntEnum):
     """The type of a value; the numbers are those of DescribeConfigs."""
 
     BOOLEAN = 1
@@ -46,16 +46,16 @@ class Kind(IntEnum):
     LIST = 7
 
 
-_KINDS: Mapping[str, Kind] = {
-    "segment.bytes": Kind.INT,
-    "max.message.bytes": Kind.INT,
-    "cleanup.policy": Kind.LIST,
-    "message.timestamp.type": Kind.STRING,
-    "compression.type": Kind.STRING,
-    "min.insync.replicas": Kind.INT,
-    "unclean.leader.election.enable": Kind.BOOLEAN,
-    "preallocate": Kind.BOOLEAN,
-    "remote.storage.enable": Kind.BOOLEAN,
+_KINDS: Mapping[str, ConfigType] = {
+    "segment.bytes": ConfigType.INT,
+    "max.message.bytes": ConfigType.INT,
+    "cleanup.policy": ConfigType.LIST,
+    "message.timestamp.type": ConfigType.STRING,
+    "compression.type": ConfigType.STRING,
+    "min.insync.replicas": ConfigType.INT,
+    "unclean.leader.election.enable": ConfigType.BOOLEAN,
+    "preallocate": ConfigType.BOOLEAN,
+    "remote.storage.enable": ConfigType.BOOLEAN,
 }
 """The settings that are not a LONG."""
 _BROKER_NAMES: Mapping[str, str] = {
@@ -72,16 +72,16 @@ _BROKER_NAMES: Mapping[str, str] = {
 """Kafka's name for the default of a topic setting."""
 
 
-class Entry(NamedTuple):
+class ConfigEntry(NamedTuple):
     """One setting with its value, as clients see it."""
 
     name: str
     value: str
-    source: Source
-    kind: Kind
+    source: ConfigSource
+    kind: ConfigType
     read_only: bool
     default: str
-    default_source: Source
+    default_source: ConfigSource
     documentation: str | None
 
     def described(self, *, synonyms: bool = False, documentation: bool = False) -> Mapping[str, Any]:
@@ -91,7 +91,7 @@ class Entry(NamedTuple):
             "value": self.value,
             "read_only": self.read_only,
             "config_source": int(self.source),
-            "is_default": self.source is not Source.TOPIC,
+            "is_default": self.source is not ConfigSource.TOPIC,
             "is_sensitive": False,
             "synonyms": self._synonyms() if synonyms else [],
             "config_type": int(self.kind),
@@ -102,21 +102,21 @@ class Entry(NamedTuple):
         own = {"name": self.name, "value": self.value, "source": int(self.source)}
         default_name = _BROKER_NAMES.get(self.name, self.name)
         default = {"name": default_name, "value": self.default, "source": int(self.default_source)}
-        return [own, default] if self.source is Source.TOPIC else [default]
+        return [own, default] if self.source is ConfigSource.TOPIC else [default]
 
 
-def topic_entries(config: TopicConfig, overrides: Mapping[str, str], defaults: TopicConfig) -> list[Entry]:
+def topic_entries(config: TopicConfig, overrides: Mapping[str, str], defaults: TopicConfig) -> list[ConfigEntry]:
     """All settings of a topic: `config` is in effect, `overrides` are the topic's own, `defaults` the sidecar's."""
     values, ours, built_in = describe_config(config), describe_config(defaults), describe_config(TopicConfig())
     entries = []
     for name, value in sorted(values.items()):
-        default_source = Source.DEFAULT if ours[name] == built_in[name] else Source.STATIC_BROKER
+        default_source = ConfigSource.DEFAULT if ours[name] == built_in[name] else ConfigSource.STATIC_BROKER
         entries.append(
-            Entry(
+            ConfigEntry(
                 name,
                 value,
-                Source.TOPIC if name in overrides else default_source,
-                _KINDS.get(name, Kind.LONG),
+                ConfigSource.TOPIC if name in overrides else default_source,
+                _KINDS.get(name, ConfigType.LONG),
                 name in FIXED,
                 ours[name],
                 default_source,
@@ -133,8 +133,8 @@ ENTRIES = 15
 class ConfigHandlers:
     """Shows and changes settings. `listeners` are the sidecar's, known once they are open."""
 
-    def __init__(self, front: Front, listeners: Sequence[Listener]) -> None:
-        self._front = front
+    def __init__(self, broker: Broker, listeners: Sequence[Listener]) -> None:
+        self._broker = broker
         self._pace = Pace()
         self._listeners = listeners
 
@@ -157,7 +157,7 @@ class ConfigHandlers:
         for resource in asked.values():
             await self._pace.step(ENTRIES)
             outcome: Mapping[str, Any] = {"error_code": ErrorCode.none, "error_message": None}
-            entries: list[Entry] = []
+            entries: list[ConfigEntry] = []
             try:
                 entries = self._entries(resource.resource_type, resource.resource_name, caller)
             except CairnError as error:
@@ -171,40 +171,46 @@ class ConfigHandlers:
             results.append({**_named(resource), **outcome, "configs": configs})
         return await respond(request, {"results": results})
 
-    def _entries(self, resource_type: int, name: str, caller: Caller) -> list[Entry]:
+    def _entries(self, resource_type: int, name: str, caller: Caller) -> list[ConfigEntry]:
         """Raises UnknownTopicOrPartition, or _UnknownResource if the name is neither a topic nor this node."""
-        defaults = self._front.settings.topic_defaults
+        defaults = self._broker.settings.topic_defaults
         if resource_type == TOPIC:
-            topic = self._front.engine.store.topic(name)
+            topic = self._broker.engine.store.topic(name)
             return topic_entries(topic.config, topic.overrides, defaults)
-        if resource_type == BROKER and name in ("", str(self._front.engine.store.node_id)):
+        if resource_type == BROKER and name in ("", str(self._broker.engine.store.node_id)):
             return self._broker_entries(caller) if name else []
         raise _UnknownResource(
             f"there is no resource of type {resource_type} named {name!r}; topics (2) and node 0 (4) are"
         )
 
-    def _broker_entries(self, caller: Caller) -> list[Entry]:
-        settings = self._front.settings
+    def _broker_entries(self, caller: Caller) -> list[ConfigEntry]:
+        settings = self._broker.settings
         ours, built_in = describe_config(settings.topic_defaults), describe_config(TopicConfig())
         rows = [
-            (_BROKER_NAMES[name], ours[name], built_in[name], _KINDS.get(name, Kind.LONG)) for name in _BROKER_NAMES
+            (_BROKER_NAMES[name], ours[name], built_in[name], _KINDS.get(name, ConfigType.LONG))
+            for name in _BROKER_NAMES
         ]
-        check_ms = str(self._front.engine.store.settings.retention_check_interval_ms)
+        check_ms = str(self._broker.engine.store.settings.retention_check_interval_ms)
         creates = str(settings.auto_create_topics).lower()
         rows += [
-            ("auto.create.topics.enable", creates, "true", Kind.BOOLEAN),
-            ("num.partitions", str(settings.default_partitions), "1", Kind.INT),
-            ("socket.request.max.bytes", str(settings.max_frame_bytes), str(16 << 20), Kind.INT),
-            ("default.replication.factor", "1", "1", Kind.INT),
-            ("log.retention.check.interval.ms", check_ms, str(StoreSettings().retention_check_interval_ms), Kind.LONG),
+            ("auto.create.topics.enable", creates, "true", ConfigType.BOOLEAN),
+            ("num.partitions", str(settings.default_partitions), "1", ConfigType.INT),
+            ("socket.request.max.bytes", str(settings.max_frame_bytes), str(16 << 20), ConfigType.INT),
+            ("default.replication.factor", "1", "1", ConfigType.INT),
+            (
+                "log.retention.check.interval.ms",
+                check_ms,
+                str(StoreSettings().retention_check_interval_ms),
+                ConfigType.LONG,
+            ),
         ]
-        node_id = str(self._front.engine.store.node_id)
-        rows += [(name, node_id, "-1", Kind.INT) for name in ("broker.id", "node.id")]
-        rows += [(name, value, "", Kind.LIST) for name, value in self._addresses(caller).items()]
+        node_id = str(self._broker.engine.store.node_id)
+        rows += [(name, node_id, "-1", ConfigType.INT) for name in ("broker.id", "node.id")]
+        rows += [(name, value, "", ConfigType.LIST) for name, value in self._addresses(caller).items()]
         entries = []
         for name, value, default, kind in sorted(rows):
-            source = Source.DEFAULT if value == default else Source.STATIC_BROKER
-            entries.append(Entry(name, value, source, kind, True, value, source, None))
+            source = ConfigSource.DEFAULT if value == default else ConfigSource.STATIC_BROKER
+            entries.append(ConfigEntry(name, value, source, kind, True, value, source, None))
         return entries
 
     def _addresses(self, caller: Caller) -> Mapping[str, str]:
@@ -247,7 +253,7 @@ class ConfigHandlers:
     async def _alter(self, request: Any, resource: Any, changes_of: Any) -> Mapping[str, Any]:
         await self._pace.step()
         outcome: Mapping[str, Any] = {"error_code": ErrorCode.none, "error_message": None}
-        engine = self._front.engine
+        engine = self._broker.engine
         try:
             if resource.resource_type != TOPIC:
                 raise _UnknownResource(
@@ -287,7 +293,7 @@ def _incremental(entries: Iterable[Any]) -> dict[str, str | None]:
             if entry.value is None:
                 raise InvalidConfig(f"topic setting {entry.name!r} is set to nothing; delete it to get the default")
             changes[entry.name] = entry.value
-        elif entry.config_operation == _APPEND and _KINDS.get(entry.name) is Kind.LIST:
+        elif entry.config_operation == _APPEND and _KINDS.get(entry.name) is ConfigType.LIST:
             # The only list setting has one possible value: appending it changes nothing, any other value is refused.
             changes[entry.name] = entry.value
         else:

@@ -12,24 +12,29 @@ Invariants:
   total.
 * A frame above the limit, a request that cannot be decoded, an unknown API key or a bug in a handler ends this
   connection, and no other.
+* `ConnectionState` is the state of the connection; every change of it is in TRANSITIONS and is made by the
+  connection's own task. Other tasks only cancel, and leave the event that the cancellation stands for.
 """
 
+import enum
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from typing import Final
 
 import trio
 
 from logstore.errors import CairnError, MalformedRequest
+from logstore.events import CONNECTION_CLOSED, REQUEST_CRASHED
 from logstore.interfaces import Buffer
 from logstore.kafka import codec, fetch, produce
 from logstore.kafka.answers import AnswerLine, AnswerSlot
+from logstore.kafka.api_types import ApiHandlers, Broker, Caller
 from logstore.kafka.budgets import AnswerBudget
-from logstore.kafka.dispatch import Caller, Front, Handlers
+from logstore.kafka.client_socket import ClientSocket, TooSlow
 from logstore.kafka.frames import Arrivals, ClosedError, Deadlines, FrameReader
 from logstore.kafka.framing import Reader
-from logstore.kafka.link import Link, TooSlow
 from logstore.kafka.pace import STEPS, Pace, collecting
 from logstore.kafka.versions import api_versions_body, served_versions
 
@@ -49,57 +54,125 @@ LONG_ANSWER_KEYS = frozenset((3, 9, 15, 32, 35, 75))
 long answers."""
 
 
-class Connection:
+class ConnectionState(enum.Enum):
+    """Where a connection is in its life."""
+
+    SERVING = "serving"
+    """Requests are read and answered."""
+    DRAINING = "draining"
+    """No more requests are read; earlier ones are answered."""
+    HALF_CLOSED = "half closed"
+    """The client sends no more; its requests are answered."""
+    LINGERING = "lingering"
+    """Every answer is sent; what the client still sends is thrown away, for LINGER_S seconds at most."""
+    ENDED = "ended"
+    """The socket is closed."""
+
+
+class ConnectionEvent(enum.Enum):
+    """What changes the state of a connection."""
+
+    CLIENT_ENDED = "client ended its side"
+    REFUSED = "request that cannot be served"
+    TIMED_OUT = "no whole request in time"
+    FRAME_GIVEN_UP = "frame given up"
+    STOPPED = "sidecar stops"
+    ANSWERED = "all answers sent"
+    LINGERED = "client ended or took too long"
+    CUT = "connection cut"
+
+
+TRANSITIONS: Final[Mapping[tuple[ConnectionState, ConnectionEvent], ConnectionState]] = {
+    (ConnectionState.SERVING, ConnectionEvent.CLIENT_ENDED): ConnectionState.HALF_CLOSED,
+    (ConnectionState.SERVING, ConnectionEvent.REFUSED): ConnectionState.DRAINING,
+    (ConnectionState.SERVING, ConnectionEvent.TIMED_OUT): ConnectionState.DRAINING,
+    (ConnectionState.SERVING, ConnectionEvent.FRAME_GIVEN_UP): ConnectionState.DRAINING,
+    (ConnectionState.SERVING, ConnectionEvent.STOPPED): ConnectionState.DRAINING,
+    (ConnectionState.SERVING, ConnectionEvent.CUT): ConnectionState.ENDED,
+    (ConnectionState.DRAINING, ConnectionEvent.ANSWERED): ConnectionState.LINGERING,
+    (ConnectionState.DRAINING, ConnectionEvent.CUT): ConnectionState.ENDED,
+    (ConnectionState.HALF_CLOSED, ConnectionEvent.ANSWERED): ConnectionState.ENDED,
+    (ConnectionState.HALF_CLOSED, ConnectionEvent.CUT): ConnectionState.ENDED,
+    (ConnectionState.LINGERING, ConnectionEvent.LINGERED): ConnectionState.ENDED,
+    (ConnectionState.LINGERING, ConnectionEvent.CUT): ConnectionState.ENDED,
+}
+REASONS: Final[Mapping[ConnectionEvent, str]] = {
+    ConnectionEvent.TIMED_OUT: "no whole request came in time",
+    ConnectionEvent.FRAME_GIVEN_UP: (
+        "its frame came slower than others while memory for requests was short (total-in-flight-bytes)"
+    ),
+}
+"""What the operator is told of an event by which reading ends; a stop needs no report."""
+PLACE_TAKEN: Final = "it was idle the longest, and its place went to a new connection (max-connections)"
+ANSWERS_UNREAD: Final = "it did not read its answers while memory for them was short (total-answer-bytes)"
+
+
+class ClientConnection:
     """Serves one client until it disconnects, breaks the protocol or is idle for too long."""
 
     def __init__(
         self,
-        link: Link,
-        front: Front,
-        handlers: Handlers,
+        client: ClientSocket,
+        broker: Broker,
+        handlers: ApiHandlers,
         caller: Caller,
         arrivals: Arrivals,
         answers: AnswerBudget,
         on_request: Callable[[Callable[[], None]], None],
     ) -> None:
         """`on_request` is called with `give_way` for every request that arrives, before it is served."""
-        self._link = link
-        self._front = front
+        self._client = client
+        self._broker = broker
         self._handlers = handlers
         self._caller = caller
         self._requests = arrivals.requests
         self._waiting = arrivals.waiting
         self._answers = answers
         self._on_request = on_request
-        settings = front.settings
-        self._line = AnswerLine(link, front.engine, arrivals.requests, answers, settings.idle_s, self._give_up_answer)
+        settings = broker.settings
+        self._line = AnswerLine(
+            client, broker.engine, arrivals.requests, answers, settings.idle_s, self._give_up_answer
+        )
         self._life = trio.CancelScope()
         self._receiving = trio.CancelScope()
-        self._why_ended: str | None = "no whole request came in time"
+        self._state = ConnectionState.SERVING
+        self._reading_ended_by = ConnectionEvent.TIMED_OUT
+        """The event that a cancellation of `_receiving` stands for; its deadline is the client's."""
+        self._why_cut = PLACE_TAKEN
         deadlines = Deadlines(settings.handshake_s, settings.idle_s)
         limit = settings.max_frame_bytes
-        self._frames = FrameReader(link, limit, deadlines, arrivals, self._receiving, self._give_up_frame)
+        self._frames = FrameReader(client, limit, deadlines, arrivals, self._receiving, self._give_up_frame)
 
     def give_way(self) -> None:
         """End the connection at once, with requests unanswered: another client needs the slot."""
-        self._why_ended = "it was idle the longest, and its place went to a new connection (max-connections)"
-        self._life.cancel()
+        self._cut(PLACE_TAKEN)
 
     def _give_up_frame(self) -> None:
         """Stop waiting for the incoming frame; earlier requests are still answered."""
-        self._why_ended = (
-            "its frame came slower than others while memory for requests was short (total-in-flight-bytes)"
-        )
-        self._receiving.cancel()
+        self._end_reading(ConnectionEvent.FRAME_GIVEN_UP)
 
     def _give_up_answer(self) -> None:
-        self._why_ended = "it did not read its answers while memory for them was short (total-answer-bytes)"
-        self._life.cancel()
+        self._cut(ANSWERS_UNREAD)
 
     def stop(self) -> None:
         """Take no more requests; appends under way are still answered, requests that only wait are not."""
-        self._why_ended = None  # nothing to report: the operator stopped the sidecar
+        self._end_reading(ConnectionEvent.STOPPED)
+
+    def _end_reading(self, event: ConnectionEvent) -> None:
+        self._reading_ended_by = event
         self._receiving.cancel()
+
+    def _cut(self, why: str) -> None:
+        self._why_cut = why
+        self._life.cancel()
+
+    def move(self, event: ConnectionEvent) -> ConnectionState:
+        """Make the transition in the table; returns the new state."""
+        following = TRANSITIONS.get((self._state, event))
+        if following is None:
+            raise AssertionError(f"{event.value}: not possible for a connection that is {self._state.value}")
+        self._state = following
+        return following
 
     async def run(self) -> None:
         """Serve; returns when the connection has ended."""
@@ -107,7 +180,7 @@ class Connection:
             with self._life:
                 await self._serve()
             if self._life.cancelled_caught:
-                self._report_close(self._why_ended)
+                self._report_close(self._why_cut)
         except* TooSlow as group:
             self._report_close(group.exceptions[0])
         except* (OSError, trio.ClosedResourceError, trio.BrokenResourceError):
@@ -116,34 +189,45 @@ class Connection:
             self._report_close(group.exceptions[0])
         except* Exception as group:  # noqa: BLE001  a bug here must not cost the other clients their connections
             trace = "".join(traceback.format_exception(group))
-            self._front.engine.store.report("request crashed", client=self._caller.host, trace=trace)
+            self._broker.engine.store.report(REQUEST_CRASHED, client=self._caller.host, trace=trace)
         finally:
+            if self._state is not ConnectionState.ENDED:
+                self.move(ConnectionEvent.CUT)
             self._line.close()
-            self._link.close()
+            self._client.close()
 
     async def _serve(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._line.send_answers)
-            with self._receiving:
-                try:
-                    await self._receive()
-                except (MalformedRequest, ClosedError) as error:
-                    self._report_close(error)
-            if self._receiving.cancelled_caught and self._why_ended is not None:
-                self._report_close(self._why_ended)
+            self.move(await self._read())
             self._line.end()
-            self._front.engine.kick()
-        if not self._frames.is_ended:
+            self._broker.engine.kick()
+        if self.move(ConnectionEvent.ANSWERED) is ConnectionState.LINGERING:
             await self._linger()
+            self.move(ConnectionEvent.LINGERED)
+
+    async def _read(self) -> ConnectionEvent:
+        """Read and start requests until no more are to be read; returns the event that ended this, and reports it."""
+        with self._receiving:
+            try:
+                await self._receive()
+            except (MalformedRequest, ClosedError) as error:
+                self._report_close(error)
+                return ConnectionEvent.CLIENT_ENDED if self._frames.is_ended else ConnectionEvent.REFUSED
+        if not self._receiving.cancelled_caught:
+            return ConnectionEvent.CLIENT_ENDED
+        if self._reading_ended_by in REASONS:
+            self._report_close(REASONS[self._reading_ended_by])
+        return self._reading_ended_by
 
     def _report_close(self, why: object) -> None:
-        self._front.engine.store.report("connection closed", client=self._caller.host, why=str(why))
+        self._broker.engine.store.report(CONNECTION_CLOSED, client=self._caller.host, why=str(why))
 
     async def _linger(self) -> None:
-        self._link.end_sending()
+        self._client.end_sending()
         rest = memoryview(bytearray(LINGER_BYTES))
         with trio.move_on_after(LINGER_S):
-            while await self._link.receive(rest):
+            while await self._client.receive(rest):
                 pass
 
     # ---- in
@@ -152,7 +236,7 @@ class Connection:
         while True:
             request = self._frames.next_nowait()
             if request is None:
-                self._front.engine.kick()
+                self._broker.engine.kick()
                 if not await self._frames.receive():
                     return
                 continue
@@ -163,7 +247,7 @@ class Connection:
             else:
                 await self._serve_alone(request, header)
             if (
-                self._line.request_bytes > self._front.settings.connection_in_flight_bytes
+                self._line.request_bytes > self._broker.settings.connection_in_flight_bytes
                 or not self._requests.has_room
             ):
                 await self._wait_for_room()
@@ -186,13 +270,13 @@ class Connection:
     async def _wait_for_room(self) -> None:
         """Wait until there is room for another request."""
         self._let_others_run()
-        await self._line.wait_sent(self._front.settings.connection_in_flight_bytes)
+        await self._line.wait_sent(self._broker.settings.connection_in_flight_bytes)
         await self._requests.wait_room()
 
     async def _produce(self, request: memoryview, header: codec.RequestHeader) -> None:
         flexible = header.version >= produce.FIRST_FLEXIBLE
         decoded = produce.decode(request, _body_at(request, header, flexible=flexible), header.version)
-        answer = produce.Answer(decoded.version, decoded.acks)
+        answer = produce.ProduceAnswer(decoded.version, decoded.acks)
         slot = AnswerSlot(header.correlation_id, len(request) + SLOT_BYTES, flexible_header=flexible, answer=answer)
         self._line.push(slot)
         is_appended = False
@@ -204,29 +288,29 @@ class Connection:
                 self._line.drop(slot)
         answer.when_ready(partial(self._line.mark_ready, slot))
 
-    async def _append(self, request: produce.ProduceRequest, frame_bytes: int, answer: produce.Answer) -> None:
-        if produce.needs_check_apart(self._front, request):
+    async def _append(self, request: produce.ProduceRequest, frame_bytes: int, answer: produce.ProduceAnswer) -> None:
+        if produce.needs_check_apart(self._broker, request):
             self._let_others_run()
-            request = await produce.check_apart(self._front, request)
+            request = await produce.check_apart(self._broker, request)
         if request.partitions <= STEPS:
-            produce.start(self._front, request, frame_bytes, answer)
+            produce.start(self._broker, request, frame_bytes, answer)
         else:
             self._let_others_run()
             pace = Pace()
-            for _ in produce.steps(self._front, request, frame_bytes, answer):
+            for _ in produce.steps(self._broker, request, frame_bytes, answer):
                 await pace.step()
 
     def _let_others_run(self) -> None:
         """Before a long step: suspend the client's deadline, and start to write the batches appended so far."""
         self._frames.pause()
-        self._front.engine.kick()
+        self._broker.engine.kick()
 
     async def _answer(self, request: memoryview, header: codec.RequestHeader, slot: AnswerSlot) -> list[Buffer]:
         """Handle any request but Produce; returns the body of its answer."""
-        raw = self._handlers.raw.get(header.api_key)
+        private = self._handlers.private.get(header.api_key)
         try:
-            if raw is not None:
-                body, slot.reserved_bytes = await raw.handle(request[header.body_at :], self._answers)
+            if private is not None:
+                body, slot.reserved_bytes = await private.handle(request[header.body_at :], self._answers)
                 return body
             if header.api_key == codec.API_VERSIONS_KEY:
                 return api_versions_body(self._handlers, header.version)
@@ -234,7 +318,7 @@ class Connection:
                 slot.flexible_header = header.version >= fetch.FIRST_FLEXIBLE
                 at = _body_at(request, header, flexible=slot.flexible_header)
                 decoded = await fetch.decode_large(request, at, header.version)
-                body, slot.reserved_bytes = await fetch.handle(self._front, decoded, self._answers)
+                body, slot.reserved_bytes = await fetch.handle(self._broker, decoded, self._answers)
                 return body
             with self._counted_waiting(len(request)) if header.api_key in GROUP_KEYS else nullcontext():
                 return await self._answer_decoded(request, header, slot)

@@ -3,7 +3,7 @@
 Invariants:
 * Every answer is a body of `logstore.format.epoch_api`; a CairnError is an error inside it, and closes no
   connection.
-* If `auto-create-topics` is on, a topic that a staged piece names is created on first use, before anything is staged.
+* If `auto-create-topics` is on, a topic that a staged segment names is created on first use, before anything is staged.
 * No request is served before `roll_forward` has returned.
 """
 
@@ -13,17 +13,17 @@ from typing import Final
 
 import trio
 
-from logstore.engine import Engine
+from logstore.engine import StoreEngine
 from logstore.epochs.epochs import Epochs
 from logstore.errors import CairnError
 from logstore.format.epoch_api import (
     ABORT,
-    DECIDE,
     DESCRIBE,
+    EPOCH_COMMIT,
     STAGE,
     AbortRequest,
-    DecideRequest,
     DescribeRequest,
+    EpochCommitRequest,
     Reply,
     Request,
     ScanRequest,
@@ -32,21 +32,21 @@ from logstore.format.epoch_api import (
     encode_reply_body,
 )
 from logstore.interfaces import Buffer
+from logstore.kafka.api_types import Broker, PrivateApi
 from logstore.kafka.budgets import AnswerBudget
-from logstore.kafka.dispatch import Front, RawApi
 from logstore.kafka.pace import LARGE_BYTES, Walkers
 
 TICK_SECONDS: Final = 5.0
 
 
-def epoch_apis(front: Front, epochs: Epochs) -> list[RawApi]:
+def epoch_apis(broker: Broker, epochs: Epochs) -> list[PrivateApi]:
     """The handlers of the epoch API."""
-    requests = _EpochRequests(front, epochs)
-    return [RawApi(key, partial(requests.handle, key)) for key in (STAGE, DECIDE, ABORT, DESCRIBE)]
+    requests = _EpochRequests(broker, epochs)
+    return [PrivateApi(key, partial(requests.handle, key)) for key in (STAGE, EPOCH_COMMIT, ABORT, DESCRIBE)]
 
 
-async def roll_forward(engine: Engine, epochs: Epochs) -> None:
-    """Publish the epochs that were decided before a restart but not published in full. Call it before serving.
+async def roll_forward(engine: StoreEngine, epochs: Epochs) -> None:
+    """Publish the epochs that were committed before a restart but not published in full. Call it before serving.
 
     Raises CorruptChunk, CorruptBatch or OSError if the streams cannot show what was published.
     """
@@ -56,19 +56,19 @@ async def roll_forward(engine: Engine, epochs: Epochs) -> None:
     await engine.wait(epochs.roll_forward())
 
 
-async def run_ticks(front: Front, epochs: Epochs) -> None:
+async def run_ticks(broker: Broker, epochs: Epochs) -> None:
     """Retry failed epochs and drop staged data that is too old, every TICK_SECONDS; runs until cancelled."""
     while True:
         await trio.sleep(TICK_SECONDS)
-        epochs.tick(now_ms=front.clock.wall_ms())
-        front.engine.kick()
+        epochs.tick(now_ms=broker.clock.wall_ms())
+        broker.engine.kick()
 
 
 class _EpochRequests:
     """Decodes requests for `Epochs` and encodes its replies."""
 
-    def __init__(self, front: Front, epochs: Epochs) -> None:
-        self._front = front
+    def __init__(self, broker: Broker, epochs: Epochs) -> None:
+        self._broker = broker
         self._epochs = epochs
 
     async def handle(self, api_key: int, body: memoryview, _: AnswerBudget) -> tuple[list[Buffer], int]:
@@ -84,13 +84,13 @@ class _EpochRequests:
         return encode_reply_body(reply), 0
 
     async def _answer(self, request: Request) -> Reply:
-        engine, now_ms = self._front.engine, self._front.clock.wall_ms()
+        engine, now_ms = self._broker.engine, self._broker.clock.wall_ms()
         match request:
             case StageRequest():
                 await self._create_topics({part.topic for part in request.parts})
                 return await engine.wait(self._epochs.stage(request, now_ms=now_ms))
-            case DecideRequest():
-                return await engine.wait(self._epochs.decide(request, now_ms=now_ms))
+            case EpochCommitRequest():
+                return await engine.wait(self._epochs.commit(request, now_ms=now_ms))
             case AbortRequest():
                 return await engine.wait(self._epochs.abort(request))
             case DescribeRequest():
@@ -100,9 +100,9 @@ class _EpochRequests:
 
     async def _create_topics(self, names: Iterable[str]) -> None:
         """Create missing topics, if `auto-create-topics` is on; if not, `Epochs.stage` reports a missing topic."""
-        store, settings = self._front.engine.store, self._front.settings
+        store, settings = self._broker.engine.store, self._broker.settings
         if not settings.auto_create_topics:
             return
         for name in names:
             if name not in store.topics:
-                await self._front.engine.wait(store.create_topic(name, settings.default_partitions, {}))
+                await self._broker.engine.wait(store.create_topic(name, settings.default_partitions, {}))

@@ -14,9 +14,10 @@ from typing import NamedTuple
 import trio
 
 from logstore.errors import CairnError, MalformedRequest, OffsetOutOfRange, StorageFailed
+from logstore.events import READ_FAILED
 from logstore.interfaces import Buffer
+from logstore.kafka.api_types import Broker
 from logstore.kafka.budgets import AnswerBudget
-from logstore.kafka.dispatch import Front
 from logstore.kafka.errors import error_code
 from logstore.kafka.framing import Reader, Writer
 from logstore.kafka.guard import MAX_ELEMENTS
@@ -33,6 +34,7 @@ MAX_WAITING_PARTITIONS = 200_000
 """Partitions that all waiting fetches together may name, at some 100 bytes each; further fetches do not wait."""
 WAITING_PART_BYTES = 100
 """A waiting fetch keeps its frame, so it counts at least one partition per WAITING_PART_BYTES bytes of the frame."""
+_UNKNOWN_TOPIC_OR_PARTITION = 3
 _SESSION_NOT_FOUND = 70
 _INVALID_SESSION_EPOCH = 71
 _FENCED_LEADER_EPOCH, _UNKNOWN_LEADER_EPOCH = 74, 75
@@ -115,7 +117,7 @@ def _bounded(count: int) -> int:
     return count
 
 
-async def handle(front: Front, request: FetchRequest, answers: AnswerBudget) -> tuple[list[Buffer], int]:
+async def handle(broker: Broker, request: FetchRequest, answers: AnswerBudget) -> tuple[list[Buffer], int]:
     """Answer a request; waits up to its `max_wait_ms` until there are `min_bytes` bytes.
 
     Returns the body, and how many bytes of `answers` it holds until it is sent.
@@ -126,21 +128,22 @@ async def handle(front: Front, request: FetchRequest, answers: AnswerBudget) -> 
         return await _encode(request.version, _INVALID_SESSION_EPOCH, []), 0
     deadline = trio.current_time()
     if not answers.begin_wait(request.weight, MAX_WAITING_PARTITIONS):
-        return await _answer(front, request, answers, deadline)
+        return await _answer(broker, request, answers, deadline)
     try:
         deadline += min(max(0, request.max_wait_ms), MAX_WAIT_MS) / 1000
-        return await _answer(front, request, answers, deadline)
+        return await _answer(broker, request, answers, deadline)
     finally:
         answers.end_wait(request.weight)
 
 
 async def _answer(
-    front: Front, request: FetchRequest, answers: AnswerBudget, deadline: float
+    broker: Broker, request: FetchRequest, answers: AnswerBudget, deadline: float
 ) -> tuple[list[Buffer], int]:
     while True:
         # Register before reading, so that no change in between is missed.
         changed = trio.Event()
-        streams = _streams(front, request)
+        found = _streams(broker, request)
+        streams = [stream for partitions in found for stream in partitions if stream is not None]
         pace = Pace()
         room = kept = 0
         try:
@@ -148,7 +151,7 @@ async def _answer(
                 stream.add_waiter(changed.set)
                 await pace.step()
             room = answers.take(min(max(0, request.max_bytes), MAX_RESPONSE_BYTES))
-            topics, size, is_final = await _collect(front, request, room)
+            topics, size, is_final = await _collect(broker, request, found, room)
             # The answer cannot exceed the granted bytes: if min_bytes is larger, waiting would be useless.
             if is_final or size >= min(request.min_bytes, room) or trio.current_time() >= deadline:
                 body = await _encode(request.version, 0, topics)
@@ -164,26 +167,32 @@ async def _answer(
                 stream.remove_waiter(changed.set)
 
 
-def _streams(front: Front, request: FetchRequest) -> list[Stream]:
-    found: list[Stream] = []
+def _streams(broker: Broker, request: FetchRequest) -> list[list[Stream | None]]:
+    """The streams of the request's partitions, topic by topic; None: there is no such stream."""
+    found: list[list[Stream | None]] = []
     for name, partitions in request.topics:
-        topic = front.engine.store.topics.get(name)
-        if topic is not None:
-            found += [topic.partitions[p.partition] for p in partitions if 0 <= p.partition < len(topic.partitions)]
+        topic = broker.engine.store.topics.get(name)
+        streams = [] if topic is None else topic.partitions
+        found.append([streams[p.partition] if 0 <= p.partition < len(streams) else None for p in partitions])
     return found
 
 
-async def _collect(front: Front, request: FetchRequest, room: int) -> tuple[list[tuple[str, list[_Answer]]], int, bool]:
+async def _collect(
+    broker: Broker, request: FetchRequest, streams: list[list[Stream | None]], room: int
+) -> tuple[list[tuple[str, list[_Answer]]], int, bool]:
     """Answers, their size in bytes, and whether waiting is useless (an error, or a request without partitions)."""
     topics: list[tuple[str, list[_Answer]]] = []
     total = 0
     is_final = not request.topics
     pace = Pace()
-    for name, partitions in request.topics:
+    for (name, partitions), found in zip(request.topics, streams, strict=True):
         answers: list[_Answer] = []
-        for wanted in partitions:
+        for wanted, stream in zip(partitions, found, strict=True):
             await pace.step()
-            answer = await _read(front, name, wanted, room - total, must_advance=total == 0)
+            if stream is None or stream.deleted:
+                answer = _refused(wanted, _UNKNOWN_TOPIC_OR_PARTITION)
+            else:
+                answer = await _read(broker, stream, wanted, room - total, must_advance=total == 0)
             is_final = is_final or answer.error != 0
             total += answer.size
             answers.append(answer)
@@ -191,36 +200,37 @@ async def _collect(front: Front, request: FetchRequest, room: int) -> tuple[list
     return topics, total, is_final
 
 
-async def _read(front: Front, topic: str, wanted: FetchPartition, room: int, *, must_advance: bool) -> _Answer:
-    try:
-        stream = front.engine.store.stream(topic, wanted.partition)
-    except CairnError as error:
-        return _Answer(wanted.partition, int(error_code(error)), -1, -1, [], 0)
-    epoch_error = 0
+async def _read(broker: Broker, stream: Stream, wanted: FetchPartition, room: int, *, must_advance: bool) -> _Answer:
     if wanted.leader_epoch >= 0 and wanted.leader_epoch != stream.leader_epoch:
-        epoch_error = _FENCED_LEADER_EPOCH if wanted.leader_epoch < stream.leader_epoch else _UNKNOWN_LEADER_EPOCH
-    if epoch_error:
-        return _Answer(wanted.partition, epoch_error, -1, -1, [], 0)
+        is_old = wanted.leader_epoch < stream.leader_epoch
+        return _refused(wanted, _FENCED_LEADER_EPOCH if is_old else _UNKNOWN_LEADER_EPOCH)
     try:
-        stream.check_offset(wanted.offset)
         limit = min(wanted.max_bytes, room)
         if limit <= 0 and not must_advance:
-            return _Answer(wanted.partition, 0, stream.high_watermark, stream.log_start_offset, [], 0)
-        result = await front.engine.read(stream, wanted.offset, max(1, limit))
+            stream.check_offset(wanted.offset)
+            return _empty(stream, wanted)
+        result = await broker.engine.read(stream, wanted.offset, max(1, limit))
     except OffsetOutOfRange as error:
-        return _Answer(wanted.partition, int(error_code(error)), stream.high_watermark, stream.log_start_offset, [], 0)
-    except CairnError as error:
-        front.engine.store.report("read failed", stream=stream.name, offset=wanted.offset, error=str(error))
-        return _Answer(wanted.partition, int(error_code(error)), stream.high_watermark, stream.log_start_offset, [], 0)
-    except OSError as error:
-        front.engine.store.report("read failed", stream=stream.name, offset=wanted.offset, error=str(error))
-        code = int(error_code(StorageFailed(str(error))))
-        return _Answer(wanted.partition, code, stream.high_watermark, stream.log_start_offset, [], 0)
+        return _empty(stream, wanted, int(error_code(error)))
+    except (CairnError, OSError) as error:
+        broker.engine.store.report(READ_FAILED, stream=stream.name, offset=wanted.offset, error=str(error))
+        failure = StorageFailed(str(error)) if isinstance(error, OSError) else error
+        return _empty(stream, wanted, int(error_code(failure)))
     if result.size_bytes > limit and not must_advance:
-        return _Answer(wanted.partition, 0, stream.high_watermark, stream.log_start_offset, [], 0)
+        return _empty(stream, wanted)
     return _Answer(
         wanted.partition, 0, stream.high_watermark, stream.log_start_offset, result.buffers, result.size_bytes
     )
+
+
+def _refused(wanted: FetchPartition, error: int) -> _Answer:
+    """An error instead of a stream's offsets."""
+    return _Answer(wanted.partition, error, -1, -1, [], 0)
+
+
+def _empty(stream: Stream, wanted: FetchPartition, error: int = 0) -> _Answer:
+    """A stream's offsets without batches."""
+    return _Answer(wanted.partition, error, stream.high_watermark, stream.log_start_offset, [], 0)
 
 
 async def _encode(version: int, error: int, topics: list[tuple[str, list[_Answer]]]) -> list[Buffer]:

@@ -3,8 +3,9 @@
 Invariants:
 * A connection holds up to SMALL_BYTES of unserved frames that no budget counts; the bytes of a longer frame are counted
   when they arrive (`logstore.kafka.arrivals`). Its memory is mapped as a whole, and pages are used as bytes arrive.
-* A frame of a request that carries no data is at most CONTROL_FRAME_BYTES long, a decision at most DECIDE_FRAME_BYTES,
-  and any frame at most `max_frame_bytes`; longer frames are refused as soon as length and API key are known.
+* A frame of a request that carries no data is at most CONTROL_FRAME_BYTES long, the commit of an epoch at most
+  EPOCH_COMMIT_FRAME_BYTES, and any frame at most `max_frame_bytes`; longer frames are refused as soon as length and API
+  key are known.
 * The first frame must be complete within `handshake_s`, later frames within FRAME_PATIENCE_S plus the time they take at
   SLOWEST_BYTES_PER_S, with some bytes every PIECE_PATIENCE_S; between frames a client may be silent for `idle_s`.
 """
@@ -18,11 +19,11 @@ from typing import NamedTuple
 import trio
 
 from logstore.errors import CairnError
-from logstore.format.epoch_api import DECIDE, STAGE
+from logstore.format.epoch_api import EPOCH_COMMIT, STAGE
 from logstore.kafka import codec, produce
 from logstore.kafka.arrivals import Arrival, ArrivalBudget
 from logstore.kafka.budgets import RequestBudget
-from logstore.kafka.link import Link
+from logstore.kafka.client_socket import ClientSocket
 
 SMALL_BYTES = 32 * 1024
 """More than a Java producer's default batch with its frame."""
@@ -30,8 +31,8 @@ RECEIVE_BYTES = 256 * 1024
 """Most bytes of a longer frame that one call receives."""
 CONTROL_FRAME_BYTES = 1 << 20
 """Limit for a request without data: room for a thousand topics with long names, and short enough to be walked."""
-DECIDE_FRAME_BYTES = 4 << 20
-"""A decision names every task of an epoch and the source's positions: room for 20,000 tasks and 1 MiB of positions."""
+EPOCH_COMMIT_FRAME_BYTES = 4 << 20
+"""The commit names every task of an epoch and the source's positions: room for 20,000 tasks and 1 MiB of positions."""
 ORDINARY_FRAME_BYTES = CONTROL_FRAME_BYTES + 64 * 1024
 """A frame with a batch of the default `max-message-bytes` is shorter. Longer frames have a budget of their own, so that
 they do not hold up ordinary frames."""
@@ -76,14 +77,14 @@ class FrameReader:
 
     def __init__(
         self,
-        link: Link,
+        client: ClientSocket,
         max_frame_bytes: int,
         deadlines: Deadlines,
         arrivals: Arrivals,
         scope: trio.CancelScope,
         give_up: Callable[[], None],
     ) -> None:
-        self._link = link
+        self._client = client
         self._max_frame_bytes = max_frame_bytes
         self._deadlines = deadlines
         self._arrivals = arrivals
@@ -126,7 +127,7 @@ class FrameReader:
             return True
         self._set_deadline(size)
         scratch = self._arrivals.scratch
-        received = await self._link.receive(scratch[: SMALL_BYTES - len(self._rest)])
+        received = await self._client.receive(scratch[: SMALL_BYTES - len(self._rest)])
         self._rest = memoryview(bytearray(self._rest) + scratch[:received])
         self.is_ended = received == 0
         return not self.is_ended
@@ -185,9 +186,9 @@ class FrameReader:
             budget.end(arrival)
 
     async def _receive_piece(self, budget: ArrivalBudget, arrival: Arrival, target: memoryview) -> int:
-        await self._link.wait_data()
+        await self._client.wait_data()
         await self._take(budget, arrival, len(target))
-        received = self._link.receive_nowait(target)
+        received = self._client.receive_nowait(target)
         budget.give_back(arrival, len(target) - (received or 0))
         if received == 0:
             self.is_ended = True
@@ -211,4 +212,4 @@ def _limit_of(key: int) -> float:
     """How long a frame of a request with this key may be, in bytes."""
     if key in (produce.KEY, STAGE):
         return math.inf
-    return DECIDE_FRAME_BYTES if key == DECIDE else CONTROL_FRAME_BYTES
+    return EPOCH_COMMIT_FRAME_BYTES if key == EPOCH_COMMIT else CONTROL_FRAME_BYTES

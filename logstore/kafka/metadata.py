@@ -19,7 +19,7 @@ from kio.static.primitive import i32
 from kio.static.protocol import ResponsePayload
 
 from logstore.errors import CairnError
-from logstore.kafka.dispatch import Api, Caller, Front
+from logstore.kafka.api_types import Api, Broker, Caller
 from logstore.kafka.errors import error_code
 from logstore.kafka.pace import Pace
 from logstore.kafka.wire import respond
@@ -48,8 +48,8 @@ class _Wanted(NamedTuple):
 class MetadataHandlers:
     """Handlers of requests about nodes, topics and coordinators."""
 
-    def __init__(self, front: Front) -> None:
-        self._front = front
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
         self._pace = Pace()
 
     def apis(self) -> list[Api]:
@@ -64,7 +64,7 @@ class MetadataHandlers:
     # ---- nodes
 
     def _node_id(self) -> int:
-        return self._front.engine.store.node_id
+        return self._broker.engine.store.node_id
 
     async def describe_cluster(self, request: Any, caller: Caller) -> ResponsePayload:
         """DescribeCluster 0 to 2."""
@@ -77,7 +77,7 @@ class MetadataHandlers:
             request,
             {
                 "error_code": ErrorCode.none,
-                "cluster_id": self._front.engine.store.cluster_id,
+                "cluster_id": self._broker.engine.store.cluster_id,
                 "controller_id": self._node_id(),
                 "brokers": [node],
                 "cluster_authorized_operations": _CLUSTER_OPERATIONS if wants_operations else _NOT_ASKED,
@@ -121,7 +121,7 @@ class MetadataHandlers:
         if getattr(request, "include_topic_authorized_operations", False):
             operations = _TOPIC_OPERATIONS
         if wants_all:
-            known = list(self._front.engine.store.topics.values())
+            known = list(self._broker.engine.store.topics.values())
             topics: list[Mapping[str, Any]] = [await self._described(topic, operations) for topic in known]
         else:
             wanted: dict[_Wanted, None] = {}
@@ -135,7 +135,7 @@ class MetadataHandlers:
             request,
             {
                 "brokers": [node],
-                "cluster_id": self._front.engine.store.cluster_id,
+                "cluster_id": self._broker.engine.store.cluster_id,
                 "controller_id": self._node_id(),
                 "topics": topics,
                 "cluster_authorized_operations": _CLUSTER_OPERATIONS if wants_cluster else _NOT_ASKED,
@@ -145,7 +145,7 @@ class MetadataHandlers:
 
     async def _look_up(self, wanted: _Wanted, operations: int, *, may_create: bool) -> Mapping[str, Any]:
         """A topic as Metadata shows it; a missing topic is created if that is allowed."""
-        engine, settings = self._front.engine, self._front.settings
+        engine, settings = self._broker.engine, self._broker.settings
         if wanted.topic_id is not None and wanted.topic_id != _NIL:
             found = engine.store.topic_by_id(wanted.topic_id)
             if found is not None:
@@ -172,7 +172,7 @@ class MetadataHandlers:
 
     async def describe_topic_partitions(self, request: Any, _: Caller) -> ResponsePayload:
         """DescribeTopicPartitions 0: topics by name, at most MAX_PARTITIONS_PER_ANSWER partitions at a time."""
-        store = self._front.engine.store
+        store = self._broker.engine.store
         names = sorted({part.name for part in request.topics}) if request.topics else sorted(store.topics)
         start_name, start_partition = "", 0
         if request.cursor is not None:

@@ -15,7 +15,8 @@ from kio.schema.errors import ErrorCode
 from kio.static.protocol import ResponsePayload
 
 from logstore.errors import CairnError, StorageFailed
-from logstore.kafka.dispatch import Api, Caller, Front
+from logstore.events import LOOK_UP_FAILED
+from logstore.kafka.api_types import Api, Broker, Caller
 from logstore.kafka.errors import error_code
 from logstore.kafka.pace import Pace
 from logstore.kafka.wire import respond
@@ -29,8 +30,8 @@ _UNKNOWN = -1
 class OffsetHandlers:
     """Handlers of requests that look up offsets."""
 
-    def __init__(self, front: Front) -> None:
-        self._front = front
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
 
     def apis(self) -> list[Api]:
         """The requests served here."""
@@ -56,7 +57,7 @@ class OffsetHandlers:
 
     async def _offset(self, topic: str, part: Any, version: int) -> Mapping[str, Any]:
         try:
-            stream = self._front.engine.store.stream(topic, part.partition_index)
+            stream = self._broker.engine.store.stream(topic, part.partition_index)
             refused = refuse_leader_epoch(stream, getattr(part, "current_leader_epoch", _UNKNOWN))
             if refused is not ErrorCode.none:
                 return {"error_code": refused}
@@ -66,9 +67,7 @@ class OffsetHandlers:
         except CairnError as error:
             return {"error_code": error_code(error)}
         except OSError as error:
-            self._front.engine.store.report(
-                "look-up failed", stream=f"{topic}-{part.partition_index}", error=str(error)
-            )
+            self._broker.engine.store.report(LOOK_UP_FAILED, stream=f"{topic}-{part.partition_index}", error=str(error))
             return {"error_code": error_code(StorageFailed(str(error)))}
         return {
             "error_code": ErrorCode.none,
@@ -86,9 +85,9 @@ class OffsetHandlers:
         if timestamp == LATEST_TIERED:
             return _UNKNOWN, _UNKNOWN
         if timestamp == MAX_TIMESTAMP:
-            found = await self._front.engine.max_timestamp(stream)
+            found = await self._broker.engine.max_timestamp(stream)
         else:
-            found = await self._front.engine.find_timestamp(stream, timestamp)
+            found = await self._broker.engine.find_timestamp(stream, timestamp)
         return (_UNKNOWN, _UNKNOWN) if found is None else (found.offset, found.timestamp)
 
     async def offset_for_leader_epoch(self, request: Any, _: Caller) -> ResponsePayload:
@@ -105,7 +104,7 @@ class OffsetHandlers:
 
     def _epoch_end(self, topic: str, part: Any) -> Mapping[str, Any]:
         try:
-            stream = self._front.engine.store.stream(topic, part.partition)
+            stream = self._broker.engine.store.stream(topic, part.partition)
         except CairnError as error:
             return {"error_code": error_code(error)}
         refused = refuse_leader_epoch(stream, part.current_leader_epoch)

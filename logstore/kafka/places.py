@@ -11,8 +11,10 @@ A new connection is never refused. Invariants:
 
 from collections import OrderedDict
 from collections.abc import Callable
-from ipaddress import IPv6Address, ip_address
+from ipaddress import IPv6Address
 from typing import Final
+
+from logstore.base.addresses import ip_of
 
 LOOPBACK: Final = "loopback"
 _NETWORK_BYTES = 8
@@ -23,12 +25,9 @@ End = Callable[[], None]
 
 def address_group(host: str) -> str:
     """The key of all hosts that count as one address."""
-    try:
-        address = ip_address(host.partition("%")[0])
-    except ValueError:
+    address = ip_of(host)
+    if address is None:
         return host
-    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
     if address.is_loopback:
         return LOOPBACK
     return address.packed[:_NETWORK_BYTES].hex() if isinstance(address, IPv6Address) else str(address)

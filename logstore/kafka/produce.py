@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from logstore.errors import CairnError, InvalidRecord, MalformedRequest
 from logstore.interfaces import Buffer
-from logstore.kafka.dispatch import Front
+from logstore.kafka.api_types import Broker
 from logstore.kafka.errors import error_code
 from logstore.kafka.framing import Reader, Writer
 from logstore.kafka.pace import Walkers
@@ -69,7 +69,7 @@ class _Outcome:
     ticket: AppendTicket | None = None
 
 
-class Answer:
+class ProduceAnswer:
     """The answer to one request: ready when every partition's append has settled."""
 
     __slots__ = ("_on_ready", "_waiting", "acks", "topics", "version")
@@ -146,14 +146,14 @@ def _bounded(count: int) -> int:
     return count
 
 
-async def check_apart(front: Front, request: ProduceRequest) -> ProduceRequest:
+async def check_apart(broker: Broker, request: ProduceRequest) -> ProduceRequest:
     """Check the batches that take long to check on a thread: a few hundred bytes may decompress to millions of records.
     Returns the request with the results of the checks.
     """
-    now_ms = front.clock.wall_ms()
+    now_ms = broker.clock.wall_ms()
     topics: list[tuple[str, list[PartitionData]]] = []
     for name, partitions in request.topics:
-        topic = front.engine.store.topics.get(name)
+        topic = broker.engine.store.topics.get(name)
         if topic is not None:
             partitions = [await _checked_apart(name, topic.config, data, now_ms) for data in partitions]
         topics.append((name, partitions))
@@ -170,10 +170,10 @@ async def _checked_apart(topic: str, config: TopicConfig, data: PartitionData, n
     return data._replace(are_times_checked=True)
 
 
-def needs_check_apart(front: Front, request: ProduceRequest) -> bool:
+def needs_check_apart(broker: Broker, request: ProduceRequest) -> bool:
     """Whether any batch of the request takes long to check; none does in topics that do not check records' times."""
     for name, partitions in request.topics:
-        topic = front.engine.store.topics.get(name)
+        topic = broker.engine.store.topics.get(name)
         if topic is not None and topic.config.timestamp_before_max_ms != NO_LIMIT_MS:
             batches = (data.records for data in partitions if data.records is not None)
             if any(takes_long_to_check(records, topic.config) for records in batches):
@@ -181,19 +181,19 @@ def needs_check_apart(front: Front, request: ProduceRequest) -> bool:
     return False
 
 
-def start(front: Front, request: ProduceRequest, frame_bytes: int, answer: Answer) -> None:
+def start(broker: Broker, request: ProduceRequest, frame_bytes: int, answer: ProduceAnswer) -> None:
     """Append all batches of a request without yielding, as `steps` does."""
-    for _ in steps(front, request, frame_bytes, answer):
+    for _ in steps(broker, request, frame_bytes, answer):
         pass
 
 
-def steps(front: Front, request: ProduceRequest, frame_bytes: int, answer: Answer) -> Iterator[None]:
+def steps(broker: Broker, request: ProduceRequest, frame_bytes: int, answer: ProduceAnswer) -> Iterator[None]:
     """Append all batches of a request, one partition per step; between steps the caller may let other tasks run.
 
     Batches stay in their frame of `frame_bytes` bytes and keep it in memory; a batch that is a small part of its frame
     is copied out of it.
     """
-    now_ms = front.clock.wall_ms()
+    now_ms = broker.clock.wall_ms()
     refused = 0
     if request.transactional_id is not None:
         refused = _TRANSACTIONAL_REFUSED
@@ -208,15 +208,17 @@ def steps(front: Front, request: ProduceRequest, frame_bytes: int, answer: Answe
             if not refused:
                 if data.records is not None and len(data.records) * KEEP_SHARE < frame_bytes:
                     data = data._replace(records=memoryview(bytearray(data.records)))
-                _append(front, answer, name, data, outcome, now_ms)
+                _append(broker, answer, name, data, outcome, now_ms)
             yield
 
 
-def _append(front: Front, answer: Answer, topic: str, data: PartitionData, outcome: _Outcome, now_ms: int) -> None:
+def _append(
+    broker: Broker, answer: ProduceAnswer, topic: str, data: PartitionData, outcome: _Outcome, now_ms: int
+) -> None:
     try:
         if data.records is None:
             raise InvalidRecord(f"{topic}-{data.partition}: no records")
-        stream = front.engine.store.stream(topic, data.partition)
+        stream = broker.engine.store.stream(topic, data.partition)
         if data.problem is not None:
             raise data.problem
         ticket = stream.append(data.records, now_ms=now_ms, are_times_checked=data.are_times_checked)
@@ -231,7 +233,7 @@ def _refuse(outcome: _Outcome, error: Exception) -> None:
     outcome.message = str(error)
 
 
-def _encode(answer: Answer) -> list[Buffer]:
+def _encode(answer: ProduceAnswer) -> list[Buffer]:
     version = answer.version
     writer = Writer(flexible=version >= FIRST_FLEXIBLE)
     writer.count(len(answer.topics))

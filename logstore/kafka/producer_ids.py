@@ -12,7 +12,8 @@ from kio.schema.errors import ErrorCode
 from kio.static.protocol import ResponsePayload
 
 from logstore.errors import CairnError, StorageFailed
-from logstore.kafka.dispatch import Api, Caller, Front
+from logstore.events import NO_PRODUCER_ID
+from logstore.kafka.api_types import Api, Broker, Caller
 from logstore.kafka.errors import error_code
 from logstore.kafka.wire import respond
 
@@ -22,8 +23,8 @@ _NO_ID, _NO_EPOCH, _FIRST_EPOCH = -1, -1, 0
 class ProducerIdHandlers:
     """Gives out producer ids."""
 
-    def __init__(self, front: Front) -> None:
-        self._front = front
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
 
     def apis(self) -> list[Api]:
         """The requests served here."""
@@ -35,9 +36,9 @@ class ProducerIdHandlers:
         if request.transactional_id is not None:
             return await respond(request, {"error_code": ErrorCode.transactional_id_authorization_failed, **nobody})
         try:
-            given = await self._front.engine.wait(self._front.engine.store.allocate_producer_id())
+            given = await self._broker.engine.wait(self._broker.engine.store.allocate_producer_id())
         except CairnError as error:
-            self._front.engine.store.report("no producer id", error=str(error))
+            self._broker.engine.store.report(NO_PRODUCER_ID, error=str(error))
             # Clients take KAFKA_STORAGE_ERROR as final for this request, but retry after COORDINATOR_NOT_AVAILABLE.
             may_ask_again = isinstance(error, StorageFailed)
             code = ErrorCode.coordinator_not_available if may_ask_again else error_code(error)

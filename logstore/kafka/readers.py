@@ -4,6 +4,7 @@ Invariants: an answer is a body of `logstore.format.reader_api`; a CairnError is
 connection. A registration is answered once it is durable. No topic is created.
 """
 
+from collections.abc import Mapping
 from functools import partial
 
 from logstore.errors import CairnError, OffsetOutOfRange
@@ -25,62 +26,62 @@ from logstore.format.reader_api import (
     encode_reply_body,
 )
 from logstore.interfaces import Buffer
+from logstore.kafka.api_types import Broker, PrivateApi
 from logstore.kafka.budgets import AnswerBudget
-from logstore.kafka.dispatch import Front, RawApi
 from logstore.log.readers import StreamId
 
 
-def reader_apis(front: Front) -> list[RawApi]:
+def reader_apis(broker: Broker) -> list[PrivateApi]:
     """The handlers of the requests of readers."""
-    return [RawApi(key, partial(_handle, front, key)) for key in sorted(READER_API_KEYS)]
+    return [PrivateApi(key, partial(_handle, broker, key)) for key in sorted(READER_API_KEYS)]
 
 
-async def _handle(front: Front, api_key: int, body: memoryview, _: AnswerBudget) -> tuple[list[Buffer], int]:
+async def _handle(broker: Broker, api_key: int, body: memoryview, _: AnswerBudget) -> tuple[list[Buffer], int]:
     try:
-        reply: ReaderReply | CairnError = await _answer(front, decode_request(api_key, body))
+        reply: ReaderReply | CairnError = await _answer(broker, decode_request(api_key, body))
     except CairnError as error:
         reply = error
     return encode_reply_body(reply), 0
 
 
-async def _answer(front: Front, request: ReaderRequest) -> ReaderReply:
-    readers = front.engine.store.readers
+async def _answer(broker: Broker, request: ReaderRequest) -> ReaderReply:
+    readers = broker.engine.store.readers
     match request:
         case RegisterReaderRequest():
-            return await _register(front, request)
+            return await _register(broker, request)
         case AcknowledgeRequest():
-            streams = {_id_of(front, entry): entry for entry in request.streams}
-            starts = {key: _log_start(front, entry) for key, entry in streams.items()}
+            streams = {_id_of(broker, entry): entry for entry in request.streams}
+            starts = {key: _log_start(broker, entry) for key, entry in streams.items()}
             readers.acknowledge(request.reader, {key: entry.offset for key, entry in streams.items()}, starts)
             return Done()
         case RemoveReaderRequest():
-            await front.engine.wait(readers.remove(request.reader))
+            await broker.engine.wait(readers.remove(request.reader))
             return Done()
         case DescribeReadersRequest():
-            return _describe(front, request)
+            return _describe(broker, request)
 
 
-async def _register(front: Front, request: RegisterReaderRequest) -> ReaderReply:
+async def _register(broker: Broker, request: RegisterReaderRequest) -> ReaderReply:
     placed: list[ReaderOffset] = []
     for entry in request.streams:
-        stream = front.engine.store.stream(entry.topic, entry.partition)
+        stream = broker.engine.store.stream(entry.topic, entry.partition)
         offset = stream.log_start_offset if entry.offset == LOG_START else entry.offset
         if not stream.log_start_offset <= offset <= stream.high_watermark:
             raise OffsetOutOfRange(stream.name, offset, stream.log_start_offset, stream.high_watermark)
         placed.append(ReaderOffset(entry.topic, entry.partition, offset))
-    positions = {_id_of(front, entry): entry.offset for entry in placed}
-    await front.engine.wait(front.engine.store.readers.register(request.reader, positions, request.group))
+    positions = {_id_of(broker, entry): entry.offset for entry in placed}
+    await broker.engine.wait(broker.engine.store.readers.register(request.reader, positions, request.group))
     return RegisterReaderReply(tuple(placed))
 
 
-def _describe(front: Front, request: DescribeReadersRequest) -> ReaderReply:
-    store = front.engine.store
+def _describe(broker: Broker, request: DescribeReadersRequest) -> ReaderReply:
+    store = broker.engine.store
     if not request.reader:
         names = [name for name in store.readers.names() if name > request.after]
         return ReaderDescription(tuple(names[:NAMES_PER_REPLY]))
     state = store.readers.describe(request.reader)
 
-    def named(offsets: dict[StreamId, int]) -> tuple[ReaderOffset, ...]:
+    def named(offsets: Mapping[StreamId, int]) -> tuple[ReaderOffset, ...]:
         topics = {topic.topic_id.hex: name for name, topic in store.topics.items()}
         return tuple(
             ReaderOffset(topics[key.topic_id], key.partition, offset)
@@ -91,9 +92,9 @@ def _describe(front: Front, request: DescribeReadersRequest) -> ReaderReply:
     return ReaderDescription((state.name,), state.group, named(state.marks), named(state.released), state.idle_ms)
 
 
-def _id_of(front: Front, entry: ReaderOffset) -> StreamId:
-    return StreamId(front.engine.store.topic(entry.topic).topic_id.hex, entry.partition)
+def _id_of(broker: Broker, entry: ReaderOffset) -> StreamId:
+    return StreamId(broker.engine.store.topic(entry.topic).topic_id.hex, entry.partition)
 
 
-def _log_start(front: Front, entry: ReaderOffset) -> int:
-    return front.engine.store.stream(entry.topic, entry.partition).log_start_offset
+def _log_start(broker: Broker, entry: ReaderOffset) -> int:
+    return broker.engine.store.stream(entry.topic, entry.partition).log_start_offset

@@ -11,32 +11,33 @@ from functools import partial
 from typing import Final
 
 from logstore.errors import CairnError, CorruptChunk, MalformedRequest, StorageFailed
+from logstore.events import READ_FAILED
 from logstore.format.epoch_api import SCAN, ScanRequest, decode_request, encode_reply_body, encode_scan_reply
 from logstore.interfaces import Buffer
+from logstore.kafka.api_types import Broker, PrivateApi
 from logstore.kafka.budgets import AnswerBudget
-from logstore.kafka.dispatch import Front, RawApi
 
 MAX_SCAN_BYTES: Final = 16 << 20
 """Limit for any request: bounds the memory that one connection holds."""
 
 
-def scan_apis(front: Front) -> list[RawApi]:
+def scan_apis(broker: Broker) -> list[PrivateApi]:
     """The handler of the scan request."""
-    return [RawApi(SCAN, partial(_handle, front))]
+    return [PrivateApi(SCAN, partial(_handle, broker))]
 
 
-async def _handle(front: Front, body: memoryview, answers: AnswerBudget) -> tuple[list[Buffer], int]:
+async def _handle(broker: Broker, body: memoryview, answers: AnswerBudget) -> tuple[list[Buffer], int]:
     try:
         request = decode_request(SCAN, body)
         if not isinstance(request, ScanRequest):
             raise MalformedRequest("not a scan")
-        return await _scan(front, request, answers)
+        return await _scan(broker, request, answers)
     except CairnError as error:
         return encode_reply_body(error), 0
 
 
-async def _scan(front: Front, request: ScanRequest, answers: AnswerBudget) -> tuple[list[Buffer], int]:
-    engine = front.engine
+async def _scan(broker: Broker, request: ScanRequest, answers: AnswerBudget) -> tuple[list[Buffer], int]:
+    engine = broker.engine
     stream = engine.store.stream(request.topic, request.partition)
     room = answers.take(min(request.max_bytes, MAX_SCAN_BYTES))
     kept = 0
@@ -44,10 +45,10 @@ async def _scan(front: Front, request: ScanRequest, answers: AnswerBudget) -> tu
         found = await engine.scan_controls(stream, request.before_offset, request.types, room)
         kept = found.size_bytes
     except OSError as error:
-        engine.store.report("read failed", stream=stream.name, offset=request.before_offset, error=str(error))
+        engine.store.report(READ_FAILED, stream=stream.name, offset=request.before_offset, error=str(error))
         raise StorageFailed(f"{stream.name}: {error.strerror or error}") from error
     except CorruptChunk as error:
-        engine.store.report("read failed", stream=stream.name, offset=error.first_offset, error=str(error))
+        engine.store.report(READ_FAILED, stream=stream.name, offset=error.first_offset, error=str(error))
         raise
     finally:
         answers.give(room - kept)

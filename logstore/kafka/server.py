@@ -10,12 +10,13 @@ from typing import NamedTuple
 
 import trio
 
+from logstore.events import CANNOT_ACCEPT
+from logstore.kafka.api_types import ApiHandlers, Broker, Caller
 from logstore.kafka.arrivals import ArrivalBudget
 from logstore.kafka.budgets import AnswerBudget, RequestBudget
-from logstore.kafka.connection import MAX_WAITING_BYTES, Connection
-from logstore.kafka.dispatch import Caller, Front, Handlers
+from logstore.kafka.client_socket import ClientSocket
+from logstore.kafka.connection import MAX_WAITING_BYTES, ClientConnection
 from logstore.kafka.frames import SMALL_BYTES, Arrivals
-from logstore.kafka.link import Link
 from logstore.kafka.places import Places
 
 BACKLOG = 1024
@@ -36,10 +37,10 @@ class Listener(NamedTuple):
 class KafkaServer:
     """Serves Kafka clients on one or more listeners."""
 
-    def __init__(self, front: Front, handlers: Handlers) -> None:
-        self._front = front
+    def __init__(self, broker: Broker, handlers: ApiHandlers) -> None:
+        self._broker = broker
         self._handlers = handlers
-        settings = front.settings
+        settings = broker.settings
         self._requests = RequestBudget(settings.total_in_flight_bytes)
         self._arrivals = Arrivals(
             ArrivalBudget(settings.total_in_flight_bytes // 2),
@@ -50,7 +51,7 @@ class KafkaServer:
         )
         self._answers = AnswerBudget(settings.total_answer_bytes)
         self._places = Places(settings.max_connections, settings.max_connections_per_address)
-        self._connections: dict[Connection, None] = {}
+        self._connections: dict[ClientConnection, None] = {}
         self._accepting = trio.CancelScope()
         self._ended = trio.Event()
 
@@ -97,7 +98,7 @@ class KafkaServer:
                 client, address = await sock.accept()
             except OSError as error:
                 # Out of descriptors, or the client is gone already: neither ends the listener.
-                self._front.engine.store.report("cannot accept", error=str(error))
+                self._broker.engine.store.report(CANNOT_ACCEPT, error=str(error))
                 await trio.sleep(ACCEPT_AGAIN_S)
                 continue
             clients.start_soon(self._serve, listener, client, str(address[0]))
@@ -118,15 +119,15 @@ class KafkaServer:
             self._places.leave(connection.give_way)
             del self._connections[connection]
 
-    def _connection(self, listener: Listener, client: trio.socket.SocketType, host: str) -> Connection:
+    def _connection(self, listener: Listener, client: trio.socket.SocketType, host: str) -> ClientConnection:
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # A client of a listener on any address is told the address that it used.
         own_host = client.getsockname()[0] if listener.host in ANY_ADDRESS else listener.host
         caller = Caller("", host, listener.advertised_host or own_host, listener.advertised_port or listener.port)
-        link = Link(socket.socket(fileno=client.detach()))
-        return Connection(
-            link,
-            self._front,
+        client_socket = ClientSocket(socket.socket(fileno=client.detach()))
+        return ClientConnection(
+            client_socket,
+            self._broker,
             self._handlers,
             caller,
             self._arrivals,

@@ -17,8 +17,8 @@ from kio.schema.errors import ErrorCode
 from kio.static.protocol import ResponsePayload
 
 from logstore.errors import CairnError, InvalidConfig, InvalidPartitions, StorageFailed, TopicExists
+from logstore.kafka.api_types import Api, Broker, Caller
 from logstore.kafka.configs import topic_entries
-from logstore.kafka.dispatch import Api, Caller, Front
 from logstore.kafka.errors import error_code
 from logstore.kafka.pace import Pace
 from logstore.kafka.wire import respond
@@ -50,8 +50,8 @@ def _outcome(error: CairnError) -> Mapping[str, Any]:
 class TopicHandlers:
     """Handlers of requests that change topics, and of those that show their size and reassignments."""
 
-    def __init__(self, front: Front, forget_offsets: ForgetOffsets) -> None:
-        self._front = front
+    def __init__(self, broker: Broker, forget_offsets: ForgetOffsets) -> None:
+        self._broker = broker
         self._pace = Pace()
         self._forget_offsets = forget_offsets
 
@@ -68,7 +68,7 @@ class TopicHandlers:
 
     @property
     def _store(self) -> Store:
-        return self._front.engine.store
+        return self._broker.engine.store
 
     # ---- creating
 
@@ -101,7 +101,7 @@ class TopicHandlers:
             topic_id = None
         else:
             topic_id = (await self._make(wanted.name, partitions, config)).topic_id
-        shown = topic_entries(parsed, config, self._front.settings.topic_defaults)
+        shown = topic_entries(parsed, config, self._broker.settings.topic_defaults)
         return {
             "topic_id": topic_id,
             "error_code": ErrorCode.none,
@@ -113,7 +113,7 @@ class TopicHandlers:
 
     async def _make(self, name: str, partitions: int, config: Mapping[str, str]) -> Topic:
         """Create a topic. If another request is creating it, wait for that and raise TopicExists. Raises CairnError."""
-        engine = self._front.engine
+        engine = self._broker.engine
         rival = self._store.creation(name)
         if rival is not None:
             await engine.wait(rival)
@@ -136,7 +136,7 @@ class TopicHandlers:
             message = f"replication factor {wanted.replication_factor}: there is 1 node, so it must be 1 (or -1)"
             raise _Refused(ErrorCode.invalid_replication_factor, message)
         if wanted.num_partitions == _DEFAULT:
-            return self._front.settings.default_partitions
+            return self._broker.settings.default_partitions
         return int(wanted.num_partitions)
 
     def _check_assignments(self, assignments: Sequence[tuple[int, ...]]) -> None:
@@ -176,7 +176,7 @@ class TopicHandlers:
                 raise _Refused(ErrorCode.invalid_replica_assignment, message)
             self._check_assignments([tuple(part.broker_ids) for part in wanted.assignments])
         if not validate_only:
-            await self._front.engine.wait(self._store.add_partitions(wanted.name, wanted.count))
+            await self._broker.engine.wait(self._store.add_partitions(wanted.name, wanted.count))
 
     # ---- deleting
 
@@ -193,7 +193,7 @@ class TopicHandlers:
         await self._pace.step()
         try:
             topic = self._topic(name, topic_id)
-            await self._front.engine.wait(self._store.delete_topic(topic.name))
+            await self._broker.engine.wait(self._store.delete_topic(topic.name))
             await self._forget(topic)
         except CairnError as error:
             return {"name": name, "topic_id": topic_id, **_outcome(error)}
@@ -205,7 +205,7 @@ class TopicHandlers:
         """
         for ticket in self._forget_offsets(topic.name, topic.topic_id.hex):
             with suppress(StorageFailed):
-                await self._front.engine.wait(ticket)
+                await self._broker.engine.wait(ticket)
 
     def _topic(self, name: str | None, topic_id: uuid.UUID | None) -> Topic:
         if name is not None:
@@ -232,7 +232,7 @@ class TopicHandlers:
         await self._pace.step()
         try:
             stream = self._store.stream(topic, part.partition_index)
-            start = await self._front.engine.wait(stream.delete_records(part.offset))
+            start = await self._broker.engine.wait(stream.delete_records(part.offset))
         except CairnError as error:
             return {"low_watermark": _NO_WATERMARK, "error_code": error_code(error)}
         return {"low_watermark": start, "error_code": ErrorCode.none}

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from logstore.interfaces import Buffer
 from logstore.kafka import fetch, produce
-from logstore.kafka.dispatch import Handlers
+from logstore.kafka.api_types import ApiHandlers
 from logstore.kafka.framing import Writer
 
 KEY = 18
@@ -44,7 +44,7 @@ FIRST_WITH_LEVEL_0 = 4
 _SUPPORTED_TAG, _EPOCH_TAG, _FINALIZED_TAG = 0, 1, 2
 
 
-def served_versions(handlers: Handlers) -> list[tuple[int, int, int]]:
+def served_versions(handlers: ApiHandlers) -> list[tuple[int, int, int]]:
     """Key, lowest and highest version of every served Kafka request."""
     return sorted(
         [
@@ -56,7 +56,7 @@ def served_versions(handlers: Handlers) -> list[tuple[int, int, int]]:
     )
 
 
-def api_versions_body(handlers: Handlers, version: int) -> list[Buffer]:
+def api_versions_body(handlers: ApiHandlers, version: int) -> list[Buffer]:
     """The body of the answer to an ApiVersions request of any version."""
     offered = served_versions(handlers)
     known = 0 <= version <= MAX_VERSION

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from logstore.errors import StorageFailed
-from logstore.log.jobs import Job, JobSource, Operation, Remove, SyncDirectory
+from logstore.log.jobs import DiskJob, JobSource, Operation, RemoveFile, SyncDirectory
 from logstore.log.ticket import Ticket
 
 FILES_PER_JOB: Final = 64
@@ -33,7 +33,7 @@ class BackgroundJobs:
         self._notify(self)
         return ticket
 
-    def take_job(self) -> Job | None:
+    def take_job(self) -> DiskJob | None:
         """The next job, or None."""
         if self._in_flight or not self._waiting:
             return None
@@ -48,7 +48,7 @@ class BackgroundJobs:
             self._next()
             ticket.fail(StorageFailed(f"{type(operation).__name__}: {error.strerror or error}"))
 
-        return Job(operations, done, failed)
+        return DiskJob(operations, done, failed)
 
     def _next(self) -> None:
         self._in_flight = False
@@ -70,16 +70,16 @@ class FileRemover:
         self._paths.extend(paths)
         self._notify(self)
 
-    def take_job(self) -> Job | None:
+    def take_job(self) -> DiskJob | None:
         """The next removals, or None."""
         if self._in_flight or not self._paths:
             return None
         operations: list[Operation] = []
         while self._paths and len(operations) < FILES_PER_JOB:
-            operations.append(Remove(self._paths.popleft(), optional=True))
+            operations.append(RemoveFile(self._paths.popleft(), optional=True))
         operations.append(SyncDirectory(self._directory, optional=True))
         self._in_flight = True
-        return Job(operations, self._done, lambda *_: self._done())
+        return DiskJob(operations, self._done, lambda *_: self._done())
 
     def _done(self) -> None:
         self._in_flight = False

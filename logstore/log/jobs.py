@@ -2,7 +2,7 @@
 
 Invariants:
 * A job's operations run in order, on one thread; the first operation that fails ends the job, unless it is `optional`.
-* A job ends exactly once, with `Job.done` or `Job.failed`, on the event loop's thread.
+* A job ends exactly once, with `DiskJob.done` or `DiskJob.failed`, on the event loop's thread.
 * Every source has at most one job in flight, so two writes to the same file never wait for each other.
 """
 
@@ -14,7 +14,7 @@ from logstore.interfaces import Buffer, FileSystem
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
+class WriteFile:
     """Write buffers at a position. `optional`: the data is derived, so a failure costs only a rebuild."""
 
     path: str
@@ -90,7 +90,7 @@ class Rename:
 
 
 @dataclass(frozen=True, slots=True)
-class Remove:
+class RemoveFile:
     """Remove a file."""
 
     path: str
@@ -140,11 +140,13 @@ class Read:
         self.into.append(fs.read(self.path, self.position, self.length))
 
 
-Operation = Write | Create | Sync | SyncDirectory | Truncate | Rename | Remove | MakeDirectory | RemoveDirectory | Read
+Operation = (
+    WriteFile | Create | Sync | SyncDirectory | Truncate | Rename | RemoveFile | MakeDirectory | RemoveDirectory | Read
+)
 
 
 @dataclass(slots=True)
-class Job:
+class DiskJob:
     """Operations to run in order, and the callbacks for the outcome.
 
     `failed` gets the operation that failed and its error; the operations after it did not run.
@@ -173,7 +175,7 @@ class Job:
 class JobSource(Protocol):
     """An object that may have disk work: a stream, a ledger, a staged attempt."""
 
-    def take_job(self) -> Job | None:
+    def take_job(self) -> DiskJob | None:
         """The next job, or None if there is none now or one is in flight."""
 
 
@@ -192,7 +194,7 @@ class JobQueue:
         """Note that `source` may have work."""
         self._ready.setdefault(source)
 
-    def next_job(self) -> Job | None:
+    def next_job(self) -> DiskJob | None:
         """The next job to run, or None if there is no work or the window is full."""
         while self._ready and self.in_flight < self._io_window:
             source = next(iter(self._ready))
@@ -203,8 +205,8 @@ class JobQueue:
                 return job
         return None
 
-    def finished(self, job: Job, failure: "tuple[Operation, OSError] | None") -> None:
-        """Finish a job with the outcome that `Job.run` returned."""
+    def finished(self, job: DiskJob, failure: "tuple[Operation, OSError] | None") -> None:
+        """Finish a job with the outcome that `DiskJob.run` returned."""
         self.in_flight -= 1
         if failure is None:
             job.done()

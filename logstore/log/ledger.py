@@ -1,4 +1,4 @@
-"""A small durable map: topics, decisions, committed offsets.
+"""A small durable map: topics, commit records of epochs, committed offsets.
 
 Invariants:
 * A `put` is atomic; its ticket settles once the change is synced. Puts made while a write is in flight share the next
@@ -14,9 +14,9 @@ A ledger does not interpret its keys and values.
 from collections.abc import Callable, Iterator, Mapping
 
 from logstore.errors import CorruptFile, StorageFailed
-from logstore.format.journal import KIND_CHANGES, KIND_SNAPSHOT, Frame, encode_frame, scan_frames
+from logstore.format.journal import KIND_CHANGES, KIND_SNAPSHOT, JournalFrame, encode_frame, scan_frames
 from logstore.interfaces import FileSystem
-from logstore.log.jobs import Create, Job, JobSource, Operation, Remove, Rename, Sync, SyncDirectory, Write
+from logstore.log.jobs import Create, DiskJob, JobSource, Operation, RemoveFile, Rename, Sync, SyncDirectory, WriteFile
 from logstore.log.ticket import Ticket
 
 DIRECTORY = "ledger"
@@ -96,7 +96,7 @@ class Ledger:
         self._notify(self)
         return ticket
 
-    def take_job(self) -> Job | None:
+    def take_job(self) -> DiskJob | None:
         """The next write, or None."""
         if self._in_flight or not self._pending:
             return None
@@ -107,25 +107,25 @@ class Ledger:
         merged: dict[str, bytes | None] = {}
         for changes, _ in batch:
             merged.update(changes)
-        frame = encode_frame(Frame(KIND_CHANGES, self._size_bytes, merged))
+        frame = encode_frame(JournalFrame(KIND_CHANGES, self._size_bytes, merged))
         path = _path(self.name, self._generation)
-        operations: list[Operation] = [Write(path, self._size_bytes, [frame]), Sync(path)]
+        operations: list[Operation] = [WriteFile(path, self._size_bytes, [frame]), Sync(path)]
         generation, size_bytes = self._generation, self._size_bytes + len(frame)
-        return Job(operations, lambda: self._written(batch, generation, size_bytes), self._failer(batch))
+        return DiskJob(operations, lambda: self._written(batch, generation, size_bytes), self._failer(batch))
 
-    def _roll_job(self, batch: list[tuple[Mapping[str, bytes | None], Ticket[None]]]) -> Job:
+    def _roll_job(self, batch: list[tuple[Mapping[str, bytes | None], Ticket[None]]]) -> DiskJob:
         generation = self._generation + 1
-        frame = encode_frame(Frame(KIND_SNAPSHOT, 0, self._visible))
+        frame = encode_frame(JournalFrame(KIND_SNAPSHOT, 0, self._visible))
         path, new = _path(self.name, generation), f"{_path(self.name, generation)}.new"
         operations: list[Operation] = [
             Create(new),
-            Write(new, 0, [frame]),
+            WriteFile(new, 0, [frame]),
             Sync(new),
             Rename(new, path),
             SyncDirectory(DIRECTORY),
-            Remove(_path(self.name, self._generation), optional=True),
+            RemoveFile(_path(self.name, self._generation), optional=True),
         ]
-        return Job(operations, lambda: self._written(batch, generation, len(frame)), self._failer(batch))
+        return DiskJob(operations, lambda: self._written(batch, generation, len(frame)), self._failer(batch))
 
     def _written(
         self, batch: list[tuple[Mapping[str, bytes | None], Ticket[None]]], generation: int, size_bytes: int

@@ -19,7 +19,7 @@ MAX_POSITIONS = 256
 """Readers whose place is remembered, to tell sequential reads from seeks."""
 
 
-class Place(NamedTuple):
+class ReadPosition(NamedTuple):
     """A reader's place: the stream, the offset, and whether it reads control batches."""
 
     stream: Hashable
@@ -33,14 +33,14 @@ class ReadAhead:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._used_bytes = 0
-        self._entries: OrderedDict[Place, ReadResult] = OrderedDict()
-        self._positions: OrderedDict[Place, None] = OrderedDict()
+        self._entries: OrderedDict[ReadPosition, ReadResult] = OrderedDict()
+        self._positions: OrderedDict[ReadPosition, None] = OrderedDict()
 
-    def holds(self, place: Place) -> bool:
+    def holds(self, place: ReadPosition) -> bool:
         """Whether there is an entry for this place."""
         return place in self._entries
 
-    def put(self, place: Place, result: ReadResult) -> None:
+    def put(self, place: ReadPosition, result: ReadResult) -> None:
         """Keep the batches that follow a place."""
         if not result.buffers or result.size_bytes > self._max_bytes:
             return
@@ -50,12 +50,12 @@ class ReadAhead:
         while self._used_bytes > self._max_bytes:
             self._forget(next(iter(self._entries)))
 
-    def _forget(self, place: Place) -> None:
+    def _forget(self, place: ReadPosition) -> None:
         gone = self._entries.pop(place, None)
         if gone is not None:
             self._used_bytes -= gone.size_bytes
 
-    def take(self, place: Place, max_bytes: int) -> ReadResult | None:
+    def take(self, place: ReadPosition, max_bytes: int) -> ReadResult | None:
         """Take the entry of a place, up to `max_bytes` (at least one batch); the rest stays for the next place."""
         found = self._entries.get(place)
         if found is None:
@@ -65,11 +65,11 @@ class ReadAhead:
         self.put(place._replace(offset=served.next_offset), rest)
         return served
 
-    def is_sequential(self, place: Place) -> bool:
+    def is_sequential(self, place: ReadPosition) -> bool:
         """Whether a reader was served up to exactly this place, and so is reading sequentially."""
         return place in self._positions
 
-    def note(self, place: Place, next_offset: int) -> None:
+    def note(self, place: ReadPosition, next_offset: int) -> None:
         """Note that a reader was served from `place` up to `next_offset`."""
         self._positions.pop(place, None)
         self._positions[place._replace(offset=next_offset)] = None

@@ -32,7 +32,7 @@ _PREFIX: Final = "reader/"
 
 @dataclass(frozen=True, slots=True)
 class HoldLimits:
-    """How much a reader may hold beyond a stream's retention: bytes of one stream, and ms since it last acknowledged."""
+    """How much a reader may keep beyond a stream's retention: bytes of one stream, and ms since it acknowledged."""
 
     max_bytes: int = 10 << 30
     max_idle_ms: int = 7 * 24 * 3600 * 1000
@@ -43,6 +43,13 @@ class StreamId(NamedTuple):
 
     topic_id: str
     partition: int
+
+
+class Held(NamedTuple):
+    """Records that a mark keeps beyond the retention: their bytes; the retention clock when the first were written."""
+
+    size_bytes: int
+    written_ms: int
 
 
 class Release(NamedTuple):
@@ -176,9 +183,7 @@ class Readers:
         """One reader. Raises UnknownReader."""
         reader = self._known(name)
         held = {stream: mark for stream, mark in reader.positions.items() if stream not in reader.released}
-        return ReaderState(
-            name, reader.group, held, dict(reader.released), self._served_ms() - reader.acknowledged_ms
-        )
+        return ReaderState(name, reader.group, held, dict(reader.released), self._served_ms() - reader.acknowledged_ms)
 
     def names(self) -> list[str]:
         """All readers' names, sorted."""
@@ -228,21 +233,24 @@ class Readers:
                 yield mark, reader
 
     def trim_limit(
-        self, stream: StreamId, log_start: int, wanted: int, bytes_between: Callable[[int, int], int]
+        self, stream: StreamId, log_start: int, wanted: int, held: Callable[[int], Held]
     ) -> tuple[int, list[Release]]:
         """How far retention may trim a stream that it wants to trim up to `wanted`, and which readers are released.
 
-        `bytes_between(first, end)`: bytes of the stream's records from offset `first` to `end`.
+        `held(mark)`: the records from a mark up to `wanted`.
         """
         released: list[Release] = []
         for mark, reader in sorted(self._holding(stream, log_start), key=lambda pair: pair[0]):
             if mark >= wanted:
                 break
-            held_bytes, idle_ms = bytes_between(mark, wanted), self._served_ms() - reader.acknowledged_ms
-            if held_bytes > self.limits.max_bytes:
-                why = f"it held {held_bytes} bytes beyond the retention, at most {self.limits.max_bytes} are allowed"
-            elif idle_ms > self.limits.max_idle_ms:
-                why = f"it acknowledged nothing for {idle_ms} ms, at most {self.limits.max_idle_ms} are allowed"
+            records = held(mark)
+            # A reader that had read everything is not late before there is something to read.
+            idle_ms = self._served_ms() - max(reader.acknowledged_ms, records.written_ms)
+            limits = self.limits
+            if records.size_bytes > limits.max_bytes:
+                why = f"it kept {records.size_bytes} bytes beyond the retention, at most {limits.max_bytes} are allowed"
+            elif idle_ms > limits.max_idle_ms:
+                why = f"it acknowledged nothing for {idle_ms} ms, at most {limits.max_idle_ms} are allowed"
             else:
                 return mark, released
             released.append(Release(reader.name, mark, why))

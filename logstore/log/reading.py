@@ -45,7 +45,7 @@ class ReadResult(NamedTuple):
     size_bytes: int
 
 
-class _Found(NamedTuple):
+class _FoundBatch(NamedTuple):
     """A checked batch, and its place in the piece of the file that was read."""
 
     position: int
@@ -65,7 +65,7 @@ def read_chunk(
     start = load_index(fs, cache, view).position_of(offset)
     buffers: list[Buffer] = []
     size = run_bytes = walked_bytes = 0
-    run: _Found | None = None
+    run: _FoundBatch | None = None
     next_offset = offset
     try:
         for found in _walk(fs, view, start, offset, max(READ_BYTES, min(max_bytes, WINDOW_LIMIT_BYTES))):
@@ -115,7 +115,7 @@ def load_index(fs: FileSystem, cache: IndexCache, view: ChunkView) -> SparseInde
 
 def _walk(
     fs: FileSystem, view: ChunkView, start: tuple[int, int] | None, offset: int, window_bytes: int
-) -> Iterator[_Found]:
+) -> Iterator[_FoundBatch]:
     """Checked batches from `start` (position, base offset; None: the chunk's first) on that end after `offset`.
 
     Batches before `offset` are skipped: only their headers are checked. Each batch must start where the previous one
@@ -133,7 +133,7 @@ def _walk(
             if available >= need:
                 if header.next_offset > offset:
                     at = position - window_at
-                    yield _Found(position, *_checked(view, window, at, header, offset), window, at)
+                    yield _FoundBatch(position, *_checked(view, window, at, header, offset), window, at)
                 position += need
                 due = header.next_offset
                 continue
@@ -225,7 +225,7 @@ def find_newest(fs: FileSystem, cache: IndexCache, view: ChunkView, from_offset:
     return newest
 
 
-def _times(found: _Found, from_offset: int) -> Iterator[TimeFound]:
+def _times(found: _FoundBatch, from_offset: int) -> Iterator[TimeFound]:
     """The times of a batch's records at or after `from_offset`, in order. Where the batch cannot be decompressed
     further, the last result is not exact.
     """

@@ -15,10 +15,19 @@ Invariants:
 Sources: docs/format.md, crash states.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from logstore.base.events import Report
 from logstore.errors import CorruptBatch, CorruptFile, UnsupportedBatchFormat
+from logstore.events import (
+    APPEND_GROUP_WITHOUT_END_CUT,
+    DURABLE_DATA_DAMAGED,
+    DURABLE_DATA_LOST,
+    INDEX_DOES_NOT_MATCH_ITS_CHUNK,
+    OFFSETS_LOST,
+    PRODUCER_SNAPSHOTS_REBUILT,
+    TORN_END_CUT,
+)
 from logstore.format.batch import (
     HEADER,
     HEADER_BYTES,
@@ -47,7 +56,6 @@ from logstore.log.rewrite import rewrite
 from logstore.log.stream_state import AppendTicket, RecoveredStream
 
 WINDOW_BYTES = 1 << 20
-Report = Callable[..., None]
 
 
 def recover_stream(fs: FileSystem, directory: str, log_start: int, now_ms: int, report: Report) -> RecoveredStream:
@@ -65,12 +73,12 @@ def recover_stream(fs: FileSystem, directory: str, log_start: int, now_ms: int, 
         fs.sync_directory(directory)
         return RecoveredStream([], ProducerTable(), log_start, log_start)
     if bases[0] > log_start:
-        report("offsets lost", directory=directory, first=log_start, last=bases[0] - 1, why="no chunk holds them")
+        report(OFFSETS_LOST, directory=directory, first=log_start, last=bases[0] - 1, why="no chunk holds them")
     chunks: list[Chunk] = []
     for base, following in zip(bases, [*bases[1:], None], strict=True):
         chunk = _open_chunk(fs, directory, base, following, report)
         if following is not None and chunk.next_offset < following:
-            report("offsets lost", path=chunk.log_path, first=chunk.next_offset, last=following - 1, why="damaged")
+            report(OFFSETS_LOST, path=chunk.log_path, first=chunk.next_offset, last=following - 1, why="damaged")
         chunks.append(chunk)
     producers = _recover_producers(fs, chunks, now_ms, report)
     fs.sync(chunks[-1].log_path)
@@ -163,7 +171,7 @@ def _trusted_blocks(fs: FileSystem, chunk: Chunk, file_bytes: int, report: Repor
         return []
     if blocks[-1].durable_end > file_bytes:
         report(
-            "durable data lost",
+            DURABLE_DATA_LOST,
             path=chunk.log_path,
             found_bytes=file_bytes,
             durable_bytes=blocks[-1].durable_end,
@@ -173,7 +181,7 @@ def _trusted_blocks(fs: FileSystem, chunk: Chunk, file_bytes: int, report: Repor
         return []
     entries = [entry for block in blocks for entry in block.entries]
     if entries and not _agrees(fs, chunk, entries[-1]):
-        report("index does not match its chunk", path=chunk.index_path, position=entries[-1].position)
+        report(INDEX_DOES_NOT_MATCH_ITS_CHUNK, path=chunk.index_path, position=entries[-1].position)
         chunk.index_bytes = 0
         return []
     return blocks
@@ -290,7 +298,7 @@ class _Walk:
             return None
         at, header = found
         self.report(
-            "durable data damaged",
+            DURABLE_DATA_DAMAGED,
             path=self.chunk.log_path,
             position=position,
             first=offset,
@@ -303,14 +311,14 @@ class _Walk:
     def _finish(self, position: int, offset: int) -> None:
         if self.group is not None:
             self.report(
-                "append group without end cut", path=self.chunk.log_path, first=self.group.offset, last=offset - 1
+                APPEND_GROUP_WITHOUT_END_CUT, path=self.chunk.log_path, first=self.group.offset, last=offset - 1
             )
             position, offset = self.group.position, self.group.offset
             self.builder.max_timestamp = self.group.max_timestamp
             del self.entries[self.group.entries :]
         if position < self.file_bytes and self.following is None:
             self.report(
-                "torn end cut", path=self.chunk.log_path, from_offset=offset, cut_bytes=self.file_bytes - position
+                TORN_END_CUT, path=self.chunk.log_path, from_offset=offset, cut_bytes=self.file_bytes - position
             )
         self.chunk.size_bytes, self.chunk.next_offset = position, offset
         self.chunk.max_timestamp = self.builder.max_timestamp
@@ -370,7 +378,7 @@ def _recover_producers(fs: FileSystem, chunks: list[Chunk], now_ms: int, report:
             chunk.producers_bytes = end
             break
     else:
-        report("producer snapshots rebuilt", directory=chunks[0].directory)
+        report(PRODUCER_SNAPSHOTS_REBUILT, directory=chunks[0].directory)
     for chunk in chunks[start:]:
         for header in _headers(fs, chunk, position):
             if header.producer_id >= 0:

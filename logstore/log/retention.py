@@ -13,8 +13,8 @@ Source: docs/decisions/0015-retention-counts-served-time.md.
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from logstore.base.clock import Clock
 from logstore.format.index import UNKNOWN_TIME
-from logstore.interfaces import Clock
 from logstore.log.chunks import Chunk
 from logstore.log.topics import TopicConfig
 
@@ -38,7 +38,7 @@ class RetentionClock:
         self._past_ms = max(self._past_ms, past_ms)
 
 
-class Moment(NamedTuple):
+class RetentionTime(NamedTuple):
     """The present time on both clocks, in ms."""
 
     served_ms: int
@@ -53,7 +53,7 @@ class Excess(NamedTuple):
 
 
 def excess(
-    chunks: Sequence[Chunk], config: TopicConfig, pinned_offset: int, now: Moment, limit: Callable[[int], int]
+    chunks: Sequence[Chunk], config: TopicConfig, pinned_offset: int, now: RetentionTime, limit: Callable[[int], int]
 ) -> Excess | None:
     """The oldest chunks beyond a topic's retention, up to the first chunk within it; None if there are none.
 
@@ -66,7 +66,7 @@ def excess(
     return wanted if allowed_offset >= wanted.before_offset else _excess(chunks, config, allowed_offset, now)
 
 
-def _excess(chunks: Sequence[Chunk], config: TopicConfig, pinned_offset: int, now: Moment) -> Excess | None:
+def _excess(chunks: Sequence[Chunk], config: TopicConfig, pinned_offset: int, now: RetentionTime) -> Excess | None:
     written_ms = _written(chunks)
     total = sum(chunk.size_bytes for chunk in chunks)
     before_offset = None

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
+from logstore.base.clock import Clock
+from logstore.base.events import LogEvent, Report
 from logstore.errors import (
     CorruptFile,
     InvalidPartitions,
@@ -25,15 +27,16 @@ from logstore.errors import (
     UnknownFormatVersion,
     UnknownTopicOrPartition,
 )
+from logstore.events import READER_RELEASED, TOPIC_ALTERED, TOPIC_CREATED, TOPIC_DELETED, TOPIC_GROWN
 from logstore.format.index import UNKNOWN_TIME
-from logstore.interfaces import Clock, FileSystem, Report
+from logstore.interfaces import FileSystem
 from logstore.log.background import BackgroundJobs
 from logstore.log.chunks import Chunk, IndexCache, parse_chunk_name
 from logstore.log.coroutines import all_settled, start
-from logstore.log.jobs import JobQueue, JobSource, MakeDirectory, Operation, Remove, RemoveDirectory, SyncDirectory
+from logstore.log.jobs import JobQueue, JobSource, MakeDirectory, Operation, RemoveDirectory, RemoveFile, SyncDirectory
 from logstore.log.ledger import DIRECTORY as LEDGER_DIRECTORY
 from logstore.log.ledger import Ledger
-from logstore.log.readers import HoldLimits, Readers, StreamId
+from logstore.log.readers import Held, HoldLimits, Readers, StreamId
 from logstore.log.recovery import recover_stream
 from logstore.log.retention import RetentionClock
 from logstore.log.serial_queue import SerialQueue
@@ -60,7 +63,7 @@ class StoreSettings:
     producer_expiry_ms: int = 24 * 3600 * 1000
     retention_check_interval_ms: int = 300_000
     topic_defaults: TopicConfig = field(default_factory=TopicConfig)
-    hold_limits: HoldLimits = HoldLimits()
+    hold_limits: HoldLimits = field(default_factory=HoldLimits)
 
 
 @dataclass(slots=True)
@@ -76,7 +79,7 @@ class Topic:
     internal: bool = False
 
 
-class Environment(NamedTuple):
+class StoreEnvironment(NamedTuple):
     """What a store needs from its surroundings."""
 
     fs: FileSystem
@@ -88,7 +91,7 @@ class Environment(NamedTuple):
 class Store:
     """The streams, topics and ledgers of one sidecar."""
 
-    def __init__(self, environment: Environment, settings: StoreSettings, cluster_id: str) -> None:
+    def __init__(self, environment: StoreEnvironment, settings: StoreSettings, cluster_id: str) -> None:
         self.clock = environment.clock
         self.settings = settings
         self.cluster_id = cluster_id
@@ -134,7 +137,7 @@ class Store:
         for directory in (LEDGER_DIRECTORY, STREAMS_DIRECTORY):
             fs.make_directory(directory)
         fs.sync_directory("")
-        store = cls(Environment(fs, clock, new_id, report), settings, cluster_id)
+        store = cls(StoreEnvironment(fs, clock, new_id, report), settings, cluster_id)
         store._recover(fs)
         return store
 
@@ -180,9 +183,9 @@ class Store:
         """Note that `source` may have disk work."""
         self.queue.ready(source)
 
-    def report(self, event: str, **fields: object) -> None:
+    def report(self, event: LogEvent, /, **fields: object) -> None:
         """Report an event to the operator."""
-        self._report(event, fields)
+        self._report(event, **fields)
 
     def save_log_start(self, stream: StreamName, offset: int) -> Ticket[None]:
         """Make a stream's log start durable."""
@@ -198,12 +201,10 @@ class Store:
             return wanted
         stream_id = StreamId(topic.topic_id.hex, stream.partition)
         limit, releases = self.readers.trim_limit(
-            stream_id, stream.log_start_offset, wanted, partial(_bytes_between, stream.chunks)
+            stream_id, stream.log_start_offset, wanted, partial(_held, stream.chunks, wanted)
         )
         for release in releases:
-            self.report(
-                "reader released", reader=release.reader, stream=stream.name, mark=release.mark, why=release.why
-            )
+            self.report(READER_RELEASED, reader=release.reader, stream=stream.name, mark=release.mark, why=release.why)
         return limit
 
     # ---- topics
@@ -299,7 +300,7 @@ class Store:
         for stream in topic.partitions:
             stream.config = parsed
         shown = " ".join(f"{key}={'default' if value is None else value}" for key, value in sorted(changes.items()))
-        self.report("topic altered", topic=name, changes=shown)
+        self.report(TOPIC_ALTERED, topic=name, changes=shown)
         return topic
 
     def delete_topic(self, name: str) -> Ticket[None]:
@@ -319,7 +320,7 @@ class Store:
         self._by_id.pop(topic.topic_id, None)
         self.readers.forget_topic(topic.topic_id.hex)
         self._discard(topic)
-        self.report("topic deleted", topic=name, id=topic.topic_id, partitions=len(topic.partitions))
+        self.report(TOPIC_DELETED, topic=name, id=topic.topic_id, partitions=len(topic.partitions))
 
     def _discard(self, topic: Topic) -> None:
         operations: list[Operation] = []
@@ -328,7 +329,7 @@ class Store:
             for chunk in stream.chunks:
                 self.indexes.forget(chunk.index_path)
                 paths = (chunk.log_path, chunk.index_path, chunk.producers_path)
-                operations += [Remove(path, optional=True) for path in paths]
+                operations += [RemoveFile(path, optional=True) for path in paths]
             operations.append(RemoveDirectory(stream.directory, optional=True))
         operations.append(RemoveDirectory(topic.directory, optional=True))
         self._background.run(operations)
@@ -343,9 +344,9 @@ class Store:
             topic.partitions.append(Stream.fresh(topic.name, partition, directory, topic.config, self))
         self.topics[topic.name] = self._by_id[topic.topic_id] = topic
         if before:
-            self.report("topic grown", topic=topic.name, partitions=total, before=before)
+            self.report(TOPIC_GROWN, topic=topic.name, partitions=total, before=before)
         else:
-            self.report("topic created", topic=topic.name, id=topic.topic_id, partitions=total)
+            self.report(TOPIC_CREATED, topic=topic.name, id=topic.topic_id, partitions=total)
         return topic
 
     # ---- producer ids
@@ -401,10 +402,10 @@ _PRODUCER_IDS = "producer-ids"
 _RETENTION_CLOCK = "retention-clock"
 
 
-def _bytes_between(chunks: Sequence[Chunk], first_offset: int, end_offset: int) -> int:
-    """Bytes of the chunks with records from an offset to another; whole chunks, for only these are trimmed."""
-    between = [chunk for chunk in chunks if chunk.next_offset > first_offset and chunk.base_offset < end_offset]
-    return sum(chunk.size_bytes for chunk in between)
+def _held(chunks: Sequence[Chunk], end_offset: int, mark: int) -> Held:
+    """The chunks with records from a mark to an offset; whole chunks, for only these are trimmed."""
+    held = [chunk for chunk in chunks if chunk.next_offset > mark and chunk.base_offset < end_offset]
+    return Held(sum(chunk.size_bytes for chunk in held), held[0].written_ms if held else 0)
 
 
 def _start_key(topic_id: uuid.UUID, partition: int) -> str:

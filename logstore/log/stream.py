@@ -19,7 +19,6 @@ Sources: CEC paper, section IX; docs/format.md.
 
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 
 from logstore.errors import (
     CairnError,
@@ -27,27 +26,28 @@ from logstore.errors import (
     StorageFailed,
     UnknownTopicOrPartition,
 )
+from logstore.events import APPEND_FAILED, TRIMMED
 from logstore.format.batch import LEADER_EPOCH, BatchHeader, parse_header, patch_base, stamp_append_time
 from logstore.format.control import known_type
 from logstore.format.index import NO_TIMESTAMP, IndexBlock, IndexEntry, encode_block
-from logstore.format.snapshot import Snapshot, encode_snapshot
+from logstore.format.snapshot import ProducerSnapshot, encode_snapshot
 from logstore.log.background import FileRemover
 from logstore.log.chunks import WARM_BYTES, WRITE_BYTES, Chunk, ChunkView, IndexBuilder, fits_one_write
 from logstore.log.coroutines import start
-from logstore.log.jobs import Create, Job, Operation, Remove, Sync, SyncDirectory, Truncate, Write
+from logstore.log.jobs import Create, DiskJob, Operation, RemoveFile, Sync, SyncDirectory, Truncate, WriteFile
 from logstore.log.producers import ProducerTable
-from logstore.log.retention import Moment, excess
+from logstore.log.retention import RetentionTime, excess
 from logstore.log.stream_state import (
+    AppendGroup,
     AppendResult,
     AppendTicket,
-    Flight,
-    Group,
     OpenGroup,
     PendingAppend,
     Pin,
     PlacedBatch,
     RecoveredStream,
     StreamHost,
+    WriteInFlight,
 )
 from logstore.log.tail import StreamTail, TailEntry
 from logstore.log.ticket import Ticket
@@ -88,7 +88,7 @@ class Stream:
         self.tail = StreamTail()
         self._host = host
         self._pending: deque[PendingAppend | OpenGroup] = deque()
-        self._flight: Flight | None = None
+        self._flight: WriteInFlight | None = None
         self._write_offset = self.high_watermark
         self._write_position = self.chunks[-1].size_bytes if self.chunks else 0
         self._builder = self._new_builder()
@@ -136,7 +136,7 @@ class Stream:
         self._host.notify(self)
         return ticket
 
-    def append_group(self, group: Group) -> AppendTicket:
+    def append_group(self, group: AppendGroup) -> AppendTicket:
         """Append a group; the base offset of the result is BEGIN's.
 
         Raises UnknownTopicOrPartition. The ticket fails with StorageFailed, with UnknownTopicOrPartition if the topic
@@ -154,7 +154,7 @@ class Stream:
 
     # ---- writing
 
-    def take_job(self) -> Job | None:
+    def take_job(self) -> DiskJob | None:
         """The next write, or None if there is none or one is in flight."""
         if self._flight is not None or self.deleted:
             return None
@@ -179,7 +179,7 @@ class Stream:
             self._place(flight, memoryview(append.buffer), append.header, flight.entries)
         return self._finish_flight(flight, operations)
 
-    def _group_job(self, opened: OpenGroup) -> Job | None:
+    def _group_job(self, opened: OpenGroup) -> DiskJob | None:
         """The next write of a group; it waits for the piece after the current one, so that END may join the last."""
         try:
             if not self._advance_group(opened):
@@ -248,7 +248,7 @@ class Stream:
     def _new_builder(self) -> IndexBuilder:
         return IndexBuilder(self.chunks[-1].max_timestamp) if self.chunks else IndexBuilder()
 
-    def _start_flight(self, size: int, operations: list[Operation], *, may_roll: bool = True) -> Flight:
+    def _start_flight(self, size: int, operations: list[Operation], *, may_roll: bool = True) -> WriteInFlight:
         """Choose the chunk for the next write; append what must be done to it first to `operations`."""
         chunk = self.chunks[-1] if self.chunks else None
         full = may_roll and self._write_position > 0 and self._write_position + size > self.config.segment_bytes
@@ -261,21 +261,21 @@ class Stream:
             if self._truncate_first:
                 # Sync at once: otherwise a power cut may keep the new batch and, after it, batches that were discarded.
                 operations += [Truncate(chunk.log_path, chunk.size_bytes), Sync(chunk.log_path)]
-        return Flight(chunk, is_new, [], [], [], 0, 0)
+        return WriteInFlight(chunk, is_new, [], [], [], 0, 0)
 
     def _roll(self, operations: list[Operation]) -> Chunk:
         if self.chunks:
             operations.extend(self._seal_operations(self.chunks[-1]))
         chunk = Chunk(self.directory, self._write_offset, self._write_offset)
-        snapshot = encode_snapshot(Snapshot(0, self._write_offset, self.producers.entries()))
+        snapshot = encode_snapshot(ProducerSnapshot(0, self._write_offset, self.producers.entries()))
         operations.extend(
             [
                 # A fresh inode: data that an earlier attempt left under this name, and its failed sync, are gone.
-                Remove(chunk.log_path),
+                RemoveFile(chunk.log_path),
                 Create(chunk.log_path),
                 Create(chunk.index_path, optional=True),
                 Create(chunk.producers_path),
-                Write(chunk.producers_path, 0, [snapshot]),
+                WriteFile(chunk.producers_path, 0, [snapshot]),
                 Sync(chunk.producers_path),
                 SyncDirectory(self.directory),
             ]
@@ -293,11 +293,11 @@ class Stream:
         seal = IndexBlock(chunk.size_bytes, chunk.next_offset, chunk.max_timestamp, [], chunk.written_ms)
         block = encode_block(seal)
         return [
-            Write(chunk.index_path, chunk.index_bytes, [block], optional=True),
+            WriteFile(chunk.index_path, chunk.index_bytes, [block], optional=True),
             Sync(chunk.index_path, optional=True),
         ]
 
-    def _place(self, flight: Flight, buffer: memoryview, header: BatchHeader, entries: list[IndexEntry]) -> None:
+    def _place(self, flight: WriteInFlight, buffer: memoryview, header: BatchHeader, entries: list[IndexEntry]) -> None:
         """Assign a batch its offset and position, and its time if the topic uses LogAppendTime."""
         if self.config.stamps_appends and not header.is_control:
             header = stamp_append_time(buffer, header, self._host.clock.wall_ms())
@@ -308,7 +308,7 @@ class Stream:
         self._write_offset += header.last_offset_delta + 1
         self._write_position += header.size_bytes
 
-    def _place_all(self, flight: Flight, piece: bytearray, entries: list[IndexEntry]) -> None:
+    def _place_all(self, flight: WriteInFlight, piece: bytearray, entries: list[IndexEntry]) -> None:
         view = memoryview(piece)
         at = 0
         while at < len(piece):
@@ -316,17 +316,17 @@ class Stream:
             self._place(flight, view[at : at + header.size_bytes], header, entries)
             at += header.size_bytes
 
-    def _finish_flight(self, flight: Flight, operations: list[Operation]) -> Job:
+    def _finish_flight(self, flight: WriteInFlight, operations: list[Operation]) -> DiskJob:
         chunk = flight.chunk
         position = self._write_position - sum(len(batch.buffer) for batch in flight.batches)
         flight.end_position, flight.next_offset = self._write_position, self._write_offset
-        operations.append(Write(chunk.log_path, position, [batch.buffer for batch in flight.batches]))
+        operations.append(WriteFile(chunk.log_path, position, [batch.buffer for batch in flight.batches]))
         operations.append(Sync(chunk.log_path))
         if flight.entries and not chunk.index_damaged:
             # After the sync: a valid block proves that the data it describes was durable.
             ends = (flight.end_position, flight.next_offset, self._builder.max_timestamp)
             block = IndexBlock(*ends, flight.entries, self._host.retention_clock.now_ms())
-            flight.index_write = Write(chunk.index_path, chunk.index_bytes, [encode_block(block)], optional=True)
+            flight.index_write = WriteFile(chunk.index_path, chunk.index_bytes, [encode_block(block)], optional=True)
             operations.append(flight.index_write)
         due = max(SNAPSHOT_INTERVAL_BYTES, SNAPSHOT_SHARE * self._snapshot_bytes)
         if not flight.is_new_chunk and chunk.size_bytes - self._snapshot_at >= due:
@@ -336,14 +336,14 @@ class Stream:
 
         # The job must not refer to itself, so that its memory, mostly its batches, is freed as soon as the job is done.
         skipped: list[tuple[Operation, OSError]] = []
-        return Job(operations, lambda: self._written(skipped, flight), self._failed, skipped)
+        return DiskJob(operations, lambda: self._written(skipped, flight), self._failed, skipped)
 
-    def _snapshot_write(self, chunk: Chunk) -> Write:
+    def _snapshot_write(self, chunk: Chunk) -> WriteFile:
         """The write of a producer snapshot as of the synced end of the chunk."""
-        data = encode_snapshot(Snapshot(chunk.size_bytes, chunk.next_offset, self.producers.entries()))
-        return Write(chunk.producers_path, chunk.producers_bytes, [data], optional=True)
+        data = encode_snapshot(ProducerSnapshot(chunk.size_bytes, chunk.next_offset, self.producers.entries()))
+        return WriteFile(chunk.producers_path, chunk.producers_bytes, [data], optional=True)
 
-    def _written(self, failures: list[tuple[Operation, OSError]], flight: Flight) -> None:
+    def _written(self, failures: list[tuple[Operation, OSError]], flight: WriteInFlight) -> None:
         """A write is synced: pass it to index, tail, tickets and readers, in the order of the module's docstring."""
         self._flight = None
         chunk = flight.chunk
@@ -388,7 +388,7 @@ class Stream:
                 self._host.indexes.forget(self.chunks[-1].index_path)
         self.chunks.append(chunk)
 
-    def _publish(self, flight: Flight) -> None:
+    def _publish(self, flight: WriteInFlight) -> None:
         chunk = flight.chunk
         if chunk.index is not None:
             chunk.index.add(flight.entries)
@@ -431,7 +431,7 @@ class Stream:
         self.producers.fail_pending()
         self._rewind()
         reason = StorageFailed(f"{self.name}: {error.strerror or error} ({type(operation).__name__})")
-        self._host.report("append failed", stream=self.name, error=str(error), operation=type(operation).__name__)
+        self._host.report(APPEND_FAILED, stream=self.name, error=str(error), operation=type(operation).__name__)
         tickets = [append.ticket for append in flight.appends] if flight is not None else []
         if flight is not None and flight.group is not None and not any(item is flight.group for item in behind):
             tickets.append(flight.group.ticket)
@@ -527,8 +527,8 @@ class Stream:
 
     def apply_retention(self) -> None:
         """Trim whole chunks beyond the topic's retention, up to the first pin or registered reader's mark."""
-        now = Moment(self._host.retention_clock.now_ms(), self._host.clock.wall_ms())
-        found = excess(self.chunks, self.config, self._pinned_offset, now, partial(self._host.trim_limit, self))
+        now = RetentionTime(self._host.retention_clock.now_ms(), self._host.clock.wall_ms())
+        found = excess(self.chunks, self.config, self._pinned_offset, now, lambda to: self._host.trim_limit(self, to))
         if found is not None and found.before_offset > self.log_start_offset:
             start(self._trim(found.before_offset, found.why))
 
@@ -550,7 +550,7 @@ class Stream:
         freed_bytes = self._drop_chunks()
         if first < self.log_start_offset:
             last = self.log_start_offset - 1
-            self._host.report("trimmed", stream=self.name, first=first, last=last, why=why, freed_bytes=freed_bytes)
+            self._host.report(TRIMMED, stream=self.name, first=first, last=last, why=why, freed_bytes=freed_bytes)
         self._wake()
         return self.log_start_offset
 
@@ -578,7 +578,7 @@ class Stream:
             self._host.notify(self)
         return self._closing
 
-    def _closing_job(self) -> Job | None:
+    def _closing_job(self) -> DiskJob | None:
         closing = self._closing
         if closing is None or self._closed:
             return None
@@ -589,7 +589,7 @@ class Stream:
         chunk = self.chunks[-1]
         operations: list[Operation] = [*self._seal_operations(chunk)]
         operations += [self._snapshot_write(chunk), Sync(chunk.producers_path, optional=True)]
-        return Job(operations, lambda: closing.succeed(None), lambda *_: closing.succeed(None))
+        return DiskJob(operations, lambda: closing.succeed(None), lambda *_: closing.succeed(None))
 
     def abandon(self) -> None:
         """The topic is deleted: fail all pending appends, wake the waiters, give out no more jobs."""

@@ -8,11 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from logstore.base.clock import Clock
+from logstore.base.events import LogEvent
 from logstore.format.batch import BatchHeader
 from logstore.format.index import NO_TIMESTAMP, IndexEntry
-from logstore.interfaces import Buffer, Clock
+from logstore.interfaces import Buffer
 from logstore.log.chunks import Chunk, IndexCache
-from logstore.log.jobs import JobSource, Write
+from logstore.log.jobs import JobSource, WriteFile
 from logstore.log.producers import ProducerTable
 from logstore.log.retention import RetentionClock
 from logstore.log.tail import Tail, TailEntry
@@ -33,7 +35,7 @@ class AppendResult(NamedTuple):
 AppendTicket = Ticket[AppendResult]
 
 
-class Group(Protocol):
+class AppendGroup(Protocol):
     """Batches that become visible together: BEGIN, pieces, END (docs/format.md, append groups)."""
 
     byte_count: int
@@ -90,7 +92,7 @@ class StreamHost(Protocol):
     def trim_limit(self, stream: "TrimmedStream", wanted: int) -> int:
         """The offset up to which registered readers let retention trim a stream that it wants to trim to `wanted`."""
 
-    def report(self, event: str, **fields: object) -> None:
+    def report(self, event: LogEvent, /, **fields: object) -> None:
         """Report an event to the operator."""
 
 
@@ -107,7 +109,7 @@ class PendingAppend:
 class OpenGroup:
     """A group that is being written: its pieces, and the state of what is written so far."""
 
-    group: Group
+    group: AppendGroup
     ticket: AppendTicket
     base_offset: int = -1
     current: bytearray | None = None
@@ -135,7 +137,7 @@ class PlacedBatch:
 
 
 @dataclass(slots=True)
-class Flight:
+class WriteInFlight:
     """The write in flight. `group_open`: the write ends inside a group, so none of it is visible yet."""
 
     chunk: Chunk
@@ -147,8 +149,8 @@ class Flight:
     next_offset: int
     group: OpenGroup | None = None
     group_open: bool = False
-    index_write: Write | None = None
-    snapshot_write: Write | None = None
+    index_write: WriteFile | None = None
+    snapshot_write: WriteFile | None = None
 
 
 class Pin:

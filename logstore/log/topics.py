@@ -41,7 +41,7 @@ class TopicConfig:
         return self.timestamp_type == LOG_APPEND_TIME
 
 
-class Setting(NamedTuple):
+class TopicSetting(NamedTuple):
     """A topic setting: the `TopicConfig` field that it sets, and its allowed values (one of `choices`, if any)."""
 
     field: str
@@ -51,29 +51,29 @@ class Setting(NamedTuple):
     choices: tuple[str, ...] = ()
 
 
-SETTINGS: Mapping[str, Setting] = {
-    "retention.ms": Setting(
+SETTINGS: Mapping[str, TopicSetting] = {
+    "retention.ms": TopicSetting(
         "retention_ms", -1, _INT64_MAX, "How long in ms records stay at least, from their append; -1: for ever."
     ),
-    "retention.bytes": Setting(
+    "retention.bytes": TopicSetting(
         "retention_bytes", -1, _INT64_MAX, "Size in bytes beyond which whole chunks are trimmed; -1: no limit."
     ),
-    "segment.bytes": Setting("segment_bytes", 1024, 1 << 30, "Size at which a chunk is sealed."),
-    "max.message.bytes": Setting("max_message_bytes", 0, MAX_APPEND_BYTES, "Largest batch that is accepted."),
-    "message.timestamp.before.max.ms": Setting(
+    "segment.bytes": TopicSetting("segment_bytes", 1024, 1 << 30, "Size at which a chunk is sealed."),
+    "max.message.bytes": TopicSetting("max_message_bytes", 0, MAX_APPEND_BYTES, "Largest batch that is accepted."),
+    "message.timestamp.before.max.ms": TopicSetting(
         "timestamp_before_max_ms", 0, _INT64_MAX, "How far behind the clock a record's timestamp may be."
     ),
-    "message.timestamp.after.max.ms": Setting(
+    "message.timestamp.after.max.ms": TopicSetting(
         "timestamp_after_max_ms", 0, _INT64_MAX, "How far ahead of the clock a record's timestamp may be."
     ),
-    "message.timestamp.type": Setting(
+    "message.timestamp.type": TopicSetting(
         "timestamp_type",
         0,
         0,
         "Whose time records carry: their producer's (CreateTime), or that of their append (LogAppendTime).",
         (CREATE_TIME, LOG_APPEND_TIME),
     ),
-    "min.insync.replicas": Setting(
+    "min.insync.replicas": TopicSetting(
         "min_insync_replicas",
         1,
         (1 << 31) - 1,
@@ -124,7 +124,7 @@ def parse_config(changes: Mapping[str, str | None], base: TopicConfig = TopicCon
     return replace(base, **values)  # type: ignore[arg-type]  # each field's own type, by the table
 
 
-def _parse(name: str, setting: Setting, text: str) -> int | str:
+def _parse(name: str, setting: TopicSetting, text: str) -> int | str:
     """The value of a setting from its text. Raises InvalidConfig."""
     if setting.choices:
         if text not in setting.choices:

@@ -5,7 +5,7 @@ Invariants: `monotonic_s` never goes back; the wall clock may be set to any time
 
 
 class ManualClock:
-    """Implements `logstore.interfaces.Clock`."""
+    """Implements `logstore.base.clock.Clock`."""
 
     def __init__(self, wall_ms: int = 1_700_000_000_000) -> None:
         self._wall_ms = wall_ms

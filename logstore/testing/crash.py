@@ -5,7 +5,7 @@ the states then takes another append on every stream, loses power again and is c
 at every point of the recovery itself. A kill of the process (nothing lost, not all synced), followed by a power cut
 after the restart, is tried at every point too.
 
-Invariants: deterministic, given the seed; `Report` counts the visited states and shows the counts in one line.
+Invariants: deterministic, given the seed; `CrashReport` counts the visited states and shows the counts in one line.
 """
 
 import hashlib
@@ -13,21 +13,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from logstore.testing.faults import Call
+from logstore.testing.faults import FileCall
 from logstore.testing.history import History, PromiseBroken
-from logstore.testing.simdisk import Bounds, Coverage, SimDisk
+from logstore.testing.simdisk import Coverage, CrashBounds, SimDisk
 from logstore.testing.world import Setup, World
 
 Workload = Callable[[World], None]
 
 
 @dataclass(frozen=True)
-class Plan:
+class CrashPlan:
     """What to try at each point. One of `second_share` states is crashed again after an append, one of `recovery_share`
     during its recovery; one of `kill_share` points is also tried with a kill.
     """
 
-    bounds: Bounds = field(default_factory=lambda: Bounds(states=256, file_states=64))
+    bounds: CrashBounds = field(default_factory=lambda: CrashBounds(states=256, file_states=64))
     second_share: int = 4
     recovery_share: int = 40
     kill_share: int = 1
@@ -36,7 +36,7 @@ class Plan:
 
 
 @dataclass
-class Report:
+class CrashReport:
     """Counts of the visited states."""
 
     coverage: Coverage = field(default_factory=Coverage)
@@ -56,19 +56,19 @@ class Report:
 class Enumerator:
     """Runs one workload and every crash of it within the bounds."""
 
-    def __init__(self, workload: Workload, setup: Setup | None = None, plan: Plan | None = None) -> None:
+    def __init__(self, workload: Workload, setup: Setup | None = None, plan: CrashPlan | None = None) -> None:
         self._workload = workload
         self._setup = setup or Setup()
-        self._plan = plan or Plan()
+        self._plan = plan or CrashPlan()
         self._random = Random(self._plan.bounds.seed)
         self._seen: set[tuple[bytes, int]] = set()
         self._world: World | None = None
         self._history = History()
         self._disk = SimDisk(unit_bytes=self._plan.unit_bytes)
         self._point = 0
-        self.report = Report()
+        self.report = CrashReport()
 
-    def run(self) -> Report:
+    def run(self) -> CrashReport:
         """Try all points. Raises PromiseBroken with the point and the state that broke a promise."""
         self._disk.before_call = self._before
         self._world = World(self._disk, self._history, self._setup)
@@ -80,7 +80,7 @@ class Enumerator:
         self._explore("the end")
         return self.report
 
-    def _before(self, call: Call) -> None:
+    def _before(self, call: FileCall) -> None:
         if not call.changes_disk:
             return
         self._point += 1
@@ -139,7 +139,7 @@ class Enumerator:
         copy = state.kill_state()
         left: list[SimDisk] = []
 
-        def before(call: Call) -> None:
+        def before(call: FileCall) -> None:
             if call.changes_disk:
                 left.append(copy.crash(self._random))
 
@@ -155,7 +155,7 @@ class Enumerator:
         history = self._history.fork()
         left: list[tuple[SimDisk, History]] = []
 
-        def before(call: Call) -> None:
+        def before(call: FileCall) -> None:
             if call.changes_disk:
                 left.append((killed.crash(self._random), history.fork()))
 

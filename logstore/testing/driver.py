@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from random import Random
 
 from logstore.interfaces import FileSystem
-from logstore.log.jobs import Job, JobQueue, Operation
+from logstore.log.jobs import DiskJob, JobQueue, Operation
 
 
 @dataclass(slots=True)
 class _Running:
-    job: Job
+    job: DiskJob
     next_operation: int = 0
     failure: tuple[Operation, OSError] | None = None
 
@@ -23,7 +23,7 @@ class _Running:
         return self.failure is not None or self.next_operation >= len(self.job.operations)
 
 
-class Driver:
+class JobDriver:
     """Steps through the jobs of a queue on a file system. Without `random` the oldest job runs first.
 
     `rewrite`, if given, may change each job's operations: tests plant bugs with it and check that they are found.
@@ -76,4 +76,4 @@ class Driver:
 
 def run_jobs(queue: JobQueue, fs: FileSystem, random: Random | None = None) -> None:
     """Run all disk work, and the work that follows from it, on this thread."""
-    Driver(queue, fs, random).run()
+    JobDriver(queue, fs, random).run()

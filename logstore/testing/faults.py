@@ -39,7 +39,7 @@ FALSE_ALARM = Fault(errno.EIO, Effect.DONE)
 """The call fails, although its effect is (or will be found) on disk."""
 
 
-class Call(NamedTuple):
+class FileCall(NamedTuple):
     """One I/O call as the simulated disk saw it: its number (from 0), name, path and, for writes, how many bytes."""
 
     number: int

@@ -193,7 +193,7 @@ class History:
     """Topics that must exist, with their partitions."""
     topics_unsure: dict[str, int] = field(default_factory=dict)
     """Topics that are being created, grown or deleted."""
-    decided: dict[Epoch, str] = field(default_factory=dict)
+    committed: dict[Epoch, str] = field(default_factory=dict)
     """Epochs acknowledged as committed, with their executions."""
     puts_sent: int = 0
     puts_acked: int = 0
@@ -206,7 +206,7 @@ class History:
             {key: stream.fork() for key, stream in self.streams.items()},
             dict(self.topics_acked),
             dict(self.topics_unsure),
-            dict(self.decided),
+            dict(self.committed),
             self.puts_sent,
             self.puts_acked,
             set(self.producer_ids),
@@ -221,7 +221,7 @@ class History:
         return self.streams[key]
 
     def check_epochs(self, found: dict[StreamKey, dict[Epoch, str]]) -> None:
-        """Check that each epoch is in all streams its execution wrote to, or in none; a decided one in all."""
+        """Check that each epoch is in all streams its execution wrote to, or in none; a committed one in all."""
         seen: dict[Epoch, set[str]] = {}
         for epochs in found.values():
             for epoch, execution in epochs.items():
@@ -233,6 +233,6 @@ class History:
             for key, stream in self.streams.items():
                 if execution in stream.groups.get(epoch, {}) and epoch not in found.get(key, {}):
                     raise PromiseBroken(f"epoch {epoch} of {execution} is missing in {stream.name}")
-        for epoch, execution in self.decided.items():
+        for epoch, execution in self.committed.items():
             if seen.get(epoch) != {execution}:
                 raise PromiseBroken(f"epoch {epoch} was committed by {execution}, found is {seen.get(epoch)}")

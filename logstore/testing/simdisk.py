@@ -21,7 +21,7 @@ from random import Random
 from typing import NamedTuple
 
 from logstore.interfaces import Buffer
-from logstore.testing.faults import Call, Effect, Fault
+from logstore.testing.faults import Effect, Fault, FileCall
 from logstore.testing.simfile import FileState, SimFile
 
 
@@ -44,7 +44,7 @@ class _NameChange(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Bounds:
+class CrashBounds:
     """Limits on the crash states to enumerate: all states within the limits, else a seeded choice."""
 
     states: int = 4096
@@ -82,18 +82,18 @@ class SimDisk:
     """Implements `FileSystem` in memory.
 
     `unit_bytes` is the granularity at which un-synced data survives (4096: pages, 512: torn pages, less: more states
-    with less data). `before_call`, if set, gets each `Call` before the call takes effect; `fault_for` may turn any call
-    into a failure.
+    with less data). `before_call`, if set, gets each `FileCall` before the call takes effect; `fault_for` may turn any
+    call into a failure.
     """
 
     def __init__(self, *, unit_bytes: int = 4096) -> None:
         self.unit_bytes = unit_bytes
         self.calls = 0
-        self.log: list[Call] = []
+        self.log: list[FileCall] = []
         self.origin = "new"
         self.capacity_bytes: int | None = None
-        self.before_call: Callable[[Call], None] | None = None
-        self.fault_for: Callable[[Call], Fault | None] | None = None
+        self.before_call: Callable[[FileCall], None] | None = None
+        self.fault_for: Callable[[FileCall], Fault | None] | None = None
         self._faults: dict[int, Fault] = {}
         self._root = SimDirectory()
         self._pending: list[_NameChange] = []
@@ -109,7 +109,7 @@ class SimDisk:
         self._file(path).flip_bit(bit)
 
     def _enter(self, kind: str, path: str, size_bytes: int = 0) -> Fault | None:
-        call = Call(self.calls, kind, path, size_bytes)
+        call = FileCall(self.calls, kind, path, size_bytes)
         if self.before_call is not None:
             self.before_call(call)
         self.calls += 1
@@ -377,12 +377,12 @@ class SimDisk:
         kept = [change for change in self._pending if style < 0.3 or (style < 0.9 and random.random() < 0.5)]
         return self._after(kept, lambda file: file.sample(random), "a random crash")
 
-    def crash_states(self, bounds: Bounds | None = None, coverage: Coverage | None = None) -> Iterator["SimDisk"]:
+    def crash_states(self, bounds: CrashBounds | None = None, coverage: Coverage | None = None) -> Iterator["SimDisk"]:
         """Disks that a power cut now may leave: all of them if there are no more than `bounds`, else a seeded choice.
 
         The `origin` of each names the kept changes. `coverage`, if given, counts the visited states.
         """
-        bounds = bounds or Bounds()
+        bounds = bounds or CrashBounds()
         coverage = coverage if coverage is not None else Coverage()
         random = Random(bounds.seed)
         coverage.points += 1
@@ -411,14 +411,14 @@ class SimDisk:
                 yield self._after(kept, _content_from(chosen), f"kept {label}; {what or 'all data'}")
         yield from self._torn(bounds, coverage)
 
-    def _torn(self, bounds: Bounds, coverage: Coverage) -> Iterator["SimDisk"]:
+    def _torn(self, bounds: CrashBounds, coverage: Coverage) -> Iterator["SimDisk"]:
         for file in self._reachable(self._pending):
             for state in file.torn_states(bounds.torn_bytes):
                 coverage.states += 1
                 coverage.possible += 1
                 yield self._after(self._pending, _content_from({id(file): state.content}), f"all names; {state.label}")
 
-    def _name_subsets(self, bounds: Bounds, random: Random) -> tuple[list[list[_NameChange]], bool]:
+    def _name_subsets(self, bounds: CrashBounds, random: Random) -> tuple[list[list[_NameChange]], bool]:
         pending = self._pending
         count = len(pending)
         if count <= bounds.name_changes:

@@ -13,7 +13,7 @@ from logstore.epochs.epochs import Epochs
 from logstore.epochs.staging import Staging
 from logstore.errors import CairnError
 from logstore.format.control import Begin, End, encode_control
-from logstore.format.epoch_api import DecideRequest, Part, StageRequest, TaskOutput
+from logstore.format.epoch_api import EpochCommitRequest, Part, StageRequest, TaskOutput
 from logstore.format.records import Record, decode_batch, encode_batch
 from logstore.interfaces import FileSystem
 from logstore.log.jobs import Operation
@@ -24,8 +24,9 @@ from logstore.log.ticket import Ticket
 from logstore.log.topics import TopicConfig
 from logstore.testing.clock import ManualClock
 from logstore.testing.controls import scan_all
-from logstore.testing.driver import Driver
+from logstore.testing.driver import JobDriver
 from logstore.testing.history import FoundBatch, History, PromiseBroken, StreamHistory, content_of, found_batches
+from logstore.testing.reports import RecordedReports
 from logstore.testing.simdisk import SimDisk
 
 READ_BYTES = 1 << 20
@@ -81,7 +82,7 @@ class World:
         self.history = history
         self.setup = setup
         self.clock = clock or ManualClock(FIRST_TIMESTAMP)
-        self.reports: list[tuple[str, object]] = []
+        self.reports = RecordedReports()
         self._open()
 
     def _open(self) -> None:
@@ -89,20 +90,17 @@ class World:
         self.fs = self.setup.plant(self.disk)
         ids = Random(self.disk.calls + self.history.version)
 
-        def report(event: str, fields: object) -> None:
-            self.reports.append((event, fields))
-
         self.store = Store.open(
             self.fs,
             self.clock,
             self.setup.settings,
             new_id=lambda: uuid.UUID(int=ids.getrandbits(128)),
-            report=report,
+            report=self.reports,
         )
-        self.staging = Staging.open(self.fs, self.store.notify, report)
-        self.epochs = Epochs(self.store, self.staging, report)
+        self.staging = Staging.open(self.fs, self.store.notify, self.reports)
+        self.epochs = Epochs(self.store, self.staging, self.reports)
         order = None if self.setup.seed is None else Random(self.setup.seed)
-        self.driver = Driver(self.store.queue, self.fs, order, self.setup.rewrite)
+        self.driver = JobDriver(self.store.queue, self.fs, order, self.setup.rewrite)
         for search in self.epochs.searches():
             stream = self.store.stream(search.target.topic, search.target.partition)
             self.epochs.found(search, self.controls(stream, search.from_offset))
@@ -277,7 +275,7 @@ class World:
 
         ticket.add_callback(settled)
 
-    def stage(self, topic: str, epoch: int, run: str, *, partitions: int = 2, tasks: int = 1) -> None:
+    def stage(self, topic: str, epoch: int, incarnation: str, *, partitions: int = 2, tasks: int = 1) -> None:
         """Stage one batch for each partition from each task of one execution of an epoch; runs all disk work."""
         for task in range(tasks):
             parts, data = [], bytearray()
@@ -285,22 +283,22 @@ class World:
                 known = self.history.stream(topic, partition)
                 batch, _ = self.make_batch(known, 1, 30)
                 executions = known.groups.setdefault(("q", epoch), {})
-                executions[run] = (*executions.get(run, ()), content_of(batch))
+                executions[incarnation] = (*executions.get(incarnation, ()), content_of(batch))
                 parts.append(Part(topic, partition, len(batch), 1, 1))
                 data += batch
-            request = StageRequest("q", run, epoch, task, "a0", 0, tuple(parts), bytes(data))
+            request = StageRequest("q", incarnation, epoch, task, "a0", 0, tuple(parts), bytes(data))
             self.epochs.stage(request, now_ms=self.clock.wall_ms())
             self.run()
 
-    def decide(self, epoch: int, run: str, *, tasks: int = 1) -> str | None:
+    def commit(self, epoch: int, incarnation: str, *, tasks: int = 1) -> str | None:
         """Commit an epoch; runs all disk work. Returns the outcome, or None if the disk refused."""
         outputs = tuple(TaskOutput(task, "a0", 1) for task in range(tasks))
-        request = DecideRequest("q", run, epoch, "error", outputs, json.dumps({"epoch": epoch}), False)
-        ticket = self.epochs.decide(request, now_ms=self.clock.wall_ms())
+        request = EpochCommitRequest("q", incarnation, epoch, "error", outputs, json.dumps({"epoch": epoch}), False)
+        ticket = self.epochs.commit(request, now_ms=self.clock.wall_ms())
 
         def settled(_: object) -> None:
             if ticket.error is None and ticket.result().outcome == "committed":
-                self.history.decided["q", epoch] = run
+                self.history.committed["q", epoch] = incarnation
                 self.history.version += 1
 
         ticket.add_callback(settled)

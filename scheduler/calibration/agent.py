@@ -1,19 +1,22 @@
-"""The agent of a host: it sends to other agents, takes what they send, and writes to its disk, as it is told.
+"""The agent of a host: on request it sends to other agents, receives from them, and writes to its disk.
 
 Invariants:
-* Nothing is done before the request's proof was checked (in constant time). Without a token only loopback may listen.
-* Bounded: connections, seconds, streams, writers, bytes on disk; it sends to agents only that know the same token.
-* Files have no name: they are gone when closed, also after kill −9. A calibrator that goes away stops its work.
-* One connection's trouble never harms another.
+* A request runs only after its proof was checked (in constant time). Without a token an agent listens on loopback only.
+* Connections, seconds, streams, writers and bytes on disk are bounded; it sends only to agents with the same token.
+* Files have no name: they vanish when closed, also after kill −9. When a calibrator disconnects, its job stops.
+* An error of one connection does not affect another.
 """
 
+import fcntl
 import hmac
 import json
 import math
 import os
 import secrets
 import shutil
+import sys
 import tempfile
+import termios
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -24,8 +27,11 @@ from typing import IO, Final, TypeVar
 
 import trio
 
-from scheduler.addresses import Address, parse_address
+from logstore.base.addresses import Address, parse_address
+from logstore.base.errors import CairnError
+from logstore.base.fields import Integer, ListOf, Number, String
 from scheduler.calibration.tasks import first_of, together
+from scheduler.calibration.windows import Window, placed, together_in
 from scheduler.calibration.wire import (
     DEFAULT_PORT,
     VERSION,
@@ -37,36 +43,37 @@ from scheduler.calibration.wire import (
     proof,
     start,
 )
-from scheduler.errors import SchedulerError
 
 T = TypeVar("T")
 
 BLOCK_BYTES: Final = 1 << 20
+SHORTEST_S: Final = 1e-9
+MAX_ADDRESS_CHARACTERS: Final = 1000
 GRACE_S: Final = 15.0
-"""How much longer than asked for a job may take: connecting, draining, syncing."""
+"""The time that a job may take beyond the requested time, to connect, drain and sync."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """The limits of what an agent does on request."""
+class AgentLimits:
+    """The limits of an agent's jobs."""
 
     connections: int = 64
     seconds: float = 60.0
     streams: int = 16
     writers: int = 16
     disk_bytes: int = 4 << 30
-    """Bytes of all its test files at a time."""
+    """The bytes of all test files at a time."""
     handshake_s: float = 10.0
     disk_s: float = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """How an agent runs. `directory`: on the disk that shall be measured; `token` empty: nobody needs one."""
+    """How an agent runs. `directory`: on the disk to measure; `token` empty: no token is needed."""
 
     directory: Path
     token: bytes = b""
-    limits: Limits = Limits()
+    limits: AgentLimits = AgentLimits()
 
 
 class Agent:
@@ -76,7 +83,7 @@ class Agent:
         self.settings = settings
         self._connections = 0
         self._disk_bytes = 0
-        self._block = os.urandom(BLOCK_BYTES)  # no disk compresses it
+        self._block = os.urandom(BLOCK_BYTES)  # random, so that no disk compresses it
         self._threads = trio.CapacityLimiter(settings.limits.writers * 2)
 
     async def serve(
@@ -109,18 +116,15 @@ class Agent:
                 nonce = secrets.token_hex(16)
                 await lines.write({"cairn-agent": VERSION, "nonce": nonce})
                 request = self._checked(await lines.read(), nonce)
-            jobs: dict[object, Callable[[Lines, _Asked], Awaitable[Mapping[str, object]]]] = {
+            jobs: dict[str, Callable[[Lines, Mapping[str, object]], Awaitable[Mapping[str, object]]]] = {
                 "hello": self._hello,
                 "take": self._take,
                 "send": self._send,
                 "write": self._write,
             }
-            do = request.get("do")
-            job = jobs.get(do) if isinstance(do, str) else None
-            if job is None:
-                raise CalibrationError(f"do={request.get('do')!r}: known are {', '.join(map(str, jobs))}")
-            done = await job(lines, _Asked(request))
-        except SchedulerError as error:
+            job = jobs[String(choices=tuple(jobs)).check(request.get("do"), "do")]
+            done = await job(lines, request)
+        except CairnError as error:
             await lines.write({"error": str(error)})
         except trio.TooSlowError:
             await lines.write({"error": f"{request.get('do') if request else 'the request'} took too long"})
@@ -147,22 +151,24 @@ class Agent:
 
     # ---- jobs
 
-    async def _hello(self, lines: Lines, asked: "_Asked") -> Mapping[str, object]:
+    async def _hello(self, lines: Lines, asked: Mapping[str, object]) -> Mapping[str, object]:
         """Report that the agent runs, and the room on its disk."""
         return {"free_bytes": shutil.disk_usage(self.settings.directory).free}
 
-    async def _take(self, lines: Lines, asked: "_Asked") -> Mapping[str, object]:
+    async def _take(self, lines: Lines, asked: Mapping[str, object]) -> Mapping[str, object]:
         """Count what comes in: `seconds` from the first byte on, without `warm_up_s`; or `bytes`, onto disk."""
         limits = self.settings.limits
-        if asked.has("bytes"):
-            size = asked.number("bytes", 1, limits.disk_bytes)
+        if "bytes" in asked:
+            size = _number(asked, "bytes", 1, limits.disk_bytes)
             await lines.write({"ok": {}})
             return {"bytes_s": size / await self._store(lines, size)}
-        seconds = asked.number("seconds", 0.01, limits.seconds)
-        warm_up_s = asked.number("warm_up_s", 0, seconds * 0.9)
+        seconds = _number(asked, "seconds", 0.01, limits.seconds)
+        warm_up_s = _number(asked, "warm_up_s", 0, seconds * 0.9)
+        ordered_at = trio.current_time()
         await lines.write({"ok": {}})
         with trio.fail_after(seconds + GRACE_S):
-            return {"bytes_s": await count(lines.stream, seconds, warm_up_s)}
+            window = await count(lines.stream, seconds, warm_up_s, partial(_unread, lines.stream))
+        return window.answer(ordered_at, trio.current_time())
 
     async def _store(self, lines: Lines, size: float) -> float:
         """Write so many bytes that come in, sync them; the seconds from the first byte to the end of the sync."""
@@ -181,29 +187,49 @@ class Agent:
                 await trio.to_thread.run_sync(_sync, file, limiter=self._threads)
                 return max(trio.current_time() - began, 1e-9)
 
-    async def _send(self, lines: Lines, asked: "_Asked") -> Mapping[str, object]:
-        """Send to other agents at once, `streams` connections to each; the rates that each of them counted."""
+    async def _send(self, lines: Lines, asked: Mapping[str, object]) -> Mapping[str, object]:
+        """Send to other agents at once, `streams` connections to each.
+
+        The answer has an item for each agent: with `bytes` the rate, with `seconds` the window that it counted in.
+        """
+        ordered_at = trio.current_time()
         limits = self.settings.limits
-        targets = [parse_address(target, DEFAULT_PORT) for target in asked.texts("to", limits.streams)]
-        streams = int(asked.number("streams", 1, limits.streams)) if asked.has("streams") else 1
+        targets = [parse_address(target, DEFAULT_PORT) for target in _texts(asked, "to", limits.streams)]
+        streams = _integer(asked, "streams", 1, limits.streams) if "streams" in asked else 1
         if len(targets) * streams > limits.streams:
             raise CalibrationError(
                 f"{len(targets)} targets with {streams} streams each: at most {limits.streams} in all"
             )
-        if asked.has("bytes"):
-            order: dict[str, object] = {"do": "take", "bytes": asked.number("bytes", 1, limits.disk_bytes)}
-            limit_s = limits.disk_s
-        else:
-            seconds = asked.number("seconds", 0.01, limits.seconds)
-            order = {"do": "take", "seconds": seconds, "warm_up_s": asked.number("warm_up_s", 0, seconds * 0.9)}
-            limit_s = seconds + GRACE_S
-        feeds = [partial(self._feed, target, order) for target in targets for _ in range(streams)]
-        with trio.fail_after(limit_s):
-            rates = await _while_connected(lines.stream, partial(together, feeds))
-        return {"bytes_s": [sum(rates[n : n + streams]) for n in range(0, len(rates), streams)]}
+        connect = partial(_while_connected, lines.stream)
+        each = [target for target in targets for _ in range(streams)]
+        if "bytes" in asked:
+            order: dict[str, object] = {"do": "take", "bytes": _number(asked, "bytes", 1, limits.disk_bytes)}
+            with trio.fail_after(limits.disk_s):
+                rates = await connect(partial(together, [partial(self._feed_bytes, target, order) for target in each]))
+            return {"bytes_s": [sum(rates[n : n + streams]) for n in range(0, len(rates), streams)]}
+        seconds = _number(asked, "seconds", 0.01, limits.seconds)
+        order = {"do": "take", "seconds": seconds, "warm_up_s": _number(asked, "warm_up_s", 0, seconds * 0.9)}
+        with trio.fail_after(seconds + GRACE_S):
+            windows = await connect(partial(together, [partial(self._feed_window, target, order) for target in each]))
+        by_target = [together_in(windows[n : n + streams]) for n in range(0, len(windows), streams)]
+        return {"windows": [window.answer(ordered_at, trio.current_time()) for window in by_target]}
 
-    async def _feed(self, target: Address, order: Mapping[str, object]) -> float:
-        """Send one agent what it takes, until it says how fast that was."""
+    async def _feed_bytes(self, target: Address, order: Mapping[str, object]) -> float:
+        """Send one agent the bytes that it writes to its disk; its rate."""
+        counted = await self._feed(target, order)
+        rate = counted.get("bytes_s")
+        if not isinstance(rate, int | float):
+            raise CalibrationError(f"{target}: no rate in {counted}")
+        return float(rate)
+
+    async def _feed_window(self, target: Address, order: Mapping[str, object]) -> Window:
+        """Send one agent bytes for some seconds; the window that it counted in, on this agent's clock."""
+        ordered_at = trio.current_time()
+        counted = await self._feed(target, order)
+        return placed(counted, ordered_at, trio.current_time(), str(target))
+
+    async def _feed(self, target: Address, order: Mapping[str, object]) -> dict[str, object]:
+        """Send one agent what it takes, until it answers; the answer."""
         lines = await start(target, self.settings.token, order)
         async with lines.stream:
             await answer(lines)
@@ -217,16 +243,13 @@ class Agent:
 
             counted = await first_of(partial(answer, lines), pump)
             abandon(lines.stream)
-        rate = counted.get("bytes_s")
-        if not isinstance(rate, int | float):
-            raise CalibrationError(f"{target}: no rate in {counted}")
-        return float(rate)
+        return counted
 
-    async def _write(self, lines: Lines, asked: "_Asked") -> Mapping[str, object]:
+    async def _write(self, lines: Lines, asked: Mapping[str, object]) -> Mapping[str, object]:
         """So many writers write a file of `bytes` each at once, and sync it; each one's rate."""
         limits = self.settings.limits
-        writers = int(asked.number("writers", 1, limits.writers))
-        size = int(asked.number("bytes", 1, limits.disk_bytes))
+        writers = _integer(asked, "writers", 1, limits.writers)
+        size = _integer(asked, "bytes", 1, limits.disk_bytes)
         job = partial(_write_file, self.settings.directory, self._block, size)
         jobs = [partial(trio.to_thread.run_sync, job, limiter=self._threads) for _ in range(writers)]
         with self._room(size * writers), trio.fail_after(limits.disk_s):
@@ -266,56 +289,48 @@ class _Room:
         self._agent.release(self._size)
 
 
-class _Asked:
-    """The values of a request, checked when they are read. Raises CalibrationError."""
-
-    def __init__(self, values: Mapping[str, object]) -> None:
-        self._values = values
-
-    def has(self, name: str) -> bool:
-        """Whether the request has this value."""
-        return name in self._values
-
-    def number(self, name: str, least: float, most: float) -> float:
-        """A number in a range."""
-        value = self._values.get(name)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
-            raise CalibrationError(f"{name}={value!r}: must be a number from {least:g} to {most:g}")
-        return value
-
-    def texts(self, name: str, most: int) -> list[str]:
-        """A list of texts."""
-        value = self._values.get(name)
-        if not isinstance(value, list) or not 1 <= len(value) <= most or not all(isinstance(x, str) for x in value):
-            raise CalibrationError(f"{name}={value!r}: must be a list of 1 to {most} texts")
-        return value
+def _number(asked: Mapping[str, object], name: str, least: float, most: float) -> float:
+    return Number(least, most).check(asked.get(name), name)
 
 
-async def count(stream: trio.abc.ReceiveStream, seconds: float, warm_up_s: float) -> float:
-    """Bytes per second between the warm-up and the end. A shaped link lets a burst through first: that is left out.
+def _integer(asked: Mapping[str, object], name: str, least: int, most: int) -> int:
+    return Integer(least, most).check(asked.get(name), name)
 
-    If nothing came in that time, because this machine or the sender stood still, it is waited for: a rate is never 0.
+
+def _texts(asked: Mapping[str, object], name: str, most: int) -> tuple[str, ...]:
+    return ListOf(String(MAX_ADDRESS_CHARACTERS), most, 1).check(asked.get(name), name)
+
+
+async def count(stream: trio.abc.ReceiveStream, seconds: float, warm_up_s: float, unread: Callable[[], int]) -> Window:
+    """Count the bytes that arrive between the warm-up and the end. A shaped link lets a burst through first.
+
+    `unread`: bytes that have arrived and wait to be read. A receiver that stood still must not take what arrived
+    earlier for what arrives now. If nothing arrives in the window, because this machine or the sender stood still, the
+    window is prolonged until something does. Raises CalibrationError if the sender stops before.
     """
     data = await stream.receive_some(BLOCK_BYTES)
-    began = trio.current_time()
-    first_at, last_at, counted = began, began, 0
-    if warm_up_s == 0:
-        counted = len(data)
-    while data and (last_at < began + seconds or counted == 0):
-        with trio.move_on_at(began + seconds if counted else math.inf) as scope:
+    began = begin = end = trio.current_time()
+    arrived = -unread() if warm_up_s else len(data)
+    while data and (end < began + seconds or arrived <= 0):
+        with trio.move_on_at(began + seconds if arrived > 0 else math.inf) as scope:
             data = await stream.receive_some(BLOCK_BYTES)
-        now = trio.current_time()
+        end = trio.current_time()
         if scope.cancelled_caught or not data:
-            last_at = now
             break
-        if now < began + warm_up_s:
-            first_at = now
+        if end < began + warm_up_s:
+            begin, arrived = end, -unread()
         else:
-            counted += len(data)
-        last_at = now
-    if counted == 0:
+            arrived += len(data)
+    arrived += unread()
+    if arrived <= 0:
         raise CalibrationError("the sender stopped before anything could be counted")
-    return counted / max(last_at - first_at, 1e-9)
+    return Window(arrived, begin, max(end, begin + SHORTEST_S))
+
+
+def _unread(stream: trio.SocketStream) -> int:
+    """Bytes that wait in a socket's receive queue."""
+    size = fcntl.ioctl(stream.socket.fileno(), termios.FIONREAD, bytes(4))
+    return int.from_bytes(size, sys.byteorder)
 
 
 async def _drain(stream: trio.SocketStream) -> None:

@@ -1,7 +1,7 @@
-"""The calibrator: tells agents what to measure, one thing after another, and collects what they measured.
+"""The calibrator: orders measurements from the agents, one after the other, and collects the rates.
 
-Invariants: two measurements never share a link or a disk, unless that is what is measured; what is measured is decided
-by the topology and the seed alone; a cancelled calibration leaves nothing running on the agents.
+Invariants: two measurements share a link or a disk only to measure that sharing; the topology and the seed determine
+which measurements are made; after a cancelled calibration no job runs on an agent.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,9 +10,12 @@ from functools import partial
 from random import Random
 from typing import Final, NamedTuple
 
-from scheduler.addresses import Address
+import trio
+
+from logstore.base.addresses import Address
 from scheduler.calibration.rules import SATURATED, HostRates, LinkRate, Measured, fill, pairs, sample, sides, spread
 from scheduler.calibration.tasks import together
+from scheduler.calibration.windows import Window, overlap, placed, together_in
 from scheduler.calibration.wire import CalibrationError, ask
 from scheduler.topology import Link, Server, Topology
 from scheduler.topology.quantities import rate_for_people
@@ -21,15 +24,19 @@ HELLO_S: Final = 15.0
 GRACE_S: Final = 30.0
 DISK_S: Final = 600.0
 HELLOS_AT_ONCE: Final = 32
+MAX_ATTEMPTS: Final = 3
+MIN_OVERLAP: Final = 0.9
+"""The share of the time from the first begin to the last end in which all pairs of hosts must be counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrationSettings:
-    """How thoroughly to measure.
+    """The extent of the measurements.
 
-    `sample`: hosts of a rack; `partners`: how many others each of them sends to and receives from; `concurrency`:
-    how many writers at a time are tried; `file_bytes`: what each of them writes; `streams`: connections of a pair, for
-    one may not fill a link; `max_pairs`: pairs of hosts that fill a link between switches together.
+    `sample`: hosts of a rack; `partners`: the number of hosts that each of them sends to and receives from;
+    `concurrency`: the numbers of parallel writers to try; `file_bytes`: the size of each writer's file; `streams`:
+    connections of a pair, since one may not fill a link; `max_pairs`: pairs of hosts that together fill a link between
+    switches.
     """
 
     seconds: float = 2.0
@@ -42,8 +49,8 @@ class CalibrationSettings:
     max_pairs: int = 16
 
 
-class Step(NamedTuple):
-    """One measurement is done: the how manieth of how many, and what it gave."""
+class CalibrationStep(NamedTuple):
+    """One measurement is done: its number, the number of all, and its result as text."""
 
     done: int
     total: int
@@ -51,7 +58,7 @@ class Step(NamedTuple):
 
 
 class Calibrator:
-    """Measures one network. `addresses`: of each server's agent, by the server's name; `report` hears of every step."""
+    """Measures one network. `addresses`: of the agents, by server name; `report` gets every step."""
 
     def __init__(
         self,
@@ -60,7 +67,7 @@ class Calibrator:
         token: bytes,
         settings: CalibrationSettings,
         random: Random,
-        report: Callable[[Step], None],
+        report: Callable[[CalibrationStep], None],
     ) -> None:
         self.topology = topology
         self.settings = settings
@@ -76,7 +83,7 @@ class Calibrator:
         self._total += sum(len(self._writes_of(server)) for server in self._sampled)
 
     async def measure(self) -> Measured:
-        """Run all measurements. Raises CalibrationError that names the agent."""
+        """Run all measurements. Raises CalibrationError, which names the agent."""
         await self._greet()
         send, receive = await self._host_links()
         hosts: dict[str, HostRates] = {}
@@ -88,10 +95,10 @@ class Calibrator:
         links = {number: await self._link(number, typical) for number in self._sides}
         return Measured(hosts, links)
 
-    # ---- what to measure
+    # ---- selection
 
     def _ends(self, link: Link) -> tuple[list[Server], list[Server]] | None:
-        """The possible senders and receivers over a link, not more than may take part."""
+        """The possible senders and receivers over a link, at most `max_pairs` each; None: there is a way around it."""
         found = sides(self.topology, link)
         if found is None:
             return None
@@ -99,19 +106,19 @@ class Calibrator:
         return senders, receivers
 
     def _others(self, server: Server) -> list[Server]:
-        """The targets of a server's parallel writes: sampled servers, those of its rack first."""
+        """The targets of a server's parallel writes: the other sampled servers, those of its rack first."""
         others = [other for other in self._sampled if other is not server]
         return sorted(others, key=lambda other: other.rack != server.rack)
 
     def _writes_of(self, server: Server) -> list[int]:
-        """How many parallel writes of a server can be tried: each goes to a host of its own."""
+        """The numbers of parallel writes of a server to try; each write goes to another host."""
         counts = [count for count in self.settings.concurrency if count <= len(self._sampled) - 1]
         return counts if len(counts) > 1 else []
 
-    # ---- measuring
+    # ---- measurements
 
     async def _greet(self) -> None:
-        """Every agent that will be needed answers, and its disk has room; else an error that names all that do not."""
+        """Check that every agent answers. Raises CalibrationError, which names the first that does not."""
         needed = {server.name for server in self._sampled}
         needed.update(server.name for ends in self._sides.values() for side in ends for server in side)
         names = [server.name for server in self.topology.servers if server.name in needed]
@@ -135,18 +142,18 @@ class Calibrator:
             raise CalibrationError(f"{problems[0]}{others}")
 
     async def _host_links(self) -> tuple[dict[str, float], dict[str, float]]:
-        """What each sampled server sends and receives at best, by name."""
+        """The best rates at which each sampled server sends and receives, by name."""
         send: dict[str, float] = {}
         receive: dict[str, float] = {}
         for source, target in self._pairs:
-            (bytes_s,) = await self._send(source, [target], self._timed())
+            bytes_s = (await self._window(source, target)).bytes_s
             send[source.name] = max(bytes_s, send.get(source.name, 0))
             receive[target.name] = max(bytes_s, receive.get(target.name, 0))
             self._step(f"{source.name} → {target.name}: {rate_for_people(bytes_s)}")
         return send, receive
 
     async def _disk(self, server: Server, count: int) -> float:
-        """What each of so many writers gets of a server's disk, on average."""
+        """The mean rate of each of so many parallel writers of a server's disk."""
         order = {"do": "write", "writers": count, "bytes": self.settings.file_bytes}
         rates = _rates(server.name, await self._ask(server.name, order, DISK_S), count)
         each = sum(rates) / count
@@ -155,7 +162,9 @@ class Calibrator:
 
     async def _writes(self, server: Server, count: int) -> float:
         """What each of so many parallel writes of a server to other servers' disks gets, on average."""
-        rates = await self._send(server, self._others(server)[:count], {"bytes": self.settings.file_bytes})
+        to = [str(self._addresses[other.name]) for other in self._others(server)[:count]]
+        done = await self._ask(server.name, {"do": "send", "to": to, "bytes": self.settings.file_bytes}, DISK_S)
+        rates = _rates(server.name, done, count)
         each = sum(rates) / count
         self._step(f"{server.name}, {count} writes at a time: {rate_for_people(each)} each")
         return each
@@ -167,8 +176,7 @@ class Calibrator:
         count = min(2, most)
         while True:
             chosen = list(zip(senders[:count], receivers[:count], strict=True))
-            rates = await together([partial(self._send, one, [other], self._timed()) for one, other in chosen])
-            bytes_s = sum(rate for (rate,) in rates)
+            bytes_s = await self._at_once(chosen)
             alone = sum(min(typical[a.name].send or 0, typical[b.name].receive or 0) for a, b in chosen)
             full = bytes_s < SATURATED * alone
             if full or count == most:
@@ -178,17 +186,30 @@ class Calibrator:
                 return LinkRate(bytes_s, full, count)
             count = min(2 * count, most)
 
-    def _timed(self) -> dict[str, object]:
-        return {
-            "seconds": self.settings.seconds, "warm_up_s": self.settings.warm_up_s, "streams": self.settings.streams
-        }  # fmt: skip
+    async def _at_once(self, chosen: Sequence[tuple[Server, Server]]) -> float:
+        """What pairs of hosts carry together. Windows that hardly overlap make a rate too low: these are repeated."""
+        best = 0.0
+        for _ in range(MAX_ATTEMPTS):
+            windows = await together([partial(self._window, sender, receiver) for sender, receiver in chosen])
+            best = max(best, together_in(windows).bytes_s)
+            if overlap(windows) >= MIN_OVERLAP:
+                break
+        return best
 
-    async def _send(self, source: Server, targets: Sequence[Server], how: Mapping[str, object]) -> list[float]:
-        """Have one server send to others; returns the rate that each of them counted."""
-        to = [str(self._addresses[target.name]) for target in targets]
-        limit_s = DISK_S if "bytes" in how else self.settings.seconds + GRACE_S
-        done = await self._ask(source.name, {"do": "send", "to": to, **how}, limit_s)
-        return _rates(source.name, done, len(targets))
+    async def _window(self, source: Server, target: Server) -> Window:
+        """Have one server send to another for some seconds; the window that the target counted in, on this clock."""
+        how = self.settings
+        request = {
+            "do": "send", "to": [str(self._addresses[target.name])],
+            "seconds": how.seconds, "warm_up_s": how.warm_up_s, "streams": how.streams,
+        }  # fmt: skip
+        ordered_at = trio.current_time()
+        done = await self._ask(source.name, request, how.seconds + GRACE_S)
+        answered_at = trio.current_time()
+        windows = done.get("windows")
+        if not isinstance(windows, list) or len(windows) != 1 or not isinstance(windows[0], dict):
+            raise CalibrationError(f"agent of {source.name!r}: no window in {done}")
+        return placed(windows[0], ordered_at, answered_at, f"agent of {source.name!r}")
 
     async def _ask(self, name: str, request: Mapping[str, object], limit_s: float) -> dict[str, object]:
         try:
@@ -198,7 +219,7 @@ class Calibrator:
 
     def _step(self, text: str) -> None:
         self._done += 1
-        self._report(Step(self._done, self._total, text))
+        self._report(CalibrationStep(self._done, self._total, text))
 
 
 def _rates(name: str, done: Mapping[str, object], count: int) -> list[float]:

@@ -1,7 +1,7 @@
 """`cairn topology agent` and `cairn topology calibrate`.
 
-Invariants: an agent listens on an address that others can reach only with a token, or if told `--insecure`; the file of
-measured capacities is written whole or not at all, at the end; Ctrl-C stops everything and writes nothing.
+Invariants: an agent listens on an address that others can reach only with a token, or with `--insecure`; the file of
+measured capacities is written atomically at the end; Ctrl-C stops all measurements and writes nothing.
 """
 
 import argparse
@@ -18,9 +18,9 @@ from typing import Final
 
 import trio
 
-from scheduler.addresses import Address, is_loopback, parse_address
+from logstore.base.addresses import Address, is_loopback, parse_address
 from scheduler.calibration import agent as agents
-from scheduler.calibration.calibrator import CalibrationSettings, Calibrator, Step
+from scheduler.calibration.calibrator import CalibrationSettings, CalibrationStep, Calibrator
 from scheduler.calibration.rules import DEFAULT_SHARE, Calibrated, calibrate
 from scheduler.calibration.tasks import first_of
 from scheduler.calibration.wire import DEFAULT_PORT, CalibrationError
@@ -31,12 +31,12 @@ from scheduler.topology.quantities import duration_for_people, parse_duration, p
 try:
     from rich.console import Console
     from rich.progress import Progress
-except ImportError:  # plain lines will do
+except ImportError:  # without rich: plain lines
     Progress = None  # type: ignore[assignment,misc]
 
 INTERRUPTED: Final = 130
 MAX_TOKEN_BYTES: Final = 4096
-Report = Callable[[Step], None]
+Report = Callable[[CalibrationStep], None]
 
 
 def add_agent_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +49,7 @@ def add_agent_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--token-file", type=Path, help="a file with the secret that calibrator and agents share")
     parser.add_argument("--insecure", action="store_true", help="let everyone in who reaches the address")
     parser.add_argument(
-        "--most-disk", default=size_text(agents.Limits().disk_bytes), metavar="SIZE",
+        "--most-disk", default=size_text(agents.AgentLimits().disk_bytes), metavar="SIZE",
         help="test files take no more at a time (default: %(default)s)",
     )  # fmt: skip
 
@@ -97,7 +97,7 @@ def run_agent(arguments: argparse.Namespace) -> int:
     if not arguments.directory.is_dir():
         raise CalibrationError(f"--directory {arguments.directory}: no directory")
     try:
-        limits = agents.Limits(disk_bytes=parse_size(arguments.most_disk))
+        limits = agents.AgentLimits(disk_bytes=parse_size(arguments.most_disk))
     except ValueError as error:
         raise CalibrationError(f"--most-disk {arguments.most_disk}: {error}") from None
     settings = agents.AgentSettings(arguments.directory, token, limits)
@@ -142,7 +142,7 @@ def run_calibration(arguments: argparse.Namespace) -> int:
 
 
 def _lines(before: Topology, result: Calibrated) -> list[str]:
-    """The measured capacities beside those of the description."""
+    """The lines of the table of measured and described capacities."""
     lines = []
     if result.timestep_s is not None:
         lines.append(f"a timestep is {duration_for_people(result.timestep_s)}")
@@ -158,7 +158,7 @@ def _lines(before: Topology, result: Calibrated) -> list[str]:
     return [*lines, *(f"note: {note}" for note in result.notes)]
 
 
-# ---- the edge
+# ---- files and the terminal
 
 
 async def _interrupted() -> int:
@@ -178,7 +178,7 @@ async def _wait_signal() -> None:
 
 
 def _token(path: Path | None) -> bytes:
-    """The secret in a file, without space around it; none: empty. Raises CalibrationError, OSError."""
+    """The secret in a file, stripped; empty without a file. Raises CalibrationError, OSError."""
     if path is None:
         return b""
     with path.open("rb") as file:
@@ -189,7 +189,7 @@ def _token(path: Path | None) -> bytes:
 
 
 def _addresses(topology: Topology, given: list[str], port: int) -> dict[str, Address]:
-    """Where each server's agent listens: what was given, else the server's own address and the common port."""
+    """The address of each server's agent: from `--agent`, else the server's own address and the common port."""
     addresses = {
         server.name: Address(parse_address(server.address, port).host, port)
         for server in topology.servers
@@ -221,14 +221,14 @@ def _write(path: Path, text: str) -> None:
 
 @contextmanager
 def _progress() -> Iterator[Report]:
-    """A bar on a terminal, where rich is installed; else a line per step on standard error."""
+    """A progress bar on a terminal if rich is installed; else a line per step on standard error."""
     if Progress is None or not sys.stderr.isatty():
         yield lambda step: print(f"[{step.done}/{step.total}] {step.text}", file=sys.stderr, flush=True)
         return
     with Progress(console=Console(stderr=True)) as progress:
         task = progress.add_task("measuring", total=None)
 
-        def report(step: Step) -> None:
+        def report(step: CalibrationStep) -> None:
             progress.update(task, completed=step.done, total=step.total, description=step.text)
 
         yield report

@@ -1,18 +1,18 @@
-"""From measured rates to capacities, and which pairs of hosts to measure. Sans-I/O.
+"""The rules that turn measured rates into capacities, and the choice of hosts to measure. Sans-I/O.
 
-A receiver is bound by its disk's knee, from SGuard's table 8: a capacity is the largest number of writers at a time at
-which each still gets at least a share of what one alone gets (0.6 by default). Its data nodes write 30.0, 22.5, 9.9, …
-MB/s for each of 1, 2, 4, … writers: two keep 75 %, four 33 %, so 2, the paper's.
+The capacity of a receiver follows from its disk, as in SGuard's table 8: it is the largest number of parallel writers
+that each get at least a share of a lone writer's rate (0.6 by default). The paper's data nodes write 30.0, 22.5, 9.9, …
+MB/s for each of 1, 2, 4, … writers: two writers keep 75 %, four 33 %, so the capacity is 2, as in the paper.
 
-A sender is bound by what fills its link: `rate × timestep ÷ chunk` chunks, rounded down, at least 1; measuring errors
-of 5 % are granted. That each of many parallel writes is slower than a lone one only says that they share the link.
-Where they do not fill it together (a slow processor), what they carry counts instead. Links between switches likewise.
-A timestep is the time one chunk takes to a server: over its link, onto a disk that serves as many writers as its
-capacity allows, whichever is slower, in the median over the servers. A server receives no more than its disk takes
-(section 6.2 puts the limit of the disk there). The paper set 2 for senders, which it calls conservative: its client
+The capacity of a sender follows from its link: `rate × timestep ÷ chunk` chunks, rounded down, at least 1, with a
+tolerance of 5 % for measuring errors. Parallel writes that are slower than a lone one only share the link. If they do
+not fill it together (a slow processor), the rate that they reach counts instead. The same holds for links between
+switches. A timestep is the time of one chunk to a server: over its link, or onto a disk that serves as many writers as
+its capacity allows, whichever is slower; the median over the servers. A server receives no more than its disk takes
+(section 6.2 places the limit of the disk there). The paper set 2 for senders, which it calls conservative: its client
 filled its link with four threads.
 
-Invariants: what was not measured keeps its value; every capacity that comes from a measurement is at least 1.
+Invariants: a capacity without a measurement keeps its value; every measured capacity is at least 1.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,25 +28,25 @@ from scheduler.topology import Link, Server, Topology
 DEFAULT_SHARE: Final = 0.6
 MEASURING_ERROR: Final = 0.05
 SATURATED: Final = 0.9
-"""A link that carries less than this share of what its senders could send is the bottleneck: that is its rate."""
+"""A link that carries less than this share of its senders' rates is the bottleneck; its rate is that of the link."""
 
 FILLED: Final = 0.85
-"""A host whose parallel writes carry this share of its link together fills it: the rest is checksums and headers."""
+"""Parallel writes that carry this share of a host's link fill it: the rest is checksums and headers."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostRates:
-    """What was measured of a host, bytes per second; None or empty: was not. By concurrency: the rate of each."""
+    """The measured rates of a host, bytes per second; None or empty: not measured. By concurrency: the rate of each."""
 
     send: float | None = None
     receive: float | None = None
     disk: Mapping[int, float] = field(default_factory=dict)
     writes: Mapping[int, float] = field(default_factory=dict)
-    """Of each of so many parallel writes through to other hosts' disks."""
+    """By number of parallel writes to other hosts' disks: the rate of each."""
 
 
 class LinkRate(NamedTuple):
-    """What pairs of hosts got over a link together; `full`: the link held them back, so it is the link's own rate."""
+    """The rate of pairs of hosts over a link together; `full`: the link was the bottleneck, so the rate is its own."""
 
     bytes_s: float
     full: bool
@@ -55,14 +55,14 @@ class LinkRate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """All measurements: by server's name, by link's number."""
+    """All measurements, by server name and by link number."""
 
     hosts: Mapping[str, HostRates] = field(default_factory=dict)
     links: Mapping[int, LinkRate] = field(default_factory=dict)
 
 
 class Calibrated(NamedTuple):
-    """A network with measured capacities, its timestep if one is known, and what to know about it."""
+    """A network with measured capacities, its timestep if one is known, and notes for the user."""
 
     topology: Topology
     timestep_s: float | None
@@ -70,7 +70,7 @@ class Calibrated(NamedTuple):
 
 
 def concurrency(each: Mapping[int, float], share: float = DEFAULT_SHARE) -> int:
-    """How many at a time are served well: the largest tested number up to which each gets a share of one's rate."""
+    """The largest tested number of parallel writers up to which each gets `share` of a lone writer's rate."""
     alone = each[min(each)]
     best = min(each)
     for number in sorted(each):
@@ -81,14 +81,14 @@ def concurrency(each: Mapping[int, float], share: float = DEFAULT_SHARE) -> int:
 
 
 def chunks_per_timestep(bytes_s: float, timestep_s: float, chunk_bytes: int) -> int:
-    """A capacity from a rate: rounded down, but for measuring errors; at least 1."""
+    """The capacity of a rate: rounded down, with a tolerance for measuring errors; at least 1."""
     return max(1, int(bytes_s * timestep_s / chunk_bytes * (1 + MEASURING_ERROR)))
 
 
 def calibrate(topology: Topology, measured: Measured, share: float = DEFAULT_SHARE) -> Calibrated:
     """The network with the capacities that the measurements give.
 
-    Servers that were not measured get the median of those of their rack that were.
+    Servers without measurements get the median of the measured servers of their rack.
     """
     filled = fill(topology, measured)
     disks = {name: concurrency(rates.disk, share) for name, rates in filled.items() if rates.disk}
@@ -108,7 +108,7 @@ def calibrate(topology: Topology, measured: Measured, share: float = DEFAULT_SHA
         disk = server.disk
         send, receive = capacity(_sending(rates), server.send), capacity(rates.receive, server.receive)
         if server.name in disks and timestep_s is not None:
-            # A slow disk does less in a timestep than so many writers; a fast one still serves no more of them well.
+            # A slow disk writes less in a timestep than so many chunks; a fast disk still serves no more writers well.
             one = chunks_per_timestep(disks[server.name] * disk_rates[server.name], timestep_s, topology.chunk_bytes)
             disk = min(disks[server.name], one)
             receive = min(receive, disk)
@@ -126,7 +126,7 @@ def calibrate(topology: Topology, measured: Measured, share: float = DEFAULT_SHA
 
 
 def _sending(rates: HostRates) -> float | None:
-    """What a host sends: what its link carries, or what its parallel writes do if they cannot fill it."""
+    """The sending rate of a host: that of its link, or of its parallel writes if they cannot fill the link."""
     together = max((count * each for count, each in rates.writes.items()), default=None)
     if rates.send is None or together is None or together >= FILLED * rates.send:
         return rates.send
@@ -134,13 +134,13 @@ def _sending(rates: HostRates) -> float | None:
 
 
 def _pace(server: Server, rates: HostRates, disk_rates: Mapping[str, float]) -> float | None:
-    """How fast a chunk gets to a server: over its link and onto its disk, as far as they are known."""
+    """The rate of a chunk to a server: over its link and onto its disk, as far as known."""
     known = (rates.receive or server.link_bytes_s, disk_rates.get(server.name, server.disk_bytes_s))
     return min((rate for rate in known if rate is not None), default=None)
 
 
 def _digits(value: float | None) -> float | None:
-    """The three digits that a measurement is worth."""
+    """The value with the three digits that a measurement justifies."""
     return None if value is None else float(f"{value:.3g}")
 
 
@@ -184,12 +184,12 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def _median_each(tables: Sequence[Mapping[int, float]]) -> dict[int, float]:
-    """By concurrency, over those that were measured at it."""
+    """The median rate by concurrency, over the hosts that were measured at it."""
     numbers = sorted({number for table in tables for number in table})
     return {number: median([table[number] for table in tables if number in table]) for number in numbers}
 
 
-# ---- what to measure
+# ---- selection of hosts
 
 
 def sample(topology: Topology, most: int, random: Random) -> list[Server]:
@@ -202,10 +202,10 @@ def sample(topology: Topology, most: int, random: Random) -> list[Server]:
 
 
 def pairs(servers: Sequence[Server], partners: int) -> list[tuple[Server, Server]]:
-    """Who sends to whom so that each server sends and receives `partners` times; where others are few, to one again.
+    """Pairs (sender, receiver) so that each server sends and receives `partners` times; pairs may repeat.
 
-    Within its rack where it can be: there, nothing but the two servers' own links is in the way. A rate is the best of
-    all measurements: other traffic and bad luck only make them worse.
+    Pairs are within a rack if possible: there a transfer uses only the two servers' links. A rate is the best of all
+    measurements, since other traffic can only lower a measurement.
     """
     racks: dict[str, list[Server]] = {}
     for server in servers:
@@ -226,7 +226,7 @@ def pairs(servers: Sequence[Server], partners: int) -> list[tuple[Server, Server
 def sides(topology: Topology, link: Link) -> tuple[list[Server], list[Server]] | None:
     """The servers on the sending and on the receiving side of a link that all traffic between them must pass.
 
-    None if there are other ways around it, or nobody on a side.
+    None if there is a way around the link, or no server on a side.
     """
     graph: nx.Graph[str] = nx.Graph()
     graph.add_nodes_from(topology.switches)
@@ -242,7 +242,7 @@ def sides(topology: Topology, link: Link) -> tuple[list[Server], list[Server]] |
 
 
 def spread(servers: Sequence[Server]) -> list[Server]:
-    """Servers of different racks in turn, so that no single rack's link is in the way of many."""
+    """The servers in an order that alternates between racks, so that no single rack's link limits many of them."""
     racks: dict[str, list[Server]] = {}
     for server in servers:
         racks.setdefault(server.rack, []).append(server)

@@ -1,4 +1,4 @@
-"""Jobs at the same time, whose expected errors come out as they are, not in groups.
+"""Runs jobs concurrently; expected errors are raised as they are, not in exception groups.
 
 Invariant: when these functions return or raise, none of their jobs is left running.
 """
@@ -8,10 +8,10 @@ from typing import Final, TypeVar
 
 import trio
 
-from scheduler.errors import SchedulerError
+from logstore.base.errors import CairnError
 
 T = TypeVar("T")
-EXPECTED: Final = (SchedulerError, OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError)
+EXPECTED: Final = (CairnError, OSError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError)
 
 
 async def together(jobs: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:

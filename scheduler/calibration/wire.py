@@ -1,14 +1,14 @@
 """The protocol between calibrator and agents: one request per connection, in lines of JSON, then plain bytes.
 
-    agent    {"cairn-agent": 1, "nonce": "…"}
+    agent    {"cairn-agent": 2, "nonce": "…"}
     client   {"request": "…", "proof": "…"}          the request is a text: {"do": "hello"}
     agent    {"ok": {…}}  or  {"error": "…"}
 
-The proof is HMAC-SHA256 of nonce and request under the token: the token itself never crosses the network, and a proof
-fits one request on one connection.
+The proof is the HMAC-SHA256 of nonce and request with the token as key: the token itself is never sent, and a proof is
+valid for one request on one connection.
 
-Invariants: no line is longer than MAX_LINE_BYTES; what does not fit the protocol is a CalibrationError; nothing here
-waits without the caller's time limit.
+Invariants: no line is longer than MAX_LINE_BYTES; a violation of the protocol is a CalibrationError; every wait is
+within the caller's time limit.
 """
 
 import hashlib
@@ -20,21 +20,21 @@ from typing import Final
 
 import trio
 
-from scheduler.addresses import Address
+from logstore.base.addresses import Address
 from scheduler.errors import SchedulerError
 
-VERSION: Final = 1
+VERSION: Final = 2
 MAX_LINE_BYTES: Final = 8192
 DEFAULT_PORT: Final = 9881
 CONNECT_S: Final = 10.0
 
 
 class CalibrationError(SchedulerError):
-    """An agent that does not answer as it should, or refuses; the message names it."""
+    """An agent refuses, or violates the protocol; the message names the agent."""
 
 
 class Lines:
-    """A connection read and written in lines of JSON; bytes behind a line are kept for `rest`."""
+    """A connection that is read and written in lines of JSON; bytes after a line are kept for `rest`."""
 
     def __init__(self, stream: trio.SocketStream, who: str) -> None:
         self.stream = stream
@@ -73,12 +73,12 @@ class Lines:
 
 def proof(token: bytes, nonce: str, request: str) -> str:
     """The proof that the sender of a request has the token."""
-    # A text from JSON may hold what UTF-8 cannot.
+    # A text from JSON may contain characters that UTF-8 cannot encode.
     return hmac.new(token, f"{nonce}\n{request}".encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
 
 
 async def ask(address: Address, token: bytes, request: Mapping[str, object], limit_s: float) -> dict[str, object]:
-    """One request to an agent and its answer, within a time limit. Raises CalibrationError that names the agent."""
+    """One request to an agent and its answer, within a time limit. Raises CalibrationError, which names the agent."""
     try:
         with trio.fail_after(limit_s):
             lines = await start(address, token, request)
@@ -97,7 +97,7 @@ async def start(address: Address, token: bytes, request: Mapping[str, object]) -
             stream = await trio.open_tcp_stream(address.host, address.port)
     except trio.TooSlowError:
         raise CalibrationError(f"{address}: no agent answered within {CONNECT_S:g} s") from None
-    except (OSError, ValueError) as error:  # ValueError: a name that cannot be one of a host
+    except (OSError, ValueError) as error:  # ValueError: an invalid host name
         raise CalibrationError(f"{address}: no agent there ({error}); start: cairn topology agent") from None
     try:
         lines = Lines(stream, str(address))
@@ -115,7 +115,7 @@ async def start(address: Address, token: bytes, request: Mapping[str, object]) -
 
 
 async def answer(lines: Lines) -> dict[str, object]:
-    """The answer to a request. Raises CalibrationError, with the agent's own words if it refused."""
+    """The answer to a request. Raises CalibrationError, with the agent's message if it refused."""
     line = await lines.read()
     if "error" in line:
         raise CalibrationError(f"{lines.who}: {line['error']}")
@@ -126,11 +126,11 @@ async def answer(lines: Lines) -> dict[str, object]:
 
 
 def abandon(stream: trio.SocketStream) -> None:
-    """What is still queued shall not be sent when the connection closes: it would disturb the next measurement."""
+    """Discard queued bytes when the connection closes: they would disturb the next measurement."""
     # struct linger {on, 0 seconds}
     stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, (1).to_bytes(4, "little") + bytes(4))
 
 
 def keep_queue_short(stream: trio.SocketStream) -> None:
-    """Little unsent data waits in the kernel, so that what the receiver counts is what was sent just now."""
+    """Keep the kernel's send queue short, so that the receiver counts bytes that were sent just now."""
     stream.setsockopt(socket.IPPROTO_TCP, getattr(socket, "TCP_NOTSENT_LOWAT", 25), 128 << 10)

@@ -7,20 +7,20 @@ with CoordinatorClient("http://127.0.0.1:9880") as client:
         go.done()
 """
 
-from scheduler.client.blocking import CoordinatorClient, Go, Write
-from scheduler.client.core import Place
+from scheduler.client.blocking import CoordinatorClient, CoordinatorRequest, Go
+from scheduler.client.core import QueuePlace
 from scheduler.client.errors import (
     BadRequest,
     Conflict,
     CoordinatorError,
+    CoordinatorRefused,
+    CoordinatorUnavailable,
     NotFound,
     NotUnderstood,
-    Refused,
     RequestCancelled,
     RequestEnded,
     RequestFailed,
     Unauthorized,
-    Unavailable,
 )
 
 __all__ = [
@@ -28,15 +28,15 @@ __all__ = [
     "Conflict",
     "CoordinatorClient",
     "CoordinatorError",
+    "CoordinatorRefused",
+    "CoordinatorRequest",
+    "CoordinatorUnavailable",
     "Go",
     "NotFound",
     "NotUnderstood",
-    "Place",
-    "Refused",
+    "QueuePlace",
     "RequestCancelled",
     "RequestEnded",
     "RequestFailed",
     "Unauthorized",
-    "Unavailable",
-    "Write",
 ]

@@ -1,4 +1,4 @@
-"""What a client of the coordinator raises: by whose fault it is, and whether to try again."""
+"""The errors of the coordinator's clients; the class says whether the caller must change something or try later."""
 
 from scheduler.errors import SchedulerError
 
@@ -7,19 +7,19 @@ class CoordinatorError(SchedulerError):
     """Root of all errors of the clients."""
 
 
-class Unavailable(CoordinatorError):
-    """The coordinator could not be reached, or could not do it, for as long as the client's patience lasted.
+class CoordinatorUnavailable(CoordinatorError):
+    """For as long as the client's patience lasted, the coordinator did not answer or could not store anything.
 
-    What was asked may have been done or not; asking for the same again is safe.
+    The request may have been carried out or not; it is safe to send it again.
     """
 
 
 class NotUnderstood(CoordinatorError):
-    """The answer is not what a coordinator says: is the address right?"""
+    """The answer is not a coordinator's: the address may be wrong."""
 
 
-class Refused(CoordinatorError):
-    """The coordinator refuses: the caller has to change something. `field` is what, where it could be named."""
+class CoordinatorRefused(CoordinatorError):
+    """The coordinator refuses the request: the caller has to change `field`, where the coordinator names a field."""
 
     def __init__(self, status: int, message: str, field: str | None = None) -> None:
         super().__init__(message)
@@ -27,35 +27,35 @@ class Refused(CoordinatorError):
         self.field = field
 
 
-class BadRequest(Refused):
-    """A value that cannot be (400 and others)."""
+class BadRequest(CoordinatorRefused):
+    """A value is invalid (400 and others)."""
 
 
-class Unauthorized(Refused):
+class Unauthorized(CoordinatorRefused):
     """The token is missing or wrong (401)."""
 
 
-class NotFound(Refused):
-    """No such request, chunk or host (404)."""
+class NotFound(CoordinatorRefused):
+    """There is no such request, chunk or host (404)."""
 
 
-class Conflict(Refused):
-    """It cannot be done as things stand (409)."""
+class Conflict(CoordinatorRefused):
+    """The request contradicts the present state of the coordinator (409)."""
 
 
 class RequestEnded(CoordinatorError):
-    """The request is over without being finished."""
+    """The request ended without being finished."""
 
 
 class RequestCancelled(RequestEnded):
-    """Somebody cancelled it, or its writer was lost."""
+    """The request was cancelled, or its writer was lost."""
 
 
 class RequestFailed(RequestEnded):
-    """The coordinator gave it up after too many attempts, or since there is no path any more."""
+    """The coordinator gave the request up: too many attempts, or no path is left."""
 
 
-def refusal(status: int, message: str, field: str | None) -> Refused:
+def refusal(status: int, message: str, field: str | None) -> CoordinatorRefused:
     """The error for a status of 4xx."""
-    kinds: dict[int, type[Refused]] = {401: Unauthorized, 404: NotFound, 409: Conflict}
+    kinds: dict[int, type[CoordinatorRefused]] = {401: Unauthorized, 404: NotFound, 409: Conflict}
     return kinds.get(status, BadRequest)(status, message, field)

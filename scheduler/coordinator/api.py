@@ -1,21 +1,21 @@
-"""The interface as tables: every route, what it takes, what it answers and which errors it may give.
+"""The interface as tables: every route, with its parameters, its answers and its errors.
 
-Invariants: this is the one source of truth; requests are checked by it, the OpenAPI document is written from it, and
-tests hold every answer against it.
+Invariants: these tables are the only definition of the interface; requests are checked by them, the OpenAPI document is
+made of them, and tests compare every answer with them.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from scheduler.coordinator.api_types import (
+from logstore.base.fields import (
     Boolean,
     Field,
     Integer,
     ListOf,
     MapOf,
     Number,
+    Object,
     Optional,
-    Record,
     String,
     Type,
 )
@@ -27,7 +27,7 @@ MAX_CHUNKS = 16_384
 """Chunks of one request: a tebibyte in chunks of 64 MiB."""
 MAX_REPLICAS = 16
 MAX_SOURCES = 16
-"""Hosts that have a chunk: no more than replicas."""
+"""The hosts that have a chunk are no more than its replicas."""
 MAX_SUSPECTS = 16
 MAX_PRIORITY = 9
 HTML = "text/html; charset=utf-8"
@@ -37,12 +37,12 @@ NAME = String(200)
 KIND = String(choices=("write", "read", "copy"))
 STATE = String(choices=("waiting", "running", "finished", "cancelled", "failed"))
 EVENT = String(choices=("go", "revoked", "finished", "cancelled", "failed"))
-EMPTY = Record("Empty")
+EMPTY = Object("Empty")
 
 
 # ---- values in answers
 
-PLACE = Record(
+PLACE = Object(
     "Place",
     {
         "requests_ahead": Field(Integer(), "requests that come first"),
@@ -52,7 +52,7 @@ PLACE = Record(
         ),
     },
 )
-EVENT_RECORD = Record(
+EVENT_RECORD = Object(
     "Event",
     {
         "number": Field(Integer(1), "1 for the request's first event, 2 for the next"),
@@ -63,7 +63,7 @@ EVENT_RECORD = Record(
         "addresses": Field(ListOf(Optional(String(300))), "of the same hosts, where they are known"),
     },
 )
-REQUEST_VIEW = Record(
+REQUEST_VIEW = Object(
     "Request",
     {
         "request": Field(NAME, "its name"),
@@ -81,7 +81,7 @@ REQUEST_VIEW = Record(
         "why": Field(Optional(String(500, 0)), "why it failed or was cancelled, if anything was said"),
     },
 )
-EVENTS = Record(
+EVENTS = Object(
     "Events",
     {
         "request": Field(NAME, "the request"),
@@ -89,7 +89,7 @@ EVENTS = Record(
         "events": Field(ListOf(EVENT_RECORD), "what is new, in order; empty when nothing came in time"),
     },
 )
-REPORTED = Record(
+REPORTED = Object(
     "Reported",
     {
         "request": Field(NAME, "the request"),
@@ -98,7 +98,7 @@ REPORTED = Record(
         "state": Field(STATE, "where the request stands"),
     },
 )
-HOST_VIEW = Record(
+HOST_VIEW = Object(
     "Host",
     {
         "host": Field(NAME, "its name in the topology"),
@@ -108,7 +108,7 @@ HOST_VIEW = Record(
         "deadline_ms": Field(Optional(Integer()), "it must say that it lives within so many milliseconds"),
     },
 )
-IN_FLIGHT = Record(
+IN_FLIGHT = Object(
     "ChunkInFlight",
     {
         "request": Field(NAME, "the request"),
@@ -119,7 +119,7 @@ IN_FLIGHT = Record(
         "for_ms": Field(Integer(), "how long it has been under way"),
     },
 )
-CAPACITY = Record(
+CAPACITY = Object(
     "Capacity",
     {
         "resource": Field(String(choices=("send", "receive", "disk", "link")), "what is used"),
@@ -128,7 +128,7 @@ CAPACITY = Record(
         "total": Field(Integer(), "chunks that may use it at a time"),
     },
 )
-QUEUED = Record(
+QUEUED = Object(
     "QueuedRequest",
     {
         "request": Field(NAME, "its name"),
@@ -142,7 +142,7 @@ QUEUED = Record(
         "stranded": Field(Boolean(), "true: hosts that are lost leave no path for what waits of it; it waits for them"),
     },
 )
-STATUS = Record(
+STATUS = Object(
     "Status",
     {
         "topology": Field(String(200, 0), "the network's name"),
@@ -157,7 +157,7 @@ STATUS = Record(
         "capacities": Field(ListOf(CAPACITY), "everything of which something is used"),
     },
 )
-SERVER = Record(
+SERVER = Object(
     "Server",
     {
         "name": Field(NAME, "its name"),
@@ -168,7 +168,7 @@ SERVER = Record(
         "address": Field(Optional(String(300)), "where others reach it"),
     },
 )
-LINK = Record(
+LINK = Object(
     "Link",
     {
         "source": Field(String(), "from this switch"),
@@ -177,7 +177,7 @@ LINK = Record(
         "cost": Field(Integer(), "its length, for the shortest path"),
     },
 )
-TOPOLOGY = Record(
+TOPOLOGY = Object(
     "Topology",
     {
         "name": Field(String(200, 0), "the network's name"),
@@ -187,8 +187,8 @@ TOPOLOGY = Record(
         "links": Field(ListOf(LINK), "every direction of every connection between switches"),
     },
 )
-HEALTH = Record("Health", {"status": Field(String(choices=("ok", "failing")), "failing: nothing can be stored")})
-ERROR = Record(
+HEALTH = Object("Health", {"status": Field(String(choices=("ok", "failing")), "failing: nothing can be stored")})
+ERROR = Object(
     "Error",
     {
         "error": Field(String(2000), "what is wrong and what to do"),
@@ -198,14 +198,14 @@ ERROR = Record(
 
 # ---- values in requests
 
-REGISTER = Record(
+REGISTER = Object(
     "RegisterHost",
     {
         "name": Field(NAME, "a host of the topology"),
         "address": Field(Optional(String(300)), "where others reach it; writers are told", None),
     },
 )
-SUBMIT = Record(
+SUBMIT = Object(
     "SubmitRequest",
     {
         "name": Field(Optional(NAME), "your name for it, so that it can be sent twice; none: one is made up", None),
@@ -224,9 +224,9 @@ SUBMIT = Record(
         ),
     },
 )
-RESUBMIT = Record("ResubmitRequest", {"chunks": Field(Integer(1, MAX_CHUNKS), "the new number of chunks")})
-DONE = Record("ChunkDone", {"attempt": Field(Integer(), "the attempt that the go named")})
-FAILED = Record(
+RESUBMIT = Object("ResubmitRequest", {"chunks": Field(Integer(1, MAX_CHUNKS), "the new number of chunks")})
+DONE = Object("ChunkDone", {"attempt": Field(Integer(), "the attempt that the go named")})
+FAILED = Object(
     "ChunkFailed",
     {
         "attempt": Field(Integer(), "the attempt that the go named"),
@@ -238,8 +238,8 @@ FAILED = Record(
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a route answers when all is well; `type` None: text of `content_type`."""
+class RouteAnswer:
+    """A successful answer of a route; `type` None: text of `content_type`."""
 
     says: str
     type: Type | None
@@ -248,23 +248,23 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One method on one path. `waits`: may take long; `free`: needs no token; `large`: its body may be large."""
+    """One method on one path. `waits`: waits for events; `free`: needs no token; `large`: its body may be large."""
 
     method: str
     path: str
     operation: str
     says: str
-    answers: Mapping[int, Answer]
+    answers: Mapping[int, RouteAnswer]
     parameters: Mapping[str, Field] = field(default_factory=dict)
-    query: Record = EMPTY
-    body: Record | None = None
+    query: Object = EMPTY
+    body: Object | None = None
     errors: tuple[int, ...] = ()
     waits: bool = False
     free: bool = False
     large: bool = False
 
     def statuses(self) -> frozenset[int]:
-        """Every status that it may answer with."""
+        """Every status that the route can answer with."""
         common = set(COMMON_ERRORS) - ({401} if self.free else set())
         if self.body is not None:
             common |= {411, 415}
@@ -289,24 +289,27 @@ COMMON_ERRORS = (400, 401, 408, 413, 431, 500, 503)
 _BY_NAME = {"name": Field(NAME, "the request's name")}
 _BY_CHUNK = {**_BY_NAME, "chunk": Field(Integer(0, MAX_CHUNKS), "the chunk's number, from 0")}
 _BY_HOST = {"name": Field(NAME, "the host's name")}
-_EVENTS_AFTER = Record(
+_EVENTS_AFTER = Object(
     "EventsAfter",
     {
         "after": Field(Integer(), "number of the last event you have; 0: none", 0),
         "wait_s": Field(Number(0, MAX_WAIT_S), "how long to wait for a new one", DEFAULT_WAIT_S),
     },
 )
-_VIEW = Answer("the request as it stands", REQUEST_VIEW)
+_VIEW = RouteAnswer("the request as it stands", REQUEST_VIEW)
 
 ROUTES: tuple[Route, ...] = (
     Route("POST", "/v1/hosts", "registerHost", "A host says that it is there, or back; it must go on saying so.",
-          {200: Answer("registered", HOST_VIEW)}, body=REGISTER, errors=(404,)),
+          {200: RouteAnswer("registered", HOST_VIEW)}, body=REGISTER, errors=(404,)),
     Route("PUT", "/v1/hosts/{name}/alive", "hostAlive", "A registered host still lives.",
-          {200: Answer("noted", HOST_VIEW)}, _BY_HOST, errors=(404, 409)),
+          {200: RouteAnswer("noted", HOST_VIEW)}, _BY_HOST, errors=(404, 409)),
     Route("DELETE", "/v1/hosts/{name}", "deregisterHost", "A host leaves: nothing is planned on it any more.",
-          {200: Answer("gone", HOST_VIEW)}, _BY_HOST, errors=(404,)),
+          {200: RouteAnswer("gone", HOST_VIEW)}, _BY_HOST, errors=(404,)),
     Route("POST", "/v1/requests", "submitRequest", "Ask to move chunks. The same request again is no second one.",
-          {201: Answer("accepted", REQUEST_VIEW), 200: Answer("it was there already, and is the same", REQUEST_VIEW)},
+          {
+            201: RouteAnswer("accepted", REQUEST_VIEW),
+            200: RouteAnswer("it was there already, and is the same", REQUEST_VIEW),
+        },
           body=SUBMIT, errors=(404, 409), large=True),
     Route("GET", "/v1/requests/{name}", "getRequest", "A request as it stands.", {200: _VIEW}, _BY_NAME, errors=(404,)),
     Route("PUT", "/v1/requests/{name}", "resubmitRequest", "Change the number of chunks that are still to come.",
@@ -314,18 +317,18 @@ ROUTES: tuple[Route, ...] = (
     Route("DELETE", "/v1/requests/{name}", "cancelRequest", "Give it up; what is under way is revoked.",
           {200: _VIEW}, _BY_NAME, errors=(404,)),
     Route("GET", "/v1/requests/{name}/go", "waitForGo", "Wait for the request's next events.",
-          {200: Answer("what is new", EVENTS)}, _BY_NAME, _EVENTS_AFTER, errors=(404,), waits=True),
+          {200: RouteAnswer("what is new", EVENTS)}, _BY_NAME, _EVENTS_AFTER, errors=(404,), waits=True),
     Route("POST", "/v1/requests/{name}/chunks/{chunk}/done", "chunkDone", "A chunk is on all its replicas.",
-          {200: Answer("noted", REPORTED)}, _BY_CHUNK, body=DONE, errors=(404, 409)),
+          {200: RouteAnswer("noted", REPORTED)}, _BY_CHUNK, body=DONE, errors=(404, 409)),
     Route("POST", "/v1/requests/{name}/chunks/{chunk}/failed", "chunkFailed", "A chunk could not be moved as planned.",
-          {200: Answer("noted", REPORTED)}, _BY_CHUNK, body=FAILED, errors=(404, 409)),
+          {200: RouteAnswer("noted", REPORTED)}, _BY_CHUNK, body=FAILED, errors=(404, 409)),
     Route("GET", "/v1/status", "getStatus", "What goes on: hosts, queue, chunks under way, capacities.",
-          {200: Answer("the state now", STATUS)}),
-    Route("GET", "/v1/topology", "getTopology", "The network that is planned on.", {200: Answer("it", TOPOLOGY)}),
+          {200: RouteAnswer("the state now", STATUS)}),
+    Route("GET", "/v1/topology", "getTopology", "The network that is planned on.", {200: RouteAnswer("it", TOPOLOGY)}),
     Route("GET", "/metrics", "getMetrics", "Counters and gauges for Prometheus.",
-          {200: Answer("in Prometheus' text format", None, PROMETHEUS)}),
-    Route("GET", "/openapi.json", "getOpenApi", "This document.", {200: Answer("OpenAPI 3.1", MapOf(String()))}),
+          {200: RouteAnswer("in Prometheus' text format", None, PROMETHEUS)}),
+    Route("GET", "/openapi.json", "getOpenApi", "This document.", {200: RouteAnswer("OpenAPI 3.1", MapOf(String()))}),
     Route("GET", "/health", "getHealth", "Whether the coordinator can do its work.",
-          {200: Answer("it can", HEALTH), 503: Answer("it cannot", HEALTH)}, free=True),
-    Route("GET", "/", "getPage", "The status as a page with a picture.", {200: Answer("a page", None, HTML)}),
+          {200: RouteAnswer("it can", HEALTH), 503: RouteAnswer("it cannot", HEALTH)}, free=True),
+    Route("GET", "/", "getPage", "The status as a page with a picture.", {200: RouteAnswer("a page", None, HTML)}),
 )  # fmt: skip

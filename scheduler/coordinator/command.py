@@ -1,7 +1,8 @@
 """`cairn coordinate`: run one coordinator.
 
-Invariants: at SIGTERM or SIGINT the listener closes, who waits is answered, what was recorded is stored, and the exit
-status is 0; a start that takes long is given up then. What prevents a start is one clear line and status 2.
+Invariants: at SIGTERM or SIGINT the listener closes, waiting clients are answered, recorded changes are stored, and the
+exit status is 0; a start that is not complete is abandoned. An error that prevents a start is one clear line, and the
+exit status is 2.
 """
 
 import argparse
@@ -15,15 +16,19 @@ from random import Random, SystemRandom
 
 import trio
 
-from scheduler.addresses import parse_address
+from logstore.base.addresses import parse_address
+from logstore.base.errors import CairnError
+from logstore.base.failures import leaves, sentence
+from logstore.base.report import Reporter
+from logstore.base.system import SystemClock
 from scheduler.coordinator.errors import StartError
 from scheduler.coordinator.http.messages import HttpSettings
+from scheduler.coordinator.log_events import STARTING, STOPPED, STOPPING
 from scheduler.coordinator.metadata.interface import Metadata
-from scheduler.coordinator.report import Reporter
 from scheduler.coordinator.running import (
     DEFAULT_LISTEN,
     PLANNERS,
-    Running,
+    RunningCoordinator,
     Security,
     ServeSettings,
     make_planner,
@@ -32,9 +37,7 @@ from scheduler.coordinator.running import (
     serve,
     tls_context,
 )
-from scheduler.coordinator.service import CoordinatorSettings, Environment
-from scheduler.coordinator.system_clock import SystemClock
-from scheduler.errors import SchedulerError
+from scheduler.coordinator.service import CoordinatorEnvironment, CoordinatorSettings
 from scheduler.peace.online import Mode, Settings
 from scheduler.topology.description import load_topology
 
@@ -110,14 +113,15 @@ def main(arguments: argparse.Namespace) -> int:
         clock = SystemClock()
         topology = load_topology(arguments.topology)
         planner = make_planner(arguments.planner, topology)
-        environment = Environment(topology, planner, clock, Random(seed), Reporter(clock.wall_ms))  # noqa: S311
+        reporter = Reporter(clock)
+        environment = CoordinatorEnvironment(topology, planner, clock, Random(seed), reporter)  # noqa: S311
         _raise_descriptors(settings.http.max_connections)
         with opened(arguments.data_dir) as metadata:
-            environment.report("starting", {"planner": planner.name, "hosts": len(topology.servers), "seed": seed})
-            trio.run(_run, environment, metadata, settings, arguments.data_dir)
-    except* (SchedulerError, OSError) as failures:
-        for failure in _leaves(failures):
-            print(f"cairn: {_sentence(failure)}", file=sys.stderr)
+            environment.report(STARTING, planner=planner.name, hosts=len(topology.servers), seed=seed)
+            trio.run(_run, environment, metadata, settings, arguments.data_dir, reporter)
+    except* (CairnError, OSError) as failures:
+        for failure in leaves(failures):
+            print(f"cairn: {sentence(failure)}", file=sys.stderr)
         return_status = START_FAILED
     else:
         return_status = 0
@@ -155,49 +159,48 @@ def parse(arguments: argparse.Namespace) -> ServeSettings:
     )
 
 
-async def _run(environment: Environment, metadata: Metadata, settings: ServeSettings, data_dir: Path) -> None:
+async def _run(
+    environment: CoordinatorEnvironment, metadata: Metadata, settings: ServeSettings, data_dir: Path, reporter: Reporter
+) -> None:
+    async with trio.open_nursery() as background:
+        background.start_soon(reporter.run, trio.sleep)
+        await _serve_until_signal(environment, metadata, settings, data_dir)
+        background.cancel_scope.cancel()
+    reporter.flush(is_end=True)
+    reporter(STOPPED)
+
+
+async def _serve_until_signal(
+    environment: CoordinatorEnvironment, metadata: Metadata, settings: ServeSettings, data_dir: Path
+) -> None:
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as nursery:
-            started: list[Running] = []
+            started: list[RunningCoordinator] = []
 
             async def start() -> None:
-                running: Running = await nursery.start(serve, environment, metadata, settings)
+                running: RunningCoordinator = await nursery.start(serve, environment, metadata, settings)
                 if nursery.cancel_scope.cancel_called:
                     return
                 started.append(running)
                 gc.collect()
-                gc.freeze()  # what lives now is never collected: collections need not look at it again
+                gc.freeze()  # present objects live until the end: collections need not scan them
                 print(f"cairn ready coordinator={running.address} data-dir={data_dir}", flush=True)
 
             nursery.start_soon(start)
             async for number in signals:
-                environment.report("stopping", {"signal": signal.Signals(number).name})
+                environment.report(STOPPING, signal=signal.Signals(number).name)
                 if not started:
                     nursery.cancel_scope.cancel()
                 for running in started:
                     await running.drain()
                 break
-    environment.report("stopped", {})
 
 
 def _raise_descriptors(connections: int) -> None:
-    """As many open files as connections need, where the system allows it."""
+    """Raise the limit of open files to the number that connections need, where the system allows it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + DESCRIPTORS_BESIDE_CONNECTIONS
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with suppress(ValueError, OSError):
             limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    found: list[BaseException] = []
-    for error in group.exceptions:
-        found.extend(_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
-    return found
-
-
-def _sentence(failure: BaseException) -> str:
-    if isinstance(failure, OSError) and failure.filename is not None:
-        return f"{failure.filename}: {failure.strerror}"
-    return str(failure)

@@ -1,9 +1,10 @@
-"""Whether what is stored of a request fits together: submission, record, chunks, and what its writer was told.
+"""Consistency check of a stored request: its submission, record, chunks and events.
 
-All parts of a change are stored in one transaction, so what does not fit was damaged, or changed by other hands.
+All parts of a change are stored in one transaction, so parts that do not fit were damaged, or changed by another
+program.
 
-Invariant: nothing here changes anything; `check_request` raises StoreDamaged that names the request and what does not
-fit, or returns.
+Invariant: no state is changed; `check_request` returns, or raises StoreDamaged, which names the request and the
+contradiction.
 """
 
 import json
@@ -11,8 +12,9 @@ from collections.abc import Mapping, Sequence
 
 from scheduler.coordinator.errors import StoreDamaged
 from scheduler.coordinator.events import ENDS, Event
-from scheduler.peace.online.records import ChunkRecord, ChunkState, RequestRecord, RequestState
-from scheduler.peace.plan import Kind
+from scheduler.peace.online.records import ChunkRecord, RequestRecord
+from scheduler.peace.online.states import ChunkState, RequestState
+from scheduler.peace.plan import TransferKind
 
 _EVENTS = frozenset(("go", "revoked", *ENDS))
 
@@ -20,7 +22,7 @@ _EVENTS = frozenset(("go", "revoked", *ENDS))
 def check_request(
     name: str, asked: str, record: RequestRecord, chunks: Mapping[str, ChunkRecord], events: Sequence[Event]
 ) -> None:
-    """Raises StoreDamaged if these contradict each other. `chunks`: by the number that their keys have."""
+    """Raises StoreDamaged if these contradict each other. `chunks`: by the number in their keys."""
     what = (
         _of_record(name, asked, record)
         or _of_events(record, events)
@@ -62,13 +64,15 @@ def _of_chunk(record: RequestRecord, number: str, chunk: ChunkRecord) -> str | N
         return f"its chunk {number} of {record.chunks} has the record of chunk {chunk.chunk} of {chunk.request!r}"
     if chunk.state not in set(ChunkState):
         return f"chunk {number} has state {chunk.state!r}"
-    if record.kind == Kind.WRITE and chunk.hosts[:1] != (record.writer,):
+    if record.state == RequestState.WAITING:
+        return f"its state is waiting, and its chunk {number} was started"
+    if record.kind == TransferKind.WRITE and chunk.hosts[:1] != (record.writer,):
         return f"chunk {number} is sent by {', '.join(chunk.hosts[:1]) or 'nobody'}, its writer is {record.writer}"
     return None
 
 
 def _of_gos(record: RequestRecord, chunks: Mapping[int, ChunkRecord], events: Sequence[Event]) -> str | None:
-    """A chunk's newest event and its record are of the same attempt; one under way is where its writer was told."""
+    """A chunk's newest event and its record must be of one attempt; a chunk in flight must have the hosts of its go."""
     newest = {event["chunk"]: event for event in events if event["chunk"] is not None}
     for number in newest.keys() | chunks.keys():
         event, chunk = newest.get(number), chunks.get(number)

@@ -1,4 +1,4 @@
-"""How long a chunk may be under way before its writer counts as hung: from what the network is said to carry.
+"""The deadline of a chunk in flight, after which its writer counts as hung; computed from the topology's rates.
 
 Invariant: sans-I/O; the same topology gives the same deadline.
 """
@@ -8,22 +8,22 @@ from collections.abc import Iterator
 from scheduler.topology import Topology
 
 MAX_SLOWDOWN = 10
-"""A chunk may take so many times as long as its share of the slowest link or disk needs: measured rates are of an empty
+"""A chunk may take so many times the time of its share of the slowest link or disk: rates are measured in an idle
 network, and a disk that also serves others is a few times slower."""
 MIN_MS = 30_000
-"""Connecting, a retransmission or two and a pause of a JVM fit in it, whatever the network's rate."""
+"""Enough for connecting, a few retransmissions and a pause of a JVM, at any rate of the network."""
 WITHOUT_RATES_MS = 600_000
-"""Where no rate is known: as long as a silent writer has."""
+"""The deadline without known rates: that of a silent writer."""
 
 
 def chunk_deadline_ms(topology: Topology) -> int:
-    """Milliseconds that a chunk may be under way."""
+    """The deadline of a chunk in flight, in milliseconds."""
     slowest_s = max(_times_s(topology), default=None)
     return WITHOUT_RATES_MS if slowest_s is None else max(MIN_MS, round(MAX_SLOWDOWN * slowest_s * 1000))
 
 
 def _times_s(topology: Topology) -> Iterator[float]:
-    """What one chunk takes on each link and disk whose rate is known, while as many use it as may."""
+    """The time of one chunk on each link and disk with a known rate, while the resource is fully used."""
     size_bytes = topology.chunk_bytes
     for server in topology.servers:
         if server.link_bytes_s is not None:

@@ -9,7 +9,6 @@ Invariants:
 
 import hmac
 import json
-import re
 import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
@@ -18,14 +17,17 @@ from urllib.parse import parse_qsl, unquote_to_bytes, urlsplit
 
 import trio
 
-from scheduler.addresses import is_loopback
+from logstore.base.addresses import is_loopback
+from logstore.base.errors import FieldError
+from logstore.base.events import Report
+from logstore.base.fields import Object, from_text, nearest, plain, shown
 from scheduler.coordinator.api import ROUTES, Route
-from scheduler.coordinator.api_types import BAD_REQUEST, Integer, Number, Record, Type, nearest, plain, refuse, shown
 from scheduler.coordinator.errors import ApiError, StoreError
 from scheduler.coordinator.http.messages import JSON, HttpRequest, HttpResponse, error_response, json_response
-from scheduler.coordinator.report import Report
+from scheduler.coordinator.log_events import REQUEST_CRASHED
 from scheduler.errors import PlacementError, RequestError
 
+BAD_REQUEST = 400
 UNAUTHORIZED = 401
 NOT_FOUND = 404
 METHOD_NOT_ALLOWED = 405
@@ -37,14 +39,11 @@ RETRY_AFTER_S = 1
 MAX_QUERY_FIELDS = 16
 MAX_ERROR_CHARACTERS, MAX_FIELD_CHARACTERS = 2000, 300
 """As the OpenAPI document says."""
-MAX_NUMBER_CHARACTERS = 32
-_WHOLE = re.compile(r"([0-9]+)(\.0+)?")
-"""98.0 is a whole number, as in a body."""
 PARSED_AT_ONCE_BYTES = 32 * 1024
-"""A larger body is parsed in a thread: it would hold up the event loop for tens of milliseconds."""
+"""A larger body is parsed in a thread: it would block the event loop for tens of milliseconds."""
 
 
-class Call(NamedTuple):
+class ApiCall(NamedTuple):
     """A checked request, as a handler gets it."""
 
     parameters: Mapping[str, Any]
@@ -60,7 +59,7 @@ class Reply(NamedTuple):
     value: object
 
 
-Operation = Callable[[Call], Awaitable[Reply]]
+Operation = Callable[[ApiCall], Awaitable[Reply]]
 
 
 class Dispatch:
@@ -108,8 +107,8 @@ class Dispatch:
             operation = route.operation
             if not route.free:
                 self._check_client(request)
-            call = Call(
-                {name: _from_text(part.type, parameters[name], name) for name, part in route.parameters.items()},
+            call = ApiCall(
+                {name: from_text(part.type, parameters[name], name) for name, part in route.parameters.items()},
                 _query(route, query),
                 await _body(route, request),
                 request.client,
@@ -129,7 +128,7 @@ class Dispatch:
                 if route.method == method:
                     return route, parameters
                 allowed.append(route.method)
-        self._check_client(request)  # strangers do not learn which paths there are
+        self._check_client(request)  # a client without the token learns nothing about paths
         if allowed:
             raise ApiError(
                 METHOD_NOT_ALLOWED,
@@ -143,7 +142,7 @@ class Dispatch:
 
     def _check_client(self, request: HttpRequest) -> None:
         if self._own_only and not _is_own(request.headers.get("host")):
-            # A page in a browser may call this machine by a name of its own, and is then no stranger to the browser.
+            # A web page may give this machine a name of its own domain; then the browser allows its requests.
             raise ApiError(
                 BAD_REQUEST,
                 f"Host={shown(request.headers['host'])}: without a token this coordinator serves 127.0.0.1 and "
@@ -168,7 +167,7 @@ class Dispatch:
                     field_name=_plain(error.field),
                     headers=headers,
                 )
-            case RequestError():
+            case RequestError() | FieldError():
                 return error_response(
                     BAD_REQUEST, plain(str(error))[:MAX_ERROR_CHARACTERS], field_name=_plain(error.field)
                 )
@@ -177,7 +176,7 @@ class Dispatch:
             case PlacementError():
                 return error_response(BAD_REQUEST, str(error), field_name="placement")
         trace = "".join(traceback.format_exception(error))
-        self._report("request crashed", {"operation": operation, "trace": trace})
+        self._report(REQUEST_CRASHED, operation=operation, trace=trace)
         return error_response(INTERNAL_ERROR, "a fault of the coordinator's; its log says more")
 
 
@@ -229,20 +228,6 @@ def _match(path: str, segments: list[str]) -> dict[str, str] | None:
     return found
 
 
-def _from_text(kind: Type, text: str, where: str) -> Any:
-    """A value of a path or a query."""
-    if isinstance(kind, Integer):
-        if len(text) > MAX_NUMBER_CHARACTERS or not (found := _WHOLE.fullmatch(text)):
-            raise refuse(where, text, "must be a whole number")
-        return kind.check(int(found[1]), where)
-    if isinstance(kind, Number):
-        try:
-            return kind.check(float(text if len(text) <= MAX_NUMBER_CHARACTERS else "too long"), where)
-        except ValueError as error:
-            raise refuse(where, text, "must be a number") from error
-    return kind.check(text, where)
-
-
 def _query(route: Route, query: str) -> dict[str, Any]:
     try:
         pairs = parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=MAX_QUERY_FIELDS)
@@ -252,20 +237,20 @@ def _query(route: Route, query: str) -> dict[str, Any]:
     for name, text in pairs:
         part = route.query.fields.get(name)
         if name in values:
-            raise ApiError(BAD_REQUEST, f"{name}: appears twice in the query", name)
-        values[name] = text if part is None else _from_text(part.type, text, name)
+            raise FieldError(name, f"{name}: appears twice in the query")
+        values[name] = text if part is None else from_text(part.type, text, name)
     return route.query.check(values, "")
 
 
 async def _body(route: Route, request: HttpRequest) -> dict[str, Any]:
     if route.body is None:
-        # An empty object does no harm: some clients cannot send nothing.
-        return _parsed(Record("nothing"), request.body) if request.body.strip() else {}
+        # An empty object is accepted: some clients cannot send an empty body.
+        return _parsed(Object("nothing"), request.body) if request.body.strip() else {}
     if not request.body:
         raise ApiError(LENGTH_REQUIRED, f"a body in JSON is needed, with {', '.join(route.body.fields)}")
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != JSON:
-        # Also what keeps a page in somebody's browser from posting here.
+        # This also keeps web pages from posting here: browsers send this type only with permission.
         raise ApiError(
             UNSUPPORTED_MEDIA_TYPE,
             f"Content-Type={shown(kind)}: must be {JSON}; add the header Content-Type: {JSON}, "
@@ -274,15 +259,13 @@ async def _body(route: Route, request: HttpRequest) -> dict[str, Any]:
         )
     if len(request.body) <= PARSED_AT_ONCE_BYTES:
         return _parsed(route.body, request.body)
-    # The interpreter goes back to the event loop every few milliseconds.
+    # The interpreter switches back to the event loop every few milliseconds.
     return await trio.to_thread.run_sync(_parsed, route.body, request.body)
 
 
-def _parsed(record: Record, body: bytes) -> dict[str, Any]:
+def _parsed(record: Object, body: bytes) -> dict[str, Any]:
     try:
         value = json.loads(body.decode("utf-8"), object_pairs_hook=_object, parse_constant=_no_constant)
-    except ApiError:
-        raise
     except (ValueError, RecursionError) as error:
         raise ApiError(BAD_REQUEST, f"the body is not JSON: {str(error)[:200]}") from error
     return record.check(value, "")
@@ -292,7 +275,7 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found: dict[str, object] = {}
     for name, value in pairs:
         if name in found:
-            raise ApiError(BAD_REQUEST, f"{name[:200]}: appears twice", name[:200])
+            raise FieldError(name[:200], f"{name[:200]}: appears twice")
         found[name] = value
     return found
 

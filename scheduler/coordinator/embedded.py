@@ -1,25 +1,25 @@
 """A coordinator inside another program's event loop: a sidecar's, on a single host.
 
-The sidecar loads this room only when it is told to; it knows of it what `start`, `Refused` and the result's `address`
-and `drain` say.
+The sidecar imports this module only if its settings ask for a coordinator; it uses `start`, `Refused`, and the result's
+`address` and `drain`.
 
-Invariant: without TLS and a token, so on loopback unless `insecure`.
+Invariant: the coordinator has neither TLS nor a token, so it listens on loopback unless `insecure`.
 """
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random, SystemRandom
 
 import trio
 
-from scheduler.addresses import parse_address
-from scheduler.coordinator.running import Running, Security, ServeSettings, make_planner, opened, serve
-from scheduler.coordinator.service import Environment
-from scheduler.coordinator.system_clock import SystemClock
-from scheduler.errors import SchedulerError
+from logstore.base.addresses import parse_address
+from logstore.base.errors import CairnError
+from logstore.base.events import Report
+from logstore.base.system import SystemClock
+from scheduler.coordinator.running import RunningCoordinator, Security, ServeSettings, make_planner, opened, serve
+from scheduler.coordinator.service import CoordinatorEnvironment
 from scheduler.topology.description import load_topology
 
-Refused = SchedulerError
+Refused = CairnError
 """What `start` raises besides OSError: one clear line says what to change."""
 
 
@@ -27,16 +27,17 @@ async def start(
     topology: Path,
     listen: str,
     data_dir: Path,
-    report: Callable[[str, Mapping[str, object]], None],
+    report: Report,
     *,
     insecure: bool = False,
-    task_status: trio.TaskStatus[Running] = trio.TASK_STATUS_IGNORED,
+    task_status: trio.TaskStatus[RunningCoordinator] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until drained or cancelled; reports what runs. Raises Refused, OSError."""
     settings = ServeSettings(parse_address(listen), security=Security(insecure=insecure))
     settings.security.check(settings.listen)
     network = await trio.to_thread.run_sync(load_topology, topology)
     planner = await trio.to_thread.run_sync(make_planner, None, network)
-    environment = Environment(network, planner, SystemClock(), Random(SystemRandom().getrandbits(64)), report)  # noqa: S311
+    random = Random(SystemRandom().getrandbits(64))  # noqa: S311  the seed is random
+    environment = CoordinatorEnvironment(network, planner, SystemClock(), random, report)
     with opened(data_dir) as metadata:
         await serve(environment, metadata, settings, task_status=task_status)

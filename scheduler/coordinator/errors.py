@@ -1,7 +1,7 @@
 """The coordinator's own errors.
 
-Invariants: `ApiError` is the caller's fault or says when to try again, and becomes an answer; `StartError` is what
-prevents a start, as one clear line; `StoreError` is the disk's fault.
+Invariants: `ApiError` becomes an HTTP answer: the caller must change the request, or try later; `StartError` prevents a
+start, and its message is one line; `StoreError` comes from the disk.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from scheduler.errors import SchedulerError
 
 
 class ApiError(SchedulerError):
-    """An answer that is not what was asked for: an HTTP status, a message, and the field to change if there is one."""
+    """An error answer: an HTTP status, a message, and the field to change if there is one."""
 
     def __init__(
         self, status: int, message: str, field: str | None = None, *, headers: Mapping[str, str] | None = None
@@ -23,11 +23,11 @@ class ApiError(SchedulerError):
 
 
 class StartError(SchedulerError):
-    """The coordinator cannot start as it was told to; the message says what to change."""
+    """The coordinator cannot start with these settings; the message says what to change."""
 
 
 class StoreError(SchedulerError):
-    """A change could not be stored. No client was told of it."""
+    """A change could not be stored. No client was notified of it."""
 
 
 class StoreDamaged(StartError):

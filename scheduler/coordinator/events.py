@@ -1,9 +1,9 @@
-"""What a request's writer is told, in order: numbered events that can be asked for again.
+"""The events of a request for its writer: numbered, in order, and readable more than once.
 
 Invariants:
 * Numbers start at 1 and have no gaps; an event never changes.
-* Only what is durable is shown; a writer that repeats a question after a lost answer misses nothing.
-* After a request's end (finished, cancelled, failed) nothing follows.
+* Only durable events are shown; a writer that repeats a poll after a lost answer misses no event.
+* The end of a request (finished, cancelled, failed) is its last event.
 """
 
 import json
@@ -14,12 +14,13 @@ from typing import Any
 import trio
 
 from scheduler.coordinator.metadata.interface import Put
+from scheduler.peace.online.states import RequestState
 
 MAX_IN_ANSWER = 1000
-"""Events in one answer; the rest comes with the next question."""
-ENDS = frozenset(("finished", "cancelled", "failed"))
+"""The events in one answer at most; the others come with the next poll."""
+ENDS = frozenset(state.value for state in RequestState if state.ended)
 Event = dict[str, Any]
-"""As in the interface: number, event, chunk, attempt, hosts; addresses are added when it is told."""
+"""As in the interface: number, event, chunk, attempt, hosts; addresses are added in the answer."""
 
 
 @dataclass(slots=True)
@@ -27,15 +28,15 @@ class EventLog:
     """The events of one request."""
 
     prefix: str
-    """Of their keys in the metadata."""
+    """The prefix of the events' keys in the metadata."""
     events: list[Event] = field(default_factory=list)
     durable: int = 0
-    _news: trio.Event = field(default_factory=trio.Event)
+    _published: trio.Event = field(default_factory=trio.Event)
     _newest: dict[int, Event] = field(default_factory=dict)
-    """Of each chunk, the newest durable event."""
+    """The newest durable event of each chunk."""
 
     def add(self, event: str, chunk: int | None, attempt: int | None, hosts: Sequence[str]) -> Put:
-        """Append an event that is not told yet; returns what must be stored first."""
+        """Append an event that is not durable yet; returns the change to store."""
         number = len(self.events) + 1
         value = {"number": number, "event": event, "chunk": chunk, "attempt": attempt, "hosts": list(hosts)}
         self.events.append(value)
@@ -49,7 +50,7 @@ class EventLog:
         self._note(len(self.events))
 
     def publish(self, number: int) -> None:
-        """Events up to this number are durable: tell those who wait."""
+        """Note that the events up to this number are durable, and wake the waiters."""
         if number > self.durable:
             self._note(number)
             self.wake()
@@ -62,8 +63,8 @@ class EventLog:
 
     def wake(self) -> None:
         """Wake all waiters, so that they check for events again."""
-        self._news.set()
-        self._news = trio.Event()
+        self._published.set()
+        self._published = trio.Event()
 
     @property
     def ended(self) -> bool:
@@ -71,8 +72,8 @@ class EventLog:
         return bool(self.events) and self.events[-1]["event"] in ENDS
 
     @property
-    def told_state(self) -> str:
-        """The request's state as far as it may be told."""
+    def published_state(self) -> str:
+        """The state of the request according to its durable events."""
         if not self.durable:
             return "waiting"
         last = str(self.events[self.durable - 1]["event"])
@@ -82,16 +83,16 @@ class EventLog:
         """The durable events after this number."""
         return self.events[number : min(self.durable, number + MAX_IN_ANSWER)]
 
-    async def news(self, number: int) -> None:
+    async def wait_after(self, number: int) -> None:
         """Wait until there may be an event after this number."""
-        if self.durable <= number and self.told_state not in ENDS:
-            await self._news.wait()
+        if self.durable <= number and self.published_state not in ENDS:
+            await self._published.wait()
 
     def current(self) -> list[Event]:
-        """The durable gos that are the newest word on their chunk."""
+        """The durable gos that no later event of their chunk replaced."""
         return [event for event in self._newest.values() if event["event"] == "go"]
 
 
-def told(event: Event, address: Callable[[str], str | None]) -> dict[str, Any]:
-    """An event as it goes to a writer, with the hosts' addresses as they are known now."""
+def with_addresses(event: Event, address: Callable[[str], str | None]) -> dict[str, Any]:
+    """An event for a writer, with the present addresses of its hosts."""
     return {**event, "addresses": [address(host) for host in event["hosts"]]}

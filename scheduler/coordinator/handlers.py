@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from scheduler.coordinator import metrics, page
-from scheduler.coordinator.dispatch import Call, Operation, Reply
-from scheduler.coordinator.events import told
+from scheduler.coordinator.dispatch import ApiCall, Operation, Reply
+from scheduler.coordinator.events import with_addresses
 from scheduler.coordinator.hosts import HostRecord
 from scheduler.coordinator.openapi import document
 from scheduler.coordinator.registry import RequestEntry
 from scheduler.coordinator.service import Coordinator
 from scheduler.peace.online.records import Submission
-from scheduler.peace.plan import Kind
+from scheduler.peace.plan import TransferKind
 from scheduler.topology import Topology
 
 OK = 200
@@ -25,7 +25,7 @@ MAX_LISTED = 1000
 """Requests, chunks and capacities listed in a status; the counts cover all."""
 
 
-class Handlers:
+class RouteHandlers:
     """The operations of the interface, on one coordinator. `traffic` adds the server's own numbers to the metrics."""
 
     def __init__(self, coordinator: Coordinator, traffic: metrics.Traffic) -> None:
@@ -57,13 +57,13 @@ class Handlers:
 
     # ---- hosts
 
-    async def _register(self, call: Call) -> Reply:
+    async def _register(self, call: ApiCall) -> Reply:
         return Reply(OK, self._host(await self._coordinator.register(call.body["name"], call.body["address"])))
 
-    async def _alive(self, call: Call) -> Reply:
+    async def _alive(self, call: ApiCall) -> Reply:
         return Reply(OK, self._host(self._coordinator.alive(call.parameters["name"])))
 
-    async def _deregister(self, call: Call) -> Reply:
+    async def _deregister(self, call: ApiCall) -> Reply:
         return Reply(OK, self._host(await self._coordinator.deregister(call.parameters["name"])))
 
     def _host(self, record: HostRecord) -> dict[str, Any]:
@@ -78,42 +78,42 @@ class Handlers:
 
     # ---- requests
 
-    async def _submit(self, call: Call) -> Reply:
-        body = {**call.body, "kind": Kind(call.body["kind"])}
+    async def _submit(self, call: ApiCall) -> Reply:
+        body = {**call.body, "kind": TransferKind(call.body["kind"])}
         entry, new = await self._coordinator.submit(body.pop("name"), lambda name: Submission(name=name, **body))
         return Reply(CREATED if new else OK, self._view(entry))
 
-    async def _get(self, call: Call) -> Reply:
+    async def _get(self, call: ApiCall) -> Reply:
         return Reply(OK, self._view(await self._coordinator.request(call.parameters["name"])))
 
-    async def _resubmit(self, call: Call) -> Reply:
+    async def _resubmit(self, call: ApiCall) -> Reply:
         return Reply(OK, self._view(await self._coordinator.resubmit(call.parameters["name"], call.body["chunks"])))
 
-    async def _cancel(self, call: Call) -> Reply:
+    async def _cancel(self, call: ApiCall) -> Reply:
         return Reply(OK, self._view(await self._coordinator.cancel(call.parameters["name"])))
 
-    async def _wait(self, call: Call) -> Reply:
+    async def _wait(self, call: ApiCall) -> Reply:
         name, after = call.parameters["name"], call.query["after"]
         entry, events = await self._coordinator.wait(name, after, call.query["wait_s"])
-        shown = [told(event, self._coordinator.hosts.address) for event in events]
-        return Reply(OK, {"request": name, "state": entry.log.told_state, "events": shown})
+        shown = [with_addresses(event, self._coordinator.hosts.address) for event in events]
+        return Reply(OK, {"request": name, "state": entry.log.published_state, "events": shown})
 
-    async def _done(self, call: Call) -> Reply:
+    async def _done(self, call: ApiCall) -> Reply:
         name, chunk = call.parameters["name"], call.parameters["chunk"]
         entry, counted = await self._coordinator.done(name, chunk, call.body["attempt"])
         return self._reported(entry, name, chunk, counted=counted)
 
-    async def _failed(self, call: Call) -> Reply:
+    async def _failed(self, call: ApiCall) -> Reply:
         name, chunk = call.parameters["name"], call.parameters["chunk"]
         suspects = tuple(call.body["suspects"])
         entry, counted = await self._coordinator.failed(name, chunk, call.body["attempt"], suspects)
         return self._reported(entry, name, chunk, counted=counted)
 
     def _reported(self, entry: RequestEntry, name: str, chunk: int, *, counted: bool) -> Reply:
-        return Reply(OK, {"request": name, "chunk": chunk, "counted": counted, "state": entry.log.told_state})
+        return Reply(OK, {"request": name, "chunk": chunk, "counted": counted, "state": entry.log.published_state})
 
     def _view(self, entry: RequestEntry) -> dict[str, Any]:
-        record = entry.told
+        record = entry.stored
         if record is None:
             raise LookupError("a request that is not stored")
         place = self._coordinator.place(record.name) if record.name in self._coordinator.registry.requests else None
@@ -126,14 +126,14 @@ class Handlers:
             "done": len(entry.done),
             "place": None if place is None else place._asdict(),
             "stranded": record.name in self._coordinator.unreachable,
-            "go": [told(event, self._coordinator.hosts.address) for event in entry.under_way()],
+            "go": [with_addresses(event, self._coordinator.hosts.address) for event in entry.current_goes()],
             "last_event": entry.log.durable,
             "why": record.reason[:500] or None,
         }
 
-    # ---- what goes on
+    # ---- status
 
-    async def _status(self, call: Call) -> Reply:
+    async def _status(self, call: ApiCall) -> Reply:
         return Reply(OK, self.status())
 
     def status(self) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class Handlers:
             "planner": coordinator.environment.planner.name,
             "mode": status.mode,
             "uptime_ms": coordinator.uptime_ms(),
-            "store": coordinator.trouble or "ok",
+            "store": coordinator.failing or "ok",
             "requests": dict(Counter(str(entry.state) for entry in coordinator.registry.requests.values())),
             "hosts": [self._host(record) for record in coordinator.hosts.known()],
             "queue": [
@@ -168,20 +168,20 @@ class Handlers:
             "capacities": [use._asdict() for use in status.uses if use.used][:MAX_LISTED],
         }  # fmt: skip
 
-    async def _get_topology(self, call: Call) -> Reply:
+    async def _get_topology(self, call: ApiCall) -> Reply:
         return Reply(OK, self._topology)
 
-    async def _get_document(self, call: Call) -> Reply:
+    async def _get_document(self, call: ApiCall) -> Reply:
         return Reply(OK, self._document)
 
-    async def _health(self, call: Call) -> Reply:
-        failing = self._coordinator.trouble is not None
+    async def _health(self, call: ApiCall) -> Reply:
+        failing = self._coordinator.failing is not None
         return Reply(UNAVAILABLE, {"status": "failing"}) if failing else Reply(OK, {"status": "ok"})
 
-    async def _metrics(self, call: Call) -> Reply:
+    async def _metrics(self, call: ApiCall) -> Reply:
         return Reply(OK, metrics.text(self._coordinator, self._traffic))
 
-    async def _page(self, call: Call) -> Reply:
+    async def _page(self, call: ApiCall) -> Reply:
         coordinator = self._coordinator
         picture = page.Picture(coordinator.registry.spans(), coordinator.now_ms())
         return Reply(OK, page.html(self.status(), picture))

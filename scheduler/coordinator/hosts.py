@@ -1,6 +1,6 @@
-"""Which hosts are there: registered, with an address and a deadline to say so again; or lost until they register.
+"""The hosts: registered, with an address and a deadline for the next keep-alive; or lost until they register again.
 
-A host that never registered is taken to be there: the topology says so, and it may run nothing of ours.
+A host that never registered counts as available: the topology names it, and it may run no client of Cairn.
 
 Invariants: sans-I/O, times come in; a registered host has a deadline, a lost one has none; only hosts of the topology.
 """
@@ -8,7 +8,7 @@ Invariants: sans-I/O, times come in; a registered host has a deadline, a lost on
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from scheduler.coordinator.api_types import nearest, shown
+from logstore.base.fields import nearest, shown
 from scheduler.coordinator.errors import ApiError
 
 NOT_FOUND = 404
@@ -17,7 +17,7 @@ CONFLICT = 409
 
 @dataclass(frozen=True, slots=True)
 class HostRecord:
-    """A host as it is stored."""
+    """A stored host."""
 
     name: str
     address: str | None = None
@@ -30,20 +30,20 @@ class Hosts:
 
     def __init__(self, addresses: Mapping[str, str | None], deadline_ms: int) -> None:
         self.deadline_ms = deadline_ms
-        self._given = dict(addresses)
+        self._addresses = dict(addresses)
         self._records: dict[str, HostRecord] = {}
         self._deadlines: dict[str, int] = {}
 
     def restore(self, records: Collection[HostRecord], now_ms: int) -> None:
-        """Take back what was stored: every registered host gets a whole deadline. Strangers are dropped."""
+        """Restore stored hosts; registered ones get a full deadline. Hosts outside the topology are dropped."""
         for record in records:
-            if record.name in self._given:
+            if record.name in self._addresses:
                 self._records[record.name] = record
                 if record.registered:
                     self._deadlines[record.name] = now_ms + self.deadline_ms
 
     def register(self, name: str, address: str | None, now_ms: int) -> HostRecord:
-        """A host is there, or back. Raises ApiError if the topology has no such host."""
+        """Register a host, new or returned. Raises ApiError if the topology has no such host."""
         self.check(name, "name")
         record = HostRecord(name, address, registered=True)
         self._records[name] = record
@@ -51,7 +51,7 @@ class Hosts:
         return record
 
     def alive(self, name: str, now_ms: int) -> HostRecord:
-        """A registered host lives. Raises ApiError if it is not registered (any more)."""
+        """Take a keep-alive. Raises ApiError if the host is not registered, or was lost."""
         self.check(name, "name")
         record = self._records.get(name)
         if record is None or not record.registered:
@@ -61,26 +61,26 @@ class Hosts:
         return record
 
     def lose(self, name: str) -> HostRecord:
-        """A host is gone: it missed its deadline, or left. Raises ApiError if the topology has no such host."""
+        """Note that a host missed its deadline, or left. Raises ApiError if the topology has no such host."""
         self.check(name, "name")
         self._deadlines.pop(name, None)
         record = replace(self.record(name), registered=False, lost=True)
         self._records[name] = record
         return record
 
-    def missed(self, now_ms: int) -> list[str]:
+    def overdue_hosts(self, now_ms: int) -> list[str]:
         """The hosts whose deadline has passed."""
         return [name for name, deadline_ms in self._deadlines.items() if deadline_ms < now_ms]
 
-    def grant(self, more_ms: int) -> None:
+    def extend_deadlines(self, more_ms: int) -> None:
         """Extend all deadlines: the coordinator could not receive keep-alives for so long."""
         self._deadlines = {name: deadline_ms + more_ms for name, deadline_ms in self._deadlines.items()}
 
     def check(self, name: str, field: str) -> None:
         """Raises ApiError if the topology has no such host."""
-        if name not in self._given:
+        if name not in self._addresses:
             raise ApiError(
-                NOT_FOUND, f"{field}={shown(name)}: no such host in the topology{nearest(name, self._given)}", field
+                NOT_FOUND, f"{field}={shown(name)}: no such host in the topology{nearest(name, self._addresses)}", field
             )
 
     def record(self, name: str) -> HostRecord:
@@ -88,12 +88,12 @@ class Hosts:
         return self._records.get(name) or HostRecord(name)
 
     def known(self) -> list[HostRecord]:
-        """Hosts that ever registered or were lost, by name."""
+        """The records of all hosts that ever registered or were lost, by name."""
         return [self._records[name] for name in sorted(self._records)]
 
     def address(self, name: str) -> str | None:
-        """Where a host is reached: as it registered, else as the topology says."""
-        return self.record(name).address or self._given.get(name)
+        """The address of a host: from its registration, else from the topology."""
+        return self.record(name).address or self._addresses.get(name)
 
     def left_ms(self, name: str, now_ms: int) -> int | None:
         """The milliseconds until a host's deadline."""

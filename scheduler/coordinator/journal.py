@@ -1,10 +1,11 @@
-"""Group commit: what changed together is stored together, off the event loop, and nobody is told before it is durable.
+"""Group commit: changes are stored in transactions, off the event loop; callbacks run when the changes are durable.
 
 Invariants:
-* One transaction is in flight; what is recorded meanwhile goes into the next.
-* What is to be told waits in `then` until the changes recorded with it are durable.
-* A transaction that failed is tried again, whole, before anything newer; while it fails, nothing new is taken in.
-* Nobody waits for longer than STALLED_S: a disk that hangs counts as one that fails.
+* One transaction is in flight; changes recorded meanwhile go into the next.
+* A callback runs when the changes recorded with it are durable, and not before.
+* A failed transaction is tried again as a whole before newer changes; while it fails, callers that ask first (`ready`)
+  record nothing new.
+* No caller waits longer than STALLED_S: a disk that hangs counts as a disk that fails.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -12,21 +13,22 @@ from functools import partial
 
 import trio
 
+from logstore.base.events import Report
 from scheduler.coordinator.errors import StoreError
+from scheduler.coordinator.log_events import STORE_FAILS, STORE_WORKS_AGAIN
 from scheduler.coordinator.metadata.interface import Change, Metadata, Put
-from scheduler.coordinator.report import Report
 
 RETRY_S = 1.0
-"""How long a failed transaction rests, unless somebody asks for it earlier."""
+"""The pause before a failed transaction is tried again, unless a caller asks for it earlier."""
 PAUSE_S = 0.05
-"""How long it rests at least."""
+"""The shortest pause."""
 STALLED_S = 5.0
-"""A transaction that takes longer is not waited for: those who wait would hold all connections, keep-alives' too."""
+"""Callers do not wait for a longer transaction: they would hold all connections, also those of keep-alives."""
 STALLED = f"a transaction takes longer than {STALLED_S:g} s"
 
 
-class _Round:
-    """One transaction, for those who wait for it."""
+class _Transaction:
+    """The end of one transaction, for its waiters."""
 
     __slots__ = ("ended", "error")
 
@@ -36,15 +38,15 @@ class _Round:
 
 
 OffLoad = Callable[[Callable[[], None]], Awaitable[None]]
-"""Runs what blocks; only one at a time is asked for."""
+"""Runs a blocking function; the journal calls it for one function at a time."""
 
 
 async def in_a_thread(work: Callable[[], None]) -> None:
-    """Run a function in a thread; cancelling waits for its end."""
+    """Run a function in a thread; a cancellation waits for the end of the function."""
     await trio.to_thread.run_sync(work)
 
 
-class Journal:
+class MetadataJournal:
     """Stores changes in batches. `run` must run for anything to become durable."""
 
     def __init__(self, metadata: Metadata, report: Report, off_load: OffLoad = in_a_thread) -> None:
@@ -52,11 +54,11 @@ class Journal:
         self._report = report
         self._off_load = off_load
         self._pending: dict[str, Change] = {}
-        self._then: list[Callable[[], None]] = []
-        self._next = _Round()
-        self._flying: _Round | None = None
+        self._callbacks: list[Callable[[], None]] = []
+        self._upcoming = _Transaction()
+        self._in_flight: _Transaction | None = None
         self._work = trio.Event()
-        self._nudge = trio.Event()
+        self._retry_now = trio.Event()
         self._error: str | None = None
         self._began_s: float | None = None
         self._stall_reported = False
@@ -74,42 +76,42 @@ class Journal:
         return self._began_s is not None and trio.current_time() - self._began_s >= STALLED_S
 
     def record(self, changes: Sequence[Change], then: Callable[[], None] | None = None) -> None:
-        """These are to be stored together; `then` is called, on the event loop, once they are."""
+        """Record changes to store in one transaction; `then` is called, on the event loop, when they are durable."""
         if not changes and then is None:
             return
         _merge(self._pending, changes)
         if then is not None:
-            self._then.append(then)
+            self._callbacks.append(then)
         self._work.set()
 
     async def durable(self) -> None:
-        """Wait until everything recorded so far is durable. Raises StoreError if the attempt that has it fails."""
-        round_ = self._next if self._pending or self._then else self._flying
+        """Wait until all recorded changes are durable. Raises StoreError if their transaction fails."""
+        round_ = self._upcoming if self._pending or self._callbacks else self._in_flight
         if round_ is not None:
             with trio.move_on_after(STALLED_S) as scope:
                 await round_.ended.wait()
             if scope.cancelled_caught:
                 if not self._stall_reported:
                     self._stall_reported = True
-                    self._report("store fails", {"why": STALLED})
+                    self._report(STORE_FAILS, why=STALLED)
                 raise StoreError(STALLED)
             if round_.error is not None:
                 raise StoreError(round_.error)
 
     async def ready(self) -> None:
-        """Return at once if the store works; else have it tried now. Raises StoreError if it still fails."""
+        """Return at once if the store works; else try it now. Raises StoreError if it still fails."""
         if self._stalled:
             raise StoreError(STALLED)
         if self._error is not None:
-            self._nudge.set()
+            self._retry_now.set()
             await self.durable()
             if self._error is not None:
                 raise StoreError(self._error)
 
     async def load(self) -> Mapping[str, str]:
-        """Everything that is stored, with all that was recorded so far. Raises StoreDamaged, StoreError.
+        """All stored entries, after all recorded changes. Raises StoreDamaged, StoreError.
 
-        For callers that see to it that nothing is recorded meanwhile.
+        The caller must record nothing meanwhile.
         """
         await self.durable()
         found: dict[str, str] = {}
@@ -117,58 +119,58 @@ class Journal:
         return found
 
     async def run(self) -> None:
-        """Store what is recorded, until cancelled. What is being stored then is finished first."""
+        """Store the recorded changes, until cancelled. The transaction in flight is finished first."""
         while True:
             await self._work.wait()
             self._work = trio.Event()
-            batch, then, round_ = self._pending, self._then, self._next
-            self._pending, self._then, self._next, self._flying = {}, [], _Round(), round_
+            batch, then, round_ = self._pending, self._callbacks, self._upcoming
+            self._pending, self._callbacks, self._upcoming, self._in_flight = {}, [], _Transaction(), round_
             self._began_s = trio.current_time()
             try:
                 await self._off_load(partial(self._metadata.apply, list(batch.values())))
             except StoreError as error:
-                self._keep(batch, then, str(error))
+                self._put_back(batch, then, str(error))
             else:
                 self.commits += 1
                 self.changes += len(batch)
                 if self._error is not None or self._stall_reported:
                     self._error, self._stall_reported = None, False
-                    self._report("store works again", {})
-                for tell in then:
-                    tell()
-            self._flying = self._began_s = None
+                    self._report(STORE_WORKS_AGAIN)
+                for notify in then:
+                    notify()
+            self._in_flight = self._began_s = None
             round_.error = self._error
             round_.ended.set()
             if self._error is not None:
-                await self._rest()
+                await self._pause()
 
-    def _keep(self, batch: dict[str, Change], then: list[Callable[[], None]], why: str) -> None:
-        """Put a failed batch before the changes that were recorded meanwhile."""
+    def _put_back(self, batch: dict[str, Change], then: list[Callable[[], None]], why: str) -> None:
+        """Put a failed batch back, before the changes that were recorded meanwhile."""
         newer = list(self._pending.values())
         self._pending = batch
         _merge(self._pending, newer)
-        self._then = then + self._then
+        self._callbacks = then + self._callbacks
         self.failures += 1
         if self._error is None:
-            self._report("store fails", {"why": why})
+            self._report(STORE_FAILS, why=why)
         self._error = why
         self._work.set()
 
-    async def _rest(self) -> None:
+    async def _pause(self) -> None:
         await trio.sleep(PAUSE_S)
         with trio.move_on_after(RETRY_S):
-            await self._nudge.wait()
-        self._nudge = trio.Event()
+            await self._retry_now.wait()
+        self._retry_now = trio.Event()
 
 
 def _merge(pending: dict[str, Change], changes: Sequence[Change]) -> None:
-    """Add changes behind those that are pending; of several for a key, or a prefix, the last counts."""
+    """Append changes to the pending ones; of several changes of a key, or of a prefix, the last counts."""
     for change in changes:
         if isinstance(change, Put):
             pending.pop(change.key, None)
             pending[change.key] = change
         else:
-            # What is pending below it is stored and removed again: to look for it would cost more.
-            # A prefix is no key of its own: keys never end in a slash.
+            # Pending keys below the prefix are stored and then removed: to search for them would cost more.
+            # The marker is no key: a prefix ends in a slash, and keys never do.
             pending.pop(f"{change.prefix} all", None)
             pending[f"{change.prefix} all"] = change

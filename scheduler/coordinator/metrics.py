@@ -34,7 +34,7 @@ class Metric(NamedTuple):
     says: str
     samples: list[Sample]
     suffixes: tuple[str, ...] = ()
-    """Of a histogram's samples, one each."""
+    """The suffixes of a histogram's samples, one each."""
 
 
 def text(coordinator: Coordinator, traffic: Traffic) -> str:
@@ -80,7 +80,7 @@ def _metrics(coordinator: Coordinator, traffic: Traffic) -> Iterable[Metric]:
     yield _counter("commits_total", "transactions stored", journal.commits)
     yield _counter("changes_total", "changes stored in them", journal.changes)
     yield _counter("commit_failures_total", "transactions that could not be stored", journal.failures)
-    yield _gauge("store_failing", "1: nothing can be stored", int(coordinator.trouble is not None))
+    yield _gauge("store_failing", "1: nothing can be stored", int(coordinator.failing is not None))
     answers = sorted(traffic.answered().items())
     yield Metric(
         "answers_total", "counter", "answers by operation and status",

@@ -1,12 +1,12 @@
 """The OpenAPI 3.1 document of the interface, written from the tables of `api`.
 
-Invariant: nothing is described here; this only lays out what the tables say.
+Invariant: this module adds no content of its own to the tables.
 """
 
 from typing import Any
 
-from scheduler.coordinator.api import ERROR, ERRORS, ROUTES, Answer, Route
-from scheduler.coordinator.api_types import Field, Record, Type, records_in
+from logstore.base.fields import Field, Object, Type, records_in
+from scheduler.coordinator.api import ERROR, ERRORS, ROUTES, Route, RouteAnswer
 from scheduler.coordinator.http.messages import JSON
 
 OPENAPI_VERSION = "3.1.0"
@@ -60,16 +60,16 @@ def _parameter(place: str, name: str, part: Field) -> dict[str, Any]:
     return {"name": name, "in": place, "required": place == "path", "description": says, "schema": schema}
 
 
-def _response(answer: Answer) -> dict[str, Any]:
+def _response(answer: RouteAnswer) -> dict[str, Any]:
     schema = {"type": "string"} if answer.type is None else _schema(answer.type)
     return {"description": answer.says, "content": {answer.content_type: {"schema": schema}}}
 
 
 def _schema(kind: Type) -> dict[str, Any]:
-    return kind.schema() if isinstance(kind, Record) else {"type": "object"}
+    return kind.schema() if isinstance(kind, Object) else {"type": "object"}
 
 
-def _records() -> list[Record]:
+def _records() -> list[Object]:
     """Every record that a body or an answer is made of, by name."""
     kinds: list[Type] = [ERROR]
     for route in ROUTES:

@@ -1,6 +1,6 @@
-"""One page for people: what goes on, with a picture of who moves what over which link, and when.
+"""One HTML page for people: the state, with a picture of the chunks on each host and link over time.
 
-Invariants: one document, nothing loaded from elsewhere, no scripts; every text that came from outside is escaped; the
+Invariants: one document that loads nothing and has no scripts; every text from outside is escaped; the size of the
 picture is bounded, whatever the network's size.
 """
 
@@ -14,15 +14,15 @@ from zlib import crc32
 from scheduler.coordinator.registry import Span
 
 SPAN_MS = 60_000
-"""What the picture covers, up to now."""
+"""The time before now that the picture covers."""
 MAX_ROWS = 60
 MAX_TABLE_ROWS = 100
 LABEL_PX, WIDTH_PX, ROW_PX, AXIS_PX = 150, 400, 16, 22
 TICKS = 6
 MAX_LABEL_CHARACTERS = 20
-"""Of a host's or link's name beside its row; the whole name is shown where the pointer rests on it."""
+"""The length of a host's or link's name beside its row; the tooltip has the whole name."""
 MAX_LEGEND = 12
-"""Requests that the legend names; the colours of the others are told by their bars."""
+"""The number of requests that the legend names; for the others the tooltips of their bars have the name."""
 SATURATIONS = (55, 35, 75)
 LIGHTNESSES = (48, 36, 60)
 STYLE = """body{font:14px/1.45 system-ui,sans-serif;margin:1.5em auto;max-width:980px;padding:0 12px;color:#1b1f24}
@@ -40,7 +40,7 @@ svg text{font-size:12px}}"""
 
 
 class Picture(NamedTuple):
-    """Chunks under way and lately, and the time now."""
+    """The chunks in flight and the last ended chunks, and the present time."""
 
     spans: Sequence[Span]
     now_ms: int
@@ -57,7 +57,7 @@ class _Bar(NamedTuple):
 def html(status: Mapping[str, Any], picture: Picture) -> str:
     """The page."""
     store = status["store"]
-    trouble = "" if store == "ok" else f'<p class="bad">Nothing can be stored: {escape(str(store))}</p>'
+    failing = "" if store == "ok" else f'<p class="bad">Nothing can be stored: {escape(str(store))}</p>'
     counts = ", ".join(f"{number} {escape(state)}" for state, number in sorted(status["requests"].items())) or "none"
     lost = [host["host"] for host in status["hosts"] if host["lost"]]
     lines = [
@@ -65,7 +65,7 @@ def html(status: Mapping[str, Any], picture: Picture) -> str:
         '<html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="5">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>Cairn coordinator</title><style>{STYLE}</style></head><body>",
-        f"<h1>Coordinator of {escape(str(status['topology'])) or 'a network'}</h1>{trouble}",
+        f"<h1>Coordinator of {escape(str(status['topology'])) or 'a network'}</h1>{failing}",
         (
             f"<p>planner {escape(status['planner'])}, {escape(status['mode'])}; up {status['uptime_ms'] // 1000} s; "
             f"requests: {counts}; hosts lost: {escape(', '.join(lost)) or 'none'}</p>"
@@ -86,7 +86,7 @@ def html(status: Mapping[str, Any], picture: Picture) -> str:
 
 
 def svg(picture: Picture) -> str:
-    """Who moves what over which link, when: a row for each sending host and each link, a bar for each chunk."""
+    """The picture: a row for each sending host and each link, a bar for each chunk."""
     start_ms = picture.now_ms - SPAN_MS
     bars = [bar for bar in _bars(picture) if bar.end_ms > start_ms]
     if not bars:
@@ -125,7 +125,7 @@ def svg(picture: Picture) -> str:
 
 
 def _lanes(bars: Sequence[_Bar]) -> list[list[_Bar]]:
-    """Bars in as few lanes as keep those of one lane apart."""
+    """Distribute bars to as few lanes as possible, so that the bars of a lane do not overlap."""
     lanes: list[list[_Bar]] = []
     for bar in sorted(bars, key=lambda one: one.start_ms):
         free = next((lane for lane in lanes if lane[-1].end_ms <= bar.start_ms), None)
@@ -161,7 +161,7 @@ def _bars(picture: Picture) -> Iterator[_Bar]:
 
 
 def _colour(request: str) -> str:
-    """A request's colour: always the same, and seldom another's."""
+    """The colour of a request: a function of its name, so that two requests rarely share it."""
     number = crc32(request.encode())
     saturation = SATURATIONS[number // 360 % len(SATURATIONS)]
     lightness = LIGHTNESSES[number // 360 // len(SATURATIONS) % len(LIGHTNESSES)]
@@ -169,7 +169,7 @@ def _colour(request: str) -> str:
 
 
 def _legend(picture: Picture) -> str:
-    """What the colours mean: the newest requests of the picture, and how a bar is read."""
+    """The legend: the colours of the newest requests, and the meaning of a bar."""
     since_ms = picture.now_ms - SPAN_MS
     spans = [span for span in picture.spans if span.until_ms is None or span.until_ms > since_ms]
     if not spans:
@@ -185,7 +185,7 @@ def _legend(picture: Picture) -> str:
 
 
 def _queue(queue: Sequence[Mapping[str, Any]]) -> str:
-    """The requests that are not over, the next first, with how long each has been there."""
+    """The table of requests that have not ended, in the order of the queue, with the time since their submission."""
     if not queue:
         return "<p>Empty.</p>"
     head = "<th>request</th><th>state</th><th>writer</th>"
@@ -207,7 +207,7 @@ def _queue(queue: Sequence[Mapping[str, Any]]) -> str:
 
 
 def duration(duration_ms: int) -> str:
-    """A duration as people read it."""
+    """A duration in words for people."""
     if duration_ms < 60_000:
         return f"{duration_ms / 1000:.1f} s"
     minutes, seconds = divmod(duration_ms // 1000, 60)
@@ -230,7 +230,7 @@ def _capacities(uses: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _short(row: str) -> str:
-    """A row's name in the room that it has; of a link, both ends are shortened."""
+    """The name of a row, shortened to the space beside it; for a link, both ends are shortened."""
     if len(row) <= MAX_LABEL_CHARACTERS:
         return row
     ends = row.split(" → ")
@@ -240,6 +240,6 @@ def _short(row: str) -> str:
 
 
 def _fitted(label: str) -> str:
-    """Wide characters are squeezed into the room beside the rows."""
+    """The attribute that fits wide characters into the space beside the rows."""
     wide = any(east_asian_width(character) in "WF" for character in label) or label.upper() == label
     return f' textLength="{LABEL_PX - 12}" lengthAdjust="spacingAndGlyphs"' if wide and len(label) > 12 else ""

@@ -1,10 +1,9 @@
-"""What the coordinator knows of its requests, beside the plan: what was asked, the newest records, the events; and how
-all of it is laid out in the metadata.
+"""The coordinator's requests beside the plan: submissions, newest records, events; and their layout in the metadata.
 
 Keys: `requests/NAME/asked`, `requests/NAME/record`, `requests/NAME/chunks/N`, `requests/NAME/events/N`, `hosts/NAME`;
 names are percent-encoded.
 
-Invariants: sans-I/O. What `restore` makes of stored entries is what was there when the last of them was stored.
+Invariants: sans-I/O. `restore` rebuilds the state in which the last of the stored entries was written.
 """
 
 import json
@@ -19,21 +18,22 @@ from scheduler.coordinator.errors import StoreDamaged
 from scheduler.coordinator.events import Event, EventLog
 from scheduler.coordinator.histogram import Histogram
 from scheduler.coordinator.hosts import HostRecord
-from scheduler.coordinator.metadata.interface import Change, Put, Remove
+from scheduler.coordinator.metadata.interface import Change, Put, RemovePrefix
 from scheduler.errors import SchedulerError
-from scheduler.peace.online.records import ChunkRecord, ChunkState, Outcome, RequestRecord, RequestState, Submission
-from scheduler.peace.plan import Kind
+from scheduler.peace.online.records import ChunkRecord, EventOutcome, RequestRecord, Submission
+from scheduler.peace.online.states import ChunkState, RequestState
+from scheduler.peace.plan import TransferKind
 
 REQUESTS = "requests/"
 HOSTS = "hosts/"
 MAX_HISTORY = 400
-"""Chunks that are over and still in the picture."""
+"""The number of ended chunks that the page still shows."""
 MAX_EVENTS = 500_000
-"""Events of requests that are over, some 200 MB: these are forgotten earlier rather than kept in more."""
+"""The events of ended requests that are kept at most, some 200 MB; beyond, requests are forgotten earlier."""
 
 
 class Span(NamedTuple):
-    """A chunk's way through the network, from when to when (None: still under way)."""
+    """The time that a chunk was in flight (`until_ms` None: it still is)."""
 
     chunk: ChunkRecord
     until_ms: int | None
@@ -41,61 +41,61 @@ class Span(NamedTuple):
 
 @dataclass(slots=True)
 class RequestEntry:
-    """A request: `asked` is the submission as JSON, to tell the same from another of that name."""
+    """A request. `submission`: as JSON, so that a repeated submission is known from another one of the same name."""
 
-    asked: str
+    submission: str
     log: EventLog
     record: RequestRecord | None = None
-    told: RequestRecord | None = None
-    """The newest record that is stored, and so may be told to clients."""
+    stored: RequestRecord | None = None
+    """The newest record that is durable, so that clients may see it."""
     done: set[int] = field(default_factory=set)
-    """Chunks that are done, as far as it is stored."""
-    over: dict[int, int] = field(default_factory=dict)
-    """Chunks' last attempts that ended in some way, as far as it is stored."""
+    """The chunks whose end is durable."""
+    ended_attempts: dict[int, int] = field(default_factory=dict)
+    """The last ended attempt of each chunk, as far as durable."""
     waits_since_ms: dict[int, int] = field(default_factory=dict)
-    """Since when chunks wait that were under way before; the others wait since the request was submitted."""
+    """The times since which chunks wait that were in flight before; all others wait since the submission."""
     ended_ms: int | None = None
     heard_ms: int = 0
-    """When its writer last submitted, asked for events or reported; what others ask does not count."""
-    listening: int = 0
-    """How many questions of its writer wait for events."""
+    """The time at which the writer last submitted, polled or reported; calls of other clients do not count."""
+    open_polls: int = 0
+    """The number of the writer's polls that wait for events."""
 
     @property
     def state(self) -> RequestState:
         """The state of the request, stored or not."""
         return RequestState.WAITING if self.record is None else RequestState(self.record.state)
 
-    def tell(self, records: Iterable[RequestRecord | ChunkRecord], number: int) -> None:
+    def note_stored(self, records: Iterable[RequestRecord | ChunkRecord], number: int) -> None:
         """Note that these records, and the events up to this number, are stored."""
         for record in records:
             if isinstance(record, RequestRecord):
-                self.told = record
+                self.stored = record
             elif record.state != ChunkState.RUNNING:
-                self.over[record.chunk] = record.attempt
+                self.ended_attempts[record.chunk] = record.attempt
                 if record.state == ChunkState.DONE:
                     self.done.add(record.chunk)
         self.log.publish(number)
 
-    def under_way(self) -> list[Event]:
-        """The gos that hold, as far as it is stored."""
-        if self.told is None or RequestState(self.told.state).ended:
+    def current_goes(self) -> list[Event]:
+        """The gos in force, as far as durable."""
+        if self.stored is None or RequestState(self.stored.state).ended:
             return []
-        return [event for event in self.log.current() if event["attempt"] > self.over.get(event["chunk"], 0)]
+        return [event for event in self.log.current() if event["attempt"] > self.ended_attempts.get(event["chunk"], 0)]
 
 
 class RequestRegistry:
-    """All requests that clients can ask for."""
+    """All requests that clients can see."""
 
     def __init__(self) -> None:
         self.requests: dict[str, RequestEntry] = {}
         self.running: dict[tuple[str, int], ChunkRecord] = {}
         self.history: deque[Span] = deque(maxlen=MAX_HISTORY)
-        self.waiting = {kind.value: Histogram() for kind in Kind}
-        """How long chunks of each kind waited for their go, since this process started."""
-        self.moving = {kind.value: Histogram() for kind in Kind}
-        """How long chunks of each kind took from their go to the report that they are done."""
+        self.waiting = {kind.value: Histogram() for kind in TransferKind}
+        """The times that chunks of each kind waited for their go, since this process started."""
+        self.moving = {kind.value: Histogram() for kind in TransferKind}
+        """The times that chunks of each kind took from their go to the report that they are done."""
         self._granted_ms: dict[tuple[str, int], int] = {}
-        """What does not count of the time that a chunk has been under way: nobody could have heard its writer."""
+        """For each chunk in flight, the time that does not count: its writer's reports could not be received."""
         self._ended: dict[str, None] = {}
         self._ended_events = 0
 
@@ -106,12 +106,12 @@ class RequestRegistry:
 
     def open(self, submission: Submission) -> tuple[RequestEntry, Change]:
         """Add a new request; returns its entry and the change to store with its first records."""
-        entry = RequestEntry(asked_text(submission), EventLog(f"{_prefix(submission.name)}events/"))
+        entry = RequestEntry(submission_text(submission), EventLog(f"{_prefix(submission.name)}events/"))
         self.requests[submission.name] = entry
-        return entry, Put(f"{_prefix(submission.name)}asked", entry.asked)
+        return entry, Put(f"{_prefix(submission.name)}asked", entry.submission)
 
-    def take(self, outcome: Outcome, now_ms: int) -> list[Change]:
-        """Note the effects of an event of the scheduler; returns the changes to store before any client is told."""
+    def take(self, outcome: EventOutcome, now_ms: int) -> list[Change]:
+        """Note the effects of an event of the scheduler; returns the changes to store before writers are notified."""
         changes: list[Change] = []
         ended: list[RequestRecord] = []
         for go in outcome.revoked:
@@ -144,7 +144,7 @@ class RequestRegistry:
             self._ended_events += len(entry.log.events)
 
     def _measure(self, record: ChunkRecord) -> None:
-        """Count how long a chunk waited, or took."""
+        """Count the time that a chunk waited, or took."""
         entry = self.requests[record.request]
         request = entry.record
         if request is None:
@@ -169,11 +169,11 @@ class RequestRegistry:
             self.history.append(Span(before, record.since_ms))
 
     def spans(self) -> list[Span]:
-        """The chunks under way and the last ones that ended."""
+        """The chunks in flight and the last chunks that ended."""
         return [*self.history, *(Span(record, None) for record in self.running.values())]
 
     def overdue(self, now_ms: int, deadline_ms: int) -> list[ChunkRecord]:
-        """Chunks that are under way for longer than this, the oldest first."""
+        """The chunks in flight for longer than the deadline, the oldest first."""
         found = [
             record
             for key, record in self.running.items()
@@ -181,28 +181,28 @@ class RequestRegistry:
         ]
         return sorted(found, key=lambda record: record.since_ms)
 
-    def grant(self, more_ms: int) -> None:
-        """Every chunk under way gets more time: nobody could hear its writer for so long."""
+    def extend_deadlines(self, more_ms: int) -> None:
+        """Extend the deadlines of all chunks in flight: for so long, writers' reports could not be received."""
         self._granted_ms = {key: self._granted_ms.get(key, 0) + more_ms for key in self.running}
 
-    def begin_anew(self, now_ms: int) -> None:
-        """Every chunk under way has all its time from now on: the coordinator was not there."""
+    def restart_deadlines(self, now_ms: int) -> None:
+        """Restart the deadlines of all chunks in flight: the coordinator was not running."""
         self._granted_ms = {key: now_ms - record.since_ms for key, record in self.running.items()}
 
     def oldest_ms(self, now_ms: int) -> int:
-        """For how long the oldest chunk has been under way; 0 without one."""
+        """The time that the oldest chunk has been in flight; 0 without chunks."""
         return max((now_ms - record.since_ms for record in self.running.values()), default=0)
 
     def silent(self, before_ms: int) -> list[str]:
-        """The running requests whose writers have sent nothing since then."""
+        """The requests that have not ended and whose writers have sent nothing since then."""
         return [
             name
             for name, entry in self.requests.items()
-            if entry.ended_ms is None and not entry.listening and entry.heard_ms < before_ms
+            if entry.ended_ms is None and not entry.open_polls and entry.heard_ms < before_ms
         ]
 
     def forget(self, before_ms: int, most: int) -> list[Change]:
-        """Drop requests that ended before this time, or are more than `most` or MAX_EVENTS; returns what to store."""
+        """Drop requests that ended before this time, or exceed `most` or MAX_EVENTS; returns the changes to store."""
         changes: list[Change] = []
         for name in list(self._ended):
             entry = self.requests[name]
@@ -211,20 +211,20 @@ class RequestRegistry:
                 break
             self._ended_events -= len(entry.log.events)
             del self.requests[name], self._ended[name]
-            changes.append(Remove(_prefix(name)))
+            changes.append(RemovePrefix(_prefix(name)))
         return changes
 
-    # ---- what was stored
+    # ---- restoring
 
-    def go_back_to(self, stored: "RequestRegistry", now_ms: int) -> None:
+    def replace_with(self, stored: "RequestRegistry", now_ms: int) -> None:
         """Replace all requests by those that `stored` restored. Clients that wait for events go on waiting."""
         for name, entry in list(self.requests.items()):
             known = stored.requests.get(name)
             if known is None:
                 del self.requests[name]
             else:
-                entry.record, entry.told, entry.ended_ms = known.record, known.told, known.ended_ms
-                entry.done, entry.over = known.done, known.over
+                entry.record, entry.stored, entry.ended_ms = known.record, known.stored, known.ended_ms
+                entry.done, entry.ended_attempts = known.done, known.ended_attempts
                 entry.log.restore(known.log.events)
                 stored.requests[name] = entry
             entry.log.wake()
@@ -240,7 +240,7 @@ class RequestRegistry:
                 self._ended_events += len(entry.log.events)
 
     def restore(self, entries: Mapping[str, str], now_ms: int) -> tuple[list[RequestRecord | ChunkRecord], int]:
-        """Restore all requests; returns their records, and the latest time in them. Raises StoreDamaged."""
+        """Restore all requests; returns their records, and the latest time in the records. Raises StoreDamaged."""
         records: list[RequestRecord | ChunkRecord] = []
         events: dict[str, list[dict[str, Any]]] = {}
         chunks: dict[str, dict[str, ChunkRecord]] = {}
@@ -250,7 +250,7 @@ class RequestRegistry:
             kind, text = part.partition("/")[0], entries[key]
             try:
                 if kind == "asked":
-                    entry.asked = text
+                    entry.submission = text
                 elif kind == "record":
                     entry.record = RequestRecord.load(json.loads(text))
                     records.append(entry.record)
@@ -265,7 +265,7 @@ class RequestRegistry:
             except (ValueError, TypeError, SchedulerError) as error:
                 raise damaged(key, error) from error
         for name, entry in self.requests.items():
-            if entry.record is None or not entry.asked:
+            if entry.record is None or not entry.submission:
                 raise StoreDamaged(f"stored request {name!r} is not whole: restore the metadata from a copy")
             _check(name, entry, chunks.get(name, {}), events.get(name, []))
             entry.log.restore(events.get(name, []))
@@ -273,18 +273,18 @@ class RequestRegistry:
                 self._end(name, now_ms)
         for record in records:
             entry = self.requests[record.name if isinstance(record, RequestRecord) else record.request]
-            entry.tell([record], entry.log.durable)
+            entry.note_stored([record], entry.log.durable)
             if isinstance(record, ChunkRecord) and not entry.state.ended:
                 self._take_chunk(record)
         return records, latest_ms
 
 
 def _check(name: str, entry: RequestEntry, chunks: Mapping[str, ChunkRecord], events: Sequence[Event]) -> None:
-    """Raises StoreDamaged if a stored request contradicts itself, or has values of other types than it is made of."""
+    """Raises StoreDamaged if a stored request contradicts itself, or has values of wrong types."""
     if entry.record is None:
         return
     try:
-        check_request(name, entry.asked, entry.record, chunks, events)
+        check_request(name, entry.submission, entry.record, chunks, events)
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise damaged(f"{_prefix(name)}record", error) from error
 
@@ -306,8 +306,8 @@ def host_change(record: HostRecord) -> Change:
     return Put(f"{HOSTS}{quote(record.name, safe='')}", _json(record))
 
 
-def asked_text(submission: Submission) -> str:
-    """A submission as JSON; equal submissions give equal texts."""
+def submission_text(submission: Submission) -> str:
+    """The submission as JSON; equal submissions give equal texts."""
     return json.dumps(asdict(submission), sort_keys=True)
 
 
@@ -321,7 +321,7 @@ def _prefix(name: str) -> str:
 
 
 def _requests(entries: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """Request's name, part and key of every entry of a request, in order."""
+    """The name, part and key of every entry of a request, in order."""
     for key in sorted(entries):
         if key.startswith(REQUESTS):
             name, _, part = key.removeprefix(REQUESTS).partition("/")
@@ -332,6 +332,6 @@ _NAMES = {kind: tuple(part.name for part in fields(kind)) for kind in (RequestRe
 
 
 def _json(record: RequestRecord | ChunkRecord | HostRecord) -> str:
-    """A record as JSON; like `asdict`, without the copy of everything in it."""
+    """A record as JSON; like `asdict`, but without deep copies."""
     values = {name: getattr(record, name) for name in _NAMES[type(record)]}
     return json.dumps(values, ensure_ascii=False, separators=(",", ":"))

@@ -1,12 +1,10 @@
-"""A coordinator put together: metadata, service, interface and server, from opening to draining.
+"""Composes a coordinator of metadata, service, interface and server, from opening to draining.
 
-Invariants: nothing is served before what was stored is restored and all compiled code is there; what is wrong with the
-network or the data directory is said before anything is compiled; one process has a data directory; at the end what was
-recorded is stored, and writers who wait are answered.
+Invariants: the server starts after the stored state is restored and all code is compiled; errors of the network or the
+data directory are raised before anything is compiled; one process holds a data directory; at the end recorded changes
+are stored, and waiting writers are answered.
 """
 
-import fcntl
-import os
 import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -16,47 +14,44 @@ from pathlib import Path
 
 import trio
 
-from scheduler.addresses import Address, is_loopback
+from logstore.base.addresses import Address, is_loopback
+from logstore.base.directory import locked_directory
 from scheduler.coordinator.dispatch import Dispatch
 from scheduler.coordinator.errors import StartError, StoreError
-from scheduler.coordinator.folding import Folding
-from scheduler.coordinator.handlers import Handlers
+from scheduler.coordinator.handlers import RouteHandlers
 from scheduler.coordinator.http.messages import HttpSettings
 from scheduler.coordinator.http.server import HttpServer
-from scheduler.coordinator.journal import Journal
+from scheduler.coordinator.journal import MetadataJournal
 from scheduler.coordinator.metadata.interface import Metadata
-from scheduler.coordinator.metadata.sqlite import SqliteMetadata, sync_directory
-from scheduler.coordinator.service import Coordinator, CoordinatorSettings, Environment
-from scheduler.coordinator.warming import warmed
+from scheduler.coordinator.metadata.sqlite import SqliteMetadata
+from scheduler.coordinator.service import Coordinator, CoordinatorEnvironment, CoordinatorSettings
+from scheduler.coordinator.warm_up import warm_up_planner
 from scheduler.peace.plan import Planner
 from scheduler.topology import Topology
 
 DATABASE = "coordinator.db"
-LOCK_FILE = "lock"
-DIRECTORY_MODE = 0o700
-FILE_MODE = 0o600
 DRAIN_S = 5.0
-"""How long a stop waits for answers that are being worked on."""
+"""How long a stop waits for the answers in work."""
 DEFAULT_LISTEN = Address("127.0.0.1", 9880)
 PLANNERS: Mapping[str, tuple[str, str]] = {
     "tree": ("scheduler.peace.tree", "TreePlanner"),
     "paper": ("scheduler.peace.paper", "PaperPlanner"),
     "repaired": ("scheduler.peace.repaired", "RepairedPlanner"),
 }
-"""Planners that serve; each loads its room, and only that."""
+"""The planners to choose from: module and class, imported on demand."""
 MIN_TOKEN_CHARACTERS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """Who may talk to a coordinator. `insecure`: anyone on any address, said in so many words."""
+    """Access control. `insecure`: explicitly allow any client on any address."""
 
     token: str | None = None
     tls: ssl.SSLContext | None = None
     insecure: bool = False
 
     def check(self, listen: Address) -> None:
-        """Raises StartError if strangers could reach this address."""
+        """Raises StartError if clients without TLS and a token could reach this address from another machine."""
         if not is_loopback(listen.host) and not self.insecure and (self.token is None or self.tls is None):
             raise StartError(
                 f"{listen} can be reached from other machines: give --tls-cert, --tls-key and --token-file, "
@@ -65,7 +60,7 @@ class Security:
 
     @property
     def own_only(self) -> bool:
-        """Whether being on this machine is all that is asked of a client."""
+        """Whether clients need nothing but to run on this machine."""
         return self.token is None and not self.insecure
 
 
@@ -79,7 +74,7 @@ class ServeSettings:
     security: Security = field(default_factory=Security)
 
 
-class Running:
+class RunningCoordinator:
     """A coordinator that serves on `address`."""
 
     def __init__(self, server: HttpServer, coordinator: Coordinator, dispatch: Dispatch) -> None:
@@ -89,7 +84,7 @@ class Running:
         self._dispatch = dispatch
 
     async def drain(self, patience_s: float = DRAIN_S) -> None:
-        """Take no more questions, answer those that wait, and store what is recorded."""
+        """Accept no more requests, answer the waiting ones, and store the recorded changes."""
         self.coordinator.stop()
         await self.server.drain(patience_s)
         with trio.move_on_after(patience_s), suppress(StoreError):
@@ -105,10 +100,10 @@ class Running:
 
 
 class _Traffic:
-    """The server's numbers, for metrics that are made before there is a server."""
+    """The server's numbers, for metrics that are created before the server."""
 
     def __init__(self) -> None:
-        self.of: Running | None = None
+        self.of: RunningCoordinator | None = None
 
     def answered(self) -> Mapping[tuple[str, int], int]:
         """See metrics.Traffic."""
@@ -120,48 +115,45 @@ class _Traffic:
 
 
 async def serve(
-    environment: Environment,
+    environment: CoordinatorEnvironment,
     metadata: Metadata,
     settings: ServeSettings,
     *,
-    task_status: trio.TaskStatus[Running] = trio.TASK_STATUS_IGNORED,
+    task_status: trio.TaskStatus[RunningCoordinator] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until drained or cancelled; reports what runs once it listens. Raises StartError, StoreError, OSError."""
+    """Serve until drained or cancelled; reports the running coordinator. Raises StartError, StoreError, OSError."""
     settings.security.check(settings.listen)
     stored = metadata.load()
-    await warmed(environment.planner, environment.report)
-    # Behind it: the time that hosts and writers have begins here, and what is restored may be planned anew.
-    journal = Journal(metadata, environment.report)
+    await warm_up_planner(environment.planner, environment.report)
+    # After the warm-up: here the deadlines of hosts and writers begin, and restored chunks may be planned again.
+    journal = MetadataJournal(metadata, environment.report)
     coordinator = Coordinator(environment, settings.coordinator, journal)
     coordinator.restore(stored)
     traffic = _Traffic()
-    operations, security = Handlers(coordinator, traffic).operations(), settings.security
-    report = Folding(environment.report, environment.clock.monotonic_s)
-    dispatch = Dispatch(operations, report, security.token, own_only=security.own_only)
+    operations, security = RouteHandlers(coordinator, traffic).operations(), settings.security
+    dispatch = Dispatch(operations, environment.report, security.token, own_only=security.own_only)
     server = HttpServer(
         settings.http,
         dispatch,
-        report,
+        environment.report,
         may_wait=dispatch.may_wait,
         takes_large=dispatch.takes_large,
         tls=security.tls,
     )
-    running = traffic.of = Running(server, coordinator, dispatch)
+    running = traffic.of = RunningCoordinator(server, coordinator, dispatch)
     async with trio.open_nursery() as background:
         background.start_soon(journal.run)
         background.start_soon(coordinator.run)
-        background.start_soon(report.run)
         async with trio.open_nursery() as front:
             running.address = await front.start(server.serve, settings.listen)
             task_status.started(running)
         with trio.move_on_after(DRAIN_S), suppress(StoreError):
             await journal.durable()
         background.cancel_scope.cancel()
-    report.flush()
 
 
 def make_planner(name: str | None, topology: Topology) -> Planner:
-    """A planner by its name; none: `repaired` on trees of switches, else `paper`. Raises StartError, TopologyError."""
+    """A planner by name; None: `repaired` on trees of switches, else `paper`. Raises StartError, TopologyError."""
     chosen = name or ("paper" if topology.tree is None else "repaired")
     if chosen not in PLANNERS:
         raise StartError(f"planner {chosen!r}: must be one of {', '.join(PLANNERS)}")
@@ -172,34 +164,16 @@ def make_planner(name: str | None, topology: Topology) -> Planner:
 
 @contextmanager
 def opened(data_dir: Path) -> Iterator[SqliteMetadata]:
-    """The metadata of a data directory, made if it is missing, held for one process. Raises StartError, OSError."""
-    _make_directory(data_dir)
-    descriptor = os.open(data_dir / LOCK_FILE, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, FILE_MODE)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
-            raise StartError(
-                f"{data_dir} is in use by another coordinator (process {owner}); stop it or choose another --data-dir"
-            ) from error
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    """The metadata of a data directory, made if it is missing, locked for this process.
+
+    Raises DirectoryInUse, StartError, OSError.
+    """
+    with locked_directory(data_dir, "coordinator"):
         metadata = SqliteMetadata(data_dir / DATABASE)
         try:
             yield metadata
         finally:
             metadata.close()
-    finally:
-        os.close(descriptor)
-
-
-def _make_directory(path: Path) -> None:
-    """A directory with its parents; their names are durable before anything is stored in it."""
-    missing = [one for one in (path, *path.parents) if not one.exists()]
-    path.mkdir(parents=True, exist_ok=True, mode=DIRECTORY_MODE)
-    for made in missing:
-        sync_directory(made.parent)
 
 
 def read_token(path: Path) -> str:
@@ -214,7 +188,7 @@ def read_token(path: Path) -> str:
 
 
 def tls_context(certificate: Path, key: Path) -> ssl.SSLContext:
-    """A server's TLS. Raises StartError."""
+    """The TLS context of a server. Raises StartError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:

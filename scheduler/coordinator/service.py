@@ -1,58 +1,60 @@
-"""The coordinator: joins the online scheduler, the hosts' keep-alives, the writers' events and what must be stored.
+"""The coordinator: joins the online scheduler, the hosts' keep-alives, the writers' events and the stored state.
 
 Invariants:
-* Every change of the plan goes through `_commit`: recorded first, told when it is durable.
-* The scheduler runs on one task at a time: calls into it never wait.
-* While nothing can be stored, nothing changes: callers get StoreError (503) before the scheduler hears of it.
-* What fails in the middle of an event leaves no trace: nothing changes (503) until the plan is rebuilt from the store.
-* A chunk holds capacity for a bounded time, whatever its writer does; only what a writer does keeps its request alive.
-* Time for the scheduler never goes back, also over restarts.
-* What the scheduler gathers is planned when it is due, while something can be stored; else at the next tick at which it
-  can. It is in no record: a restart, and a plan made anew, plan all that waits.
+* Every change of the plan goes through `_commit`: it is recorded first; writers are notified when it is durable.
+* One task at a time calls the scheduler, and these calls never wait.
+* While the store fails, nothing changes: callers get StoreError (503) before the scheduler gets the event.
+* After an error in the middle of an event nothing changes (503) until the plan is rebuilt from the store.
+* A chunk holds capacity for a bounded time, whatever its writer does; only actions of the writer keep a request alive.
+* The scheduler's time never goes back, not even over restarts.
+* Gathered events are planned when they are due; while the store fails, at the first tick after that. They are in no
+  record: a restart, and a rebuilt plan, plan all waiting chunks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from traceback import format_exception
-from typing import Protocol
 
 import trio
 
-from scheduler.coordinator.api_types import shown
+from logstore.base.clock import Clock
+from logstore.base.events import Report
+from logstore.base.fields import shown
 from scheduler.coordinator.deadlines import chunk_deadline_ms
 from scheduler.coordinator.errors import ApiError, StartError, StoreDamaged, StoreError
 from scheduler.coordinator.events import Event
 from scheduler.coordinator.hosts import HostRecord, Hosts
-from scheduler.coordinator.journal import Journal
+from scheduler.coordinator.journal import MetadataJournal
+from scheduler.coordinator.log_events import (
+    CHUNK_OVERDUE,
+    HOST_LOST,
+    HOST_REGISTERED,
+    PLAN_NOT_REBUILT,
+    PLAN_REBUILT,
+    REQUEST_CRASHED,
+    REQUEST_HAS_A_PATH_AGAIN,
+    REQUEST_STRANDED,
+    SUBMITTED,
+    TOLD_TO_WRITERS,
+    WRITER_SILENT,
+)
 from scheduler.coordinator.metadata.interface import Change
-from scheduler.coordinator.registry import RequestEntry, RequestRegistry, asked_text, host_change, restore_hosts
-from scheduler.coordinator.report import Report
+from scheduler.coordinator.registry import RequestEntry, RequestRegistry, host_change, restore_hosts, submission_text
 from scheduler.errors import PlanInvalid, RequestError, SchedulerError
 from scheduler.peace.online import GATHER_MS, OnlineScheduler, QueuePosition, Settings, Status, Submission
-from scheduler.peace.online.records import ChunkRecord, Outcome, RequestRecord, RequestState
+from scheduler.peace.online.records import ChunkRecord, EventOutcome, RequestRecord
+from scheduler.peace.online.states import RequestEvent, allows
 from scheduler.peace.plan import Planner
 from scheduler.topology import Topology
 
 NOT_FOUND = 404
 CONFLICT = 409
 UNAVAILABLE = 503
-IN_DOUBT = "an event failed in the middle; the plan is made anew from what is stored"
+INCONSISTENT = "an event failed in the middle; the plan is made anew from what is stored"
 MAX_REBUILD_PAUSE_S = 30.0
 PLAN_PATIENCE_S = 1.0
-"""How much longer than events are gathered an answer waits for the plan that they lead to."""
-
-
-class Clock(Protocol):
-    """Time, as an argument."""
-
-    def wall_ms(self) -> int:
-        """Milliseconds since the Unix epoch; may jump."""
-        ...
-
-    def monotonic_s(self) -> float:
-        """Seconds that never go back."""
-        ...
+"""How long an answer waits for the plan, beyond the time for which events are gathered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +63,21 @@ class CoordinatorSettings:
 
     scheduler: Settings = field(default_factory=lambda: Settings(gather_ms=GATHER_MS))
     host_deadline_ms: int = 10_000
-    """A registered host that says nothing for so long is lost."""
+    """A registered host without a keep-alive for so long is lost."""
     writer_deadline_ms: int = 600_000
-    """A request whose writer neither asks nor reports for so long is cancelled: it would hold capacity for ever."""
+    """A request is cancelled if its writer neither polls nor reports for so long: it would hold capacity for ever."""
     chunk_deadline_ms: int | None = None
-    """A chunk that is under way for so long is revoked and planned anew; None: from the topology's rates."""
+    """A chunk that is in flight for so long is revoked and planned again; None: computed from the topology's rates."""
     remember_ms: int = 600_000
-    """How long a request that is over can be asked for."""
+    """How long an ended request is remembered."""
     max_remembered: int = 10_000
-    """How many of them, at most."""
+    """The number of ended requests that are remembered at most."""
     tick_s: float = 0.5
-    """How often deadlines are looked at."""
+    """The interval at which deadlines are checked."""
 
 
 @dataclass(frozen=True, slots=True)
-class Environment:
+class CoordinatorEnvironment:
     """A coordinator's dependencies: the network, its planner, a clock, a random generator, a receiver of reports."""
 
     topology: Topology
@@ -86,9 +88,11 @@ class Environment:
 
 
 class Coordinator:
-    """The service's state and what can be done with it. `run` keeps time; the journal must run too."""
+    """The state of the service and its operations. `run` checks deadlines; the journal must run too."""
 
-    def __init__(self, environment: Environment, settings: CoordinatorSettings, journal: Journal) -> None:
+    def __init__(
+        self, environment: CoordinatorEnvironment, settings: CoordinatorSettings, journal: MetadataJournal
+    ) -> None:
         self.environment = environment
         self.settings = settings
         self.journal = journal
@@ -106,21 +110,21 @@ class Coordinator:
         self._stopping = False
         self.chunk_deadline_ms = settings.chunk_deadline_ms or chunk_deadline_ms(environment.topology)
         self.unreachable: frozenset[str] = frozenset()
-        """Requests of which nothing that waits has a path, at the last tick."""
-        self._doubt: str | None = None
+        """The requests whose waiting chunks had no path at the last tick."""
+        self._inconsistent: str | None = None
         self._rebuild_at_s = 0.0
         self._rebuild_pause_s = 0.0
         self._gathering = trio.Event()
-        """Set when something is gathered; then another takes its place."""
+        """Set when an event is gathered, and then replaced."""
         self._planned = trio.Event()
-        """Set when what was gathered is planned; then another takes its place."""
+        """Set when the gathered events are planned, and then replaced."""
         self.counts = dict.fromkeys(
             ("go", "revoked", "finished", "cancelled", "failed", "hosts_lost", "overdue", "rebuilt"), 0
         )
-        """Events since this process started."""
+        """The number of events of each kind since this process started."""
 
     def restore(self, entries: Mapping[str, str]) -> None:
-        """Go on where the stored entries end. Raises StoreDamaged, StartError."""
+        """Restore the state from the stored entries. Raises StoreDamaged, StartError."""
         records, latest_ms = self.registry.restore(entries, self._base_ms)
         self._base_ms = max(self._base_ms, latest_ms)
         self.hosts.restore(restore_hosts(entries), self.now_ms())
@@ -146,13 +150,13 @@ class Coordinator:
         for entry in self.registry.requests.values():
             entry.heard_ms = self.now_ms()
             entry.ended_ms = self.now_ms() if entry.ended_ms is not None else None
-        self.registry.begin_anew(self.now_ms())
+        self.registry.restart_deadlines(self.now_ms())
         self._commit(self._scheduler.restored)
 
     # ---- time
 
     def now_ms(self) -> int:
-        """Milliseconds, near the time of day, that never go back."""
+        """The time in milliseconds since the epoch; it never goes back."""
         return self._base_ms + self.uptime_ms()
 
     def uptime_ms(self) -> int:
@@ -160,7 +164,7 @@ class Coordinator:
         return int((self.environment.clock.monotonic_s() - self._started_s) * 1000)
 
     async def run(self) -> None:
-        """Plan what is gathered, look at deadlines and forget what is old, until cancelled."""
+        """Plan gathered events, check deadlines and forget old requests, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._plan_when_due)
             await self._tick()
@@ -177,15 +181,15 @@ class Coordinator:
 
     def _plan_gathered(self) -> None:
         """Plan the gathered events, if there are any and the store works."""
-        if self._scheduler.plan_at_ms is None or self.trouble is not None:
+        if self._scheduler.plan_at_ms is None or self.failing is not None:
             return
         try:
             self._change(lambda: self._scheduler.plan(self.now_ms()))
         except Exception as error:  # noqa: BLE001  one event that fails must not end the service
-            self.environment.report("request crashed", {"operation": "plan", "trace": "".join(format_exception(error))})
+            self.environment.report(REQUEST_CRASHED, operation="plan", trace="".join(format_exception(error)))
 
     async def _tick(self) -> None:
-        """Check deadlines, and do what could not be done when it was due."""
+        """Check deadlines, rebuild the plan if necessary, and plan events whose plan could not be stored in time."""
         before_ms = self.now_ms()
         while True:
             await trio.sleep(self.settings.tick_s)
@@ -193,34 +197,32 @@ class Coordinator:
             passed_ms, before_ms = now_ms - before_ms, now_ms
             late_ms = passed_ms - int(self.settings.tick_s * 1000)
             if late_ms > self.settings.host_deadline_ms // 4:
-                # We were stopped, or the machine was busy: what the hosts said meanwhile was not heard.
-                self.hosts.grant(late_ms)
-                self._grant_writers(late_ms)
-            if self._doubt is not None:
+                # This process was stopped, or the machine was busy: keep-alives of that time were not received.
+                self.hosts.extend_deadlines(late_ms)
+                self._extend_writer_deadlines(late_ms)
+            if self._inconsistent is not None:
                 await self._rebuild()
-            if self.trouble is not None:
-                self._grant_writers(passed_ms)  # reports could not be stored, and were refused
+            if self.failing is not None:
+                self._extend_writer_deadlines(passed_ms)  # reports could not be stored, and were refused
                 continue
-            self._plan_gathered()  # what could not be stored when it was due
+            self._plan_gathered()  # events that were due while the store failed
             try:
-                self._look_at_deadlines(now_ms)
+                self._check_deadlines(now_ms)
             except Exception as error:  # noqa: BLE001  one event that fails must not end the service
-                self.environment.report(
-                    "request crashed", {"operation": "tick", "trace": "".join(format_exception(error))}
-                )
+                self.environment.report(REQUEST_CRASHED, operation="tick", trace="".join(format_exception(error)))
 
-    def _grant_writers(self, more_ms: int) -> None:
+    def _extend_writer_deadlines(self, more_ms: int) -> None:
         """Extend the writers' deadlines: their calls could not be stored for so long."""
-        self.registry.grant(more_ms)
+        self.registry.extend_deadlines(more_ms)
         for entry in self.registry.requests.values():
             entry.heard_ms += more_ms
 
-    def _look_at_deadlines(self, now_ms: int) -> None:
+    def _check_deadlines(self, now_ms: int) -> None:
         settings = self.settings
-        for host in self.hosts.missed(now_ms):
+        for host in self.hosts.overdue_hosts(now_ms):
             self._lose(host, "missed its deadline")
         for name in self.registry.silent(now_ms - settings.writer_deadline_ms):
-            self.environment.report("writer silent", {"request": name})
+            self.environment.report(WRITER_SILENT, request=name)
             self._change(lambda name=name: self._scheduler.cancel(name, now_ms))  # type: ignore[misc]
         for record in self.registry.overdue(now_ms, self.chunk_deadline_ms):
             self._revoke_overdue(record, now_ms)
@@ -233,27 +235,28 @@ class Coordinator:
         if self.registry.running.get((name, chunk)) is not record:
             return  # its request ended with the chunk before
         self.environment.report(
-            "chunk overdue",
-            {
-                "request": name, "chunk": chunk, "attempt": attempt, "hosts": ",".join(record.hosts),
-                "for_ms": now_ms - record.since_ms,
-            },
-        )  # fmt: skip
+            CHUNK_OVERDUE,
+            request=name,
+            chunk=chunk,
+            attempt=attempt,
+            hosts=",".join(record.hosts),
+            for_ms=now_ms - record.since_ms,
+        )
         self.counts["overdue"] += 1
         self._change(lambda: self._scheduler.overdue(name, chunk, attempt, now_ms))
 
     def _report_unreachable(self) -> None:
-        """Say which requests have no path any more, and which have one again."""
+        """Report the requests that have lost all paths, and those that have a path again."""
         before, self.unreachable = self.unreachable, self._scheduler.unreachable()
         lost = ",".join(host.name for host in self.hosts.known() if host.lost)
         for name in sorted(self.unreachable - before):
-            self.environment.report("request stranded", {"request": name, "hosts_lost": lost})
+            self.environment.report(REQUEST_STRANDED, request=name, hosts_lost=lost)
         for name in sorted(before - self.unreachable):
             if name in self.registry.requests and not self.registry.requests[name].state.ended:
-                self.environment.report("request has a path again", {"request": name})
+                self.environment.report(REQUEST_HAS_A_PATH_AGAIN, request=name)
 
     def stop(self) -> None:
-        """Answer all waiting clients: the service ends."""
+        """Answer all waiting clients, because the service ends."""
         self._stopping = True
         for entry in self.registry.requests.values():
             entry.log.wake()
@@ -261,37 +264,35 @@ class Coordinator:
     # ---- hosts
 
     async def register(self, name: str, address: str | None) -> HostRecord:
-        """Register a host, or one that is back."""
+        """Register a host, new or returned. Raises ApiError, StoreError."""
         self.hosts.check(name, "name")
         await self._ready()
         before = self.hosts.record(name)
         record = self.hosts.register(name, address, self.now_ms())
         if record != before:
-            self.environment.report(
-                "host registered", {"host": name, "address": address or "", "was_lost": before.lost}
-            )
+            self.environment.report(HOST_REGISTERED, host=name, address=address or "", was_lost=before.lost)
             self._change(
-                lambda: self._scheduler.host_back(name, self.now_ms()) if before.lost else Outcome(),
+                lambda: self._scheduler.host_back(name, self.now_ms()) if before.lost else EventOutcome(),
                 [host_change(record)],
             )
-        await self._settled()
+        await self._wait_durable()
         return record
 
     def alive(self, name: str) -> HostRecord:
-        """Note that a host lives."""
+        """Take a keep-alive of a host. Raises ApiError."""
         return self.hosts.alive(name, self.now_ms())
 
     async def deregister(self, name: str) -> HostRecord:
-        """Deregister a host."""
+        """Deregister a host. Raises ApiError, StoreError."""
         self.hosts.check(name, "name")
         await self._ready()
         if not self.hosts.record(name).lost:
             self._lose(name, "left")
-        await self._settled()
+        await self._wait_durable()
         return self.hosts.record(name)
 
     def _lose(self, host: str, why: str) -> None:
-        self.environment.report("host lost", {"host": host, "why": why})
+        self.environment.report(HOST_LOST, host=host, why=why)
         self.counts["hosts_lost"] += 1
         record = self.hosts.lose(host)
         self._change(lambda: self._scheduler.host_lost(host, self.now_ms()), [host_change(record)])
@@ -299,14 +300,18 @@ class Coordinator:
     # ---- requests
 
     async def submit(self, name: str | None, ask: Callable[[str], Submission]) -> tuple[RequestEntry, bool]:
-        """A request, and whether it is new. Without a name it gets one; `ask` makes the submission of that name."""
+        """Submit a request; returns it, and whether it is new.
+
+        Without a `name` the request gets a new name; `ask` makes the submission of a name. Raises ApiError,
+        RequestError, StoreError.
+        """
         await self._ready()
         wanted = ask(name or self._new_name())
         known = self.registry.requests.get(wanted.name)
         if known is not None:
             known.heard_ms = self.now_ms()
             await self.journal.durable()
-            if known.asked != asked_text(wanted):
+            if known.submission != submission_text(wanted):
                 raise ApiError(CONFLICT, f"name={shown(wanted.name)}: there is another request of that name", "name")
             return known, False
         if self.registry.live >= self.settings.scheduler.max_waiting:
@@ -326,154 +331,155 @@ class Coordinator:
                 raise RequestError("replicas", f"{wanted.replicas}: {error}") from error
             raise
         entry = self.registry.requests[wanted.name]
-        self.environment.report("submitted", {"request": wanted.name, "writer": wanted.writer, "chunks": wanted.chunks})
+        self.environment.report(SUBMITTED, request=wanted.name, writer=wanted.writer, chunks=wanted.chunks)
         try:
-            await self._settled()
+            await self._wait_durable()
         except StoreError:
-            if name is None and self._doubt is None:
-                # Nobody knows its name, so nobody could ever write it or cancel it.
+            if name is None and self._inconsistent is None:
+                # The client does not know the name, so it could neither write the request nor cancel it.
                 self._change(lambda: self._scheduler.cancel(wanted.name, self.now_ms()))
             raise
         return entry, True
 
     def _new_name(self) -> str:
-        """A name that no request has: with the same seed, a restarted coordinator makes the same names again."""
+        """An unused name: with the same seed, a restarted coordinator draws the same names again."""
         while True:
             name = f"request-{self.environment.random.getrandbits(64):016x}"
             if name not in self.registry.requests:
                 return name
 
     async def request(self, name: str) -> RequestEntry:
-        """A request; what is stored of it may be told. Raises ApiError if there is none, StoreError if nothing is."""
+        """A request with a stored record. Raises ApiError if there is none, StoreError if it cannot be stored."""
         entry = self._entry(name)
-        if entry.told is None:
+        if entry.stored is None:
             await self.journal.durable()
         return entry
 
     def place(self, name: str) -> QueuePosition | None:
-        """A request's place in the queue, if it is not over."""
+        """The place of a request in the queue; None if the request ended."""
         return None if self._entry(name).state.ended else self._scheduler.place(name)
 
     async def done(self, name: str, chunk: int, attempt: int) -> tuple[RequestEntry, bool]:
-        """A chunk is done; its request, and whether that was news."""
+        """Take the report that a chunk is done; returns its request, and whether the report counted."""
         return await self._report(name, chunk, lambda: self._scheduler.done(name, chunk, attempt, self.now_ms()))
 
     async def failed(self, name: str, chunk: int, attempt: int, suspects: tuple[str, ...]) -> tuple[RequestEntry, bool]:
-        """A chunk could not be moved as planned; its request, and whether that was news."""
+        """Take the report that a chunk could not be moved; returns its request, and whether the report counted."""
         for suspect in suspects:
             self.hosts.check(suspect, "suspects")
         return await self._report(
             name, chunk, lambda: self._scheduler.failed(name, chunk, attempt, suspects, self.now_ms())
         )
 
-    async def _report(self, name: str, chunk: int, event: Callable[[], Outcome]) -> tuple[RequestEntry, bool]:
+    async def _report(self, name: str, chunk: int, event: Callable[[], EventOutcome]) -> tuple[RequestEntry, bool]:
         entry = self._entry(name)
         if entry.record is not None and chunk >= entry.record.chunks:
             raise ApiError(
                 NOT_FOUND, f"chunk={chunk}: request {shown(name)} has chunks 0 to {entry.record.chunks - 1}", "chunk"
             )
         await self._ready()
-        self._heard(entry)
-        outcome = Outcome(ignored="over") if entry.state.ended else self._change(event)
-        await self._settled()
+        self._note_contact(entry)
+        outcome = EventOutcome(ignored="over") if entry.state.ended else self._change(event)
+        await self._wait_durable()
         return entry, outcome.ignored is None
 
     async def cancel(self, name: str) -> RequestEntry:
-        """Give a request up; one that is over stays as it is."""
+        """Cancel a request; a request that ended is not changed."""
         entry = self._entry(name)
         await self._ready()
         if not entry.state.ended:
             self._change(lambda: self._scheduler.cancel(name, self.now_ms()))
-        await self._settled()
+        await self._wait_durable()
         return entry
 
     async def resubmit(self, name: str, chunks: int) -> RequestEntry:
-        """Change the number of chunks of a request that nothing was started of. One that has so many stays as it is."""
+        """Change the number of chunks of a request without a started chunk. The same number changes nothing."""
         entry = self._entry(name)
         await self._ready()
-        self._heard(entry)
+        self._note_contact(entry)
         if entry.record is None or entry.record.chunks != chunks:
-            if entry.state is not RequestState.WAITING:
+            if not allows(entry.state, RequestEvent.RESUBMIT):
                 why = f"request {shown(name)} is {entry.state}: only one of which nothing was started can change"
                 raise ApiError(CONFLICT, why, "name")
             self._change(lambda: self._scheduler.resubmit(name, chunks, self.now_ms()))
-        await self._settled()
+        await self._wait_durable()
         return entry
 
     async def wait(self, name: str, after: int, wait_s: float) -> tuple[RequestEntry, list[Event]]:
-        """Events behind number `after`; none if nothing came in time."""
+        """The events after number `after`; none if no event came within `wait_s`."""
         entry = self._entry(name)
-        self._heard(entry)
+        self._note_contact(entry)
         log = entry.log
         if after > len(log.events):
             raise ApiError(
                 400, f"after={after}: request {shown(name)} has {log.durable} events so far; start from 0", "after"
             )
         if not self._stopping:
-            entry.listening += 1
+            entry.open_polls += 1
             try:
                 with trio.move_on_after(wait_s):
-                    await log.news(after)
+                    await log.wait_after(after)
             finally:
-                entry.listening -= 1
-                self._heard(entry)
+                entry.open_polls -= 1
+                self._note_contact(entry)
         return entry, log.after(after)
 
     def status(self) -> Status:
         """The scheduler's state."""
         return self._scheduler.status()
 
-    # ---- what all changes go through
+    # ---- changes
 
     @property
-    def trouble(self) -> str | None:
-        """Why nothing can be changed just now."""
-        return self._doubt or self.journal.failing
+    def failing(self) -> str | None:
+        """The reason why nothing can be changed at present; None if changes are possible."""
+        return self._inconsistent or self.journal.failing
 
     async def _ready(self) -> None:
         """Raises StoreError while nothing can be changed."""
-        if self._doubt is not None:
-            raise StoreError(self._doubt)
+        if self._inconsistent is not None:
+            raise StoreError(self._inconsistent)
         await self.journal.ready()
 
     def _change(
-        self, event: Callable[[], Outcome], extra: Sequence[Change] = (), opens: Submission | None = None
-    ) -> Outcome:
-        """One event of the scheduler, and all that it leads to, recorded. `opens`: the request that begins with it.
+        self, event: Callable[[], EventOutcome], extra: Sequence[Change] = (), opens: Submission | None = None
+    ) -> EventOutcome:
+        """Run one event of the scheduler and record its effects. `opens`: the request that begins with the event.
 
-        What it refuses (RequestError) has changed nothing. Anything else that it raises may have come in the middle:
-        then nothing in memory is believed any more.
+        A refused event (RequestError) has changed nothing. Any other error may have come in the middle of the event:
+        then the state in memory is not used any more.
         """
-        if self._doubt is not None:
-            raise StoreError(self._doubt)
+        if self._inconsistent is not None:
+            raise StoreError(self._inconsistent)
         try:
             outcome = event()
             changes = list(extra)
             if opens is not None:
                 entry, change = self.registry.open(opens)
-                self._heard(entry)
+                self._note_contact(entry)
                 changes.append(change)
             self._commit(outcome, changes)
         except RequestError:
             raise
         except Exception:
-            self._doubt = IN_DOUBT
+            self._inconsistent = INCONSISTENT
             raise
-        self._look_at_gathered()
+        self._schedule_plan()
         return outcome
 
-    async def _settled(self) -> None:
-        """Wait until what changed is planned and durable. Raises StoreError if it cannot be stored.
+    async def _wait_durable(self) -> None:
+        """Wait until the changes are planned and durable. Raises StoreError if they cannot be stored.
 
-        Only so long for the plan: its timer may be late, or nothing be stored. What it starts comes as events then.
+        The wait for the plan is bounded: its timer may be late, or the store may fail. The plan's starts come as
+        events.
         """
         if self._scheduler.plan_at_ms is not None:
             with trio.move_on_after(self._scheduling.gather_ms / 1000 + PLAN_PATIENCE_S):
                 await self._planned.wait()
         await self.journal.durable()
 
-    def _look_at_gathered(self) -> None:
-        """Set the timer, or wake those who wait for it."""
+    def _schedule_plan(self) -> None:
+        """Set the timer of the next plan, or wake the waiters if there is none to make."""
         if self._scheduler.plan_at_ms is not None:
             self._gathering.set()
         else:
@@ -481,7 +487,7 @@ class Coordinator:
             self._planned = trio.Event()
 
     async def _rebuild(self) -> None:
-        """Make the plan anew from what is stored, after an event that failed in the middle."""
+        """Rebuild the plan from the store, after an event that failed in the middle."""
         if self.environment.clock.monotonic_s() < self._rebuild_at_s:
             return
         environment, now_ms = self.environment, self.now_ms()
@@ -492,47 +498,47 @@ class Coordinator:
             scheduler = OnlineScheduler.restore(
                 environment.topology, environment.planner, self._scheduling, environment.random, records, lost, now_ms
             )
-        except Exception as error:  # noqa: BLE001  whatever it is: nothing is changed before it is over
+        except Exception as error:  # noqa: BLE001  any error: nothing was changed, and the next try follows
             self._rebuild_pause_s = min(MAX_REBUILD_PAUSE_S, 2 * self._rebuild_pause_s + self.settings.tick_s)
             self._rebuild_at_s = environment.clock.monotonic_s() + self._rebuild_pause_s
-            environment.report("plan not rebuilt", {"trace": "".join(format_exception(error))})
+            environment.report(PLAN_NOT_REBUILT, trace="".join(format_exception(error)))
             return
-        self.registry.go_back_to(stored, now_ms)
-        self.registry.begin_anew(now_ms)
-        self._scheduler, self._doubt, self._rebuild_pause_s = scheduler, None, 0.0
+        self.registry.replace_with(stored, now_ms)
+        self.registry.restart_deadlines(now_ms)
+        self._scheduler, self._inconsistent, self._rebuild_pause_s = scheduler, None, 0.0
         self.counts["rebuilt"] += 1
-        environment.report("plan rebuilt", {"requests": self.registry.live})
+        environment.report(PLAN_REBUILT, requests=self.registry.live)
         self._commit(scheduler.restored, [host_change(record) for record in self.hosts.known()])
-        self._look_at_gathered()
+        self._schedule_plan()
 
-    def _commit(self, outcome: Outcome, extra: list[Change] | None = None) -> None:
-        """Record what an event led to, and tell those concerned once it is durable."""
+    def _commit(self, outcome: EventOutcome, extra: list[Change] | None = None) -> None:
+        """Record the effects of an event, and notify the writers concerned when they are durable."""
         changes = (extra or []) + self.registry.take(outcome, self.now_ms())
         records: dict[str, list[RequestRecord | ChunkRecord]] = {}
         for record in outcome.changed:
             name = record.name if isinstance(record, RequestRecord) else record.request
             records.setdefault(name, []).append(record)
-        # Not by name later: by then it may be forgotten, and be another's.
+        # The entries, not the names: until then a request may be forgotten, and its name may be another request's.
         concerned = [(name, self.registry.requests[name]) for name in records]
         news = [(name, entry, len(entry.log.events)) for name, entry in concerned]
 
-        def tell() -> None:
+        def note_stored() -> None:
             for name, entry, number in news:
                 for event in entry.log.events[entry.log.durable : number]:
-                    self._say(name, event)
-                entry.tell(records[name], number)
+                    self._report_event(name, event)
+                entry.note_stored(records[name], number)
 
-        self.journal.record(changes, tell)
+        self.journal.record(changes, note_stored)
 
-    def _say(self, name: str, event: Event) -> None:
+    def _report_event(self, name: str, event: Event) -> None:
         kind = event["event"]
         self.counts[kind] += 1
         if event["chunk"] is None:
-            self.environment.report(kind, {"request": name})
+            self.environment.report(TOLD_TO_WRITERS[kind], request=name)
         else:
             hosts = ",".join(event["hosts"])
             self.environment.report(
-                kind, {"request": name, "chunk": event["chunk"], "attempt": event["attempt"], "hosts": hosts}
+                TOLD_TO_WRITERS[kind], request=name, chunk=event["chunk"], attempt=event["attempt"], hosts=hosts
             )
 
     def _entry(self, name: str) -> RequestEntry:
@@ -541,6 +547,6 @@ class Coordinator:
             raise ApiError(NOT_FOUND, f"name={shown(name)}: no such request; it may be over and forgotten", "name")
         return entry
 
-    def _heard(self, entry: RequestEntry) -> None:
-        """Its writer lives. What anybody may ask (a request as it stands, the status) says nothing of that."""
+    def _note_contact(self, entry: RequestEntry) -> None:
+        """Note that the request's writer lives. Calls that any client may make (view, status) do not count."""
         entry.heard_ms = self.now_ms()

@@ -1,6 +1,6 @@
-"""Coordinators for tests and benchmarks: `running` in a thread of this process, `CoordinatorProcess` as its users' are.
+"""Coordinators for tests and benchmarks: `running` in a thread of this process, `CoordinatorProcess` as a process.
 
-Invariant: what is started here is gone when its context ends.
+Invariant: threads and processes that are started here have ended when their context ends.
 """
 
 import os
@@ -19,20 +19,17 @@ from typing import Any
 
 import trio
 
-from scheduler.addresses import Address
+from logstore.base.addresses import Address
+from logstore.base.events import ignore
+from logstore.base.system import SystemClock
 from scheduler.coordinator.metadata.interface import Metadata
-from scheduler.coordinator.running import Running, ServeSettings, make_planner, opened, serve
-from scheduler.coordinator.service import CoordinatorSettings, Environment
-from scheduler.coordinator.system_clock import SystemClock
+from scheduler.coordinator.running import RunningCoordinator, ServeSettings, make_planner, opened, serve
+from scheduler.coordinator.service import CoordinatorEnvironment, CoordinatorSettings
 from scheduler.peace.online import GATHER_MS, Settings
 from scheduler.topology import Topology
 
 DEADLINE_S = 300.0
-"""Ends a start or an end that hangs; a loaded machine needs seconds."""
-
-
-def silent(event: str, fields: object) -> None:
-    """Report nothing."""
+"""The time limit of a start or a stop; a busy machine needs seconds."""
 
 
 @contextmanager
@@ -56,13 +53,13 @@ def running(
         directory = data_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="coordinator-")))
         metadata = stack.enter_context(opened(directory))
         clock = SystemClock()
-        environment = Environment(topology, make_planner(planner, topology), clock, Random(seed), silent)  # noqa: S311
+        environment = CoordinatorEnvironment(topology, make_planner(planner, topology), clock, Random(seed), ignore)  # noqa: S311
         yield stack.enter_context(in_thread(environment, metadata, served))
 
 
 @contextmanager
-def in_thread(environment: Environment, metadata: Metadata, settings: ServeSettings) -> Iterator[str]:
-    """Serve in a thread; gives the URL. Raises what prevents the start."""
+def in_thread(environment: CoordinatorEnvironment, metadata: Metadata, settings: ServeSettings) -> Iterator[str]:
+    """Serve in a thread; gives the URL. Raises the error that prevents the start."""
     thread = _Thread(environment, metadata, settings)
     thread.start()
     try:
@@ -75,13 +72,13 @@ def in_thread(environment: Environment, metadata: Metadata, settings: ServeSetti
 class _Thread(threading.Thread):
     """An event loop with one coordinator on it."""
 
-    def __init__(self, environment: Environment, metadata: Metadata, settings: ServeSettings) -> None:
+    def __init__(self, environment: CoordinatorEnvironment, metadata: Metadata, settings: ServeSettings) -> None:
         super().__init__(name="coordinator", daemon=True)
         self._parts = (environment, metadata, settings)
         self._ready = threading.Event()
         self._token: trio.lowlevel.TrioToken | None = None
         self._over: trio.Event | None = None
-        self._running: Running | None = None
+        self._running: RunningCoordinator | None = None
         self._failure: BaseException | None = None
 
     def run(self) -> None:
@@ -94,7 +91,7 @@ class _Thread(threading.Thread):
             self._ready.set()
 
     def address(self) -> Address:
-        """Where it serves, once it does."""
+        """Wait until it serves; returns the address. Raises the error that prevents the start."""
         self._ready.wait(DEADLINE_S)
         if self._failure is not None:
             raise self._failure
@@ -103,9 +100,9 @@ class _Thread(threading.Thread):
         return self._running.address
 
     def stop(self) -> None:
-        """Drain and end; raises what it failed with."""
+        """Drain and end. Raises the error of the thread, if there is one."""
         if self._token is not None and self._over is not None:
-            # The loop may have ended by itself, even between a look at the thread and this call.
+            # The loop may have ended by itself, even between the check of the thread and this call.
             with suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(self._over.set)
         self.join(DEADLINE_S)
@@ -140,7 +137,7 @@ class CoordinatorProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Kill it if it still runs; show what it said if something went wrong."""
+        """Kill it if it still runs; print its log if the context failed."""
         if self._process is not None:
             self.kill()
         if error is not None:
@@ -149,22 +146,22 @@ class CoordinatorProcess:
 
     @property
     def url(self) -> str:
-        """Where it serves."""
+        """The URL of the coordinator."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id."""
         if self._process is None:
             raise RuntimeError("the coordinator is not running")
         return self._process.pid
 
     def log(self) -> str:
-        """Everything it has written to standard error."""
+        """Everything that it wrote to standard error."""
         return Path(self._stderr.name).read_text(encoding="utf-8")
 
     def start(self) -> None:
-        """Start it and wait until it says that it is ready. Raises RuntimeError with its log if it does not."""
+        """Start it and wait until its log says that it is ready. Raises RuntimeError with the log if it is not."""
         command = [sys.executable, "-m", "logstore.cli", "coordinate", "--topology", str(self.topology_file)]
         command += ["--data-dir", str(self.data_dir), "--listen", f"127.0.0.1:{self.port}", *self.flags]
         root = str(Path(__file__).resolve().parents[2])
@@ -181,7 +178,7 @@ class CoordinatorProcess:
         self.port = int(line.split("coordinator=")[1].split()[0].rsplit(":", 1)[1])
 
     def kill(self) -> None:
-        """SIGKILL: no chance to write anything down."""
+        """Send SIGKILL: it cannot store anything more."""
         self._end(signal.SIGKILL)
 
     def terminate(self) -> int:

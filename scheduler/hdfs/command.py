@@ -1,6 +1,6 @@
 """`cairn hdfs-policy`: builds the placement policy for a Hadoop and prints where its jar is.
 
-Invariant: only the path of the jar goes to standard output.
+Invariant: standard output gets the path of the jar and nothing else.
 """
 
 import argparse

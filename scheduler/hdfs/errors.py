@@ -1,19 +1,19 @@
-"""What can go wrong with an HDFS that Cairn starts or talks to. Messages say what to install or to change."""
+"""Errors of Cairn's use of HDFS. Messages say what to install or to change."""
 
 from scheduler.errors import SchedulerError
 
 
 class HdfsError(SchedulerError):
-    """An HDFS that did not start, does not answer, or refused."""
+    """HDFS did not start, does not answer, or refused a request."""
 
 
 class HdfsUnavailable(HdfsError):
-    """Java, Maven or Hadoop's jars are missing; the message says which, and what to install."""
+    """Java, Maven or Hadoop's jars are missing; the message says what to install."""
 
 
 class PlanTableError(HdfsError):
-    """The NameNode's plan table refused, or cannot be reached."""
+    """The NameNode's plan table refused a request, or cannot be reached."""
 
 
 class ChunkLost(HdfsError):
-    """A chunk could not be written in as many attempts as are allowed, or read back as it was written."""
+    """A chunk could not be written in the allowed number of attempts, or was read back with other bytes."""

@@ -1,9 +1,9 @@
 """The jar with the placement policy, built by Maven once for each release of Hadoop and kept in a cache directory.
 
 Invariants:
-* A directory in the cache is complete or not there: everything is made in a temporary one, which is renamed when done.
-* One process at a time makes something; others wait for it and find what it made. What one left that died is removed.
-* A jar's directory is named after its Hadoop and its sources: a change of them builds it again.
+* A directory in the cache is complete or missing: it is made under a temporary name and then renamed.
+* One process at a time builds; others wait and use its result. The remains of a process that died are removed.
+* A jar's directory is named after its Hadoop and a hash of its sources: a change of either builds the jar again.
 """
 
 import fcntl
@@ -19,15 +19,15 @@ from scheduler.hdfs.errors import HdfsError
 from scheduler.hdfs.maven import find_jdk, maven
 
 RELEASES = {"3.3": "3.3.6", "3.4": "3.4.3", "3.5": "3.5.0"}
-"""The lines of Hadoop that the policy is built for, and the release of each that it is tested with."""
+"""The release lines of Hadoop that the policy supports, and the tested release of each."""
 HADOOP_VERSION = RELEASES["3.5"]
 """The release that the policy is built for unless another is named."""
 SOURCES = Path(__file__).parent / "java"
-"""The Maven project: what all modules have in common."""
+"""The parent project of the Maven modules."""
 POLICY = SOURCES / "policy"
 """The module with the placement policy and the plan table."""
 WORK = "work-"
-"""How temporary directories in the cache are named."""
+"""The prefix of temporary directories in the cache."""
 
 
 def default_cache() -> Path:
@@ -49,7 +49,7 @@ def hadoop_release(wanted: str) -> str:
 def policy_jar(cache: Path, version: str = HADOOP_VERSION) -> Path:
     """The jar with the placement policy and the plan table, for a NameNode of this release of Hadoop.
 
-    Built and tested against it the first time. Raises HdfsUnavailable: no JDK, no Maven, or no such release.
+    It is built and tested the first time. Raises HdfsUnavailable: no JDK, no Maven, or no such release.
     """
     return built_jar(cache, POLICY, version)
 
@@ -77,7 +77,7 @@ def maven_arguments(module: Path, version: str, *goal: str) -> list[str]:
 
 
 def made_once(cache: Path, name: str, make: Callable[[Path], Path]) -> Path:
-    """The cache's directory of this name; if it is missing, `make` makes it in a temporary one and says where."""
+    """The cache's directory of this name; if missing, `make` builds it in a temporary one and returns its path."""
     directory = cache / name
     if directory.exists():
         return directory
@@ -86,7 +86,7 @@ def made_once(cache: Path, name: str, make: Callable[[Path], Path]) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for left in cache.glob(f"{WORK}*"):
             shutil.rmtree(left, ignore_errors=True)
-        if not directory.exists():  # else another process has made it meanwhile
+        if not directory.exists():  # else another process has built it meanwhile
             with tempfile.TemporaryDirectory(dir=cache, prefix=WORK) as work:
                 os.rename(make(Path(work)), directory)
     return directory

@@ -1,8 +1,8 @@
 """Runs Maven, and finds the compiler that it needs.
 
 Invariants:
-* Nothing but Maven talks to a repository, so its own configuration (mirrors, proxies) holds.
-* What compiles runs with the JDK that was found, and never with a Java of Maven's choice that may have no compiler.
+* Only Maven connects to repositories, so its own configuration (mirrors, proxies) applies.
+* The compiler runs with the JDK that was found, never with a Java of Maven's choice, which may have no compiler.
 """
 
 import os
@@ -14,18 +14,18 @@ from pathlib import Path
 
 from scheduler.hdfs.errors import HdfsUnavailable
 
-JDK_OLDEST = 17
-"""Hadoop 3.5's classes and our tests are Java 17's."""
+MIN_JDK = 17
+"""Hadoop 3.5 and the tests of the policy need Java 17."""
 MAVEN_SECONDS = 900
-"""68 MB of jars: 30 s with a near mirror."""
+"""The downloads are 68 MB of jars: 30 s with a near mirror."""
 MAVEN_PACKAGES = "Debian 12, Ubuntu: apt-get install maven openjdk-17-jdk-headless; Debian 13: openjdk-21-jdk-headless"
 
 
 def maven(arguments: Sequence[str], what: str, jdk: Path | None = None) -> None:
     """Run Maven, without the network if it has all it needs.
 
-    `what` it does, for errors; `jdk`: the home of the Java it runs with, None: the one it finds. Raises
-    HdfsUnavailable with what it printed.
+    `what`: the purpose, for errors; `jdk`: the home of the JDK, None: Maven's choice. Raises HdfsUnavailable with
+    Maven's output.
     """
     program = shutil.which("mvn")
     if program is None:
@@ -47,7 +47,7 @@ def maven(arguments: Sequence[str], what: str, jdk: Path | None = None) -> None:
 def find_jdk() -> Path:
     """The home of a JDK 17 or newer: of JAVA_HOME, of the `java` on the path, or of the `javac` there.
 
-    Raises HdfsUnavailable, with what was found instead.
+    Raises HdfsUnavailable, which names the Java installations that were found.
     """
     seen = []
     for home in dict.fromkeys(_homes()):
@@ -56,13 +56,13 @@ def find_jdk() -> Path:
             seen.append(f"{home} has no javac")
             continue
         said = subprocess.run([str(compiler), "-version"], capture_output=True, text=True, check=False)
-        version = re.search(r"javac (\d+)", said.stdout + said.stderr)  # Java 8 says it on standard error
-        if version and int(version[1]) >= JDK_OLDEST:
+        version = re.search(r"javac (\d+)", said.stdout + said.stderr)  # Java 8 prints it on standard error
+        if version and int(version[1]) >= MIN_JDK:
             return home
         seen.append(f"{home} is older")
     found = "; ".join(seen) or "there is no java on the path"
     raise HdfsUnavailable(
-        f"no JDK {JDK_OLDEST} or newer: the placement policy must be compiled, and a Java runtime has no compiler "
+        f"no JDK {MIN_JDK} or newer: the placement policy must be compiled, and a Java runtime has no compiler "
         f"({found}; {MAVEN_PACKAGES})"
     )
 

@@ -1,11 +1,11 @@
-"""The plan table inside a NameNode: say on which DataNodes, in which order, a file's blocks shall be written.
+"""A client of the plan table inside a NameNode: a plan names the DataNodes of a file's blocks, in their order.
 
-A plan holds for a path and everything below it (the longest path wins), until it is forgotten or its time is over. The
-table lives in the NameNode's memory: after a restart it is empty, which `run` shows, and plans must be pushed again.
+A plan applies to a path and everything below it (the longest path wins), until it is removed or expires. The table is
+in the NameNode's memory: after a restart it is empty and `run` has changed, so plans must be pushed again.
 
 Invariants:
 * A push is complete when it returns: a file created afterwards follows it.
-* One connection, used by one thread at a time; a call that finds it broken tries once more on a new one.
+* One connection, used by one thread at a time; if the connection is broken, a call is tried once more on a new one.
 """
 
 import http.client
@@ -19,18 +19,18 @@ from scheduler.hdfs.errors import PlanTableError
 
 CALL_S = 10.0
 TTL_S = 600.0
-"""A plan is for a file that is about to be written."""
+"""The lifetime of a plan: its file is written at once."""
 
 
 class Followed(NamedTuple):
-    """How many placements followed a plan, and how many could not: a redirect of WebHDFS counts as one, a block too."""
+    """The placements that followed a plan, and those that could not; a redirect of WebHDFS counts, a block too."""
 
     used: int
     refused: int
 
 
 class Plans(NamedTuple):
-    """What the table holds: chain by path, this NameNode's run, how many placements followed a plan or could not."""
+    """The content of the table: chains by path, this NameNode's run, and the placements that followed a plan or not."""
 
     chains: dict[str, list[str]]
     run: str
@@ -39,7 +39,7 @@ class Plans(NamedTuple):
 
 
 class PlanTable:
-    """A client of one NameNode's plan table. `addresses` translates names to what the NameNode knows DataNodes by."""
+    """A client of one NameNode's plan table. `addresses`: names to the addresses by which it knows DataNodes."""
 
     def __init__(self, url: str, token: str, addresses: Mapping[str, str] | None = None) -> None:
         parts = urlsplit(url)
@@ -64,14 +64,14 @@ class PlanTable:
             self._drop()
 
     def push(self, path: str, chain: Sequence[str], ttl_s: float = TTL_S) -> None:
-        """Blocks of files at or below `path` go to the DataNodes of `chain`, first replica first.
+        """Send blocks of files at or below `path` to the DataNodes of `chain`, first replica first.
 
         Raises PlanTableError.
         """
         self.push_all({path: chain}, ttl_s)
 
     def push_all(self, chains: Mapping[str, Sequence[str]], ttl_s: float = TTL_S) -> None:
-        """Several plans in one call: all of them, or none if one is not valid. Raises PlanTableError."""
+        """Push several plans in one call: all of them, or none if one is invalid. Raises PlanTableError."""
         plans = [
             {"path": path, "hosts": [self._addresses.get(name, name) for name in chain], "ttl_ms": int(ttl_s * 1000)}
             for path, chain in chains.items()
@@ -79,12 +79,12 @@ class PlanTable:
         self._call("PUT", {"plans": plans})
 
     def forget(self, *paths: str) -> dict[str, Followed]:
-        """Take plans back; what became of each that was there. Raises PlanTableError."""
+        """Remove plans; returns the counts of each plan that existed. Raises PlanTableError."""
         plans = self._call("DELETE", {"paths": list(paths)})["forgotten"]
         return {plan["path"]: Followed(plan["used"], plan["refused"]) for plan in plans}
 
     def plans(self) -> Plans:
-        """Everything the table holds. Raises PlanTableError."""
+        """The content of the table. Raises PlanTableError."""
         answer = self._call("GET", None)
         names = {address: name for name, address in self._addresses.items()}
         chains = {plan["path"]: [names.get(host, host) for host in plan["hosts"]] for plan in answer["plans"]}
@@ -120,7 +120,7 @@ class PlanTable:
             self._drop()
             if fresh:
                 raise
-        return self._exchange(method, data, headers)  # the server had closed a connection that was idle
+        return self._exchange(method, data, headers)  # the server had closed the idle connection
 
     def _drop(self) -> None:
         if self._connection is not None:
@@ -129,7 +129,7 @@ class PlanTable:
 
 
 def _answer(text: bytes) -> dict[str, Any]:
-    """The JSON object that was answered; empty if it is none."""
+    """The JSON object of an answer; empty if it is no JSON object."""
     try:
         answer = json.loads(text)
     except (ValueError, RecursionError):

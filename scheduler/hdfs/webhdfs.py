@@ -1,11 +1,11 @@
-"""One chunk into a file over WebHDFS, with the `hdfs` package, and what its failures mean for a plan.
+"""Writes one chunk into a file over WebHDFS, with the `hdfs` package, and classifies failures for the plan.
 
 WebHDFS creates a file in two steps: the NameNode answers with the address of a DataNode, which takes the bytes and is
-the first of the pipeline. With a plan in the NameNode's table that is the chain's first replica.
+the first of the pipeline. With a plan in the NameNode's table, this DataNode is the chain's first replica.
 
 Invariants:
-* A file that `put` returned for is complete: HDFS acknowledged every byte, on at least one replica, and adds the rest.
-* Every failure is one of three: HDFS is away for now (wait), a DataNode failed (suspect it), HDFS refused (neither).
+* When `put` returns, the file is complete: HDFS acknowledged every byte on at least one replica, and adds the others.
+* There are three kinds of failures: HDFS is unavailable (wait), a DataNode failed (suspect it), HDFS refused.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,8 +19,8 @@ from hdfs.util import HdfsError as WebHdfsError
 from scheduler.hdfs.errors import HdfsError
 
 PIECE_BYTES = 1 << 20
-"""What goes into one call of the socket: larger pieces copy less, smaller ones notice sooner that they shall stop."""
-SMALLEST_BLOCK_BYTES = 1 << 20
+"""The bytes of one call of the socket: larger pieces copy less, smaller ones stop sooner after a revocation."""
+MIN_BLOCK_BYTES = 1 << 20
 """HDFS's default lower limit (`dfs.namenode.fs-limits.min-block-size`)."""
 CHECKSUM_BYTES = 512
 _AWAY = {"SafeModeException", "RetriableException", "StandbyException", "ServerNotLeaderException"}
@@ -29,11 +29,11 @@ _AT_DATANODES = {"CREATE", "OPEN"}
 
 
 class HdfsAway(HdfsError):
-    """The NameNode does not answer, starts, or is in safe mode: worth waiting for."""
+    """The NameNode does not answer, is starting, or is in safe mode: a later try may succeed."""
 
 
 class DataNodeFailed(HdfsError):
-    """The DataNode at `address` broke off."""
+    """The DataNode at `address` failed."""
 
     def __init__(self, address: str, message: str) -> None:
         super().__init__(f"DataNode {address}: {message}")
@@ -48,7 +48,7 @@ class Timeouts(NamedTuple):
 
 
 class ChunkClient(InsecureClient):  # type: ignore[misc,unused-ignore]
-    """The `hdfs` package's client, that also excludes DataNodes and remembers to which one it was led."""
+    """The `hdfs` package's client, which also excludes DataNodes and remembers the DataNode of a redirect."""
 
     def __init__(self, url: str, user: str, timeouts: Timeouts, exclude: Sequence[str] = ()) -> None:
         super().__init__(url, user=user, timeout=tuple(timeouts))
@@ -62,7 +62,7 @@ class ChunkClient(InsecureClient):  # type: ignore[misc,unused-ignore]
         answer = super()._request(method, url, **options)
         if _SEE_OTHER <= answer.status_code < _SEE_OTHER + 100 and "location" in answer.headers:
             self.led_to = urlsplit(answer.headers["location"]).hostname
-        elif answer.history:  # what reads has been led there already
+        elif answer.history:  # a read was redirected already
             self.led_to = urlsplit(answer.url).hostname
         return answer
 
@@ -73,7 +73,7 @@ class ChunkClient(InsecureClient):  # type: ignore[misc,unused-ignore]
 
 def block_bytes(size_bytes: int) -> int:
     """A block size that holds `size_bytes` in one block."""
-    return max(SMALLEST_BLOCK_BYTES, -(-size_bytes // CHECKSUM_BYTES) * CHECKSUM_BYTES)
+    return max(MIN_BLOCK_BYTES, -(-size_bytes // CHECKSUM_BYTES) * CHECKSUM_BYTES)
 
 
 def put(client: ChunkClient, path: str, pieces: Iterator[bytes], size_bytes: int, replicas: int) -> None:
@@ -90,7 +90,7 @@ def put(client: ChunkClient, path: str, pieces: Iterator[bytes], size_bytes: int
 
 
 def meaning(error: WebHdfsError) -> HdfsError:
-    """What an error that HDFS answered with means for who asked."""
+    """The exception for an error answer of HDFS."""
     kind = error.exception or ""
     if kind in _AWAY or any(name in error.message for name in _AWAY):
         return HdfsAway(f"{kind}: {error.message}")
@@ -106,7 +106,7 @@ def get(client: ChunkClient, path: str) -> Iterator[bytes]:
     except WebHdfsError as error:
         raise meaning(error) from error
     except requests.RequestException as error:
-        asked = urlsplit(str(error.request.url)) if error.request else None  # redirects are followed unseen
+        asked = urlsplit(str(error.request.url)) if error.request else None  # `requests` follows redirects
         address = asked.hostname if asked and asked.netloc != urlsplit(client.url).netloc else client.led_to
         if address is None:
             raise HdfsAway(f"the NameNode at {client.url} does not answer: {error}") from error

@@ -1,14 +1,15 @@
-"""Checkpoints into HDFS as Peace plans them: one file per chunk, each through the chain that the coordinator chose.
+"""Writes checkpoints into HDFS as Peace plans them: one file per chunk, through the chain that the coordinator chose.
 
-For each chunk: go → push its chain into the NameNode's plan table → write it with the `hdfs` package → done, or failed
-with the DataNode that is suspected. HDFS being away (restart, safe mode) is waited for, with the chain pushed again.
+For each chunk: go → push its chain into the NameNode's plan table → write it with the `hdfs` package → report done, or
+failed with the suspected DataNode. While HDFS is unavailable (restart, safe mode) the writer waits, and then pushes the
+chain again.
 
 Invariants:
 * A chunk is reported done only after HDFS acknowledged all of its bytes.
-* Of one chunk, one attempt at a time writes: a revoked one is stopped before the next begins, so that none can replace
-  what a later one wrote.
-* Waits and attempts are bounded: here by `patience_s`, in the coordinator by the number of attempts. Each attempt waits
-  longer, so that together they outlast the time until HDFS itself avoids a lost DataNode.
+* One attempt of a chunk at a time writes: a revoked attempt is stopped before the next begins, so that it cannot
+  overwrite the file of a later attempt.
+* Waits and attempts are bounded: here by `patience_s`, in the coordinator by the number of attempts. The wait grows
+  with each attempt, so that together they are longer than the time until HDFS itself avoids a lost DataNode.
 """
 
 import threading
@@ -28,16 +29,16 @@ from scheduler.hdfs.webhdfs import PIECE_BYTES, ChunkClient, DataNodeFailed, Hdf
 FIRST_WAIT_S = 0.1
 MAX_WAIT_S = 2.0
 PLACEMENTS = 2
-"""What HDFS decides for a file over WebHDFS: to which DataNode the writer is led, and where the block goes."""
+"""The placements of a file over WebHDFS: the DataNode that the writer is redirected to, and that of the block."""
 MAX_SHOWN = 10
-"""Failed attempts that an error names."""
+"""The number of failed attempts that an error names."""
 SUSPECTED_S = 30.0
-"""How long a DataNode that broke off is not to be HDFS's own choice; by then the NameNode knows whether it is dead."""
+"""How long HDFS's own choice avoids a failed DataNode; by then the NameNode knows whether it is dead."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriterSettings:
-    """`patience_s`: how long HDFS may be away; `at_once`: chunks of one checkpoint that are written side by side."""
+    """`patience_s`: how long HDFS may be unavailable; `at_once`: chunks of a checkpoint written in parallel."""
 
     user: str = "cairn"
     patience_s: float = 120.0
@@ -45,11 +46,11 @@ class WriterSettings:
     timeouts: Timeouts = field(default=Timeouts())
 
 
-class Written(NamedTuple):
+class WrittenChunk(NamedTuple):
     """A chunk that HDFS acknowledged. `hosts`: the chain that was planned, first replica first.
 
-    `followed`: HDFS says that it put the chunk there; it does not if a host of the chain could not serve, or if the
-    NameNode restarted while the chunk was written. `led_to`: the address of the DataNode that took it from the writer;
+    `followed`: HDFS confirms these hosts; it does not if a host of the chain could not serve, or if the NameNode
+    restarted while the chunk was written. `led_to`: the address of the DataNode that took it from the writer;
     `crc32`: of its bytes.
     """
 
@@ -65,7 +66,7 @@ class Written(NamedTuple):
 
 
 class Revoked(HdfsError):
-    """The coordinator planned the chunk anew while it was written."""
+    """The coordinator planned the chunk again while it was written."""
 
 
 def chunk_path(checkpoint: str, chunk: int) -> str:
@@ -96,14 +97,14 @@ class CheckpointWriter:
         chunks: Sequence[bytes],
         replicas: int = 3,
         placement: Sequence[str] | None = None,
-    ) -> list[Written]:
+    ) -> list[WrittenChunk]:
         """Write all chunks below the path `checkpoint` on behalf of host `writer`; blocks until all are acknowledged.
 
         A chunk is read from the sequence once per attempt. Raises ChunkLost if the request was given up,
         CoordinatorError for what the coordinator refuses.
         """
         request = self._coordinator.submit(writer, len(chunks), replicas, placement=placement)
-        latest: dict[int, Future[Written | None]] = {}
+        latest: dict[int, Future[WrittenChunk | None]] = {}
         problems: deque[str] = deque(maxlen=MAX_SHOWN)
         with ThreadPoolExecutor(self._settings.at_once, thread_name_prefix="chunk") as pool:
             try:
@@ -118,10 +119,10 @@ class CheckpointWriter:
             raise ChunkLost(f"{checkpoint}: the request ended without chunks {missing}; {_shown(problems)}")
         return [one for _, one in sorted(written.items()) if one is not None]
 
-    def read(self, written: Written) -> bytes:
-        """A chunk's bytes, from any of its replicas; HDFS being away is waited for.
+    def read(self, written: WrittenChunk) -> bytes:
+        """The bytes of a chunk, from any of its replicas; waits while HDFS is unavailable.
 
-        Raises ChunkLost if they are not those that were written, HdfsError if no replica can be read.
+        Raises ChunkLost if they differ from the written bytes, HdfsError if no replica can be read.
         """
         data = self._read(written.path)
         if len(data) != written.size_bytes or zlib.crc32(data) != written.crc32:
@@ -132,7 +133,7 @@ class CheckpointWriter:
         return data
 
     def _read(self, path: str) -> bytes:
-        """A file's bytes. A DataNode that fails is asked no more: the NameNode itself may need minutes to miss it."""
+        """The bytes of a file. A failed DataNode is excluded: the NameNode may need minutes to notice its loss."""
         failed: list[str] = []
         deadline = time.monotonic() + self._settings.patience_s
         wait_s = FIRST_WAIT_S
@@ -157,13 +158,13 @@ class CheckpointWriter:
     def _attempt(
         self,
         go: Go,
-        before: "Future[Written | None] | None",
+        before: "Future[WrittenChunk | None] | None",
         checkpoint: str,
         chunks: Sequence[bytes],
         problems: deque[str],
-    ) -> Written | None:
+    ) -> WrittenChunk | None:
         if before is not None:
-            before.exception()  # wait until an earlier attempt has stopped
+            before.exception()  # wait until the earlier attempt has stopped
         path = chunk_path(checkpoint, go.chunk)
         addresses = [address or name for name, address in zip(go.hosts, go.addresses, strict=True)]
         try:
@@ -180,14 +181,14 @@ class CheckpointWriter:
         return written
 
     def _suspects(self, error: Exception, hosts: Sequence[str], addresses: Sequence[str]) -> list[str]:
-        """The hosts of a chain that an error speaks against."""
+        """The hosts of a chain that an error makes suspects."""
         if not isinstance(error, DataNodeFailed):
             return []
         self._suspected[error.address] = time.monotonic() + SUSPECTED_S
         return [name for name, address in zip(hosts, addresses, strict=True) if address == error.address]
 
-    def _write(self, go: Go, path: str, chain: Sequence[str], data: bytes) -> Written:
-        """Write one file, waiting while HDFS is away. Raises Revoked, DataNodeFailed, HdfsAway, HdfsError."""
+    def _write(self, go: Go, path: str, chain: Sequence[str], data: bytes) -> WrittenChunk:
+        """Write one file; waits while HDFS is unavailable. Raises Revoked, DataNodeFailed, HdfsAway, HdfsError."""
         started = time.monotonic()
         wait_s = FIRST_WAIT_S
         while True:
@@ -205,21 +206,21 @@ class CheckpointWriter:
             wait_s = min(2 * wait_s, MAX_WAIT_S)
         seconds = time.monotonic() - started
         crc32, led_to = zlib.crc32(data), client.led_to or ""
-        return Written(
+        return WrittenChunk(
             go.chunk, path, tuple(go.hosts[1:]), go.attempt, self._followed(path), led_to, len(data), crc32, seconds
         )
 
     def _followed(self, path: str) -> bool:
-        """Take a chunk's plan back, and say whether every placement followed it."""
+        """Remove a chunk's plan; returns whether every placement followed it."""
         try:
             counts = self._table.forget(path).get(path)
         except PlanTableError:
-            return False  # the plan ends by itself
+            return False  # the plan expires
         return counts is not None and counts.used >= PLACEMENTS and not counts.refused
 
     def _excluded(self, chain: Sequence[str]) -> list[str]:
-        """DataNodes that failed lately and that no plan names: HDFS's own choice, should it be needed, avoids them."""
-        now, suspected = time.monotonic(), tuple(self._suspected.items())  # other threads may add some meanwhile
+        """DataNodes that failed recently and are not in the chain: if HDFS chooses hosts itself, it avoids them."""
+        now, suspected = time.monotonic(), tuple(self._suspected.items())  # other threads may add entries meanwhile
         return [address for address, until in suspected if until > now and address not in chain]
 
     def _client(self, exclude: Sequence[str] = ()) -> ChunkClient:
@@ -227,7 +228,7 @@ class CheckpointWriter:
 
 
 def _pieces(go: Go, data: bytes) -> Iterator[bytes]:
-    """The chunk in pieces, until it is revoked."""
+    """The chunk in pieces. Raises Revoked when the chunk is revoked."""
     view = memoryview(data)
     for start in range(0, len(view), PIECE_BYTES):
         _stop_if_revoked(go)

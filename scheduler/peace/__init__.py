@@ -1,4 +1,4 @@
 """Peace's planners and its online scheduler (SGuard, section 5): requests, residual capacity and time in, plans out.
 
-Invariants: sans-I/O throughout. No clock, no randomness of its own, no files, no sockets.
+Invariants: sans-I/O; no clock, no files, no sockets; randomness comes in as an argument.
 """

@@ -1,18 +1,20 @@
-"""The repaired planner's kernels for links between higher switches: how many chunks cross a tree, and pairs split.
+"""The repaired planner's kernels for links between higher switches: the number of chunks that cross a tree, and the
+splitting of pairs.
 
 **The model.** Each rack begins A chunks and ends B (`scheduler.peace.repaired_kernels`); a chunk goes up from its rack
 to some switch and down to another rack. From the racks upwards each switch pairs begins and ends of different children;
-the rest goes on to its parent as far as the links carry it. Pairing low is best for links, but begins and ends that are
-left over may be of one child, where they cannot be paired with each other. Then pairs of another child are *split*: its
-begin takes the one's end, its end the other's begin, for one more unit of its links each way.
+unpaired ones go on to its parent as far as the links carry them. Pairs at low switches use the fewest links, but the
+begins and ends that are left over may belong to one child, where they cannot be paired with each other. Then a pair of
+another child is *split*: its begin is paired with the left-over end, its end with the left-over begin, for one more
+unit of that child's links each way.
 
-`improve` looks for the racks' A with the most chunks by this count: it drops begins that gain nothing, then moves
-begins from rack to rack as long as that costs nothing.
+`improve` searches for the racks' A with the most chunks by this count: it drops begins that gain no chunk, then moves
+begins from rack to rack as long as no chunk is lost.
 
 Invariants:
-* `crossing` never counts more chunks than racks and links carry on networks with up to three levels of switches; on
-  deeper ones it may, and the plan then has fewer.
-* Work is bounded: MOVES moves, LOOKS at switches, SPLITS looks at chains.
+* On networks with up to three levels of switches `crossing` never counts more chunks than racks and links carry. On
+  deeper networks it may; then the plan has fewer chunks than counted.
+* Work is bounded: MOVES moves, LOOKS examined switches, SPLITS examined chains.
 """
 
 from typing import Final
@@ -38,13 +40,13 @@ ORDER, BEGINS, ENDS, LARGEST, WHICH, PAIRS, ROOM, ROOMS = range(8)
 LEVEL_ROWS: Final = 8
 MOVES: Final = 3000
 LOOKS: Final = 400_000
-"""What MOVES times the number of switches is kept below: a millisecond or two."""
+"""The limit of MOVES times the number of switches: a millisecond or two."""
 SPLITS: Final = 100_000
 
 
 @compiled
 def crossing(tree: Numbers, levels: Numbers, sums: Numbers) -> int:
-    """How many chunks get through the tree if racks begin and end as many as `sums` says."""
+    """The number of chunks that the tree carries if racks begin and end the numbers in `sums`."""
     levels[BEGINS:] = 0
     levels[WHICH] = -1
     total = 0
@@ -74,7 +76,7 @@ def crossing(tree: Numbers, levels: Numbers, sums: Numbers) -> int:
 
 @compiled
 def come_up(levels: Numbers, switch: int, child: int, begins: int, finals: int) -> None:
-    """Begins and ends of a child (or of the switch's own hosts) come to a switch."""
+    """Add the begins and ends of a child (or of the switch's own hosts) to a switch."""
     levels[BEGINS, switch] += begins
     levels[ENDS, switch] += finals
     if begins + finals > levels[LARGEST, switch]:
@@ -83,7 +85,7 @@ def come_up(levels: Numbers, switch: int, child: int, begins: int, finals: int) 
 
 @compiled
 def move(sums: Numbers, rack: int, begins: int, most: int, replicas: int) -> bool:
-    """So many more begins in a rack, with the ends that go with them; False: impossible, and nothing changed."""
+    """Add begins to a rack, and the ends that they require; False: impossible, and nothing changed."""
     then = ends(sums, rack, sums[A, rack] + begins, most, replicas) if sums[A, rack] + begins >= 0 else -1
     if then < 0:
         return False
@@ -94,7 +96,7 @@ def move(sums: Numbers, rack: int, begins: int, most: int, replicas: int) -> boo
 
 @compiled
 def trim(tree: Numbers, levels: Numbers, sums: Numbers, most: int, replicas: int, best: int, what: int) -> int:
-    """Drop begins (`what` is A), or ends (B), that no chunk is lost with; how many chunks there are then."""
+    """Drop begins (`what` is A) or ends (B) whose removal loses no chunk; returns the number of chunks."""
     racks = sums.shape[1]
     first, largest = draw(tree, racks), 1
     for rack in range(racks):
@@ -120,7 +122,7 @@ def trim(tree: Numbers, levels: Numbers, sums: Numbers, most: int, replicas: int
 
 @compiled
 def improve(tree: Numbers, pool: Counts, levels: Numbers, sums: Numbers, most: int, replicas: int) -> int:
-    """The most chunks that were found to get through the tree, with the racks' A and B for them in `sums`."""
+    """The largest number of chunks found that the tree carries; `sums` gets the racks' A and B."""
     best = crossing(tree, levels, sums)
     if best >= most:
         return best
@@ -133,7 +135,7 @@ def improve(tree: Numbers, pool: Counts, levels: Numbers, sums: Numbers, most: i
         if best >= most:
             break
         giver, taker = pool[RACK, draw(tree, pool.shape[1])], pool[RACK, draw(tree, pool.shape[1])]
-        moves = draw(tree, 3)  # one more begin; one from rack to rack; both
+        moves = draw(tree, 3)  # add a begin; move a begin to another rack; both
         other = pool[RACK, draw(tree, pool.shape[1])]
         before = (sums[A, giver], sums[B, giver], sums[A, taker], sums[B, taker], sums[A, other], sums[B, other])
         possible = moves == 0 or move(sums, giver, -1, most, replicas)
@@ -153,9 +155,9 @@ def improve(tree: Numbers, pool: Counts, levels: Numbers, sums: Numbers, most: i
 
 @compiled
 def split(tree: Numbers, pool: Counts, lists: Rows, begins: Counts, finals: Counts, sizes: Numbers, rows: Rows) -> int:
-    """Put halves that found no partner into chains that are there: each such chain becomes two. How many rows then.
+    """Insert halves without a partner into existing chains, so that one chain becomes two; returns the rows used.
 
-    `begins` and `finals` are the halves left, `sizes` how many, and how many rows are used (see `repaired_kernels`).
+    `begins` and `finals` are the remaining halves, `sizes` their numbers and the rows used (see `repaired_kernels`).
     """
     used, looks, last = int(sizes[2]), 0, int(sizes[1])
     for place in range(sizes[0]):
@@ -181,7 +183,7 @@ def split(tree: Numbers, pool: Counts, lists: Rows, begins: Counts, finals: Coun
 
 @compiled
 def join(tree: Numbers, pool: Counts, lists: Rows, first: int, second: int, row: Counts, new: Counts) -> bool:
-    """Let a chain go on with a lone second half, and a lone first half with what that chain had; False: no way."""
+    """Join a chain's first half with a lone second half, and vice versa; False: impossible."""
     b, d = row[2], row[3] if len(row) > 3 else -1
     if pool[RACK, lists[0, first]] == pool[RACK, b] or pool[RACK, lists[2, second]] == pool[RACK, row[0]]:
         return False

@@ -2,33 +2,35 @@
 
 Requests are served first come first served, chunk by chunk, replica by replica. Each replica takes a randomized
 shortest path of the network of figure 5 from the host before it in the chain; the path's capacity is then used up.
-Where a replica finds no path its chunk takes nothing, and the request waits with the chunks that are left (line 22).
+If a replica finds no path, its chunk takes no capacity, and the request waits with its remaining chunks (line 22).
 
-**Which path** (what every planner with "the same distribution" must reproduce). A path may use what has capacity left:
-the sender, each link, the receiver, its disk. It ends at a *candidate*: a host that the placement's rules allow, not in
-the chain, not to be avoided, with a unit of receive and of disk left. Of all paths to candidates the cheapest (sum of
-the links' costs; the rest costs every path the same) are feasible, and one is walked from the source:
-**at each vertex the next one is picked uniformly among those that continue some cheapest path.** So
+**The choice of a path** (every planner with "the same distribution" must reproduce it). A path may use resources with
+capacity left: the sender, each link, the receiver, its disk. It ends at a *candidate*: a host that the placement's
+rules allow, that is neither in the chain nor to be avoided, and that has a unit of receive and of disk left. Of all
+paths to candidates the cheapest are feasible (by the sum of the links' costs; all other edges cost every path the
+same). One of them is walked from the source:
+**at each vertex the next vertex is picked uniformly among those that continue some cheapest path.** So
 
-* at a switch, every link that begins a cheapest rest counts once, however many candidates lie behind it, and if the
-  path may end here every candidate on this switch counts once (both can tie only over links that cost nothing);
-* on a tree of racks with costs of 1: the nearest candidates win; the walk goes up as far as it must, and at each switch
-  picks uniformly among the neighbours behind which a nearest candidate lies, over links with capacity left; then
-  uniformly among the candidates of the rack that it ends in. A rack is not weighted by how many candidates it has;
+* at a switch, every link that continues a cheapest path counts once, however many candidates lie behind it. If the path
+  may end at this switch, every candidate on it counts once (both can tie only over links that cost nothing);
+* on a tree of racks with costs of 1, the nearest candidates win. The walk goes up only as far as necessary. At each
+  switch it picks uniformly among the neighbours behind which a nearest candidate lies, over links with capacity left,
+  and in the last rack uniformly among its candidates. A rack is not weighted by its number of candidates;
 * a path visits no switch twice (this matters only where links that cost nothing form a ring);
-* `same-host:0` ends on the writer itself: no path, only a unit of its disk;
-* READ and COPY start at a vertex above all hosts that have the chunk, can send and be read, and are not to be avoided:
-  the source is picked uniformly among those with a cheapest path of their own (rules speak of the source, so each has
-  its own candidates), then the path is walked from there. A reader that has the chunk reads its own disk: the cheapest.
+* `same-host:0` ends on the writer itself: there is no path, and the replica takes a unit of the writer's disk;
+* READ and COPY start at a vertex above all hosts that have the chunk, have capacity to send and to read, and are not to
+  be avoided. The source is picked uniformly among those with a cheapest path of their own (rules refer to the source,
+  so each source has its own candidates); then the path is walked from the source. If the reader itself has the chunk,
+  it reads its own disk, which is the cheapest path.
 
 Invariants:
-* The plan depends on requests, residual capacity and the random numbers alone; nothing is kept between calls but what
-  was computed from the topology.
+* The plan depends on requests, residual capacity and the random numbers alone; between calls a planner keeps only
+  values that follow from the topology.
 * A chunk without a chain leaves the residual as it was.
 
-**Speed.** Searches go over switches; hosts are looked at only in the racks where a path may end. Where all links cost
-something, most picks are made without a search: hops are tried in random order within the distance at which the
-nearest allowed rack lies in the idle network, and the first that succeeds is a uniform pick among those that would.
+**Speed.** Searches go over switches; hosts are examined only in the racks where a path may end. Where every link has a
+cost, most picks need no search: hops are tried in random order within the distance at which the nearest allowed rack
+lies in the idle network, and the first hop that succeeds is a uniform pick among all hops that would succeed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,20 +41,20 @@ from typing import NamedTuple
 
 from scheduler.errors import PlanInvalid
 from scheduler.peace.placement import MAX_REPLICAS, Relation, Rule
-from scheduler.peace.plan import Chain, Kind, Plan, Request, Residual, check_request
+from scheduler.peace.plan import Chain, Request, Residual, TransferKind, TransferPlan, check_request
 from scheduler.topology import Hop, Topology
 
 NEAR = 8
-"""Distance up to which hops are tried without a search; further away the search is as fast."""
+"""The distance up to which hops are tried without a search; for larger distances the search is as fast."""
 TRIES = 4
-"""Random picks, each of them tried, before everything is looked at in a random order."""
+"""The number of random picks to try before all elements are tried in random order."""
 
 Step = tuple[int, int]
-"""To a switch, over a link."""
+"""(switch, link): the next switch of a path and the link to it."""
 
 
 class PaperPlanner:
-    """Algorithm 1 as the paper has it: greedy, randomized, on any network. Source: SGuard, section 5, algorithm 1."""
+    """Algorithm 1 as in the paper: greedy, randomized, on any network. Source: SGuard, section 5, algorithm 1."""
 
     name = "paper"
 
@@ -61,10 +63,10 @@ class PaperPlanner:
         self._nearest: dict[int, tuple[Step, ...]] = {}
         self._all_cost = all(link.cost > 0 for link in topology.links)
 
-    def plan(self, requests: Sequence[Request], residual: Residual, random: Random) -> Plan:
+    def plan(self, requests: Sequence[Request], residual: Residual, random: Random) -> TransferPlan:
         """Plan as much as fits, first come first served, and take it from `residual`.
 
-        Raises RequestError for a request that names what is not there.
+        Raises RequestError for a request that contradicts itself or the topology.
         """
         chains: list[Chain] = []
         waiting: list[Request] = []
@@ -77,15 +79,15 @@ class PaperPlanner:
                     waiting.append(request.rest(chunk))
                     break
                 chains.append(chain)
-        return Plan(tuple(chains), tuple(waiting))
+        return TransferPlan(tuple(chains), tuple(waiting))
 
     def chain(self, request: Request, chunk: int, residual: Residual, random: Random) -> Chain | None:
-        """The chain of the request's chunk at place `chunk`, taken from `residual`; None, taking nothing, if none."""
+        """The chain of the chunk at position `chunk`, taken from `residual`; None, taking nothing, if there is none."""
         return self._chain(request, chunk, _Left.of(residual), random)
 
     def _chain(self, request: Request, chunk: int, left: "_Left", random: Random) -> Chain | None:
         taken: list[tuple[memoryview, int]] = []
-        if request.kind is Kind.WRITE:
+        if request.kind is TransferKind.WRITE:
             way = self._write(request, left, random, taken)
         else:
             way = self._fetch(request, chunk, left, random, taken)
@@ -99,7 +101,7 @@ class PaperPlanner:
     def _write(
         self, request: Request, left: "_Left", random: Random, taken: list[tuple[memoryview, int]]
     ) -> tuple[list[int], list[tuple[int, ...]]] | None:
-        """Hosts and routes of a pipeline from the writer through all replicas; `taken` says what it took so far."""
+        """Hosts and routes of a pipeline from the writer through all replicas; `taken` collects the units taken."""
         host: int
         route: tuple[int, ...]
         hosts, routes = [request.writer], list[tuple[int, ...]]()
@@ -133,21 +135,21 @@ class PaperPlanner:
     def _fetch(
         self, request: Request, chunk: int, left: "_Left", random: Random, taken: list[tuple[memoryview, int]]
     ) -> tuple[list[int], list[tuple[int, ...]]] | None:
-        """Hosts and route from one of the hosts that have the chunk, to the reader or to a new host."""
+        """Hosts and route from a host that has the chunk to the reader, or to a new host."""
         topology, reader = self._topology, request.writer
         if any(rule.relation is Relation.SAME_HOST for rules in request.placement for rule in rules):
             return None
         sources = [
             host for host in sorted(set(request.sources[chunk])) if host not in request.avoid and left.disk[host] > 0
         ]
-        if request.kind is Kind.READ and reader in sources:
+        if request.kind is TransferKind.READ and reader in sources:
             _take(left.disk, reader, taken)
             return [reader, reader], [()]
-        found: list[tuple[int, _Ends, _Found]] = []
+        found: list[tuple[int, _Ends, _CheapestPaths]] = []
         for source in sources:
             if left.send[source] < 1:
                 continue
-            if request.kind is Kind.READ:
+            if request.kind is TransferKind.READ:
                 ends = _Ends(topology, left, frozenset(), only=reader)
             else:
                 closed = {*request.sources[chunk], *request.avoid}
@@ -166,7 +168,7 @@ class PaperPlanner:
         for link in route:
             _take(left.link, link, taken)
         _take(left.receive, host, taken)
-        if request.kind is Kind.COPY:
+        if request.kind is TransferKind.COPY:
             _take(left.disk, host, taken)
         return [source, host], [route]
 
@@ -196,7 +198,7 @@ class PaperPlanner:
         return None if found is None else self._walk(found, ends, left, random)
 
     def _near(self, start: int) -> tuple[Step, ...]:
-        """The racks nearest in the idle network with their distances: more of them than rules can forbid."""
+        """The nearest racks in the idle network with their distances: more racks than rules can forbid."""
         if start not in self._nearest:
             enough = MAX_REPLICAS + 2
             near: list[Step] = []
@@ -224,10 +226,10 @@ class PaperPlanner:
         route: list[int],
         dead: set[tuple[int, int]],
     ) -> int:
-        """A candidate at exactly this distance, its links added to `route` last first; -1 if there is none.
+        """A candidate at exactly this distance; -1 if there is none. Its links are added to `route`, last link first.
 
-        `dead` are (switch, budget) from which nothing is reached. No rack that is allowed lies nearer, so every path of
-        this length is a cheapest one, and visits no switch twice.
+        `dead` are pairs of switch and remaining distance from which no candidate is reached. No allowed rack lies
+        nearer, so every path of this length is a cheapest path, and visits no switch twice.
         """
         if budget == 0:
             host = ends.pick(switch, random) if ends.allows(switch) else -1
@@ -247,7 +249,7 @@ class PaperPlanner:
 
     def _search(
         self, start: int, ends: "_Ends", left: "_Left", passed: frozenset[int] = frozenset()
-    ) -> "_Found | None":
+    ) -> "_CheapestPaths | None":
         """All cheapest paths from a switch to candidates, over links with capacity left and not through `passed`."""
         distance = {start: 0}
         into: dict[int, list[Step]] = {start: []}
@@ -283,10 +285,12 @@ class PaperPlanner:
                 if switch not in marked:
                     marked.add(switch)
                     stack.append(switch)
-        return _Found(start, best, frozenset(found), onward)
+        return _CheapestPaths(start, best, frozenset(found), onward)
 
-    def _walk(self, found: "_Found", ends: "_Ends", left: "_Left", random: Random) -> tuple[int, tuple[int, ...]]:
-        """One of the paths found: at each switch a uniform pick among the links and hosts that continue one."""
+    def _walk(
+        self, found: "_CheapestPaths", ends: "_Ends", left: "_Left", random: Random
+    ) -> tuple[int, tuple[int, ...]]:
+        """A cheapest path: at each switch a uniform pick among the links and hosts that continue such a path."""
         switch, route, passed = found.start, list[int](), set[int]()
         while True:
             hosts = ends.hosts(switch) if switch in found.ends else ()
@@ -297,7 +301,7 @@ class PaperPlanner:
             passed.add(switch)
             switch, link = steps[pick - len(hosts)]
             route.append(link)
-            if not self._all_cost:  # a ring that costs nothing must not lead back: look again from here
+            if not self._all_cost:  # a ring of links without cost must not lead back: search again from here
                 again = self._search(switch, ends, left, frozenset(passed))
                 if again is None:
                     raise PlanInvalid(f"a cheapest path ended at switch {self._topology.switches[switch]!r}")
@@ -305,7 +309,7 @@ class PaperPlanner:
 
 
 class _Left(NamedTuple):
-    """What is left of each resource, by number: views into a Residual, faster to index one by one."""
+    """The remaining units of each resource: views of the arrays of a Residual that are faster to index by element."""
 
     send: memoryview
     receive: memoryview
@@ -314,7 +318,7 @@ class _Left(NamedTuple):
 
     @classmethod
     def of(cls, residual: Residual) -> "_Left":
-        """Views of a residual's arrays."""
+        """The views of a residual."""
         return cls(residual.send.data, residual.receive.data, residual.disk.data, residual.link.data)
 
 
@@ -323,7 +327,7 @@ def _take(counts: memoryview, number: int, taken: list[tuple[memoryview, int]]) 
     taken.append((counts, number))
 
 
-class _Found(NamedTuple):
+class _CheapestPaths(NamedTuple):
     """The cheapest paths from `start`: their cost, the switches where they end, and the next steps on them."""
 
     start: int
@@ -347,7 +351,7 @@ class _Ends:
         barred: Sequence[int] = (),
         only: int = -1,
     ) -> None:
-        """Hosts not `closed`, in `rack` if that is one, not in the racks `barred`; or `only` that host, as a reader."""
+        """Hosts not in `closed`, in `rack` (-1: any), not in the racks `barred`; or `only` this host, a reader."""
         self._members = topology.members
         self._receive = left.receive
         self._disk = left.disk
@@ -361,7 +365,7 @@ class _Ends:
     def by_rules(
         cls, topology: Topology, left: _Left, rules: Sequence[Rule], hosts: Sequence[int], closed: AbstractSet[int]
     ) -> "_Ends":
-        """What `rules` allow, seen from a chain of `hosts` so far."""
+        """The candidates that `rules` allow for the next replica of a chain of `hosts`."""
         rack, barred = -1, list[int]()
         for rule in rules:
             other = topology.rack_of[hosts[rule.of]]
@@ -369,7 +373,7 @@ class _Ends:
                 barred.append(other)
             elif rule.relation is not Relation.OTHER_HOST:
                 if rack not in (-1, other):
-                    barred.append(other)  # in two racks at once: nowhere
+                    barred.append(other)  # in two racks at once: no candidate
                     barred.append(rack)
                 rack = other
         return cls(topology, left, closed, rack=rack, barred=barred)
@@ -383,7 +387,7 @@ class _Ends:
         members = self._members[switch]
         count = len(members)
         if self._only < 0:
-            for _ in range(min(TRIES + count // 32, count)):  # the larger the rack, the longer a look at all of it
+            for _ in range(min(TRIES + count // 32, count)):  # a list of all hosts costs more
                 host = members[int(random.random() * count)]
                 if self._receive[host] > 0 and self._disk[host] > 0 and host not in self._closed:
                     return host

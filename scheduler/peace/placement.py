@@ -1,6 +1,6 @@
-"""Placement: which hosts a chunk's replicas may lie on, as a template with one set of rules per replica.
+"""Placement: the hosts on which a chunk's replicas may lie, as a template with one set of rules per replica.
 
-SGuard, section 5 (constraint templates: same node, same rack, different rack). A rule speaks of a host that is already
+SGuard, section 5 (constraint templates: same node, same rack, different rack). A rule refers to a host that is already
 in the chain: 0 is the writer, 1 the first replica, and so on. Besides the rules, all hosts of a chain differ; only
 `same-host:0` puts a replica on the writer itself.
 """
@@ -16,7 +16,7 @@ MAX_REPLICAS = 16
 
 
 class Relation(StrEnum):
-    """How a replica's host lies to one already chosen."""
+    """The relation of a replica's host to a host that is already chosen."""
 
     SAME_HOST = "same-host"
     SAME_RACK = "same-rack"
@@ -35,12 +35,12 @@ class Rule(NamedTuple):
 
 
 Placement = tuple[tuple[Rule, ...], ...]
-"""For each replica, the rules that all must hold; none: anywhere (on a host of its own)."""
+"""For each replica, rules that must all hold; without rules: any host that is not in the chain yet."""
 
 
 @lru_cache
 def default_placement(replicas: int, racks: int = 2) -> Placement:
-    """The first replica in the writer's rack, the second in another, the third beside the second, more anywhere.
+    """The first replica in the writer's rack, the second in another, the third in the second's rack, more anywhere.
 
     HDFS's own policy since 0.17 (HADOOP-2559), but never on the writer, as in SGuard's measurements (section 6.2,
     footnote 6); SGuard itself names no full template, only one copy in the same rack and another in a different one as
@@ -57,13 +57,13 @@ def default_placement(replicas: int, racks: int = 2) -> Placement:
 def parse_placement(texts: Sequence[str]) -> Placement:
     """A placement from one text per replica, rules joined by `&`: `["same-rack:0", "other-rack:0 & other-rack:1"]`.
 
-    An empty text, or `anywhere`, is no rule. Raises PlacementError that names the text.
+    An empty text, or `anywhere`, is no rule. Raises PlacementError, which names the text.
     """
     return check_placement(tuple(_parse(text) for text in texts))
 
 
 def check_placement(placement: Placement) -> Placement:
-    """The placement, if its rules speak of what is there by then. Raises PlacementError."""
+    """The placement, if each rule refers to an earlier position of the chain. Raises PlacementError."""
     if not 1 <= len(placement) <= MAX_REPLICAS:
         raise PlacementError(f"a placement for {len(placement)} replicas: must be from 1 to {MAX_REPLICAS}")
     for number, rules in enumerate(placement, 1):

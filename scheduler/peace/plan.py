@@ -1,9 +1,9 @@
-"""Requests, chains, plans, and the capacity that is left: what all planners share.
+"""Requests, chains, plans and residual capacity: the data that all planners share.
 
 Invariants:
 * A chain takes one unit of every resource on its way, and gives back exactly what it took.
 * Hosts, switches and links are the topology's numbers.
-* `Residual` never goes below zero: taking what is not there raises PlanInvalid and takes nothing.
+* `Residual` never goes below zero: a chain that does not fit raises PlanInvalid, and nothing is taken.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,39 +23,39 @@ from scheduler.topology import Topology, disk_capacity
 Counts = npt.NDArray[np.int32]
 
 
-class Kind(StrEnum):
-    """What a chain moves."""
+class TransferKind(StrEnum):
+    """The purpose of a transfer."""
 
     WRITE = "write"  # from the writer through all replicas
-    READ = "read"  # recovery: from a host that has the chunk to the one that asks
+    READ = "read"  # recovery: from a host that has the chunk to the reader
     COPY = "copy"  # re-replication: from a host that has the chunk to a new one
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """(w, r, k) of Algorithm 1: `writer` wants `chunks` chunks on as many replicas as `placement` has entries.
+    """(w, r, k) of Algorithm 1: `writer` writes `chunks` chunks; `placement` has one entry for each replica.
 
     READ: `writer` is the reader, `sources[i]` the hosts that have chunk i, `placement` is empty. COPY: `writer` is not
-    used (-1), `sources[i]` the hosts that still have chunk i, `placement` has one entry, whose rules speak of
-    position 0, the source; the new host is never one of the sources. `numbers` are the chunks' own numbers, if they
-    are not 0 … chunks-1; `avoid` are hosts that shall not be chosen.
+    used (-1), `sources[i]` the hosts that still have chunk i, `placement` has one entry, whose rules refer to
+    position 0, the source; the new host is never one of the sources. `numbers` are the numbers of the chunks, if they
+    are not 0 … chunks-1; hosts in `avoid` are not chosen.
     """
 
     name: str
     writer: int
     chunks: int
     placement: Placement
-    kind: Kind = Kind.WRITE
+    kind: TransferKind = TransferKind.WRITE
     sources: tuple[tuple[int, ...], ...] = ()
     numbers: tuple[int, ...] = ()
     avoid: frozenset[int] = frozenset()
 
     def number(self, chunk: int) -> int:
-        """The own number of the request's chunk at place `chunk`."""
+        """The number of the chunk at position `chunk` of the request."""
         return self.numbers[chunk] if self.numbers else chunk
 
     def rest(self, done: int) -> "Request":
-        """What is left after the first `done` chunks."""
+        """The request without its first `done` chunks."""
         left = range(done, self.chunks)
         return replace(
             self,
@@ -66,15 +66,15 @@ class Request:
 
 
 def check_request(topology: Topology, request: Request) -> None:
-    """Raise RequestError, naming the field, for what the topology does not have or what contradicts itself."""
+    """Raise RequestError, naming the field, if the request contradicts itself or the topology."""
     hosts, sources = range(len(topology.servers)), request.sources
     if request.chunks < 0:
         raise RequestError("chunks", f"{request.chunks} of {request.name!r}: must be 0 or more")
-    if request.writer not in hosts and (request.kind is not Kind.COPY or request.writer != -1):
+    if request.writer not in hosts and (request.kind is not TransferKind.COPY or request.writer != -1):
         raise RequestError("writer", f"{request.writer} of {request.name!r}: hosts are 0 to {hosts[-1]}")
     if request.numbers and len(set(request.numbers)) != request.chunks:
         raise RequestError("numbers", f"{request.name!r} needs {request.chunks} different ones, or none at all")
-    if request.kind is Kind.WRITE:
+    if request.kind is TransferKind.WRITE:
         if sources:
             raise RequestError("sources", f"{request.name!r} writes: what it writes comes from the writer")
     elif len(sources) != request.chunks or not all(sources):
@@ -83,11 +83,13 @@ def check_request(topology: Topology, request: Request) -> None:
         if host not in hosts:
             field = "avoid" if host in request.avoid else "sources"
             raise RequestError(field, f"{host} of {request.name!r}: hosts are 0 to {hosts[-1]}")
-    wanted = {Kind.READ: (0, "none"), Kind.COPY: (1, "one entry")}.get(request.kind)
+    wanted = {TransferKind.READ: (0, "none"), TransferKind.COPY: (1, "one entry")}.get(request.kind)
     if wanted is not None and len(request.placement) != wanted[0]:
         raise RequestError("placement", f"a {request.kind} needs {wanted[1]}, {request.name!r} has {request.placement}")
-    if request.placement or request.kind is Kind.WRITE:
-        if request.kind is Kind.COPY and any(rule.relation is Relation.SAME_HOST for rule in request.placement[0]):
+    if request.placement or request.kind is TransferKind.WRITE:
+        if request.kind is TransferKind.COPY and any(
+            rule.relation is Relation.SAME_HOST for rule in request.placement[0]
+        ):
             raise RequestError("placement", f"a copy goes to another host, {request.name!r} says same-host")
         try:
             check_placement(request.placement)
@@ -96,7 +98,7 @@ def check_request(topology: Topology, request: Request) -> None:
 
 
 class Chain(NamedTuple):
-    """How one chunk travels: `hosts[0]` sends to `hosts[1]`, which forwards to `hosts[2]`, and so on.
+    """The path of one chunk: `hosts[0]` sends to `hosts[1]`, which forwards to `hosts[2]`, and so on.
 
     `routes[i]` are the links between switches from `hosts[i]` to `hosts[i + 1]`, in order.
     """
@@ -105,19 +107,19 @@ class Chain(NamedTuple):
     chunk: int
     hosts: tuple[int, ...]
     routes: tuple[tuple[int, ...], ...]
-    kind: Kind = Kind.WRITE
+    kind: TransferKind = TransferKind.WRITE
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """Who writes what where in one timestep, and what must wait (requests with the chunks left over)."""
+class TransferPlan:
+    """The chains of one timestep, and the requests that must wait, each with its remaining chunks."""
 
     chains: tuple[Chain, ...] = ()
     waiting: tuple[Request, ...] = field(default=())
 
 
 class Resource(StrEnum):
-    """What a chain uses one unit of."""
+    """A kind of capacity; a chain uses units of it."""
 
     SEND = "send"
     RECEIVE = "receive"
@@ -126,9 +128,9 @@ class Resource(StrEnum):
 
 
 def demands(chain: Chain) -> Iterator[tuple[Resource, int]]:
-    """Every unit that a chain takes: (resource, number of the host or link)."""
+    """Every unit that a chain takes, as (resource, number of the host or link)."""
     hosts = chain.hosts
-    if chain.kind is not Kind.WRITE:
+    if chain.kind is not TransferKind.WRITE:
         yield Resource.DISK, hosts[0]  # the chunk is read there
     for place, (source, target) in enumerate(pairwise(hosts)):
         if source != target:
@@ -136,12 +138,12 @@ def demands(chain: Chain) -> Iterator[tuple[Resource, int]]:
             for link in chain.routes[place]:
                 yield Resource.LINK, link
             yield Resource.RECEIVE, target
-        if chain.kind is not Kind.READ:
+        if chain.kind is not TransferKind.READ:
             yield Resource.DISK, target
 
 
 class Residual:
-    """Remaining capacity, without reverse arcs: a later path never undoes a chain that is already planned."""
+    """Remaining capacity. It has no reverse arcs: a later path never undoes a chain that is already planned."""
 
     __slots__ = ("disk", "link", "receive", "send", "topology")
 
@@ -154,7 +156,7 @@ class Residual:
 
     @classmethod
     def full(cls, topology: Topology) -> "Residual":
-        """All capacity of a network."""
+        """The whole capacity of a network."""
         servers = topology.servers
         return cls(
             topology,
@@ -169,12 +171,12 @@ class Residual:
         return Residual(self.topology, self.send.copy(), self.receive.copy(), self.disk.copy(), self.link.copy())
 
     def become(self, other: "Residual") -> None:
-        """Have the same left as another of this network, in place: what shares arrays with this one sees it too."""
+        """Copy the numbers of another residual of this network, in place: objects that share the arrays see them."""
         self.send[:], self.receive[:] = other.send, other.receive
         self.disk[:], self.link[:] = other.disk, other.link
 
     def counts(self, resource: Resource) -> Counts:
-        """What is left of one kind of resource, by number."""
+        """The remaining units of one kind of resource, by number."""
         match resource:
             case Resource.SEND:
                 return self.send
@@ -186,7 +188,7 @@ class Residual:
                 return self.link
 
     def take(self, chain: Chain) -> None:
-        """Use what a chain needs. Raises PlanInvalid, and takes nothing, if something of it is not there."""
+        """Take the units of a chain. Raises PlanInvalid, and takes nothing, if a unit is missing."""
         taken: list[tuple[Counts, int]] = []
         for resource, number in demands(chain):
             counts = self.counts(resource)
@@ -198,24 +200,24 @@ class Residual:
             taken.append((counts, number))
 
     def give(self, chain: Chain) -> None:
-        """Give back what a chain took."""
+        """Give the units of a chain back."""
         for resource, number in demands(chain):
             self.counts(resource)[number] += 1
 
     def without(self, host: int) -> None:
-        """A host is gone: nothing is sent from it or to it any more."""
+        """Take all capacity of a host that is lost."""
         self.send[host] = self.receive[host] = self.disk[host] = 0
 
 
 class Planner(Protocol):
-    """One way to plan. Planners hold what they prepared for one topology, and no state between calls."""
+    """A planning algorithm, prepared for one topology. A plan depends on the arguments of the call alone."""
 
     name: str
 
-    def plan(self, requests: Sequence[Request], residual: Residual, random: Random) -> Plan:
+    def plan(self, requests: Sequence[Request], residual: Residual, random: Random) -> TransferPlan:
         """Plan as much as fits into `residual`, first come first served, and take it from there."""
         ...
 
     def chain(self, request: Request, chunk: int, residual: Residual, random: Random) -> Chain | None:
-        """One chunk's chain if there is one, taken from `residual`; else None and nothing is taken."""
+        """The chain of one chunk, taken from `residual`; None, and nothing taken, if there is none."""
         ...

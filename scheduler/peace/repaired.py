@@ -1,26 +1,28 @@
-"""Planner `repaired`: the tree planner's plan, then improved where picking at random has lost chunks.
+"""Planner `repaired`: the plan of `tree`, improved where random picks lost chunks.
 
-Greedy picks use up what others need: a replica on a host that cannot pass it on, a slot for sending in a rack where
-nobody is left to receive. That costs about a tenth of the chunks where each host has one slot, and nothing where links
-between racks are what is short. Three steps, each only if the one before left something to gain:
+Greedy picks use up resources that other chunks need: a replica on a host that cannot forward it, a sending slot in a
+rack where no host can receive. That costs about a tenth of the chunks where each host has one slot, and nothing where
+the links between racks are the bottleneck. There are three steps; each runs only if the step before left something to
+gain:
 
 1. The plan of `tree`, first come first served.
-2. For writes with the default placement of two or three replicas: the most chunks that an aggregate model allows, rack
-   by rack and host by host (`scheduler.peace.repaired_kernels` has the model), and where links between higher switches
-   are in the way the most that get through the tree (`scheduler.peace.levels_kernels`); then chains with these numbers.
-3. What still waits is tried again, and exchanged for chains that may find another way, for a bounded number of rounds.
+2. For writes with the default placement of two or three replicas: the largest number of chunks that an aggregate model
+   allows, for each rack and host (`scheduler.peace.repaired_kernels` has the model), and where links between higher
+   switches are a bottleneck, the largest number that the tree carries (`scheduler.peace.levels_kernels`); then chains
+   with these numbers.
+3. Waiting chunks are tried again, and exchanged for chains that may find another path, for a bounded number of rounds.
 
-The best of these plans is returned. Where all requests are of step 2's kind and more is wanted than fits, step 2 comes
-first: if it has as many chunks as the model's bound, no plan has more, and the greedy one is not even made.
+The best of these plans is returned. If step 2 covers all requests and not all chunks fit, step 2 comes first: if it
+reaches the model's bound, no plan has more chunks, and the greedy plan is not made.
 
 Source: beyond SGuard, whose algorithm 1 is step 1 and is not optimal (section 5).
 
 Invariants:
-* Never fewer chunks than the greedy plan that the same seed gives. Every chain keeps all promises of a plan.
+* A plan never has fewer chunks than the greedy plan of the same seed. Every chain is valid.
 * Reads, copies and requests with another placement keep the chains of step 1; exchanges concern writes only.
-* Among requests of one rack the earlier are served first in step 2; nothing else is promised about who waits.
-* Work is bounded: step 2 takes linear time in hosts and chunks (times a logarithm for the number alone), step 3 at most
-  ROUNDS exchanges.
+* Step 2 serves the requests of one rack in their order; there is no other promise about which requests wait.
+* Work is bounded: step 2 takes linear time in hosts and chunks (the number of chunks alone: times a logarithm), step 3
+  at most ROUNDS exchanges.
 """
 
 from collections.abc import Sequence
@@ -31,15 +33,15 @@ import numpy as np
 
 from scheduler.peace import levels_kernels as levels
 from scheduler.peace import repaired_kernels as kernels
-from scheduler.peace.plan import Chain, Counts, Plan, Request, Residual
+from scheduler.peace.plan import Chain, Counts, Request, Residual, TransferPlan
 from scheduler.peace.tree import Asked, TreePlanner, collector_paused
 from scheduler.peace.tree_kernels import DEPTH, DOWN_COST, UP_COST, WRITE, Numbers, Rows, refresh
 from scheduler.topology import Topology
 
 ROUNDS = 4000
-"""Exchanges tried per timestep: 2 to 4 ms."""
+"""The number of exchanges tried per timestep: 2 to 4 ms."""
 LOOKS = 2_000_000
-"""What ROUNDS times the number of requests is kept below: picking a request that waits may mean to look at them all."""
+"""The limit of ROUNDS times the number of requests: to pick a waiting request may mean to examine all of them."""
 IMPROVABLE = {
     2: ((1, 0, 0), (0, 1, 0)),
     3: ((1, 0, 0), (0, 1, 0), (4, 0, 0)),
@@ -47,17 +49,17 @@ IMPROVABLE = {
 """The default placements that the aggregate model covers, in the kernels' form, by their number of replicas."""
 COSTS = slice(UP_COST, DOWN_COST + 1)
 LISTS = 11
-"""Rows of scratch for `repaired_kernels.rebuild`."""
+"""The number of scratch rows of `repaired_kernels.rebuild`."""
 TRIES = 6
 FEW_HOSTS = 1000
-"""In networks of up to so many hosts chains are dealt out up to TRIES times."""
+"""In networks of up to so many hosts the chains of step 2 are dealt out up to TRIES times."""
 SEEDS = (1 << 64) - 1
 MAX_WANTED = 1 << 30
-"""Chunks of one writer beyond this are not counted."""
+"""The number of chunks of one writer that are counted at most."""
 
 
-class Attempt(NamedTuple):
-    """A plan in the kernels' form, and what it leaves. Row i belongs to request `owner[i]`; rows may be longer."""
+class KernelPlan(NamedTuple):
+    """A plan in the kernels' form, and the capacity left. Row i belongs to request `owner[i]`; rows may be longer."""
 
     residual: Residual
     planned: Numbers
@@ -66,12 +68,12 @@ class Attempt(NamedTuple):
 
     @property
     def chunks(self) -> int:
-        """Its chunks."""
+        """The number of planned chunks."""
         return int(self.planned.sum())
 
 
 class Demand(NamedTuple):
-    """Requests that the aggregate model covers, all with this number of replicas."""
+    """Requests that the aggregate model covers, all with the same number of replicas."""
 
     asked: Asked
     chosen: Numbers
@@ -79,7 +81,7 @@ class Demand(NamedTuple):
 
 
 class RepairedPlanner:
-    """Greedy, then improved. Raises TopologyError if the network is no tree of racks."""
+    """The greedy plan, improved. Raises TopologyError if the network is no tree of racks."""
 
     name = "repaired"
 
@@ -94,11 +96,11 @@ class RepairedPlanner:
         self._hosts = np.arange(hosts, dtype=np.int32)
 
     def chain(self, request: Request, chunk: int, residual: Residual, random: Random) -> Chain | None:
-        """One chunk's chain if there is one, taken from `residual`; as the tree planner's."""
+        """The chain of one chunk, as by the tree planner; None, and nothing taken, if there is none."""
         return self._tree.chain(request, chunk, residual, random)
 
-    def plan(self, requests: Sequence[Request], residual: Residual, random: Random) -> Plan:
-        """Plan as many chunks as can be found to fit into `residual`, and take them from there."""
+    def plan(self, requests: Sequence[Request], residual: Residual, random: Random) -> TransferPlan:
+        """Plan as many chunks as the three steps fit into `residual`, and take them from there."""
         with collector_paused():
             asked, seed = self._tree.asked(requests), random.getrandbits(64)
             best = self._surely_best(asked, residual, seed) or self._from_greedy(asked, residual.copy(), seed)
@@ -117,37 +119,37 @@ class RepairedPlanner:
         return None
 
     def most(self, demand: Demand, whole: Residual, timesteps: int) -> int:
-        """At least so many chunks fit into so many timesteps together, by the model: an upper bound."""
+        """The largest number of chunks that so many timesteps together can have, by the model: an upper bound."""
         times = whole.copy()
         for counts in _arrays(times):
             np.copyto(counts, np.minimum(counts.astype(np.int64) * timesteps, MAX_WANTED), casting="same_kind")
-        nothing = Attempt(times, np.empty(0, np.int64), np.empty((0, 1), np.int32), np.empty(0, np.int64))
+        nothing = KernelPlan(times, np.empty(0, np.int64), np.empty((0, 1), np.int32), np.empty(0, np.int64))
         return self._bound(demand.asked, nothing, demand.chosen, demand.replicas)
 
     def begins(self, demand: Demand, whole: Residual) -> Numbers:
-        """For each switch, how many chunks its hosts can begin in one timestep if no others do."""
+        """For each switch, how many chunks its hosts can begin in one timestep if no other hosts begin any."""
         self.most(demand, whole, 1)
         return np.array([kernels.begins(self._sums, rack, demand.replicas) for rack in range(self._sums.shape[1])])
 
-    def _surely_best(self, asked: Asked, before: Residual, seed: int) -> Attempt | None:
-        """Step 2 alone, if it covers all requests, not all chunks fit, and it has as many as the model's bound."""
+    def _surely_best(self, asked: Asked, before: Residual, seed: int) -> KernelPlan | None:
+        """The plan of step 2, if it covers all requests, not all chunks fit, and it reaches the model's bound."""
         count = len(asked.fields)
         for replicas in IMPROVABLE:
             chosen = _chosen(asked, replicas)
             if 0 < len(chosen) == count:
                 rows, planned = np.empty((0, asked.width), np.int32), np.zeros(count, np.int64)
-                nothing = Attempt(before.copy(), planned, rows, np.empty(0, np.int64))
+                nothing = KernelPlan(before.copy(), planned, rows, np.empty(0, np.int64))
                 most = self._bound(asked, nothing, chosen, replicas)
                 if most < asked.fields[:, 2].sum() and self._through(most, replicas, seed) == most:
                     found = self._rebuilt(asked, nothing, chosen, most, replicas, seed)
                     return found if found.chunks == most else None
         return None
 
-    def _from_greedy(self, asked: Asked, residual: Residual, seed: int) -> Attempt:
-        """All steps."""
+    def _from_greedy(self, asked: Asked, residual: Residual, seed: int) -> KernelPlan:
+        """The plan of all steps, from the greedy plan on."""
         before, planned = residual.copy(), np.zeros(len(asked.fields), np.int64)
         rows = self._tree.run(asked, residual, seed, planned)
-        best = Attempt(residual, planned, rows, np.repeat(np.arange(len(planned)), planned))
+        best = KernelPlan(residual, planned, rows, np.repeat(np.arange(len(planned)), planned))
         enough = likely = int(asked.fields[:, 2].sum())
         if best.chunks == enough:
             return best
@@ -168,7 +170,7 @@ class RepairedPlanner:
             return self._exchanged(asked, best, enough)
         return best
 
-    def _without(self, before: Residual, best: Attempt, chosen: Numbers, replicas: int) -> Attempt:
+    def _without(self, before: Residual, best: KernelPlan, chosen: Numbers, replicas: int) -> KernelPlan:
         """The plan without the chains of the chosen requests."""
         given = np.isin(best.owner, chosen) if len(chosen) < len(best.planned) else np.ones(len(best.owner), np.bool_)
         if given.all():
@@ -179,10 +181,10 @@ class RepairedPlanner:
             kernels.give_back(self._tree.tree, self._tree.pool, rows, *_arrays(residual))
         planned = best.planned.copy()
         planned[chosen] = 0
-        return Attempt(residual, planned, best.rows[~given], best.owner[~given])
+        return KernelPlan(residual, planned, best.rows[~given], best.owner[~given])
 
-    def _bound(self, asked: Asked, fixed: Attempt, chosen: Numbers, replicas: int) -> int:
-        """The most chunks of the chosen requests beside what is fixed."""
+    def _bound(self, asked: Asked, fixed: KernelPlan, chosen: Numbers, replicas: int) -> int:
+        """The largest number of chunks of the chosen requests beside the fixed chains, by the model."""
         writers, wanted = asked.fields[chosen, 1], asked.fields[chosen, 2]
         counts = np.bincount(writers, np.minimum(wanted, MAX_WANTED), self._parts.shape[1])
         self._parts[kernels.WANT] = np.minimum(counts, MAX_WANTED)
@@ -190,7 +192,7 @@ class RepairedPlanner:
         return int(kernels.bound(*tables, replicas, *_arrays(fixed.residual)))
 
     def _through(self, most: int, replicas: int, seed: int) -> int:
-        """How many chunks get through the tree, of the most that racks allow; shared out anew if it is fewer."""
+        """The number of chunks that the tree carries; if the racks allow more, the racks' shares are computed again."""
         tables = self._tree.tree, self._tree.pool, self._levels, self._sums
         begin, best, kept = self._sums.copy(), -1, self._sums
         for turn in range(TRIES // 2 if self._parts.shape[1] <= FEW_HOSTS else 1):
@@ -204,12 +206,14 @@ class RepairedPlanner:
         self._sums[:] = kept
         return best
 
-    def _rebuilt(self, asked: Asked, fixed: Attempt, chosen: Numbers, most: int, replicas: int, seed: int) -> Attempt:
-        """The best of a few tries of `_once_rebuilt`: which hosts share a chain is chance, and may be in the way."""
+    def _rebuilt(
+        self, asked: Asked, fixed: KernelPlan, chosen: Numbers, most: int, replicas: int, seed: int
+    ) -> KernelPlan:
+        """The best of a few tries of `_once_rebuilt`: the hosts of a chain are random, and some lose chunks."""
         wanted = fixed.chunks + int(self._sums[kernels.A].sum())
         best = fixed
         for turn in range(TRIES if self._parts.shape[1] <= FEW_HOSTS else 1):
-            before = Attempt(fixed.residual.copy(), fixed.planned, fixed.rows, fixed.owner)
+            before = KernelPlan(fixed.residual.copy(), fixed.planned, fixed.rows, fixed.owner)
             found = self._once_rebuilt(asked, before, chosen, most, replicas, seed + turn & SEEDS)
             if turn == 0 or found.chunks > best.chunks:
                 best = found
@@ -218,9 +222,9 @@ class RepairedPlanner:
         return best
 
     def _once_rebuilt(
-        self, asked: Asked, fixed: Attempt, chosen: Numbers, most: int, replicas: int, seed: int
-    ) -> Attempt:
-        """Chains for the numbers that `_bound` found; then greedy once more for all that waits."""
+        self, asked: Asked, fixed: KernelPlan, chosen: Numbers, most: int, replicas: int, seed: int
+    ) -> KernelPlan:
+        """Chains for the numbers of `_bound`, then greedy chains for all waiting chunks."""
         tree, pool = self._tree.tree, self._tree.pool
         self._tree.seed(seed)
         refresh(tree, pool, *_arrays(fixed.residual))
@@ -240,10 +244,10 @@ class RepairedPlanner:
             known = planned.copy()
             parts.append(self._tree.run(asked, fixed.residual, seed, planned))
             owners.append(np.repeat(np.arange(len(planned)), planned - known))
-        return Attempt(fixed.residual, planned, np.concatenate(parts), np.concatenate(owners))
+        return KernelPlan(fixed.residual, planned, np.concatenate(parts), np.concatenate(owners))
 
-    def _exchanged(self, asked: Asked, best: Attempt, enough: int) -> Attempt:
-        """Step 3, in place; first among nearest hosts, then wherever there is room: a detour may let more through."""
+    def _exchanged(self, asked: Asked, best: KernelPlan, enough: int) -> KernelPlan:
+        """Step 3, in place: first with the nearest hosts, then with any, since a longer path may let more through."""
         used, room = best.chunks, min(enough, best.chunks + ROUNDS)
         rows, owner = np.full((room, asked.width), -1, np.int32), np.zeros(room, np.int64)
         rows[:used], owner[:used] = best.rows, best.owner
@@ -257,7 +261,7 @@ class RepairedPlanner:
                 *(np.empty(asked.width, np.int32), *_arrays(best.residual)),
             )
         tree[COSTS] = costs
-        return Attempt(best.residual, best.planned, rows[:used], owner[:used])
+        return KernelPlan(best.residual, best.planned, rows[:used], owner[:used])
 
 
 def _arrays(residual: Residual) -> tuple[Counts, Counts, Counts, Counts]:
@@ -274,7 +278,7 @@ def _chosen(asked: Asked, replicas: int) -> Numbers:
 
 
 def _padded(rows: Rows, width: int) -> Rows:
-    """Rows of another width, -1 behind the last host."""
+    """The rows with another width, filled with -1 after the last host."""
     if rows.shape[1] == width:
         return rows
     wide = np.full((len(rows), width), -1, np.int32)

@@ -1,19 +1,21 @@
-"""The repaired planner's inner loops, compiled: how many chunks there could be, a plan with that many, and exchanges.
+"""The repaired planner's inner loops, compiled: the largest number of chunks, a plan with that number, and exchanges.
 
 **The model** of a timestep in which every chunk goes from a writer x to a in the same rack, to b in another rack and,
-with three replicas, to d beside b. Per rack, A chunks begin and B end. For host s let S be what it can send, T what it
-can take (receive and disk), w what it wants to write, m = min(S, T), and let c count the replicas it passes on (a, and
-b if d follows). Then x ≤ min(w, S - c), d ≤ T - c and c ≤ m, so that a rack can do (A, B) exactly if, with C = A + B,
+with three replicas, to d in b's rack. Per rack, A chunks begin and B end. For host s let S be the number of chunks that
+it can send, T the number that it can take (receive and disk), w the number that it wants to write, m = min(S, T), and c
+the number of replicas that it forwards (a, and b if d follows). Then x ≤ min(w, S - c), d ≤ T - c and c ≤ m, so that a
+rack can do (A, B) exactly if, with C = A + B,
 
     A ≤ X    C ≤ M    A + C ≤ X + F    B + C ≤ T    (X = Σ min(w, S), M = Σ m, F = Σ min(m, max(0, S - w)), T = Σ T)
 
-and A, B fit its links. (F: what is passed on without taking a slot from a writer.) With two replicas C = A, and b is
-the end. The most chunks N are the largest with ΣA = ΣB = N and A + B ≤ N in each rack, which lets every chunk end in
-another rack than it began. What B costs per unit of A only grows, so units of A go where they cost least. Not in the
-model, so N is an upper bound: links between higher switches, and that the hosts of a chain differ.
+and A, B fit its links. (F: the replicas that are forwarded without taking a slot from a writer.) With two replicas
+C = A, and b is the end. The most chunks are the largest N with ΣA = ΣB = N and A + B ≤ N in each rack, so that every
+chunk can end in another rack than it began. The cost of A in units of B never falls as A grows, so units of A go where
+they cost least. The model ignores links between higher switches and that the hosts of a chain differ, so N is an upper
+bound.
 
 Invariants:
-* Every chain is taken unit by unit from what is left; one that does not fit is left out.
+* Every chain is taken unit by unit from the residual capacity; a chain that does not fit is left out.
 * `exchange` never ends with fewer chunks than it began with.
 """
 
@@ -52,7 +54,7 @@ from scheduler.peace.tree_kernels import (
     write_back,
 )
 
-# Rows of `sums`, per switch: the sums above, the links, how A and B are shared out, and what of A has no writer yet.
+# Rows of `sums`, per switch: the sums above, the links, the shares of A and B, and the part of A without a writer yet.
 X, M, F, T, UP_ROOM, DOWN_ROOM, A, B, LEFT = range(9)
 SUM_ROWS: Final = 9
 # Rows of `parts`, per host: wanted, to start, to pass on, to end.
@@ -60,12 +62,12 @@ WANT, START, PASS, END = range(4)
 PART_ROWS: Final = 4
 THREE: Final = 3
 HALVES_LEFT: Final = slice(9, 11)
-"""Rows of `lists` that hold first and second halves without a partner after `rebuild`."""
+"""The rows of `lists` with the first and second halves that have no partner after `rebuild`."""
 
 
 @compiled
 def add_up(tree: Numbers, pool: Counts, parts: Counts, sums: Numbers) -> None:
-    """The sums of every rack. Only a rack without switches below it has its links to itself."""
+    """Compute the sums of every rack. Only a rack without switches below it has its links for itself."""
     sums[:] = 0
     for host in range(pool.shape[1]):
         rack, send = pool[RACK, host], pool[SEND, host]
@@ -83,7 +85,7 @@ def add_up(tree: Numbers, pool: Counts, parts: Counts, sums: Numbers) -> None:
 
 @compiled
 def ends(sums: Numbers, rack: int, begin: int, most: int, replicas: int) -> int:
-    """How many chunks can end in a rack where `begin` begin, of `most` in all; -1: so many cannot begin."""
+    """The number of chunks that can end in a rack where `begin` begin, of `most` in all; -1: so many cannot begin."""
     if begin > sums[X, rack] or begin > sums[UP_ROOM, rack]:
         return -1
     end = min(sums[DOWN_ROOM, rack], most - begin)
@@ -99,7 +101,7 @@ def ends(sums: Numbers, rack: int, begin: int, most: int, replicas: int) -> int:
 
 @compiled
 def step(sums: Numbers, rack: int, most: int, replicas: int, patience: int) -> bool:
-    """One more chunk begins in this rack, if that costs no more ends than `patience` allows: 0, 1 of 2, 1, any."""
+    """Let one more chunk begin in this rack, if that costs no more ends than `patience` allows: 0, 1 of 2, 1, any."""
     begin = sums[A, rack]
     now, then = ends(sums, rack, begin, most, replicas), ends(sums, rack, begin + 1, most, replicas)
     if then < 0:
@@ -118,7 +120,7 @@ def step(sums: Numbers, rack: int, most: int, replicas: int, patience: int) -> b
 
 @compiled
 def share(sums: Numbers, most: int, replicas: int, evenly: bool) -> bool:
-    """Share out `most` begins and ends among the racks; False if there is no way. `evenly`: not rack after rack."""
+    """Distribute `most` begins and ends over the racks; False if that is impossible. `evenly`: not rack after rack."""
     sums[A] = 0
     left = most
     for patience in range(4):
@@ -139,7 +141,7 @@ def share(sums: Numbers, most: int, replicas: int, evenly: bool) -> bool:
     if total < most:
         return False
     over = total - most
-    for rack in range(sums.shape[1]):  # each gives its part of what is too much
+    for rack in range(sums.shape[1]):  # each gives its part of the excess
         part = min(sums[B, rack], over * sums[B, rack] // max(total, 1))
         sums[B, rack] -= part
         left += part
@@ -162,7 +164,7 @@ def bound(
     disk: Counts,
     link: Counts,
 ) -> int:
-    """The most chunks that the model allows (an upper bound of what any plan has), shared out in `sums`."""
+    """The largest number of chunks that the model allows, an upper bound for every plan; `sums` gets the shares."""
     refresh(tree, pool, send, receive, disk, link)
     add_up(tree, pool, parts, sums)
     low, high = 0, 0
@@ -181,7 +183,7 @@ def bound(
 
 @compiled
 def begins(sums: Numbers, rack: int, replicas: int) -> int:
-    """How many chunks can begin in a rack in which none ends, and end in the others."""
+    """The number of chunks that can begin in a rack in which none ends, and end in the other racks."""
     elsewhere = 0
     for other in range(sums.shape[1]):
         if other != rack:
@@ -199,10 +201,10 @@ def begins(sums: Numbers, rack: int, replicas: int) -> int:
 def spread(
     tree: Numbers, pool: Counts, parts: Counts, rack: int, what: int, count: int, pairs: int, sparing: bool
 ) -> int:
-    """Deal `count` units of PASS or END to a rack's hosts, one each in turn; how many found no host.
+    """Deal `count` units of PASS or END to a rack's hosts, one each in turn; returns the units without a host.
 
-    `pairs`: no host gets more parts than there are pairs of parts, for hosts of a pair differ. `sparing`: pass on only
-    what takes no slot from a writer.
+    `pairs`: no host gets more parts than there are pairs of parts, since the hosts of a pair differ. `sparing`: forward
+    only replicas that take no slot from a writer.
     """
     begin, size = tree[MEMBERS_FROM, rack], tree[MEMBERS_TO, rack] - tree[MEMBERS_FROM, rack]
     moved = True
@@ -226,13 +228,13 @@ def spread(
 
 @compiled
 def pairs_of(sums: Numbers, rack: int, replicas: int) -> int:
-    """How many pairs of hosts a rack's chains have: a writer and the first replica, and the second and the third."""
+    """The number of pairs of hosts in a rack's chains: writer and first replica, second and third replica."""
     return sums[A, rack] + (sums[B, rack] if replicas == THREE else 0)
 
 
 @compiled
 def begin_all(pool: Counts, parts: Counts, sums: Numbers, writes: Numbers, replicas: int) -> None:
-    """Deal what is LEFT of each rack's A to its writers, first come first served. `writes`: writer, chunks."""
+    """Deal the remaining A (LEFT) of each rack to its writers, first come first served. `writes`: writer, chunks."""
     for place in range(len(writes)):
         writer = writes[place, 0]
         rack = pool[RACK, writer]
@@ -246,7 +248,7 @@ def begin_all(pool: Counts, parts: Counts, sums: Numbers, writes: Numbers, repli
 
 @compiled
 def can_pass(tree: Numbers, pool: Counts, parts: Counts, rack: int) -> int:
-    """How many replicas a rack's hosts can pass on beside what they start."""
+    """The number of replicas that a rack's hosts can forward beside the chunks that they start."""
     total = 0
     for at in range(tree[MEMBERS_FROM, rack], tree[MEMBERS_TO, rack]):
         host = pool[MEMBERS, at]
@@ -258,7 +260,7 @@ def can_pass(tree: Numbers, pool: Counts, parts: Counts, rack: int) -> int:
 def allot(tree: Numbers, pool: Counts, parts: Counts, sums: Numbers, writes: Numbers, replicas: int) -> None:
     """Deal each rack's A and B to its hosts, the earliest writers first.
 
-    Only where these leave too few slots for passing on, as hosts differ, what is passed on is dealt first.
+    If these leave too few slots to forward replicas, because hosts differ, the forwarded replicas are dealt first.
     """
     parts[START:] = 0
     for rack in range(sums.shape[1]):
@@ -280,7 +282,7 @@ def allot(tree: Numbers, pool: Counts, parts: Counts, sums: Numbers, writes: Num
 
 @compiled
 def tokens(tree: Numbers, pool: Counts, parts: Counts, rack: int, what: int, out: Counts, count: int) -> int:
-    """A rack's hosts, each as often as it has a part, behind the first `count` of `out`; how many there are then."""
+    """Append a rack's hosts to the first `count` of `out`, each as often as it has a part; returns the new count."""
     for at in range(tree[MEMBERS_FROM, rack], tree[MEMBERS_TO, rack]):
         host = pool[MEMBERS, at]
         for _ in range(parts[what, host]):
@@ -291,7 +293,7 @@ def tokens(tree: Numbers, pool: Counts, parts: Counts, rack: int, what: int, out
 
 @compiled
 def shuffle(tree: Numbers, values: Counts, count: int) -> None:
-    """The first `count` values in a random order."""
+    """Shuffle the first `count` values."""
     for last in range(count - 1, 0, -1):
         other = draw(tree, last + 1)
         values[last], values[other] = values[other], values[last]
@@ -299,14 +301,14 @@ def shuffle(tree: Numbers, values: Counts, count: int) -> None:
 
 @compiled
 def apart(left: Counts, right: Counts, lefts: int, rights: int, kind: Counts) -> None:
-    """Permute `right` so that what stands side by side differs in `kind`, as far as exchanges of two can do it."""
+    """Permute `right` so that elements at equal positions differ in `kind`, as far as swaps of two can do that."""
     other = 0
     for place in range(min(lefts, rights)):
         here = kind[left[place]]
         if here != kind[right[place]]:
             continue
         for _ in range(rights):
-            other = other + 1 if other + 1 < rights else 0  # on from where the last was found
+            other = other + 1 if other + 1 < rights else 0  # go on after the last one found
             if kind[right[other]] != here and (other >= lefts or kind[left[other]] != here):
                 right[place], right[other] = right[other], right[place]
                 break
@@ -314,7 +316,7 @@ def apart(left: Counts, right: Counts, lefts: int, rights: int, kind: Counts) ->
 
 @compiled
 def halves(tree: Numbers, pool: Counts, parts: Counts, replicas: int, lists: Rows, hosts: Counts) -> tuple[int, int]:
-    """Pair the parts within each rack: rows 0 and 1 of `lists` get x and a, rows 2 and 3 b and d (or -1)."""
+    """Pair the parts within each rack: rows 0 and 1 of `lists` get x and a, rows 2 and 3 get b and d (or -1)."""
     begins, finals = 0, 0
     lone, passing = lists[4], lists[5]
     for rack in range(tree.shape[1]):
@@ -343,7 +345,7 @@ def halves(tree: Numbers, pool: Counts, parts: Counts, replicas: int, lists: Row
 
 @compiled
 def fits(tree: Numbers, pool: Counts, row: Counts) -> bool:
-    """Whether all that a chain uses is there (each host has one place in it)."""
+    """Whether there is capacity for a chain (no host occurs twice in it)."""
     for place in range(len(row) - 1):
         source, target = row[place], row[place + 1]
         if pool[SEND, source] < 1 or pool[RECEIVE, target] < 1 or pool[DISK, target] < 1:
@@ -355,7 +357,7 @@ def fits(tree: Numbers, pool: Counts, row: Counts) -> bool:
 
 @compiled
 def take(tree: Numbers, pool: Counts, row: Counts, units: int) -> None:
-    """Take all that a chain uses, or (-1) give it back."""
+    """Take the units of a chain, or (-1) give them back."""
     for place in range(len(row) - 1):
         pass_on(tree, pool, row[place], row[place + 1], units)
     for host in row:
@@ -364,7 +366,7 @@ def take(tree: Numbers, pool: Counts, row: Counts, units: int) -> None:
 
 @compiled
 def meet(tree: Numbers, pool: Counts, lists: Rows, mine: Counts, theirs: Counts, sizes: Numbers, rows: Rows) -> None:
-    """Join halves that meet at a switch to chains; those without a partner move to the front of their lists."""
+    """Join halves that meet at a switch to chains; halves without a partner move to the front of their lists."""
     begins, finals, used = sizes[0], sizes[1], sizes[2]
     shuffle(tree, mine, begins)
     shuffle(tree, theirs, finals)
@@ -412,10 +414,10 @@ def rebuild(
     sizes: Numbers,
     rows: Rows,
 ) -> int:
-    """Chains for the numbers in `sums`; how many rows they fill. Near switches join first: short ways."""
+    """Make the chains for the numbers in `sums`; returns the rows used. Low switches join first: paths are short."""
     allot(tree, pool, parts, sums, writes, replicas)
     begins, finals = halves(tree, pool, parts, replicas, lists, hosts)
-    heads[:] = -1  # for each switch, a list of its first halves and one of its second ones
+    heads[:] = -1  # for each switch, a list of its first halves and a list of its second halves
     after_first, after_second, mine, theirs = lists[7], lists[8], lists[9], lists[10]
     for place in range(begins):
         rack = pool[RACK, lists[0, place]]
@@ -443,7 +445,7 @@ def rebuild(
 
 @compiled
 def unlink(heads: Counts, after: Counts, switch: int, out: Counts) -> int:
-    """A switch's list, as an array."""
+    """Move a switch's list into an array."""
     count, place = 0, heads[switch]
     while place >= 0:
         out[count] = place
@@ -460,14 +462,14 @@ def link_up(heads: Counts, after: Counts, switch: int, values: Counts, count: in
         after[values[place]], heads[switch] = heads[switch], values[place]
 
 
-# ---- whose chains they are, and exchanges
+# ---- the requests of the chains, and exchanges
 
 
 @compiled
 def assign(
     asked: Numbers, chosen: Numbers, rows: Rows, used: int, heads: Counts, after: Counts, owner: Numbers
 ) -> None:
-    """Give each writer's chains to its requests, first come first served. `chosen`: which requests, in their order."""
+    """Give each writer's chains to its `chosen` requests, first come first served."""
     heads[:] = -1
     for row in range(used - 1, -1, -1):
         after[row], heads[rows[row, 0]] = heads[rows[row, 0]], row
@@ -490,7 +492,7 @@ def attempt(
     avoid: Counts,
     hosts: Counts,
 ) -> bool:
-    """One chunk of a write, as the tree planner would."""
+    """A chain for one chunk of a write, as by the tree planner."""
     avoided = avoid[fields[5] : fields[6]]
     hold_all(tree, pool, avoided, 1)
     done = write(tree, pool, fields[1], rules[fields[3], : fields[4]], hosts)
@@ -500,7 +502,7 @@ def attempt(
 
 @compiled
 def write_all(tree: Numbers, pool: Counts, send: Counts, receive: Counts, disk: Counts, link: Counts) -> None:
-    """Tell the capacities everything."""
+    """Write all tables into the capacities."""
     for host in range(len(send)):
         send[host], receive[host], disk[host] = pool[SEND, host], pool[RECEIVE, host], pool[DISK, host]
     write_back(tree, pool, pool[:0], 0, send, receive, disk, link)
@@ -516,7 +518,7 @@ def give_back(
     disk: Counts,
     link: Counts,
 ) -> None:
-    """Undo these chains of writes, all of one length."""
+    """Give back the units of these chains of writes, which have the same length."""
     refresh(tree, pool, send, receive, disk, link)
     for row in range(len(rows)):
         take(tree, pool, rows[row], -1)
@@ -525,14 +527,14 @@ def give_back(
 
 @compiled
 def keep(row: Counts, copy: Counts) -> None:
-    """Copy a row (a slice's assignment would allocate)."""
+    """Copy a row; the assignment of a slice would allocate memory."""
     for place in range(len(row)):
         copy[place] = row[place]
 
 
 @compiled
 def pick_waiting(tree: Numbers, asked: Numbers, planned: Numbers) -> int:
-    """A write with chunks that wait, or -1."""
+    """A write with waiting chunks, or -1."""
     start = draw(tree, len(asked))
     for turn in range(len(asked)):
         q = (start + turn) % len(asked)
@@ -560,10 +562,10 @@ def exchange(
     disk: Counts,
     link: Counts,
 ) -> int:
-    """Try chunks that wait; where one finds no way, in place of a chain that may then find another one.
+    """Try waiting chunks; one without a path takes the place of a chain, which is then planned again elsewhere.
 
-    An exchange is kept when the chain that made room found none: as many chunks, but others may fit now. Ends after
-    `rounds`, or with `enough` chains, or when nothing waits; how many rows there are then.
+    The exchange is kept also if the removed chain finds no other path: the number of chunks is the same, and other
+    chunks may fit now. Ends after `rounds`, with `enough` chains, or when no chunk waits; returns the rows used.
     """
     refresh(tree, pool, send, receive, disk, link)
     for _ in range(rounds):

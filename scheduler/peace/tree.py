@@ -1,20 +1,20 @@
 """Planner `tree`: Algorithm 1 of SGuard (section 5) on rack trees, without a search, thousands of times faster.
 
-The plans have the same distribution as those of `paper`, whose module text says which path is picked. On a tree there
-is one way between two switches, so a randomized shortest path is: the nearest racks with a free host, then at each
-switch on the way there a uniform pick among the next hops. `scheduler.peace.tree_kernels` keeps the distances up to
+The plans have the same distribution as those of `paper`, whose docstring defines which path is picked. On a tree there
+is one path between two switches, so a randomized shortest path leads to one of the nearest racks with a free host; at
+each switch on the way there the next hop is picked uniformly. `scheduler.peace.tree_kernels` keeps the distances up to
 date while capacity is used up.
 
-**What is kept between calls.** A copy of the last `Residual`'s numbers, with the counts and distances that follow from
-them. The copy is compared with the arrays at the beginning of each call and corrected where somebody took, gave back or
-set anything since (three numbers per host, in wide registers: 10,000 hosts take a few microseconds, less than the call
-costs in Python). So what is kept
-is only ever a faster way to the same answer: a plan depends on requests, residual capacity and the seed alone.
+**State between calls.** A planner keeps a copy of the last `Residual`'s numbers, with the counts and distances that
+follow from them. At the beginning of each call the copy is compared with the arrays and corrected where they changed
+(three numbers per host, in wide registers: 10,000 hosts take a few microseconds, less than the call costs in Python).
+So this state makes a call faster and never changes its result: a plan depends on requests, residual capacity and the
+seed alone.
 
 Invariants:
-* One 64-bit seed is drawn from `random` per call; the kernels' generator makes all picks from it.
+* One 64-bit seed is drawn from `random` per call; it seeds the kernels' generator, which makes all picks.
 * A planner is used by one thread at a time.
-* `plan` and `chain` take from the `Residual`'s own arrays, exactly what the chains they return use.
+* `plan` and `chain` take from the `Residual`'s own arrays exactly the units that the returned chains use.
 """
 
 import gc
@@ -33,25 +33,25 @@ import numpy as np
 from scheduler.errors import PlacementError, RequestError, TopologyError
 from scheduler.peace import tree_kernels as kernels
 from scheduler.peace.placement import Placement, Relation, check_placement
-from scheduler.peace.plan import Chain, Counts, Kind, Plan, Request, Residual, check_request
+from scheduler.peace.plan import Chain, Counts, Request, Residual, TransferKind, TransferPlan, check_request
 from scheduler.peace.tree_kernels import Numbers, Rows
 from scheduler.topology import Topology, Tree
 
-KINDS = {Kind.WRITE: kernels.WRITE, Kind.READ: kernels.READ, Kind.COPY: kernels.COPY}
+KINDS = {TransferKind.WRITE: kernels.WRITE, TransferKind.READ: kernels.READ, TransferKind.COPY: kernels.COPY}
 FIELDS = 8
 """Numbers per request for the kernel: see `tree_kernels.plan_all`."""
 RULES = 3
 """Numbers per replica: see `tree_kernels.write`."""
 MAX_PLACEMENTS = 256
-"""Placements remembered in the kernel's form; a cluster has a handful."""
+"""The number of placements that are kept in the kernel's form; a cluster uses a handful."""
 ROWS_AT_A_TIME = 1 << 16
-"""Chains that one call of the kernel can return; there may be more calls."""
+"""The number of chains that one call of the kernel can return; a plan may need several calls."""
 
 FEW = 256
-"""Chunks of a request up to which the numbers of those that wait are kept for the next request."""
+"""For requests of up to so many chunks, the tuple of waiting chunk numbers is reused for the next request."""
 
 MAX_ROUTES = 1 << 17
-"""Pairs of racks whose routes are kept: some 20 MB."""
+"""The number of pairs of racks whose routes are kept: some 20 MB."""
 
 Routes = tuple[tuple[int, ...], ...]
 
@@ -69,7 +69,7 @@ class Asked(NamedTuple):
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Python's garbage collector waits meanwhile: a plan is thousands of new tuples without cycles to look through."""
+    """Pause Python's garbage collector: a plan makes thousands of tuples without cycles, and to scan them is wasted."""
     if not gc.isenabled():
         yield
         return
@@ -81,7 +81,7 @@ def collector_paused() -> Iterator[None]:
 
 
 class TreePlanner:
-    """Algorithm 1 on a tree of racks of any depth. Raises TopologyError if the network is none."""
+    """Algorithm 1 on a tree of racks of any depth. Raises TopologyError for any other network."""
 
     name = "tree"
 
@@ -96,7 +96,7 @@ class TreePlanner:
         self._ways = Ways(topology.tree)
         self._compiled: dict[int, tuple[Placement, Counts]] = {}
 
-    def plan(self, requests: Sequence[Request], residual: Residual, random: Random) -> Plan:
+    def plan(self, requests: Sequence[Request], residual: Residual, random: Random) -> TransferPlan:
         """Plan as much as fits into `residual`, first come first served, and take it from there."""
         with collector_paused():
             planned = np.zeros(len(requests), np.int64)
@@ -104,20 +104,20 @@ class TreePlanner:
             return self.decoded(requests, asked, planned, self.run(asked, residual, random.getrandbits(64), planned))
 
     def chain(self, request: Request, chunk: int, residual: Residual, random: Random) -> Chain | None:
-        """One chunk's chain if there is one, taken from `residual`; else None and nothing is taken."""
+        """The chain of one chunk, taken from `residual`; None, and nothing taken, if there is none."""
         rows = self.run(self.asked_one(request, chunk), residual, random.getrandbits(64), np.zeros(1, np.int64))
         if not len(rows):
             return None
         hosts = tuple(rows[0].tolist())
         return Chain(request.name, request.number(chunk), hosts, self.routes(hosts), request.kind)
 
-    # ---- what `repaired` shares
+    # ---- shared with `repaired`
 
     def asked(self, requests: Sequence[Request]) -> Asked:
-        """Requests in the kernel's form. Raises RequestError for what the kernel must not see."""
+        """Requests in the kernel's form. Raises RequestError for an invalid request."""
         table = np.zeros((len(requests), FIELDS), np.int64)
         kinds = [request.kind for request in requests]
-        if kinds.count(Kind.WRITE) < len(kinds):
+        if kinds.count(TransferKind.WRITE) < len(kinds):
             table[:, 0] = [KINDS[kind] for kind in kinds]
         table[:, 1] = [request.writer for request in requests]
         table[:, 2] = [request.chunks for request in requests]
@@ -151,7 +151,7 @@ class TreePlanner:
         return asked
 
     def _plain(self, asked: Asked) -> bool:
-        """Whether these are writes that need no closer look: one look at all is cheaper than one at each."""
+        """Whether all are valid writes: one check of all is cheaper than a check of each request."""
         kind, writer, chunks, _, replicas = asked.fields[:, :5].T
         return not len(asked.fields) or bool(
             not asked.sources.size
@@ -174,11 +174,11 @@ class TreePlanner:
         return Asked(table, rules, sources, sources_at, avoid, 1 + max(replicas, 1))
 
     def seed(self, seed: int) -> None:
-        """What the kernels' random numbers begin with (64 bits)."""
+        """The seed of the kernels' random numbers (64 bits)."""
         self.tree[kernels.SEED, 0] = seed - (1 << 63)
 
     def run(self, asked: Asked, residual: Residual, seed: int, planned: Numbers) -> Rows:
-        """Plan what fits, and take it: `planned[q]` rows of hosts for request q, in the requests' order."""
+        """Plan as much as fits, and take it. Rows of hosts are in the requests' order, `planned[q]` for request q."""
         self.seed(seed)
         if len(residual.send) != self.pool.shape[1] or len(residual.link) != len(self.topology.links):
             raise TopologyError(f"capacity of {residual.topology.name!r}, planner of {self.topology.name!r}")
@@ -195,8 +195,8 @@ class TreePlanner:
             return parts[0]
         return np.concatenate(parts) if parts else np.empty((0, asked.width), np.int32)
 
-    def decoded(self, requests: Sequence[Request], asked: Asked, planned: Numbers, rows: Rows) -> Plan:
-        """The plan that the kernel's rows stand for: `planned[q]` rows of request q, in the requests' order."""
+    def decoded(self, requests: Sequence[Request], asked: Asked, planned: Numbers, rows: Rows) -> TransferPlan:
+        """The plan of the kernel's rows, which are in the requests' order, `planned[q]` for request q."""
         ends = np.cumsum(planned)
         owner = np.repeat(np.arange(len(planned)), planned)
         owners, places = owner.tolist(), (np.arange(len(owner)) - (ends - planned)[owner]).tolist()
@@ -212,11 +212,13 @@ class TreePlanner:
             routes = [self.routes(row) for row in hosts]
         if any(map(attrgetter("numbers"), requests)):
             places = [requests[q].number(place) for q, place in zip(owners, places, strict=True)]
-        each = repeat(Kind.WRITE, len(owners)) if not kinds.any() else (requests[q].kind for q in owners)
+        each = repeat(TransferKind.WRITE, len(owners)) if not kinds.any() else (requests[q].kind for q in owners)
         chains = map(Chain._make, zip(map(names.__getitem__, owners), places, hosts, routes, each, strict=True))
         left = np.flatnonzero(planned < asked.fields[:, 2])
         pairs = zip(left.tolist(), planned[left].tolist(), strict=True)
-        return Plan(tuple(chains), tuple([_rest(requests[q], done) if done else requests[q] for q, done in pairs]))
+        return TransferPlan(
+            tuple(chains), tuple([_rest(requests[q], done) if done else requests[q] for q, done in pairs])
+        )
 
     def routes(self, hosts: Sequence[int]) -> Routes:
         """The links from each host of a chain to the next."""
@@ -231,17 +233,17 @@ class TreePlanner:
         if len(self._compiled) >= MAX_PLACEMENTS:
             self._compiled.clear()
         try:
-            check_placement(placement or ((),))  # a read has none
+            check_placement(placement or ((),))  # a read has no placement
         except PlacementError as error:
             raise RequestError("placement", str(error)) from error
         rules = np.array([_rules(placement, replica) for replica in range(len(placement))], np.int32)
         rules = rules.reshape(len(placement), RULES)
-        self._compiled[id(placement)] = placement, rules  # kept with it, so that its id stays its own
+        self._compiled[id(placement)] = placement, rules  # the reference keeps the id from being reused
         return rules
 
 
 class Ways:
-    """The links from one switch to another, put together from tuples that are built once per switch and ancestor."""
+    """The links from one switch to another, joined from tuples that are built once per switch and ancestor."""
 
     def __init__(self, tree: Tree) -> None:
         self._up: list[list[tuple[int, ...]]] = [[] for _ in tree.parent]  # [switch][depth of the ancestor]
@@ -260,7 +262,7 @@ class Ways:
         self._known: dict[tuple[int, int], dict[int, Routes]] = {}
 
     def one(self, source: int, target: int) -> tuple[int, ...]:
-        """From one switch to another."""
+        """The links from one switch to another."""
         a, b = source, target
         while a != b:
             if self._depth[a] >= self._depth[b]:
@@ -270,10 +272,10 @@ class Ways:
         return self._up[source][self._depth[a]] + self._down[target][self._depth[a]]
 
     def of_all(self, racks: Numbers) -> list[Routes]:
-        """For each row of racks, the links between neighbours in it."""
+        """For each row of racks, the links between consecutive racks."""
         hops = range(racks.shape[1] - 1)
         moving = [hop for hop in hops if (racks[:, hop] != racks[:, hop + 1]).any()]
-        if len(moving) == 1:  # as a rule one replica is sent to another rack: the same few routes again and again
+        if len(moving) == 1:  # usually one replica leaves the rack: few routes
             return self._of_one(racks[:, moving[0]], racks[:, moving[0] + 1], moving[0], len(hops) - 1 - moving[0])
         columns: list[Iterable[tuple[int, ...]]] = []
         for hop in hops:
@@ -282,13 +284,13 @@ class Ways:
                 continue
             source, target = racks[:, hop], racks[:, hop + 1]
             above = self._above[:, source]
-            meet = ((above == self._above[:, target]) & (above >= 0)).sum(axis=0) - 1  # the lowest that both are below
+            meet = ((above == self._above[:, target]) & (above >= 0)).sum(axis=0) - 1  # of the lowest common one
             ends = zip(source.tolist(), target.tolist(), meet.tolist(), strict=True)
             columns.append([self._up[a][depth] + self._down[b][depth] for a, b, depth in ends])
         return list(zip(*columns, strict=True))
 
     def _of_one(self, source: Numbers, target: Numbers, before: int, behind: int) -> list[Routes]:
-        """The same where only one hop leaves a rack, with so many hops before and behind it."""
+        """The same for rows in which only one hop leaves a rack, with so many hops `before` and `behind` it."""
         known = self._known.setdefault((before, behind), {})
         if len(known) > MAX_ROUTES:
             known.clear()
@@ -307,7 +309,7 @@ _NO_SOURCES: tuple[Counts, Numbers] = np.empty(0, np.int32), np.zeros(2, np.int6
 
 
 def _flat(sources: Sequence[tuple[int, ...]]) -> tuple[Counts, Numbers]:
-    """Lists of hosts as one array, and where each begins and ends."""
+    """Lists of hosts as one array, and the begin and end of each list."""
     if not sources:
         return _NO_SOURCES
     each = [tuple(dict.fromkeys(hosts)) for hosts in sources]
@@ -325,14 +327,14 @@ def _few_behind(done: int, chunks: int) -> tuple[int, ...]:
 
 
 def _behind(done: int, chunks: int) -> tuple[int, ...]:
-    """The places behind `done`: one tuple for all requests alike, unless it is large."""
+    """The positions after `done`. Small tuples are shared between requests."""
     return _few_behind(done, chunks) if chunks <= FEW else tuple(range(done, chunks))
 
 
 def _rest(request: Request, done: int) -> Request:
-    """`Request.rest`, at a tenth of the time: a timestep of 10,000 hosts makes thousands of these.
+    """`Request.rest` in a tenth of the time: a timestep of 10,000 hosts calls it thousands of times.
 
-    The slots are set as the frozen class's own constructor sets them, without its look-ups.
+    The slots are set as the constructor of the frozen class sets them, without its attribute look-ups.
     """
     rest: Request = object.__new__(Request)
     _set_name(rest, request.name)
@@ -352,14 +354,14 @@ def _rules(placement: Placement, replica: int) -> tuple[int, int, int]:
     for rule in placement[replica]:
         masks[rule.relation] |= 1 << rule.of
     writer = kernels.ANYWHERE
-    if masks[Relation.SAME_HOST]:  # the first replica's only, and all its rules speak of the writer
+    if masks[Relation.SAME_HOST]:  # allowed for the first replica only, whose rules all refer to the writer
         never = masks[Relation.OTHER_RACK] or masks[Relation.OTHER_HOST]
         writer = kernels.NOWHERE if never else kernels.ON_WRITER
     return masks[Relation.SAME_RACK], masks[Relation.OTHER_RACK], writer
 
 
 def _tables(topology: Topology, tree: Tree) -> tuple[Numbers, Counts]:
-    """The kernel's tables; nothing is free yet: its first look at a residual corrects that."""
+    """The kernel's tables, without free capacity: the first call compares them with a residual and corrects them."""
     table = np.zeros((kernels.TREE_ROWS, len(tree.parent)), np.int64)
     pool = np.zeros((kernels.POOL_ROWS, len(topology.servers)), np.int32)
     kids: list[list[int]] = [[] for _ in tree.parent]

@@ -1,15 +1,15 @@
 """The tree planner's inner loops, compiled: nearest free hosts of a rack tree, kept up to date while chains are taken.
 
-What is free is counted per rack, and each switch knows the distance to the nearest free host below each of its
-children. A change of one host or link is carried up the tree only as far as it changes a distance, so a pick costs a
-walk up and down the tree and no look at the racks it passes by.
+Free hosts are counted per rack, and each switch keeps the distance to the nearest free host below each of its children.
+A change of one host or link is propagated up the tree only as far as it changes a distance. So a pick costs a walk up
+and down the tree, and no racks beside that path are examined.
 
 Invariants:
-* FREE, LIVE, VALUE, BEST and TIGHT follow from capacities, HELD and BLOCKED; no pick depends on what else happened in
-  earlier calls.
-* A chunk is taken whole or not at all. Outside of a call nothing is held and nothing blocked.
+* FREE, LIVE, VALUE, BEST and TIGHT follow from capacities, HELD and BLOCKED; no pick depends on earlier calls in any
+  other way.
+* All units of a chunk are taken, or none. Between calls no host is held and no rack is blocked.
 * Uniform picks are exact up to the generator's 32 bits; one seed gives one sequence.
-* Arguments are checked by `scheduler.peace.tree`; here an index out of range is a bug that nobody reports.
+* `scheduler.peace.tree` checks all arguments; here an index out of range is undefined behaviour.
 """
 
 from typing import Any, Final
@@ -21,20 +21,20 @@ import numpy.typing as npt
 Numbers = npt.NDArray[np.int64]
 Counts = npt.NDArray[np.int32]
 Rows = npt.NDArray[np.int32]
-"""Chains: one row of hosts each, -1 behind the last."""
+"""Chains: one row of hosts each, filled with -1 after the last host."""
 
 FAR: Final = 1 << 60
-"""A distance that stands for: there is none. Above every sum of costs."""
+"""Infinite distance: larger than every sum of costs."""
 WRITE, READ, COPY = 0, 1, 2
 ANYWHERE, ON_WRITER, NOWHERE = 0, 1, 2
-"""What the first replica's rules say of the writer itself: nothing; on it; a contradiction."""
+"""The first replica's rules about the writer itself: none; on the writer; a contradiction."""
 TRIES = 8
-"""Random probes before a pick counts instead: exact either way, and probes are faster while much is free."""
+"""Random probes before a pick counts the free hosts: both are exact, and probes are faster while many are free."""
 BLOCK = 64
-"""Hosts compared at a time: enough for the processor's wide registers, few enough to find the one that changed."""
+"""Hosts compared at a time: enough for wide registers, few enough to find the changed host quickly."""
 
 
-# Rows of `tree`: what is known of each switch (64-bit numbers).
+# Rows of `tree`: the state of each switch (64-bit numbers).
 PARENT, DEPTH = 0, 1  # of the root: -1, 0
 UP, DOWN = 2, 3  # the links to and from the parent, -1 for the root
 UP_COST, DOWN_COST = 4, 5
@@ -42,25 +42,25 @@ KIDS, KIDS_FROM, KIDS_TO = 6, 7, 8  # the children of s are [KIDS, KIDS_FROM[s] 
 MEMBERS_FROM, MEMBERS_TO = 9, 10  # its hosts, likewise, in a row of `pool`
 UP_LEFT, DOWN_LEFT = 11, 12  # units left on the links
 LIVE = 13  # members that are free
-BLOCKED = 14  # reasons not to end here
+BLOCKED = 14  # the number of reasons not to end here
 VALUE = 15  # the distance from the parent to the nearest free host at or below this switch
 BEST, TIGHT = 16, 17  # the smallest VALUE of the children, and how many have it
 LEVELS = 18  # six rows of scratch for `nearest`
 SEED = 24  # the generator's state, in its first place
 TREE_ROWS = 25
-# Rows of `pool`: what is known of each host (32-bit numbers).
+# Rows of `pool`: the state of each host (32-bit numbers).
 SEND, RECEIVE, DISK = 0, 1, 2  # units left
-FREE = 3  # whether it can take a chunk and nobody holds it
-HELD = 4  # reasons not to pick it
+FREE = 3  # whether it can take a chunk and is not held
+HELD = 4  # the number of reasons not to pick it
 RACK = 5
 MEMBERS = 6
 POOL_ROWS = 7
 
 
 def compiled(function: Any) -> Any:
-    """The function, compiled; kept on disk where there is a place for it (a read-only container may have none).
+    """Compile a function. The code is cached on disk if there is a writable directory (a read-only container has none).
 
-    Nothing here allocates, so references are not counted either: counting each array on each call took half the time.
+    The kernels allocate nothing, so reference counting is off: to count each array on each call took half the time.
     """
     try:
         return numba.njit(cache=True, _nrt=False)(function)
@@ -76,7 +76,7 @@ _27, _30, _31, _32 = np.uint64(27), np.uint64(30), np.uint64(31), np.uint64(32)
 
 @compiled
 def draw(tree: Numbers, count: int) -> np.int64:
-    """A number below `count`, which is less than 2³² (splitmix64; its upper half scaled)."""
+    """A random number below `count`, which is less than 2³² (splitmix64; the upper half scaled)."""
     word = np.uint64(tree[SEED, 0]) + _STEP
     tree[SEED, 0] = np.int64(word)
     word = (word ^ (word >> _30)) * _MIX_A
@@ -85,12 +85,12 @@ def draw(tree: Numbers, count: int) -> np.int64:
     return np.int64(((word >> _32) * np.uint64(count)) >> _32)
 
 
-# ---- what is free, and how far away
+# ---- free hosts and distances
 
 
 @compiled
 def climb(tree: Numbers, switch: int) -> None:
-    """Something at `switch`, or its link down from the parent, has changed: correct it and what lies above."""
+    """Correct the distances of `switch`, whose hosts or whose link from the parent changed, and of its ancestors."""
     while tree[PARENT, switch] >= 0:
         parent = tree[PARENT, switch]
         old, new = tree[VALUE, switch], FAR
@@ -118,7 +118,7 @@ def climb(tree: Numbers, switch: int) -> None:
 
 @compiled
 def nearest_child(tree: Numbers, switch: int, but: int) -> tuple[int, int]:
-    """The smallest value of the children other than `but`, and how many have it."""
+    """The smallest VALUE of the children other than `but`, and how many children have it."""
     best, count = FAR, 0
     for at in range(tree[KIDS_FROM, switch], tree[KIDS_TO, switch]):
         value = tree[VALUE, tree[KIDS, at]]
@@ -132,7 +132,7 @@ def nearest_child(tree: Numbers, switch: int, but: int) -> tuple[int, int]:
 
 @compiled
 def touch(tree: Numbers, pool: Counts, host: int) -> None:
-    """A host's capacity, or who holds it, has changed."""
+    """Correct the counts after a host's capacity or its HELD changed."""
     free = pool[HELD, host] == 0 and pool[RECEIVE, host] > 0 and pool[DISK, host] > 0
     if free == (pool[FREE, host] == 1):
         return
@@ -145,27 +145,27 @@ def touch(tree: Numbers, pool: Counts, host: int) -> None:
 
 @compiled
 def hold(tree: Numbers, pool: Counts, host: int, reasons: int) -> None:
-    """Give a reason not to pick a host, or (-1) take one back."""
+    """Add a reason not to pick a host, or (-1) remove one."""
     pool[HELD, host] += reasons
     touch(tree, pool, host)
 
 
 @compiled
 def block(tree: Numbers, rack: int, reasons: int) -> None:
-    """Give a reason not to end in a rack, or (-1) take one back."""
+    """Add a reason not to end in a rack, or (-1) remove one."""
     tree[BLOCKED, rack] += reasons
     climb(tree, rack)
 
 
 @compiled
 def refresh(tree: Numbers, pool: Counts, send: Counts, receive: Counts, disk: Counts, link: Counts) -> None:
-    """Compare with the capacities, whoever changed them since, and correct what differs.
+    """Compare the tables with the capacities, which may have changed since the last call, and correct them.
 
     Three numbers per host, compared without a branch per host: 10,000 hosts take a few microseconds.
     """
     send_known, receive_known, disk_known = pool[SEND], pool[RECEIVE], pool[DISK]
     for block_number in range((len(send) + BLOCK - 1) // BLOCK):
-        # Unsigned, or each index would be asked whether it is negative, and nothing would be compared side by side.
+        # Unsigned: with signed numbers each index is tested for being negative, and the loop is not vectorized.
         begin, end = np.uint64(block_number * BLOCK), np.uint64(min(block_number * BLOCK + BLOCK, len(send)))
         differs = np.int32(0)
         for host in range(begin, end):
@@ -193,7 +193,7 @@ def write_back(
     disk: Counts,
     link: Counts,
 ) -> None:
-    """Tell the capacities what the first `used` chains have taken."""
+    """Write the units that the first `used` chains took into the capacities."""
     for row in range(used):
         for place in range(rows.shape[1]):
             host = rows[row, place]
@@ -209,11 +209,11 @@ def write_back(
 
 @compiled
 def nearest(tree: Numbers, start: int) -> tuple[int, int]:
-    """The distance from a switch to the nearest free host, and at how many levels to look for it.
+    """The distance from a switch to the nearest free host, and the number of levels at which it may lie.
 
-    Level i is the start's i-th ancestor: its switch, the child we come from, the cost up to there, the nearest of its
-    other children, how many of them, and the whole distance of the best that is found there. Higher levels are left
-    out when the way up alone costs more.
+    Level i is the start's i-th ancestor: its switch, the child on the path from the start, the cost up to this level,
+    the smallest VALUE of its other children, how many have it, and the distance to the nearest host found there. Higher
+    levels are left out when the path up alone costs more.
     """
     best, so_far, came, switch, level = FAR, 0, -1, start, 0
     while True:
@@ -261,7 +261,7 @@ def walk(tree: Numbers, pool: Counts, distance: int, levels: int) -> int:
 
 @compiled
 def descend(tree: Numbers, pool: Counts, switch: int) -> int:
-    """The same, from a switch downwards."""
+    """The same below a switch."""
     while True:
         own = tree[LIVE, switch] if tree[BLOCKED, switch] == 0 else 0
         count = tree[TIGHT, switch] if own == 0 or tree[BEST, switch] == 0 else 0
@@ -273,7 +273,7 @@ def descend(tree: Numbers, pool: Counts, switch: int) -> int:
 
 @compiled
 def member(tree: Numbers, pool: Counts, rack: int) -> int:
-    """One of the rack's free hosts."""
+    """A free host of the rack, picked uniformly."""
     begin, end = tree[MEMBERS_FROM, rack], tree[MEMBERS_TO, rack]
     for _ in range(TRIES):
         host = pool[MEMBERS, begin + draw(tree, end - begin)]
@@ -290,7 +290,7 @@ def member(tree: Numbers, pool: Counts, rack: int) -> int:
 
 @compiled
 def child(tree: Numbers, switch: int, value: int, count: int, but: int) -> int:
-    """One of the `count` children other than `but` that have this value."""
+    """One of the `count` children other than `but` with this VALUE, picked uniformly."""
     begin, end = tree[KIDS_FROM, switch], tree[KIDS_TO, switch]
     for _ in range(TRIES):
         kid = tree[KIDS, begin + draw(tree, end - begin)]
@@ -308,7 +308,7 @@ def child(tree: Numbers, switch: int, value: int, count: int, but: int) -> int:
 
 @compiled
 def way(tree: Numbers, source: int, target: int) -> int:
-    """The cost from one switch to another, FAR if a link on the way has nothing left."""
+    """The cost from one switch to another; FAR if a link on the way has no capacity left."""
     cost = 0
     while source != target:
         if tree[DEPTH, source] >= tree[DEPTH, target]:
@@ -326,7 +326,7 @@ def way(tree: Numbers, source: int, target: int) -> int:
 
 @compiled
 def use_way(tree: Numbers, source: int, target: int, units: int) -> None:
-    """Take units from every link between two switches, or (negative) give them back."""
+    """Take units of every link between two switches, or (negative) give them back."""
     while source != target:
         if tree[DEPTH, source] >= tree[DEPTH, target]:
             tree[UP_LEFT, source] -= units
@@ -368,7 +368,7 @@ def block_others(tree: Numbers, pool: Counts, hosts: Counts, other: int, reasons
 def reach(
     tree: Numbers, pool: Counts, source: int, hosts: Counts, same: int, other: int, pick: bool
 ) -> tuple[int, int]:
-    """How far from `source` the nearest candidate is (FAR: there is none), and if wanted a pick among the nearest."""
+    """The distance from `source` to the nearest candidate (FAR: none), and on request a pick among the nearest."""
     start, host = pool[RACK, source], -1
     if same:
         rack = allowed_rack(pool, hosts, same, other)
@@ -388,7 +388,7 @@ def reach(
 
 @compiled
 def pass_on(tree: Numbers, pool: Counts, source: int, target: int, units: int) -> None:
-    """Take a unit of all that one replica's way uses, or (-1) give it back."""
+    """Take a unit of every resource on the path of one replica, or (-1) give it back."""
     if source != target:
         pool[SEND, source] -= units
         pool[RECEIVE, target] -= units
@@ -398,7 +398,7 @@ def pass_on(tree: Numbers, pool: Counts, source: int, target: int, units: int) -
 
 @compiled
 def write(tree: Numbers, pool: Counts, writer: int, rules: Counts, hosts: Counts) -> bool:
-    """A chain for one chunk. `rules[i]` are replica i's: places of `same-rack`, of `other-rack`, and the writer's."""
+    """A chain for one write. `rules[i]`: positions of replica i's `same-rack` and `other-rack` rules, the writer's."""
     hosts[0] = writer
     hold(tree, pool, writer, 1)
     done = 0
@@ -428,7 +428,7 @@ def write(tree: Numbers, pool: Counts, writer: int, rules: Counts, hosts: Counts
 
 @compiled
 def read(tree: Numbers, pool: Counts, reader: int, sources: Counts, hosts: Counts) -> bool:
-    """A source for one chunk: the reader itself, else one of the nearest."""
+    """A source for one read: the reader itself, else one of the nearest sources."""
     best, count, picked = FAR, 0, -1
     for source in sources:
         if pool[HELD, source] > 0 or pool[DISK, source] < 1:
@@ -459,7 +459,7 @@ def read(tree: Numbers, pool: Counts, reader: int, sources: Counts, hosts: Count
 
 @compiled
 def copy(tree: Numbers, pool: Counts, sources: Counts, rules: Counts, hosts: Counts) -> bool:
-    """A source and a new host for one chunk: of all sources one of those with the nearest candidates."""
+    """A source and a new host for one copy; the source is one of those with the nearest candidates."""
     same, other = rules[0, 0], rules[0, 1]
     best, count, picked = FAR, 0, -1
     for source in sources:
@@ -488,7 +488,7 @@ def copy(tree: Numbers, pool: Counts, sources: Counts, rules: Counts, hosts: Cou
 
 @compiled
 def chunk(tree: Numbers, pool: Counts, kind: int, writer: int, sources: Counts, rules: Counts, hosts: Counts) -> bool:
-    """One chunk of any kind; on success `hosts` is its chain and the capacity is taken."""
+    """A chain for one chunk of any kind; on success it is in `hosts`, and its units are taken."""
     if kind == WRITE:
         return write(tree, pool, writer, rules, hosts)
     if kind == READ:
@@ -498,7 +498,7 @@ def chunk(tree: Numbers, pool: Counts, kind: int, writer: int, sources: Counts, 
 
 @compiled
 def hold_all(tree: Numbers, pool: Counts, hosts: Counts, reasons: int) -> None:
-    """Hold these hosts, or (-1) let them go."""
+    """Hold these hosts, or (-1) release them."""
     for host in hosts:
         hold(tree, pool, host, reasons)
 
@@ -520,10 +520,11 @@ def plan_all(
     disk: Counts,
     link: Counts,
 ) -> tuple[int, int]:
-    """Requests from number `first` on, until the rows are full: the request to go on with, and the rows used.
+    """Plan requests from number `first` on until the rows are full; returns the next request, and the rows used.
 
-    `asked[q]`: kind, writer, chunks, which rules, how many of them, where its `avoid` begins and ends, the place of its
-    first chunk in `sources_at`. `planned[q]` is how many of its chunks have a row; rows come in the requests' order.
+    `asked[q]`: kind, writer, chunks, index of its rules, number of rules, begin and end of its `avoid`, position of its
+    first chunk in `sources_at`. `planned[q]` is the number of its chunks that have a row; rows are in the requests'
+    order.
     """
     refresh(tree, pool, send, receive, disk, link)
     rows[:] = -1

@@ -1,15 +1,15 @@
-"""Which chunks must start now if all that wait shall be over as soon as they can be.
+"""The chunks that must start now so that all waiting chunks end in the fewest timesteps.
 
-The most chunks in each timestep are not the fewest timesteps: who has much to write is left over at the end, alone, and
-the network idles. So let T be the fewest timesteps that all waiting chunks need by the aggregate model of
-`scheduler.peace.repaired_kernels`, with T times its capacities. A writer that sends s chunks in a timestep and has more
-than s (T − 1) waiting cannot be done by then unless the rest starts now; likewise a rack by what it can begin. These go
-first, and all others in their order.
+To start the most chunks in each timestep does not give the fewest timesteps: a writer with many chunks is left over at
+the end, alone, and the network idles. So let T be the fewest timesteps that all waiting chunks need by the aggregate
+model of `scheduler.peace.repaired_kernels`, with T times its capacities. A writer that sends s chunks in a timestep and
+has more than s (T − 1) waiting cannot end within T timesteps unless the excess starts now; the same holds for a rack
+and the number of chunks that its hosts can begin. These chunks go first, all others in the order of the queue.
 
 Invariants:
-* Says something of writes with the default placement of two or three replicas only, and only while T is at most
-  LONGEST; otherwise nothing is urgent.
-* Of several requests of a rack the earlier ones are named first, and no more of a writer than it can send at once.
+* Only writes with the default placement of two or three replicas can be urgent, and only while T is at most
+  MAX_TIMESTEPS.
+* Among the requests of a rack the earlier ones are urgent first; no more chunks of a writer than it can send at once.
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ from scheduler.peace.repaired import Demand, RepairedPlanner
 from scheduler.peace.tree_kernels import Numbers
 from scheduler.topology import Topology
 
-LONGEST = 1 << 12
-"""Timesteps. Beyond, nothing that starts now can be late."""
+MAX_TIMESTEPS = 1 << 12
+"""Above so many timesteps no chunk is treated as urgent."""
 
 
 class Urgency:
-    """Of one network."""
+    """Finds the urgent chunks in one network."""
 
     def __init__(self, topology: Topology, planner: RepairedPlanner) -> None:
         self._planner = planner
@@ -34,7 +34,7 @@ class Urgency:
         self._switches = len(topology.switches)
 
     def urgent(self, requests: Sequence[Request], whole: Residual) -> list[int]:
-        """For each request, in the order of service, how many of its chunks must start now.
+        """The number of urgent chunks of each request; `requests` are in the order of service.
 
         `whole`: the network with nothing in flight.
         """
@@ -58,7 +58,7 @@ class Urgency:
         return self._of_racks(requests, must, by_rack - begins * (horizon - 1), send)
 
     def _of_racks(self, requests: Sequence[Request], must: list[int], late: Numbers, send: Counts) -> list[int]:
-        """Also so many of each rack's, the earlier requests' first."""
+        """Add the urgent chunks of each rack, those of earlier requests first."""
         room: dict[int, int] = {}
         for request, count in zip(requests, must, strict=True):
             late[self._racks[request.writer]] -= count
@@ -73,11 +73,11 @@ class Urgency:
         return must
 
     def _horizon(self, demand: Demand, chunks: int, whole: Residual) -> int | None:
-        """The fewest timesteps by the model, or None if that is no use."""
+        """The fewest timesteps by the model; None above MAX_TIMESTEPS."""
         low = high = 1
         while self._planner.most(demand, whole, high) < chunks:
             low, high = high + 1, high * 2
-            if high > LONGEST:
+            if high > MAX_TIMESTEPS:
                 return None
         while low < high:
             middle = (low + high) // 2

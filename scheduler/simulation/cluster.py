@@ -1,9 +1,9 @@
-"""A cluster's physical side: every disk, link and client as a numbered resource, and which of them a chain uses.
+"""The physical resources of a cluster: disks, links and clients, numbered, and the resources that a chain uses.
 
 Invariants:
 * Hosts and links between switches have the topology's numbers; resources are numbered once and never change.
-* Switches themselves are never the bottleneck; every link carries its rate each way at once.
-* Between two racks all traffic takes one cheapest route.
+* Switches themselves are never the bottleneck; every link carries its rate each way at the same time.
+* All traffic between two racks takes one cheapest route.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scheduler.peace.plan import Kind
+from scheduler.peace.plan import TransferKind
 from scheduler.simulation.fairness import Floats
 from scheduler.simulation.measured import PAPER, Physics
 from scheduler.topology import Topology
@@ -46,7 +46,7 @@ class Cluster:
         self.capacity: Floats = np.array([*own, *own, *rest, *between])
         alone = physics.disk_write.per_client(1)
         self.disk_factor: Floats = np.array([(server.disk_bytes_s or alone) / alone for server in topology.servers])
-        """How many times as fast as table 8's disk each host's disk is."""
+        """The speed of each host's disk as a multiple of table 8's disk."""
         self._routes: dict[tuple[int, int], tuple[int, ...]] = {}
 
     def up(self, host: int) -> int:
@@ -66,7 +66,7 @@ class Cluster:
         return 5 * self.hosts + link
 
     def resource_name(self, resource: int) -> str:
-        """What a person calls a resource."""
+        """The name of a resource for people."""
         group, number = divmod(resource, self.hosts)
         if group >= 5:
             link = self.topology.links[resource - 5 * self.hosts]
@@ -81,10 +81,10 @@ class Cluster:
             self._routes[ends] = self._cheapest(*ends)
         return self._routes[ends]
 
-    def uses(self, hosts: Sequence[int], kind: Kind) -> list[Use]:
-        """Every resource that a chunk's way takes; one that is passed twice is there twice."""
+    def uses(self, hosts: Sequence[int], kind: TransferKind) -> list[Use]:
+        """Every resource on the path of a chunk; a resource that is passed twice occurs twice."""
         uses: list[Use] = []
-        if kind is Kind.WRITE:
+        if kind is TransferKind.WRITE:
             uses.append(Use(3 * self.hosts + hosts[0]))
         else:
             uses.append(Use(self.disk(hosts[0]), disk_read=True))
@@ -93,14 +93,14 @@ class Cluster:
                 uses.append(Use(self.up(source)))
                 uses.extend(Use(self.link(link)) for link in self.route(source, target))
                 uses.append(Use(self.down(target)))
-            if kind is not Kind.READ:
+            if kind is not TransferKind.READ:
                 uses.append(Use(self.disk(target), disk_write=True))
-        if kind is Kind.READ:
+        if kind is TransferKind.READ:
             uses.append(Use(4 * self.hosts + hosts[-1]))
         return uses
 
     def _cheapest(self, start: int, end: int) -> tuple[int, ...]:
-        """Dijkstra over the switches; ties go to the lower numbers of links."""
+        """The cheapest route, by Dijkstra's algorithm over the switches; ties go to the lower numbers of links."""
         heap: list[tuple[int, tuple[int, ...], int]] = [(0, (), start)]
         seen: set[int] = set()
         while heap:

@@ -1,20 +1,20 @@
 """The simulator: chunks as flows through links, disks and clients, from event to event in virtual time.
 
-A chunk's pipeline is one flow. HDFS sends packets of 64 KB and lets 80 of them be under way: 5 MB of a chunk of 64 MB,
-so all links of a chain run at the speed of its slowest, and the flow has one rate. Rates are max-min fair over all
+A chunk's pipeline is one flow. HDFS sends packets of 64 KB with up to 80 of them in flight: 5 MB of a chunk of 64 MB.
+So all links of a chain run at the speed of the slowest link, and the flow has one rate. Rates are max-min fair over all
 resources. They change when a chunk starts or ends, and when a host's memory for written data is full.
 
-A disk gives n clients what table 8 says for n, in turns: each client's share of time is its rate by the total that the
-disk would give n such clients. Reads take what they need first. What is written goes into memory; the disk drains it
-with the time that is left; when memory is full, writers wait for the disk.
+A disk serves n clients at the rates of table 8 for n, in turns: a client's share of time is its rate divided by the
+total that the disk would give n such clients. Reads take the time that they need first. Written data goes into memory,
+and the disk drains it in the remaining time; when memory is full, writers wait for the disk.
 
-A chunk may take time besides its bytes (`Physics.overheads_s`): files are created, pipelines set up, acks waited for.
-All of that is in front of its first byte here: it is under way, and counted wherever chunks are, but nothing moves.
+A chunk may take time besides the transfer (`Physics.overheads_s`), to create files, set up pipelines and wait for acks.
+The simulation puts all of it before the first byte: the chunk is in flight and counts as a chunk, but moves no bytes.
 
 Invariants:
 * The same scenario, policy and seed give the same run.
-* Bytes are conserved: what a resource carried is what the chunks over it moved (`Run.carried`).
-* Every job ends (acked or given up), or SimulationStuck says which did not.
+* Bytes are conserved: the bytes carried by a resource are the bytes of the chunks over it (`SimulatedRun.carried`).
+* Every job ends (acked or given up); otherwise SimulationStuck names the jobs that did not end.
 """
 
 from collections import Counter
@@ -28,43 +28,43 @@ import numpy as np
 from scheduler.errors import SchedulerError
 from scheduler.simulation.cluster import Cluster
 from scheduler.simulation.fairness import Floats, Integers, max_min
-from scheduler.simulation.policies.base import Orders, Policy, PolicyMaker, Start, View
-from scheduler.simulation.run import ChunkRun, Moment, RequestRun, Run
-from scheduler.simulation.scenario import Job, Loss, Scenario
+from scheduler.simulation.policies.base import ClusterView, Orders, PolicyMaker, SchedulingPolicy, Start
+from scheduler.simulation.run import ChunkRun, RequestRun, SimulatedRun, TracePoint
+from scheduler.simulation.scenario import Loss, Scenario, SimulatedJob
 
 WIDTH = 48
-"""Resources that one chain may use."""
+"""The number of resources that one chain may use."""
 SLACK_BYTES = 1 << 20
-"""A memory counts as full from so little below its limit on, so that it does not go full and free by turns."""
+"""A memory counts as full within this distance of its limit, so that it does not alternate between full and free."""
 DONE_BYTES = 1e-3
 SAME_TIME_S = 1e-9
 
 
-class Flight(NamedTuple):
-    """A chunk under way, and when it started."""
+class Transfer(NamedTuple):
+    """A chunk in flight, and the time of its start."""
 
     start: Start
     began_s: float
 
 
 class Opened(NamedTuple):
-    """A chunk's first byte may go now, if it is still in its slot."""
+    """The time of a chunk's first byte; it counts only if the chunk is still in its slot."""
 
     slot: int
-    flight: Flight
+    flight: Transfer
 
 
-Event = Job | Loss | tuple[Loss, tuple[Start, ...]] | Opened | None
-"""A submission, a loss, the notice of a loss with what it broke, a chunk's first byte, or (None) a time to look at the
-cluster."""
+Event = SimulatedJob | Loss | tuple[Loss, tuple[Start, ...]] | Opened | None
+"""A submission, a loss, the notice of a loss with the chunks that it interrupted, a chunk's first byte, or (None) a
+time to observe the cluster."""
 
 
 class SimulationStuck(SchedulerError):
-    """Nothing is under way and nothing will happen, but jobs are not finished."""
+    """Nothing is in flight and no event is due, but jobs are not finished."""
 
 
 class Flows:
-    """The chunks under way: what each uses, what is left of it, its rate. Slots are reused.
+    """The chunks in flight: the resources, remaining bytes and rate of each. Slots are reused.
 
     Invariant: `active` lists the slots whose bytes move, in the order they began to.
     """
@@ -78,14 +78,14 @@ class Flows:
         self.caps: Floats = np.zeros(size)
         self.left: Floats = np.zeros(size)
         self.rates: Floats = np.zeros(size)
-        self.flights: dict[int, Flight] = {}
+        self.flights: dict[int, Transfer] = {}
         self._moving: dict[int, None] = {}
         self.active: Integers = np.zeros(0, np.int64)
         self.open: Integers = np.zeros(cluster.resources, np.int64)
         self._free = list(range(size - 1, -1, -1))
 
-    def add(self, flight: Flight) -> int:
-        """A chunk is under way from now on; `move` lets its bytes go. Returns its slot."""
+    def add(self, flight: Transfer) -> int:
+        """Add a chunk in flight; its bytes move after `move`. Returns its slot."""
         start = flight.start
         if not self._free:
             self._grow()
@@ -108,12 +108,12 @@ class Flows:
         return slot
 
     def move(self, slot: int) -> None:
-        """Its bytes move."""
+        """Let the bytes of a chunk move."""
         self._moving[slot] = None
         self.active = np.array([*self._moving], np.int64)
 
-    def remove(self, slot: int) -> Flight:
-        """A chunk ends."""
+    def remove(self, slot: int) -> Transfer:
+        """Remove a chunk that ended."""
         if slot in self._moving:
             del self._moving[slot]
             self.active = np.array([*self._moving], np.int64)
@@ -152,7 +152,7 @@ class Disks:
 
     @property
     def full(self) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
-        """The hosts whose writers must wait for the disk."""
+        """The hosts with full memory, whose writers must wait for the disk."""
         return self.cached >= self._limit - self._slack
 
     def weigh(self, open_chunks: Integers) -> tuple[Floats, Floats]:
@@ -164,7 +164,7 @@ class Disks:
         return np.where(self.full, 1.0 / self._write_total, 0.0), 1.0 / self._read_total
 
     def settle(self, inflow: Floats, reading: Floats) -> None:
-        """New rates: what is written to each host, and the share of its disk's time that is spent reading."""
+        """Set the rates: the bytes per second written to each host, and the share of its disk's time for reads."""
         self._filling = inflow - self._write_total * np.clip(1.0 - reading, 0.0, 1.0)
 
     def full_in(self) -> float:
@@ -175,15 +175,15 @@ class Disks:
         return float(((self._limit - self.cached[rising]) / self._filling[rising]).min())
 
     def advance(self, seconds: float) -> None:
-        """Time goes by."""
+        """Let time pass."""
         self.cached = np.clip(self.cached + self._filling * seconds, 0.0, self._limit)
 
 
-class Engine:
-    """One run. Use `simulate`."""
+class Simulation:
+    """One run; see `simulate`."""
 
-    def __init__(self, scenario: Scenario, policy: Policy, random: Random) -> None:
-        """`random` draws what each chunk takes besides its bytes."""
+    def __init__(self, scenario: Scenario, policy: SchedulingPolicy, random: Random) -> None:
+        """`random` draws the overhead of each chunk."""
         self._cluster = scenario.cluster
         self._policy = policy
         self._random = random
@@ -201,7 +201,7 @@ class Engine:
         self._chunks: list[ChunkRun] = []
         self._carried: Floats = np.zeros(self._cluster.resources)
         self._rates: Floats = np.zeros(self._cluster.resources)
-        self._trace: list[Moment] | None = [] if scenario.trace else None
+        self._trace: list[TracePoint] | None = [] if scenario.trace else None
         for job in scenario.jobs:
             self._push(job.at_s, job)
         for loss in scenario.losses:
@@ -209,8 +209,8 @@ class Engine:
         if policy.sample_s is not None:
             self._push(policy.sample_s, None)
 
-    def run(self, name: str, seed: int) -> Run:
-        """Until every job has ended."""
+    def run(self, name: str, seed: int) -> SimulatedRun:
+        """Run until every job has ended. Raises SimulationStuck."""
         while self._to_ack:
             self._share_out()
             self._advance(self._next_time())
@@ -226,7 +226,9 @@ class Engine:
             if job.name in self._ended
         ]
         trace = tuple(self._trace or ())
-        return Run(name, seed, tuple(requests), tuple(self._chunks), self._carried, trace, tuple(self._gave_up))
+        return SimulatedRun(
+            name, seed, tuple(requests), tuple(self._chunks), self._carried, trace, tuple(self._gave_up)
+        )
 
     # ---- time
 
@@ -249,7 +251,7 @@ class Engine:
         return min(at, self._events[0][0]) if self._events else at
 
     def _share_out(self) -> None:
-        """Max-min fair rates for what is under way now."""
+        """Compute the max-min fair rates of the chunks in flight."""
         cluster, flows, disks = self._cluster, self._flows, self._disks
         physics, hosts = cluster.physics, cluster.hosts
         write_cost, read_cost = (np.zeros(cluster.resources) for _ in range(2))
@@ -273,7 +275,7 @@ class Engine:
         read = np.bincount(uses[reading], rates[reading], cluster.resources)
         disks.settle((self._rates - read)[disks.at], (read * read_cost)[disks.at])
         if self._trace is not None:
-            self._trace.append(Moment(self._now, self._rates, disks.cached.copy()))
+            self._trace.append(TracePoint(self._now, self._rates, disks.cached.copy()))
 
     def _advance(self, to_s: float) -> None:
         seconds = max(0.0, to_s - self._now)
@@ -283,7 +285,7 @@ class Engine:
         self._disks.advance(seconds)
         self._now = to_s
 
-    # ---- what happens
+    # ---- events
 
     def _finish_chunks(self) -> None:
         flows = self._flows
@@ -306,9 +308,9 @@ class Engine:
             case None:
                 hosts = self._cluster.hosts
                 down = self._flows.open[: 2 * hosts].reshape(2, hosts).sum(axis=0)
-                self._policy.observe(View(self._now, self._rates, tuple(int(count) for count in down)))
+                self._policy.observe(ClusterView(self._now, self._rates, tuple(int(count) for count in down)))
                 self._push(self._now + (self._policy.sample_s or np.inf), None)
-            case Job():
+            case SimulatedJob():
                 self._obey(self._policy.submit(event, self._now))
             case Loss():
                 self._lost.add(event.host)
@@ -336,13 +338,13 @@ class Engine:
                 self._gave_up.append(request)
         for start in orders.start:
             self._go.setdefault(start.request, self._now)
-            if self._lost.intersection(start.hosts):  # nobody knows yet: it breaks off at once, and is reported
+            if self._lost.intersection(start.hosts):  # the loss is not known yet: the chunk ends at once, with a notice
                 self._push(self._now, (Loss(min(self._lost.intersection(start.hosts)), self._now), (start,)))
                 continue
             self._begin(start)
 
     def _begin(self, start: Start) -> None:
-        flight = Flight(start, self._now)
+        flight = Transfer(start, self._now)
         slot = self._flows.add(flight)
         overheads_s = self._cluster.physics.overheads_s
         if overheads_s:
@@ -351,8 +353,8 @@ class Engine:
             self._flows.move(slot)
 
 
-def simulate(scenario: Scenario, policy: PolicyMaker, seed: int) -> Run:
-    """Run a scenario under a policy. The seed is all the chance there is."""
-    random = Random(seed)  # noqa: S311  a simulation's chance, not a secret
-    own = Random(f"overheads {seed}")  # noqa: S311  a policy's chance is the same with overheads and without
-    return Engine(scenario, policy.make(scenario.cluster, random), own).run(policy.name, seed)
+def simulate(scenario: Scenario, policy: PolicyMaker, seed: int) -> SimulatedRun:
+    """Run a scenario under a policy; all randomness comes from the seed."""
+    random = Random(seed)  # noqa: S311  randomness of a simulation
+    own = Random(f"overheads {seed}")  # noqa: S311  so that overheads do not change the policy's random numbers
+    return Simulation(scenario, policy.make(scenario.cluster, random), own).run(policy.name, seed)

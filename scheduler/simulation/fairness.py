@@ -1,11 +1,11 @@
 """Max-min fair rates of flows over shared resources, by progressive filling.
 
 All flows' rates rise together; when a resource is full, the flows over it stop rising, and so does a flow at its own
-cap. What comes out is the one allocation in which no flow can be raised without lowering one that is no faster.
+cap. The result is the only allocation in which no flow can rise unless a flow that is no faster falls.
 
 Invariants:
 * A flow that passes a resource twice (a host's link up, as writer and as forwarder of the same chain) counts twice.
-* No resource carries more than its capacity, beyond rounding (a relative 1e-9).
+* No resource carries more than its capacity, except for rounding (a relative 1e-9).
 """
 
 import numpy as np
@@ -22,10 +22,10 @@ TOLERANCE = 1e-9
 def max_min(
     flows: Integers, uses: Integers, costs: Floats, caps: Floats, capacity: Floats, rates: Floats, left: Floats
 ) -> None:
-    """Set `rates[f]` for every f in `flows`, and `left[r]`, what remains of every resource.
+    """Set `rates[f]` for every f in `flows`, and `left[r]`, the remaining capacity of every resource.
 
-    `uses[f]`: the resources of flow f, filled up with -1. `costs[f, i]`: what one unit of rate takes of `uses[f, i]`
-    (0: nothing). `caps[f]`: f's own highest rate, may be infinite. A flow must have a finite cap or a cost somewhere.
+    `uses[f]`: the resources of flow f, filled with -1. `costs[f, i]`: the capacity of `uses[f, i]` per unit of rate
+    (may be 0). `caps[f]`: the highest rate of f, may be infinite. A flow must have a finite cap or a cost somewhere.
     """
     resources = capacity.shape[0]
     width = uses.shape[1]
@@ -71,7 +71,7 @@ def max_min(
                 load[resource] -= costs[flow, place]
                 if load[resource] < TOLERANCE * costs[flow, place]:
                     load[resource] = 0.0
-        if kept == count:  # nothing was full, against all arithmetic: end rather than go round for ever
+        if kept == count:  # only rounding errors can lead here: end instead of looping for ever
             for number in range(count):
                 rates[rising[number]] = level
             return

@@ -1,11 +1,11 @@
-"""What the paper measured of its cluster (SGuard, table 8 and section 6.2), and the cluster itself.
+"""The paper's measurements of its cluster (SGuard, table 8 and section 6.2), and the cluster itself.
 
 Invariants:
 * MB is 2**20 bytes throughout, as in HDFS's chunk of 64 MB and its own benchmarks; rates are bytes per second.
 * A curve gives the rate of each of n clients for any n ≥ 1: between two measured n it is a power law (a straight line
   on logarithmic axes), beyond the last the total stays as it is.
-* One number was chosen by its result, against figure 10's two HDFS times: WRITER_THREADS. Two more are choices of ours
-  where the paper is silent, and move results too: CACHE_BYTES and PAPER_LINK_CAPACITY.
+* One number was fitted to figure 10's two HDFS times: WRITER_THREADS. Two more are our choices where the paper gives no
+  number, and they affect results too: CACHE_BYTES and PAPER_LINK_CAPACITY.
 """
 
 import math
@@ -26,10 +26,10 @@ ETHERNET_SHARE = 1448 / 1538
 CHECKSUM_SHARE = 512 / 516
 """HDFS sends four bytes of checksum with every 512 bytes of data."""
 LINK_BYTES_S = GIGABIT_BYTES_S * ETHERNET_SHARE * CHECKSUM_SHARE
-"""What a gigabit link carries of a chunk: 111.4 MB/s each way. Table 8's best client got 110 MB/s."""
+"""The rate of a chunk's data on a gigabit link: 111.4 MB/s each way. Table 8's best client got 110 MB/s."""
 
-MOST_CLIENTS = 512
-"""Rates are tabulated up to so many clients of one disk; more share the same total."""
+MAX_CLIENTS = 512
+"""Rates are tabulated up to so many clients of one disk; more clients share the same total."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class Curve:
 
     @cached_property
     def totals(self) -> npt.NDArray[np.float64]:
-        """Bytes per second of all clients together, by their number. For none: as for one (what drains afterwards)."""
-        rates = [self.per_client(1)] + [n * self.per_client(n) for n in range(1, MOST_CLIENTS + 1)]
+        """Bytes per second of all clients together, by their number. For none: as for one (draining the cache)."""
+        rates = [self.per_client(1)] + [n * self.per_client(n) for n in range(1, MAX_CLIENTS + 1)]
         return np.array(rates)
 
 

@@ -1,53 +1,53 @@
-"""What a simulated run leaves: when each chunk and each request went and was acknowledged, and what each part carried.
+"""The result of a simulated run: the times of each chunk and request, and the bytes over each resource.
 
-Invariants: IO counts from a request's first "go" to its last ack, the paper's as we read it; the time from its
-submission is always beside it. COMP is from the first submission to the last ack.
+Invariants: IO is the time from a request's first "go" to its last ack, which is our reading of the paper; the time from
+the submission is always given too. COMP is the time from the first submission to the last ack.
 """
 
 from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
 
-from scheduler.peace.plan import Kind
+from scheduler.peace.plan import TransferKind
 from scheduler.simulation.cluster import Cluster
 from scheduler.simulation.fairness import Floats
 
 
 class ChunkRun(NamedTuple):
-    """One attempt to move a chunk: the way it took and when. `acked` False: it was broken off, at `end_s`."""
+    """One attempt to move a chunk: its hosts and times. `acked` False: it was interrupted at `end_s`."""
 
     request: str
     chunk: int
     hosts: tuple[int, ...]
-    kind: Kind
+    kind: TransferKind
     start_s: float
     end_s: float
     acked: bool = True
 
 
 class RequestRun(NamedTuple):
-    """A request's times: submitted, first chunk on its way, last ack."""
+    """A request's times: submission, first go, last ack."""
 
     name: str
     host: int
-    kind: Kind
+    kind: TransferKind
     submitted_s: float
     go_s: float
     last_ack_s: float
 
     @property
     def io_s(self) -> float:
-        """From "go" to the last ack."""
+        """The time from the first go to the last ack."""
         return self.last_ack_s - self.go_s
 
     @property
     def response_s(self) -> float:
-        """From the submission to the last ack."""
+        """The time from the submission to the last ack."""
         return self.last_ack_s - self.submitted_s
 
 
-class Moment(NamedTuple):
-    """From this time on, what each resource carries, and the written data that each host's memory holds."""
+class TracePoint(NamedTuple):
+    """The rate of each resource from this time on, and the written data in each host's memory."""
 
     time_s: float
     rates: Floats
@@ -55,7 +55,7 @@ class Moment(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Run:
+class SimulatedRun:
     """A finished run. `carried`: bytes over each resource."""
 
     policy: str
@@ -63,29 +63,29 @@ class Run:
     requests: tuple[RequestRun, ...]
     chunks: tuple[ChunkRun, ...]
     carried: Floats
-    trace: tuple[Moment, ...] = ()
+    trace: tuple[TracePoint, ...] = ()
     gave_up: tuple[str, ...] = ()
 
-    def of(self, kind: Kind) -> list[RequestRun]:
+    def of(self, kind: TransferKind) -> list[RequestRun]:
         """The requests of one kind."""
         return [request for request in self.requests if request.kind is kind]
 
-    def io_s(self, kind: Kind = Kind.WRITE) -> float:
-        """The mean time of a request, from "go"."""
+    def io_s(self, kind: TransferKind = TransferKind.WRITE) -> float:
+        """The mean time of a request from its first go."""
         return fmean(request.io_s for request in self.of(kind))
 
-    def response_s(self, kind: Kind = Kind.WRITE) -> float:
-        """The mean time of a request, from its submission."""
+    def response_s(self, kind: TransferKind = TransferKind.WRITE) -> float:
+        """The mean time of a request from its submission."""
         return fmean(request.response_s for request in self.of(kind))
 
-    def comp_s(self, kind: Kind = Kind.WRITE) -> float:
-        """From the first submission to the last ack."""
+    def comp_s(self, kind: TransferKind = TransferKind.WRITE) -> float:
+        """The time from the first submission to the last ack."""
         requests = self.of(kind)
         return max(request.last_ack_s for request in requests) - min(request.submitted_s for request in requests)
 
 
-class Bounds(NamedTuple):
-    """What no scheduler can beat, in seconds: for all requests (disks, racks, writers), and for one alone (request)."""
+class LowerBounds(NamedTuple):
+    """Lower bounds for every scheduler, in seconds: for all requests (disks, racks, writers), and for a single one."""
 
     disks_s: float
     racks_s: float
@@ -98,12 +98,12 @@ class Bounds(NamedTuple):
         return max(self.disks_s, self.racks_s, self.writers_s)
 
 
-def bounds(cluster: Cluster, writers: list[int], chunks: int, replicas: int = 3) -> Bounds:
+def bounds(cluster: Cluster, writers: list[int], chunks: int, replicas: int = 3) -> LowerBounds:
     """Lower bounds for `writers` that write `chunks` chunks each at once, at least one replica in another rack.
 
-    Disks: all at the best total that table 8 has for any number of writers, their caches filled for nothing. Racks:
-    what leaves the writers' racks at least, over the links out of them. Writers: their link or client, whichever is
-    slower. A request alone: the same, by its writer.
+    Disks: all disks at the best total of table 8 for any number of writers; filling the caches takes no time. Racks:
+    the bytes that must leave the writers' racks, over the links out of them. Writers: the slower of their link and
+    client. A single request: the bound of its writer.
     """
     size = cluster.topology.chunk_bytes
     physics = cluster.physics
@@ -122,4 +122,4 @@ def bounds(cluster: Cluster, writers: list[int], chunks: int, replicas: int = 3)
     client = float(physics.client_write.totals.max())
     writers_s = max(chunks * size / min(client, float(cluster.capacity[cluster.up(writer)])) for writer in writers)
     disks_s = max(0.0, total - cluster.hosts * physics.cache_bytes) / best
-    return Bounds(disks_s, racks_s, writers_s, writers_s)
+    return LowerBounds(disks_s, racks_s, writers_s, writers_s)

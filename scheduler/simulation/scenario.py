@@ -1,4 +1,4 @@
-"""What happens in a simulated cluster: who writes or reads how much and when, and which hosts fail.
+"""The input of a simulation: jobs with their hosts, sizes and times, and the hosts that fail.
 
 Invariants: names of jobs are unique; a job's chunks are all of the topology's chunk size; times are seconds.
 """
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from random import Random
 
 from scheduler.errors import RequestError
-from scheduler.peace.plan import Kind
+from scheduler.peace.plan import TransferKind
 from scheduler.simulation.cluster import Cluster
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SimulatedJob:
     """A checkpoint to write, to read back (`sources[i]`: hosts that have chunk i), or chunks to copy elsewhere.
 
     `host` writes or reads; for a copy it is -1.
@@ -24,13 +24,13 @@ class Job:
     chunks: int
     at_s: float = 0.0
     replicas: int = 3
-    kind: Kind = Kind.WRITE
+    kind: TransferKind = TransferKind.WRITE
     sources: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A host is gone from `at_s` on; who schedules hears of it `notice_s` later and writes its chunks again."""
+    """A host is lost at `at_s`; the scheduler is notified `notice_s` later and writes the host's chunks again."""
 
     host: int
     at_s: float
@@ -45,7 +45,7 @@ class Scenario:
     """
 
     cluster: Cluster
-    jobs: tuple[Job, ...]
+    jobs: tuple[SimulatedJob, ...]
     losses: tuple[Loss, ...] = ()
     memory_full: bool = False
     trace: bool = False
@@ -55,17 +55,17 @@ class Scenario:
         if len(set(names)) != len(names):
             raise RequestError("jobs", "two have the same name: names must be unique")
         for job in self.jobs:
-            lowest = -1 if job.kind is Kind.COPY else 0
+            lowest = -1 if job.kind is TransferKind.COPY else 0
             if not lowest <= job.host < self.cluster.hosts:
                 raise RequestError("host", f"{job.host} of job {job.name!r}: hosts are 0 to {self.cluster.hosts - 1}")
             if job.chunks < 1:
                 raise RequestError("chunks", f"{job.chunks} of job {job.name!r}: must be 1 or more")
-            if job.kind is not Kind.WRITE and len(job.sources) != job.chunks:
+            if job.kind is not TransferKind.WRITE and len(job.sources) != job.chunks:
                 raise RequestError("sources", f"job {job.name!r}: {job.chunks} chunks, {len(job.sources)} sources")
 
 
 def spread_writers(cluster: Cluster, writers: int, random: Random) -> list[int]:
-    """So many hosts, drawn so that racks have as many as their sizes allow to be even, in random order."""
+    """Draw hosts in random order, spread over the racks as evenly as their sizes allow. Raises RequestError."""
     queues = [list(members) for members in cluster.topology.members if members]
     for queue in queues:
         random.shuffle(queue)
@@ -83,11 +83,11 @@ def spread_writers(cluster: Cluster, writers: int, random: Random) -> list[int]:
 
 def checkpoints(
     cluster: Cluster, hosts: Sequence[int], chunks: int, *, replicas: int = 3, at_s: Sequence[float] | None = None
-) -> tuple[Job, ...]:
-    """One checkpoint of so many chunks per host, all at once or at the given times."""
+) -> tuple[SimulatedJob, ...]:
+    """One checkpoint of so many chunks per host, all at the same time or at the given times."""
     times = [0.0] * len(hosts) if at_s is None else at_s
     servers = cluster.topology.servers
     return tuple(
-        Job(f"checkpoint {number} of {servers[host].name}", host, chunks, time, replicas)
+        SimulatedJob(f"checkpoint {number} of {servers[host].name}", host, chunks, time, replicas)
         for number, (host, time) in enumerate(zip(hosts, times, strict=True), 1)
     )

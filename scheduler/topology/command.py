@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Final
 
 from scheduler.errors import SchedulerError, TopologyError
-from scheduler.topology.description import Network, load_network, topology_mapping, topology_toml
+from scheduler.topology.description import NetworkDescription, load_network, topology_mapping, topology_toml
 from scheduler.topology.overview import Overview, RackOverview, overview
 from scheduler.topology.quantities import duration_for_people, rate_for_people, size_text
 
@@ -84,7 +84,7 @@ def run_check(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _report(network: Network, most: int | None) -> Iterator[str]:
+def _report(network: NetworkDescription, most: int | None) -> Iterator[str]:
     topology, seen = network.topology, overview(network.topology)
     yield (
         f"{topology.name}: {len(topology.servers)} servers in {len(seen.racks)} racks, {len(topology.switches)} "

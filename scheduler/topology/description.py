@@ -28,6 +28,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from logstore.base.fields import suggestion
 from scheduler.errors import TopologyError
 from scheduler.topology.keys import (
     DEFAULTS,
@@ -39,7 +40,6 @@ from scheduler.topology.keys import (
     TABLES,
     TOP,
     Entry,
-    suggestion,
     table,
     tables,
 )
@@ -52,7 +52,7 @@ _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class NetworkDescription:
     """A description that was read: the topology, how long a timestep is, and which capacities came from rates.
 
     `timestep_s` is None where neither a timestep nor a server's rate is given: then all capacities were. `derived` has
@@ -69,7 +69,7 @@ def load_topology(path: Path | str) -> Topology:
     return load_network(path).topology
 
 
-def load_network(path: Path | str) -> Network:
+def load_network(path: Path | str) -> NetworkDescription:
     """The network of a file, with its timestep. A file that ends in `.json` is read as JSON, any other as TOML."""
     path = Path(path)
     with path.open("rb") as file:
@@ -99,7 +99,9 @@ def parse_topology(mapping: Mapping[str, object], where: str = "topology") -> To
     return parse_network(mapping, where).topology
 
 
-def parse_network(mapping: Mapping[str, object], where: str = "topology", *, name: str = "network") -> Network:
+def parse_network(
+    mapping: Mapping[str, object], where: str = "topology", *, name: str = "network"
+) -> NetworkDescription:
     """The network of plain values, with its timestep; `name` is the name of a network that gives none."""
     top = Entry(where, mapping, TOP, TABLES)
     defaults = Entry(f"{where}: [defaults]", table(f"{where}: defaults", mapping.get("defaults", {})), DEFAULTS)
@@ -116,7 +118,7 @@ def parse_network(mapping: Mapping[str, object], where: str = "topology", *, nam
         )
     except TopologyError as error:
         raise TopologyError(f"{where}: {error}") from None
-    return Network(topology, pace.timestep_s, tuple(dict.fromkeys(pace.derived)))
+    return NetworkDescription(topology, pace.timestep_s, tuple(dict.fromkeys(pace.derived)))
 
 
 # ---- reading

@@ -153,7 +153,7 @@ def _header(topology: Topology, timestep_s: float | None, scene: Scene) -> Itera
 Point = tuple[float, float]
 
 
-class _Plan(NamedTuple):
+class _BoxLayout(NamedTuple):
     """Where the boxes stand: lines lead to the `places`, from the `exits`; both at a box's sides, or in its middle."""
 
     places: tuple[Point, ...]
@@ -167,7 +167,7 @@ class _Plan(NamedTuple):
 Sizes = Sequence[Point]
 
 
-def _arrange(scene: Scene, sizes: Sizes, label_width: float) -> _Plan:
+def _arrange(scene: Scene, sizes: Sizes, label_width: float) -> _BoxLayout:
     if scene.layers is not None:
         return _in_layers(scene, scene.layers, sizes, label_width)
     widest, tallest = (max(values) for values in zip(*sizes, strict=True))
@@ -179,10 +179,10 @@ def _arrange(scene: Scene, sizes: Sizes, label_width: float) -> _Plan:
         for x, y in (circle[number] for number in range(len(sizes)))
     )
     height = MARGIN + HEADER + 2 * radius + tallest + FOOTER + MARGIN
-    return _Plan(places, places, 0.5, 2 * (MARGIN + radius) + widest, height)
+    return _BoxLayout(places, places, 0.5, 2 * (MARGIN + radius) + widest, height)
 
 
-def _in_layers(scene: Scene, layers: Layers, sizes: Sizes, label_width: float) -> _Plan:
+def _in_layers(scene: Scene, layers: Layers, sizes: Sizes, label_width: float) -> _BoxLayout:
     """A column for each layer, whose boxes are spread over the height of the tallest column."""
     heights = [sum(sizes[box][1] + ROW_GAP for box in layer) - ROW_GAP for layer in layers]
     # Lines that are not too steep, and room for the labels of all lines that meet at a box.
@@ -198,7 +198,7 @@ def _in_layers(scene: Scene, layers: Layers, sizes: Sizes, label_width: float) -
         x += max(sizes[box][0] for box in layer) + gap
     ordered = tuple(places[box] for box in range(len(sizes)))
     exits = tuple((left + width - 2 * PADDING, y) for (left, y), (width, _) in zip(ordered, sizes, strict=True))
-    return _Plan(ordered, exits, 0.0, x - gap + MARGIN - PADDING, MARGIN + HEADER + max(heights) + FOOTER + MARGIN)
+    return _BoxLayout(ordered, exits, 0.0, x - gap + MARGIN - PADDING, MARGIN + HEADER + max(heights) + FOOTER + MARGIN)
 
 
 def _parents(scene: Scene) -> Mapping[int, list[int]]:
@@ -216,7 +216,7 @@ def _max_parents(scene: Scene) -> int:
 # ---- lines
 
 
-def _draw_cables(axes: Axes, scene: Scene, plan: _Plan) -> None:
+def _draw_cables(axes: Axes, scene: Scene, plan: _BoxLayout) -> None:
     max_capacity = max((cable.max_capacity for cable in scene.cables), default=0) or 1
     span = MAX_STROKE - MIN_STROKE
     axes.add_collection(
@@ -261,7 +261,7 @@ def _colour(cable: Cable) -> str:
     return SYMMETRIC if cable.is_symmetric else ASYMMETRIC
 
 
-def _draw_legend(axes: Axes, scene: Scene, plan: _Plan) -> None:
+def _draw_legend(axes: Axes, scene: Scene, plan: _BoxLayout) -> None:
     directions = "→ to the right, ← to the left" if scene.layers is not None else "a number each"
     entries = {
         SYMMETRIC: "a link, the same both ways (⇄)",

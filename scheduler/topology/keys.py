@@ -4,11 +4,12 @@ Invariants: a key's name is unique in its section; `scheduler.topology.descripti
 key's kind alone decides which values are valid, so that the same mistake gives the same message everywhere.
 """
 
-import difflib
 from collections.abc import Callable, Collection, Mapping
 from enum import StrEnum
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
+from logstore.base.errors import FieldError
+from logstore.base.fields import Boolean, Integer, Optional, String, Type, suggestion, type_name
 from scheduler.errors import TopologyError
 from scheduler.topology.quantities import parse_duration, parse_rate, parse_size
 
@@ -19,8 +20,6 @@ MAX_CAPACITY: Final = 1 << 20
 MAX_COUNT: Final = 100_000
 """Servers that one entry may stand for."""
 MAX_NAME_CHARACTERS: Final = 255
-MAX_LISTED: Final = 12
-"""Names that a message lists."""
 
 
 class ValueKind(StrEnum):
@@ -134,15 +133,11 @@ class Entry:
         return TopologyError(f"{self.where}: {name}={self.values.get(name)!r} {problem}")
 
     def text(self, name: str) -> str | None:
-        """A name: not empty, without control characters or space around it, at most 255 characters."""
-        value = self.values.get(name)
-        if value is None:
-            return None
-        if not isinstance(value, str):
-            raise self.fail(name, f"must be a text, not {_type_name(value)}")
-        if not value or value != value.strip() or not value.isprintable() or len(value) > MAX_NAME_CHARACTERS:
-            raise self.fail(name, f"must have 1 to {MAX_NAME_CHARACTERS} printable characters and no space around them")
-        return value
+        """A name: not empty, printable, without space around it, at most 255 characters; None if it is not given."""
+        text: str | None = self._checked(name, String(MAX_NAME_CHARACTERS))
+        if text is not None and (text != text.strip() or not text.isprintable()):
+            raise self.fail(name, "must have printable characters and no space around them")
+        return text
 
     def required(self, name: str) -> str:
         """A text that must be given."""
@@ -152,22 +147,20 @@ class Entry:
         return value
 
     def number(self, name: str, *, most: int = MAX_CAPACITY) -> int | None:
-        """A whole number, from 0."""
-        value = self.values.get(name)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise self.fail(name, f"must be a whole number, 0 or more, not {_type_name(value)}")
-        if not 0 <= value <= most:
-            raise self.fail(name, f"must be a whole number from 0 to {most}")
-        return value
+        """A whole number, from 0; None if it is not given."""
+        number: int | None = self._checked(name, Integer(0, most))
+        return number
 
     def flag(self, name: str) -> bool:
         """True or false; false if it is not given."""
-        value = self.values.get(name, False)
-        if not isinstance(value, bool):
-            raise self.fail(name, f"must be true or false, not {_type_name(value)}")
-        return value
+        return bool(self._checked(name, Boolean()))
+
+    def _checked(self, name: str, kind: Type) -> Any:
+        """A value of a type; None if it is not given."""
+        try:
+            return Optional(kind).check(self.values.get(name), name)
+        except FieldError as error:
+            raise TopologyError(f"{self.where}: {error}") from None
 
     def size(self, name: str) -> int | None:
         """A size in bytes; None if it is not given."""
@@ -191,36 +184,15 @@ class Entry:
             raise self.fail(name, str(error)) from None
 
 
-def suggestion(name: str, known: Collection[str]) -> str:
-    """A hint at the name that was meant: the nearest known name, or a few of the known names."""
-    near = difflib.get_close_matches(name, known, n=1)
-    if near:
-        return f"did you mean {near[0]!r}?"
-    if not known:
-        return "there is none"
-    names = sorted(known)
-    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
-    return f"known: {', '.join(names[:MAX_LISTED])}{more}"
-
-
 def table(where: str, value: object) -> Mapping[str, object]:
     """A value that must be a table. Raises TopologyError."""
     if not isinstance(value, Mapping):
-        raise TopologyError(f"{where} must be a table of keys and values, not {_type_name(value)}")
+        raise TopologyError(f"{where} must be a table of keys and values, not {type_name(value)}")
     return value
 
 
 def tables(where: str, value: object) -> list[Mapping[str, object]]:
     """A value that must be a list of tables. Raises TopologyError."""
     if not isinstance(value, list):
-        raise TopologyError(f"{where} must be a list of tables ([[…]] in TOML), not {_type_name(value)}")
+        raise TopologyError(f"{where} must be a list of tables ([[…]] in TOML), not {type_name(value)}")
     return [table(f"{where} number {number}", one) for number, one in enumerate(value, 1)]
-
-
-def _type_name(value: object) -> str:
-    names = {bool: "a truth value", int: "a whole number", float: "a number with a fraction", str: "a text"}
-    if isinstance(value, Mapping):
-        return "a table"
-    if isinstance(value, list):
-        return "a list"
-    return names.get(type(value), f"a {type(value).__name__}")

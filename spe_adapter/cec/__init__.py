@@ -7,5 +7,5 @@ Invariants:
   again, `extent` keeps the counters that policies look at, `calibrate` measures what they cost.
 
 Source: the CEC paper (Sebepou and Magoutis), sections II and III; what changes against it is in
-docs/decisions/0008-beats-instead-of-timestamps.md.
+docs/decisions/0008-epochs-instead-of-timestamps.md.
 """

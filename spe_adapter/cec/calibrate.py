@@ -33,9 +33,9 @@ Write = Callable[[bytes], None]
 def calibrate(rows: pa.RecordBatch, *, clock: Seconds, write: Write, record_s: float, rounds: int = ROUNDS) -> Costs:
     """The platform's costs for windows like `rows` (see `control.Footprints`; distinct identities, some thousands).
 
-    `record_s` is what the operator takes for one input record, which only its runner can measure. What `write` takes
-    for a mark alone is what every beat pays anyway, so it is no cost of a check. Raises InvalidConfig, and what `write`
-    raises.
+    `record_s` is the operator's processor time for one input record, which only its runner can measure. The time that
+    `write` takes for a mark alone is paid in every epoch, so it does not count as a cost of a check. Raises
+    InvalidConfig, and the errors of `write`.
     """
     if not rows.num_rows or rounds < 1:
         raise InvalidConfig(f"{rows.num_rows} rows in {rounds} rounds: nothing to measure")
@@ -99,5 +99,5 @@ def _mark(open_windows: int) -> Mark:
         sequence=0,
         max_event_ms=None,
         watermark_ms=0,
-        oldest_beat=0,
+        oldest_epoch=0,
     )

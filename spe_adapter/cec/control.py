@@ -1,8 +1,8 @@
-"""What CEC writes into the output stream: footprints, closes and the mark of a beat; and what the driver adds to END.
+"""The control records that CEC writes into an output stream, and the positions that a driver adds to END.
 
 Invariants:
-* A beat's control batches are FOOTPRINTS*, CLOSES*, MARK, in that order, behind the beat's results. Read backwards, the
-  mark comes first and says how many windows are to be found.
+* The control batches of an epoch follow its results: any number of footprints, any number of tombstones (CLOSES in
+  docs/format.md), one mark. A backward scan reads the mark first; the mark says how many windows are open.
 * State is columnar: one control batch carries many windows, as one Arrow record batch, packed where that is shorter.
 * Control batches stay below BATCH_TARGET_BYTES, whatever the size of the rows; only a single row may exceed it.
 * The same values give the same bytes.
@@ -43,14 +43,14 @@ from spe_adapter.codec.kernels import Bools
 BATCH_TARGET_BYTES: Final = 512 * 1024
 """Well below every limit on a batch, large enough that what a batch costs beside its rows does not count."""
 OPEN: Final = 1
-"""G_open: the window was opened in this beat."""
+"""G_open: the window was opened in this epoch."""
 CHECK: Final = 2
 """G_check: the window was open before."""
 STATE_PREFIX: Final = "s_"
 """How the names of a state's columns begin, in footprints and in tables."""
 _FEW_ROWS: Final = 256
 _SCHEMAS: Final = 64
-"""So many operators' columns are kept ready: an encoder does not work them out in every beat."""
+"""So many operators' columns are kept ready: an encoder does not work them out in every epoch."""
 _END_OF_STREAM: Final = b"\xff\xff\xff\xff\0\0\0\0"
 """How an Arrow stream ends: the continuation marker, and a message of no bytes."""
 ROWS_PACKED: Final = 2
@@ -68,10 +68,10 @@ _MAY_BE_NULL: Final = frozenset(("key",))
 
 
 class Footprints(NamedTuple):
-    """The state of some windows as of the end of a beat.
+    """The state of some windows as of the end of an epoch.
 
     `rows` has the columns key, number, expires and the state's, each with STATE_PREFIX; `opened` says which of them
-    were opened in this beat.
+    were opened in this epoch.
     """
 
     query: str
@@ -80,8 +80,8 @@ class Footprints(NamedTuple):
     opened: Bools
 
 
-class Closes(NamedTuple):
-    """Windows that were closed in a beat and not opened again in it; columns key and number."""
+class Tombstones(NamedTuple):
+    """Windows that were closed in an epoch and not opened again in it; columns key and number."""
 
     query: str
     epoch: int
@@ -90,14 +90,14 @@ class Closes(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mark:
-    """The counters and positions of one partition of a query at the end of a beat.
+    """The counters and positions of one partition of a query at the end of an epoch.
 
     `open_windows` is N. `emitted` counts the results and footprints of the stream so far, `seen` the input records,
-    both up to the end of this beat; `sequence` the rows numbered. `positions` are the next input offsets by topic and
+    both up to the end of this epoch; `sequence` the rows numbered. `positions` are the next input offsets by topic and
     partition, empty where the engine keeps them itself. `runs` are [input, partition, records] in the
-    order of processing, for replay. `oldest_beat` is that of the oldest footprint of an open window. After a `rebase`
-    all open windows are in this very beat. `newest_ms` is the newest event time of each input, for engines that keep
-    the watermark in the mark.
+    order of processing, for replay. `oldest_epoch` is the epoch of the oldest footprint of an open window. The epoch of
+    a `rebase` has a footprint of every open window. `max_events_ms` is the newest event time of each input, for engines
+    that keep the watermark in the mark.
     """
 
     query: str
@@ -115,9 +115,9 @@ class Mark:
     watermark_ms: int
     positions: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     runs: tuple[tuple[int, int, int], ...] = ()
-    oldest_beat: int
+    oldest_epoch: int
     rebase: bool = False
-    newest_ms: tuple[int | None, ...] = ()
+    max_events_ms: tuple[int | None, ...] = ()
 
     def is_of(self, attempt: str) -> bool:
         """Whether `attempt` names this mark's attempt, by itself or behind its task as BEGIN has it."""
@@ -128,15 +128,15 @@ class Mark:
 class EndPositions:
     """What the driver writes into END.positions, the same in all streams of the epoch.
 
-    `late_ms` is the watermark below which rows were dropped, `watermark_ms` the one up to which windows were closed.
-    With `reset_to`, epochs behind that one and before this are undone. `planned` is the input of the batch, None in
-    the log of a version that did not note it.
+    `late_watermark_ms` is the watermark by which late rows were dropped, `watermark_ms` the watermark by which windows
+    were closed. `reset_to` undoes the epochs after that epoch and before this one. `planned` is the input of the batch,
+    None in the log of a version that did not note it.
     """
 
     generation: int
     batch: int
     closing: bool
-    late_ms: int
+    late_watermark_ms: int
     watermark_ms: int
     max_event_ms: int | None
     partitions: int
@@ -145,13 +145,13 @@ class EndPositions:
     planned: Planned | None = None
 
     def to_json(self) -> str:
-        """As END carries it."""
+        """The positions as END carries them. Names in JSON are those of docs/format.md, not of the fields."""
         fields: dict[str, Any] = {
             "v": PROGRESS_VERSION,
             "generation": self.generation,
             "batch": self.batch,
             "closing": self.closing,
-            "late_ms": self.late_ms,
+            "late_ms": self.late_watermark_ms,
             "watermark_ms": self.watermark_ms,
             "max_event_ms": self.max_event_ms,
             "partitions": self.partitions,
@@ -175,7 +175,7 @@ class EndPositions:
             generation=fields.integer("generation"),
             batch=fields.integer("batch"),
             closing=fields.flag("closing"),
-            late_ms=fields.integer("late_ms"),
+            late_watermark_ms=fields.integer("late_ms"),
             watermark_ms=fields.integer("watermark_ms"),
             max_event_ms=fields.optional_integer("max_event_ms"),
             partitions=fields.integer("partitions"),
@@ -195,14 +195,14 @@ def holds_progress(end: End) -> bool:
         return False
 
 
-Control = Begin | End | Footprints | Closes | Mark
+Control = Begin | End | Footprints | Tombstones | Mark
 
 
 # ---- writing
 
 
 def encode_mark(mark: Mark, timestamp_ms: int) -> bytes:
-    """The control batch with a mark."""
+    """The control batch with a mark. Names in JSON are those of docs/format.md: `oldest_beat`, `newest_ms`."""
     fields = {
         "query": mark.query,
         "epoch": mark.epoch,
@@ -222,9 +222,9 @@ def encode_mark(mark: Mark, timestamp_ms: int) -> bytes:
             for topic, offsets in sorted(mark.positions.items())
         },
         "runs": [list(run) for run in mark.runs],
-        "oldest_beat": mark.oldest_beat,
+        "oldest_beat": mark.oldest_epoch,
         "rebase": mark.rebase,
-        **({"newest_ms": list(mark.newest_ms)} if mark.newest_ms else {}),
+        **({"newest_ms": list(mark.max_events_ms)} if mark.max_events_ms else {}),
     }
     return bytes(encode_control_record(MARK_TYPE, fields, b"", timestamp_ms))
 
@@ -244,12 +244,12 @@ def encode_footprints(
     return _encode_rows(FOOTPRINTS_TYPE, query, epoch, rows, timestamp_ms)
 
 
-def encode_closes(query: str, epoch: int, batch: pa.RecordBatch, timestamp_ms: int) -> Iterator[bytes]:
+def encode_tombstones(query: str, epoch: int, batch: pa.RecordBatch, timestamp_ms: int) -> Iterator[bytes]:
     """Control batches with closed windows: `batch` has the columns key and number.
 
     Raises CorruptBatch for other columns.
     """
-    rows = pa.RecordBatch.from_arrays(batch.columns, schema=_close_schema(batch.schema))
+    rows = pa.RecordBatch.from_arrays(batch.columns, schema=_tombstone_schema(batch.schema))
     return _encode_rows(CLOSES_TYPE, query, epoch, rows, timestamp_ms)
 
 
@@ -261,8 +261,8 @@ def _footprint_schema(schema: pa.Schema) -> pa.Schema:
 
 
 @lru_cache(_SCHEMAS)
-def _close_schema(schema: pa.Schema) -> pa.Schema:
-    """How closes with these columns are written. Raises CorruptBatch."""
+def _tombstone_schema(schema: pa.Schema) -> pa.Schema:
+    """How tombstones with these columns are written. Raises CorruptBatch."""
     _check_columns(schema, _IDENTITY, state=False)
     return pa.schema([entry.remove_metadata() for entry in schema])
 
@@ -323,7 +323,7 @@ def decode(buffer: Buffer, position: int = 0) -> Control | None:
     if record.kind == FOOTPRINTS_TYPE:
         return _decode_footprints(record)
     if record.kind == CLOSES_TYPE:
-        return _decode_closes(record)
+        return _decode_tombstones(record)
     if record.kind == MARK_TYPE:
         return _decode_mark(record)
     return log_record(record)
@@ -337,21 +337,21 @@ def _decode_mark(record: ControlRecord) -> Mark:
         query=fields.text("query"),
         epoch=fields.integer("epoch"),
         attempt=fields.text("attempt"),
-        partition=fields.integer("partition", least=0),
-        partitions=fields.integer("partitions", least=1),
-        layout=fields.integer("layout", least=0),
+        partition=fields.integer("partition", minimum=0),
+        partitions=fields.integer("partitions", minimum=1),
+        layout=fields.integer("layout", minimum=0),
         operator=fields.text("operator"),
-        open_windows=fields.integer("n", least=0),
-        emitted=fields.integer("emitted", least=0),
-        seen=fields.integer("seen", least=0),
-        sequence=fields.integer("sequence", least=0),
+        open_windows=fields.integer("n", minimum=0),
+        emitted=fields.integer("emitted", minimum=0),
+        seen=fields.integer("seen", minimum=0),
+        sequence=fields.integer("sequence", minimum=0),
         max_event_ms=fields.optional_integer("max_event_ms"),
         watermark_ms=fields.integer("watermark_ms"),
         positions=fields.positions("positions"),
         runs=fields.runs("runs"),
-        oldest_beat=fields.integer("oldest_beat"),
+        oldest_epoch=fields.integer("oldest_beat"),
         rebase=fields.flag("rebase"),
-        newest_ms=fields.optional_integers("newest_ms"),
+        max_events_ms=fields.optional_integers("newest_ms"),
     )
 
 
@@ -370,23 +370,23 @@ def _decode_footprints(record: ControlRecord) -> Footprints:
     return Footprints(fields.text("query"), fields.integer("epoch"), state, opened)
 
 
-def _decode_closes(record: ControlRecord) -> Closes:
+def _decode_tombstones(record: ControlRecord) -> Tombstones:
     fields = _Fields(record.fields, "closes")
     rows = _from_tail(record.tail, fields)
     _check_columns(rows.schema, _IDENTITY, state=False)
     _check_nulls(rows, _IDENTITY)
-    return Closes(fields.text("query"), fields.integer("epoch"), rows)
+    return Tombstones(fields.text("query"), fields.integer("epoch"), rows)
 
 
 def _from_tail(tail: memoryview, fields: "_Fields") -> pa.RecordBatch:
     """The rows of a control record, in whichever form it has them."""
-    count = fields.integer("n", least=1)
+    count = fields.integer("n", minimum=1)
     form = fields.optional_integer("rows")
     if form is None:
         return _from_ipc(tail, count)
     if form != ROWS_PACKED:
         raise UnknownFormatVersion(f"a control record with rows in form {form}; {ROWS_PACKED} is known; upgrade Cairn")
-    return unpack(tail, count, fields.integer("size", least=0))
+    return unpack(tail, count, fields.integer("size", minimum=0))
 
 
 def _from_ipc(tail: memoryview, rows: int) -> pa.RecordBatch:
@@ -449,9 +449,9 @@ class _Fields:
         value = self._fields.get(name)
         return value if isinstance(value, bool) else self._refuse(name, value)
 
-    def integer(self, name: str, *, least: int = -(2**63)) -> int:
+    def integer(self, name: str, *, minimum: int = -(2**63)) -> int:
         value = self._fields.get(name)
-        return value if _is_integer(value, least) else self._refuse(name, value)
+        return value if _is_integer(value, minimum) else self._refuse(name, value)
 
     def optional_integer(self, name: str) -> int | None:
         return None if self._fields.get(name) is None else self.integer(name)
@@ -490,8 +490,8 @@ class _Fields:
         raise CorruptBatch(f"{self._what}: field {name} is {str(value)[:80]!r}")
 
 
-def _is_integer(value: object, least: int) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**63
+def _is_integer(value: object, minimum: int) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and minimum <= value < 2**63
 
 
 __all__ = [
@@ -500,15 +500,15 @@ __all__ = [
     "OPEN",
     "STATE_PREFIX",
     "Begin",
-    "Closes",
     "Control",
     "End",
     "EndPositions",
     "Footprints",
     "Mark",
+    "Tombstones",
     "decode",
-    "encode_closes",
     "encode_footprints",
     "encode_mark",
+    "encode_tombstones",
     "holds_progress",
 ]

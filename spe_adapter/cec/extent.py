@@ -2,7 +2,7 @@
 
 Invariants:
 * Both only grow, except that a reset goes back to those of an older mark.
-* All emissions of a beat count as of its end, so all footprints of a beat have the same mark.
+* All emissions of an epoch count as of its end, so all footprints of an epoch have the same mark.
 
 Source: CEC paper, section III.A (q and u).
 """
@@ -13,9 +13,9 @@ from spe_adapter.cec.control import Mark
 
 
 class Counters(NamedTuple):
-    """Records of the output stream (results and footprints) and of the input, up to the end of a beat.
+    """Records of the output stream (results and footprints) and of the input, up to the end of an epoch.
 
-    Closes are not counted, as the paper's log has none: there a result says that its window closed.
+    Tombstones are not counted, as the paper's log has none: there a result says that its window closed.
     """
 
     emitted: int = 0
@@ -27,11 +27,11 @@ class Counters(NamedTuple):
         return cls() if mark is None else cls(mark.emitted, mark.seen)
 
     def after(self, *, results: int = 0, footprints: int = 0, records: int = 0) -> "Counters":
-        """Those at the end of a beat with so many results and footprints, from so many input records."""
+        """Those at the end of an epoch with so many results and footprints, from so many input records."""
         return Counters(self.emitted + results + footprints, self.seen + records)
 
     def extent(self, oldest_ordinal: int) -> int:
-        """q: records emitted behind the beat of the oldest footprint."""
+        """q: records emitted behind the epoch of the oldest footprint."""
         return self.emitted - oldest_ordinal
 
     def replay(self, oldest_seen: int) -> int:

@@ -50,7 +50,7 @@ def unpack(packed: Buffer, rows: int, size_bytes: int) -> pa.RecordBatch:
         raise CorruptBatch(f"packed rows that claim {size_bytes} bytes; at most {MAX_UNPACKED_BYTES} can be")
     try:
         body = pa.Codec("zstd").decompress(pa.py_buffer(packed), decompressed_size=size_bytes, asbytes=True)
-        reader = _Reader(np.frombuffer(body, np.uint8), rows)
+        reader = _PackedReader(np.frombuffer(body, np.uint8), rows)
         schema = pa.ipc.read_schema(pa.py_buffer(reader.take(reader.length())))
         if not can_pack(schema):
             raise CorruptBatch(f"packed rows with columns {dict(zip(schema.names, schema.types, strict=True))}")
@@ -103,7 +103,7 @@ def _planes(values: NDArray[np.void] | NDArray[np.int32]) -> bytes:
 # ---- reading
 
 
-class _Reader:
+class _PackedReader:
     """Takes columns of `rows` values off a body. All methods raise CorruptBatch for one that is too short."""
 
     def __init__(self, body: _Bytes, rows: int) -> None:

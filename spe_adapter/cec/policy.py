@@ -18,8 +18,8 @@ from spe_adapter.codec.kernels import Int64s
 
 UNLIMITED: Final = 2**62
 DEFAULT_Q: Final = 1_000_000
-"""Results and footprints in the extent, as the paper counts it. A recovery reads footprints and closes instead, half a
-second for as many at two million a second.
+"""Results and footprints in the extent, as the paper counts it. A recovery reads footprints and tombstones instead, two
+million of them a second: this many take half a second.
 """
 DEFAULT_U: Final = 1_000_000
 """Input records to replay, the paper's example: about a second. To keep u below U costs N / U footprints for each
@@ -33,11 +33,11 @@ _SMOOTHING: Final = 0.2
 
 
 class View(NamedTuple):
-    """The list of open windows at the end of a beat, before its checks.
+    """The list of open windows at the end of an epoch, before its checks.
 
-    `emitted` and `seen` count records of the output stream and of the input up to now, this beat's included;
+    `emitted` and `seen` count records of the output stream and of the input up to now, this epoch's included;
     `open_windows` is N. `ordinals` and `seens` are those counters as of the last footprints of the candidates, oldest
-    first: as many as the caller cares to list. `fresh` windows are footprinted in this beat anyway and not among the
+    first: as many as the caller cares to list. `fresh` windows are footprinted in this epoch anyway and not among the
     candidates. `now_ms` is on a clock that never goes back. `record_s` is what one input record takes to process,
     as measured lately; 0 if that is not known.
     """
@@ -121,13 +121,13 @@ class Targets:
         if view.emitted - view.ordinals[0] <= limit and view.seen - view.seens[0] <= u_limit:
             return 0
         q, u = view.extents(), view.replays()
-        least = _first(u <= u_limit)
-        if least is None:
+        min_checks = _first(u <= u_limit)
+        if min_checks is None:
             return len(view.ordinals)
-        reached = _first(q[least:] <= limit)
+        reached = _first(q[min_checks:] <= limit)
         if reached is not None:
-            return least + reached
-        lowest = least + int(np.argmin(q[least:]))
+            return min_checks + reached
+        lowest = min_checks + int(np.argmin(q[min_checks:]))
         if q[lowest] > 2 * limit and not view.is_whole:
             return len(view.ordinals)
         return lowest
@@ -139,9 +139,10 @@ class Targets:
 def bounded() -> Policy:
     """Targets for about a second of recovery: what a runner uses unless told otherwise.
 
-    That is so where each window gives one result when it closes: q counts results, in whose place a recovery reads
-    closes. With more than DEFAULT_Q / PER_WINDOW open windows both grow with their number, and a recovery takes longer:
-    checks fall sharply only where Q is above twice the number of open windows (CEC paper, section IV.B).
+    The second holds where each window gives one result when it closes: q counts results, and a recovery reads a
+    tombstone for each of them. With more than DEFAULT_Q / PER_WINDOW open windows, q and u grow with the number of open
+    windows, and a recovery takes longer: the number of checks falls sharply only where Q is above twice the number of
+    open windows (CEC paper, section IV.B).
     """
     return Targets(DEFAULT_Q, DEFAULT_U, PER_WINDOW)
 

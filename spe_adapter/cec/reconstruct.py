@@ -11,7 +11,7 @@ Invariants:
 * Memory follows what was kept: windows can be drained while the scan goes on.
 
 Source: CEC paper, section II.B ("Constructing an EC", "Extent of an EC");
-docs/decisions/0008-beats-instead-of-timestamps.md.
+docs/decisions/0008-epochs-instead-of-timestamps.md.
 """
 
 from dataclasses import dataclass
@@ -21,15 +21,15 @@ import numpy as np
 import pyarrow as pa
 
 from logstore.interfaces import Buffer
-from spe_adapter.cec.control import Begin, Closes, Control, End, EndPositions, Footprints, Mark
+from spe_adapter.cec.backward_scan import BackwardScan, Scanned
+from spe_adapter.cec.control import Begin, Control, End, EndPositions, Footprints, Mark, Tombstones
 from spe_adapter.cec.identities import Identities
-from spe_adapter.cec.walk import Scanned, Walk
 from spe_adapter.codec.kernels import Int64s
 from spe_adapter.errors import StateInconsistent, StateTrimmed
 
 
 class Windows(NamedTuple):
-    """Open windows whose newest footprint is of one beat: its mark, and their rows (see `control.Footprints`)."""
+    """Open windows whose newest footprint is of one epoch: its mark, and their rows (see `control.Footprints`)."""
 
     mark: Mark
     batches: tuple[pa.RecordBatch, ...]
@@ -41,21 +41,21 @@ class Windows(NamedTuple):
 
 
 class Skips(NamedTuple):
-    """Identities that were closed behind T and are not open at the end, with the beat: on replay, rows of theirs up to
-    that beat are dropped. One entry each in all columns.
+    """Identities that were closed behind T and are not open at the end, with the epoch: on replay, rows of theirs up to
+    that epoch are dropped. One entry each in all columns.
     """
 
     keys: pa.Array
     numbers: Int64s
-    beats: Int64s
+    epochs: Int64s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Eventual:
+class EventualCheckpoint:
     """An eventual checkpoint: W, and what is needed to bring it to one moment.
 
-    Without an END to start from (`found` is False) there is no state. `windows` are grouped by beat, newest first,
-    without those that were drained. `oldest_beat` is T: replay starts behind it. `marks` are those from T on, oldest
+    Without an END to start from (`found` is False) there is no state. `windows` are grouped by epoch, newest first,
+    without those that were drained. `oldest_epoch` is T: replay starts behind it. `marks` are those from T on, oldest
     first. `newest_epoch` is the newest epoch of the query that was met, whether asked for or not.
     """
 
@@ -65,7 +65,7 @@ class Eventual:
     mark: Mark | None
     windows: tuple[Windows, ...]
     skips: Skips
-    oldest_beat: int
+    oldest_epoch: int
     marks: tuple[Mark, ...]
     scanned: Scanned
     newest_epoch: int | None
@@ -81,15 +81,15 @@ class Reconstruction:
     def __init__(self, query: str, as_of: int | None = None) -> None:
         self._query = query
         self._as_of = as_of
-        self._walk = Walk(query, as_of)
+        self._scan = BackwardScan(query, as_of)
         self._identities = Identities()
         self._marks: list[Mark] = []
         self._group_mark: Mark | None = None
         self._windows: list[Windows] = []
-        self._closes: list[tuple[int, pa.RecordBatch]] = []
+        self._tombstones: list[tuple[int, pa.RecordBatch]] = []
         self._found = 0
-        self._oldest_beat = 0
-        self._result: Eventual | None = None
+        self._oldest_epoch = 0
+        self._result: EventualCheckpoint | None = None
 
     @property
     def done(self) -> bool:
@@ -97,7 +97,7 @@ class Reconstruction:
         return self._result is not None
 
     @property
-    def result(self) -> Eventual:
+    def result(self) -> EventualCheckpoint:
         """The eventual checkpoint. Raises StateInconsistent before the scan is done."""
         if self._result is None:
             raise StateInconsistent(f"{self._query}: the scan is not finished; feed it, or finish it")
@@ -109,13 +109,13 @@ class Reconstruction:
         Raises CorruptBatch, UnknownFormatVersion or StateInconsistent.
         """
         if not self.done:
-            if any(self._take(record) for record in self._walk.walk(piece)):
+            if any(self._take(record) for record in self._scan.records(piece)):
                 return True
-            if self._walk.missed:
+            if self._scan.missed:
                 self._conclude()
         return self.done
 
-    def finish(self, log_start_offset: int) -> Eventual:
+    def finish(self, log_start_offset: int) -> EventualCheckpoint:
         """There is nothing older in the log, which starts at `log_start_offset`.
 
         Raises StateTrimmed if what is missing was trimmed away, StateInconsistent if it never was there.
@@ -125,7 +125,7 @@ class Reconstruction:
         missing = self._missing()
         if missing and log_start_offset > 0:
             raise StateTrimmed(f"{missing}, and the log starts at offset {log_start_offset}; it was trimmed too far")
-        if self._walk.end is not None:
+        if self._scan.end is not None:
             raise StateInconsistent(f"{missing}, but the log, whole from its first record on, does not hold it")
         self._conclude()
         return self.result
@@ -145,10 +145,10 @@ class Reconstruction:
             return (
                 f"{self._query}, partition {mark.partition}: {mark.open_windows - self._found} of the "
                 f"{mark.open_windows} windows open at epoch {mark.epoch} were last written before offset "
-                f"{self._walk.scanned.oldest_offset} (the oldest in beat {mark.oldest_beat})"
+                f"{self._scan.scanned.oldest_offset} (the oldest in epoch {mark.oldest_epoch})"
             )
-        if self._walk.end is not None:
-            return f"{self._query}: no mark up to epoch {self._walk.end.epoch}"
+        if self._scan.end is not None:
+            return f"{self._query}: no mark up to epoch {self._scan.end.epoch}"
         return f"{self._query}: no epoch {self._as_of}" if self._as_of is not None else ""
 
     # ---- one record after the other
@@ -162,8 +162,8 @@ class Reconstruction:
             self._leave_group()
         elif self._group_mark is None:
             raise StateInconsistent(f"{self._query}: epoch {record.epoch} has state but no mark behind it")
-        elif isinstance(record, Closes):
-            self._take_closes(record)
+        elif isinstance(record, Tombstones):
+            self._take_tombstones(record)
         else:
             self._take_footprints(record, self._group_mark)
         return self.done
@@ -172,22 +172,22 @@ class Reconstruction:
         if self._group_mark is not None:
             raise StateInconsistent(f"{self._query}: epoch {mark.epoch} has two marks")
         if not self._marks:
-            self._oldest_beat = mark.epoch
+            self._oldest_epoch = mark.epoch
             self._identities = Identities(mark.open_windows)
         self._group_mark = mark
         self._marks.append(mark)
         self._conclude_if_complete()
 
-    def _take_closes(self, closes: Closes) -> None:
-        rows = closes.rows
-        self._walk.count(0, rows.num_rows)
+    def _take_tombstones(self, tombstones: Tombstones) -> None:
+        rows = tombstones.rows
+        self._scan.count(0, rows.num_rows)
         fresh = _chosen(rows, self._identities)
         if fresh.num_rows:
-            self._closes.append((closes.epoch, fresh))
+            self._tombstones.append((tombstones.epoch, fresh))
 
     def _take_footprints(self, footprints: Footprints, mark: Mark) -> None:
         rows = footprints.rows
-        self._walk.count(rows.num_rows, 0)
+        self._scan.count(rows.num_rows, 0)
         fresh = _chosen(rows, self._identities)
         if not fresh.num_rows:
             return
@@ -197,7 +197,7 @@ class Reconstruction:
                 f"{self._query}: the mark of epoch {self._marks[0].epoch} says {self._marks[0].open_windows} open "
                 f"windows, but {self._found} are found down to epoch {mark.epoch}"
             )
-        self._oldest_beat = mark.epoch
+        self._oldest_epoch = mark.epoch
         if self._windows and self._windows[-1].mark is mark:
             self._windows[-1] = Windows(mark, (*self._windows[-1].batches, fresh))
         else:
@@ -217,18 +217,18 @@ class Reconstruction:
             self._conclude()
 
     def _conclude(self) -> None:
-        walk = self._walk
-        self._result = Eventual(
-            found=walk.end is not None,
-            end=walk.end,
-            progress=walk.progress,
+        scan = self._scan
+        self._result = EventualCheckpoint(
+            found=scan.end is not None,
+            end=scan.end,
+            progress=scan.progress,
             mark=self._marks[0] if self._marks else None,
             windows=tuple(self._windows),
-            skips=_skips([(beat, rows) for beat, rows in self._closes if beat > self._oldest_beat]),
-            oldest_beat=self._oldest_beat,
+            skips=_skips([(epoch, rows) for epoch, rows in self._tombstones if epoch > self._oldest_epoch]),
+            oldest_epoch=self._oldest_epoch,
             marks=tuple(reversed(self._marks)),
-            scanned=walk.scanned,
-            newest_epoch=walk.newest_epoch,
+            scanned=scan.scanned,
+            newest_epoch=scan.newest_epoch,
         )
 
 
@@ -241,10 +241,10 @@ def _chosen(rows: pa.RecordBatch, identities: Identities) -> pa.RecordBatch:
     return rows.filter(pa.array(fresh)) if count else rows.slice(0, 0)
 
 
-def _skips(closes: list[tuple[int, pa.RecordBatch]]) -> Skips:
-    keys = [rows.column(0) for _, rows in closes]
+def _skips(tombstones: list[tuple[int, pa.RecordBatch]]) -> Skips:
+    keys = [rows.column(0) for _, rows in tombstones]
     return Skips(
         keys=pa.concat_arrays(keys) if keys else pa.array([], pa.binary()),
-        numbers=np.concatenate([np.empty(0, np.int64), *(rows.column(1).to_numpy() for _, rows in closes)]),
-        beats=np.concatenate([np.empty(0, np.int64), *(np.full(rows.num_rows, beat) for beat, rows in closes)]),
+        numbers=np.concatenate([np.empty(0, np.int64), *(rows.column(1).to_numpy() for _, rows in tombstones)]),
+        epochs=np.concatenate([np.empty(0, np.int64), *(np.full(rows.num_rows, epoch) for epoch, rows in tombstones)]),
     )

@@ -1,12 +1,12 @@
-"""The files of a query's checkpoint that say which input a batch has.
+"""The files of a checkpoint that determine the input of a batch.
 
     metadata          {"id": …}: the query's id
-    offsets/N         where batch N ends, a line for each source
-    commits/N         batch N is done
-    sources/S/K       a source's own notes: where it began (0), or the K-th list of files of a file source
+    offsets/N         the offsets at which batch N ends, a line for each source
+    commits/N         batch N is committed
+    sources/S/K       files of a source: its first offsets (K = 0), or the K-th list of files of a file source
 
 Invariants:
-* Nothing here writes. A file that is missing is read as None.
+* This module does not write. A missing file is read as None.
 * A local directory counts as a query's checkpoint only if its metadata names that query.
 
 Source: Spark's StreamExecution, HDFSMetadataLog and FileStreamSourceLog.
@@ -59,8 +59,8 @@ class LocalCheckpoint:
 
 
 def local_checkpoint(location: str, query: str | None = None) -> LocalCheckpoint | None:
-    """The checkpoint at a location, if the location is a directory of this machine with the metadata of a query (of
-    `query`, unless that is None); None otherwise.
+    """The checkpoint at a location; None if the location is not a directory of this machine with the metadata of a
+    query (of `query`, if given).
     """
     found = LocalCheckpoint(local_path(location))
     owner = query_of(found)
@@ -78,14 +78,15 @@ def _without_scheme(location: str) -> str:
 
 
 def is_same_location(one: str, other: str) -> bool:
-    """Whether two locations name the same place: the scheme of local files and a slash at the end make no difference.
+    """Whether two locations are equal but for the scheme of local files and a slash at the end.
+
     Links are not followed, and relative paths are not resolved.
     """
     return posixpath.normpath(_without_scheme(one)) == posixpath.normpath(_without_scheme(other))
 
 
 def query_of(checkpoint: Checkpoint) -> str | None:
-    """The query whose checkpoint it is."""
+    """The id of the query in the checkpoint's metadata; None if the metadata is missing or damaged."""
     text = checkpoint.read(METADATA)
     try:
         value = json.loads(text or "")
@@ -96,7 +97,10 @@ def query_of(checkpoint: Checkpoint) -> str | None:
 
 
 def planned_in(checkpoint: Checkpoint, batch: int, notes: Mapping[str, str] | None = None) -> Planned | None:
-    """The input that the checkpoint plans for a batch; None if files are missing. `notes`: the sources', if known."""
+    """The input that the checkpoint plans for a batch; None if files are missing.
+
+    `notes` are the notes of the sources, if known (`source_notes`). Raises UnknownFormatVersion.
+    """
     text = checkpoint.read(f"{OFFSETS}/{batch}")
     before = checkpoint.read(f"{OFFSETS}/{batch - 1}") if batch else None
     if text is None or (batch and before is None):
@@ -120,7 +124,9 @@ def file_list(checkpoint: Checkpoint, source: int, number: int) -> str | None:
 
 
 def source_notes(checkpoint: Checkpoint, numbered: set[int]) -> dict[str, str]:
-    """The sources' own notes of where they began, by name below `sources`. `numbered` sources list files instead."""
+    """The sources' notes of their first offsets, by name below `sources`, without the `numbered` sources, which list
+    files.
+    """
     notes: dict[str, str] = {}
     for source in checkpoint.names(SOURCES):
         if source.isdigit() and int(source) in numbered:

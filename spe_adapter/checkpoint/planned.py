@@ -1,17 +1,18 @@
-"""The input that Spark planned for a batch, as Spark's checkpoint has it and as the log notes it in an epoch's END.
+"""The input that Spark planned for a batch, from Spark's checkpoint or from the note in an epoch's END.
 
-A batch has a number and, in the checkpoint's file `offsets/N`, the offsets of each source where it ends; it begins
-where batch N - 1 ended. The number alone says nothing: a checkpoint that has lost its newest batches (a power cut, for
-Spark does not sync them; a copy that was brought back) has Spark plan the same numbers again with other input.
+A batch has a number N. The checkpoint's file `offsets/N` has the offsets of each source at which the batch ends; the
+batch begins where batch N - 1 ended. The number does not determine the input: from a checkpoint that has lost its
+newest batches (by a power cut, since Spark does not sync them, or because a copy was restored), Spark plans the same
+numbers again with other input.
 
 Invariants:
-* Two plans are of the same input if the batch, the offsets where it begins and those where it ends are the same, and
-  the files listed for it where a source numbers its files. Spark's times and settings do not count.
-* Offsets are compared as JSON values, not as text; what is no JSON, as text.
-* What a note says is never believed to be ours: any client of the log may write one. So the names of sources' files,
-  which become paths when a checkpoint is made, are of one form.
-* What is noted is bounded: offsets beyond MAX_OFFSETS_CHARACTERS are noted by digest alone. They can be compared then,
-  but no checkpoint can be made of them.
+* Two plans have the same input if they agree in the batch, in the offsets of its begin and its end, and, for a source
+  that numbers its lists of files, in these lists. Spark's times and settings do not matter.
+* Offsets are compared as JSON values; a line that is no JSON is compared as text.
+* A note is not trusted: any client of the log may write one. So the names of sources' files, which become paths when a
+  checkpoint is rebuilt, must match a pattern.
+* Notes are bounded: of offsets longer than MAX_OFFSETS_CHARACTERS only the digest is noted. A digest can be compared,
+  but no checkpoint can be rebuilt from it.
 
 Source: Spark's OffsetSeqLog (a version, the metadata, a line for each source), MicroBatchExecution.populateStartOffsets
 and FileStreamSource (offsets that only count lists of files); docs/format.md; docs/decisions/0016.
@@ -27,24 +28,23 @@ from typing import Any, Final
 from logstore.errors import CorruptBatch, UnknownFormatVersion
 
 MAX_OFFSETS_CHARACTERS: Final = 128 * 1024
-"""Offsets of about 8,000 partitions; END holds them once in each stream of the epoch."""
+"""Offsets of about 8,000 partitions. END holds them once in each stream of the epoch."""
 MAX_NOTE_CHARACTERS: Final = 4096
-"""A source's note of where it began: offsets of a few hundred partitions, or a time."""
+"""A source's note of its first offsets: those of a few hundred partitions, or a time."""
 _DIGEST_BYTES: Final = 16
 _FIRST_OFFSET_LINE: Final = 2
 _NOTE_NAME: Final = re.compile(r"[0-9]{1,9}/0")
-"""A source, by its number, and the first of its files: no other name may lead out of the checkpoint."""
+"""The number of a source, and its first file. No name that matches leads out of the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
     """The input of one batch.
 
-    `start` and `end` are digests of the offsets where it begins ("" for the first batch: wherever the sources began)
-    and ends. `files` is the digest of the lists of files that the offsets count ("" without such a source). `version`,
-    `metadata` (without Spark's settings) and `offsets` (a line for each source; None if they are too long) are the file
-    `offsets/N`, `notes` the sources' own small files (name below the checkpoint's `sources`, and content), from which
-    a checkpoint is made anew.
+    `start` and `end` are digests of the offsets at which it begins ("" for the first batch) and ends. `files` is the
+    digest of the lists of files that the offsets number ("" without such a source). `version`, `metadata` (without
+    Spark's settings) and `offsets` (a line for each source; None if they are too long) are the content of `offsets/N`;
+    `notes` are the sources' small files, by name below `sources`. A checkpoint is rebuilt from these.
     """
 
     batch: int
@@ -57,11 +57,11 @@ class Planned:
     notes: Mapping[str, str] = field(default_factory=dict)
 
     def is_same_input(self, other: "Planned") -> bool:
-        """Whether both are the same batch with the same input."""
+        """Whether both plans are of the same batch with the same input."""
         return (self.batch, self.start, self.end, self.files) == (other.batch, other.start, other.end, other.files)
 
     def to_fields(self) -> dict[str, Any]:
-        """As END carries it."""
+        """The JSON fields for an END."""
         fields: dict[str, Any] = {"batch": self.batch, "start": self.start, "end": self.end}
         if self.files:
             fields["files"] = self.files
@@ -95,14 +95,16 @@ class Planned:
         return cls(batch=batch, offsets=None if offsets is None else tuple(offsets), notes=notes, **texts)
 
     def offsets_text(self, settings: object) -> str:
-        """The file `offsets/N`, with Spark's `settings` in its metadata. Raises ValueError if it was too long."""
+        """The file `offsets/N`, with Spark's `settings` in its metadata. Raises ValueError if the offsets were not
+        noted.
+        """
         if self.offsets is None:
             raise ValueError("the offsets were too long to be noted")
         metadata = {**json.loads(self.metadata), "conf": settings}
         return "\n".join((self.version, json.dumps(metadata, separators=(",", ":")), *self.offsets))
 
     def said(self) -> str:
-        """The offsets where the batch ends, for a message."""
+        """The offsets at which the batch ends, for a message."""
         text = "; ".join(self.offsets) if self.offsets is not None else f"digest {self.end}"
         return text if len(text) <= _SAID_CHARACTERS else f"{text[:_SAID_CHARACTERS]}… (digest {self.end})"
 
@@ -113,9 +115,10 @@ _SAID_CHARACTERS: Final = 400
 def planned_of(
     batch: int, text: str, before: str | None, *, files: Sequence[str] = (), notes: Mapping[str, str] | None = None
 ) -> Planned:
-    """What Spark planned, from the text of `offsets/N` and that of `offsets/N-1` (None for the first batch).
+    """The input of batch N, from the texts of `offsets/N` and `offsets/N-1` (None for the first batch).
 
-    `files` are the lists that `file_lists` names, in its order; `notes` the sources' small files.
+    `files` are the lists that `file_lists` names, in its order; `notes` are the sources' small files. Raises
+    UnknownFormatVersion.
     """
     version, metadata, lines = _parts(text)
     short = len(text) <= MAX_OFFSETS_CHARACTERS
@@ -136,7 +139,7 @@ def planned_of(
 
 
 def offsets_digest(text: str) -> str:
-    """A digest of the offsets in the text of a file `offsets/N`, whatever its metadata say."""
+    """A digest of the offsets in the text of a file `offsets/N`, without its metadata. Raises UnknownFormatVersion."""
     return _digest([_value(line) for line in offset_lines(text)])
 
 
@@ -162,7 +165,7 @@ def offset_lines(text: str) -> list[str]:
 
 
 def settings_of(text: str) -> object | None:
-    """Spark's settings in the text of a file `offsets/N`; none if there are none, None if the text is damaged."""
+    """Spark's settings in the text of a file `offsets/N`; empty if it has none, None if the text is damaged."""
     lines = text.split("\n")
     metadata = _value(lines[1]) if len(lines) > 1 else None
     return metadata.get("conf", {}) if isinstance(metadata, dict) else None
@@ -184,7 +187,7 @@ def _parts(text: str) -> tuple[str, str, list[str]]:
 
 
 def _value(line: str) -> Any:
-    """A line as a JSON value, or as text if it is no JSON."""
+    """The JSON value of a line; the line itself if it is no JSON."""
     try:
         return json.loads(line)
     except (ValueError, RecursionError):
@@ -200,11 +203,11 @@ def _are_texts(values: object) -> bool:
     return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
-# ---- what a checkpoint says against what the log says
+# ---- contradictions between a checkpoint and the log
 
 
 def repeated_problem(noted: Planned | None, planned: Planned) -> str | None:
-    """What is wrong with a repeated batch that the log holds already; None if the input is the same."""
+    """The problem with a repeated batch that the log already has; None if its input is the same."""
     if noted is None:
         return (
             f"batch {planned.batch} comes again, and the log does not say what its input was: it was written by a "
@@ -222,8 +225,8 @@ def repeated_problem(noted: Planned | None, planned: Planned) -> str | None:
 
 
 def following_problem(noted: Planned | None, planned: Planned) -> str | None:
-    """What is wrong with the batch after the last one in the log; None if it begins where the last one ended, or if the
-    log does not say where that was.
+    """The problem with the batch after the last one in the log; None if it begins where the last one ended, or if the
+    log has no note of that.
     """
     if noted is None or planned.start == noted.end:
         return None

@@ -1,8 +1,8 @@
 """The checkpoint of a running query, read through Spark's JVM, on any file system that Spark knows.
 
 Invariants:
-* The offsets of a batch come from the object with which Spark wrote `offsets/N` before it began the batch.
-* The offsets of each batch are read once; those of the batch before are remembered.
+* The offsets of a batch come from Spark's own offset log, which has written `offsets/N` before the batch begins.
+* The offsets of each batch are read once; those of the previous batch are cached.
 
 Source: Spark's StreamExecution (offsetLog, resolvedCheckpointRoot) and OffsetSeqLog.
 """
@@ -29,7 +29,7 @@ class RunningCheckpoint:
         self._notes: Mapping[str, str] | None = None
 
     def planned(self, batch: int) -> Planned:
-        """The input of the batch that Spark has just begun. Raises CheckpointDiffers if Spark does not say."""
+        """The input of the batch that Spark has just begun. Raises CheckpointDiffers if Spark has no offsets of it."""
         found = planned_in(self, batch, self._notes)
         if found is None:
             raise CheckpointDiffers(

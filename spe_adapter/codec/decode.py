@@ -44,14 +44,14 @@ _MIN_RECORD_BYTES: Final = 7
 _GROUP_BYTES: Final = 8 * 1024 * 1024
 
 
-class Chunk(NamedTuple):
+class FetchedBatches(NamedTuple):
     """The whole, intact batches at the start of some fetched bytes, and the offset behind the last of them."""
 
     batches: list[tuple[int, BatchHeader]]
     next_offset: int
 
 
-def scan(buffer: Buffer, position_offset: int) -> Chunk:
+def scan(buffer: Buffer, position_offset: int) -> FetchedBatches:
     """The batches in `buffer`, which was fetched from `position_offset`; a torn one at the end is left out, as
     fetches tear it.
 
@@ -70,7 +70,7 @@ def scan(buffer: Buffer, position_offset: int) -> Chunk:
         batches.append((at, header))
         next_offset = max(next_offset, header.next_offset)
         at += header.size_bytes
-    return Chunk(batches, next_offset)
+    return FetchedBatches(batches, next_offset)
 
 
 class _Piece(NamedTuple):
@@ -91,15 +91,17 @@ class Decoder:
         self._with_headers = with_headers
         self.schema: pa.Schema = SCHEMA_WITH_HEADERS if with_headers else SCHEMA
 
-    def decode(self, buffer: Buffer, chunk: Chunk, first_offset: int, end_offset: int) -> Iterator[pa.RecordBatch]:
-        """The records of `chunk` (found in `buffer` by `scan`) with offsets in [first_offset, end_offset).
+    def decode(
+        self, buffer: Buffer, fetched: FetchedBatches, first_offset: int, end_offset: int
+    ) -> Iterator[pa.RecordBatch]:
+        """The records of `fetched` (found in `buffer` by `scan`) with offsets in [first_offset, end_offset).
 
         Yields Arrow record batches of at least one row. Raises CorruptBatch.
         """
         group: list[_Piece] = []
         group_bytes = 0
         whole = np.frombuffer(buffer, np.uint8)
-        for at, header in chunk.batches:
+        for at, header in fetched.batches:
             if header.is_control or not header.record_count:
                 continue
             if header.next_offset <= first_offset or header.base_offset >= end_offset:

@@ -77,9 +77,9 @@ def encode(
     entries = max(len(headers.names.offsets) - 1, 0)
     room = content_bytes + rows * kernels.RECORD_OVERHEAD_BYTES + entries * kernels.HEADER_OVERHEAD_BYTES
     # Any two neighbours together exceed a batch, or have different targets.
-    most_batches = min(rows, 2 * room // max(batch_bytes, 1) + 2 * len(np.unique(targets)) + 1)
-    out = np.empty(room + most_batches * HEADER_BYTES, np.uint8)
-    table = np.zeros((most_batches + 1, 6), np.int64)
+    max_batches = min(rows, 2 * room // max(batch_bytes, 1) + 2 * len(np.unique(targets)) + 1)
+    out = np.empty(room + max_batches * HEADER_BYTES, np.uint8)
+    table = np.zeros((max_batches + 1, 6), np.int64)
     count = kernels.encode_records(
         order.astype(np.int64, copy=False), targets, columns.timestamps,
         keys.offsets, keys.bitmap, keys.bit, keys.data, values.offsets, values.bitmap, values.bit, values.data,

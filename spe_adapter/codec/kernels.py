@@ -448,8 +448,8 @@ def encode_records(
             first, last = np.int64(list_offsets[row]), np.int64(list_offsets[row + 1])
         content = max(key_length, 0) + max(value_length, 0)
         content += _headers_bytes(first, last, name_offsets, header_offsets, header_bitmap, header_bit)
-        most = at - batches[count, 0] + content + RECORD_OVERHEAD_BYTES
-        if delta == 0 or targets[row] != batches[count, 2] or most > batch_bytes:
+        max_bytes = at - batches[count, 0] + content + RECORD_OVERHEAD_BYTES
+        if delta == 0 or targets[row] != batches[count, 2] or max_bytes > batch_bytes:
             count = _close_batch(batches, count, at, delta)
             delta = np.int64(0)
             batches[count, 0] = at

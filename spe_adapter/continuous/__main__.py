@@ -1,9 +1,9 @@
 """A runner as a program: `python -m spe_adapter.continuous MODULE:FRAGMENT --servers HOST:PORT --partition 0`.
 
-It writes a line of JSON to standard output for the recovery and, at most once in `--report-s` seconds, for committed
-beats. SIGTERM and SIGINT end it behind the open beat; SIGKILL ends it at once, and costs time only.
+It writes a line of JSON to standard output for the recovery and, at most once in `--report-s` seconds, for a committed
+epoch. SIGTERM and SIGINT end it after the open epoch; SIGKILL ends it at once, and costs time only.
 
-Invariant: settings are read here, once, and handed down; nothing below knows arguments or signals.
+Invariant: arguments and signals are handled here alone.
 """
 
 import argparse
@@ -20,18 +20,20 @@ from logstore.errors import CairnError
 from spe_adapter.cec.policy import DEFAULT_Q, DEFAULT_U, PER_WINDOW, Targets
 from spe_adapter.continuous.calibration import cost_benefit
 from spe_adapter.continuous.errors import FragmentRefused
-from spe_adapter.continuous.fragment import Fragment, Limits
-from spe_adapter.continuous.loop import Event, Progress
+from spe_adapter.continuous.fragment import EpochLimits, Fragment
+from spe_adapter.continuous.loop import Event, FragmentProgress
 from spe_adapter.continuous.runner import Options, Runner
 from spe_adapter.host import ThisHost
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run until stopped; the exit code: 0, or 1 with what was wrong on standard error."""
+    """Run until stopped; the exit code is 0, or 1 with the error on standard error."""
     given = _parse(arguments)
     try:
         fragment = _load(given.fragment)
-        options = Options(given.servers, partial(Targets, given.q, given.u, PER_WINDOW), Limits(beat_ms=given.beat_ms))
+        options = Options(
+            given.servers, partial(Targets, given.q, given.u, PER_WINDOW), EpochLimits(epoch_ms=given.epoch_ms)
+        )
         if given.mtbf_s is not None:
             policy = cost_benefit(fragment, given.partition, options, given.mtbf_s)
             options = replace(options, policy=policy)
@@ -51,17 +53,22 @@ def main(arguments: Sequence[str]) -> int:
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m spe_adapter.continuous", description=__doc__)
-    parser.add_argument("fragment", metavar="MODULE:FRAGMENT", help="where the Fragment is, in a module on the path")
+    parser.add_argument("fragment", metavar="MODULE:FRAGMENT", help="the Fragment, in a module on the path")
     parser.add_argument("--servers", required=True, help="HOST:PORT of the sidecar, or several with commas")
-    parser.add_argument("--partition", type=int, default=0, help="which partition this process works on")
+    parser.add_argument("--partition", type=int, default=0, help="the partition that this process works on")
     parser.add_argument("--q", type=int, default=DEFAULT_Q, help="Q: results and footprints since the oldest footprint")
     parser.add_argument("--u", type=int, default=DEFAULT_U, help="U: input records a recovery may have to replay")
     parser.add_argument(
         "--mtbf-s",
         type=float,
-        help="how often a failure comes: check by cost and benefit, as measured at the start, instead of by Q and U",
+        help="seconds between failures: check by cost and benefit, measured at the start, instead of by Q and U",
     )
-    parser.add_argument("--beat-ms", type=int, default=Limits().beat_ms, help="how often is committed")
+    parser.add_argument(
+        "--epoch-ms",
+        type=int,
+        default=EpochLimits().epoch_ms,
+        help="milliseconds from an epoch's first record to its commit",
+    )
     parser.add_argument("--report-s", type=float, default=1.0, help="least time between two lines of progress")
     return parser.parse_args(arguments)
 
@@ -79,18 +86,18 @@ def _load(place: str) -> Fragment:
 
 
 def _reporter(period_s: float) -> Callable[[Event], None]:
-    """What writes events down, not too many of them."""
+    """A function that prints events as JSON, at most one committed epoch in `period_s` seconds."""
     host = ThisHost()
     next_s = 0.0
 
     def report(event: Event) -> None:
         nonlocal next_s
-        if isinstance(event, Progress):
+        if isinstance(event, FragmentProgress):
             now_s = host.network.monotonic_s()
             if now_s < next_s:
                 return
             next_s = now_s + period_s
-            fields = {"event": "beat", **event.figures._asdict(), "lag": event.lag}
+            fields = {"event": "epoch", **event.figures._asdict(), "lag": event.lag}
         else:
             fields = {"event": "recovered", **event._asdict()}
         sys.stdout.write(json.dumps(fields) + "\n")

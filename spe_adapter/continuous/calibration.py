@@ -1,11 +1,10 @@
-"""What checks cost on this platform, for the cost-benefit policy: measured with a query's sidecar and sample rows.
+"""The costs of checks on this platform, for the cost-benefit policy: measured with a query's sidecar and sample rows.
 
 Invariants:
-* The rows have the columns of the query's state, all null: text and lists in a real state make larger footprints.
-* What is written is staged; that a commit writes it once more, into the log, is not measured.
-* Nothing of a measurement stays: what is written is staged for an epoch that is never decided, and dropped at the end.
-* What one input record costs to replay is not measured here: the runner measures it while it works, and tells its
-  policy.
+* The rows have the columns of the query's state, all null. Texts and lists in a real state make larger footprints.
+* Staging is measured. The second write, which a commit makes into the log, is not.
+* A measurement leaves nothing: its output is staged for an epoch that is never committed, and is aborted at the end.
+* The cost to replay an input record is not measured here: the runner measures it and tells its policy.
 
 Source: CEC paper, section III.A (cost and benefit, calibrated for a platform).
 """
@@ -26,24 +25,24 @@ from spe_adapter.cec.policy import CostBenefit, Costs, Policy
 from spe_adapter.continuous.client_port import CLIENT_ID
 from spe_adapter.continuous.fragment import Fragment, plan
 from spe_adapter.continuous.runner import Options, prepare
-from spe_adapter.epochs.client import Attempt
+from spe_adapter.epochs.client import TaskAttempt
 from spe_adapter.epochs.segments import StagedSegment
 from spe_adapter.host import Host, ThisHost
 from spe_adapter.state.table import Table
 
 WINDOWS: Final = 4096
-"""Enough that what a batch costs beside its rows does not count."""
+"""So many that the fixed cost of a batch does not matter."""
 FIRST_RECORD_S: Final = 1e-6
-"""What a record is taken to cost until the runner has measured it."""
+"""The assumed cost of a record until the runner has measured it."""
 _EPOCH: Final = 1
 
 
 def cost_benefit(
     fragment: Fragment, partition: int, options: Options, mtbf_s: float, *, host: Host | None = None
 ) -> Callable[[], Policy]:
-    """What makes a cost-benefit policy with the costs of this platform; a failure is expected once in `mtbf_s`.
+    """A function that makes a cost-benefit policy with the costs of this platform, for `Options.policy`.
 
-    Raises InvalidConfig, and what `measured_costs` raises.
+    `mtbf_s` is the expected time between failures, in seconds. Raises InvalidConfig and the errors of `measured_costs`.
     """
     costs = measured_costs(fragment, partition, options, host=host)
     CostBenefit(costs, mtbf_s)
@@ -51,15 +50,15 @@ def cost_benefit(
 
 
 def measured_costs(fragment: Fragment, partition: int, options: Options, *, host: Host | None = None) -> Costs:
-    """The costs of footprints of the fragment's windows, written to the sidecar. Takes some tenths of a second.
+    """Measure the costs of footprints of the fragment's windows, staged at the sidecar. Takes some tenths of a second.
 
     Raises FragmentRefused and the client's errors.
     """
     host = host or ThisHost()
     prepare(fragment, options, host)
     rows = sample(fragment, WINDOWS)
-    query, run = f"{fragment.name_in(partition)}.calibration", host.new_token()
-    attempt = Attempt(query, run, _EPOCH, partition, "calibration")
+    query, incarnation = f"{fragment.name_in(partition)}.calibration", host.new_token()
+    attempt = TaskAttempt(query, incarnation, _EPOCH, partition, "calibration")
     positions = count()
     with Client(parse_addresses(options.servers), host.network, limit_s=options.limit_s, client_id=CLIENT_ID) as client:
 
@@ -71,11 +70,11 @@ def measured_costs(fragment: Fragment, partition: int, options: Options, *, host
         try:
             return calibrate(rows, clock=host.network.monotonic_s, write=write, record_s=FIRST_RECORD_S)
         finally:
-            client.abort(AbortRequest(query, run, _EPOCH))
+            client.abort(AbortRequest(query, incarnation, _EPOCH))
 
 
 def sample(fragment: Fragment, windows: int) -> pa.RecordBatch:
-    """So many windows with the state's columns, all null, as `control.Footprints.rows`."""
+    """Rows of `windows` windows with the columns of the state, all null, as in `control.Footprints.rows`."""
     checked = plan(fragment)
     table = Table.in_memory(fragment.operator.state_schema(checked.input_schema), windows)
     keys = pa.array([b"%016d" % number for number in range(windows)], pa.binary())

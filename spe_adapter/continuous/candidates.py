@@ -1,9 +1,10 @@
-"""The front of the ordered list of open windows: those whose footprints are oldest, kept from beat to beat.
+"""The open windows with the oldest footprints, from which a policy chooses; kept from epoch to epoch.
 
 Invariants:
-* Ordinals only grow, so the list stays sorted while windows close or get new footprints: those only drop out. It is
-  made anew from the whole table when few are left, not in every beat.
-* A row counts only while its ordinal is the one it had: a row that was freed, or used again, has another.
+* Ordinals only grow, so the list stays sorted: windows that close or get a new footprint leave it, none is inserted. It
+  is built again from the whole table when few windows are left, not in every epoch.
+* A row of the list counts only while the table has the ordinal that the list noted: a row that was freed or used again
+  has another.
 
 Source: CEC paper, section III (the ordered list of open windows).
 """
@@ -16,17 +17,20 @@ from spe_adapter.codec.kernels import Int64s
 from spe_adapter.state.table import Table
 
 MAX_CANDIDATES: Final = 8192
-"""How many candidates a policy is shown at first."""
+"""The number of windows that a policy gets at first."""
 MAX_CHECKS: Final = 8 * MAX_CANDIDATES
-"""And at most, where it wants all that it is shown. A beat never checks more, so that it and its append group stay
-small: some MB, and some ten milliseconds.
+"""The largest number, for a policy that chooses all windows that it got. An epoch checks no more windows, so that its
+output stays small: some MB, and some ten milliseconds.
 """
 MIN_CANDIDATES: Final = 1024
-"""Below this the list is made anew."""
+"""A shorter list is built again."""
 
 
-class Front(NamedTuple):
-    """Windows, oldest footprint first. `fresh` others have no footprint yet; 0 if there are more that have one."""
+class OldestWindows(NamedTuple):
+    """Table rows, ordinals and counts of seen records of windows, oldest footprint first.
+
+    `fresh` is the number of open windows without a footprint; 0 if the list does not hold all windows with one.
+    """
 
     rows: Int64s
     ordinals: Int64s
@@ -35,15 +39,15 @@ class Front(NamedTuple):
 
 
 class Oldest(NamedTuple):
-    """The mark of the oldest footprint of an open window."""
+    """The epoch, the ordinal and the count of seen records of the oldest footprint of an open window."""
 
-    beat: int
+    epoch: int
     ordinal: int
     seen: int
 
 
 class Candidates:
-    """See the module. `refresh` is called when all open windows have their marks, `front` at any time."""
+    """The list of candidates over a table. Call `refresh` once all open windows have footprints."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
@@ -51,13 +55,13 @@ class Candidates:
         self._is_whole = True
 
     def add(self, rows: Int64s, ordinal: int) -> None:
-        """These windows were footprinted last; a list of all open windows stays one of all, until it is too long."""
+        """Add windows that just got a footprint, if the list holds all open windows."""
         if self._is_whole and len(rows):
             self._rows = np.concatenate((self._rows, rows))
             self._ordinals = np.concatenate((self._ordinals, np.full(len(rows), ordinal)))
 
     def refresh(self) -> None:
-        """Make the list anew if it runs short."""
+        """Build the list again if it is short."""
         self._drop_stale()
         self._is_whole = self._is_whole and len(self._rows) <= MAX_CANDIDATES
         if len(self._rows) < min(MIN_CANDIDATES, self._table.live):
@@ -65,15 +69,15 @@ class Candidates:
             self._ordinals = self._table.ordinals()[self._rows]
             self._is_whole = len(self._rows) == self._table.live
 
-    def front(self) -> Front:
-        """The oldest windows that are still open; opened ones of this beat are not among them."""
+    def front(self) -> OldestWindows:
+        """The windows of the list that are still open. Windows that opened in this epoch are not among them."""
         self._drop_stale()
         fresh = self._table.live - len(self._rows) if self._is_whole else 0
-        return Front(self._rows, self._ordinals, self._table.seens(self._rows), fresh)
+        return OldestWindows(self._rows, self._ordinals, self._table.seens(self._rows), fresh)
 
-    def longer_front(self) -> Front:
-        """`front` with up to MAX_CHECKS windows, where the policy wants more than there were in it."""
-        # What opened in this beat has no footprint yet, and the ordinal 0.
+    def longer_front(self) -> OldestWindows:
+        """`front` with up to MAX_CHECKS windows, for a policy that chose all windows of `front`."""
+        # A window that opened in this epoch has no footprint yet: its ordinal is 0.
         known = self._table.ordinals()
         fresh = int(np.count_nonzero(known == 0))
         rows = self._table.oldest(MAX_CHECKS + fresh)
@@ -83,11 +87,11 @@ class Candidates:
         return self.front()
 
     def oldest(self) -> Oldest | None:
-        """The oldest footprint, None without windows; behind `refresh`, before anything changes."""
+        """The oldest footprint; None without windows. Call it after `refresh`, before the state changes."""
         if not len(self._rows):
             return None
-        beats, ordinals, seens = self._table.marks(self._rows[:1])
-        return Oldest(int(beats[0]), int(ordinals[0]), int(seens[0]))
+        epochs, ordinals, seens = self._table.window_versions(self._rows[:1])
+        return Oldest(int(epochs[0]), int(ordinals[0]), int(seens[0]))
 
     def _drop_stale(self) -> None:
         fresh = self._table.ordinals()[self._rows] == self._ordinals

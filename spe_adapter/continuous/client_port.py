@@ -1,10 +1,10 @@
-"""A runner's port to a sidecar: a connection per source, and one for commits and scans.
+"""The port of a runner to a sidecar: one connection per source, and one for commits and scans.
 
 Invariants:
-* One thread uses the port. Requests are under way while the runner computes; the runner waits for the first answer.
-* A commit is sent as a whole (segments, then decision) and repeated as a whole after a lost connection: staging the
-  same segment again and deciding the same epoch again change nothing.
-* One commit is on the wire at a time, so that decisions arrive in the order of beats.
+* One thread uses the port. Requests are in progress while the runner computes; the runner waits for the first answer.
+* A commit is sent as a whole (segments, then the commit) and repeated as a whole after a lost connection: staging the
+  same segment again and committing the same epoch again change nothing.
+* One commit is on the wire at a time, so that commits arrive in the order of epochs.
 """
 
 import select
@@ -14,37 +14,39 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Final, Self
 
+from logstore.base.addresses import Address
 from logstore.client.blocking import Client, Pending, TopicPartition
 from logstore.client.errors import Refused
-from logstore.client.network import Address
 from logstore.client.wire import EARLIEST, LATEST, Fetched
-from logstore.format.epoch_api import DecideReply
+from logstore.format.epoch_api import EpochCommitReply
 from spe_adapter.continuous.errors import CommitLost
 from spe_adapter.continuous.fragment import Fragment
-from spe_adapter.continuous.port import FENCE_EPOCH, Fetch, Group, ScannedBatches
-from spe_adapter.epochs.client import Attempt, commit, start_commit
-from spe_adapter.epochs.scan import Scan
+from spe_adapter.continuous.port import FENCE_EPOCH, EpochOutput, Fetch, ScannedBatches
+from spe_adapter.epochs.client import TaskAttempt, commit, start_commit
+from spe_adapter.epochs.scan import ControlScan
 from spe_adapter.host import Host
 
 CLIENT_ID: Final = "cairn-continuous"
 
 
 class ClientPort:
-    """See `port.Port`. Raises logstore.errors and logstore.client.errors; FencedRun once a newer run is known."""
+    """See `port.Port`. Raises logstore.errors and logstore.client.errors; FencedIncarnation once a newer
+    incarnation is known.
+    """
 
     def __init__(
         self,
         addresses: Sequence[Address],
         fragment: Fragment,
         partition: int,
-        run: str,
+        incarnation: str,
         host: Host,
         *,
         fetch_bytes: int,
         limit_s: float,
     ) -> None:
         self._query = fragment.name_in(partition)
-        self._run = run
+        self._incarnation = incarnation
         self._target = TopicPartition(fragment.topic, partition)
         self._sources = [TopicPartition(source.topic, partition) for source in fragment.sources]
         self._host = host
@@ -58,9 +60,9 @@ class ClientPort:
         self._clients = [client() for _ in self._sources]
         self._main = client()
         self._fetches: list[Pending[Fetched] | None] = [None for _ in self._sources]
-        self._waiting: deque[Group] = deque()
-        self._commit: tuple[int, Pending[DecideReply]] | None = None
-        self._scan: Scan | None = None
+        self._waiting: deque[EpochOutput] = deque()
+        self._commit: tuple[int, Pending[EpochCommitReply]] | None = None
+        self._scan: ControlScan | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -86,13 +88,13 @@ class ClientPort:
 
     def fence(self) -> int:
         """See Port."""
-        return commit(self._main, self._query, self._run, FENCE_EPOCH, (), "{}", rewind="skip").last_epoch
+        return commit(self._main, self._query, self._incarnation, FENCE_EPOCH, (), "{}", rewind="skip").last_epoch
 
     def scan(self, before_offset: int) -> ScannedBatches:
-        """See Port. The next batches are asked for before these are returned."""
+        """See Port. The next batches are requested before these are returned."""
         if self._scan is None or self._scan.next_before != before_offset:
             self._end_scan()
-            self._scan = Scan(self._main, self._target, before_offset=before_offset)
+            self._scan = ControlScan(self._main, self._target, before_offset=before_offset)
         batches = next(self._scan, b"")
         return ScannedBatches(batches, self._scan.next_before, self._scan.log_start_offset)
 
@@ -103,7 +105,7 @@ class ClientPort:
             self._scan = None
 
     def offset(self, source: int, moment: str) -> int:
-        """See Port. Raises Refused, for a topic that is not there among others."""
+        """See Port. Raises Refused, for a missing topic among others."""
         self._end_scan()
         stream = self._sources[source]
         found = self._main.offsets({stream: EARLIEST if moment == "earliest" else LATEST})[stream]
@@ -118,7 +120,7 @@ class ClientPort:
         self._fetches[source] = self._clients[source].start_fetch(self._sources[source], offset, self._fetch_bytes)
 
     def fetched(self, wait_ms: float) -> Fetch | None:
-        """See Port. Returns early when a commit was answered, so that its successor can be sent."""
+        """See Port. Returns early when a commit is answered, so that the next commit can be sent."""
         under_way = [source for source, pending in enumerate(self._fetches) if pending is not None]
         ready = self._ready([self._clients[source] for source in under_way], wait_ms)
         for source in under_way:
@@ -134,7 +136,7 @@ class ClientPort:
         return Fetch(source, fetched.error, fetched.high_watermark, fetched.log_start_offset, fetched.records)
 
     def _ready(self, clients: Sequence[Client], wait_ms: float) -> list[Client]:
-        """The clients whose answer has begun to arrive, and those that have lost their connection."""
+        """The clients whose answer has begun to arrive, and those without a connection."""
         lost = [client for client in clients if client.fileno() < 0]
         watched: list[Client] = [client for client in clients if client.fileno() >= 0]
         if self._commit is not None and self._main.fileno() >= 0:
@@ -148,34 +150,34 @@ class ClientPort:
 
     # ---- output
 
-    def commit(self, group: Group) -> None:
+    def commit(self, output: EpochOutput) -> None:
         """See Port."""
-        self._waiting.append(group)
+        self._waiting.append(output)
         self._send_next()
 
     def _send_next(self) -> None:
         if self._commit is not None or not self._waiting:
             return
         self._end_scan()
-        group = self._waiting.popleft()
-        attempt = Attempt(self._query, self._run, group.beat, 0, str(group.beat))
-        self._commit = (group.beat, start_commit(self._main, attempt, group.segments, group.positions))
+        output = self._waiting.popleft()
+        attempt = TaskAttempt(self._query, self._incarnation, output.epoch, 0, str(output.epoch))
+        self._commit = (output.epoch, start_commit(self._main, attempt, output.segments, output.positions))
 
     def committed(self, *, wait: bool) -> int | None:
-        """See Port. Raises CommitLost if the log has another epoch in place of the beat that was sent."""
+        """See Port. Raises CommitLost if the log has another epoch in place of the one that was sent."""
         if self._commit is None:
             return None
         if not wait and not self._has_answer():
             return None
-        (beat, pending), self._commit = self._commit, None
+        (epoch, pending), self._commit = self._commit, None
         reply = pending.receive()
-        if reply.last_epoch != beat or reply.outcome == "skipped":
+        if reply.last_epoch != epoch or reply.outcome == "skipped":
             raise CommitLost(
-                f"query {self._query!r}: beat {beat} was answered with {reply.outcome!r} and epoch {reply.last_epoch}; "
-                "another run commits under this name. Stop one of them"
+                f"query {self._query!r}: epoch {epoch} was answered with {reply.outcome!r} and epoch "
+                f"{reply.last_epoch}; another incarnation commits under this name. Stop one of them"
             )
         self._send_next()
-        return beat
+        return epoch
 
     def _has_answer(self) -> bool:
         if self._main.fileno() < 0:

@@ -1,14 +1,15 @@
-"""One instance of a fragment without I/O: runs of records in, append groups out; an eventual checkpoint in, state out.
+"""One partition of a fragment, without I/O: processes runs of records, ends epochs, and recovers from a checkpoint.
 
 Invariants:
-* What a beat does depends on the state before it and on its runs alone. The watermark moves between runs, and the runs
-  stand in the beat's mark, so that a replay is the same execution.
-* A group holds, besides the results, a footprint of every identity in which a window opened in the beat that is still
-  open, of those the policy chose, and a close for every identity without an open window that had one in the beat: on
-  replay these are skip points. Count windows of a key share an identity, others have one each.
-* u is at most the age of the oldest open window, in input records, plus one beat, whatever the policy.
-* A replay opens no window, closes none, and gives no result to anybody: all that is in the log.
-* `needed` only grows, and follows what is committed, not what was processed.
+* The effect of an epoch depends only on the state before it and on its runs of records. The watermark moves between
+  runs, and the epoch's mark names the runs, so that a replay is the same execution.
+* The output of an epoch holds the results, then footprints, then tombstones. A footprint is written for every identity
+  in which a window opened in the epoch and is still open, and for every window that the policy chose. A tombstone is
+  written for every identity that had an open window in the epoch and has none at its end. A replay skips rows up to
+  either. All count windows of a key share one identity; any other window has its own.
+* u is at most the age of the oldest open window, in input records, plus one epoch, whatever the policy.
+* A replay writes no footprint, no tombstone and no result: the log has them.
+* `needed` never decreases. It follows the committed epochs, not the processed ones.
 
 Source: CEC paper, sections II.B, III and III.A.
 """
@@ -22,17 +23,17 @@ import pyarrow as pa
 
 from logstore.client.wire import TopicPartition
 from logstore.interfaces import Buffer
-from spe_adapter.cec.control import EndPositions, Mark, encode_closes, encode_footprints, encode_mark
+from spe_adapter.cec.control import EndPositions, Mark, encode_footprints, encode_mark, encode_tombstones
 from spe_adapter.cec.extent import Counters
 from spe_adapter.cec.policy import NoChecks, Policy, View
-from spe_adapter.cec.reconstruct import Eventual, Reconstruction
+from spe_adapter.cec.reconstruct import EventualCheckpoint, Reconstruction
 from spe_adapter.codec.kernels import Bytes, Int64s
 from spe_adapter.codec.partitioner import PARTITIONERS, partitions_of
 from spe_adapter.continuous.candidates import MAX_CHECKS, Candidates
 from spe_adapter.continuous.errors import FragmentRefused, ReplayDiverged, WrongPartition
 from spe_adapter.continuous.fragment import DEFAULT_STATE_BYTES, CheckedFragment, apply
-from spe_adapter.continuous.inputs import Run
-from spe_adapter.continuous.port import FENCE_EPOCH, Group
+from spe_adapter.continuous.inputs import RecordRun
+from spe_adapter.continuous.port import FENCE_EPOCH, EpochOutput
 from spe_adapter.epochs.marks import OpenWindows, StatePartition, epoch_mark
 from spe_adapter.epochs.segments import StagedSegment, StreamOutput
 from spe_adapter.operators.base import next_watermark
@@ -56,92 +57,93 @@ class Records(NamedTuple):
     values: pa.Array
 
 
-class Place(NamedTuple):
-    """Which instance of a fragment this is, and who runs it."""
+class FragmentInstance(NamedTuple):
+    """The partition of a fragment that a core processes, the number of partitions, and the name of its attempts."""
 
     partition: int
     partitions: int
     attempt: str
 
 
-class ReplayBeat(NamedTuple):
-    """What was processed in a beat."""
+class ReplayEpoch(NamedTuple):
+    """The number of an epoch to be replayed, and the runs of records that it processed."""
 
     number: int
-    runs: tuple[Run, ...]
+    runs: tuple[RecordRun, ...]
 
 
 class Figures(NamedTuple):
-    """Where an instance stands behind a beat.
+    """The figures of a partition at the end of an epoch.
 
-    `windows` are N: identities of open windows. `extent` is q, the results and footprints since the oldest footprint;
-    `to_replay` is u, the input records that a recovery replays. `records` (of the input) and `emitted` (of the output
-    stream, footprints included) are counted since the query began; `opens` and `checks` (footprints of either kind) and
-    `closes` since this runner did. `state_bytes` is the memory of the state.
+    `windows` is N, the number of identities with open windows. `extent` is q, the results and footprints since the
+    oldest footprint. `to_replay` is u, the input records that a recovery would replay. `records` (of the input) and
+    `emitted` (of the output stream, footprints included) are counted from the start of the query; `opens` and `checks`
+    (the two kinds of footprints) and `tombstones` from the start of this runner. `state_bytes` is the memory of the
+    state.
     """
 
-    beat: int
+    epoch: int
     windows: int
     extent: int
     to_replay: int
     opens: int
     checks: int
-    closes: int
+    tombstones: int
     records: int
     emitted: int
     watermark_ms: int
     state_bytes: int
 
 
-class _Beat(NamedTuple):
-    """What has to be known of a beat while a recovery might start from it."""
+class _RecoveryPoint(NamedTuple):
+    """An epoch from which a recovery might start: the next offset of each source, and its oldest footprint's epoch."""
 
     number: int
     positions: tuple[int, ...]
-    oldest_beat: int
+    oldest_epoch: int
 
 
 class Core:
-    """See the module. Either `process` from the first record on, or `load`, `replay` and `end_replay` first."""
+    """One partition of a query. A new query starts with `begin`, a recovery with `load`, `replay` and `end_replay`."""
 
     def __init__(
         self,
         plan: CheckedFragment,
-        place: Place,
+        instance: FragmentInstance,
         policy: Policy,
         monotonic_ms: Callable[[], float],
         state_limit_bytes: int = DEFAULT_STATE_BYTES,
     ) -> None:
         self._plan = plan
-        self._place = place
+        self._instance = instance
         self._policy = policy
         self._monotonic_ms = monotonic_ms
         self._state_limit_bytes = state_limit_bytes
         self._operator = plan.fragment.operator
-        self._name = plan.fragment.name_in(place.partition)
+        self._name = plan.fragment.name_in(instance.partition)
         self._fingerprint = fingerprint(plan)
         self._adopt(0)
         self._skips = SkipPoints()
         self._last: Mark | None = None
-        self._beat = FENCE_EPOCH
+        self._epoch = FENCE_EPOCH
         self._emitted = 0
         self._seen = 0
         self._opens = 0
         self._checks = 0
-        self._closes = 0
+        self._tombstones = 0
         self._watermark_ms = 0
         self._results: list[Records] = []
-        self._runs: list[Run] = []
-        self._known: deque[_Beat] = deque()
-        self._beat_ms = 0.0
+        self._runs: list[RecordRun] = []
+        self._recovery_points: deque[_RecoveryPoint] = deque()
+        self._processing_ms = 0.0
         self._record_s = 0.0
-        self.beat_records = 0
-        """Input records of the beat that is open."""
-        self.beat_bytes = 0
-        """Bytes of its results."""
+        self.epoch_records = 0
+        """Input records of the open epoch."""
+        self.epoch_bytes = 0
+        """Bytes of the results of the open epoch."""
 
     def _adopt(self, windows: int) -> None:
-        """An empty state with room for so many windows, and half as many again."""
+        """Start with an empty state that has room for one and a half times this number of windows."""
         plan = self._plan
         schema = self._operator.state_schema(plan.input_schema)
         room = max(_MIN_WINDOWS, windows + windows // 2)
@@ -151,7 +153,7 @@ class Core:
         self._processor = Processor(self._operator, plan.key_codec, plan.input_schema, self.store)
 
     def _allocate(self, size_bytes: int) -> Bytes:
-        """Memory for the state. Raises StateTooLarge."""
+        """Allocate memory for the state. Raises StateTooLarge."""
         if size_bytes > self._state_limit_bytes:
             raise StateTooLarge(
                 f"query {self._name!r}: its state needs {size_bytes} bytes of memory, state_bytes allows "
@@ -161,12 +163,12 @@ class Core:
 
     @property
     def partition(self) -> int:
-        """The number of the instance, its sources and its target."""
-        return self._place.partition
+        """The partition of the sources and of the target."""
+        return self._instance.partition
 
     @property
     def windows(self) -> int:
-        """How many windows are open (N)."""
+        """N, the number of open windows."""
         return self.store.live
 
     @property
@@ -176,58 +178,60 @@ class Core:
 
     @property
     def positions(self) -> list[int]:
-        """Where the sources are read from: after `load`, those of the oldest footprint's beat."""
-        return list(self._known[0].positions)
+        """The next offset to read of each source; after `load`, as of the epoch of the oldest footprint."""
+        return list(self._recovery_points[0].positions)
 
     @property
     def needed(self) -> tuple[int, ...]:
-        """Per source, the first offset that a recovery from what is committed would read."""
-        return self._known[0].positions
+        """Per source, the first offset that a recovery from the last committed epoch would read."""
+        return self._recovery_points[0].positions
 
     # ---- working
 
-    def process(self, run: Run, batch: pa.RecordBatch) -> None:
-        """Process a run of the open beat; its results wait for the beat's end. Raises WrongPartition, and what the
-        operator and the steps raise.
+    def process(self, run: RecordRun, batch: pa.RecordBatch) -> None:
+        """Process a run in the open epoch; the results are kept until the epoch ends.
+
+        Raises WrongPartition, and the errors of the operator and the steps.
         """
         started_ms = self._monotonic_ms()
         if self._plan.fragment.check_keys:
             self._check_keys(run, batch)
         for output in self._execute(run, batch, None):
             self._take_results(output)
-        self._beat_ms += self._monotonic_ms() - started_ms
+        self._processing_ms += self._monotonic_ms() - started_ms
         self._runs.append(run)
         self._seen += run.records
-        self.beat_records += run.records
+        self.epoch_records += run.records
 
-    def _execute(self, run: Run, batch: pa.RecordBatch, replay: Replay | None) -> Iterator[Output]:
-        """One run through the steps and the operator, then the watermark."""
+    def _execute(self, run: RecordRun, batch: pa.RecordBatch, replay: Replay | None) -> Iterator[Output]:
+        """Pass one run through the steps and the operator, then move the watermark."""
         rows = apply(self._plan.fragment.sources[run.source].steps, batch)
         processor = self._processor
         if rows.num_rows:
-            output = processor.process(rows, late_ms=self._watermark_ms, replay=replay)
+            output = processor.process(rows, late_watermark_ms=self._watermark_ms, replay=replay)
             if output is not None:
                 yield output
         if processor.max_events_ms:
-            # Also when it stands still: what expires at once must not outlive its run, or a replay would find it due.
+            # Even if the watermark does not move: a window that is due at once must close in the run that opened it, as
+            # it does in a replay.
             self._watermark_ms = next_watermark(self._operator, self._watermark_ms, processor.max_events_ms)
             output = processor.expire(self._watermark_ms, replay=replay)
             if output is not None:
                 yield output
 
     def _take_results(self, output: Output) -> None:
-        """Results through the steps behind the operator, as records."""
+        """Pass results through the steps after the operator, and keep them as records."""
         if self._plan.output_keys is not None:
             rows = apply(self._plan.fragment.after, output.rows)
             output = output._replace(keys=self._plan.output_keys.encode(rows), rows=rows)
         if output.rows.num_rows:
             records = Records(*to_records(output))
             self._results.append(records)
-            self.beat_bytes += records.keys.nbytes + records.values.nbytes
+            self.epoch_bytes += records.keys.nbytes + records.values.nbytes
 
-    def _check_keys(self, run: Run, batch: pa.RecordBatch) -> None:
-        """Hold records to what their producer should have done."""
-        partition, partitions = self._place.partition, self._place.partitions
+    def _check_keys(self, run: RecordRun, batch: pa.RecordBatch) -> None:
+        """Check that the partitioner puts every key of a run into this partition. Raises WrongPartition."""
+        partition, partitions = self._instance.partition, self._instance.partitions
         rows = apply(self._plan.fragment.sources[run.source].steps, batch)
         keys = self._plan.key_codec.encode(self._operator.prepare(rows))
         fragment = self._plan.fragment
@@ -253,18 +257,21 @@ class Core:
                 "murmur2_random, librdkafka's (confluent-kafka, kcat) consistent_random"
             )
 
-    # ---- the end of a beat
+    # ---- the end of an epoch
 
     def begin(self, positions: list[int]) -> None:
-        """Start a query that has no state, at these positions."""
-        self._known.append(_Beat(FENCE_EPOCH, tuple(positions), FENCE_EPOCH))
+        """Start a query that has no state. `positions`: the first offset to read of each source."""
+        self._recovery_points.append(_RecoveryPoint(FENCE_EPOCH, tuple(positions), FENCE_EPOCH))
 
-    def end_beat(self, positions: list[int], now_ms: int) -> tuple[Group, Figures]:
-        """The open beat as a group, and a new beat, which starts at `positions`. `now_ms` is wall time."""
-        self._beat += 1
-        if self.beat_records:
-            self._record_s = self._beat_ms / _MS_PER_S / self.beat_records
-        self._processor.epoch = self._beat + 1
+    def end_epoch(self, positions: list[int], now_ms: int) -> tuple[EpochOutput, Figures]:
+        """End the open epoch and start the next one; the output and the figures of the ended epoch.
+
+        `positions` are the next offsets of the sources; `now_ms` is the wall time that the output is stamped with.
+        """
+        self._epoch += 1
+        if self.epoch_records:
+            self._record_s = self._processing_ms / _MS_PER_S / self.epoch_records
+        self._processor.epoch = self._epoch + 1
         self._emitted += sum(len(records.values) for records in self._results)
         controls: list[Buffer] = []
         oldest = None
@@ -272,32 +279,34 @@ class Core:
             controls += self._footprints(now_ms)
             self._candidates.refresh()
             oldest = self._candidates.oldest()
-        # Windows that never change are whole in their footprints: nothing is replayed for them.
+        # A footprint of a window that never changes is the whole window, so nothing is replayed for it.
         replays = oldest is not None and not self._operator.windows_never_change
-        self._known.append(_Beat(self._beat, tuple(positions), oldest.beat if oldest and replays else self._beat))
+        self._recovery_points.append(
+            _RecoveryPoint(self._epoch, tuple(positions), oldest.epoch if oldest and replays else self._epoch)
+        )
         if self._plan.fragment.checkpoints:
             controls.append(encode_mark(self._mark(), now_ms))
-        group = Group(self._beat, tuple(self._segments(controls, now_ms)), self._progress())
+        output = EpochOutput(self._epoch, tuple(self._segments(controls, now_ms)), self._progress())
         figures = Figures(
-            beat=self._beat,
+            epoch=self._epoch,
             windows=self.store.live,
             extent=self._emitted - oldest.ordinal if oldest else 0,
             to_replay=self._seen - oldest.seen if oldest and replays else 0,
             opens=self._opens,
             checks=self._checks,
-            closes=self._closes,
+            tombstones=self._tombstones,
             records=self._seen,
             emitted=self._emitted,
             watermark_ms=self._watermark_ms,
             state_bytes=self._table.size_bytes,
         )
         self._results, self._runs = [], []
-        self.beat_records = self.beat_bytes = 0
-        self._beat_ms = 0.0
-        return group, figures
+        self.epoch_records = self.epoch_bytes = 0
+        self._processing_ms = 0.0
+        return output, figures
 
     def _footprints(self, now_ms: int) -> list[bytes]:
-        """Footprints and closes of the beat as control batches; marks them in the table."""
+        """The footprints and tombstones of the epoch as control batches; notes the footprints in the table."""
         chosen = self._chosen()
         started_ms = self._monotonic_ms()
         changes = self.store.changes(chosen)
@@ -306,28 +315,28 @@ class Core:
         self._emitted += footprints
         self._opens += footprints - len(chosen)
         self._checks += len(chosen)
-        self._closes += sum(batch.num_rows for batch in gone)
-        self._table.set_mark(changes.ids, self._beat, self._emitted, self._seen)
+        self._tombstones += sum(batch.num_rows for batch in gone)
+        self._table.set_window_versions(changes.ids, self._epoch, self._emitted, self._seen)
         self._candidates.add(changes.ids, self._emitted)
         batches: list[bytes] = []
         if footprints:
-            batches += encode_footprints(self._name, self._beat, changes.footprints, changes.opened, now_ms)
+            batches += encode_footprints(self._name, self._epoch, changes.footprints, changes.opened, now_ms)
         if len(chosen):
             self._policy.took(len(chosen), (self._monotonic_ms() - started_ms) * len(chosen) / footprints)
         for identities in gone:
             if identities.num_rows:
-                batches += encode_closes(self._name, self._beat, identities, now_ms)
+                batches += encode_tombstones(self._name, self._epoch, identities, now_ms)
         return batches
 
     def _segments(self, controls: list[Buffer], now_ms: int) -> Iterator[StagedSegment]:
-        """The beat's output, stamped with `now_ms`."""
+        """The output of the epoch as staged segments, stamped with `now_ms`."""
         output = StreamOutput(TopicPartition(self._plan.fragment.topic, self.partition))
         for keys, values in self._results:
             yield from output.add_results(keys, values, np.full(len(values), now_ms, np.int64))
         yield from output.finish(controls)
 
     def _chosen(self) -> Int64s:
-        """The windows that the policy wants to have checked."""
+        """The table rows of the windows that the policy chooses for a check."""
         if isinstance(self._policy, NoChecks):
             return _NOTHING
         front = self._candidates.front()
@@ -344,7 +353,7 @@ class Core:
         return _NOTHING
 
     def _gone(self, changes: Changes) -> list[pa.RecordBatch]:
-        """Windows whose end has to be written down."""
+        """The identities that get a tombstone, in batches."""
         if self._operator.windows_never_change:
             return [changes.closed]
         return [changes.closed, changes.transient]
@@ -352,85 +361,88 @@ class Core:
     def _progress(self) -> str:
         return EndPositions(
             generation=0,
-            batch=self._beat,
+            batch=self._epoch,
             closing=False,
-            late_ms=self._watermark_ms,
+            late_watermark_ms=self._watermark_ms,
             watermark_ms=self._watermark_ms,
             max_event_ms=self._processor.max_event_ms,
-            partitions=self._place.partitions,
+            partitions=self._instance.partitions,
             layout=0,
         ).to_json()
 
     def _mark(self) -> Mark:
-        partition = self._place.partition
+        partition = self._instance.partition
         sources = self._plan.fragment.sources
         positions: dict[str, dict[int, int]] = {}
-        for source, offset in zip(sources, self._known[-1].positions, strict=True):
+        for source, offset in zip(sources, self._recovery_points[-1].positions, strict=True):
             positions[source.topic] = {partition: offset}
         return epoch_mark(
-            StatePartition(self._name, self._place.attempt, partition, self._place.partitions, 0, self._fingerprint),
-            self._beat,
+            StatePartition(
+                self._name, self._instance.attempt, partition, self._instance.partitions, 0, self._fingerprint
+            ),
+            self._epoch,
             Counters(self._emitted, self._seen),
-            OpenWindows(self.store.live, self._known[-1].oldest_beat),
+            OpenWindows(self.store.live, self._recovery_points[-1].oldest_epoch),
             self._processor,
             watermark_ms=self._watermark_ms,
-            newest_ms=tuple(self._processor.max_events_ms),
+            max_events_ms=tuple(self._processor.max_events_ms),
             positions=positions,
             runs=tuple((run.source, partition, run.records) for run in self._runs),
         )
 
-    def committed(self, beat: int) -> None:
-        """A beat is in the log: what only older ones needed is needed no more."""
-        oldest = next(known.oldest_beat for known in self._known if known.number == beat)
-        while len(self._known) > 1 and self._known[1].number <= oldest:
-            self._known.popleft()
+    def committed(self, epoch: int) -> None:
+        """Note that an epoch is committed: a recovery needs no input that only older epochs needed."""
+        oldest = next(known.oldest_epoch for known in self._recovery_points if known.number == epoch)
+        while len(self._recovery_points) > 1 and self._recovery_points[1].number <= oldest:
+            self._recovery_points.popleft()
 
     # ---- recovery
 
     def reconstruction(self) -> Reconstruction:
-        """What reads this instance's part of the output stream."""
+        """A reconstruction of this query's eventual checkpoint from the output stream."""
         return Reconstruction(self._name)
 
-    def load(self, eventual: Eventual, last_beat: int) -> list[ReplayBeat]:
-        """Take over an eventual checkpoint; what has to be replayed, from `positions` on.
+    def load(self, eventual: EventualCheckpoint, last_epoch: int) -> list[ReplayEpoch]:
+        """Load an eventual checkpoint; the epochs to replay, whose input starts at `positions`.
 
-        Raises FragmentRefused if it is not of this fragment as it is now.
+        Raises FragmentRefused if the checkpoint belongs to another fragment, or to other settings of this one.
         """
-        mark = self._checked(eventual.mark, last_beat)
+        mark = self._checked(eventual.mark, last_epoch)
         self._adopt(mark.open_windows)
         for windows in eventual.windows:
             for batch in windows.batches:
                 self._table.put(batch, (windows.mark.epoch, windows.mark.emitted, windows.mark.seen))
         skips = eventual.skips
-        self._skips.add(skips.keys, skips.numbers, skips.beats)
+        self._skips.add(skips.keys, skips.numbers, skips.epochs)
         self._candidates.refresh()
         marks = eventual.marks[-1:] if self._operator.windows_never_change else eventual.marks
         for one in marks:
-            self._known.append(_Beat(one.epoch, self._offsets(one), one.oldest_beat))
+            self._recovery_points.append(_RecoveryPoint(one.epoch, self._offsets(one), one.oldest_epoch))
         first = marks[0]
-        self._beat, self._emitted, self._seen = mark.epoch, mark.emitted, mark.seen
+        self._epoch, self._emitted, self._seen = mark.epoch, mark.emitted, mark.seen
         self._watermark_ms = first.watermark_ms
         self._processor.sequence = first.sequence
-        if first.newest_ms:
-            self._processor.max_events_ms = list(first.newest_ms)
+        if first.max_events_ms:
+            self._processor.max_events_ms = list(first.max_events_ms)
         self._last = mark
         return [
-            ReplayBeat(one.epoch, tuple(Run(source, records) for source, _, records in one.runs)) for one in marks[1:]
+            ReplayEpoch(one.epoch, tuple(RecordRun(source, records) for source, _, records in one.runs))
+            for one in marks[1:]
         ]
 
-    def _checked(self, mark: Mark | None, last_beat: int) -> Mark:
-        name, place = self._name, self._place
-        if mark is None or mark.epoch != last_beat:
-            found = "nothing" if mark is None else f"beat {mark.epoch}"
+    def _checked(self, mark: Mark | None, last_epoch: int) -> Mark:
+        name, instance = self._name, self._instance
+        if mark is None or mark.epoch != last_epoch:
+            found = "nothing" if mark is None else f"epoch {mark.epoch}"
             raise FragmentRefused(
-                f"query {name!r} has committed beat {last_beat}, but stream {self._plan.fragment.topic}-"
+                f"query {name!r} has committed epoch {last_epoch}, but stream {self._plan.fragment.topic}-"
                 f"{self.partition} holds {found} of it: the query wrote to another topic, or without checkpoints. "
                 "Bring the stream back, or start under another query name"
             )
-        if mark.partitions != place.partitions:
+        if mark.partitions != instance.partitions:
             raise FragmentRefused(
                 f"query {name!r} has its state in {mark.partitions} partitions, the sources now have "
-                f"{place.partitions}: keys have moved. Start under another query name"
+                f"{instance.partitions}: keys have moved. Start under another query name"
             )
         if mark.operator != self._fingerprint:
             raise FragmentRefused(
@@ -440,7 +452,7 @@ class Core:
         return mark
 
     def _offsets(self, mark: Mark) -> tuple[int, ...]:
-        partition = self._place.partition
+        partition = self._instance.partition
         offsets = []
         for source in self._plan.fragment.sources:
             offset = mark.positions.get(source.topic, {}).get(partition)
@@ -452,23 +464,26 @@ class Core:
             offsets.append(offset)
         return tuple(offsets)
 
-    def replay(self, beat: int, run: Run, batch: pa.RecordBatch) -> None:
-        """Process a run of the log once more: windows skip what their footprints have seen."""
-        self._processor.epoch = beat
-        for _ in self._execute(run, batch, Replay(beat, self._covered)):
-            raise ReplayDiverged(f"query {self._name!r}: the replay of beat {beat} gave results")
+    def replay(self, epoch: int, run: RecordRun, batch: pa.RecordBatch) -> None:
+        """Process a run of a committed epoch again; windows skip the rows that their footprints include.
+
+        Raises ReplayDiverged if the run gives results.
+        """
+        self._processor.epoch = epoch
+        for _ in self._execute(run, batch, Replay(epoch, self._covered)):
+            raise ReplayDiverged(f"query {self._name!r}: the replay of epoch {epoch} gave results")
 
     def _covered(self, keys: pa.Array, numbers: Int64s) -> Int64s:
-        """The last beat that each window has seen: open ones say so themselves, closed ones are skip points."""
+        """The last epoch whose rows each window includes: from the table if it is open, from its skip point if not."""
         rows = self._table.find(keys, numbers)
-        beats = np.where(rows >= 0, self._table.marks(np.maximum(rows, 0))[0], 0)
+        epochs = np.where(rows >= 0, self._table.window_versions(np.maximum(rows, 0))[0], 0)
         gone = np.flatnonzero(rows < 0)
         if len(gone):
-            beats[gone] = self._skips.covered(keys.take(pa.array(gone)), numbers[gone])
-        return beats
+            epochs[gone] = self._skips.covered(keys.take(pa.array(gone)), numbers[gone])
+        return epochs
 
     def end_replay(self, positions: list[int]) -> None:
-        """Make sure that the replay led to where the log ends. Raises ReplayDiverged."""
+        """Check that state and counters after the replay are those of the last mark. Raises ReplayDiverged."""
         mark = self._last
         if mark is None:
             return
@@ -484,7 +499,7 @@ class Core:
         wrong = [f"{what} differ by {by}" for what, by in found.items() if by]
         if wrong:
             raise ReplayDiverged(
-                f"query {self._name!r}: the replay up to beat {mark.epoch} did not repeat what was done before "
+                f"query {self._name!r}: the replay up to epoch {mark.epoch} did not repeat what was done before "
                 f"({', '.join(wrong)}). The operator or a step gives different results for the same input; make it "
                 "deterministic, or start under another query name"
             )
@@ -493,7 +508,9 @@ class Core:
 
 
 def fingerprint(plan: CheckedFragment) -> str:
-    """What must not change between two runs of a query: the operator, its settings, its key and its state."""
+    """A description of all that must stay the same from one incarnation of a query to the next: the operator with its
+    settings, its key and the columns of its state.
+    """
     operator = plan.fragment.operator
     state = _described(operator.state_schema(plan.input_schema))
     return f"{operator.description} by {_described(plan.key_codec.fields)} with state ({state})"

@@ -1,29 +1,29 @@
-"""What can go wrong in a continuous fragment, in its user's terms.
+"""Errors of the continuous runner.
 
-Invariant: each message names the query, and the stream or the key it is about, and says what to do.
+Invariant: each message names the query, the stream or the key in question, and a remedy.
 """
 
 from logstore.errors import CairnError
 
 
 class FragmentRefused(CairnError):
-    """A fragment that cannot run as it is described."""
+    """A fragment cannot run as described, or not on the topics and the state that exist."""
 
 
 class InputTrimmed(CairnError):
-    """Input that is needed, to go on or to rebuild state, is gone."""
+    """Input that the query needs, to continue or to rebuild its state, has been trimmed."""
 
 
 class WrongPartition(CairnError):
-    """A key in a stream that Kafka's partitioner would not have put there."""
+    """A key is in a partition where the fragment's partitioner does not put it."""
 
 
 class ReplayDiverged(CairnError):
-    """Replaying the logged input did something that the first execution had not done.
+    """The replay of committed epochs had another effect than their first execution.
 
     The operator is not deterministic, or the log and the state do not belong together.
     """
 
 
 class CommitLost(CairnError):
-    """Another epoch stands where this runner's beat should be; nothing more is written by it."""
+    """The log has another epoch in place of this runner's. The runner ends without writing more."""

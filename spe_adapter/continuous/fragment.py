@@ -1,10 +1,11 @@
-"""What a continuous fragment is: streams in, stateless steps, one stateful operator, stateless steps, one stream out.
+"""The description of a fragment: source topics, stateless steps, one stateful operator, stateless steps, a target
+topic.
 
 Invariants:
-* A description, nothing more: immutable, and it can be pickled if its steps and its operator can.
-* One instance of a fragment works on one partition: stream p of every source, stream p of the target. Rows are not
-  exchanged between instances, so **the keys must have been partitioned upstream**, into the same number of partitions
-  and by one partitioner of the key alone, as Kafka's producers do by default. `check_keys` has that looked at.
+* A fragment is immutable. It can be pickled if its steps and its operator can.
+* A runner processes one partition: it reads partition p of every source and writes partition p of the target. Rows are
+  not exchanged between partitions, so **the keys must have been partitioned upstream**, into the same number of
+  partitions and by one partitioner of the key alone, as Kafka's producers do by default. `check_keys` verifies it.
 
 Source: CEC paper, section II (queries as fragments between queues).
 """
@@ -25,21 +26,21 @@ from spe_adapter.operators.output import output_schema
 
 Function = Callable[[pa.RecordBatch], pa.RecordBatch]
 Step = Function | stateless.Step
-"""A stateless step: a Filter, a Map, or a function from batch to batch. What it does with a row must depend on nothing
-but the row, or a replay would not repeat it.
+"""A stateless step: a Filter, a Map, or a function from record batch to record batch. Its result for a row must depend
+on the row alone, or a replay would differ.
 """
 
 MAX_IN_FLIGHT: Final = 2
 DEFAULT_STATE_BYTES: Final = 2 * 1024 * 1024 * 1024
-"""About ten million windows with a few numbers each. A table that grows takes half as much again for a moment."""
+"""About ten million windows with a few numbers each. While a table grows, it takes half as much memory again."""
 
 
 @dataclass(frozen=True)
-class Source:
-    """A topic to read, and the steps its records take to the operator.
+class TopicSource:
+    """A topic to read, and the steps that its records pass through before the operator.
 
-    Steps see records in the schema of Spark's Kafka source (`key`, `value`, `topic`, `partition`, `offset`,
-    `timestamp`, `timestampType`). All sources of a fragment must come out with the same columns.
+    The first step gets records in the schema of Spark's Kafka source (`key`, `value`, `topic`, `partition`, `offset`,
+    `timestamp`, `timestampType`). After the steps, all sources of a fragment must have the same columns.
     """
 
     topic: str
@@ -47,25 +48,26 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Limits:
-    """When a beat ends, and how much is under way.
+class EpochLimits:
+    """The limits of an epoch, and of the memory of a runner.
 
-    A beat is what is committed at once: it ends `beat_ms` after its first record, or with `beat_records` records, or
-    with `beat_bytes` bytes of results. `run_records` bounds what is processed in one call. `in_flight` beats commit
-    while the next one is processed. `fetch_bytes` is asked for at a time, per source. A state of more than
-    `state_bytes` ends the runner with StateTooLarge, before it ends the host.
+    An epoch is committed as a whole. It ends `epoch_ms` milliseconds after its first record arrived, or with
+    `epoch_records` input records, or with `epoch_bytes` bytes of results. One call of the operator processes at most
+    `run_records` records. While an epoch is processed, at most `in_flight` earlier epochs are being committed. One
+    request fetches at most `fetch_bytes` bytes of a source. A state of more than `state_bytes` bytes ends the runner
+    with StateTooLarge. Raises FragmentRefused for a value out of range.
     """
 
-    beat_ms: int = 50
-    beat_records: int = 1_000_000
-    beat_bytes: int = 8 * 1024 * 1024
+    epoch_ms: int = 50
+    epoch_records: int = 1_000_000
+    epoch_bytes: int = 8 * 1024 * 1024
     run_records: int = 65_536
     in_flight: int = 1
     fetch_bytes: int = 4 * 1024 * 1024
     state_bytes: int = DEFAULT_STATE_BYTES
 
     def __post_init__(self) -> None:
-        for name in ("beat_ms", "beat_records", "beat_bytes", "run_records", "fetch_bytes", "state_bytes"):
+        for name in ("epoch_ms", "epoch_records", "epoch_bytes", "run_records", "fetch_bytes", "state_bytes"):
             if getattr(self, name) < 1:
                 raise FragmentRefused(f"{name} is {getattr(self, name)}; it must be at least 1")
         if not 1 <= self.in_flight <= MAX_IN_FLIGHT:
@@ -74,20 +76,20 @@ class Limits:
 
 @dataclass(frozen=True)
 class Fragment:
-    """One stateful operator between streams.
+    """One stateful operator between topics.
 
-    `query` names the state in the output stream: the same name goes on where it stopped. `key` are the operator's key
-    columns; results carry them as their record key. `after` are steps on the results (key columns first). `start` is
-    where a new query begins to read. Without `checkpoints` the output holds results alone, and after a crash the query
-    cannot go on: for measuring what checkpoints cost. `check_keys` refuses records in a partition that is not their
-    key's by `partitioner`: murmur2_random is the Java client's default, consistent_random (CRC-32) that of librdkafka,
-    hence of confluent-kafka and kcat. `allow_trimming` accepts a target that trims itself by age or size, though it
-    may lose the state of windows that stay open for longer. `allow_other_queries` lets a new query write behind
-    another one's state.
+    `query` names the state in the output stream: a fragment with the same name continues where the last runner of that
+    name ended. `key` names the operator's key columns; they become the record key of the results. `after` are steps on
+    the results, whose first columns are the key. `start` is where a new query begins to read. Without `checkpoints` the
+    target holds results only, and the query cannot continue after a crash; that serves to measure the cost of
+    checkpoints. `check_keys` refuses records in a partition where `partitioner` does not put their key: murmur2_random
+    is the default of the Java client, consistent_random (CRC-32) that of librdkafka, and so of confluent-kafka and
+    kcat. `allow_trimming` accepts a target with retention by age or size, which may lose the state of windows that stay
+    open longer. `allow_other_queries` lets a new query write after another query's state. Raises FragmentRefused.
     """
 
     query: str
-    sources: tuple[Source, ...]
+    sources: tuple[TopicSource, ...]
     key: tuple[str, ...]
     operator: Operator
     topic: str
@@ -115,24 +117,24 @@ class Fragment:
             raise FragmentRefused(f"query {self.query!r} has no key; name the columns its windows belong to")
 
     def name_in(self, partition: int) -> str:
-        """What the instance for one partition is called in the log: every instance commits on its own."""
+        """The query name in the log for one partition: each partition commits its own epochs."""
         return f"{self.query}.{partition}"
 
 
 @dataclass(frozen=True)
 class CheckedFragment:
-    """A fragment, checked: what its steps make of the columns."""
+    """A checked fragment, with the columns that its steps give."""
 
     fragment: Fragment
     input_schema: pa.Schema
     output_schema: pa.Schema
     key_codec: KeyCodec
     output_keys: KeyCodec | None
-    """How results get their keys if steps come behind the operator; without steps the operator's own stay."""
+    """Encodes the keys of results after the last step; None without steps, when the operator's keys are kept."""
 
 
 def plan(fragment: Fragment) -> CheckedFragment:
-    """Check a fragment by sending empty batches through it. Raises FragmentRefused, and what the operator raises."""
+    """Check a fragment by passing empty batches through it. Raises FragmentRefused and the errors of the operator."""
     schemas = [_through(source.steps, SCHEMA, f"source {source.topic!r}") for source in fragment.sources]
     for source, schema in zip(fragment.sources[1:], schemas[1:], strict=True):
         if not schema.equals(schemas[0]):
@@ -155,7 +157,7 @@ def plan(fragment: Fragment) -> CheckedFragment:
 
 
 def apply(steps: tuple[Step, ...], batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A batch through steps."""
+    """Pass a batch through steps."""
     for step in steps:
         batch = step.apply(batch)[0] if isinstance(step, stateless.Step) else step(batch)
     return batch

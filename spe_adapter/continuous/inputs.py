@@ -1,9 +1,8 @@
-"""Records that were fetched and not yet processed, per source, and how they are cut into runs.
+"""Fetched records that are not processed yet, per source, and their division into runs.
 
 Invariants:
-* Records leave in the order of their offsets, each once. `position` is where the next one is looked for.
-* A run is taken whole or not at all, in one batch, however the records arrived: a run of the log can be taken again
-  exactly.
+* Records leave in the order of their offsets, each once. `position` is the offset of the next one.
+* A run is taken as one batch, however its records arrived, so that a replay can take the same run.
 """
 
 from collections import deque
@@ -17,24 +16,15 @@ from spe_adapter.codec.decode import SCHEMA, Decoder, scan
 NO_END = 2**63 - 1
 
 
-class Run(NamedTuple):
-    """Records of one source that are processed in one call. A query is the same sequence of runs however often it is
-    executed.
-    """
+class RecordRun(NamedTuple):
+    """Consecutive records of one source that are processed in one call. A replay processes the same runs."""
 
     source: int
     records: int
 
 
-class Taken(NamedTuple):
-    """A run's records, in the schema of Spark's Kafka source."""
-
-    run: Run
-    batch: pa.RecordBatch
-
-
 class SourceBuffer:
-    """One source's records between fetch and processing."""
+    """The records of one source between fetch and processing."""
 
     def __init__(self, topic: str, partition: int, offset: int) -> None:
         self._decoder = Decoder(topic, partition, with_headers=False)
@@ -42,14 +32,14 @@ class SourceBuffer:
         self.topic = topic
         self.partition = partition
         self.position = offset
-        """The offset behind the last record taken."""
+        """The offset after the last record taken."""
         self.fetch_offset = offset
-        """The offset behind the last record that is here."""
+        """The offset after the last record that was fetched."""
         self.records = 0
-        """How many records wait here."""
+        """The number of records that wait."""
 
     def add(self, records: Buffer) -> bool:
-        """Take the answer to a fetch from `fetch_offset`; whether it moved on. Raises CorruptBatch."""
+        """Add the batches of a fetch from `fetch_offset`; whether `fetch_offset` has moved. Raises CorruptBatch."""
         chunk = scan(records, self.fetch_offset)
         if not chunk.batches:
             return False
@@ -62,17 +52,17 @@ class SourceBuffer:
         return True
 
     def head_records(self) -> int:
-        """How many records the first batch has; 0 if none is here."""
+        """The number of records in the first batch; 0 without a batch."""
         return self._batches[0].num_rows if self._batches else 0
 
     def head_timestamp(self) -> int:
-        """The timestamp of the next record, in µs. There must be one."""
+        """The timestamp of the next record, in µs. At least one record must wait."""
         return int(self._batches[0].column("timestamp")[0].value)
 
     def take(self, count: int) -> pa.RecordBatch:
-        """The next `count` records as one batch; so many must be here."""
+        """The next `count` records as one batch. Raises IndexError if fewer wait."""
         if count > self.records:
-            raise IndexError(f"{count} records of {self.topic}-{self.partition} asked for, {self.records} are here")
+            raise IndexError(f"{count} records of {self.topic}-{self.partition} asked for, {self.records} wait")
         self.records -= count
         parts: list[pa.RecordBatch] = []
         while count:
@@ -96,13 +86,14 @@ def _joined(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
     return pa.concat_batches(parts)
 
 
-def choose(inputs: list[SourceBuffer], most_records: int) -> Run | None:
-    """The next run: the first batch of the source whose next record is the oldest; None if nothing is here.
+def choose(inputs: list[SourceBuffer], max_records: int) -> RecordRun | None:
+    """The next run: the first batch of the source with the oldest next record, up to `max_records`; None without
+    records.
 
-    Sources stay side by side in event time, as far as they have records.
+    So the sources advance together in event time, as far as they have records.
     """
     ready = [(found.head_timestamp(), source) for source, found in enumerate(inputs) if found.records]
     if not ready:
         return None
     _, source = min(ready)
-    return Run(source, min(inputs[source].head_records(), most_records))
+    return RecordRun(source, min(inputs[source].head_records(), max_records))

@@ -1,10 +1,11 @@
-"""One instance of a fragment from start to stop: recover, replay, then fetch, process and commit, beat by beat.
+"""The loop of one partition: recover, replay, then fetch, process and commit, epoch by epoch.
 
 Invariants:
-* No I/O of its own: everything goes through the port, so that a simulated world runs the same loop.
-* State is loaded only after the run has been fenced in, so that nothing is committed behind what was read.
-* At most `in_flight` beats commit while the next is processed; a beat that cannot be committed ends the runner, and the
-  next one starts from the log.
+* The loop does all I/O through the port, so that a simulation runs the same loop.
+* State is loaded only after this incarnation has fenced the older ones, so that nothing is committed behind what was
+  read.
+* At most `in_flight` epochs commit while the next is processed; an epoch that cannot be committed ends the runner, and
+  the next one starts from the log.
 
 Source: CEC paper, sections II.B (recovery) and III (foreground and background path).
 """
@@ -15,55 +16,57 @@ from typing import Final, NamedTuple
 
 from logstore.client.errors import NONE, OFFSET_OUT_OF_RANGE, Refused
 from spe_adapter.cec.control import End, decode
-from spe_adapter.cec.reconstruct import Eventual
-from spe_adapter.continuous.core import Core, Figures, ReplayBeat
+from spe_adapter.cec.reconstruct import EventualCheckpoint
+from spe_adapter.continuous.core import Core, Figures, ReplayEpoch
 from spe_adapter.continuous.errors import FragmentRefused, InputTrimmed
-from spe_adapter.continuous.fragment import CheckedFragment, Limits
-from spe_adapter.continuous.inputs import Run, SourceBuffer, choose
+from spe_adapter.continuous.fragment import CheckedFragment, EpochLimits
+from spe_adapter.continuous.inputs import RecordRun, SourceBuffer, choose
 from spe_adapter.continuous.port import FENCE_EPOCH, Port
 
 IDLE_MS: Final = 200
-"""How long an idle runner waits before it looks whether it should stop."""
+"""How long an idle runner waits until it checks whether it should stop."""
 
 
 class Recovered(NamedTuple):
-    """What recovery found and took: the last beat, open windows, control tuples read for them, what was replayed."""
+    """The event of a recovery: the last committed epoch, the open windows, the footprints and tombstones that were read
+    (`tuples`), the epochs and records that were replayed, and the time of loading and of replay.
+    """
 
-    beat: int
+    epoch: int
     windows: int
     tuples: int
     load_ms: float
-    replayed_beats: int
+    replayed_epochs: int
     replayed_records: int
     replay_ms: float
 
 
-class Progress(NamedTuple):
-    """A committed beat: where the instance stood behind it, and how many offsets the sources were ahead."""
+class FragmentProgress(NamedTuple):
+    """The event of a committed epoch: its figures, and `lag`, the offsets of the sources that were still to be read."""
 
     figures: Figures
     lag: int
 
 
 class FetchOutcome(NamedTuple):
-    """An answer to a fetch, and whether it brought anything."""
+    """The source of an answer to a fetch, and whether the answer had records."""
 
     source: int
     moved: bool
 
 
-Event = Recovered | Progress
+Event = Recovered | FragmentProgress
 Observe = Callable[[Event], None]
 
 
 class Loop:
-    """See the module. `step` does a little and returns; `recover` comes first, `finish` last.
+    """Drives a core: call `recover` once, then `step` repeatedly, then `finish`. `observe` gets the events.
 
-    Raises InputTrimmed, ReplayDiverged, WrongPartition, CommitLost, FencedRun (a newer runner has taken over), what the
-    operator and the steps raise, and what the port raises.
+    Raises InputTrimmed, ReplayDiverged, WrongPartition, CommitLost, FencedIncarnation (a newer runner has taken over),
+    what the operator and the steps raise, and what the port raises.
     """
 
-    def __init__(self, core: Core, plan: CheckedFragment, port: Port, limits: Limits, observe: Observe) -> None:
+    def __init__(self, core: Core, plan: CheckedFragment, port: Port, limits: EpochLimits, observe: Observe) -> None:
         self._core = core
         self._plan = plan
         self._port = port
@@ -72,13 +75,13 @@ class Loop:
         self._inputs: list[SourceBuffer] = []
         self._asked = [False for _ in plan.fragment.sources]
         self._high_watermarks = [0 for _ in plan.fragment.sources]
-        self._beat_started_ms = 0.0
-        self._in_flight: deque[Progress] = deque()
+        self._epoch_started_ms = 0.0
+        self._in_flight: deque[FragmentProgress] = deque()
 
     # ---- starting
 
     def recover(self) -> None:
-        """Fence older runners, load the eventual checkpoint, replay what it does not cover."""
+        """Fence older runners, load the eventual checkpoint, and replay the epochs that it does not cover."""
         started_ms = self._port.monotonic_ms()
         last = self._port.fence()
         if last == FENCE_EPOCH:
@@ -90,30 +93,32 @@ class Loop:
             return
         if not self._plan.fragment.checkpoints:
             raise FragmentRefused(
-                f"query {self._plan.fragment.query!r} has committed beat {last} and runs without checkpoints: it "
+                f"query {self._plan.fragment.query!r} has committed epoch {last} and runs without checkpoints: it "
                 "cannot go on. Start under another query name"
             )
         eventual = self._reconstruct()
-        beats = self._core.load(eventual, last)
+        epochs = self._core.load(eventual, last)
         loaded_ms = self._port.monotonic_ms()
         self._open(self._core.positions)
-        records = self._replay(beats)
+        records = self._replay(epochs)
         self._core.end_replay([one.position for one in self._inputs])
         replayed_ms = self._port.monotonic_ms()
         self._observe(
             Recovered(
-                last, self._core.windows, eventual.scanned.tuples, loaded_ms - started_ms, len(beats), records,
+                last, self._core.windows, eventual.scanned.tuples, loaded_ms - started_ms, len(epochs), records,
                 replayed_ms - loaded_ms,
             )
         )  # fmt: skip
 
     def _refuse_taken(self) -> None:
-        """A new query does not begin behind another one's state: under a mistyped name all results would come twice."""
+        """Refuse to start a new query after another query's epochs: under a mistyped name every result would come
+        twice.
+        """
         fragment = self._plan.fragment
         if fragment.allow_other_queries or not fragment.checkpoints:
             return
-        piece = self._port.scan(-1).batches
-        newest = decode(piece) if len(piece) else None
+        scanned = self._port.scan(-1).batches
+        newest = decode(scanned) if len(scanned) else None
         if isinstance(newest, End):
             raise FragmentRefused(
                 f"query {fragment.query!r} is new, but partition {self._core.partition} of topic {fragment.topic!r} "
@@ -121,17 +126,17 @@ class Loop:
                 "query had before, or another topic; or say allow_other_queries=True if both shall write here"
             )
 
-    def _reconstruct(self) -> Eventual:
-        """Roll back over the output stream until every open window is found."""
+    def _reconstruct(self) -> EventualCheckpoint:
+        """Read the output stream backwards until every open window is found."""
         reconstruction = self._core.reconstruction()
         before = -1
         while True:
-            piece = self._port.scan(before)
-            if reconstruction.feed(piece.batches):
+            scanned = self._port.scan(before)
+            if reconstruction.feed(scanned.batches):
                 return reconstruction.result
-            before = piece.next_before
-            if before <= piece.log_start_offset:
-                return reconstruction.finish(piece.log_start_offset)
+            before = scanned.next_before
+            if before <= scanned.log_start_offset:
+                return reconstruction.finish(scanned.log_start_offset)
 
     def _open(self, offsets: list[int]) -> None:
         partition = self._core.partition
@@ -140,18 +145,18 @@ class Loop:
             for source, offset in zip(self._plan.fragment.sources, offsets, strict=True)
         ]
 
-    def _replay(self, beats: list[ReplayBeat]) -> int:
-        """Process the logged runs once more; how many records."""
+    def _replay(self, epochs: list[ReplayEpoch]) -> int:
+        """Replay the runs of these epochs; the number of records."""
         records = 0
-        for beat in beats:
-            for run in beat.runs:
+        for epoch in epochs:
+            for run in epoch.runs:
                 self._wait_for(run)
-                self._core.replay(beat.number, run, self._inputs[run.source].take(run.records))
+                self._core.replay(epoch.number, run, self._inputs[run.source].take(run.records))
                 records += run.records
         return records
 
-    def _wait_for(self, run: Run) -> None:
-        """Fetch until a run's records are here."""
+    def _wait_for(self, run: RecordRun) -> None:
+        """Fetch until all records of a run have arrived. Raises InputTrimmed if the source ends before them."""
         held = self._inputs[run.source]
         while held.records < run.records:
             self._request()
@@ -165,7 +170,9 @@ class Loop:
     # ---- working
 
     def step(self) -> bool:
-        """Take in what has arrived, process a run, end the beat if it is due. False: there was nothing to do."""
+        """Take the answers that have arrived, process one run, and end the epoch if it is due; False if there was no
+        work.
+        """
         self._reap(wait=False)
         self._request()
         while (arrived := self._receive(0)) is not None and arrived.moved:
@@ -173,56 +180,56 @@ class Loop:
         run = choose(self._inputs, self._room())
         if run is None:
             arrived = self._receive(self._patience_ms())
-            return self._end_beat_if_due() or arrived is not None
-        if not self._core.beat_records:
-            self._beat_started_ms = self._port.monotonic_ms()
+            return self._end_epoch_if_due() or arrived is not None
+        if not self._core.epoch_records:
+            self._epoch_started_ms = self._port.monotonic_ms()
         self._core.process(run, self._inputs[run.source].take(run.records))
-        self._end_beat_if_due()
+        self._end_epoch_if_due()
         return True
 
     def finish(self) -> None:
-        """Commit what was processed, and wait until it is."""
-        self.end_beat()
+        """Commit the open epoch, and wait until all epochs are committed."""
+        self.end_epoch()
         while self._in_flight:
             self._reap(wait=True)
 
-    def end_beat(self) -> bool:
-        """Commit the beat, if anything is in it, as soon as one may be under way."""
-        if not self._core.beat_records:
+    def end_epoch(self) -> bool:
+        """Commit the open epoch, unless it is empty; waits while `in_flight` epochs are being committed."""
+        if not self._core.epoch_records:
             return False
         positions = [one.position for one in self._inputs]
         lag = sum(max(0, high - at) for high, at in zip(self._high_watermarks, positions, strict=True))
-        group, figures = self._core.end_beat(positions, self._port.wall_ms())
+        output, figures = self._core.end_epoch(positions, self._port.wall_ms())
         while len(self._in_flight) >= self._limits.in_flight:
             self._reap(wait=True)
-        self._port.commit(group)
-        self._in_flight.append(Progress(figures, lag))
+        self._port.commit(output)
+        self._in_flight.append(FragmentProgress(figures, lag))
         return True
 
-    def _end_beat_if_due(self) -> bool:
+    def _end_epoch_if_due(self) -> bool:
         core, limits = self._core, self._limits
-        if not core.beat_records:
+        if not core.epoch_records:
             return False
-        full = core.beat_records >= limits.beat_records or core.beat_bytes >= limits.beat_bytes
-        if full or self._port.monotonic_ms() - self._beat_started_ms >= limits.beat_ms:
-            return self.end_beat()
+        full = core.epoch_records >= limits.epoch_records or core.epoch_bytes >= limits.epoch_bytes
+        if full or self._port.monotonic_ms() - self._epoch_started_ms >= limits.epoch_ms:
+            return self.end_epoch()
         return False
 
     def _room(self) -> int:
-        return min(self._limits.run_records, self._limits.beat_records - self._core.beat_records)
+        return min(self._limits.run_records, self._limits.epoch_records - self._core.epoch_records)
 
     def _patience_ms(self) -> float:
-        """How long to wait for input: until the beat is over, or until somebody may want us to stop."""
-        if not self._core.beat_records:
+        """The longest time to wait for input: until the open epoch is due, or until the next check for a stop."""
+        if not self._core.epoch_records:
             return IDLE_MS
-        return max(0.0, self._beat_started_ms + self._limits.beat_ms - self._port.monotonic_ms())
+        return max(0.0, self._epoch_started_ms + self._limits.epoch_ms - self._port.monotonic_ms())
 
     def _reap(self, *, wait: bool) -> None:
         while self._in_flight:
-            beat = self._port.committed(wait=wait)
-            if beat is None:
+            epoch = self._port.committed(wait=wait)
+            if epoch is None:
                 return
-            self._core.committed(beat)
+            self._core.committed(epoch)
             self._observe(self._in_flight.popleft())
             if wait:
                 return
@@ -230,21 +237,19 @@ class Loop:
     # ---- input
 
     def needed_offsets(self) -> dict[str, int]:
-        """Per source, the first offset that a recovery from what is committed now would read: upstream may trim what
-        is below.
-        """
+        """Per source topic, the first offset that a recovery would read now; records below it may be trimmed."""
         topics = [source.topic for source in self._plan.fragment.sources]
         return dict(zip(topics, self._core.needed, strict=True))
 
     def _request(self) -> None:
-        """Have a fetch under way for every source that runs low."""
+        """Start a fetch for every source with few records left."""
         for source, held in enumerate(self._inputs):
             if not self._asked[source] and held.records <= self._limits.run_records:
                 self._port.fetch(source, held.fetch_offset)
                 self._asked[source] = True
 
     def _receive(self, wait_ms: float) -> FetchOutcome | None:
-        """Take one answer to a fetch, waiting at most so long; None without one."""
+        """Take one answer to a fetch, waiting at most `wait_ms`; None if none has arrived."""
         answer = self._port.fetched(wait_ms)
         if answer is None:
             return None

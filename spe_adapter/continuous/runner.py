@@ -1,9 +1,9 @@
-"""The process around a loop: connections to a sidecar, checks of the topics, a way to stop.
+"""A runner: a loop with its connections to a sidecar, the checks of the topics, and a way to stop it.
 
 Invariants:
-* Every start is a run of its own and fences the ones before it, so that of two runners of the same partition the older
-  one ends with FencedRun.
-* Killing a runner at any moment costs time, never results: `stop` is for those who want the open beat committed first.
+* Every start is an incarnation of its own and fences the ones before it, so that of two runners of the same partition
+  the older one ends with FencedIncarnation.
+* A runner that is killed at any moment costs time, never results. `stop` commits the open epoch first.
 """
 
 import contextlib
@@ -13,45 +13,49 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from logstore.base.addresses import Address
 from logstore.client.blocking import Client, parse_addresses
 from logstore.client.errors import UNKNOWN_TOPIC_OR_PARTITION, Refused
-from logstore.client.network import Address, Network
+from logstore.client.network import Network
 from logstore.errors import CairnError, TopicExists
 from spe_adapter.cec.policy import Policy, bounded
 from spe_adapter.continuous.client_port import CLIENT_ID, ClientPort
-from spe_adapter.continuous.core import Core, Place
+from spe_adapter.continuous.core import Core, FragmentInstance
 from spe_adapter.continuous.errors import FragmentRefused
-from spe_adapter.continuous.fragment import CheckedFragment, Fragment, Limits, plan
+from spe_adapter.continuous.fragment import CheckedFragment, EpochLimits, Fragment, plan
 from spe_adapter.continuous.loop import Event, Loop, Observe
 from spe_adapter.epochs.retention import KEEP_ALL, own_trimming
 from spe_adapter.host import Host, ThisHost
 
 LIMIT_S: Final = 60.0
-"""How long a runner goes on asking a sidecar that does not answer, before it gives up."""
+"""How long a runner repeats a request to a sidecar that does not answer."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """Where and how a fragment runs. `policy` makes a policy for each instance, by default one that bounds what a
-    recovery reads and replays; `limit_s` is how long to wait for a sidecar that is away.
+    """How a fragment runs.
+
+    `servers` are the sidecar's addresses, as HOST:PORT with commas. `policy` makes the policy of one partition; the
+    default bounds what a recovery reads and replays. `limits` are those of an epoch. `limit_s` is the time in seconds
+    for which a request to an absent sidecar is repeated.
     """
 
     servers: str
     policy: Callable[[], Policy] = bounded
-    limits: Limits = field(default_factory=Limits)
+    limits: EpochLimits = field(default_factory=EpochLimits)
     limit_s: float = LIMIT_S
 
 
 def unobserved(event: Event) -> None:
-    """Look at nothing."""
+    """Ignore an event."""
     del event
 
 
 class Runner:
-    """One instance of a fragment: `run` works until `stop`, or until something is wrong.
+    """Processes one partition of a fragment: `run` works until `stop` is called or an error occurs.
 
-    `observe` is called with an event for each recovery and each committed beat, on the thread that runs. Raises what
-    `Loop` and `ClientPort` raise.
+    `observe` is called with an event for each recovery and each committed epoch, on the thread of `run`. Raises the
+    errors of `Loop` and `ClientPort`.
     """
 
     def __init__(
@@ -72,19 +76,19 @@ class Runner:
         self._loop: Loop | None = None
 
     def stop(self) -> None:
-        """Have `run` commit the open beat and return. From any thread, or from a signal handler."""
+        """Make `run` commit the open epoch and return. Any thread or a signal handler may call it."""
         self._stopping.set()
 
     def needed_offsets(self) -> dict[str, int]:
-        """Per source topic, the first offset of the partition that a recovery would read; upstream may trim what is
-        below. Empty before recovery is over.
+        """Per source topic, the first offset of the partition that a recovery would read; records below it may be
+        trimmed. Empty until recovery has finished.
         """
         return {} if self._loop is None else self._loop.needed_offsets()
 
     def run(self, until: Callable[[], bool] | None = None) -> None:
-        """Recover, then work until `stop` is called or `until` says so (asked between runs of records).
+        """Recover, then work until `stop` is called or `until` returns True. `until` is called after each step.
 
-        A stop while the sidecar is away returns at once, and leaves the open beat to the next runner.
+        A stop while the sidecar does not answer returns at once, and leaves the open epoch to the next runner.
         """
         try:
             self._run(until)
@@ -100,18 +104,20 @@ class Runner:
             raise FragmentRefused(
                 f"query {self._fragment.query!r}: there is no partition {self._partition} of {partitions}"
             )
-        run = self._host.new_token()
+        incarnation = self._host.new_token()
         limits = options.limits
         with ClientPort(
-            addresses, self._fragment, self._partition, run, self._host,
+            addresses, self._fragment, self._partition, incarnation, self._host,
             fetch_bytes=limits.fetch_bytes, limit_s=options.limit_s,
         ) as port:  # fmt: skip
-            place = Place(self._partition, partitions, run)
-            self._work(checked, place, port, until)
+            instance = FragmentInstance(self._partition, partitions, incarnation)
+            self._work(checked, instance, port, until)
 
-    def _work(self, checked: CheckedFragment, place: Place, port: ClientPort, until: Callable[[], bool] | None) -> None:
+    def _work(
+        self, checked: CheckedFragment, instance: FragmentInstance, port: ClientPort, until: Callable[[], bool] | None
+    ) -> None:
         limits = self._options.limits
-        core = Core(checked, place, self._options.policy(), port.monotonic_ms, limits.state_bytes)
+        core = Core(checked, instance, self._options.policy(), port.monotonic_ms, limits.state_bytes)
         loop = Loop(core, checked, port, limits, self._observe)
         loop.recover()
         self._loop = loop
@@ -125,7 +131,7 @@ class _Stopped(CairnError):
 
 
 class _Interruptible:
-    """A host, and its network, whose waiting ends when the runner is to stop."""
+    """A host, and its network, whose `sleep` ends when the runner is stopped."""
 
     def __init__(self, host: Host, stopping: threading.Event) -> None:
         self._host = host
@@ -155,9 +161,9 @@ class _Interruptible:
 
 
 def prepare(fragment: Fragment, options: Options, host: Host) -> int:
-    """How many partitions the sources have; the target is made with as many if it is not there.
+    """Check the topics, and create the target if it is missing; the number of partitions.
 
-    Raises FragmentRefused if topics differ in partitions or the target trims itself, and the client's errors.
+    Raises FragmentRefused if the numbers of partitions differ or the target has retention, and the client's errors.
     """
     with Client(parse_addresses(options.servers), host.network, limit_s=options.limit_s, client_id=CLIENT_ID) as client:
         counts = {source.topic: client.partitions(source.topic) for source in fragment.sources}
@@ -181,13 +187,13 @@ def prepare(fragment: Fragment, options: Options, host: Host) -> int:
 
 
 def _create(client: Client, topic: str, partitions: int) -> None:
-    """Make the target; another instance may be doing so too."""
+    """Create the target; the runner of another partition may create it at the same time."""
     with contextlib.suppress(TopicExists):
         client.create_topic(topic, partitions, KEEP_ALL)
 
 
 def _refuse_trimming(client: Client, fragment: Fragment) -> None:
-    """The target holds the state: it must not forget what open windows need."""
+    """Refuse a target with retention: it holds the state, and could lose that of open windows."""
     trims = own_trimming(client.topic_configs(fragment.topic))
     if trims and fragment.checkpoints:
         raise FragmentRefused(

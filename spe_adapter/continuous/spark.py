@@ -1,11 +1,10 @@
-"""A fragment as one Spark job of long tasks: a runner per partition, placed and started again by Spark.
+"""A fragment as one Spark job of long tasks: one runner for each partition, placed and restarted by Spark.
 
 Invariants:
-* The driver is no part of the data path: tasks read, commit and recover by themselves. What Spark adds is where they
-  run and that a failed one starts anew, on any executor (`spark.task.maxFailures` times).
-* A task that was believed dead and is not is fenced by its successor, so that Spark's at-least-once scheduling cannot
-  write anything twice.
-* Every partition needs a slot of its own for as long as the query runs.
+* The Spark driver is not in the data path: tasks read, commit and recover by themselves. Spark chooses their executors,
+  and restarts a failed task on any executor (up to `spark.task.maxFailures` times).
+* A task that Spark wrongly takes for dead is fenced by its successor, so no result is written twice.
+* Each partition occupies one task slot for as long as the query runs.
 """
 
 import logging
@@ -28,9 +27,9 @@ Task = Callable[[int, Iterable[int]], Iterator[int]]
 
 
 def on_spark(spark: "SparkSession", fragment: Fragment, options: Options, *, host: Host | None = None) -> "SparkQuery":
-    """Start a fragment on Spark's executors; the query that runs.
+    """Start a fragment on Spark's executors, one task for each partition.
 
-    Raises FragmentRefused, SchemaRefused and the client's errors before anything is started.
+    Raises FragmentRefused, SchemaRefused and the client's errors before any task starts.
     """
     world: Host = host or ThisHost()
     plan(fragment)
@@ -45,7 +44,7 @@ def on_spark(spark: "SparkSession", fragment: Fragment, options: Options, *, hos
 
 
 def _task(fragment: Fragment, options: Options) -> Task:
-    """What a task does, for ever."""
+    """The function of a task; it works until the task is cancelled or fails."""
 
     def work(partition: int, _numbers: Iterable[int]) -> Iterator[int]:
         Runner(fragment, partition, options).run()
@@ -55,7 +54,7 @@ def _task(fragment: Fragment, options: Options) -> Task:
 
 
 class SparkQuery:
-    """A running fragment. `failure` is why it ended, None while it runs and after `stop`."""
+    """A fragment that runs on Spark. `failure` is the error that ended it; None while it runs and after `stop`."""
 
     def __init__(self, context: "SparkContext", partitions: int, task: Task, group: str) -> None:
         self._context = context
@@ -66,23 +65,23 @@ class SparkQuery:
         self._thread.start()
 
     def _run(self, partitions: int, task: Task) -> None:
-        # The group belongs to the thread that starts the job.
+        # A job group belongs to the thread that starts the job.
         self._context.setJobGroup(self._group, f"continuous query {self._group}")
         try:
             self._context.parallelize(range(partitions), partitions).mapPartitionsWithIndex(task).collect()
-        except Exception as error:  # noqa: BLE001  kept for whoever asks
+        except Exception as error:  # noqa: BLE001  await_termination raises it
             if not self._stopped:
                 self.failure = error
                 _log.error("query %s ended: %s", self._group, error)
 
     @property
     def is_active(self) -> bool:
-        """Whether the job has not ended."""
+        """Whether the job runs."""
         return self._thread.is_alive()
 
     @property
     def running_tasks(self) -> int:
-        """How many tasks have a slot now."""
+        """The number of tasks that have a slot now."""
         tracker = self._context.statusTracker()
         running = 0
         for job in tracker.getJobIdsForGroup(self._group):
@@ -93,16 +92,18 @@ class SparkQuery:
         return running
 
     def await_termination(self, timeout_s: float | None = None) -> bool:
-        """Wait until the job has ended; False if it has not by then. Raises what it failed with."""
+        """Wait until the job has ended; False if `timeout_s` seconds passed before. Raises the error that ended the
+        job.
+        """
         self._thread.join(timeout_s)
         if self.failure is not None:
             raise self.failure
         return not self._thread.is_alive()
 
     def stop(self, timeout_s: float = 60.0) -> None:
-        """End the tasks. What was committed stays; beats that were not are processed by whoever runs the query next.
+        """Cancel the tasks. Committed epochs stay; the next start of the query processes the others again.
 
-        Raises Unavailable if Spark does not end them in time.
+        Raises Unavailable if Spark does not end the tasks within `timeout_s` seconds.
         """
         self._stopped = True
         self._context.cancelJobGroup(self._group)

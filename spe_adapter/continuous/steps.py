@@ -1,9 +1,8 @@
-"""Steps between records and columns that many fragments need: JSON to columns, and two sources as one join's input.
+"""Common steps: JSON values to columns, and two sources as the input of one join.
 
 Invariants:
-* A step keeps the order of rows. What a step does with a row depends on that row alone, whatever rows come with it, so
-  that a replay repeats it.
-* Both sources of a join come out with the same columns, as a union of the two would have them.
+* A step keeps the order of rows. Its result for a row depends on that row alone, so that a replay repeats it.
+* Both sources of a join give the same columns.
 
 Source: CEC paper, section V (join as an operator with two input streams).
 """
@@ -20,7 +19,7 @@ from pyarrow import json as arrow_json
 
 from spe_adapter.codec.decode import SCHEMA
 from spe_adapter.continuous.errors import FragmentRefused
-from spe_adapter.continuous.fragment import Source, apply
+from spe_adapter.continuous.fragment import TopicSource, apply
 from spe_adapter.operators.join import SIDE, SIDES
 
 _WRAPPED: Final = "v"
@@ -29,24 +28,25 @@ _MIN_BLOCK_BYTES: Final = 1 << 16
 
 @dataclass(frozen=True)
 class FromJson:
-    """Records whose values are JSON objects, as columns: those of `schema`, behind the record columns in `keep`.
+    """A step from records whose values are JSON objects to columns: the record columns in `keep`, then those of
+    `schema`.
 
-    Members that `schema` does not name are left out, those that a value does not have are null; timestamps are ISO
-    8601. A value that is null, no JSON object or of other types gives nulls in all of `schema`, as Spark's `from_json`
-    does: one bad record must not stop a stream for ever. A `Filter` on a column that is always there drops such rows.
+    Members that `schema` does not name are left out; a missing member is null; timestamps are ISO 8601. A value that is
+    null, no JSON object, or of other types gives nulls in all columns of `schema`, as Spark's `from_json` does: one bad
+    record must not stop a stream for good. A `Filter` on a column that every good record has drops such rows.
     """
 
     schema: pa.Schema
     keep: tuple[str, ...] = ()
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The step."""
+        """The columns of a batch of records."""
         columns = [batch.column(name) for name in self.keep]
         parsed = self._parsed(batch.column("value"))
         return pa.RecordBatch.from_arrays([*columns, *parsed.flatten()], names=[*self.keep, *self.schema.names])
 
     def _parsed(self, values: pa.Array) -> pa.StructArray:
-        """A struct for each value, halving what does not parse as a whole until the bad ones stand alone."""
+        """A struct for each value; a batch that does not parse is halved until each bad value is alone."""
         kind = pa.struct(list(self.schema))
         if not len(values):
             return pa.array([], kind)
@@ -63,7 +63,7 @@ class FromJson:
 
 
 def _read(values: pa.Array, kind: pa.StructType) -> pa.StructArray:
-    """All values at once, each inside an object of its own, so that none can be taken for two, or two for one.
+    """Parse all values at once, each wrapped in an object, so that a value is neither split nor joined with another.
 
     Raises ArrowInvalid.
     """
@@ -86,7 +86,7 @@ def _read(values: pa.Array, kind: pa.StructType) -> pa.StructArray:
 
 @dataclass(frozen=True)
 class _AsSide:
-    """A step: rows become the struct of their side."""
+    """A step that puts the columns of a row into the struct of its side."""
 
     side: int
     key: tuple[str, ...]
@@ -105,11 +105,11 @@ class _AsSide:
         return pa.RecordBatch.from_arrays(columns, names=[*self.key, SIDE, *SIDES])
 
 
-def join_sources(left: Source, right: Source, key: Sequence[str]) -> tuple[Source, Source]:
-    """The sources of a fragment whose operator is a `WindowJoin` on these key columns.
+def join_sources(left: TopicSource, right: TopicSource, key: Sequence[str]) -> tuple[TopicSource, TopicSource]:
+    """The sources of a fragment whose operator is a `WindowJoin` on the key columns.
 
-    Each side's struct has the columns that its steps give. Raises FragmentRefused where a key column is missing, or of
-    different types.
+    The struct of each side has the columns that the side's steps give. Raises FragmentRefused if a key column is
+    missing or has different types.
     """
     empty = pa.RecordBatch.from_pylist([], schema=SCHEMA)
     schemas = [apply(source.steps, empty).schema for source in (left, right)]

@@ -12,7 +12,7 @@ from logstore.client.blocking import Client
 from logstore.client.errors import UNKNOWN_TOPIC_OR_PARTITION, Refused
 from logstore.errors import InvalidConfig
 from spe_adapter.datasource.offsets import EARLIEST, LATEST, Offsets, TopicPartition, names
-from spe_adapter.datasource.options import Position, Strategy, Subscription
+from spe_adapter.datasource.options import SourcePosition, Strategy, Subscription
 
 
 class Catalogue:
@@ -63,7 +63,7 @@ class Catalogue:
             offsets[stream] = info.offset
         return offsets
 
-    def resolve(self, position: Position, streams: Iterable[TopicPartition], strategy: Strategy) -> Offsets:
+    def resolve(self, position: SourcePosition, streams: Iterable[TopicPartition], strategy: Strategy) -> Offsets:
         """The offsets of a position in the options; `strategy` decides where no record is as new as a timestamp."""
         streams = list(streams)
         wanted = position.each if position.each is not None else dict.fromkeys(streams, position.everywhere or 0)
@@ -78,7 +78,9 @@ class Catalogue:
         fixed = {stream: offset for stream, offset in wanted.items() if offset >= 0}
         return fixed | self._lookup({stream: offset for stream, offset in wanted.items() if offset < 0})
 
-    def _by_timestamp(self, position: Position, wanted: Mapping[TopicPartition, int], strategy: Strategy) -> Offsets:
+    def _by_timestamp(
+        self, position: SourcePosition, wanted: Mapping[TopicPartition, int], strategy: Strategy
+    ) -> Offsets:
         offsets = self._lookup(wanted)
         behind = {stream for stream, offset in offsets.items() if offset < 0}
         if behind and strategy == "error":

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Final, Literal
 
+from logstore.base.addresses import Address
 from logstore.client.blocking import parse_addresses
-from logstore.client.network import Address
 from logstore.errors import InvalidConfig
 from spe_adapter.codec.encode import DEFAULT_BATCH_BYTES
 from spe_adapter.datasource.offsets import EARLIEST, LATEST, Offsets, TopicPartition, parse_assignment, parse_offsets
@@ -106,10 +106,10 @@ HARMLESS_SOURCE_OPTIONS: Final[Mapping[str, str]] = {
     "kafkaConsumer.consumerCacheTimeout": "there is no cache of consumers",
 }
 HARMLESS_SINK_OPTIONS: Final[Mapping[str, str]] = {
-    "kafka.linger.ms": "a task stages what it has, in large pieces",
-    "kafka.buffer.memory": "a task stages what it has, in large pieces",
+    "kafka.linger.ms": "a task stages what it has, in large segments",
+    "kafka.buffer.memory": "a task stages what it has, in large segments",
     "kafka.max.in.flight.requests.per.connection": "staging keeps its order",
-    "kafka.max.request.size": "pieces are cut to what the sidecar accepts",
+    "kafka.max.request.size": "segments are cut to what the sidecar accepts",
     "kafka.max.block.ms": "kafka.delivery.timeout.ms bounds all retries",
     "kafka.request.timeout.ms": "kafka.delivery.timeout.ms bounds all retries",
     "kafka.retries": "kafka.delivery.timeout.ms bounds all retries",
@@ -139,7 +139,7 @@ class Subscription:
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class SourcePosition:
     """Where to start or end: one offset or timestamp for all streams, or one for each."""
 
     option: str
@@ -163,8 +163,8 @@ class SourceOptions:
 
     servers: tuple[Address, ...]
     subscription: Subscription
-    starting: Position
-    ending: Position
+    starting: SourcePosition
+    ending: SourcePosition
     strategy: Strategy
     fail_on_data_loss: bool
     include_headers: bool
@@ -205,13 +205,13 @@ class OptionReader:
         """An option, or None."""
         return self._options.get(name.lower())
 
-    def number(self, name: str, least: int = 1) -> int | None:
-        """A whole number of at least `least`, or None."""
+    def number(self, name: str, minimum: int = 1) -> int | None:
+        """A whole number of at least `minimum`, or None."""
         text = self.text(name)
         if text is None:
             return None
-        if not text.strip().lstrip("+").isdigit() or int(text) < least:
-            raise InvalidConfig(f"option {name!r} is {text!r}; a whole number of at least {least} is allowed")
+        if not text.strip().lstrip("+").isdigit() or int(text) < minimum:
+            raise InvalidConfig(f"option {name!r} is {text!r}; a whole number of at least {minimum} is allowed")
         return int(text)
 
     def flag(self, name: str, default: bool) -> bool:
@@ -314,12 +314,13 @@ def _check_fixed(reader: OptionReader) -> None:
 
 
 def _limits(reader: OptionReader) -> AdmissionLimits:
-    most, least = reader.number("maxOffsetsPerTrigger"), reader.number("minOffsetsPerTrigger")
-    if most is not None and least is not None and least > most:
+    maximum, minimum = reader.number("maxOffsetsPerTrigger"), reader.number("minOffsetsPerTrigger")
+    if maximum is not None and minimum is not None and minimum > maximum:
         raise InvalidConfig(
-            f"option 'minOffsetsPerTrigger' is {least}, above 'maxOffsetsPerTrigger' {most}; at most as much is allowed"
+            f"option 'minOffsetsPerTrigger' is {minimum}, above 'maxOffsetsPerTrigger' {maximum}; at most as much is "
+            "allowed"
         )
-    return AdmissionLimits(most, least, reader.duration_ms("maxTriggerDelay", DEFAULT_TRIGGER_DELAY_MS))
+    return AdmissionLimits(maximum, minimum, reader.duration_ms("maxTriggerDelay", DEFAULT_TRIGGER_DELAY_MS))
 
 
 def _subscription(reader: OptionReader) -> Subscription:
@@ -345,41 +346,41 @@ def _subscription(reader: OptionReader) -> Subscription:
     return Subscription(pattern=text)
 
 
-def _starting(reader: OptionReader, *, streaming: bool) -> Position:
+def _starting(reader: OptionReader, *, streaming: bool) -> SourcePosition:
     found = _by_timestamp(reader, "startingTimestamp", "startingOffsetsByTimestamp")
     if found is not None:
         return found
     option = "startingOffsets"
     text = reader.text(option)
     if text is None:
-        return Position(option, everywhere=LATEST if streaming else EARLIEST)
+        return SourcePosition(option, everywhere=LATEST if streaming else EARLIEST)
     word = text.strip().lower()
     if word == "earliest":
-        return Position(option, everywhere=EARLIEST)
+        return SourcePosition(option, everywhere=EARLIEST)
     if word == "latest":
         if not streaming:
             raise InvalidConfig("option 'startingOffsets' is 'latest'; allowed in a batch query: earliest, or JSON")
-        return Position(option, everywhere=LATEST)
+        return SourcePosition(option, everywhere=LATEST)
     offsets = _offsets(text, option, "earliest, latest, or JSON")
     if not streaming and LATEST in offsets.values():
         raise InvalidConfig("option 'startingOffsets' holds -1 (latest); allowed in a batch query: -2, or an offset")
-    return Position(option, each=offsets)
+    return SourcePosition(option, each=offsets)
 
 
-def _ending(reader: OptionReader) -> Position:
+def _ending(reader: OptionReader) -> SourcePosition:
     found = _by_timestamp(reader, "endingTimestamp", "endingOffsetsByTimestamp")
     if found is not None:
         return found
     option = "endingOffsets"
     text = reader.text(option)
     if text is None or text.strip().lower() == "latest":
-        return Position(option, everywhere=LATEST)
+        return SourcePosition(option, everywhere=LATEST)
     if text.strip().lower() == "earliest":
         raise InvalidConfig("option 'endingOffsets' is 'earliest'; allowed: latest, or JSON")
     offsets = _offsets(text, option, "latest, or JSON")
     if EARLIEST in offsets.values():
         raise InvalidConfig("option 'endingOffsets' holds -2 (earliest); allowed: -1, or an offset")
-    return Position(option, each=offsets)
+    return SourcePosition(option, each=offsets)
 
 
 def _offsets(text: str, option: str, allowed: str) -> Offsets:
@@ -392,11 +393,11 @@ def _offsets(text: str, option: str, allowed: str) -> Offsets:
     return offsets
 
 
-def _by_timestamp(reader: OptionReader, everywhere: str, each: str) -> Position | None:
+def _by_timestamp(reader: OptionReader, everywhere: str, each: str) -> SourcePosition | None:
     """Spark's order of precedence: one timestamp for all, then one for each, then offsets."""
-    timestamp = reader.number(everywhere, least=0)
+    timestamp = reader.number(everywhere, minimum=0)
     if timestamp is not None:
-        return Position(everywhere, everywhere=timestamp, is_timestamp=True)
+        return SourcePosition(everywhere, everywhere=timestamp, is_timestamp=True)
     text = reader.text(each)
     if text is None:
         return None
@@ -404,7 +405,7 @@ def _by_timestamp(reader: OptionReader, everywhere: str, each: str) -> Position 
     for stream, value in timestamps.items():
         if value < 0:
             raise InvalidConfig(f"option {each!r}: {stream} has {value}; allowed: milliseconds from 0")
-    return Position(each, each=timestamps, is_timestamp=True)
+    return SourcePosition(each, each=timestamps, is_timestamp=True)
 
 
 # ---- the sink

@@ -29,8 +29,8 @@ class StreamRange(NamedTuple):
         return self.end - self.start
 
 
-def limited(start: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int], most: int) -> Offsets:
-    """The offsets to stop at so that about `most` offsets are read, shared among streams by their backlog.
+def limited(start: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int], max_offsets: int) -> Offsets:
+    """The offsets to stop at so that about `max_offsets` offsets are read, shared among streams by their backlog.
 
     `start` has a position for every stream of `latest`. Every stream with a backlog gets at least one offset.
     """
@@ -38,7 +38,7 @@ def limited(start: Mapping[TopicPartition, int], latest: Mapping[TopicPartition,
     total = sum(backlog.values())
     end: Offsets = dict(latest)
     for stream, size in backlog.items():
-        share = most * size / total
+        share = max_offsets * size / total
         offsets = math.ceil(share) if share < 1 else math.floor(share)
         end[stream] = min(latest[stream], start[stream] + offsets)
     return end
@@ -49,28 +49,28 @@ def available(start: Mapping[TopicPartition, int], latest: Mapping[TopicPartitio
     return sum(max(0, end - start.get(stream, 0)) for stream, end in latest.items())
 
 
-def split(ranges: Iterable[StreamRange], least: int | None, most_records: int | None) -> list[StreamRange]:
-    """The ranges, cut so that there are at least about `least` of them and none is larger than `most_records`. Empty
+def split(ranges: Iterable[StreamRange], min_parts: int | None, max_records: int | None) -> list[StreamRange]:
+    """The ranges, cut so that there are at least about `min_parts` of them and none is larger than `max_records`. Empty
     ranges are left out.
     """
     found = [piece for piece in ranges if piece.size > 0]
-    if most_records is not None:
-        found = [part for piece in found for part in _cut(piece, math.ceil(piece.size / most_records))]
-    if least is None or len(found) >= least:
+    if max_records is not None:
+        found = [part for piece in found for part in _cut(piece, math.ceil(piece.size / max_records))]
+    if min_parts is None or len(found) >= min_parts:
         return found
     total = sum(piece.size for piece in found)
     # Small ranges stay whole and do not count in the shares of the others.
-    whole = {piece for piece in found if _parts(piece.size, total, least) == 1}
+    whole = {piece for piece in found if _parts(piece.size, total, min_parts) == 1}
     rest_total = total - sum(piece.size for piece in whole)
-    rest_least = max(least - len(whole), 1)
+    rest_min_parts = max(min_parts - len(whole), 1)
     parts: list[StreamRange] = []
     for piece in found:
-        parts += [piece] if piece in whole else _cut(piece, _parts(piece.size, rest_total, rest_least))
+        parts += [piece] if piece in whole else _cut(piece, _parts(piece.size, rest_total, rest_min_parts))
     return parts
 
 
-def _parts(size: int, total: int, least: int) -> int:
-    return max(math.floor(size / total * least + 0.5), 1)
+def _parts(size: int, total: int, min_parts: int) -> int:
+    return max(math.floor(size / total * min_parts + 0.5), 1)
 
 
 def _cut(piece: StreamRange, parts: int) -> list[StreamRange]:

@@ -52,15 +52,15 @@ class _Reading:
                 next_offset = position
             else:
                 try:
-                    chunk = scan(fetched.records, position)
+                    batches = scan(fetched.records, position)
                 except CorruptBatch as error:
                     raise CorruptBatch(f"{stream} at offset {position}, from {self._client.where}: {error}") from error
-                next_offset = chunk.next_offset
-                self._note_progress(fetched, progress=bool(chunk.batches), deadline_s=deadline_s)
+                next_offset = batches.next_offset
+                self._note_progress(fetched, progress=bool(batches.batches), deadline_s=deadline_s)
             if next_offset < end:
                 fetch = self._client.start_fetch(stream, next_offset, self._fetch_bytes)
             if next_offset > position:
-                yield from self._decoder.decode(fetched.records, chunk, position, end)
+                yield from self._decoder.decode(fetched.records, batches, position, end)
                 position, deadline_s = next_offset, self._client.deadline_s()
             if position >= end:
                 return

@@ -20,7 +20,7 @@ from spe_adapter.codec.encode import Columns
 from spe_adapter.codec.kernels import MICROSECONDS, Int32s, Int64s
 from spe_adapter.codec.partitioner import partitions_of
 from spe_adapter.datasource.options import SinkOptions
-from spe_adapter.epochs.client import Attempt, StagedWriter
+from spe_adapter.epochs.client import StagedWriter, TaskAttempt
 from spe_adapter.epochs.segments import SEGMENT_BYTES, SegmentCutter
 from spe_adapter.host import Host
 
@@ -42,7 +42,7 @@ class RowWriter:
     """
 
     def __init__(
-        self, client: Client, attempt: Attempt, options: SinkOptions, host: Host, *, with_digest: bool = False
+        self, client: Client, attempt: TaskAttempt, options: SinkOptions, host: Host, *, with_digest: bool = False
     ) -> None:
         self._client = client
         self._attempt = attempt

@@ -1,10 +1,10 @@
-"""The exactly-once sink: tasks stage, the driver decides, the sidecar publishes.
+"""The exactly-once sink: tasks stage, the driver commits, the sidecar publishes.
 
 Invariants:
 * The output of a task is not visible before the driver's commit names the attempt that wrote it. Then all output of the
   epoch is visible, in all streams, once, whatever Spark retries, speculates or runs again.
-* Query, run and epoch come from Spark's local properties of the task, so that a repeated epoch has the same name. Spark
-  gives the driver none of them; the driver takes them from the tasks' messages.
+* Query, incarnation (the run id) and epoch come from Spark's local properties of the task, so that a repeated epoch has
+  the same name. Spark gives the driver none of them; the driver takes them from the tasks' messages.
 * The driver notes with each epoch what its input was, from Spark's checkpoint, or else what its output was. The sink
   refuses the last epoch's number with other input (a checkpoint that lost its newest batch), an epoch that does not
   begin where the one before ended, and a new query with the checkpoint or the name of one that wrote here.
@@ -39,13 +39,13 @@ from spe_adapter.datasource.options import SinkOptions
 from spe_adapter.datasource.rows import RowWriter, Staged
 from spe_adapter.datasource.sink_notes import (
     SinkNote,
-    Written,
+    WrittenOutput,
     following_epoch_problem,
     noted_epoch,
     refuse_lost_self,
     repeated_epoch_problem,
 )
-from spe_adapter.epochs.client import Attempt, abort, commit, connect, describe
+from spe_adapter.epochs.client import TaskAttempt, abort, commit, connect, describe
 from spe_adapter.errors import CheckpointDiffers, NoTaskContext, SchemaRefused
 from spe_adapter.host import Host, ThisHost
 from spe_adapter.workers.collector import spare_loaded_code
@@ -53,7 +53,7 @@ from spe_adapter.workers.context import (
     CHECKPOINTS_PROPERTY,
     EPOCH_PROPERTY,
     QUERY_PROPERTY,
-    RUN_PROPERTY,
+    RUN_ID_PROPERTY,
     attempt_name,
     local_property,
     task_context,
@@ -67,7 +67,7 @@ _log = logging.getLogger(__name__)
 class TaskCommit(WriterCommitMessage):
     """A task's message to the driver: its attempt, how much it staged, and where its query's checkpoint is."""
 
-    attempt: Attempt
+    attempt: TaskAttempt
     staged: Staged
     checkpoint: str | None = None
     with_digest: bool = False
@@ -122,7 +122,12 @@ def _is_headers(kind: DataType) -> bool:
 
 
 def _stage_all(
-    batches: Iterator[pa.RecordBatch], attempt: Attempt, options: SinkOptions, host: Host, *, with_digest: bool = False
+    batches: Iterator[pa.RecordBatch],
+    attempt: TaskAttempt,
+    options: SinkOptions,
+    host: Host,
+    *,
+    with_digest: bool = False,
 ) -> Staged:
     with connect(options, host.network) as client:
         writer = RowWriter(client, attempt, options, host, with_digest=with_digest)
@@ -155,7 +160,7 @@ def _note(commits: Sequence[TaskCommit], options: SinkOptions) -> SinkNote:
             planned = planned_in(place, first.attempt.epoch)
     if all(each.with_digest for each in commits):
         digest = sum(each.staged.digest for each in commits) % MODULUS
-        written = Written(sum(each.staged.records for each in commits), digest)
+        written = WrittenOutput(sum(each.staged.records for each in commits), digest)
     return SinkNote(first.checkpoint, options.query_name, planned, written)
 
 
@@ -187,14 +192,14 @@ def _check_epoch(client: Client, commits: Sequence[TaskCommit], note: SinkNote, 
 def _commit_epoch(
     commits: Sequence[TaskCommit], options: SinkOptions, host: Host, *, forget: bool, note: SinkNote | None = None
 ) -> None:
-    query, run, epoch = commits[0].attempt[:3]
+    query, incarnation, epoch = commits[0].attempt[:3]
     outputs = [each.attempt.output(each.staged.segments) for each in commits if each.staged.segments]
     positions = "" if note is None else note.to_json()
     with connect(options, host.network) as client:
         if note is not None:
             _check_epoch(client, commits, note, options)
         try:
-            reply = commit(client, query, run, epoch, outputs, positions, rewind=options.rewind, forget=forget)
+            reply = commit(client, query, incarnation, epoch, outputs, positions, rewind=options.rewind, forget=forget)
         except StaleEpoch as error:
             raise StaleEpoch(f"{error} (at {client.where}); {_rewound_way_out(query)}") from error
     if reply.outcome == "skipped":
@@ -229,21 +234,21 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """Stage a task's rows. Runs in a task; raises NoTaskContext if Spark does not name the epoch."""
         spare_loaded_code()
         context = task_context()
-        query, run, epoch = map(local_property, (QUERY_PROPERTY, RUN_PROPERTY, EPOCH_PROPERTY))
-        if query is None or run is None or epoch is None:
+        query, incarnation, epoch = map(local_property, (QUERY_PROPERTY, RUN_ID_PROPERTY, EPOCH_PROPERTY))
+        if query is None or incarnation is None or epoch is None:
             raise NoTaskContext(
-                f"Spark did not tell the task its epoch: {QUERY_PROPERTY}={query}, {RUN_PROPERTY}={run}, "
+                f"Spark did not tell the task its epoch: {QUERY_PROPERTY}={query}, {RUN_ID_PROPERTY}={incarnation}, "
                 f"{EPOCH_PROPERTY}={epoch}"
             )
-        attempt = Attempt(query, run, int(epoch), context.partitionId(), attempt_name(context, self._host))
+        attempt = TaskAttempt(query, incarnation, int(epoch), context.partitionId(), attempt_name(context, self._host))
         checkpoint = _checkpoint_location(self._options)
         with_digest = checkpoint is not None and not self._readable
         staged = _stage_all(iterator, attempt, self._options, self._host, with_digest=with_digest)
         return TaskCommit(attempt, staged, checkpoint, with_digest)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Make the epoch visible, once. Raises StaleEpoch, CheckpointDiffers, TopicTaken, FencedRun, StagedMissing,
-        Unavailable.
+        """Make the epoch visible, once. Raises StaleEpoch, CheckpointDiffers, TopicTaken, FencedIncarnation,
+        StagedMissing, Unavailable.
 
         An epoch without tasks has no output and leaves no trace; the sidecar accepts gaps between epochs.
         """
@@ -255,11 +260,13 @@ class StreamWriter(DataSourceStreamArrowWriter):
         _commit_epoch(commits, self._options, self._host, forget=False, note=_note(commits, self._options))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Drop the staged output, if any task sent a message that names its run; what is left goes with the run."""
+        """Drop the staged output, if any task sent a message that names its incarnation; the rest goes with the
+        incarnation.
+        """
         commits = _commits(messages)
         if commits:
             first = commits[0].attempt
-            abort(self._options, self._host.network, first.query, first.run, batchId)
+            abort(self._options, self._host.network, first.query, first.incarnation, batchId)
 
 
 # ---- batch
@@ -277,7 +284,7 @@ class BatchWriter(DataSourceArrowWriter):
         """Stage a task's rows."""
         spare_loaded_code()
         context = task_context()
-        attempt = Attempt(self._job, self._job, 0, context.partitionId(), attempt_name(context, self._host))
+        attempt = TaskAttempt(self._job, self._job, 0, context.partitionId(), attempt_name(context, self._host))
         return TaskCommit(attempt, _stage_all(iterator, attempt, self._options, self._host))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:

@@ -35,7 +35,7 @@ _RECENT_ENDS: Final = 1000
 """How far a partition is searched for a lost checkpoint's query: about its last thousand epochs, of whichever query."""
 
 
-class Written(NamedTuple):
+class WrittenOutput(NamedTuple):
     """An epoch's output: how many records, and the sum of their digests."""
 
     records: int
@@ -51,7 +51,7 @@ class SinkNote:
     checkpoint: str | None
     name: str | None
     planned: Planned | None = None
-    written: Written | None = None
+    written: WrittenOutput | None = None
 
     def to_json(self) -> str:
         """As END carries it."""
@@ -94,9 +94,9 @@ def _text(fields: dict[str, object], name: str) -> str | None:
     raise CorruptBatch(f"a sink's note: field {name} is {str(value)[:80]!r}")
 
 
-def _written(value: object) -> Written:
+def _written(value: object) -> WrittenOutput:
     if isinstance(value, list) and len(value) == 2 and all(type(part) is int for part in value):
-        return Written(*value)
+        return WrittenOutput(*value)
     raise CorruptBatch(f"a sink's note: field output is {str(value)[:80]!r}")
 
 

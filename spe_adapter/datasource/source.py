@@ -264,13 +264,13 @@ class _Planner:
 
     def _held_back(self, position: Offsets, latest: Offsets) -> bool:
         """Whether there are fewer offsets than `minOffsetsPerTrigger`, and `maxTriggerDelay` allows waiting."""
-        least = self._options.limits.min_offsets
+        min_offsets = self._options.limits.min_offsets
         # A query that ends at a fixed offset must reach it, however little is left.
-        if least is None or self._target is not None:
+        if min_offsets is None or self._target is not None:
             return False
         now_s = self._network.monotonic_s()
         due = self._last_trigger_s is None or (now_s - self._last_trigger_s) * 1000 >= self._options.limits.max_delay_ms
-        if not due and available(position, latest) < least:
+        if not due and available(position, latest) < min_offsets:
             return True
         self._last_trigger_s = now_s
         return False

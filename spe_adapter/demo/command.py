@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from spe_adapter.demo.report import show_table, write_page
-from spe_adapter.demo.story import Failed, Plan, tell_story
+from spe_adapter.demo.story import DemoPlan, Failed, tell_story
 
 NOT_EXACT, INTERRUPTED = 1, 130
 
@@ -26,7 +26,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def main(options: Namespace) -> int:
     """Run the demonstration; the exit status is 0 only if the result is exact."""
-    plan = Plan(options.records, options.items, options.batch, options.kills, options.seed, options.port, options.heap)
+    plan = DemoPlan(
+        options.records, options.items, options.batch, options.kills, options.seed, options.port, options.heap
+    )
     console = Console()
     console.print(f"{plan.records:,} purchases, {plan.items} items, {plan.kills} kills, seed {plan.seed}")
     columns = (TextColumn("[bold]{task.description:<40}"), BarColumn(), TimeElapsedColumn())

@@ -35,7 +35,7 @@ class Kill:
 
 
 @dataclass(slots=True)
-class Outcome:
+class DemoOutcome:
     """All figures of one run. `batches`: for each query (seconds from the start, records) of finished micro-batches."""
 
     records: int = 0
@@ -50,7 +50,7 @@ class Outcome:
         return bool(self.comparisons) and all(comparison.is_exact for comparison in self.comparisons.values())
 
 
-def show_table(outcome: Outcome, console: Console) -> None:
+def show_table(outcome: DemoOutcome, console: Console) -> None:
     """Print the figures."""
     table = Table(title="Killed and exact" if outcome.is_exact else "NOT EXACT", show_header=False)
     table.add_row("purchases", f"{outcome.records:,} of 100 bytes")
@@ -67,7 +67,7 @@ def show_table(outcome: Outcome, console: Console) -> None:
     console.print(table)
 
 
-def write_page(outcome: Outcome, path: Path) -> None:
+def write_page(outcome: DemoOutcome, path: Path) -> None:
     """Write the page with the picture."""
     rows = "".join(
         f"<tr><td>{number}</td><td>{escape(kill.victim)}</td><td>{kill.at_s:.1f} s</td>"
@@ -89,14 +89,14 @@ def write_page(outcome: Outcome, path: Path) -> None:
     )
 
 
-def _verdicts(outcome: Outcome) -> str:
+def _verdicts(outcome: DemoOutcome) -> str:
     return "".join(
         f"<p class='verdict' style='color:{QUERIES[name][1]}'>{escape(QUERIES[name][0])}: {escape(found.verdict)}</p>"
         for name, found in outcome.comparisons.items()
     )
 
 
-def _rates(outcome: Outcome, query: str) -> list[tuple[float, float]]:
+def _rates(outcome: DemoOutcome, query: str) -> list[tuple[float, float]]:
     """Records per second over time: what each micro-batch did, spread over the time since the one before."""
     count = int(outcome.seconds / BUCKET_S) + 1
     buckets = [0.0] * count
@@ -111,7 +111,7 @@ def _rates(outcome: Outcome, query: str) -> list[tuple[float, float]]:
     return [((bucket + 0.5) * BUCKET_S, rate) for bucket, rate in enumerate(buckets)]
 
 
-def _picture(outcome: Outcome) -> str:
+def _picture(outcome: DemoOutcome) -> str:
     rates = {query: _rates(outcome, query) for query in QUERIES}
     top = max((rate for line in rates.values() for _, rate in line), default=1.0) or 1.0
     span = max(outcome.seconds, 1.0)

@@ -37,7 +37,7 @@ class Comparison(NamedTuple):
         return f"NOT exact: {self.missing:,} missing, {self.doubled:,} twice, {self.wrong:,} wrong of {self.found:,}"
 
 
-class Results:
+class DemoResults:
     """All results of one query so far."""
 
     def __init__(self, followers: Sequence[Follower], parse: Callable[[str], Result]) -> None:

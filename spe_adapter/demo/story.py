@@ -17,14 +17,14 @@ from pathlib import Path
 from queue import Empty
 from typing import Final, NamedTuple
 
+from logstore.base.addresses import Address
+from logstore.base.system import SystemClock
 from logstore.client.blocking import Client
-from logstore.client.network import Address
 from logstore.client.wire import TopicPartition
-from logstore.disk.clock import SystemClock
 from spe_adapter.demo.processes import Killable, sidecar_command
 from spe_adapter.demo.purchases import CLOSING_ITEM, Expected, averages, from_values, generate, spendings, together
-from spe_adapter.demo.report import Kill, Outcome
-from spe_adapter.demo.results import Result, Results, parse_average, parse_spending
+from spe_adapter.demo.report import DemoOutcome, Kill
+from spe_adapter.demo.results import DemoResults, Result, parse_average, parse_spending
 from spe_adapter.demo.streams import Appender, Follower
 
 PARTITIONS: Final = 2
@@ -41,7 +41,7 @@ CLIENT_LIMIT_S: Final = 60.0
 SCHEDULE: Final = ("Spark", "sidecar", "Spark and sidecar", "sidecar", "Spark", "sidecar")
 
 
-class Plan(NamedTuple):
+class DemoPlan(NamedTuple):
     """What to do. `batch`: records in a micro-batch; `port` 0: any free one."""
 
     records: int
@@ -61,20 +61,20 @@ class Failed(Exception):
 class Story:
     """One run in a directory of its own. `tell(event, share)` is called as it goes."""
 
-    plan: Plan
+    plan: DemoPlan
     directory: Path
     tell: Callable[[str, float], None]
-    outcome: Outcome = field(default_factory=Outcome)
+    outcome: DemoOutcome = field(default_factory=DemoOutcome)
     _sidecar: Killable | None = None
     _query: Killable | None = None
     _port: int = 0
     _started_s: float = 0.0
     _rows: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PARSERS, 0))
     _append_failure: BaseException | None = None
-    _results: dict[str, Results] = field(default_factory=dict)
+    _results: dict[str, DemoResults] = field(default_factory=dict)
     _unanswered: list[Kill] = field(default_factory=list)
 
-    def run(self) -> Outcome:
+    def run(self) -> DemoOutcome:
         """Run it all. Raises Failed."""
         self._port = self.plan.port
         try:
@@ -219,7 +219,7 @@ class Story:
             client = self._client()
             for topic, parse in PARSERS.items():
                 streams = [TopicPartition(topic, number) for number in range(PARTITIONS)]
-                self._results[topic] = Results([Follower(client, stream) for stream in streams], parse)
+                self._results[topic] = DemoResults([Follower(client, stream) for stream in streams], parse)
         new = sum(results.read_new() for results in self._results.values())
         if new:
             for kill in self._unanswered:
@@ -262,7 +262,7 @@ def _is_past(moment_s: float) -> bool:
     return time.monotonic() >= moment_s
 
 
-def tell_story(plan: Plan, tell: Callable[[str, float], None]) -> Outcome:
+def tell_story(plan: DemoPlan, tell: Callable[[str, float], None]) -> DemoOutcome:
     """Run the demonstration in a temporary directory, which is kept if it fails. Raises Failed."""
     directory = Path(tempfile.mkdtemp(prefix="cairn-demo-"))
     outcome = Story(plan, directory, tell).run()

@@ -10,10 +10,10 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from logstore.base.clock import Clock
 from logstore.client.blocking import Client
 from logstore.client.errors import Unavailable
 from logstore.client.wire import LATEST, TopicPartition
-from logstore.interfaces import Clock
 from spe_adapter.codec.decode import Decoder, scan
 from spe_adapter.codec.encode import Columns, encode
 from spe_adapter.demo.purchases import Purchases, to_values

@@ -1,10 +1,10 @@
-"""Requests about a query's epochs: connect, fence older runs, stage output, commit, abort.
+"""Requests about a query's epochs: connect, fence older incarnations, stage output, commit, abort.
 
 Invariants:
 * Segments of an attempt are staged in order, one request at a time, numbered from 0. The next segment is made while the
   previous one is being made durable; `finish` returns only when all are durable.
-* Whoever reads the log after `take_over` reads the query's last epoch: no other run can add one.
-* Two drivers of one query cannot both go on; the older one gets FencedRun at its next request.
+* Whoever reads the log after `take_over` reads the query's last epoch: no other incarnation can add one.
+* Two drivers of one query cannot both go on; the older one gets FencedIncarnation at its next request.
 * Once `commit` has returned, the epoch is in all of its streams, whatever happens. An answer that does not come says
   nothing: the epoch may be committed or not.
 * Aborting never undoes a commit: the sidecar sees to that.
@@ -18,16 +18,17 @@ from typing import Final, NamedTuple, Protocol
 
 import pyarrow as pa
 
+from logstore.base.addresses import Address
 from logstore.client.blocking import Client, Pending
-from logstore.client.network import Address, Network
+from logstore.client.network import Network
 from logstore.client.wire import TopicPartition
 from logstore.errors import CairnError, MessageTooLarge
 from logstore.format.epoch_api import (
     AbortRequest,
-    DecideReply,
-    DecideRequest,
     DescribeReply,
     DescribeRequest,
+    EpochCommitReply,
+    EpochCommitRequest,
     Rewind,
     StageReply,
     StageRequest,
@@ -73,27 +74,27 @@ def describe(client: Client, query: str) -> DescribeReply:
     return client.describe(DescribeRequest(query))
 
 
-def take_over(client: Client, query: str, run: str) -> int | None:
-    """Make `run` the query's newest run; its last committed epoch, published everywhere, None if there is none.
+def take_over(client: Client, query: str, incarnation: str) -> int | None:
+    """Make `incarnation` the query's newest; its last committed epoch, published everywhere, None if there is none.
 
-    Raises FencedRun if there is a newer run already.
+    Raises FencedIncarnation if there is a newer incarnation already.
     """
-    client.stage(StageRequest(query, run, 0, 0, _FENCE_ATTEMPT, 0, (), b""))
+    client.stage(StageRequest(query, incarnation, 0, 0, _FENCE_ATTEMPT, 0, (), b""))
     epoch = describe(client, query).last_epoch
     if epoch is not None:
         # The commit that has been made, once more: it is answered when its epoch is in all streams.
-        commit(client, query, run, epoch, ())
+        commit(client, query, incarnation, epoch, ())
     return epoch
 
 
 # ---- staging
 
 
-class Attempt(NamedTuple):
-    """Who stages: an attempt at a task of an epoch of a run of a query."""
+class TaskAttempt(NamedTuple):
+    """Who stages: an attempt at a task of an epoch, by an incarnation of a query."""
 
     query: str
-    run: str
+    incarnation: str
     epoch: int
     task: int
     attempt: str
@@ -114,7 +115,7 @@ class StagedWriter:
     Raises the client's and the sidecar's errors.
     """
 
-    def __init__(self, client: Client, attempt: Attempt, if_too_large: str) -> None:
+    def __init__(self, client: Client, attempt: TaskAttempt, if_too_large: str) -> None:
         self._client = client
         self._attempt = attempt
         self._if_too_large = if_too_large
@@ -152,7 +153,7 @@ class StagedStream:
     def __init__(
         self,
         client: Client,
-        attempt: Attempt,
+        attempt: TaskAttempt,
         stream: TopicPartition,
         batch_bytes: int = DEFAULT_BATCH_BYTES,
         codec: int = NONE,
@@ -170,39 +171,39 @@ class StagedStream:
         return self._writer.finish()
 
 
-# ---- the decision
+# ---- commit and abort
 
 
 def commit(
     client: Client,
     query: str,
-    run: str,
+    incarnation: str,
     epoch: int,
     outputs: Sequence[TaskOutput],
     positions: str = "",
     *,
     rewind: Rewind = "error",
     forget: bool = False,
-) -> DecideReply:
+) -> EpochCommitReply:
     """Commit an epoch with the output of exactly these attempts. `forget`: no later epoch will come (a batch job).
 
-    Raises FencedRun, StaleEpoch and StagedMissing.
+    Raises FencedIncarnation, StaleEpoch and StagedMissing.
     """
-    return client.decide(DecideRequest(query, run, epoch, rewind, tuple(outputs), positions, forget))
+    return client.commit(EpochCommitRequest(query, incarnation, epoch, rewind, tuple(outputs), positions, forget))
 
 
 def start_commit(
-    client: Client, attempt: Attempt, segments: Sequence[StagedSegment], positions: str
-) -> Pending[DecideReply]:
+    client: Client, attempt: TaskAttempt, segments: Sequence[StagedSegment], positions: str
+) -> Pending[EpochCommitReply]:
     """Stage the only attempt of an epoch and commit it, in one go; committed when the answer is there."""
-    decision = DecideRequest(
-        attempt.query, attempt.run, attempt.epoch, "error", (attempt.output(len(segments)),), positions, False
+    request = EpochCommitRequest(
+        attempt.query, attempt.incarnation, attempt.epoch, "error", (attempt.output(len(segments)),), positions, False
     )
-    return client.start_commit([attempt.request(at, segment) for at, segment in enumerate(segments)], decision)
+    return client.start_commit([attempt.request(at, segment) for at, segment in enumerate(segments)], request)
 
 
-def abort(options: SidecarOptions, network: Network, query: str, run: str, epoch: int) -> None:
-    """Drop what is staged for an epoch, as far as that succeeds; the rest goes with the run."""
+def abort(options: SidecarOptions, network: Network, query: str, incarnation: str, epoch: int) -> None:
+    """Drop what is staged for an epoch, as far as that succeeds; the rest goes with the incarnation."""
     limit_s = min(options.limit_s, ABORT_LIMIT_S)
     with suppress(CairnError), connect(options, network, limit_s=limit_s) as client:
-        client.abort(AbortRequest(query, run, epoch))
+        client.abort(AbortRequest(query, incarnation, epoch))

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from logstore.interfaces import Buffer
-from spe_adapter.cec.control import Mark, encode_closes, encode_footprints, encode_mark
+from spe_adapter.cec.control import Mark, encode_footprints, encode_mark, encode_tombstones
 from spe_adapter.cec.extent import Counters
 from spe_adapter.operators.processor import Processor
 from spe_adapter.state.store import Changes
@@ -44,7 +44,7 @@ def epoch_mark(
     processor: Processor,
     *,
     watermark_ms: int,
-    newest_ms: tuple[int | None, ...] = (),
+    max_events_ms: tuple[int | None, ...] = (),
     positions: Mapping[str, Mapping[int, int]] | None = None,
     runs: tuple[tuple[int, int, int], ...] = (),
     rebase: bool = False,
@@ -54,13 +54,13 @@ def epoch_mark(
         **owner._asdict(),
         epoch=epoch,
         open_windows=windows.open_windows,
-        oldest_beat=windows.oldest_epoch,
+        oldest_epoch=windows.oldest_epoch,
         emitted=counters.emitted,
         seen=counters.seen,
         sequence=processor.sequence,
         max_event_ms=processor.max_event_ms,
         watermark_ms=watermark_ms,
-        newest_ms=newest_ms,
+        max_events_ms=max_events_ms,
         positions=positions or {},
         runs=runs,
         rebase=rebase,
@@ -73,5 +73,5 @@ def control_batches(mark: Mark, changes: Changes, timestamp_ms: int) -> Iterator
     if changes.footprints.num_rows:
         yield from encode_footprints(query, epoch, changes.footprints, changes.opened, timestamp_ms)
     if changes.closed.num_rows:
-        yield from encode_closes(query, epoch, changes.closed, timestamp_ms)
+        yield from encode_tombstones(query, epoch, changes.closed, timestamp_ms)
     yield encode_mark(mark, timestamp_ms)

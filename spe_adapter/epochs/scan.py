@@ -19,7 +19,7 @@ from logstore.format.control import END_TYPE, MARK_TYPE
 from logstore.format.epoch_api import ScanReply, ScanRequest
 from logstore.interfaces import Buffer
 from spe_adapter.cec.control import End, EndPositions, Mark, decode, holds_progress
-from spe_adapter.cec.reconstruct import Eventual, Reconstruction
+from spe_adapter.cec.reconstruct import EventualCheckpoint, Reconstruction
 
 SCAN_BYTES: Final = 4 * 1024 * 1024
 """Large enough for the disk and the network, small enough that decoding and reading overlap."""
@@ -29,7 +29,7 @@ END_OF_STREAM: Final = -1
 """The offset to scan from for all that is in the stream."""
 
 
-class Scan:
+class ControlScan:
     """The control batches of a stream before an offset, newest first: an iterator over whole batches, to be closed."""
 
     def __init__(
@@ -88,13 +88,13 @@ class Scan:
         return self._client.start_scan(ScanRequest(topic, partition, self.next_before, self._types, max_bytes))
 
 
-def reconstruct(client: Client, stream: TopicPartition, query: str, as_of: int | None = None) -> Eventual:
+def reconstruct(client: Client, stream: TopicPartition, query: str, as_of: int | None = None) -> EventualCheckpoint:
     """The eventual checkpoint of a query in a stream, as of an epoch (None: the newest).
 
     Raises StateTrimmed, StateInconsistent, CorruptBatch and the client's errors.
     """
     reconstruction = Reconstruction(query, as_of)
-    with Scan(client, stream) as scan:
+    with ControlScan(client, stream) as scan:
         for batches in scan:
             if reconstruction.feed(batches):
                 break
@@ -112,7 +112,7 @@ class Ended(NamedTuple):
 
 def ends(client: Client, stream: TopicPartition, *, first_bytes: int = SCAN_BYTES) -> Generator[Ended, None, None]:
     """The epochs that ended in a stream, newest first, of any query. To be closed by a caller that stops early."""
-    with Scan(client, stream, types=(END_TYPE,), first_bytes=first_bytes) as scan:
+    with ControlScan(client, stream, types=(END_TYPE,), first_bytes=first_bytes) as scan:
         for batches in scan:
             position = 0
             while position < len(batches):
@@ -149,12 +149,12 @@ class Head(NamedTuple):
 def find_head(client: Client, stream: TopicPartition, query: str, *, epoch: int | None = None) -> Head | None:
     """The newest epoch of `query` in a stream, or the given epoch; None if the log does not hold it."""
     found: tuple[End, int] | None = None
-    with Scan(client, stream, types=(END_TYPE, MARK_TYPE), first_bytes=HEAD_BYTES) as scan:
-        for piece in scan:
+    with ControlScan(client, stream, types=(END_TYPE, MARK_TYPE), first_bytes=HEAD_BYTES) as scan:
+        for batches in scan:
             position = 0
-            while position < len(piece):
-                header = parse_header(piece, position)
-                control = decode(piece, position)
+            while position < len(batches):
+                header = parse_header(batches, position)
+                control = decode(batches, position)
                 position += header.size_bytes
                 if isinstance(control, End):
                     if found is not None:

@@ -9,7 +9,7 @@ footprints, `state_loader` reads state from the log, `committed` is the last epo
 `no_data_trigger` closes windows when input pauses, `host_memory` removes the state of a stopped query.
 
 Invariants:
-* An epoch's results, its changes of state and its progress are one decision.
+* An epoch's results, its changes of state and its progress are one commit.
 * Nothing is imported here: every new Python worker of Spark imports `task`, and would wait for what only the driver
   needs.
 """

@@ -16,23 +16,23 @@ from logstore.client.wire import EARLIEST
 from spe_adapter.cec.control import EndPositions
 from spe_adapter.epochs.scan import find_head
 from spe_adapter.errors import StateInconsistent, StateTrimmed
-from spe_adapter.microbatch.epoch import Parent, Report, Seconds, newest_of
+from spe_adapter.microbatch.epoch import Parent, Seconds, TaskReport, newest_of
 from spe_adapter.microbatch.errors import BatchesMissing
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class CommittedEpoch:
     """The last committed epoch: the positions in its END, and the attempt that counts in each partition."""
 
     epoch: int
     progress: EndPositions
     parents: tuple[Parent, ...]
-    newest_ms: tuple[int | None, ...]
-    reports: tuple[Report, ...] = ()
+    max_events_ms: tuple[int | None, ...]
+    reports: tuple[TaskReport, ...] = ()
     seconds: float = 0.0
 
 
-def read_committed(client: Client, topic: str, query: str, last_epoch: int) -> Committed:
+def read_committed(client: Client, topic: str, query: str, last_epoch: int) -> CommittedEpoch:
     """The last committed epoch, from the topic. Raises BatchesMissing or StateInconsistent if the topic lacks it."""
     head = find_head(client, TopicPartition(topic, 0), query)
     if head is None or head.end.epoch != last_epoch:
@@ -43,7 +43,7 @@ def read_committed(client: Client, topic: str, query: str, last_epoch: int) -> C
             "topic that the query had before, or start with a new checkpoint and a new topic"
         )
     progress = EndPositions.from_json(head.end.positions)
-    parents, newest_ms = [], tuple[int | None, ...]()
+    parents, max_events_ms = [], tuple[int | None, ...]()
     for partition in range(progress.partitions):
         own = find_head(client, TopicPartition(topic, partition), query)
         if own is None or own.mark is None or own.end.epoch != last_epoch:
@@ -51,8 +51,8 @@ def read_committed(client: Client, topic: str, query: str, last_epoch: int) -> C
             raise StateInconsistent(f"query {query}: stream {topic}-{partition} holds no mark of epoch {last_epoch}")
         mark = own.mark
         parents.append(Parent(mark.attempt, mark.emitted, mark.seen, mark.sequence))
-        newest_ms = newest_of(newest_ms, mark.newest_ms)
-    return Committed(last_epoch, progress, tuple(parents), newest_ms)
+        max_events_ms = newest_of(max_events_ms, mark.max_events_ms)
+    return CommittedEpoch(last_epoch, progress, tuple(parents), max_events_ms)
 
 
 def _check_not_trimmed(client: Client, stream: TopicPartition, query: str, last_epoch: int) -> None:
@@ -75,7 +75,7 @@ class EpochProgress:
     """An epoch. Sums over the partitions: `windows` (N), `records`, `moved` (rows that the shuffle carried: fewer than
     `records` where they were combined), `late`, `results`, `footprints`, `state_bytes`, `delta_bytes`. Of the worst
     partition: `extent` (q), `load_seconds` and each of `task_seconds`. `how` counts partitions by where their state
-    came from; `started_ms` is when the first task began, by its host's clock. Until this run has had an epoch,
+    came from; `started_ms` is when the first task began, by its host's clock. Until this incarnation has had an epoch,
     fields that the log does not have are empty or 0.
     """
 
@@ -83,7 +83,7 @@ class EpochProgress:
     epoch: int
     closing: bool
     watermark_ms: int
-    late_ms: int
+    late_watermark_ms: int
     windows: int
     extent: int
     records: int
@@ -100,7 +100,7 @@ class EpochProgress:
     seconds: float
 
 
-def progress_of(last: Committed) -> EpochProgress:
+def progress_of(last: CommittedEpoch) -> EpochProgress:
     """A committed epoch as its user sees it."""
     reports = last.reports
     names = Seconds.__slots__
@@ -109,7 +109,7 @@ def progress_of(last: Committed) -> EpochProgress:
         epoch=last.epoch,
         closing=last.progress.closing,
         watermark_ms=last.progress.watermark_ms,
-        late_ms=last.progress.late_ms,
+        late_watermark_ms=last.progress.late_watermark_ms,
         windows=sum(report.open_windows for report in reports),
         extent=max((report.extent for report in reports), default=0),
         records=sum(report.records for report in reports),

@@ -1,9 +1,9 @@
 """The driver of a stateful query: it plans each epoch, has its tasks run, and commits it.
 
 Invariants:
-* The log is the truth. At its first epoch a driver fences older runs and reads the last END. From then on the driver's
-  own commits are what the log has, as no other run can commit. When the answer to a commit is lost, the driver reads
-  the log again.
+* The log is the truth. At its first epoch a driver fences older incarnations and reads the last END. From then on the
+  driver's own commits are what the log has, as no other incarnation can commit. When the answer to a commit is lost,
+  the driver reads the log again.
 * A batch that is committed is dropped before any work, if it has the input that the log names. The same number with
   other input (a checkpoint that lost its newest batch) is refused. Batches come without gaps: each begins where the one
   before ended, by number and by offsets.
@@ -28,8 +28,17 @@ from spe_adapter.epochs.client import abort, commit, connect, take_over
 from spe_adapter.epochs.scan import find_head
 from spe_adapter.errors import CheckpointDiffers, StateInconsistent
 from spe_adapter.host import Host
-from spe_adapter.microbatch.committed import Committed, read_committed
-from spe_adapter.microbatch.epoch import EpochPlan, Probe, QueryDefinition, Rebase, Report, Step, log_epoch, newest_of
+from spe_adapter.microbatch.committed import CommittedEpoch, read_committed
+from spe_adapter.microbatch.epoch import (
+    EpochPlan,
+    Probe,
+    QueryDefinition,
+    Rebase,
+    Step,
+    TaskReport,
+    log_epoch,
+    newest_of,
+)
 from spe_adapter.microbatch.errors import BatchesMissing, OperatorChanged
 from spe_adapter.microbatch.shuffle import CombineChoice
 from spe_adapter.microbatch.topics import refuse_taken, trim
@@ -45,26 +54,26 @@ _TRIMS_PER_RETENTION: Final = 8
 _MIN_TRIM_S: Final = 1.0
 
 
-class Driver:
-    """The epochs of one run of a query. Safe to use from Spark's callback and from the no-data trigger."""
+class QueryDriver:
+    """The epochs of one incarnation of a query. Safe to use from Spark's callback and from the no-data trigger."""
 
-    def __init__(self, fixed: QueryDefinition, query: str, run: str, host: Host, probe: Probe) -> None:
+    def __init__(self, fixed: QueryDefinition, query: str, incarnation: str, host: Host, probe: Probe) -> None:
         self._fixed = fixed
         self._query = query
-        self._run = run
+        self._incarnation = incarnation
         self._host = host
         self._probe = probe
         self._lock = threading.Lock()
         self._choice = CombineChoice(fixed)
         self._begun = False
-        self._committed: Committed | None = None
+        self._committed: CommittedEpoch | None = None
         self.hosts: set[str] = set()
-        """Where tasks of this run have left state in memory."""
+        """Where tasks of this incarnation have left state in memory."""
         self._busy_s = host.network.monotonic_s()
         self._trimmed_s = self._busy_s
 
     @property
-    def committed(self) -> Committed | None:
+    def committed(self) -> CommittedEpoch | None:
         """The last committed epoch; None before the first, and before the log has been read."""
         return self._committed
 
@@ -80,8 +89,8 @@ class Driver:
     def run_batch(self, batch: int, planned: PlannedInput, execute: Execute) -> None:
         """Run one of Spark's batches as an epoch, unless the batch is committed already.
 
-        Raises StaleEpoch, BatchesMissing, CheckpointDiffers, TopicTaken, FencedRun, StateTrimmed, OperatorChanged and
-        what tasks fail with.
+        Raises StaleEpoch, BatchesMissing, CheckpointDiffers, TopicTaken, FencedIncarnation, StateTrimmed,
+        OperatorChanged and what tasks fail with.
         """
         with self._lock:
             try:
@@ -121,7 +130,7 @@ class Driver:
         if self._begun:
             return
         with self._client() as client:
-            epoch = take_over(client, self._query, self._run)
+            epoch = take_over(client, self._query, self._incarnation)
             if epoch is not None:
                 self._committed = read_committed(client, self._fixed.options.topic, self._query, epoch)
                 self._check_operator(client, self._committed)
@@ -129,7 +138,7 @@ class Driver:
                 refuse_taken(client, self._fixed.options.topic, self._query)
         self._begun = True
 
-    def _check_operator(self, client: Client, last: Committed) -> None:
+    def _check_operator(self, client: Client, last: CommittedEpoch) -> None:
         head = find_head(client, TopicPartition(self._fixed.options.topic, 0), self._query)
         found = head.mark.operator if head is not None and head.mark is not None else ""
         if found != self._fixed.fingerprint:
@@ -189,34 +198,34 @@ class Driver:
         try:
             reports = self._reports(plan, execute(plan))
         except Exception:
-            abort(self._fixed.options.sink, self._host.network, self._query, self._run, plan.epoch)
+            abort(self._fixed.options.sink, self._host.network, self._query, self._incarnation, plan.epoch)
             raise
         last = self._committed
-        newest_ms = plan.newest_ms
+        max_events_ms = plan.max_events_ms
         for report in reports:
-            newest_ms = newest_of(newest_ms, report.max_events_ms)
+            max_events_ms = newest_of(max_events_ms, report.max_events_ms)
         progress = EndPositions(
             generation=0 if last is None else last.progress.generation,
             batch=batch,
             closing=closing,
-            late_ms=plan.late_ms,
+            late_watermark_ms=plan.late_watermark_ms,
             watermark_ms=plan.watermark_ms,
-            max_event_ms=max((moment for moment in newest_ms if moment is not None), default=None),
+            max_event_ms=max((moment for moment in max_events_ms if moment is not None), default=None),
             partitions=self._fixed.partitions,
             layout=plan.layout,
             planned=planned,
         )
         self.hosts.update(report.host for report in reports)
-        self._at("driver before decide", plan)
+        self._at("driver before commit", plan)
         outputs = [TaskOutput(report.partition, report.attempt, report.segments) for report in reports]
         with self._client() as client:
-            # An answer that does not come says nothing: whoever goes on then asks the log what was decided.
+            # An answer that does not come says nothing: whoever goes on then asks the log what was committed.
             self._begun = False
-            commit(client, self._query, self._run, plan.epoch, outputs, progress.to_json())
-            self._at("driver after decide", plan)
+            commit(client, self._query, self._incarnation, plan.epoch, outputs, progress.to_json())
+            self._at("driver after commit", plan)
             seconds = self._host.network.monotonic_s() - started_s
             parents = tuple(report.counters for report in reports)
-            self._committed = Committed(plan.epoch, progress, parents, newest_ms, tuple(reports), seconds)
+            self._committed = CommittedEpoch(plan.epoch, progress, parents, max_events_ms, tuple(reports), seconds)
             self._begun = True
             self._choice.note(reports)
             self._trim(client, reports)
@@ -226,36 +235,36 @@ class Driver:
         if last is None:
             return EpochPlan(
                 query=self._query,
-                run=self._run,
+                incarnation=self._incarnation,
                 epoch=log_epoch(0, batch, closing=closing),
                 layout=0,
-                late_ms=0,
+                late_watermark_ms=0,
                 watermark_ms=0,
                 parent_epoch=None,
                 parents=(),
-                newest_ms=(),
+                max_events_ms=(),
             )
         progress = last.progress
         moved = progress.partitions != self._fixed.partitions
         return EpochPlan(
             query=self._query,
-            run=self._run,
+            incarnation=self._incarnation,
             epoch=log_epoch(progress.generation, batch, closing=closing),
             layout=progress.layout + 1 if moved else progress.layout,
-            late_ms=progress.watermark_ms,
+            late_watermark_ms=progress.watermark_ms,
             watermark_ms=self._watermark_ms(last),
             parent_epoch=last.epoch,
             parents=last.parents,
-            newest_ms=last.newest_ms,
+            max_events_ms=last.max_events_ms,
             rebase=Rebase(progress.partitions) if moved else None,
         )
 
-    def _watermark_ms(self, last: Committed) -> int:
-        return next_watermark(self._fixed.operator, last.progress.watermark_ms, list(last.newest_ms))
+    def _watermark_ms(self, last: CommittedEpoch) -> int:
+        return next_watermark(self._fixed.operator, last.progress.watermark_ms, list(last.max_events_ms))
 
-    def _reports(self, plan: EpochPlan, texts: Sequence[str]) -> list[Report]:
+    def _reports(self, plan: EpochPlan, texts: Sequence[str]) -> list[TaskReport]:
         """One report of each partition, in order. Raises StateInconsistent."""
-        reports = sorted((Report.from_json(text) for text in texts), key=lambda report: report.partition)
+        reports = sorted((TaskReport.from_json(text) for text in texts), key=lambda report: report.partition)
         if [report.partition for report in reports] != list(range(self._fixed.partitions)):
             raise StateInconsistent(
                 f"query {self._query}: epoch {plan.epoch} has reports of the partitions "
@@ -263,7 +272,7 @@ class Driver:
             )
         return reports
 
-    def _trim(self, client: Client, reports: Sequence[Report]) -> None:
+    def _trim(self, client: Client, reports: Sequence[TaskReport]) -> None:
         retention_ms = self._fixed.options.retention_ms
         if retention_ms is None:
             return

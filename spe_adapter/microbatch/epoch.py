@@ -2,8 +2,8 @@
 
 Invariants:
 * A plan is all that a task needs beside what never changes in a query (`QueryDefinition`). The plan travels as JSON in
-  a local property of the job, so that the streaming plan, with the pickled operator in it, is made once a run and not
-  once an epoch.
+  a local property of the job, so that the streaming plan, with the pickled operator in it, is made once an incarnation
+  and not once an epoch.
 * A report is one row of one string column. It holds everything that the driver has to know of a task.
 * A probe is told each step before anything of the next step begins.
 
@@ -45,7 +45,7 @@ def epoch_name(epoch: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class QueryDefinition:
-    """A query as all epochs of a run have it.
+    """A query as all epochs of an incarnation have it.
 
     `fingerprint` names operator, state and key (`frames.check`); state with another fingerprint is not loaded.
     """
@@ -79,19 +79,20 @@ class Rebase:
 class EpochPlan:
     """The plan of one epoch. `parent_epoch` and `parents` (one per partition) are None and empty before the first.
 
-    `late_ms`: rows of windows that end at or before it are dropped; `watermark_ms`: windows up to it are closed.
-    `newest_ms` is the newest event time of each of the operator's inputs so far, over all partitions.
+    `late_watermark_ms`: rows of windows that end at or before it are dropped. `watermark_ms`: windows that end at or
+    before it are closed.
+    `max_events_ms` is the newest event time of each of the operator's inputs so far, over all partitions.
     """
 
     query: str
-    run: str
+    incarnation: str
     epoch: int
     layout: int
-    late_ms: int
+    late_watermark_ms: int
     watermark_ms: int
     parent_epoch: int | None
     parents: tuple[Parent, ...]
-    newest_ms: tuple[int | None, ...]
+    max_events_ms: tuple[int | None, ...]
     rebase: Rebase | None = None
 
     def to_json(self) -> str:
@@ -104,8 +105,10 @@ class EpochPlan:
         fields: dict[str, Any] = json.loads(text)
         rebase = fields.pop("rebase")
         parents = tuple(Parent(**parent) for parent in fields.pop("parents"))
-        newest_ms = tuple(fields.pop("newest_ms"))
-        return cls(parents=parents, newest_ms=newest_ms, rebase=None if rebase is None else Rebase(**rebase), **fields)
+        max_events_ms = tuple(fields.pop("max_events_ms"))
+        return cls(
+            parents=parents, max_events_ms=max_events_ms, rebase=None if rebase is None else Rebase(**rebase), **fields
+        )
 
 
 def newest_of(first: tuple[int | None, ...], second: tuple[int | None, ...]) -> tuple[int | None, ...]:
@@ -129,7 +132,7 @@ class Seconds:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class TaskReport:
     """The report of a task.
 
     `started_ms` is when the task began, by the host's clock. `moved` are the rows that came through the shuffle,
@@ -169,7 +172,7 @@ class Report:
         return json.dumps(asdict(self), separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, text: str) -> "Report":
+    def from_json(cls, text: str) -> "TaskReport":
         """The inverse of `to_json`."""
         fields: dict[str, Any] = json.loads(text)
         return cls(
@@ -188,8 +191,8 @@ Step = Literal[
     "task after stage",
     "task after delta",
     "driver before tasks",
-    "driver before decide",
-    "driver after decide",
+    "driver before commit",
+    "driver after commit",
 ]
 STEPS: Final[tuple[Step, ...]] = (
     "driver before tasks",
@@ -197,8 +200,8 @@ STEPS: Final[tuple[Step, ...]] = (
     "task before stage",
     "task after stage",
     "task after delta",
-    "driver before decide",
-    "driver after decide",
+    "driver before commit",
+    "driver after commit",
 )
 """In their order. Behind the last one Spark notes the batch as committed."""
 

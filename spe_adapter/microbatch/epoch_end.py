@@ -58,8 +58,8 @@ def conclude(overlay: Overlay, before: Counters, epoch: int, extent_limit: int |
     slowest = overlay.oldest(1)
     ordinal, oldest = counters.emitted, epoch
     if len(slowest):
-        beats, ordinals, _ = overlay.marks(slowest)
-        ordinal, oldest = int(ordinals[0]), int(beats[0])
+        epochs, ordinals, _ = overlay.window_versions(slowest)
+        ordinal, oldest = int(ordinals[0]), int(epochs[0])
     return EpochEnd(changes, counters, live, counters.extent(ordinal), oldest)
 
 
@@ -69,10 +69,10 @@ def _checks(overlay: Overlay, counters: Counters, live: int, fresh: int, extent_
     if not len(slowest):
         return 0
     limit = DEFAULT_EXTENT_FACTOR * live if extent_limit is None else extent_limit
-    if counters.extent(int(overlay.marks(slowest)[1][0])) <= max(limit, live):
+    if counters.extent(int(overlay.window_versions(slowest)[1][0])) <= max(limit, live):
         return 0
     candidates = overlay.oldest(max(live // _CANDIDATES_PART, _MIN_CANDIDATES))
-    _, ordinals, seens = overlay.marks(candidates)
+    _, ordinals, seens = overlay.window_versions(candidates)
     return Targets(limit).checks(View(counters.emitted, counters.seen, live, ordinals, seens, fresh))
 
 

@@ -16,7 +16,7 @@ from typing import Final
 
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spe_adapter.microbatch.driver import Driver, Execute
+from spe_adapter.microbatch.driver import Execute, QueryDriver
 
 _MIN_POLL_S: Final = 0.02
 _POLLS_PER_DELAY: Final = 4
@@ -30,7 +30,7 @@ class NoDataTrigger:
     """
 
     def __init__(
-        self, query: StreamingQuery, driver: Driver, execute: Execute, *, delay_s: float, at_end: bool
+        self, query: StreamingQuery, driver: QueryDriver, execute: Execute, *, delay_s: float, at_end: bool
     ) -> None:
         self._query = query
         self._driver = driver

@@ -30,7 +30,7 @@ from spe_adapter.datasource.options import OptionReader
 from spe_adapter.epochs.client import connect
 from spe_adapter.host import ThisHost
 from spe_adapter.microbatch.committed import EpochProgress, progress_of
-from spe_adapter.microbatch.driver import Driver
+from spe_adapter.microbatch.driver import QueryDriver
 from spe_adapter.microbatch.epoch import REPORT_SCHEMA, EpochPlan, Probe, QueryDefinition, epoch_name, silent
 from spe_adapter.microbatch.errors import TasksFailed
 from spe_adapter.microbatch.frames import arrow_schema, check, check_watermarks, joined
@@ -43,7 +43,7 @@ from spe_adapter.microbatch.topics import prepare_topic
 from spe_adapter.operators.base import Operator
 from spe_adapter.operators.errors import OperatorFailed
 from spe_adapter.operators.join import WindowJoin
-from spe_adapter.workers.context import COMBINE_PROPERTY, PLAN_PROPERTY, QUERY_PROPERTY, RUN_PROPERTY
+from spe_adapter.workers.context import COMBINE_PROPERTY, PLAN_PROPERTY, QUERY_PROPERTY, RUN_ID_PROPERTY
 
 FIRST_CONTACT_S: Final = 30.0
 """How long `start` waits for a sidecar unless it was told. The query itself waits longer: by then one has answered."""
@@ -186,9 +186,9 @@ class _Starting:
         self._probe = probe
         self._task = Task(fixed, probe)
         self._lock = threading.Lock()
-        self._driver: Driver | None = None
+        self._driver: QueryDriver | None = None
         self._checkpoint: RunningCheckpoint | None = None
-        self._run = ""
+        self._incarnation = ""
         self.stopping = threading.Event()
         rows = self.spark.range(0, fixed.partitions, 1, fixed.partitions)
         self._closing = rows.mapInArrow(ClosingTask(self._task), REPORT_SCHEMA)
@@ -198,19 +198,19 @@ class _Starting:
         handed = frame.mapInArrow(HandOver(fixed), HANDED_SCHEMA)
         self.reports = handed.repartitionById(fixed.partitions, PARTITION).mapInArrow(self._task, REPORT_SCHEMA)
 
-    def driver(self, query: str, run: str) -> Driver:
-        """The run's driver."""
+    def driver(self, query: str, incarnation: str) -> QueryDriver:
+        """The driver of this incarnation of the query."""
         with self._lock:
             if self._driver is None:
-                self._driver = Driver(self.fixed, query, run, ThisHost(), self._probe)
-                self._run = run
+                self._driver = QueryDriver(self.fixed, query, incarnation, ThisHost(), self._probe)
+                self._incarnation = incarnation
             return self._driver
 
     def on_batch(self, reports: DataFrame, batch: int) -> None:
         """Run one of Spark's batches."""
         context = self.spark.sparkContext
-        query, run = context.getLocalProperty(QUERY_PROPERTY), context.getLocalProperty(RUN_PROPERTY)
-        driver = self.driver(str(query), str(run))
+        query, run_id = context.getLocalProperty(QUERY_PROPERTY), context.getLocalProperty(RUN_ID_PROPERTY)
+        driver = self.driver(str(query), str(run_id))
         self._choose(driver)
         try:
             if self._checkpoint is None:
@@ -221,12 +221,12 @@ class _Starting:
             raise
         self._choose(driver)
 
-    def _choose(self, driver: Driver) -> None:
+    def _choose(self, driver: QueryDriver) -> None:
         self.spark.sparkContext.setLocalProperty(COMBINE_PROPERTY, str(driver.combine).lower())
 
     def execute_closing(self, plan: EpochPlan) -> list[str]:
         """Run the tasks of an epoch without input; they end with the query's other jobs when the query is stopped."""
-        self.spark.sparkContext.setLocalProperty(RUN_PROPERTY, self._run)
+        self.spark.sparkContext.setLocalProperty(RUN_ID_PROPERTY, self._incarnation)
         self.spark.sparkContext.setInterruptOnCancel(False)
         return self._collect(self._closing, plan)
 
@@ -271,7 +271,7 @@ def _condensed(query: str, reported: BaseException) -> BaseException:
 class StatefulQuery:
     """A stateful query that runs: Spark's StreamingQuery, and what is known of its state."""
 
-    def __init__(self, query: StreamingQuery, driver: Driver, trigger: NoDataTrigger, started: _Starting) -> None:
+    def __init__(self, query: StreamingQuery, driver: QueryDriver, trigger: NoDataTrigger, started: _Starting) -> None:
         self._query = query
         self._driver = driver
         self._no_data = trigger
@@ -285,7 +285,7 @@ class StatefulQuery:
 
     @property
     def runId(self) -> str:  # noqa: N802 - Spark's name
-        """This run's id."""
+        """Spark's id of this incarnation of the query, new with each start."""
         return self._query.runId
 
     @property
@@ -357,8 +357,9 @@ class StatefulQuery:
 
     def stop(self, *, forget_state: bool = False) -> None:
         """Stop the query. Its state stays in the hosts' memory for a restart, until their sidecars find it unused for
-        long; `forget_state` removes it now (the log has it all), here and on the other hosts that this run's tasks were
-        on. Raises StateNotForgotten, which names the hosts where that could not be; the query has stopped all the same.
+        long; `forget_state` removes it now (the log has it all), here and on the other hosts that this incarnation's
+        tasks were on. Raises StateNotForgotten, which names the hosts where that could not be; the query has stopped
+        all the same.
         """
         if not self._started.stopping.is_set():
             self._failed_before_stop = self.exception()

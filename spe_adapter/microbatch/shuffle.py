@@ -14,7 +14,7 @@ Invariants:
 * Rows of one input partition stay in order.
 * A batch holds what CALL_ROWS and CALL_BYTES allow, so that neither side needs more memory than for that.
 * Nothing but the time that an epoch takes and the last bits of sums of floating point numbers depends on combining.
-  The first epochs of a run are not combined unless the options say so.
+  The first epochs of an incarnation are not combined unless the options say so.
 
 Source: Kafka's BuiltInPartitioner; measurements in docs/decisions/0010.
 """
@@ -31,7 +31,7 @@ from logstore.errors import CairnError
 from spe_adapter.codec.kernels import Int64s
 from spe_adapter.codec.partitioner import partitions_of
 from spe_adapter.host import ThisHost
-from spe_adapter.microbatch.epoch import QueryDefinition, Report
+from spe_adapter.microbatch.epoch import QueryDefinition, TaskReport
 from spe_adapter.operators.blame import failed
 from spe_adapter.operators.combining import NULL_PARTITION, Combiner
 from spe_adapter.operators.keys import KeyCodec
@@ -187,7 +187,7 @@ class CombineChoice:
         self.combine = self._mode == "always"
         self._shown: deque[_Shown] = deque(maxlen=_EPOCHS)
 
-    def note(self, reports: Sequence[Report]) -> None:
+    def note(self, reports: Sequence[TaskReport]) -> None:
         """Take the reports of an epoch that is over."""
         records = sum(report.records for report in reports)
         if self._mode != "auto" or records < _MIN_RECORDS:

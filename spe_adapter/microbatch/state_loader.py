@@ -13,14 +13,14 @@ import numpy as np
 import pyarrow as pa
 
 from logstore.client.blocking import Client, TopicPartition
-from spe_adapter.cec.reconstruct import Eventual, Windows
-from spe_adapter.cec.since import Since
+from spe_adapter.cec.changes_since import ChangesSince
+from spe_adapter.cec.reconstruct import EventualCheckpoint, Windows
 from spe_adapter.codec.partitioner import partitions_of
-from spe_adapter.epochs.scan import Scan, reconstruct
+from spe_adapter.epochs.scan import ControlScan, reconstruct
 from spe_adapter.errors import StateInconsistent
 from spe_adapter.microbatch.epoch import EpochPlan, QueryDefinition
 from spe_adapter.operators.combining import NULL_PARTITION
-from spe_adapter.state.delta import Loaded, mark_of
+from spe_adapter.state.delta import VersionStep, window_version_of
 from spe_adapter.state.segment import Tag
 
 CATCH_UP_TUPLES = 1 << 20
@@ -37,10 +37,10 @@ class LogLoader:
         self._epoch = epoch
         self._expected = 0
 
-    def since(self, tag: Tag) -> Sequence[Loaded] | None:
+    def since(self, tag: Tag) -> Sequence[VersionStep] | None:
         """The changes after a version, oldest first; None if there is no way from it, or too long a one."""
-        way = Since(self._query, tag.epoch, tag.attempt, as_of=self._epoch, limit_tuples=CATCH_UP_TUPLES)
-        with Scan(self._client, self._stream) as scan:
+        way = ChangesSince(self._query, tag.epoch, tag.attempt, as_of=self._epoch, limit_tuples=CATCH_UP_TUPLES)
+        with ControlScan(self._client, self._stream) as scan:
             for piece in scan:
                 if way.feed(piece):
                     break
@@ -50,7 +50,12 @@ class LogLoader:
         if deltas is None:
             return None
         return [
-            Loaded(Tag(delta.mark.epoch, delta.mark.attempt), delta.footprints, delta.closes, mark_of(delta.mark))
+            VersionStep(
+                Tag(delta.mark.epoch, delta.mark.attempt),
+                delta.footprints,
+                delta.tombstones,
+                window_version_of(delta.mark),
+            )
             for delta in deltas
         ]
 
@@ -69,7 +74,7 @@ class LogLoader:
         return b""
 
 
-def committed_state(client: Client, stream: TopicPartition, query: str, epoch: int | None) -> Eventual:
+def committed_state(client: Client, stream: TopicPartition, query: str, epoch: int | None) -> EventualCheckpoint:
     """The eventual checkpoint of a query in a stream, as of an epoch that the query's driver found committed.
 
     Raises StateTrimmed or StateInconsistent.

@@ -20,7 +20,7 @@ from logstore.client.blocking import Client, TopicPartition
 from spe_adapter.cec.control import Mark
 from spe_adapter.cec.extent import Counters
 from spe_adapter.codec.partitioner import partitions_of
-from spe_adapter.epochs.client import Attempt, StagedStream, connect
+from spe_adapter.epochs.client import StagedStream, TaskAttempt, connect
 from spe_adapter.epochs.marks import OpenWindows, StatePartition, control_batches, epoch_mark
 from spe_adapter.errors import NoTaskContext, SchemaRefused
 from spe_adapter.host import Host, ThisHost, host_name
@@ -31,9 +31,9 @@ from spe_adapter.microbatch.epoch import (
     Parent,
     Probe,
     QueryDefinition,
-    Report,
     Seconds,
     Step,
+    TaskReport,
     batch_of,
     newest_of,
 )
@@ -53,7 +53,7 @@ from spe_adapter.workers.context import PLAN_PROPERTY, attempt_name, local_prope
 
 
 class Task:
-    """Runs in an executor's Python worker, as the function of a `mapInArrow`. Pickled once a run of the query."""
+    """The function of a `mapInArrow`, in an executor's Python worker. Pickled once for each incarnation."""
 
     def __init__(self, fixed: QueryDefinition, probe: Probe) -> None:
         self._fixed = fixed
@@ -69,7 +69,9 @@ class Task:
         if text is None:
             raise NoTaskContext(f"a stateful task outside an epoch: {PLAN_PROPERTY} is not set")
         host, plan = ThisHost(), EpochPlan.from_json(text)
-        attempt = Attempt(plan.query, plan.run, plan.epoch, context.partitionId(), attempt_name(context, host))
+        attempt = TaskAttempt(
+            plan.query, plan.incarnation, plan.epoch, context.partitionId(), attempt_name(context, host)
+        )
         report = run_task(self._fixed, plan, attempt, host, self._probe, received(batches))
         yield pa.RecordBatch.from_arrays([pa.array([report.to_json()])], names=[REPORT_COLUMN])
 
@@ -88,16 +90,16 @@ class ClosingTask:
 
 
 def run_task(
-    fixed: QueryDefinition, plan: EpochPlan, attempt: Attempt, host: Host, probe: Probe, batches: Iterator[Received]
-) -> Report:
+    fixed: QueryDefinition, plan: EpochPlan, attempt: TaskAttempt, host: Host, probe: Probe, batches: Iterator[Received]
+) -> TaskReport:
     """One attempt at one partition of one epoch, over that partition's rows. Raises all that an epoch may fail with."""
-    return _Run(fixed, plan, attempt, host, probe).report(batches)
+    return _TaskExecution(fixed, plan, attempt, host, probe).report(batches)
 
 
-class _Run:
+class _TaskExecution:
     """One attempt at one partition of one epoch."""
 
-    def __init__(self, fixed: QueryDefinition, plan: EpochPlan, attempt: Attempt, host: Host, probe: Probe) -> None:
+    def __init__(self, fixed: QueryDefinition, plan: EpochPlan, attempt: TaskAttempt, host: Host, probe: Probe) -> None:
         self._fixed = fixed
         self._plan = plan
         self._attempt = attempt
@@ -112,7 +114,7 @@ class _Run:
         self._moved = 0
         self._combined = False
 
-    def report(self, batches: Iterator[Received]) -> Report:
+    def report(self, batches: Iterator[Received]) -> TaskReport:
         """Run the epoch in this partition."""
         plan, options, sink = self._plan, self._fixed.options, self._fixed.options.sink
         self._at("task started")
@@ -163,7 +165,7 @@ class _Run:
 
     def _epoch(
         self, batches: Iterator[Received], overlay: Overlay, parent: Parent, output: StagedStream, state: OpenState
-    ) -> Report:
+    ) -> TaskReport:
         fixed, plan = self._fixed, self._plan
         processor = Processor(
             fixed.operator, self._codec, fixed.schema, overlay, parent.sequence, parent.seen, plan.epoch
@@ -172,18 +174,18 @@ class _Run:
         self._process(batches, processor, output)
         with self._timed("process"):
             before = Counters(parent.emitted + self._results, processor.seen)
-            beat = conclude(overlay, before, plan.epoch, fixed.options.extent_limit)
-            self._check_keys(beat.changes)
-            mark = self._mark(beat, processor)
+            end = conclude(overlay, before, plan.epoch, fixed.options.extent_limit)
+            self._check_keys(end.changes)
+            mark = self._mark(end, processor)
         self._at("task before stage")
         with self._timed("stage"):
-            segments = output.finish(control_batches(mark, beat.changes, self._host.wall_ms()))
+            segments = output.finish(control_batches(mark, end.changes, self._host.wall_ms()))
         self._at("task after stage")
         with self._timed("publish"):
             tag = Tag(plan.epoch, self._attempt.attempt)
-            delta_bytes = state.publish(tag, beat.changes, mark)
+            delta_bytes = state.publish(tag, end.changes, mark)
         self._at("task after delta")
-        return Report(
+        return TaskReport(
             partition=self._partition,
             epoch=plan.epoch,
             attempt=self._attempt.attempt,
@@ -195,10 +197,10 @@ class _Run:
             windows=processor.windows,
             late=processor.late,
             results=self._results,
-            footprints=beat.changes.footprints.num_rows,
-            open_windows=beat.open_windows,
-            extent=beat.extent,
-            oldest_epoch=beat.oldest,
+            footprints=end.changes.footprints.num_rows,
+            open_windows=end.open_windows,
+            extent=end.extent,
+            oldest_epoch=end.oldest,
             max_events_ms=tuple(processor.max_events_ms),
             how=state.how if plan.rebase is None else MOVED,
             load_seconds=state.load_seconds,
@@ -220,7 +222,7 @@ class _Run:
                 self._moved += taken.rows.num_rows
                 self._combined = taken.combined
                 take = processor.process_combined if taken.combined else processor.process
-                self._stage(processor, take(taken.rows, late_ms=self._plan.late_ms), output)
+                self._stage(processor, take(taken.rows, late_watermark_ms=self._plan.late_watermark_ms), output)
         with self._timed("process"):
             self._stage(processor, processor.expire(self._plan.watermark_ms), output)
 
@@ -244,18 +246,18 @@ class _Run:
                 f"({', '.join(self._fixed.key)}) as they are"
             )
 
-    def _mark(self, beat: EpochEnd, processor: Processor) -> Mark:
+    def _mark(self, end: EpochEnd, processor: Processor) -> Mark:
         fixed, plan, attempt = self._fixed, self._plan, self._attempt
         return epoch_mark(
             StatePartition(
                 plan.query, attempt.attempt, self._partition, fixed.partitions, plan.layout, fixed.fingerprint
             ),
             plan.epoch,
-            beat.counters,
-            OpenWindows(beat.open_windows, beat.oldest),
+            end.counters,
+            OpenWindows(end.open_windows, end.oldest),
             processor,
             watermark_ms=plan.watermark_ms,
-            newest_ms=newest_of(plan.newest_ms, tuple(processor.max_events_ms)),
+            max_events_ms=newest_of(plan.max_events_ms, tuple(processor.max_events_ms)),
             rebase=plan.rebase is not None,
         )
 

@@ -20,7 +20,7 @@ from logstore.format.control import MARK_TYPE
 from spe_adapter.cec.control import holds_progress
 from spe_adapter.checkpoint.planned import rebuild_command
 from spe_adapter.epochs.retention import KEEP_ALL, own_trimming
-from spe_adapter.epochs.scan import HEAD_BYTES, Scan, ends
+from spe_adapter.epochs.scan import HEAD_BYTES, ControlScan, ends
 from spe_adapter.errors import TopicTaken
 
 _log = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ def _is_a_querys(client: Client, stream: TopicPartition) -> bool:
     """Whether a stream is empty, or a stateful query has left a mark in it."""
     if client.offsets({stream: LATEST})[stream].offset == 0:
         return True
-    with Scan(client, stream, types=(MARK_TYPE,)) as scan:
+    with ControlScan(client, stream, types=(MARK_TYPE,)) as scan:
         return next(scan, None) is not None
 
 

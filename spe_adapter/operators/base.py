@@ -26,7 +26,7 @@ what they paid before; `tests/operators/test_examples.py` runs it.
 
 Invariants:
 * What an operator writes is kept aside until its call has returned, so that a call that raises has changed nothing.
-* A window is the unit of state: (key, number). Its state after a beat depends on its own rows alone, in their order.
+* A window is the unit of state: (key, number). Its state after an epoch depends on its own rows alone, in their order.
 * An operator holds no state of its own; it is pickled and sent to wherever its partition is processed.
 
 Source: CEC paper, sections II.B and III (windows as independent parts of an operator's state).
@@ -93,12 +93,12 @@ class Input(NamedTuple):
 
 class Assignment(NamedTuple):
     """To which windows rows belong. `rows` are positions in the batch (None: each row once, in order), `numbers` the
-    window numbers beside them; a row is too late once the watermark has reached its `late_ms`.
+    window numbers beside them; a row is too late once the watermark has reached its `late_from_ms`.
     """
 
     numbers: Int64s
     rows: Int64s | None = None
-    late_ms: Int64s | None = None
+    late_from_ms: Int64s | None = None
 
 
 class Overlapping(NamedTuple):
@@ -406,7 +406,7 @@ class Operator(ABC):
         if times is None:
             return Assignment(numbers)
         us = times.us if times.valid is None else np.where(times.valid, times.us, _FAR_US)
-        return Assignment(numbers, late_ms=ceiling_ms(us))
+        return Assignment(numbers, late_from_ms=ceiling_ms(us))
 
     def columns(self, schema: pa.Schema) -> tuple[str, ...]:
         """The columns that `process` reads, so that others need not be copied."""

@@ -37,7 +37,7 @@ class Filled(NamedTuple):
     owner: Int64s
 
 
-class _Plan(NamedTuple):
+class _TouchedWindows(NamedTuple):
     """The windows that a batch touches, in a row: `group` (entry of the State) and `number` of each, the rows that had
     come before, whether it is full now; rows (positions, repeated where windows overlap) with their window.
     """
@@ -64,33 +64,33 @@ def fold(window: Counting, aggregations: Mapping[str, Aggregation], rows: Rows, 
     counters = before.copy()
     ordinals = np.empty(len(rows.window), np.int64)
     kernels.number_rows(steady(rows.window, np.int64), counters, ordinals)
-    plan = _plan(window, rows.window, ordinals, before, counters)
+    touched = _touched(window, rows.window, ordinals, before, counters)
     batch = rows.batch
     if window.overlaps > 1:
-        batch = batch.take(pa.array(plan.positions))
-    last_row = np.zeros(len(plan.group), np.int64)
-    last_row[plan.window] = plan.positions
-    full = np.flatnonzero(plan.full)
+        batch = batch.take(pa.array(touched.positions))
+    last_row = np.zeros(len(touched.group), np.int64)
+    last_row[touched.window] = touched.positions
+    full = np.flatnonzero(touched.full)
     full = full[np.argsort(last_row[full], kind="stable")]
     filled: dict[str, list[Cells]] = {}
     for name, one in aggregations.items():
         slots = one.slots(state.schema)
-        cells = [_load(state, name + slot.suffix, slot, plan, window.overlaps) for slot in slots]
-        cells = one.fold(cells, batch, plan.window)
+        cells = [_load(state, name + slot.suffix, slot, touched, window.overlaps) for slot in slots]
+        cells = one.fold(cells, batch, touched.window)
         filled[name] = [gather(cell, full) for cell in cells]
         for slot, cell in zip(slots, cells, strict=True):
-            _store(state, name + slot.suffix, slot, cell, plan, window.overlaps)
+            _store(state, name + slot.suffix, slot, cell, touched, window.overlaps)
     begun = np.zeros(state.size, np.bool_)
-    begun[plan.group[~plan.started & ~plan.full]] = True
+    begun[touched.group[~touched.started & ~touched.full]] = True
     state.renew(begun)
     if window.overlaps == 1:
         counters %= window.size
         state.close(counters == 0)
     state.set(ROWS, counters)
-    return Filled(filled, plan.group[full])
+    return Filled(filled, touched.group[full])
 
 
-def _plan(window: Counting, groups: Int64s, ordinals: Int64s, before: Int64s, after: Int64s) -> _Plan:
+def _touched(window: Counting, groups: Int64s, ordinals: Int64s, before: Int64s, after: Int64s) -> _TouchedWindows:
     size, step = window.size, window.step
     lowest = np.maximum((before - size) // step + 1, 0)
     highest = (after - 1) // step
@@ -106,7 +106,7 @@ def _plan(window: Counting, groups: Int64s, ordinals: Int64s, before: Int64s, af
         inside = (wanted >= 0) & (ordinals < wanted * step + size)
         rows = np.flatnonzero(inside)
         parts.append((rows, base[groups[rows]] + wanted[rows] - lowest[groups[rows]]))
-    return _Plan(
+    return _TouchedWindows(
         group,
         number,
         number * step < before[group],
@@ -116,22 +116,22 @@ def _plan(window: Counting, groups: Int64s, ordinals: Int64s, before: Int64s, af
     )
 
 
-def _load(state: State, name: str, slot: Slot, plan: _Plan, overlaps: int) -> Cells:
+def _load(state: State, name: str, slot: Slot, touched: _TouchedWindows, overlaps: int) -> Cells:
     """The cells of the touched windows: those that had rows before from their place, the others fresh."""
     places: list[Cells] = [read(state, _name(name, place), slot) for place in range(overlaps)]
     places.append(fresh(slot, 1))
-    stored = plan.number % overlaps * state.size + plan.group
-    return gather(joined(places), np.where(plan.started, stored, overlaps * state.size))
+    stored = touched.number % overlaps * state.size + touched.group
+    return gather(joined(places), np.where(touched.started, stored, overlaps * state.size))
 
 
-def _store(state: State, name: str, slot: Slot, cells: Cells, plan: _Plan, overlaps: int) -> None:
+def _store(state: State, name: str, slot: Slot, cells: Cells, touched: _TouchedWindows, overlaps: int) -> None:
     """Open windows back to their places; other places are empty."""
     everything = joined([cells, fresh(slot, 1)])
-    place = plan.number % overlaps
+    place = touched.number % overlaps
     for index in range(overlaps):
-        source = np.full(state.size, len(plan.group), np.int64)
-        here = np.flatnonzero(~plan.full & (place == index))
-        source[plan.group[here]] = here
+        source = np.full(state.size, len(touched.group), np.int64)
+        here = np.flatnonzero(~touched.full & (place == index))
+        source[touched.group[here]] = here
         write(state, _name(name, index), gather(everything, source))
 
 

@@ -5,7 +5,7 @@ Invariants:
 * Each distinct window of a batch is looked up once; nothing here loops over rows in Python.
 * Results come in an order that depends on the rows alone: those of `process` as the operator gives them, those of
   `expire` by time, and at one time in an order that is fixed but means nothing.
-* A replay gives no results: those of a beat that is replayed are in the log with it.
+* A replay gives no results: those of an epoch that is replayed are in the log with it.
 
 Source: CEC paper, section II.B (a window ignores replayed tuples that its footprint has seen); Spark's order of an
 epoch (late rows dropped by the watermark before, rows, then what is due by the new one).
@@ -101,9 +101,11 @@ class Processor:
         known = [newest - delay for newest, delay in zip(self.max_events_ms, delays, strict=True) if newest is not None]
         return None if not known or len(known) < len(delays) else min(known) + self._operator.delay_ms
 
-    def process(self, batch: pa.RecordBatch, *, late_ms: int = 0, replay: Replay | None = None) -> Output | None:
-        """Take rows in. Those that are late at the watermark `late_ms` are dropped; in a replay also those that their
-        window has seen. Raises OperatorFailed.
+    def process(
+        self, batch: pa.RecordBatch, *, late_watermark_ms: int = 0, replay: Replay | None = None
+    ) -> Output | None:
+        """Process rows; the results, or None. Rows that are late by `late_watermark_ms` are dropped; in a replay, rows
+        that their window has seen are dropped too. Raises OperatorFailed.
         """
         self.seen += batch.num_rows
         batch = self._guarded(lambda: self._operator.prepare(batch))
@@ -113,7 +115,7 @@ class Processor:
             return None
         times = self._guarded(lambda: self._operator.times(batch))
         self._note_times(batch, times)
-        assigned = self._assign(batch, times, sequence, late_ms)
+        assigned = self._assign(batch, times, sequence, late_watermark_ms)
         if replay is not None:
             assigned = _unseen(assigned, replay)
         if not len(assigned.window):
@@ -129,7 +131,7 @@ class Processor:
         state.commit(is_replay=replay is not None)
         return self._output(results, state, replay)
 
-    def process_combined(self, batch: pa.RecordBatch, *, late_ms: int = 0) -> Output | None:
+    def process_combined(self, batch: pa.RecordBatch, *, late_watermark_ms: int = 0) -> Output | None:
         """Take rows in that were combined (see combining). Raises OperatorFailed, and SchemaRefused for an operator
         whose rows cannot be.
         """
@@ -146,7 +148,7 @@ class Processor:
             kept = number.is_valid()
             keys, number, cells = keys.filter(kept), number.filter(kept), cells.filter(kept)
             weights = weights[kept.to_numpy(zero_copy_only=False)]
-        assigned = self._located(combining.placed(number.to_numpy()), keys, late_ms, weights)
+        assigned = self._located(combining.placed(number.to_numpy()), keys, late_watermark_ms, weights)
         if not len(assigned.window):
             return None
         positions = np.arange(len(keys)) if assigned.positions is None else assigned.positions
@@ -199,31 +201,35 @@ class Processor:
         newest, before = us // MICROSECONDS, self.max_events_ms[index]
         self.max_events_ms[index] = newest if before is None else max(before, newest)
 
-    def _assign(self, batch: pa.RecordBatch, times: Times | None, sequence: Int64s, late_ms: int) -> _Assigned:
+    def _assign(
+        self, batch: pa.RecordBatch, times: Times | None, sequence: Int64s, late_watermark_ms: int
+    ) -> _Assigned:
         given = self._guarded(lambda: self._operator.assign(batch, times, sequence))
-        return self._located(given, self._codec.encode(batch), late_ms, None)
+        return self._located(given, self._codec.encode(batch), late_watermark_ms, None)
 
     def _located(
-        self, given: Assignment | Overlapping, keys: pa.BinaryArray, late_ms: int, weights: Int64s | None
+        self, given: Assignment | Overlapping, keys: pa.BinaryArray, late_watermark_ms: int, weights: Int64s | None
     ) -> _Assigned:
         """The windows of rows that are not late. `weights`: how many rows each stands for (None: itself)."""
         if isinstance(given, Overlapping):
-            return self._spread(given, keys, late_ms, weights)
-        numbers, positions, late_from = given
-        on_time = None if late_from is None else late_from > late_ms
+            return self._spread(given, keys, late_watermark_ms, weights)
+        numbers, positions, late_from_ms = given
+        on_time = None if late_from_ms is None else late_from_ms > late_watermark_ms
         if on_time is not None and not on_time.all():
             self.late += int(len(on_time) - on_time.sum() if weights is None else weights[~on_time].sum())
             positions = np.flatnonzero(on_time) if positions is None else positions[on_time]
             numbers = numbers[on_time]
         return _Assigned(positions, *self._distinct(_taken(keys, positions), numbers))
 
-    def _spread(self, given: Overlapping, keys: pa.BinaryArray, late_ms: int, weights: Int64s | None) -> _Assigned:
+    def _spread(
+        self, given: Overlapping, keys: pa.BinaryArray, late_watermark_ms: int, weights: Int64s | None
+    ) -> _Assigned:
         """Rows in several windows each: groups of rows in the same windows first, then their windows."""
         positions = np.arange(len(keys)) if given.rows is None else given.rows
         group, group_keys, group_numbers = self._distinct(_taken(keys, given.rows), given.numbers)
-        counts, (numbers, _, late_from) = given.spread(group_numbers)
+        counts, (numbers, _, late_from_ms) = given.spread(group_numbers)
         owner = np.repeat(np.arange(len(counts)), counts)
-        on_time = None if late_from is None else late_from > late_ms
+        on_time = None if late_from_ms is None else late_from_ms > late_watermark_ms
         if on_time is not None and not on_time.all():
             before = counts
             owner, numbers = owner[on_time], numbers[on_time]
@@ -340,7 +346,7 @@ def _taken(keys: pa.BinaryArray, positions: Int64s | None) -> pa.BinaryArray:
 
 def _unseen(assigned: _Assigned, replay: Replay) -> _Assigned:
     """The rows that their windows have not seen."""
-    fresh = replay.covered(assigned.keys, assigned.numbers) < replay.beat
+    fresh = replay.covered(assigned.keys, assigned.numbers) < replay.epoch
     if fresh.all():
         return assigned
     kept = np.flatnonzero(fresh[assigned.window])

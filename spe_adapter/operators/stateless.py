@@ -1,6 +1,6 @@
 """Filter, map and union over Arrow batches, alone or before and behind a stateful operator.
 
-    Chain(Filter(pc.field("amount") > 0), Aggregate(Running(), total=agg.sum("amount")), Map(total="total"))
+    Pipeline(Filter(pc.field("amount") > 0), Aggregate(Running(), total=agg.sum("amount")), Map(total="total"))
 
 Invariants: a step has no state, keeps the order of rows, and never adds any, so that each result still knows its key.
 Steps in front of the stateful operator see the input's columns; those behind it see its results, without the key's.
@@ -118,21 +118,21 @@ class Map(Step):
         return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns)), None
 
 
-class Chain(Operator):
+class Pipeline(Operator):
     """Steps, with at most one stateful operator among them. Without one, results carry the rows' keys."""
 
     def __init__(self, *steps: Step | Operator) -> None:
         places = [place for place, step in enumerate(steps) if isinstance(step, Operator)]
         if len(places) > 1:
             raise InvalidConfig(
-                "a Chain holds one stateful operator at most; send its results through a topic to the next"
+                "a Pipeline holds one stateful operator at most; send its results through a topic to the next"
             )
         middle = places[0] if places else len(steps)
         self._before: Sequence[Any] = steps[:middle]
         self._after: Sequence[Any] = steps[middle + 1 :]
         inner = steps[middle] if places else _Passing()
         if not isinstance(inner, Operator):
-            raise InvalidConfig("a Chain is made of steps and an operator")
+            raise InvalidConfig("a Pipeline is made of steps and an operator")
         self._inner = inner
         self.state = inner.state
         self.event_time = inner.event_time

@@ -28,15 +28,15 @@ from spe_adapter.state.table import Table, WindowVersion
 
 _MAGIC: Final = b"cairndlt"
 _HEAD: Final = struct.Struct("<8sIIQQ")
-"""Magic, checksum of what follows the checksum, lengths of description, footprints and closes."""
+"""Magic, checksum of what follows the checksum, lengths of description, footprints and tombstones."""
 _CHECKED_FROM: Final = 12
 _ALIGNMENT: Final = 64
 _SLICE_ROWS: Final = 64 * 1024
 """Rows applied at a time: their columns stay in the processor's cache."""
 
 
-class Beat(Protocol):
-    """What a mark says of the footprints in its beat (`cec.control.Mark` does): the epoch, the records emitted in the
+class EpochMark(Protocol):
+    """What a mark says of the footprints in its epoch (`cec.control.Mark` does): the epoch, the records emitted in the
     stream and the input records seen, as of its end.
     """
 
@@ -53,18 +53,18 @@ class Beat(Protocol):
         """Input records so far."""
 
 
-def mark_of(beat: Beat) -> WindowVersion:
-    """The mark of the footprints of a beat."""
-    return WindowVersion(beat.epoch, beat.emitted, beat.seen)
+def window_version_of(mark: EpochMark) -> WindowVersion:
+    """The mark of the footprints of an epoch."""
+    return WindowVersion(mark.epoch, mark.emitted, mark.seen)
 
 
-class Loaded(NamedTuple):
-    """One step from a version to `tag`: the footprints and closes of its group, and what to keep beside it."""
+class VersionStep(NamedTuple):
+    """One step from a version to `tag`: the footprints and tombstones of its group, and what to keep beside it."""
 
     tag: Tag
     footprints: Sequence[pa.RecordBatch]
-    closes: Sequence[pa.RecordBatch]
-    mark: Beat | WindowVersion
+    tombstones: Sequence[pa.RecordBatch]
+    mark: EpochMark | WindowVersion
     note: bytes = b""
     needs: tuple[int, int] | None = None
     """Rows and bytes of the arena that the step needs at most, where that is known beforehand."""
@@ -75,29 +75,29 @@ class Delta(NamedTuple):
 
     owner: Owner
     parent: Tag | None
-    loaded: Loaded
+    step: VersionStep
 
 
 def encode_delta(delta: Delta) -> list[Buffer]:
     """The file's bytes in pieces."""
-    mark = delta.loaded.mark
+    mark = delta.step.mark
     described = {
         "owner": delta.owner,
-        "tag": delta.loaded.tag,
+        "tag": delta.step.tag,
         "parent": delta.parent,
-        "note": delta.loaded.note.hex(),
-        "needs": delta.loaded.needs,
-        "mark": [int(part) for part in (mark if isinstance(mark, WindowVersion) else mark_of(mark))],
+        "note": delta.step.note.hex(),
+        "needs": delta.step.needs,
+        "mark": [int(part) for part in (mark if isinstance(mark, WindowVersion) else window_version_of(mark))],
     }
     description = json.dumps(described).encode()
     description += b" " * (-(_HEAD.size + len(description)) % _ALIGNMENT)
-    footprints, closes = _stream(delta.loaded.footprints), _stream(delta.loaded.closes)
-    head = _HEAD.pack(_MAGIC, 0, len(description), len(footprints), len(closes))
+    footprints, tombstones = _stream(delta.step.footprints), _stream(delta.step.tombstones)
+    head = _HEAD.pack(_MAGIC, 0, len(description), len(footprints), len(tombstones))
     checksum = crc32c(head[_CHECKED_FROM:])
-    for part in (description, footprints, closes):
+    for part in (description, footprints, tombstones):
         checksum = crc32c(part, checksum)
-    head = _HEAD.pack(_MAGIC, checksum, len(description), len(footprints), len(closes))
-    return [head, description, footprints, closes]
+    head = _HEAD.pack(_MAGIC, checksum, len(description), len(footprints), len(tombstones))
+    return [head, description, footprints, tombstones]
 
 
 def decode_delta(data: Buffer) -> Delta | None:
@@ -113,7 +113,7 @@ def decode_delta(data: Buffer) -> Delta | None:
     try:
         described: dict[str, Any] = json.loads(bytes(view[_HEAD.size : described_end]))
         parent = described["parent"]
-        loaded = Loaded(
+        step = VersionStep(
             Tag(*described["tag"]),
             _batches(view[described_end:footprints_end]),
             _batches(view[footprints_end:]),
@@ -122,7 +122,7 @@ def decode_delta(data: Buffer) -> Delta | None:
             _pair(described["needs"]),
         )
         owner = Owner(*described["owner"])
-        return Delta(owner, None if parent is None else Tag(*parent), loaded)
+        return Delta(owner, None if parent is None else Tag(*parent), step)
     except (ValueError, KeyError, TypeError, pa.ArrowException):
         # Whole, and yet not what we write: another version's.
         return None
@@ -167,11 +167,11 @@ def check_schema(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> None:
             )
 
 
-def needs(table: Table, loaded: Loaded) -> tuple[int, int]:
+def needs(table: Table, step: VersionStep) -> tuple[int, int]:
     """How many rows and bytes of the arena a step needs at most."""
-    if loaded.needs is not None:
-        return loaded.needs
-    parts = [needs_of(batch, table.find(*identities_of(batch)) < 0) for batch in loaded.footprints]
+    if step.needs is not None:
+        return step.needs
+    parts = [needs_of(batch, table.find(*identities_of(batch)) < 0) for batch in step.footprints]
     return sum(rows for rows, _ in parts), sum(arena_bytes for _, arena_bytes in parts)
 
 
@@ -185,18 +185,18 @@ def needs_of(batch: pa.RecordBatch, is_new: Bools) -> tuple[int, int]:
     return int(is_new.sum()), arena_bytes
 
 
-def redo(table: Table, loaded: Loaded) -> Iterator[str]:
+def redo(table: Table, step: VersionStep) -> Iterator[str]:
     """Bring a table one step further, telling before each change. Doing it again, or the rest of it, does no harm."""
-    mark = loaded.mark if isinstance(loaded.mark, WindowVersion) else mark_of(loaded.mark)
-    check_schema(table.schema, loaded.footprints)
-    for batch in _slices(loaded.footprints):
+    mark = step.mark if isinstance(step.mark, WindowVersion) else window_version_of(step.mark)
+    check_schema(table.schema, step.footprints)
+    for batch in _slices(step.footprints):
         yield "ensure"
         rows, _ = table.ensure(*identities_of(batch))
         yield "fill"
         table.fill(rows, batch)
         yield "mark"
-        table.set_mark(rows, *mark)
-    for batch in _slices(loaded.closes):
+        table.set_window_versions(rows, *mark)
+    for batch in _slices(step.tombstones):
         rows = table.find(*identities_of(batch))
         yield "remove"
         table.remove(rows[rows >= 0])
@@ -213,4 +213,4 @@ def live_windows(table: Table) -> Iterator[tuple[pa.RecordBatch, WindowVersion]]
     rows = table.live_rows()
     for start in range(0, len(rows), _SLICE_ROWS):
         part = rows[start : start + _SLICE_ROWS]
-        yield table.take(part), WindowVersion(*(np.ascontiguousarray(column) for column in table.marks(part)))
+        yield table.take(part), WindowVersion(*(np.ascontiguousarray(column) for column in table.window_versions(part)))

@@ -1,6 +1,6 @@
 """Windows changed in place, in one private table: for a runner that owns its state.
 
-Invariant: the table is always the current state; the journal alone remembers what a beat changed.
+Invariant: the table is always the current state; the journal alone remembers what an epoch changed.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from spe_adapter.codec.kernels import Bools, Int64s
 from spe_adapter.state.columns import Values
-from spe_adapter.state.store import Changes, Journal
+from spe_adapter.state.store import Changes, ChangeTracker
 from spe_adapter.state.table import Table
 
 
@@ -26,7 +26,7 @@ class Direct:
         self.schema = table.schema
         self._tells_changes = tells_changes
         self._tells_windows = tells_windows
-        self._journal = Journal(table)
+        self._tracker = ChangeTracker(table)
 
     @property
     def live(self) -> int:
@@ -51,20 +51,20 @@ class Direct:
         """The id of each window, opening those that are not; and which are new."""
         rows, is_new = self.table.ensure(keys, numbers)
         if self._tells_windows and is_new.any():
-            self._journal.opened(rows[is_new])
+            self._tracker.opened(rows[is_new])
         return rows, is_new
 
     def close(self, ids: Int64s) -> None:
         """Close windows."""
         if self._tells_windows:
-            self._journal.closing(ids)
+            self._tracker.closing(ids)
         self.table.remove(ids)
 
     def renew(self, ids: Int64s) -> None:
         """Say of open windows that what they hold began anew. Like windows just opened they have no footprint yet."""
         if self._tells_windows:
-            self._journal.renewed(ids)
-        self.table.set_mark(ids, 0, 0, 0)
+            self._tracker.renewed(ids)
+        self.table.set_window_versions(ids, 0, 0, 0)
 
     def get(self, name: str, ids: Int64s) -> Values:
         """Values of a column of fixed width, 0 where null."""
@@ -78,7 +78,7 @@ class Direct:
         """Store values of fixed width."""
         self.table.set(name, ids, values, nulls)
         if self._tells_changes:
-            self._journal.changed(ids)
+            self._tracker.changed(ids)
 
     def get_arrow(self, name: str, ids: Int64s) -> pa.Array:
         """A column of any type."""
@@ -88,7 +88,7 @@ class Direct:
         """Store a column of any type."""
         self.table.set_arrow(name, ids, values)
         if self._tells_changes:
-            self._journal.changed(ids)
+            self._tracker.changed(ids)
 
     def keys(self, ids: Int64s) -> pa.BinaryArray:
         """The key of each window."""
@@ -106,7 +106,7 @@ class Direct:
         """Say when windows expire."""
         self.table.set_expires(ids, expires_ms)
         if self._tells_changes:
-            self._journal.changed(ids)
+            self._tracker.changed(ids)
 
     def due(self, watermark_ms: int) -> Int64s:
         """Open windows that expire at the watermark or before it."""
@@ -117,37 +117,37 @@ class Direct:
         return self.table.live_rows()
 
     def oldest(self, count: int) -> Int64s:
-        """Of all open windows, those whose footprints are oldest, oldest first. One that opened in this beat has no
+        """Of all open windows, those whose footprints are oldest, oldest first. One that opened in this epoch has no
         footprint yet and is not among them.
         """
-        rows, opened = self._journal.changed_rows()
+        rows, opened = self._tracker.changed_rows()
         fresh = rows[opened]
         found = self.table.oldest(count + len(fresh))
         return found[~np.isin(found, fresh)][:count]
 
-    def marks(self, ids: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """Beats, ordinals and counts of seen records of windows' last footprints."""
-        return self.table.marks(ids)
+    def window_versions(self, ids: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        """Epochs, ordinals and counts of seen records of windows' last footprints."""
+        return self.table.window_versions(ids)
 
     def touch(self, ids: Int64s) -> None:
         """Footprint these windows too."""
-        self._journal.changed(ids)
+        self._tracker.changed(ids)
 
     def changes(self, checks: Int64s | None = None) -> Changes:
-        """What changed since the last call, and the start of the next beat.
+        """What changed since the last call, and the start of the next epoch.
 
         With `checks` (each named once), only windows that opened and these are footprinted; what else changed is left
         for a replay of the input to bring back. Whoever writes the footprints notes their marks in `table`.
         """
-        rows, opened = self._journal.changed_rows()
+        rows, opened = self._tracker.changed_rows()
         if checks is not None:
             if not opened.all():
                 rows = rows[opened]
             begun = len(rows)
             if len(checks):
-                rows = np.concatenate((rows, checks[~self._journal.is_new(checks)]))
+                rows = np.concatenate((rows, checks[~self._tracker.is_new(checks)]))
             opened = np.arange(len(rows)) < begun
-        closed, transient = self._journal.gone()
+        closed, transient = self._tracker.gone()
         changes = Changes(self.table.take(rows), opened, closed, transient, rows)
-        self._journal.start_beat()
+        self._tracker.start_epoch()
         return changes

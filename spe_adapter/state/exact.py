@@ -128,8 +128,8 @@ def _too_fine(values: NDArray[Any], dtype: np.dtype[Any]) -> Bools:
     if values.dtype.kind == "f":
         with np.errstate(over="ignore"):
             return np.isfinite(values) & ~np.isfinite(values.astype(dtype))
-    most = _MAX_WHOLE[dtype.itemsize]
-    return (values > most) | (values < -most) if values.dtype.kind == "i" else values > most
+    max_whole = _MAX_WHOLE[dtype.itemsize]
+    return (values > max_whole) | (values < -max_whole) if values.dtype.kind == "i" else values > max_whole
 
 
 def _not_whole(values: NDArray[Any]) -> Bools:

@@ -20,8 +20,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from logstore.disk.clock import SystemClock
-from logstore.interfaces import Buffer, Clock
+from logstore.base.clock import Clock
+from logstore.base.system import SystemClock
+from logstore.interfaces import Buffer
 from spe_adapter.codec.kernels import Bytes
 from spe_adapter.state.errors import StateTooLarge
 
@@ -37,7 +38,7 @@ def no_step(what: str) -> None:
     """Nobody wants to know."""
 
 
-class World(NamedTuple):
+class StateEnvironment(NamedTuple):
     """What this room needs of the machine. `step` is told of everything before it is done that another process, or
     the next one after a crash, could see; a test raises in it.
     """
@@ -75,22 +76,22 @@ def open_file(path: Path) -> int | None:
         return None
 
 
-def lock(descriptor: int, world: World, limit_s: float, *, exclusive: bool) -> bool:
+def lock(descriptor: int, environment: StateEnvironment, limit_s: float, *, exclusive: bool) -> bool:
     """Lock a file, or give up after so many seconds."""
     kind = (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB
-    deadline_s = world.clock.monotonic_s() + limit_s
+    deadline_s = environment.clock.monotonic_s() + limit_s
     while True:
         try:
             fcntl.flock(descriptor, kind)
         except BlockingIOError:
-            if world.clock.monotonic_s() >= deadline_s:
+            if environment.clock.monotonic_s() >= deadline_s:
                 return False
-            world.pause(_PAUSE_S)
+            environment.pause(_PAUSE_S)
         else:
             return True
 
 
-def let_go(descriptor: int) -> None:
+def unlock_and_close(descriptor: int) -> None:
     """Unlock a file and close it. Its map keeps a descriptor of the same opening, which would keep the lock."""
     fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
@@ -105,9 +106,9 @@ def map_file(descriptor: int, size_bytes: int) -> Bytes:
 class Draft:
     """A file that is being written under a name of its own, until `publish` gives it its final one."""
 
-    def __init__(self, path: Path, world: World) -> None:
+    def __init__(self, path: Path, environment: StateEnvironment) -> None:
         self._path = path
-        self._world = world
+        self._environment = environment
         number = 0
         while True:
             draft = path.with_name(f"{path.name}.{os.getpid()}.{number}{TEMPORARY}")
@@ -117,7 +118,7 @@ class Draft:
                 number += 1
                 continue
             # Someone who tidies up may have come between the two.
-            if lock(descriptor, world, 0, exclusive=True) and is_in_place(draft, descriptor):
+            if lock(descriptor, environment, 0, exclusive=True) and is_in_place(draft, descriptor):
                 break
             os.close(descriptor)
         self._draft = draft
@@ -125,7 +126,7 @@ class Draft:
 
     def reserve(self, size_bytes: int) -> Bytes:
         """So many zeroed bytes of shared memory that are really there. Raises StateTooLarge."""
-        self._world.step("reserve")
+        self._environment.step("reserve")
         try:
             os.posix_fallocate(self.descriptor, 0, size_bytes)
             return map_file(self.descriptor, size_bytes)
@@ -137,7 +138,7 @@ class Draft:
         written = 0
         try:
             for part in parts:
-                self._world.step("write")
+                self._environment.step("write")
                 left = memoryview(part).cast("B")
                 while left:
                     count = os.write(self.descriptor, left)
@@ -149,9 +150,9 @@ class Draft:
 
     def publish(self) -> None:
         """Take the place of whatever has the final name."""
-        self._world.step("publish")
+        self._environment.step("publish")
         os.rename(self._draft, self._path)
-        self._world.step("published")
+        self._environment.step("published")
 
     def discard(self) -> None:
         """Give up: nothing remains."""
@@ -162,14 +163,14 @@ class Draft:
     def close(self) -> None:
         """Let go of the file and its lock."""
         if self.descriptor >= 0:
-            let_go(self.descriptor)
+            unlock_and_close(self.descriptor)
             self.descriptor = -1
 
 
 @contextmanager
-def drafting(path: Path, world: World) -> Iterator[Draft]:
+def drafting(path: Path, environment: StateEnvironment) -> Iterator[Draft]:
     """A draft that is discarded if anything goes wrong, and closed in any case."""
-    draft = Draft(path, world)
+    draft = Draft(path, environment)
     try:
         yield draft
     except Exception:
@@ -179,14 +180,14 @@ def drafting(path: Path, world: World) -> Iterator[Draft]:
         draft.close()
 
 
-def tidy(directory: Path, world: World) -> None:
+def tidy(directory: Path, environment: StateEnvironment) -> None:
     """Remove what dead writers left."""
     for path in directory.glob(f"*{TEMPORARY}"):
         descriptor = open_file(path)
         if descriptor is None:
             continue
         try:
-            if lock(descriptor, world, 0, exclusive=True):
+            if lock(descriptor, environment, 0, exclusive=True):
                 with suppress(FileNotFoundError):
                     path.unlink()
         finally:

@@ -3,7 +3,7 @@
 Invariants:
 * Every array starts at a multiple of 64 bytes and lies wholly inside the block; a layout is a function of schema,
   capacity and arena size alone, so that two processes that agree on them agree on every address.
-* Rows are numbered below 2**31, the index has at least twice as many slots as there are rows.
+* Rows are numbered below 2**31, the index has at minimum twice as many slots as there are rows.
 """
 
 import hashlib
@@ -88,7 +88,7 @@ def _arrays(columns: tuple[Column, ...], capacity: int, arena_bytes: int, slots:
     int64, uint8 = np.dtype(np.int64), np.dtype(np.uint8)
     yield _Array("counters", int64, kernels.COUNTERS)
     yield _Array("identities", int64, capacity * kernels.IDENTITY_COLUMNS)
-    for name in ("hashes", "expires", "beat", "ordinal", "seen"):
+    for name in ("hashes", "expires", "epoch", "ordinal", "seen"):
         yield _Array(name, int64, capacity)
     for column in columns:
         if column.dtype is None:
@@ -118,7 +118,7 @@ class Layout:
         self.size_bytes = at
 
     def views(self, block: Bytes) -> dict[str, NDArray[np.generic]]:
-        """The arrays by name, over a block that has at least `size_bytes` bytes."""
+        """The arrays by name, over a block that has at minimum `size_bytes` bytes."""
         if len(block) < self.size_bytes:
             raise StateDamaged(f"a table of {self.size_bytes} bytes in a block of {len(block)}")
         views = {
@@ -129,9 +129,9 @@ class Layout:
         return views
 
 
-def power_of_two(least: int) -> int:
-    """The smallest power of two that is not below `least`."""
-    return 1 << max(least - 1, 1).bit_length()
+def power_of_two(minimum: int) -> int:
+    """The smallest power of two that is not below `minimum`."""
+    return 1 << max(minimum - 1, 1).bit_length()
 
 
 def check_counters(counters: Int64s, layout: Layout) -> None:

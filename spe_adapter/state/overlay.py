@@ -21,7 +21,7 @@ import pyarrow as pa
 from spe_adapter.codec.kernels import Bools, Int64s
 from spe_adapter.state.columns import Values
 from spe_adapter.state.layout import NEVER
-from spe_adapter.state.store import Changes, Journal, identity_batch
+from spe_adapter.state.store import Changes, ChangeTracker, identity_batch
 from spe_adapter.state.table import Allocate, Table, anonymous, oldest_of
 
 _BASE: Final = 1 << 40
@@ -36,7 +36,7 @@ class Overlay:
         self.schema = base.schema
         self._base = base
         self._own = Table.in_memory(base.schema, seed=base.seed, allocate=allocate)
-        self._journal = Journal(self._own)
+        self._tracker = ChangeTracker(self._own)
         self._shadow = np.zeros(base.used, np.int32)
         self._origin = np.full(1024, _NONE, np.int64)
         self._copies = 0
@@ -81,7 +81,7 @@ class Overlay:
             rows = np.where(absent, own, 0)
             self._own.insert(identities, rows)
             own = np.where(absent, rows, own)
-            self._journal.opened(rows[is_new])
+            self._tracker.opened(rows[is_new])
         return np.where(absent, own, ids), is_new
 
     def close(self, ids: Int64s) -> None:
@@ -89,14 +89,14 @@ class Overlay:
         in_base = ids >= _BASE
         own = ids[~in_base]
         if len(own):
-            self._journal.closing(own)
+            self._tracker.closing(own)
             self._own.remove(own)
         base_rows = ids[in_base] - _BASE
         if len(base_rows):
-            self._journal.closed_elsewhere(identity_batch(self._base, base_rows))
+            self._tracker.closed_elsewhere(identity_batch(self._base, base_rows))
             copies = self._shadow[base_rows].astype(np.int64) - 1
             copies = copies[copies >= 0]
-            self._journal.dropped(copies)
+            self._tracker.dropped(copies)
             self._own.remove(copies)
             self._origin[copies] = _NONE
             self._copies -= len(copies)
@@ -105,7 +105,7 @@ class Overlay:
 
     def renew(self, ids: Int64s) -> None:
         """Say of open windows that what they hold began anew."""
-        self._journal.renewed(self._copied(ids))
+        self._tracker.renewed(self._copied(ids))
 
     def all_rows(self) -> Int64s:
         """Every open window."""
@@ -161,26 +161,26 @@ class Overlay:
         """Store values of fixed width."""
         rows = self._copied(ids)
         self._own.set(name, rows, values, nulls)
-        self._journal.changed(rows)
+        self._tracker.changed(rows)
 
     def set_arrow(self, name: str, ids: Int64s, values: pa.Array) -> None:
         """Store a column of any type."""
         rows = self._copied(ids)
         self._own.set_arrow(name, rows, values)
-        self._journal.changed(rows)
+        self._tracker.changed(rows)
 
     def set_expires(self, ids: Int64s, expires_ms: Int64s | int) -> None:
         """Say when windows expire."""
         rows = self._copied(ids)
         self._own.set_expires(rows, expires_ms)
-        self._journal.changed(rows)
+        self._tracker.changed(rows)
 
     # ---- footprints
 
     def oldest(self, count: int) -> Int64s:
-        """Of the open windows that have not changed in this beat, those whose footprints are oldest, oldest first.
+        """Of the open windows that have not changed in this epoch, those whose footprints are oldest, oldest first.
 
-        Windows of which this overlay has already told in an earlier beat have their next footprint to come from
+        Windows of which this overlay has already told in an earlier epoch have their next footprint to come from
         whoever keeps the base, and are not among them.
         """
         ordinals = self._base.ordinals()
@@ -188,10 +188,10 @@ class Overlay:
             ordinals = np.where(self._shadow[: len(ordinals)] == 0, ordinals, NEVER)
         return oldest_of(ordinals, count) + _BASE
 
-    def marks(self, ids: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """Beats, ordinals and counts of seen records of windows' last footprints, 0 for those not in the base."""
+    def window_versions(self, ids: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        """Epochs, ordinals and counts of seen records of windows' last footprints, 0 for those not in the base."""
         in_base = ids >= _BASE
-        parts = self._base.marks(ids[in_base] - _BASE)
+        parts = self._base.window_versions(ids[in_base] - _BASE)
         out = np.zeros((3, len(ids)), np.int64)
         for row, part in zip(out, parts, strict=True):
             row[in_base] = part
@@ -199,17 +199,17 @@ class Overlay:
 
     def touch(self, ids: Int64s) -> None:
         """Footprint these windows too."""
-        self._journal.changed(self._copied(ids))
+        self._tracker.changed(self._copied(ids))
 
     def changes(self) -> Changes:
-        """What changed since the last call, and the start of the next beat."""
-        rows, opened = self._journal.changed_rows()
+        """What changed since the last call, and the start of the next epoch."""
+        rows, opened = self._tracker.changed_rows()
         self._grow()
         origins = self._origin[rows]
         ids = np.where(origins >= 0, origins + _BASE, rows)
         footprints = self._own.take_as(rows, self.keys(ids), self.numbers(ids))
-        closed, transient = self._journal.gone()
-        self._journal.start_beat()
+        closed, transient = self._tracker.gone()
+        self._tracker.start_epoch()
         return Changes(footprints, opened, closed, transient, ids)
 
     # ---- where windows are

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
 from spe_adapter.state.errors import StateBusy, StateDirectoryRefused
-from spe_adapter.state.files import World, is_in_place, lock
+from spe_adapter.state.files import StateEnvironment, is_in_place, lock
 from spe_adapter.state.segment import APPLYING, Tag, peek
 
 LOCK_NAME: Final = "lock"
@@ -42,7 +42,7 @@ def default_root() -> Path:
     return (_MEMORY if os.access(_MEMORY, os.W_OK) else Path(gettempdir())) / f"cairn-{os.getuid()}"
 
 
-class Used(NamedTuple):
+class StateFile(NamedTuple):
     """A file of shared state: whose, which version, and the memory it takes."""
 
     query: str
@@ -51,14 +51,14 @@ class Used(NamedTuple):
     bytes: int
 
 
-class QueryPlace:
+class QueryDirectory:
     """The directory of one query."""
 
-    def __init__(self, root: Path, query: str, world: World, lock_limit_s: float) -> None:
+    def __init__(self, root: Path, query: str, environment: StateEnvironment, lock_limit_s: float) -> None:
         self.query = query
         self.path = root / _escaped(query)
         self._root = root
-        self._world = world
+        self._environment = environment
         self._lock_limit_s = lock_limit_s
 
     @contextmanager
@@ -88,7 +88,7 @@ class QueryPlace:
         except FileNotFoundError:
             return True
         try:
-            if not lock(descriptor, self._world, self._lock_limit_s, exclusive=True):
+            if not lock(descriptor, self._environment, self._lock_limit_s, exclusive=True):
                 return False
             if is_in_place(path, descriptor):
                 self._empty()
@@ -115,7 +115,7 @@ class QueryPlace:
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             except (FileNotFoundError, FileExistsError):  # mkdir says the latter if the directory goes meanwhile
                 continue
-            if not lock(descriptor, self._world, self._lock_limit_s, exclusive=False):
+            if not lock(descriptor, self._environment, self._lock_limit_s, exclusive=False):
                 os.close(descriptor)
                 raise StateBusy(f"{path} is locked: somebody has been removing this query's state for long")
             if is_in_place(path, descriptor):
@@ -145,7 +145,7 @@ def epoch_of_delta(name: str) -> int | None:
     return int(digits) if name.endswith(DELTA_SUFFIX) and digits.isdigit() else None
 
 
-def usage(root: Path | None = None) -> list[Used]:
+def usage(root: Path | None = None) -> list[StateFile]:
     """What queries hold in a root (default: this user's), by query, partition and version."""
     root = default_root() if root is None else Path(root)
     if not root.is_dir():
@@ -153,12 +153,12 @@ def usage(root: Path | None = None) -> list[Used]:
     return sorted(used for path in root.iterdir() if not path.name.startswith(".") for used in _files_of(path))
 
 
-def _files_of(directory: Path) -> Iterator[Used]:
+def _files_of(directory: Path) -> Iterator[StateFile]:
     query = unquote(directory.name)
     for name, size_bytes in _sizes_of(directory):
         path = Path(name)
         digits = path.parent.name.removeprefix(PARTITION_PREFIX)
-        yield Used(query, int(digits) if digits.isdigit() else -1, _version_of(path), size_bytes)
+        yield StateFile(query, int(digits) if digits.isdigit() else -1, _version_of(path), size_bytes)
 
 
 def _sizes_of(directory: Path) -> Iterator[tuple[str, int]]:

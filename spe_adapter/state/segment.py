@@ -21,7 +21,7 @@ from crc32c import crc32c
 
 from spe_adapter.codec.kernels import Bytes
 from spe_adapter.state.errors import StateDamaged, StateTooLarge
-from spe_adapter.state.files import World, map_file
+from spe_adapter.state.files import StateEnvironment, map_file
 from spe_adapter.state.layout import Layout
 from spe_adapter.state.table import Table
 
@@ -114,9 +114,9 @@ def _tag(fields: Any) -> Tag | None:
 class Segment:
     """A mapped segment: its header, and its table while a header describes one. Whoever uses it holds its lock."""
 
-    def __init__(self, block: Bytes, world: World) -> None:
+    def __init__(self, block: Bytes, environment: StateEnvironment) -> None:
         self._block = block
-        self._world = world
+        self._environment = environment
         self._slot = 1
         self._sequence = 0
         self._read()
@@ -138,7 +138,7 @@ class Segment:
     def write(self, header: Header) -> None:
         """Replace the header."""
         data = encode_header(header, self._sequence + 1)
-        self._world.step("header " + header.state)
+        self._environment.step("header " + header.state)
         self._slot = 1 - self._slot
         self._sequence += 1
         at = self._slot * SLOT_BYTES
@@ -146,7 +146,7 @@ class Segment:
         view = self._block.data
         view[at : at + _SLOT.size] = bytes(_SLOT.size)
         view[at + _SLOT.size : at + len(data)] = data[_SLOT.size :]
-        self._world.step("header half written")
+        self._environment.step("header half written")
         view[at : at + _SLOT.size] = data[: _SLOT.size]
 
     def table_block(self) -> Bytes:
@@ -161,10 +161,10 @@ class Segment:
         return Table(schema, layout, self.table_block(), None, is_torn=header.state != CLEAN)
 
 
-def map_segment(descriptor: int, world: World) -> Segment | None:
+def map_segment(descriptor: int, environment: StateEnvironment) -> Segment | None:
     """The segment in an open file, None if it is too short to be one."""
     size_bytes = os.fstat(descriptor).st_size
-    return None if size_bytes < HEADER_BYTES else Segment(map_file(descriptor, size_bytes), world)
+    return None if size_bytes < HEADER_BYTES else Segment(map_file(descriptor, size_bytes), environment)
 
 
 def peek(path: Path) -> Header | None:

@@ -12,9 +12,9 @@ import pyarrow as pa
 from spe_adapter.codec.kernels import Bytes
 from spe_adapter.state.delta import live_windows
 from spe_adapter.state.errors import StateDamaged, StateTooLarge
-from spe_adapter.state.files import Draft, World
+from spe_adapter.state.files import Draft, StateEnvironment
 from spe_adapter.state.layout import Layout
-from spe_adapter.state.query import QueryPlace
+from spe_adapter.state.query import QueryDirectory
 from spe_adapter.state.segment import HEADER_BYTES, Segment
 from spe_adapter.state.table import Table
 
@@ -25,20 +25,20 @@ MIN_CAPACITY: Final = 1024
 class StateStorage(NamedTuple):
     """Where a query's state may live on this host, and how much of it."""
 
-    place: QueryPlace
+    directory: QueryDirectory
     limit_bytes: int
     seed: int
-    world: World
+    environment: StateEnvironment
     lock_limit_s: float
 
     def charge(self, more_bytes: int, where: str) -> None:
         """Raise StateTooLarge if so many more bytes exceed the limit."""
-        held_bytes = self.place.size_bytes()
+        held_bytes = self.directory.size_bytes()
         if held_bytes + more_bytes > self.limit_bytes:
             raise StateTooLarge(
-                f"query {self.place.query!r}: {where} needs {more_bytes} more bytes of state beside {held_bytes} on "
-                f"this host, and {self.limit_bytes} is the limit; raise the option 'stateLimit', use more partitions "
-                "or hosts, or let windows expire"
+                f"query {self.directory.query!r}: {where} needs {more_bytes} more bytes of state beside "
+                f"{held_bytes} on this host, and {self.limit_bytes} is the limit; raise the option 'stateLimit', "
+                "use more partitions or hosts, or let windows expire"
             )
 
 
@@ -60,10 +60,10 @@ class DraftBuilder:
     def allocate(self, size_bytes: int) -> Bytes:
         """Memory for a table, in a new draft; the former draft is removed."""
         self._storage.charge(HEADER_BYTES + size_bytes, f"partition {self._path.parent.name}")
-        draft = Draft(self._path, self._storage.world)
+        draft = Draft(self._path, self._storage.environment)
         before, self._content = self._content, None
         try:
-            self._content = Segment(draft.reserve(HEADER_BYTES + size_bytes), self._storage.world), draft
+            self._content = Segment(draft.reserve(HEADER_BYTES + size_bytes), self._storage.environment), draft
         except Exception:
             draft.discard()
             raise

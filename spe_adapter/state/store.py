@@ -1,10 +1,10 @@
-"""What operators keep their windows in, and what a beat changed in it.
+"""What operators keep their windows in, and what an epoch changed in it.
 
 Invariants:
-* An *id* names a window from the call that gave it until the window is closed or the beat ends with `changes`; ids are
+* An *id* names a window from the call that gave it until the window is closed or the epoch ends with `changes`; ids are
   opaque, and never those of another store.
-* `changes` describes the beat completely: whoever applies footprints and closes to the state before it has the state
-  behind it. No identity is in more than one of its parts.
+* `changes` describes an epoch completely: the state before the epoch, with the footprints and tombstones applied, is
+  the state after it. Each identity is in one part of `changes` at most.
 
 Source: CEC paper, section III (footprints of windows that opened, changed and closed).
 """
@@ -30,11 +30,11 @@ _SCAN_FACTOR: Final = 32
 
 
 class Changes(NamedTuple):
-    """What a beat changed.
+    """What an epoch changed.
 
     footprints: windows that changed or were touched and are still open, as `Table.take` gives them; `opened` says of
-    each whether it opened (or was renewed) in this beat, `ids` are theirs. closed: were open before, and are not any
-    more. transient: opened and closed within the beat. Both are batches of (key, number).
+    each whether it opened (or was renewed) in this epoch, `ids` are theirs. closed: were open before, and are not any
+    more. transient: opened and closed within the epoch. Both are batches of (key, number).
     """
 
     footprints: pa.RecordBatch
@@ -72,7 +72,7 @@ class StateStore(Protocol):
 
     def renew(self, ids: Int64s) -> None:
         """Say of open windows that what they hold began anew: a full window and its successor share an identity. They
-        are footprinted as windows that opened in this beat.
+        are footprinted as windows that opened in this epoch.
         """
 
     def get(self, name: str, ids: Int64s) -> Values:
@@ -109,20 +109,20 @@ class StateStore(Protocol):
         """Every open window."""
 
     def oldest(self, count: int) -> Int64s:
-        """Of the open windows that have not changed in this beat, those whose footprints are oldest, oldest first."""
+        """Of the open windows that have not changed in this epoch, those whose footprints are oldest, oldest first."""
 
-    def marks(self, ids: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """Beats, ordinals and counts of seen records of windows' last footprints (0 for those opened since)."""
+    def window_versions(self, ids: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        """Epochs, ordinals and counts of seen records of windows' last footprints (0 for those opened since)."""
 
     def touch(self, ids: Int64s) -> None:
         """Footprint these windows too, whether they changed or not (a check)."""
 
     def changes(self) -> Changes:
-        """What changed since the last call, and the start of the next beat."""
+        """What changed since the last call, and the start of the next epoch."""
 
 
-class Journal:
-    """Which rows of a table changed in a beat, which opened in it, and who closed: what `changes` needs.
+class ChangeTracker:
+    """Which rows of a table changed in an epoch, which opened in it, and who closed: what `changes` needs.
 
     Rows and identities are those of one private table; whoever keeps a base beside it reports its closed windows by
     `closed_elsewhere`.
@@ -131,7 +131,7 @@ class Journal:
     _CHANGED = 1
     _OPENED = 2
     _RENEWED = 4
-    """Open before the beat, so its end has to be told like that of any other; but what it holds is new."""
+    """Open before the epoch, so its end has to be told like that of any other; but what it holds is new."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
@@ -158,7 +158,7 @@ class Journal:
         return self._flags[rows] != 0
 
     def is_new(self, rows: Int64s) -> Bools:
-        """Which of the rows opened or were renewed in this beat."""
+        """Which of the rows opened or were renewed in this epoch."""
         self._grow()
         return self._flags[rows] & (self._OPENED | self._RENEWED) != 0
 
@@ -178,11 +178,11 @@ class Journal:
         self._flags[rows] = 0
 
     def closed_elsewhere(self, identities: pa.RecordBatch) -> None:
-        """Windows that closed and were open before the beat."""
+        """Windows that closed and were open before the epoch."""
         self._closed.append(identities)
 
     def changed_rows(self) -> tuple[Int64s, Bools]:
-        """The rows to be footprinted, ascending, and which of them opened or were renewed in this beat."""
+        """The rows to be footprinted, ascending, and which of them opened or were renewed in this epoch."""
         self._grow()
         if not self._changed:
             return _NO_ROWS, _NO_FLAGS
@@ -208,7 +208,7 @@ class Journal:
             transient = transient.take(pa.array(np.flatnonzero(known.find(*identities_of(transient)) < 0)))
         return closed, transient
 
-    def start_beat(self) -> None:
+    def start_epoch(self) -> None:
         """Forget everything."""
         for rows in self._changed:
             self._flags[rows] = 0

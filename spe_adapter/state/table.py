@@ -47,9 +47,9 @@ _SPARSE_CAPACITY: Final = 16 * 1024
 
 
 class WindowVersion(NamedTuple):
-    """The footprint of a window: in which beat, and how many records the stream and the input had by then."""
+    """The footprint of a window: in which epoch, and how many records the stream and the input had by then."""
 
-    beat: int | Int64s
+    epoch: int | Int64s
     ordinal: int | Int64s
     seen: int | Int64s
 
@@ -222,7 +222,7 @@ class Table:
     def _blank(self, rows: Int64s) -> None:
         views = self._views
         views["expires"][rows] = NEVER
-        for name in ("beat", "ordinal", "seen"):
+        for name in ("epoch", "ordinal", "seen"):
             views[name][rows] = 0
         for column in self._layout.columns:
             views[STATE_PREFIX + column.name][rows] = 0
@@ -352,15 +352,15 @@ class Table:
             return np.empty(0, np.int64)
         return np.flatnonzero(self._views["expires"][: self.used] <= watermark_ms)
 
-    def set_mark(self, rows: Int64s, beat: int | Int64s, ordinal: int | Int64s, seen: int | Int64s) -> None:
+    def set_window_versions(self, rows: Int64s, epoch: int | Int64s, ordinal: int | Int64s, seen: int | Int64s) -> None:
         """Note a footprint of windows."""
-        self._views["beat"][rows] = beat
+        self._views["epoch"][rows] = epoch
         self._views["ordinal"][rows] = ordinal
         self._views["seen"][rows] = seen
 
-    def marks(self, rows: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """Beats, ordinals and counts of seen records of windows' last footprints."""
-        return self._views["beat"][rows], self._views["ordinal"][rows], self._views["seen"][rows]
+    def window_versions(self, rows: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        """Epochs, ordinals and counts of seen records of windows' last footprints."""
+        return self._views["epoch"][rows], self._views["ordinal"][rows], self._views["seen"][rows]
 
     def seens(self, rows: Int64s) -> Int64s:
         """Counts of seen records of windows' last footprints, as in `marks`."""
@@ -374,13 +374,13 @@ class Table:
         """The rows of the `count` windows whose footprints are oldest, by ordinal, then by row."""
         return oldest_of(self.ordinals(), count)
 
-    def oldest_mark(self) -> tuple[int, int, int] | None:
+    def oldest_window_version(self) -> tuple[int, int, int] | None:
         """The mark of the oldest footprint (lowest ordinal), None without windows."""
         rows = self.oldest(1)
         if not len(rows):
             return None
-        beats, ordinals, seens = self.marks(rows)
-        return int(beats[0]), int(ordinals[0]), int(seens[0])
+        epochs, ordinals, seens = self.window_versions(rows)
+        return int(epochs[0]), int(ordinals[0]), int(seens[0])
 
     # ---- many windows as a batch
 
@@ -400,7 +400,7 @@ class Table:
         """Store such a batch (identities distinct), overwriting windows that are there; the rows."""
         rows, _ = self.ensure(batch.column("key"), batch.column("number").to_numpy())
         self.fill(rows, batch)
-        self.set_mark(rows, *mark)
+        self.set_window_versions(rows, *mark)
         return rows
 
     def copy_state(self, rows: Int64s, source: "Table", source_rows: Int64s) -> None:
@@ -542,7 +542,7 @@ def oldest_of(ordinals: Int64s, count: int) -> Int64s:
 def _nth_lowest(ordinals: Int64s, count: int) -> int:
     """The `count`-th lowest of all ordinals."""
     lowest = ordinals.min()
-    # Whole beats share an ordinal: the lowest one often suffices.
+    # Whole epochs share an ordinal: the lowest one often suffices.
     if count == 1 or np.count_nonzero(ordinals == lowest) >= count:
         return int(lowest)
     step = len(ordinals) // _SAMPLE

@@ -29,33 +29,33 @@ import pyarrow as pa
 
 from spe_adapter.codec.kernels import Bytes
 from spe_adapter.state.delta import (
-    Beat,
     Delta,
-    Loaded,
+    EpochMark,
+    VersionStep,
     check_schema,
     decode_delta,
     encode_delta,
-    mark_of,
     needs,
     needs_of,
     redo,
+    window_version_of,
 )
 from spe_adapter.state.errors import StateBusy, StateDamaged
 from spe_adapter.state.files import (
     FileKey,
-    World,
+    StateEnvironment,
     drafting,
     is_in_place,
     key_of,
-    let_go,
     lock,
     map_file,
     open_file,
     tidy,
+    unlock_and_close,
 )
 from spe_adapter.state.layout import fingerprint_of
 from spe_adapter.state.overlay import Overlay
-from spe_adapter.state.query import BASE_NAME, DELTA_SUFFIX, QueryPlace, default_root, delta_name, epoch_of_delta
+from spe_adapter.state.query import BASE_NAME, DELTA_SUFFIX, QueryDirectory, default_root, delta_name, epoch_of_delta
 from spe_adapter.state.segment import APPLYING, CLEAN, HEADER_BYTES, Header, Owner, Segment, Tag, boot_id
 from spe_adapter.state.storage import MIN_CAPACITY, DraftBuilder, StateStorage
 from spe_adapter.state.store import Changes
@@ -73,10 +73,10 @@ _MAX_MAPS: Final = 256
 
 
 class WindowGroup(Protocol):
-    """Open windows whose newest footprint is of one beat (`cec.reconstruct.Windows` is one)."""
+    """Open windows whose newest footprint is of one epoch (`cec.reconstruct.Windows` is one)."""
 
     @property
-    def mark(self) -> Beat:
+    def mark(self) -> EpochMark:
         """Its mark."""
 
     @property
@@ -87,7 +87,7 @@ class WindowGroup(Protocol):
 class StateSource(Protocol):
     """Where state comes from when memory does not have it: the log."""
 
-    def since(self, tag: Tag) -> Sequence[Loaded] | None:
+    def since(self, tag: Tag) -> Sequence[VersionStep] | None:
         """The steps from `tag` to the wanted version, oldest first; None if there is no way, or too long a way."""
 
     def everything(self) -> Iterable[WindowGroup]:
@@ -110,7 +110,7 @@ _maps: dict[Path, _Map] = {}
 """This process's maps of bases, by path: mapping a large file anew costs a page fault per page."""
 
 
-class _Found(NamedTuple):
+class _LockedBase(NamedTuple):
     """A base that is open and locked: letting go of the descriptor unlocks it."""
 
     descriptor: int
@@ -140,14 +140,14 @@ class StateDirectory:
         limit_bytes: int,
         *,
         seed: int = 0,
-        world: World | None = None,
+        environment: StateEnvironment | None = None,
         lock_limit_s: float = LOCK_LIMIT_S,
     ) -> None:
-        world = World() if world is None else world
+        environment = StateEnvironment() if environment is None else environment
         self.root = default_root() if root is None else Path(root)
         self.query = query
-        place = QueryPlace(self.root, query, world, lock_limit_s)
-        self._storage = StateStorage(place, limit_bytes, seed, world, lock_limit_s)
+        directory = QueryDirectory(self.root, query, environment, lock_limit_s)
+        self._storage = StateStorage(directory, limit_bytes, seed, environment, lock_limit_s)
         self._boot = boot_id()
 
     @contextmanager
@@ -159,10 +159,10 @@ class StateDirectory:
         `fingerprint` names the operator: state under another one is not used. Raises what the loader raises,
         StateSchemaRefused and StateSchemaChanged.
         """
-        clock = self._storage.world.clock
+        clock = self._storage.environment.clock
         started_s = clock.monotonic_s()
         owner = Owner(self.query, partition, fingerprint_of(schema, fingerprint).hex(), self._boot)
-        with self._storage.place.held():
+        with self._storage.directory.held():
             version_loader = VersionLoader(self._storage, owner, schema, wanted, loader)
             base, how = version_loader.reach()
             try:
@@ -172,11 +172,11 @@ class StateDirectory:
                     version_loader.condemn(base)
                 raise
             finally:
-                let_go(base.descriptor)
+                unlock_and_close(base.descriptor)
 
     def remove(self) -> bool:
         """Remove everything of this query; False if somebody uses it."""
-        return self._storage.place.remove()
+        return self._storage.directory.remove()
 
 
 def _is_damage(error: BaseException | None) -> bool:
@@ -205,20 +205,20 @@ class OpenState:
         """A store over the base whose private memory counts towards the query's limit."""
         return Overlay(self.base, self._allocate)
 
-    def publish(self, tag: Tag, changes: Changes, mark: Beat, note: bytes = b"") -> int:
+    def publish(self, tag: Tag, changes: Changes, mark: EpochMark, note: bytes = b"") -> int:
         """Write what changed as the delta from this version to `tag`; the bytes written.
 
         It counts once somebody says that `tag` won. Raises StateTooLarge; then nothing is written.
         """
-        loaded = Loaded(
+        step = VersionStep(
             tag,
             [changes.footprints],
             [changes.closed],
-            mark_of(mark),
+            window_version_of(mark),
             note,
             needs_of(changes.footprints, changes.opened),
         )
-        return self._version_loader.write_delta(Delta(self._version_loader.owner, self.tag, loaded))
+        return self._version_loader.write_delta(Delta(self._version_loader.owner, self.tag, step))
 
     def _allocate(self, size_bytes: int) -> Bytes:
         self._version_loader.storage.charge(size_bytes, "a task's private copy")
@@ -236,8 +236,8 @@ class VersionLoader:
         self.storage = storage
         self._schema = schema
         self._loader = loader
-        self._world = storage.world
-        self._path = storage.place.partition(owner.partition)
+        self._environment = storage.environment
+        self._path = storage.directory.partition(owner.partition)
         self._base_path = self._path / BASE_NAME
         self._how: How = "current"
         self._is_damaged = False
@@ -251,7 +251,7 @@ class VersionLoader:
                 base = self._usable(found)
                 if base is not None:
                     return base, self._how
-                let_go(found.descriptor)
+                unlock_and_close(found.descriptor)
             self._advance()
         raise StateBusy(f"{self._base_path} keeps changing to other versions than {self.wanted}")
 
@@ -260,10 +260,10 @@ class VersionLoader:
         parts = encode_delta(delta)
         size_bytes = sum(memoryview(part).nbytes for part in parts)
         self.storage.charge(size_bytes, "a delta")
-        with drafting(self._path / delta_name(delta.loaded.tag), self._world) as draft:
+        with drafting(self._path / delta_name(delta.step.tag), self._environment) as draft:
             draft.write(parts)
             draft.publish()
-        deltas = [path for path in self._path.glob(f"*{DELTA_SUFFIX}") if path.name != delta_name(delta.loaded.tag)]
+        deltas = [path for path in self._path.glob(f"*{DELTA_SUFFIX}") if path.name != delta_name(delta.step.tag)]
         deltas.sort(key=_age)
         for path in deltas[: max(len(deltas) + 1 - MAX_DELTAS, 0)]:
             path.unlink(missing_ok=True)
@@ -276,7 +276,7 @@ class VersionLoader:
 
     # ---- the base as it is
 
-    def _usable(self, found: _Found) -> Base | None:
+    def _usable(self, found: _LockedBase) -> Base | None:
         """The base, if it is whole and at the wanted version."""
         if found.header is None or not self._is_wanted(found.header):
             return None
@@ -286,21 +286,21 @@ class VersionLoader:
             self._is_damaged = True
             return None
 
-    def _enter(self, *, exclusive: bool) -> _Found | None:
+    def _enter(self, *, exclusive: bool) -> _LockedBase | None:
         """The base under a lock; None if there is none, or its lock is held for too long."""
         for _ in range(_TRIES):
             descriptor = open_file(self._base_path)
             if descriptor is None:
                 return None
-            if not lock(descriptor, self._world, self.storage.lock_limit_s, exclusive=exclusive):
+            if not lock(descriptor, self._environment, self.storage.lock_limit_s, exclusive=exclusive):
                 os.close(descriptor)
                 return None
             if is_in_place(self._base_path, descriptor):
                 return self._mapped(descriptor)
-            let_go(descriptor)
+            unlock_and_close(descriptor)
         return None
 
-    def _mapped(self, descriptor: int) -> _Found | None:
+    def _mapped(self, descriptor: int) -> _LockedBase | None:
         status = os.fstat(descriptor)
         key, size_bytes = key_of(status), status.st_size
         known = _maps.get(self._base_path)
@@ -312,10 +312,10 @@ class VersionLoader:
             block = map_file(descriptor, size_bytes)
             _maps[self._base_path] = _Map(key, size_bytes, block)
         if block is None:
-            let_go(descriptor)
+            unlock_and_close(descriptor)
             return None
-        segment = Segment(block, self._world)
-        return _Found(descriptor, segment, segment.header())
+        segment = Segment(block, self._environment)
+        return _LockedBase(descriptor, segment, segment.header())
 
     def _is_wanted(self, header: Header | None) -> bool:
         return header is not None and header.owner == self.owner and header[1:3] == (CLEAN, self.wanted)
@@ -324,7 +324,7 @@ class VersionLoader:
 
     def _advance(self) -> None:
         """Bring the base to the wanted version, or put one that is there in its place."""
-        tidy(self._path, self._world)
+        tidy(self._path, self._environment)
         base = self._enter(exclusive=True)
         in_place = base is not None
         if base is None:
@@ -338,9 +338,9 @@ class VersionLoader:
             self._remove_old_deltas()
         finally:
             if base is not None:
-                let_go(base.descriptor)
+                unlock_and_close(base.descriptor)
 
-    def _go_on(self, base: _Found, *, in_place: bool) -> bool:
+    def _go_on(self, base: _LockedBase, *, in_place: bool) -> bool:
         """Apply steps to the base, or to a copy; False if there is no way from here."""
         header = base.header
         if header is None or header.owner != self.owner or self.wanted is None or self._is_damaged:
@@ -356,7 +356,7 @@ class VersionLoader:
         try:
             table = base.segment.table(self._schema, header)
             if is_torn:
-                self._world.step("repair")
+                self._environment.step("repair")
                 table.repair()
             # Nothing may run out of room half-way: what does not fit starts in a larger file.
             room = _needs(table, steps)
@@ -368,12 +368,12 @@ class VersionLoader:
             return False
         return True
 
-    def _steps(self, header: Header) -> Sequence[Loaded]:
+    def _steps(self, header: Header) -> Sequence[VersionStep]:
         """The steps from a header's version to the wanted one; none if there is no way."""
         delta = self._delta(header.tag)
         if delta is not None:
             self._how = "delta"
-            return [delta.loaded]
+            return [delta.step]
         if header.tag is None:
             return []
         steps = self._loader.since(header.tag)
@@ -390,18 +390,18 @@ class VersionLoader:
             delta = decode_delta((self._path / delta_name(self.wanted)).read_bytes())
         except FileNotFoundError:
             return None
-        if delta is None or delta.owner != self.owner or (delta.parent, delta.loaded.tag) != (parent, self.wanted):
+        if delta is None or delta.owner != self.owner or (delta.parent, delta.step.tag) != (parent, self.wanted):
             return None
         return delta
 
-    def _apply_in_place(self, segment: Segment, header: Header, table: Table, steps: Sequence[Loaded]) -> None:
+    def _apply_in_place(self, segment: Segment, header: Header, table: Table, steps: Sequence[VersionStep]) -> None:
         for step in steps:
             segment.write(header._replace(state=APPLYING, target=step.tag))
             self._redo(table, step)
             header = header._replace(state=CLEAN, tag=step.tag, target=None, note=step.note)
             segment.write(header)
 
-    def _apply_to_copy(self, table: Table, steps: Sequence[Loaded], more: tuple[int, int]) -> None:
+    def _apply_to_copy(self, table: Table, steps: Sequence[VersionStep], more: tuple[int, int]) -> None:
         def build(builder: DraftBuilder) -> tuple[Table, bytes]:
             copy = builder.copy_of(table, *more)
             for step in steps:
@@ -410,9 +410,9 @@ class VersionLoader:
 
         self._replace(build)
 
-    def _redo(self, table: Table, step: Loaded) -> None:
+    def _redo(self, table: Table, step: VersionStep) -> None:
         for change in redo(table, step):
-            self._world.step(change)
+            self._environment.step(change)
 
     def _start_anew(self) -> None:
         """A new base with everything that the loader has, or an empty one."""
@@ -427,7 +427,7 @@ class VersionLoader:
                 for batch in group.batches:
                     if table is None:
                         table = self._table_for(builder, batch)
-                    table.put(batch, mark_of(group.mark))
+                    table.put(batch, window_version_of(group.mark))
             if table is None:
                 table = builder.create(self._schema, MIN_CAPACITY, _MIN_ARENA_BYTES)
             return table, self._loader.note()
@@ -465,11 +465,11 @@ class VersionLoader:
         for path in self._path.glob(f"*{DELTA_SUFFIX}"):
             epoch = epoch_of_delta(path.name)
             if epoch is None or epoch <= self.wanted.epoch:
-                self._world.step("remove delta")
+                self._environment.step("remove delta")
                 path.unlink(missing_ok=True)
 
 
-def _needs(table: Table, steps: Sequence[Loaded]) -> tuple[int, int]:
+def _needs(table: Table, steps: Sequence[VersionStep]) -> tuple[int, int]:
     """How many rows and bytes of the arena steps need at most."""
     parts = [needs(table, step) for step in steps]
     return sum(rows for rows, _ in parts), sum(arena_bytes for _, arena_bytes in parts)

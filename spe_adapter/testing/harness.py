@@ -28,7 +28,7 @@ from logstore.format.batch import patch_base
 from logstore.format.control import Begin, End, encode_control
 from spe_adapter.cec.control import EndPositions, Mark
 from spe_adapter.cec.extent import Counters
-from spe_adapter.cec.reconstruct import Eventual, Reconstruction
+from spe_adapter.cec.reconstruct import EventualCheckpoint, Reconstruction
 from spe_adapter.codec.kernels import Bools
 from spe_adapter.epochs.marks import OpenWindows, StatePartition, control_batches, epoch_mark
 from spe_adapter.operators.base import Operator, next_watermark
@@ -56,7 +56,7 @@ class _Epoch(NamedTuple):
     """What an epoch was given, for a replay."""
 
     batches: tuple[pa.RecordBatch, ...]
-    late_ms: int
+    late_watermark_ms: int
     watermark_ms: int
 
 
@@ -81,7 +81,7 @@ class OperatorHarness:
         self._outputs: list[Output] = []
         self._emitted = 0
         self._watermark_ms = 0
-        self._newest_ms: list[int | None] = [None] * len(operator.inputs())
+        self._max_events_ms: list[int | None] = [None] * len(operator.inputs())
         self._late = 0
         self._store: StateStore
         self._table = Table.in_memory(operator.state_schema(schema))
@@ -105,7 +105,7 @@ class OperatorHarness:
         bounds = [0, *sorted(cuts), batch.num_rows]
         parts = tuple(batch.slice(start, end - start) for start, end in pairwise(bounds))
         return self._run(
-            _Epoch(parts, self._watermark_ms, next_watermark(self._operator, self._watermark_ms, self._newest_ms))
+            _Epoch(parts, self._watermark_ms, next_watermark(self._operator, self._watermark_ms, self._max_events_ms))
         )
 
     def advance_watermark(self, watermark_ms: int) -> list[dict[str, Any]]:
@@ -174,20 +174,25 @@ class OperatorHarness:
         self._epochs.append(epoch)
         self._late += self._processor.late - late
         self._watermark_ms = epoch.watermark_ms
-        self._newest_ms = [_newest(*pair) for pair in zip(self._newest_ms, self._processor.max_events_ms, strict=True)]
+        self._max_events_ms = [
+            _newest(*pair) for pair in zip(self._max_events_ms, self._processor.max_events_ms, strict=True)
+        ]
         self._outputs += outputs
         self._emitted += sum(output.rows.num_rows for output in outputs)
         self._write(len(self._epochs))
         return [row for output in outputs for row in output.rows.to_pylist()]
 
     def _feed(self, epoch: _Epoch, replay: Replay | None) -> list[Output]:
-        given = [self._processor.process(batch, late_ms=epoch.late_ms, replay=replay) for batch in epoch.batches]
+        given = [
+            self._processor.process(batch, late_watermark_ms=epoch.late_watermark_ms, replay=replay)
+            for batch in epoch.batches
+        ]
         given.append(self._processor.expire(epoch.watermark_ms, replay=replay))
         return [output for output in given if output is not None]
 
     # ---- the log
 
-    def _write(self, beat: int) -> None:
+    def _write(self, epoch: int) -> None:
         changes = self._store.changes()
         sequence, seen = self._processor.sequence, self._processor.seen
         footprints, opened = self._chosen(changes)
@@ -198,11 +203,11 @@ class OperatorHarness:
             self._table.remove(
                 self._table.find(changes.closed.column("key"), changes.closed.column("number").to_numpy())
             )
-        self._table.put(footprints, (beat, self._emitted, seen))
+        self._table.put(footprints, (epoch, self._emitted, seen))
         written = changes._replace(footprints=footprints, opened=opened, closed=closes[0] if closes else changes.closed)
-        batches = [*control_batches(self._mark(beat), written, 0)]
-        begin = Begin(_QUERY, beat, 1, ("a",), sum(map(len, batches)), len(batches))
-        end = End(_QUERY, beat, 1, self._progress(beat).to_json().encode())
+        batches = [*control_batches(self._mark(epoch), written, 0)]
+        begin = Begin(_QUERY, epoch, 1, ("a",), sum(map(len, batches)), len(batches))
+        end = End(_QUERY, epoch, 1, self._progress(epoch).to_json().encode())
         first, last = encode_control(begin, timestamp_ms=0), encode_control(end, timestamp_ms=0)
         for batch in (first, *map(bytearray, batches), last):
             patch_base(batch, 0, len(self._log), 0)
@@ -230,23 +235,23 @@ class OperatorHarness:
         ids = np.concatenate((new, checked))
         return table.take(ids), np.arange(len(ids)) < len(new)
 
-    def _mark(self, beat: int) -> Mark:
-        oldest = self._table.oldest_mark()
+    def _mark(self, epoch: int) -> Mark:
+        oldest = self._table.oldest_window_version()
         return epoch_mark(
             StatePartition(_QUERY, "a", 0, 1, 1, self._operator.name),
-            beat,
+            epoch,
             Counters(self._emitted, self._processor.seen),
-            OpenWindows(self._table.live, beat if oldest is None else oldest[0]),
+            OpenWindows(self._table.live, epoch if oldest is None else oldest[0]),
             self._processor,
             watermark_ms=self._watermark_ms,
         )
 
-    def _progress(self, beat: int) -> EndPositions:
+    def _progress(self, epoch: int) -> EndPositions:
         return EndPositions(
             generation=0,
-            batch=beat,
+            batch=epoch,
             closing=False,
-            late_ms=self._epochs[-1].late_ms,
+            late_watermark_ms=self._epochs[-1].late_watermark_ms,
             watermark_ms=self._watermark_ms,
             max_event_ms=self._processor.max_event_ms,
             partitions=1,
@@ -266,18 +271,18 @@ class OperatorHarness:
                 break
         eventual = scan.finish(0)
         skips = SkipPoints()
-        skips.add(eventual.skips.keys, eventual.skips.numbers, eventual.skips.beats)
+        skips.add(eventual.skips.keys, eventual.skips.numbers, eventual.skips.epochs)
         for mark, batches in eventual.windows:
             for batch in batches:
                 rows = table.put(batch, (mark.epoch, mark.emitted, mark.seen))
                 skips.add(table.keys(rows), table.numbers(rows), mark.epoch)
         start = self._start(eventual)
         self._begin(start.sequence, start.seen)
-        for beat in range(start.epoch + 1, len(self._epochs) + 1):
-            self._feed(self._epochs[beat - 1], skips.at(beat))
+        for epoch in range(start.epoch + 1, len(self._epochs) + 1):
+            self._feed(self._epochs[epoch - 1], skips.at(epoch))
         self._store.changes()
 
-    def _start(self, eventual: Eventual) -> Mark:
+    def _start(self, eventual: EventualCheckpoint) -> Mark:
         """The mark behind which input is replayed: the last, if windows are as of the last."""
         up_to_date = self._checks is None or self._operator.windows_never_change
         return eventual.marks[-1 if up_to_date else 0]

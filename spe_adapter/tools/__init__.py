@@ -1,7 +1,7 @@
-"""Tools for operators of queries: `cairn state` and `cairn checkpoint`, and what they are made of.
+"""Tools for those who operate queries: the commands `cairn state` and `cairn checkpoint`, and their functions.
 
-`survey` reads a query's state from the log, `reset` takes a query back to an earlier batch, `rebuild` makes a lost
-checkpoint from the log; `state_command` and `checkpoint_command` are the command lines.
+`state_inspector` reads a query's state from the log, `reset` takes a query back to an earlier batch, `rebuild` makes a
+lost checkpoint from the log; `state_command` and `checkpoint_command` are the command lines.
 
-Invariant: nothing here runs as part of a query, and nothing is changed before it is certain that all of it can be.
+Invariant: no query runs this code. A tool checks that the whole change is possible before it changes anything.
 """

@@ -1,6 +1,6 @@
-"""`cairn checkpoint`: the queries that wrote into a topic, and the rebuilding of a query's checkpoint from the log.
+"""`cairn checkpoint`: lists the queries that wrote into a topic, and rebuilds a query's checkpoint from the log.
 
-Invariant: `show` changes nothing; `rebuild` changes files of the named directory alone, and says which.
+Invariant: `show` changes nothing; `rebuild` changes files of the given directory alone, and lists them.
 """
 
 import argparse
@@ -56,14 +56,14 @@ def _show(client: Client, topic: str) -> None:
         known = newest.get(end.query)
         if known is None and len(newest) == _MAX_QUERIES:
             continue
-        # A partition that an epoch wrote nothing into has no marker of it.
+        # An epoch without output for a partition leaves no marker there.
         if known is None or known.epoch < end.epoch:
             newest[end.query] = end
     for query, end in newest.items():
         kept = "keeps its state here" if holds_progress(end) else "writes here"
         epoch, positions = end.epoch, bytes(end.positions).decode(errors="replace")
         known_to_all = describe(client, query)
-        if known_to_all.last_epoch is not None:  # an epoch without output has no marker anywhere
+        if known_to_all.last_epoch is not None:  # an epoch without any output leaves no marker
             epoch, positions = known_to_all.last_epoch, known_to_all.positions
         print(f"{query}  {kept}, epoch {epoch}, {_read_up_to(positions)}")
     if not newest:
@@ -78,7 +78,7 @@ def _ends(client: Client, topic: str) -> Iterator[End]:
 
 def _read_up_to(positions: str) -> str:
     planned: Planned | None = None
-    with suppress(CorruptBatch):  # a query that is not one of Cairn's may note anything
+    with suppress(CorruptBatch):  # a query that is not Cairn's may note anything
         planned = planned_of_positions(positions)
     return "its input is not noted" if planned is None else f"batch {planned.batch}, read up to {planned.said()}"
 

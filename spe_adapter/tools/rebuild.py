@@ -1,16 +1,17 @@
-"""The rebuilding of a query's checkpoint from the log: for a checkpoint that is lost, lags behind, or differs.
+"""Rebuilds a query's checkpoint from the log, if the checkpoint is lost, older than the log, or contradicts it.
 
-The log notes with each epoch what its input was. The note of the last epoch gives the files that Spark needs to go on
-with the next batch: `metadata`, `offsets/N`, `commits/N`, the sources' notes of where they began, and `offsets/N-1`,
+The log notes the input of each epoch. From the note of the last epoch follow the files that Spark needs to continue
+with the next batch: `metadata`, `offsets/N`, `commits/N`, the sources' notes of their first offsets, and `offsets/N-1`,
 without which Spark does not start.
 
 Invariants:
-* Nothing is changed before it is certain that the log says enough and that the directory is this query's, or nobody's.
-* Nothing of Spark's is deleted: what the log contradicts is moved to `replaced/K` below the checkpoint, and so is a
-  file that has lost its content (Spark does not sync them; a power cut leaves them empty).
-* Files are synced, and so are their folders, in an order in which a command that is cut short can be given again.
-* What Spark's own stateful operators keep (`state`), and the lists of files of a file source, are not in the log: they
-  are used if they are there, and a checkpoint that would need those that are not is refused.
+* Before the first change it is certain that the log has all that is needed, and that the directory belongs to this
+  query or to none.
+* No file of Spark's is deleted. A file that contradicts the log, or that has lost its content (Spark does not sync its
+  files; a power cut leaves them empty), is moved to `replaced/K` below the checkpoint.
+* Files and folders are synced in an order that lets an interrupted command be repeated.
+* The state of Spark's own stateful operators (`state`) and the file lists of a file source are not in the log. They are
+  used if they exist; a checkpoint that needs missing ones is refused.
 
 Source: Spark's MicroBatchExecution.populateStartOffsets, OffsetSeqLog and CommitLog; docs/decisions/0016.
 """
@@ -42,7 +43,7 @@ _REPLACED: Final = "replaced"
 
 
 class Rebuilt(NamedTuple):
-    """The result: the last batch that counts now, files that were written, and files that were moved away."""
+    """The result: the last batch of the rebuilt checkpoint, the files written, and the files moved away."""
 
     batch: int
     written: tuple[str, ...]
@@ -50,7 +51,7 @@ class Rebuilt(NamedTuple):
 
 
 def planned_in_log(client: Client, query: str) -> Planned:
-    """The input of the last batch that a query has committed. Raises CheckpointRefused if the log does not say."""
+    """The input of the last batch that a query has committed. Raises CheckpointRefused if the log has no note of it."""
     known = describe(client, query)
     if known.last_epoch is None:
         raise CheckpointRefused(
@@ -80,9 +81,9 @@ def planned_of_positions(positions: str) -> Planned | None:
 
 
 def rebuild(directory: str | Path, query: str, planned: Planned) -> Rebuilt:
-    """Make the checkpoint in a directory of this machine say that `planned` is the query's last batch, and is done.
+    """Rebuild the checkpoint in a directory of this machine, with `planned` as the query's last batch, committed.
 
-    The query must not run. Raises CheckpointRefused; then nothing was changed.
+    The query must not run. Raises CheckpointRefused before anything is changed.
     """
     root = local_path(str(directory))
     checkpoint = LocalCheckpoint(root)
@@ -104,7 +105,7 @@ def rebuild(directory: str | Path, query: str, planned: Planned) -> Rebuilt:
 
 
 def _files(checkpoint: LocalCheckpoint, query: str, planned: Planned) -> dict[str, str]:
-    """The files that have to be written, by name, in the order of writing."""
+    """The text of each file to write, by name, in the order of writing."""
     batch = planned.batch
     noted = {f"{SOURCES}/{name}": text for name, text in planned.notes.items()}
     wanted = {name: text for name, text in noted.items() if checkpoint.read(name) != text}
@@ -113,7 +114,7 @@ def _files(checkpoint: LocalCheckpoint, query: str, planned: Planned) -> dict[st
     settings = _settings(checkpoint, batch)
     if batch:
         before = _digest_in(checkpoint, batch - 1)
-        # Spark wants the file, and takes nothing from it once batch N is committed: N's end stands in.
+        # Spark requires the file, but does not use it once batch N is committed; so it gets the end of batch N.
         if before not in (planned.start, planned.end):
             wanted[f"{OFFSETS}/{batch - 1}"] = planned.offsets_text(settings)
     if _digest_in(checkpoint, batch) != planned.end:
@@ -135,7 +136,7 @@ def _digest_in(checkpoint: LocalCheckpoint, batch: int) -> str | None:
 
 
 def _is_committed(checkpoint: LocalCheckpoint, batch: int) -> bool:
-    """Whether the checkpoint has Spark's note that a batch is done, undamaged."""
+    """Whether the checkpoint has an undamaged file `commits/N` of a batch."""
     version, _, content = (checkpoint.read(f"{COMMITS}/{batch}") or "").partition("\n")
     try:
         return version.startswith("v") and isinstance(json.loads(content), dict)
@@ -144,7 +145,7 @@ def _is_committed(checkpoint: LocalCheckpoint, batch: int) -> bool:
 
 
 def _settings(checkpoint: LocalCheckpoint, batch: int) -> object:
-    """Spark's settings in the newest file of offsets that is left: the state that is left was made with them."""
+    """Spark's settings in the newest readable file of offsets, with which Spark made the state that exists."""
     numbers = [int(name) for name in checkpoint.names(OFFSETS) if name.isdigit() and int(name) <= batch]
     for number in sorted(numbers, reverse=True):
         text = checkpoint.read(f"{OFFSETS}/{number}")
@@ -155,7 +156,7 @@ def _settings(checkpoint: LocalCheckpoint, batch: int) -> object:
 
 
 def _check_file_lists(checkpoint: LocalCheckpoint, planned: Planned, query: str) -> None:
-    """Raise CheckpointRefused if a file source's lists are missing: its offsets only number them."""
+    """Raise CheckpointRefused if a file list of a file source is missing: the offsets hold only its number."""
     lists = file_lists(planned.offsets or ())
     texts = [file_list(checkpoint, source, number) for source, number in lists]
     if any(text is None for text in texts) or (texts and lists_digest([text or "" for text in texts]) != planned.files):
@@ -168,9 +169,7 @@ def _check_file_lists(checkpoint: LocalCheckpoint, planned: Planned, query: str)
 
 
 def _move_away(root: Path, batch: int, wanted: Mapping[str, str]) -> list[str]:
-    """Move files that contradict the log into a folder of their own; their names. These are files of later batches, and
-    files that are written again.
-    """
+    """Move the files of later batches and the files to be rewritten into a folder below `replaced`; their names."""
     contradicted = [name for name in wanted if (root / name).exists()]
     for folder in (COMMITS, OFFSETS):
         found = [name for name in LocalCheckpoint(root).names(folder) if name.isdigit() and int(name) > batch]
@@ -191,7 +190,7 @@ def _move_away(root: Path, batch: int, wanted: Mapping[str, str]) -> list[str]:
 
 
 def _write(path: Path, text: str) -> bool:
-    """Write a file durably, unless it exists; whether it was written. Spark's checksum of a former file is removed."""
+    """Write a file durably, unless it exists; whether it was written. Removes Spark's checksum of a former file."""
     if path.exists():
         return False
     path.parent.mkdir(parents=True, exist_ok=True)

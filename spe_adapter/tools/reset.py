@@ -1,14 +1,13 @@
-"""The reset of a query to an earlier batch, from which Spark then runs the later batches again.
+"""Resets a query to an earlier batch, after which Spark runs the later batches again.
 
-A reset is one more epoch in the log, of a new generation, whose END names the epoch to go back to. Later epochs are
-undone: no reader of state takes them into account. The results of undone epochs stay in the log, and the batches that
-run again add theirs.
+A reset is an epoch of a new generation in the log, whose END names the epoch to go back to. The epochs in between are
+undone: readers of state ignore them. Their results stay in the log, and the batches that run again add theirs.
 
 Invariants:
-* Nothing is changed before it is certain that the log has the whole state of the batch, and that Spark's checkpoint (if
-  it was given) can go back to the batch.
-* The state goes back first, then the checkpoint: a reset that was interrupted can be repeated.
-* The query's former run cannot commit any more.
+* Before the first change it is certain that the log has the whole state of the batch, and that Spark's checkpoint (if
+  given) can go back to the batch.
+* The state goes back first, then the checkpoint, so that an interrupted reset can be repeated.
+* The query's former incarnation is fenced.
 
 Source: docs/decisions/0010; Spark's checkpoint layout (offsets, commits and sources, one file per batch).
 """
@@ -24,7 +23,7 @@ from logstore.client.blocking import Client, TopicPartition
 from logstore.format.epoch_api import TaskOutput
 from spe_adapter.cec.control import End, EndPositions, Mark, encode_mark
 from spe_adapter.checkpoint.files import COMMITS, OFFSETS, SOURCES, local_path
-from spe_adapter.epochs.client import Attempt, StagedStream, commit, connect, describe, take_over
+from spe_adapter.epochs.client import StagedStream, TaskAttempt, commit, connect, describe, take_over
 from spe_adapter.epochs.scan import standing_epochs
 from spe_adapter.host import Host, ThisHost
 from spe_adapter.microbatch.epoch import log_epoch
@@ -36,8 +35,8 @@ _PER_BATCH: Final = re.compile(r"(\d+)(\.compact)?")
 
 
 class Reset(NamedTuple):
-    """What a reset did: the batch whose state the query has now, its epoch in the log, the epoch that says so, and the
-    checkpoint's files that went (or must go, if the checkpoint was not given).
+    """The result of a reset: the batch whose state the query has now, the epoch of that batch in the log, the epoch of
+    the reset, and the files removed from the checkpoint.
     """
 
     batch: int
@@ -51,12 +50,12 @@ def reset(
 ) -> Reset:
     """Take the state of `query` (Spark's query id) in `topic` back to the end of `batch`.
 
-    The query must not run; if it does, it fails at its next epoch. `checkpoint` is its checkpoint directory, if that is
-    on this machine: what is newer is removed from it. Otherwise remove every file with a number above `batch` from the
-    checkpoint's directories `offsets` and `commits` before the query starts again, or it says so. `options` as for the
-    query, of which `kafka.bootstrap.servers` is needed.
+    The query must not run; a running query fails at its next epoch. `checkpoint` is its checkpoint directory on this
+    machine, from which the files of later batches are removed. If the checkpoint is elsewhere, remove every file with a
+    number above `batch` from its directories `offsets` and `commits` before the query starts again; until then the
+    query refuses to start. `options` are those of the query; `kafka.bootstrap.servers` is required.
 
-    Raises ResetRefused, StateTrimmed and what the sidecar refuses; then nothing was changed.
+    Raises ResetRefused, StateTrimmed and the sidecar's errors before anything is changed.
     """
     parsed, host = parse_stateful(options, topic), ThisHost()
     sink = parsed.sink
@@ -73,17 +72,18 @@ def reset(
             _whole_mark(client, TopicPartition(parsed.topic, partition), query, end.epoch)
             for partition in range(progress.partitions)
         ]
-        run = f"reset-{host.new_token()}"
-        found = take_over(client, query, run)
+        incarnation = f"reset-{host.new_token()}"
+        found = take_over(client, query, incarnation)
         if found != newest.epoch:
             raise ResetRefused(f"query {query} has just committed epoch {found}; stop it, then reset it")
         generation = EndPositions.from_json(newest.positions).generation + 1
         back = replace(progress, generation=generation, reset_to=end.epoch)
         epoch = log_epoch(generation, batch, closing=False)
         outputs = [
-            _stage(client, parsed, host, Attempt(query, run, epoch, mark.partition, run), mark) for mark in marks
+            _stage(client, parsed, host, TaskAttempt(query, incarnation, epoch, mark.partition, incarnation), mark)
+            for mark in marks
         ]
-        commit(client, query, run, epoch, outputs, back.to_json())
+        commit(client, query, incarnation, epoch, outputs, back.to_json())
     for path in newer:
         path.unlink(missing_ok=True)
         path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
@@ -91,7 +91,7 @@ def reset(
 
 
 def _find(client: Client, topic: str, query: str, batch: int) -> tuple[End, End]:
-    """The query's newest END, and that of the batch, if no reset has undone it. Raises ResetRefused."""
+    """The newest END of the query, and the END of the batch. Raises ResetRefused if it is missing or was undone."""
     newest: End | None = None
     with closing(standing_epochs(client, TopicPartition(topic, 0), query)) as found:
         for end, progress in found:
@@ -108,14 +108,14 @@ def _find(client: Client, topic: str, query: str, batch: int) -> tuple[End, End]
 
 
 def _whole_mark(client: Client, stream: TopicPartition, query: str, epoch: int) -> Mark:
-    """The mark of an epoch all of whose windows are in the log. Raises StateTrimmed."""
+    """The mark of an epoch, if the log has all windows of that epoch. Raises StateTrimmed and ResetRefused."""
     mark = committed_state(client, stream, query, epoch).mark
     if mark is None:
         raise ResetRefused(f"query {query}: stream {stream} holds no mark of epoch {epoch}")
     return mark
 
 
-def _stage(client: Client, options: StatefulOptions, host: Host, attempt: Attempt, mark: Mark) -> TaskOutput:
+def _stage(client: Client, options: StatefulOptions, host: Host, attempt: TaskAttempt, mark: Mark) -> TaskOutput:
     """Stage a mark again, as the mark of the new epoch."""
     stream = TopicPartition(options.topic, mark.partition)
     again = replace(mark, epoch=attempt.epoch, attempt=attempt.attempt, rebase=False)
@@ -123,7 +123,7 @@ def _stage(client: Client, options: StatefulOptions, host: Host, attempt: Attemp
 
 
 def _newer_files(checkpoint: Path, batch: int) -> list[Path]:
-    """The files of batches after `batch`, newest first. Raises ResetRefused if Spark could not go on from `batch`."""
+    """The files of batches after `batch`, newest first. Raises ResetRefused if Spark cannot continue after `batch`."""
     for name in (OFFSETS, COMMITS):
         if not (checkpoint / name / str(batch)).is_file():
             raise ResetRefused(

@@ -1,6 +1,6 @@
-"""`cairn state`: the state of queries in the log and in this host's memory, and the reset of a query.
+"""`cairn state`: shows the state of queries in the log and in this host's memory, and resets a query.
 
-Invariant: `show` and `memory` change nothing; `reset` appends one epoch and says what it did.
+Invariant: `show` and `memory` change nothing; `reset` appends one epoch and prints the result.
 """
 
 import argparse
@@ -13,9 +13,9 @@ from typing import Final
 from logstore.client.blocking import Client, TopicPartition, parse_addresses
 from logstore.errors import CairnError
 from spe_adapter.state.query import default_root, usage
-from spe_adapter.tools import survey
+from spe_adapter.tools import state_inspector
 from spe_adapter.tools.reset import reset
-from spe_adapter.tools.survey import Survey
+from spe_adapter.tools.state_inspector import InspectedState
 
 DEFAULT_SERVERS: Final = "127.0.0.1:9092"
 DEFAULT_LIMIT_S: Final = 10.0
@@ -63,43 +63,43 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _show(client: Client, arguments: argparse.Namespace) -> None:
-    found = list(_surveys(client, arguments))
+    found = list(_inspected(client, arguments))
     if arguments.json:
-        for one in found:
-            print(json.dumps(_fields(one, arguments.windows), default=str))
+        for state in found:
+            print(json.dumps(_fields(state, arguments.windows), default=str))
     elif not found:
         print(f"no query keeps state in {arguments.topic}")
     else:
         _print_table(found)
-        for one in found:
-            _print_windows(one, arguments.windows)
+        for state in found:
+            _print_windows(state, arguments.windows)
 
 
-def _surveys(client: Client, arguments: argparse.Namespace) -> Iterator[Survey]:
+def _inspected(client: Client, arguments: argparse.Namespace) -> Iterator[InspectedState]:
     chosen = range(client.partitions(arguments.topic)) if arguments.partition is None else [arguments.partition]
     for partition in chosen:
         stream = TopicPartition(arguments.topic, partition)
-        for query in survey.queries(client, stream):
+        for query in state_inspector.queries(client, stream):
             if arguments.query in (None, query):
                 batch = arguments.batch
-                as_of = None if batch is None else survey.epoch_of_batch(client, stream, query, batch)
-                yield survey.survey(client, stream, query, as_of)
+                as_of = None if batch is None else state_inspector.epoch_of_batch(client, stream, query, batch)
+                yield state_inspector.inspect_state(client, stream, query, as_of)
 
 
-def _fields(one: Survey, windows: int) -> dict[str, object]:
-    """A survey as plain values."""
-    mark, progress, scanned = one.mark, one.progress, one.eventual.scanned
-    fields: dict[str, object] = {"query": one.query, "partition": one.stream.partition}
+def _fields(state: InspectedState, windows: int) -> dict[str, object]:
+    """An inspected state as plain values."""
+    mark, progress, scanned = state.mark, state.progress, state.eventual.scanned
+    fields: dict[str, object] = {"query": state.query, "partition": state.stream.partition}
     if progress is not None:
         fields |= {"generation": progress.generation, "batch": progress.batch, "closing": progress.closing}
         fields["watermark_ms"] = progress.watermark_ms
     if mark is not None:
-        fields |= {"epoch": mark.epoch, "open_windows": mark.open_windows, "extent_records": one.extent_records}
-        fields |= {"oldest_epoch": one.eventual.oldest_beat, "emitted": mark.emitted, "seen": mark.seen}
+        fields |= {"epoch": mark.epoch, "open_windows": mark.open_windows, "extent_records": state.extent_records}
+        fields |= {"oldest_epoch": state.eventual.oldest_epoch, "emitted": mark.emitted, "seen": mark.seen}
         fields |= {"positions": mark.positions, "operator": mark.operator}
     fields |= {"control_bytes": scanned.control_bytes, "control_tuples": scanned.tuples}
     if windows:
-        fields["windows"] = one.windows(windows)
+        fields["windows"] = state.windows(windows)
     return fields
 
 
@@ -114,8 +114,8 @@ _COLUMNS: Final = {
 }
 
 
-def _print_table(found: Sequence[Survey]) -> None:
-    rows = [[str(_fields(one, 0).get(name, "")) for name in _COLUMNS] for one in found]
+def _print_table(found: Sequence[InspectedState]) -> None:
+    rows = [[str(_fields(state, 0).get(name, "")) for name in _COLUMNS] for state in found]
     _print_rows(list(_COLUMNS.values()), rows)
 
 
@@ -125,10 +125,10 @@ def _print_rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def _print_windows(one: Survey, limit: int) -> None:
+def _print_windows(state: InspectedState, limit: int) -> None:
     if limit:
-        print(f"\n{one.query}, partition {one.stream.partition}: windows with the oldest footprints")
-        for window in one.windows(limit):
+        print(f"\n{state.query}, partition {state.stream.partition}: windows with the oldest footprints")
+        for window in state.windows(limit):
             print("  " + json.dumps(window, default=str))
 
 

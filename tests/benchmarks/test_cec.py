@@ -27,8 +27,8 @@ from logstore.format.control import encode_control_record
 from logstore.format.epoch_api import Part
 from spe_adapter.codec.encode import Columns, encode
 from spe_adapter.continuous.core import Figures
-from spe_adapter.continuous.fragment import Limits
-from spe_adapter.continuous.loop import Progress
+from spe_adapter.continuous.fragment import EpochLimits
+from spe_adapter.continuous.loop import FragmentProgress
 from spe_adapter.epochs.segments import StagedSegment
 from tests.support.limits import PROGRAM_S
 
@@ -151,8 +151,8 @@ def test_small_costs_are_kept() -> None:
     assert rows.all == [{"byte_s": 1.23457e-9, "rate": 1234570.0, "count": 7}]
 
 
-def test_bounds_are_judged_at_every_beat_behind_the_warm_up() -> None:
-    """An excess early in a run counts, one of its warm-up does not, and a beat's own records are left out."""
+def test_bounds_are_judged_at_every_epoch_behind_the_warm_up() -> None:
+    """An excess early in a run counts, one of its warm-up does not, and an epoch's own records are left out."""
     timeline = Timeline()
     for records, extent, to_replay in (
         (100, 900, 950),
@@ -163,9 +163,9 @@ def test_bounds_are_judged_at_every_beat_behind_the_warm_up() -> None:
     ):
         stood = Figures(1, 5, extent, to_replay, 0, 0, 0, records, records // 2, 0, 0)
         timeline.moments.append(records / 100)
-        timeline.beats.append(Progress(stood, 0))
+        timeline.epochs.append(FragmentProgress(stood, 0))
     ran = Ran(
-        Setting(Source("topic", 2, 100, 50), 3, Limits()), timeline, (Slice(150, 3.0, 350, 0, 0, 0.1, 0.0),), 0, 0
+        Setting(Source("topic", 2, 100, 50), 3, EpochLimits()), timeline, (Slice(150, 3.0, 350, 0, 0, 0.1, 0.0),), 0, 0
     )
     found = standing(ran)
     assert (found["extent_most"], found["to_replay_most"], found["beats"]) == (450, 80, 4)
@@ -234,21 +234,21 @@ def counts_of(ids: list[int], window: int, bounds: list[int]) -> tuple[int, int]
     held: dict[int, int] = {}
     opened_in: dict[int, int] = {}
     opens = results = 0
-    for beat, (first, end) in enumerate(zip([0, *bounds], bounds, strict=False)):
+    for epoch, (first, end) in enumerate(zip([0, *bounds], bounds, strict=False)):
         for item in ids[first:end]:
             if not held.get(item):
-                opened_in[item] = beat
+                opened_in[item] = epoch
             held[item] = held.get(item, 0) + 1
             if held[item] == window:
                 held[item] = 0
                 results += 1
-        opens += sum(1 for item, count in held.items() if count and opened_in[item] == beat)
+        opens += sum(1 for item, count in held.items() if count and opened_in[item] == epoch)
     return opens, results
 
 
 @pytest.mark.parametrize("window", [1, 3, 10])
 def test_what_a_run_must_write_is_counted_from_its_items(window: int) -> None:
-    """Opens and results, in beats of any length and several readings of the source, are as counted one by one."""
+    """Opens and results, in epochs of any length and several readings of the source, are as counted one by one."""
     source = Source("topic", 5, 300, 50)
     bounds = np.cumsum(np.random.default_rng(window).integers(1, 400, 12))
     ids = source.ids(int(bounds[-1])).tolist()
@@ -261,8 +261,8 @@ def test_a_run_that_wrote_too_little_misses_its_goal() -> None:
     """Without the G_opens that its items demand a run is not compared, and a goal says by how much it differs."""
     source = Source("topic", 2, 100, 50)
     figures_at_end = Figures(1, 2, 0, 0, 0, 0, 0, 100, 30, 0, 0)
-    timeline = Timeline([1.0], [Progress(figures_at_end, 0)])
-    ran = Ran(Setting(source, 3, Limits()), timeline, (Slice(0, 1.0, 100, 32, 0, 0.1, 0.0),), 0, 0)
+    timeline = Timeline([1.0], [FragmentProgress(figures_at_end, 0)])
+    ran = Ran(Setting(source, 3, EpochLimits()), timeline, (Slice(0, 1.0, 100, 32, 0, 0.1, 0.0),), 0, 0)
     counts = counted(ran)
     differs = abs(counts["results_wanted"] - 30) + counts["opens_wanted"]
     assert differs > 0
@@ -276,7 +276,7 @@ def test_a_run_that_wrote_too_little_misses_its_goal() -> None:
     rows.all[-1].update(opens=counts["opens_wanted"], results=counts["results_wanted"])
     overhead, goal = report.find_goals(rows)
     assert goal.holds
-    assert f"{counts['opens_wanted']} G_opens, 0 G_checks, 0 closes in 1 beats" in overhead.name
+    assert f"{counts['opens_wanted']} G_opens, 0 G_checks, 0 closes in 1 epochs" in overhead.name
 
 
 def test_an_overhead_is_that_of_paired_blocks() -> None:

@@ -17,12 +17,12 @@ from benchmarks.cluster.network import hosts_in
 from benchmarks.cluster.report import CHAINS, DEFAULT, HDFS_PART, PEACE, REAL, SIMULATED, Timeline
 from benchmarks.cluster.setting import Setting
 from benchmarks.harness.report import Rows
-from scheduler.peace.plan import Kind
+from scheduler.peace.plan import TransferKind
 from scheduler.simulation.cluster import Cluster
 from scheduler.simulation.engine import simulate
 from scheduler.simulation.measured import MB, PAPER, paper_cluster
 from scheduler.simulation.policies import hdfs_default
-from scheduler.simulation.run import ChunkRun, Run
+from scheduler.simulation.run import ChunkRun, SimulatedRun
 from scheduler.simulation.scenario import Scenario
 from scheduler.topology import CHUNK_BYTES
 
@@ -166,11 +166,11 @@ def test_what_a_chunk_takes_besides_its_bytes_is_measured_with_one_byte() -> Non
     cluster = real_hdfs.RealHdfs(setting, cast(Any, network), cast(Any, hosts), rates, cast(Any, hdfs))
     seen: list[int] = []
 
-    def write() -> tuple[Run, Load]:
+    def write() -> tuple[SimulatedRun, Load]:
         seen.append(cluster.cluster.topology.links[0].capacity)
         times = [(0.0, 0.5 / len(seen)), (1.0, 1.0 + 1.0 / len(seen))]
-        chunks = tuple(ChunkRun("a", number, (0, 1), Kind.WRITE, *span) for number, span in enumerate(times))
-        return Run("peace", 1, (), chunks, np.zeros(0)), Load(0.0, 0.0, 0)
+        chunks = tuple(ChunkRun("a", number, (0, 1), TransferKind.WRITE, *span) for number, span in enumerate(times))
+        return SimulatedRun("peace", 1, (), chunks, np.zeros(0)), Load(0.0, 0.0, 0)
 
     cluster.calibrate(write)
     assert seen == [2, 4]

@@ -28,7 +28,7 @@ from benchmarks.stateful.process import DriverFailed
 from benchmarks.stateful.report import find_goals, missing_goals
 from benchmarks.stateful.running import tasks_began
 from spe_adapter.cec.control import EndPositions
-from spe_adapter.microbatch.committed import Committed, EpochProgress, progress_of
+from spe_adapter.microbatch.committed import CommittedEpoch, EpochProgress, progress_of
 from tests.support.limits import PROGRAM_S
 
 ROOT = Path(__file__).parents[2]
@@ -160,14 +160,14 @@ def test_a_restart_does_not_tell_the_epoch_of_the_run_before() -> None:
         generation=0,
         batch=7,
         closing=False,
-        late_ms=0,
+        late_watermark_ms=0,
         watermark_ms=0,
         max_event_ms=None,
         partitions=2,
         layout=0,
     )
     query = Told()
-    query.progress = progress_of(Committed(16, in_log, (), ()))
+    query.progress = progress_of(CommittedEpoch(16, in_log, (), ()))
     assert query.progress.started_ms == 0
     watch = Watch(query)
     try:

@@ -9,28 +9,30 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
-from scheduler.addresses import Address, parse_address
-from scheduler.calibration.agent import Agent, AgentSettings, Limits, count
-from scheduler.calibration.calibrator import CalibrationSettings, Calibrator, Step
+from logstore.base.addresses import Address
+from scheduler.calibration.agent import Agent, AgentLimits, AgentSettings, count
+from scheduler.calibration.calibrator import CalibrationSettings, CalibrationStep, Calibrator
 from scheduler.calibration.rules import calibrate
 from scheduler.calibration.tasks import first_of, together
+from scheduler.calibration.windows import Window, overlap, placed, together_in
 from scheduler.calibration.wire import MAX_LINE_BYTES, CalibrationError, ask, proof
-from scheduler.errors import AddressError
 from scheduler.topology import racks
 from tests.support.limits import PATIENCE_S
 
 LOCAL = Address("127.0.0.1", 0)
 TOKEN = b"secret"
-SMALL = Limits(connections=4, seconds=1, streams=4, writers=4, disk_bytes=1 << 20, disk_s=20)
+NOTHING = int  # nothing waits to be read
+SMALL = AgentLimits(connections=4, seconds=1, streams=4, writers=4, disk_bytes=1 << 20, disk_s=20)
 
 
 @asynccontextmanager
-async def running(directory: Path, *, token: bytes = TOKEN, limits: Limits = SMALL) -> AsyncIterator[Address]:
+async def running(directory: Path, *, token: bytes = TOKEN, limits: AgentLimits = SMALL) -> AsyncIterator[Address]:
     """An agent on a port of loopback."""
     async with trio.open_nursery() as nursery:
         yield await nursery.start(Agent(AgentSettings(directory, token, limits)).serve, LOCAL)
@@ -42,12 +44,12 @@ def files_in(directory: Path) -> list[Path]:
     return list(directory.iterdir())
 
 
-async def send(address: Address, *targets: Address, **how: object) -> list[float]:
-    """Let an agent send to others."""
+async def send(address: Address, *targets: Address, **how: object) -> list[Any]:
+    """Let an agent send to others; what it says of each of them: a rate, or a window."""
     request = {"do": "send", "to": [str(target) for target in targets], **how}
-    rates = (await ask(address, TOKEN, request, PATIENCE_S))["bytes_s"]
-    assert isinstance(rates, list)
-    return rates
+    items = (await ask(address, TOKEN, request, PATIENCE_S))["bytes_s" if "bytes" in how else "windows"]
+    assert isinstance(items, list)
+    return items
 
 
 async def problem_of(address: Address, request: dict[str, object]) -> str | None:
@@ -65,9 +67,12 @@ async def problem_of(address: Address, request: dict[str, object]) -> str | None
 async def test_links(tmp_path: Path) -> None:
     """One agent sends to two others at once, with two streams each; each says how fast it came."""
     async with running(tmp_path) as one, running(tmp_path) as two, running(tmp_path) as three:
-        rates = await send(one, two, three, seconds=0.2, warm_up_s=0.05, streams=2)
-    assert len(rates) == 2
-    assert all(rate > 1e6 for rate in rates)
+        began = trio.current_time()
+        answers = await send(one, two, three, seconds=0.2, warm_up_s=0.05, streams=2)
+        windows = [placed(answer, began, trio.current_time(), "one") for answer in answers]
+    assert len(windows) == 2
+    assert all(window.bytes_s > 1e6 for window in windows)
+    assert all(began < window.begin < window.end < began + PATIENCE_S for window in windows)
 
 
 async def test_writes_through_to_disks(tmp_path: Path) -> None:
@@ -92,8 +97,8 @@ async def test_disks(tmp_path: Path) -> None:
 async def test_a_whole_calibration(tmp_path: Path) -> None:
     """Three agents, all steps, and every capacity comes from a rate."""
     topology = racks([2, 1], 1)
-    steps: list[Step] = []
-    limits = Limits(disk_bytes=1 << 24)
+    steps: list[CalibrationStep] = []
+    limits = AgentLimits(disk_bytes=1 << 24)
     async with (
         running(tmp_path, limits=limits) as a,
         running(tmp_path, limits=limits) as b,
@@ -124,7 +129,7 @@ async def test_the_burst_at_the_start_is_left_out(autojump_clock: trio.testing.M
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(feed)
-        assert await count(far, 2.05, 0.5) == pytest.approx(10_000, rel=0.1)
+        assert (await count(far, 2.05, 0.5, NOTHING)).bytes_s == pytest.approx(10_000, rel=0.1)
         nursery.cancel_scope.cancel()
 
 
@@ -139,18 +144,71 @@ async def test_what_comes_late_is_waited_for(autojump_clock: trio.testing.MockCl
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(feed)
-        assert await count(far, 2.0, 0.5) == pytest.approx(250)
+        assert (await count(far, 2.0, 0.5, NOTHING)).bytes_s == pytest.approx(250)
         await near.send_all(bytes(1_000))
         await near.aclose()
         with pytest.raises(CalibrationError, match="the sender stopped"):
-            await count(far, 2.0, 0.5)
+            await count(far, 2.0, 0.5, NOTHING)
+
+
+async def test_a_backlog_is_not_counted(autojump_clock: trio.testing.MockClock) -> None:
+    """What arrived before the window and is read in it, since the receiver stood still, makes no link faster."""
+    near, far = trio.testing.memory_stream_one_way_pair()
+    backlog = 0
+
+    async def feed() -> None:
+        nonlocal backlog
+        await near.send_all(bytes(1_000))
+        await trio.sleep(0.4)  # the last read of the warm-up: behind it, 90,000 bytes wait already
+        backlog = 90_000
+        await near.send_all(bytes(1_000))
+        await trio.sleep(0.2)
+        backlog = 0
+        await near.send_all(bytes(90_000))
+        for _ in range(30):
+            await trio.sleep(0.1)
+            await near.send_all(bytes(1_000))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(feed)
+        window = await count(far, 2.05, 0.5, lambda: backlog)
+        assert window.bytes_s == pytest.approx(10_000, rel=0.2)
+        nursery.cancel_scope.cancel()
+
+
+def test_flows_that_do_not_overlap_are_not_added() -> None:
+    """Two pairs of hosts take turns on a link of 8 MB/s: together they had 8 MB/s, not 16."""
+    first, second = Window(8e6, 10.0, 11.0), Window(8e6, 11.0, 12.0)
+    assert together_in([first, second]).bytes_s == 8e6
+    assert overlap([first, second]) == 0
+    assert overlap([first, first]) == 1
+    assert overlap([Window(1, 0, 10), Window(1, 1, 10)]) == pytest.approx(0.9)
+
+
+def test_a_window_is_never_placed_shorter_than_it_was() -> None:
+    """An order and an answer that took their time only prolong it; nonsense is refused by name."""
+    window = Window(100.0, 5.0, 7.0)
+    there = placed(window.answer(4.0, 7.5), 103.9, 107.6, "agent")  # the other clock is 100 s ahead
+    assert there == pytest.approx((100.0, 104.9, 107.1))
+    assert there.bytes_s < window.bytes_s
+    wrongs: tuple[dict[str, Any], ...] = (
+        {"bytes": 0},
+        {"bytes": True},
+        {"lead_s": -1},
+        {"tail_s": "x"},
+        {"tail_s": 9.0},
+        {"lead_s": 1e999},
+    )
+    for wrong in wrongs:
+        with pytest.raises(CalibrationError, match="agent: "):
+            placed({"bytes": 1.0, "lead_s": 1.0, "tail_s": 1.0} | wrong, 0.0, 5.0, "agent")
 
 
 async def test_a_link_that_stops_is_slow(autojump_clock: trio.testing.MockClock) -> None:
     """Silence counts as time; the measurement ends when it should."""
     near, far = trio.testing.memory_stream_one_way_pair()
     await near.send_all(bytes(1_000))
-    assert await count(far, 2.0, 0) == pytest.approx(500)
+    assert (await count(far, 2.0, 0, NOTHING)).bytes_s == pytest.approx(500)
     assert trio.current_time() == pytest.approx(2.0)
 
 
@@ -192,22 +250,22 @@ async def test_a_proof_fits_one_request(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        ({"do": "dance"}, "do='dance': known are hello, take, send, write"),
+        ({"do": "dance"}, "do='dance': must be one of hello, take, send, write"),
         ({}, "do=None"),
         ({"do": ["send"]}, "do="),
-        ({"do": "write", "writers": 5, "bytes": 1}, "writers=5: must be a number from 1 to 4"),
+        ({"do": "write", "writers": 5, "bytes": 1}, "writers=5: must be a whole number from 1 to 4"),
         ({"do": "write", "writers": 1, "bytes": 1 << 30}, "bytes=1073741824"),
         ({"do": "write", "writers": 4, "bytes": 1 << 20}, "4194304 bytes on disk"),
         ({"do": "write", "writers": True, "bytes": "x"}, "writers=True"),
         ({"do": "take", "seconds": 100}, "seconds=100: must be a number from 0.01 to 1"),
         ({"do": "take", "seconds": 1, "warm_up_s": 1}, "warm_up_s=1"),
         ({"do": "send", "to": [], "seconds": 1}, "to=[]"),
-        ({"do": "send", "to": ["127.0.0.1:1"] * 5, "seconds": 1}, "to="),
+        ({"do": "send", "to": ["127.0.0.1:1"] * 5, "seconds": 1}, "to: 5 entries; at most 4"),
         ({"do": "send", "to": ["127.0.0.1:1"] * 3, "streams": 2, "seconds": 1, "warm_up_s": 0}, "at most 4 in all"),
         ({"do": "send", "to": ["127.0.0.1:99999"], "seconds": 1}, "'127.0.0.1:99999' is no address"),
-        ({"do": "send", "to": ["\ud800:1"], "seconds": 0.1, "warm_up_s": 0}, "no agent there"),
+        ({"do": "send", "to": ["\ud800:1"], "seconds": 0.1, "warm_up_s": 0}, "to[0]='\\ud800:1': must have no control"),
         ({"do": "send", "to": ["a" * 300 + ":1"], "seconds": 0.1, "warm_up_s": 0}, "no agent there"),
-        ({"do": "send", "to": ["a\0b:1"], "seconds": 0.1, "warm_up_s": 0}, "no agent there"),
+        ({"do": "send", "to": ["a\0b:1"], "seconds": 0.1, "warm_up_s": 0}, "to[0]='a\\x00b:1': must have no control"),
         ({"do": "send", "to": ["127.0.0.1:1"], "seconds": 0.1, "warm_up_s": 0}, "127.0.0.1:1: no agent there"),
     ],
 )
@@ -285,7 +343,7 @@ async def test_silent_and_many_connections(tmp_path: Path) -> None:
 
 async def test_a_calibrator_that_goes_away_stops_its_work(tmp_path: Path) -> None:
     """Cancelled in the middle of a long job, the agent is free again at once: room, connections, files."""
-    limits = Limits(connections=4, seconds=60, disk_bytes=1 << 20)
+    limits = AgentLimits(connections=4, seconds=60, disk_bytes=1 << 20)
     async with running(tmp_path, limits=limits) as one, running(tmp_path, limits=limits) as two:
         with trio.move_on_after(0.3):
             await send(one, two, seconds=60, warm_up_s=0)
@@ -329,17 +387,7 @@ async def test_all_silent_agents_are_counted(tmp_path: Path) -> None:
         await Calibrator(topology, {}, b"", CalibrationSettings(), Random(1), print).measure()
 
 
-# ---- addresses and tasks
-
-
-def test_addresses() -> None:
-    """Names, IPv4 and IPv6, with and without a port."""
-    found = [parse_address(text, 5) for text in ("h", "h:6", "10.0.0.1:7", "[::1]:8", "[::1]", "::1")]
-    assert found == [("h", 5), ("h", 6), ("10.0.0.1", 7), ("::1", 8), ("::1", 5), ("::1", 5)]
-    assert str(Address("::1", 8)) == "[::1]:8"
-    for bad in ("", ":5", "h:x", "h:70000", "[]:4"):
-        with pytest.raises(AddressError, match="is no address"):
-            parse_address(bad, 5)
+# ---- tasks
 
 
 async def test_errors_come_out_as_they_are() -> None:

@@ -17,17 +17,17 @@ INPUTS = st.lists(st.tuples(IDENTITIES, st.integers(-5, 5)), max_size=12)
 
 @st.composite
 def histories(draw: st.DrawFn, *, footprint_changes: bool | None = None) -> Model:
-    """A model after some beats, with groups of other queries, resets, rebases and torn groups between them."""
+    """A model after some epochs, with groups of other queries, resets, rebases and torn groups between them."""
     micro = draw(st.booleans()) if footprint_changes is None else footprint_changes
     model = Model(draw(st.integers(1, 6)), footprint_changes=micro)
     for step in range(draw(st.integers(0, 14))):
-        kind = draw(st.sampled_from(["beat"] * 6 + ["reset"] * 2 + ["foreign", "torn", "rebase"]))
+        kind = draw(st.sampled_from(["epoch"] * 6 + ["reset"] * 2 + ["foreign", "torn", "rebase"]))
         if kind == "foreign":
             model.foreign(draw(st.lists(IDENTITIES, max_size=4)))
         elif kind == "reset":
             model.reset(draw(st.sampled_from(sorted(model.states))))
         else:
-            model.beat(
+            model.epoch(
                 draw(INPUTS),
                 checks=draw(st.integers(0, 4)),
                 cuts=draw(st.integers(1, 4)),

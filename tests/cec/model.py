@@ -22,9 +22,9 @@ from spe_adapter.cec.control import (
     End,
     EndPositions,
     Mark,
-    encode_closes,
     encode_footprints,
     encode_mark,
+    encode_tombstones,
 )
 
 QUERY = "query"
@@ -43,7 +43,7 @@ class Window(NamedTuple):
 class Footprint(NamedTuple):
     """The last footprint of an open window."""
 
-    beat: int
+    epoch: int
     state: Window
 
 
@@ -87,8 +87,8 @@ def footprint_rows(windows: Sequence[tuple[Identity, Window]]) -> pa.RecordBatch
     )
 
 
-def close_rows(identities: Sequence[Identity]) -> pa.RecordBatch:
-    """Rows of closes."""
+def tombstone_rows(identities: Sequence[Identity]) -> pa.RecordBatch:
+    """Rows of tombstones."""
     return pa.record_batch(
         {
             "key": pa.array([key for key, _ in identities], pa.binary()),
@@ -156,7 +156,7 @@ class Model:
 
     # ---- the operator
 
-    def beat(
+    def epoch(
         self,
         inputs: Sequence[tuple[Identity, int]],
         *,
@@ -168,7 +168,7 @@ class Model:
     ) -> None:
         """Process inputs and publish what changed; `checks` more windows are checked, batches are cut into `cuts`.
 
-        A `torn` beat stops before its END, and leaves the operator as it was.
+        A `torn` epoch stops before its END, and leaves the operator as it was.
         """
         before, state = self.state, copy.deepcopy(self.state)
         epoch = self.generation * GENERATION + 2 * self.batch
@@ -192,7 +192,7 @@ class Model:
         opened = {identity for identity in changed if identity in state.live and identity not in before.live} | reopened
         slowest = sorted(
             (identity for identity in state.live if identity not in opened),
-            key=lambda identity: before.footprints[identity].beat,
+            key=lambda identity: before.footprints[identity].epoch,
         )
         chosen = dict.fromkeys([*opened, *slowest[:checks]])
         if self.footprint_changes:
@@ -240,7 +240,7 @@ class Model:
             for data in encode_footprints(QUERY, state.epoch, rows, kinds, 1):
                 yield data, {"kind": "footprints", "found": tuple(part)}
         for part in _cut(gone, cuts):
-            for data in encode_closes(QUERY, state.epoch, close_rows(part), 1):
+            for data in encode_tombstones(QUERY, state.epoch, tombstone_rows(part), 1):
                 yield data, {"kind": "closes", "closed": tuple(part)}
         assert state.mark is not None
         yield encode_mark(state.mark, 1), {"kind": "mark"}
@@ -262,7 +262,7 @@ class Model:
             watermark_ms=0,
             positions={"in": {0: state.seen}},
             runs=((0, 0, state.seen),),
-            oldest_beat=min((footprint.beat for footprint in state.footprints.values()), default=state.epoch),
+            oldest_epoch=min((footprint.epoch for footprint in state.footprints.values()), default=state.epoch),
             rebase=rebase,
         )
 
@@ -271,7 +271,7 @@ class Model:
             generation=self.generation,
             batch=self.batch,
             closing=False,
-            late_ms=0,
+            late_watermark_ms=0,
             watermark_ms=0,
             max_event_ms=None,
             partitions=4,
@@ -281,15 +281,15 @@ class Model:
 
     # ---- what reconstruction should find
 
-    def oldest_beat(self, epoch: int) -> int:
+    def oldest_epoch(self, epoch: int) -> int:
         """T as of an epoch."""
-        return min((footprint.beat for footprint in self.states[epoch].footprints.values()), default=epoch)
+        return min((footprint.epoch for footprint in self.states[epoch].footprints.values()), default=epoch)
 
     def skips(self, epoch: int) -> dict[Identity, int]:
-        """Identities closed behind T and not open, with the beat."""
-        state, oldest = self.states[epoch], self.oldest_beat(epoch)
+        """Identities closed behind T and not open, with the epoch."""
+        state, oldest = self.states[epoch], self.oldest_epoch(epoch)
         return {
-            identity: beat for identity, beat in state.closed.items() if beat > oldest and identity not in state.live
+            identity: epoch for identity, epoch in state.closed.items() if epoch > oldest and identity not in state.live
         }
 
     def needed_offset(self, epoch: int) -> int:
@@ -321,13 +321,13 @@ class Model:
     ) -> dict[Identity, Window]:
         """The state at an epoch from an eventual checkpoint; a window that closes on the way is an error."""
         live = {identity: footprint.state for identity, footprint in windows.items()}
-        known = {identity: footprint.beat for identity, footprint in windows.items()} | skips
-        oldest = min((footprint.beat for footprint in windows.values()), default=epoch)
-        for beat in self.states[epoch].lineage:
-            if beat <= oldest:
+        known = {identity: footprint.epoch for identity, footprint in windows.items()} | skips
+        oldest = min((footprint.epoch for footprint in windows.values()), default=epoch)
+        for replayed in self.states[epoch].lineage:
+            if replayed <= oldest:
                 continue
-            for identity, value in self.inputs[beat]:
-                if beat <= known.get(identity, -1):
+            for identity, value in self.inputs[replayed]:
+                if replayed <= known.get(identity, -1):
                     continue
                 window = live.get(identity, Window(0, 0))
                 live[identity] = Window(window.records + 1, window.total + value)

@@ -28,18 +28,18 @@ from logstore.format.control import (
 from logstore.format.records import Record, encode_batch
 from spe_adapter.cec.control import (
     BATCH_TARGET_BYTES,
-    Closes,
     EndPositions,
     Footprints,
     Mark,
+    Tombstones,
     decode,
-    encode_closes,
     encode_footprints,
     encode_mark,
+    encode_tombstones,
     holds_progress,
 )
 from spe_adapter.checkpoint.planned import Planned
-from tests.cec.model import Window, close_rows, footprint_rows
+from tests.cec.model import Window, footprint_rows, tombstone_rows
 
 MARK = Mark(
     query="orders",
@@ -57,14 +57,14 @@ MARK = Mark(
     watermark_ms=-5,
     positions={"in": {10: 7, 2: 9}, "also": {0: 2**62}},
     runs=((0, 2, 9), (0, 10, 7)),
-    oldest_beat=2**40,
+    oldest_epoch=2**40,
     rebase=False,
 )
 PROGRESS = EndPositions(
     generation=1,
     batch=3,
     closing=False,
-    late_ms=0,
+    late_watermark_ms=0,
     watermark_ms=10,
     max_event_ms=None,
     partitions=4,
@@ -93,9 +93,9 @@ def footprints() -> bytes:
     return batch
 
 
-def closes() -> bytes:
-    """A control batch with two closes."""
-    (batch,) = encode_closes("orders", 6, close_rows([(b"z", 4), (None, 0)]), 1_700_000_000_000)
+def tombstones() -> bytes:
+    """A control batch with two tombstones."""
+    (batch,) = encode_tombstones("orders", 6, tombstone_rows([(b"z", 4), (None, 0)]), 1_700_000_000_000)
     return batch
 
 
@@ -104,7 +104,7 @@ def mark() -> bytes:
     return encode_mark(MARK, 1_700_000_000_000)
 
 
-ALL = pytest.mark.parametrize("make", [footprints, closes, mark])
+ALL = pytest.mark.parametrize("make", [footprints, tombstones, mark])
 
 
 def ipc(rows: pa.RecordBatch, *, count: int = 1) -> bytes:
@@ -135,9 +135,9 @@ def test_footprints_come_back() -> None:
 
 def test_closes_come_back() -> None:
     """Keys and numbers."""
-    record = decode(closes())
-    assert isinstance(record, Closes)
-    assert record.rows.equals(close_rows([(b"z", 4), (None, 0)]), check_metadata=True)
+    record = decode(tombstones())
+    assert isinstance(record, Tombstones)
+    assert record.rows.equals(tombstone_rows([(b"z", 4), (None, 0)]), check_metadata=True)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_closes_come_back() -> None:
         MARK,
         replace(MARK, max_event_ms=7, rebase=True, positions={}, runs=()),
         replace(MARK, open_windows=2**62),
-        replace(MARK, newest_ms=(None, -7, 2**40)),
+        replace(MARK, max_events_ms=(None, -7, 2**40)),
     ],
 )
 def test_a_mark_comes_back(changed: Mark) -> None:
@@ -179,14 +179,14 @@ def test_whose_end_is_a_stateful_querys() -> None:
 
 def test_a_batch_is_decoded_where_it_stands() -> None:
     """Records end to end, each at its position; what stands around them does not matter."""
-    batches = [footprints(), closes(), mark()]
+    batches = [footprints(), tombstones(), mark()]
     log = b"".join(batches)
     kinds = []
     position = 0
     while position < len(log):
         kinds.append(type(decode(log, position)))
         position += check_batch(log, position).size_bytes
-    assert kinds == [Footprints, Closes, Mark]
+    assert kinds == [Footprints, Tombstones, Mark]
 
 
 def test_what_is_decoded_needs_no_buffer() -> None:
@@ -219,7 +219,7 @@ def test_the_bytes_of_a_mark_are_golden() -> None:
 def test_the_fields_of_footprints_and_closes_are_golden() -> None:
     """JSON in front, Arrow's stream behind it; the columns in their order."""
     assert b'{"query":"orders","epoch":6,"n":3}\xff\xff\xff\xff' in footprints()
-    assert b'{"query":"orders","epoch":6,"n":2}\xff\xff\xff\xff' in closes()
+    assert b'{"query":"orders","epoch":6,"n":2}\xff\xff\xff\xff' in tombstones()
     schema = pa.ipc.open_stream(tail_of(footprints())).schema
     assert schema.names == ["kind", "key", "number", "expires", "s_count", "s_total", "s_text"]
     assert schema.metadata is None
@@ -268,7 +268,7 @@ def test_every_truncation_is_found(make: Callable[[], bytes]) -> None:
 def test_bytes_behind_the_content_are_found(make: Callable[[], bytes]) -> None:
     """Inside the record nothing follows what is known."""
     whole = make()
-    kind = {footprints: FOOTPRINTS_TYPE, closes: CLOSES_TYPE, mark: MARK_TYPE}[make]
+    kind = {footprints: FOOTPRINTS_TYPE, tombstones: CLOSES_TYPE, mark: MARK_TYPE}[make]
     fields = (
         json.loads(GOLDEN_MARK) if make is mark else {"query": "q", "epoch": 1, "n": 3 if make is footprints else 2}
     )
@@ -278,7 +278,7 @@ def test_bytes_behind_the_content_are_found(make: Callable[[], bytes]) -> None:
         decode(encode_control_record(kind, fields, tail + b"\0", 1))
 
 
-@pytest.mark.parametrize("make", [footprints, closes])
+@pytest.mark.parametrize("make", [footprints, tombstones])
 def test_hostile_arrow_bytes_never_raise_anything_else(make: Callable[[], bytes]) -> None:
     """With the checksum made to fit, damaged Arrow is CorruptBatch or rows that add up."""
     whole = make()
@@ -294,7 +294,7 @@ def test_hostile_arrow_bytes_never_raise_anything_else(make: Callable[[], bytes]
         except CorruptBatch:
             refused += 1
         else:
-            assert isinstance(record, (Footprints, Closes))
+            assert isinstance(record, (Footprints, Tombstones))
             record.rows.validate(full=True)
     assert refused > 100
 
@@ -399,7 +399,7 @@ def test_wrong_columns_are_not_even_written() -> None:
     with pytest.raises(CorruptBatch):
         encode_footprints("q", 1, ROWS, OPENED[:2], 1)
     with pytest.raises(CorruptBatch):
-        encode_closes("q", 1, ROWS, 1)
+        encode_tombstones("q", 1, ROWS, 1)
 
 
 # ---- sizes
@@ -434,7 +434,7 @@ def test_small_rows_fill_their_batches() -> None:
     count = 100_000
     dice = np.random.default_rng(1)
     keys = [bytes(key) for key in dice.integers(0, 256, (count, 24), dtype=np.uint8)]
-    rows = close_rows(list(zip(keys, dice.integers(-(2**63), 2**63 - 1, count).tolist(), strict=True)))
-    batches = list(encode_closes("q", 1, rows, 1))
+    rows = tombstone_rows(list(zip(keys, dice.integers(-(2**63), 2**63 - 1, count).tolist(), strict=True)))
+    batches = list(encode_tombstones("q", 1, rows, 1))
     assert len(batches) <= sum(map(len, batches)) // BATCH_TARGET_BYTES + 2
     assert max(map(len, batches)) <= BATCH_TARGET_BYTES

@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from logstore.errors import CorruptBatch, UnknownFormatVersion
 from logstore.format.control import CLOSES_TYPE, encode_control_record
-from spe_adapter.cec.control import MIN_PACKED_ROWS, Closes, Footprints, decode, encode_closes, encode_footprints
+from spe_adapter.cec.control import (
+    MIN_PACKED_ROWS,
+    Footprints,
+    Tombstones,
+    decode,
+    encode_footprints,
+    encode_tombstones,
+)
 from spe_adapter.cec.packing import MAX_UNPACKED_BYTES, can_pack, pack, unpack
 
 VALUES: dict[pa.DataType, st.SearchStrategy[Any]] = {
@@ -107,7 +114,7 @@ def averages(count: int) -> pa.RecordBatch:
 
 
 def test_state_takes_a_sixth_of_its_bytes_or_less() -> None:
-    """What a stateful query writes in each epoch; and it is read back, footprints as well as closes."""
+    """What a stateful query writes in each epoch; and it is read back, footprints as well as tombstones."""
     rows = averages(5_000)
     opened = np.arange(5_000) % 2 == 0
     written = list(encode_footprints("q", 1, rows, opened, 1))
@@ -116,10 +123,10 @@ def test_state_takes_a_sixth_of_its_bytes_or_less() -> None:
     assert all(isinstance(record, Footprints) for record in back)
     assert pa.concat_batches([record.rows for record in back if isinstance(record, Footprints)]).equals(rows)
     gone = rows.select(["key", "number"])
-    (closes,) = encode_closes("q", 1, gone, 1)
-    assert len(closes) < gone.nbytes / 4
-    record = decode(closes)
-    assert isinstance(record, Closes)
+    (tombstones,) = encode_tombstones("q", 1, gone, 1)
+    assert len(tombstones) < gone.nbytes / 4
+    record = decode(tombstones)
+    assert isinstance(record, Tombstones)
     assert record.rows.equals(gone)
 
 

@@ -81,16 +81,16 @@ def test_a_list_that_ends_too_early_is_used_for_what_it_can_do(view: View, q_lim
 
 
 def run(policy: Policy, windows: int, results: list[int], *, listed: int | None = None) -> tuple[int, list[int]]:
-    """So many windows, opened at once; beats with so many results. How many checks were taken; q after each beat."""
+    """So many windows, opened at once; epochs with so many results. How many checks were taken; q after each epoch."""
     counters = Counters().after(footprints=windows, records=windows)
     ordinals = np.full(windows, counters.emitted, np.int64)
     seens = np.full(windows, counters.seen, np.int64)
     total, extents = 0, []
-    for beat, count in enumerate(results):
+    for epoch, count in enumerate(results):
         counters = counters.after(results=count, records=10 * count)
         order = np.argsort(ordinals, kind="stable")
         listing = order[:listed]
-        view = View(counters.emitted, counters.seen, windows, ordinals[listing], seens[listing], now_ms=beat * 1000.0)
+        view = View(counters.emitted, counters.seen, windows, ordinals[listing], seens[listing], now_ms=epoch * 1000.0)
         checks = policy.checks(view)
         total += checks
         counters = counters.after(footprints=checks)
@@ -329,7 +329,7 @@ def test_rates_that_make_no_sense_are_refused(mtbf_s: float, records_per_s: floa
 
 @given(st.integers(1, 40), st.lists(st.integers(0, 20), min_size=1, max_size=40))
 def test_cost_and_benefit_do_not_thrash(windows: int, results: list[int]) -> None:
-    """When failures are about to come every moment, a beat's checks are one round at most."""
+    """When failures are about to come every moment, an epoch's checks are one round at most."""
     total, _ = run(CostBenefit(COSTS, 1e-6, records_per_s=1e4), windows, results)
     assert total <= windows * len(results)
     assert run(CostBenefit(COSTS, 1e15, records_per_s=1e4), windows, results)[0] == 0

@@ -14,7 +14,7 @@ from logstore.errors import CorruptBatch, UnsupportedBatchFormat
 from logstore.format.batch import CRC_START, patch_base
 from logstore.format.control import encode_control
 from spe_adapter.cec.control import End, Mark, encode_footprints, encode_mark
-from spe_adapter.cec.reconstruct import Eventual, Reconstruction
+from spe_adapter.cec.reconstruct import EventualCheckpoint, Reconstruction
 from spe_adapter.errors import StateInconsistent, StateTrimmed
 from tests.cec.histories import histories, pieces_of
 from tests.cec.model import QUERY, Footprint, Identity, Model, Window, footprint_rows, windows_of
@@ -23,7 +23,7 @@ A: Identity = (b"a", 0)
 B: Identity = (b"b", 0)
 
 
-def scan(pieces: list[bytes], as_of: int | None = None, log_start_offset: int = 0) -> Eventual:
+def scan(pieces: list[bytes], as_of: int | None = None, log_start_offset: int = 0) -> EventualCheckpoint:
     """What a whole scan finds."""
     reconstruction = Reconstruction(QUERY, as_of)
     for piece in pieces:
@@ -32,8 +32,8 @@ def scan(pieces: list[bytes], as_of: int | None = None, log_start_offset: int = 
     return reconstruction.finish(log_start_offset)
 
 
-def footprints_of(eventual: Eventual) -> dict[Identity, Footprint]:
-    """Windows with their beats, as the model has them; no window comes twice."""
+def footprints_of(eventual: EventualCheckpoint) -> dict[Identity, Footprint]:
+    """Windows with their epochs, as the model has them; no window comes twice."""
     found: dict[Identity, Footprint] = {}
     for windows in eventual.windows:
         for rows in windows.batches:
@@ -43,15 +43,15 @@ def footprints_of(eventual: Eventual) -> dict[Identity, Footprint]:
     return found
 
 
-def skips_of(eventual: Eventual) -> dict[Identity, int]:
+def skips_of(eventual: EventualCheckpoint) -> dict[Identity, int]:
     """Skips as the model has them; no identity comes twice."""
     skips = eventual.skips
     identities = list(zip(skips.keys.to_pylist(), skips.numbers.tolist(), strict=True))
     assert len(set(identities)) == len(identities)
-    return dict(zip(identities, skips.beats.tolist(), strict=True))
+    return dict(zip(identities, skips.epochs.tolist(), strict=True))
 
 
-def check(model: Model, eventual: Eventual, epoch: int) -> None:
+def check(model: Model, eventual: EventualCheckpoint, epoch: int) -> None:
     """Everything in a result is as the model says."""
     state = model.states[epoch]
     assert eventual.found
@@ -59,11 +59,11 @@ def check(model: Model, eventual: Eventual, epoch: int) -> None:
     assert eventual.end.epoch == epoch
     assert eventual.mark == state.mark
     assert footprints_of(eventual) == state.footprints
-    assert eventual.oldest_beat == model.oldest_beat(epoch)
+    assert eventual.oldest_epoch == model.oldest_epoch(epoch)
     assert skips_of(eventual) == model.skips(epoch)
-    wanted = [beat for beat in state.lineage if beat >= eventual.oldest_beat]
+    wanted = [epoch for epoch in state.lineage if epoch >= eventual.oldest_epoch]
     assert [mark.epoch for mark in eventual.marks] == wanted
-    assert eventual.marks == tuple(model.states[beat].mark for beat in wanted)
+    assert eventual.marks == tuple(model.states[epoch].mark for epoch in wanted)
     assert eventual.scanned.oldest_offset == model.needed_offset(epoch)
 
 
@@ -151,7 +151,7 @@ def test_a_torn_group_is_left_out_whatever_is_wrong_with_it(data: st.DataObject)
     model = data.draw(histories())
     if len(model.states) == 1:
         return
-    model.beat(data.draw(st.just([(A, 1), (B, 1)])), torn=True)
+    model.epoch(data.draw(st.just([(A, 1), (B, 1)])), torn=True)
     tail = 1 + max(index for index, stored in enumerate(model.log) if stored.kind == "end")
     victims = data.draw(st.sets(st.sampled_from(range(tail, len(model.log)))))
     for index in victims:
@@ -165,11 +165,11 @@ def test_a_torn_group_is_left_out_whatever_is_wrong_with_it(data: st.DataObject)
     assert eventual.scanned.discarded == len(victims)
 
 
-def two_beats() -> Model:
-    """Two windows, opened in two beats."""
+def two_epochs() -> Model:
+    """Two windows, opened in two epochs."""
     model = Model(9, footprint_changes=False)
-    model.beat([(A, 1)])
-    model.beat([(B, 2)])
+    model.epoch([(A, 1)])
+    model.epoch([(B, 2)])
     return model
 
 
@@ -181,14 +181,14 @@ def backwards(model: Model) -> bytes:
 @pytest.mark.parametrize("back", [-1, 0, 2])
 def test_a_reset_behind_a_reset(back: int) -> None:
     """What the older of two resets undid stays undone, whatever the newer one does."""
-    model = two_beats()
-    model.beat([(A, 7), (B, 7)], checks=2)
+    model = two_epochs()
+    model.epoch([(A, 7), (B, 7)], checks=2)
     model.reset(back)
-    model.beat([(B, 1)])
+    model.epoch([(B, 1)])
     kept = model.newest_epoch
-    model.beat([(A, 5)], checks=2)
+    model.epoch([(A, 5)], checks=2)
     model.reset(kept)
-    model.beat([(A, 3)])
+    model.epoch([(A, 3)])
     for epoch in list(model.states)[1:]:
         check(model, scan([backwards(model)], as_of=epoch), epoch)
     check(model, scan([backwards(model)]), model.newest_epoch)
@@ -198,7 +198,7 @@ def test_every_flipped_bit_inside_a_finished_group_is_found() -> None:
     """Damage behind an END is an error; of the bytes that no checksum covers only the leader epoch may differ, and
     offsets that still fall.
     """
-    model = two_beats()
+    model = two_epochs()
     expected = scan([backwards(model)])
     for victim in range(2, len(model.log) - 1):
         pieces = [stored.data for stored in reversed(model.log)]
@@ -217,8 +217,8 @@ def test_every_flipped_bit_inside_a_finished_group_is_found() -> None:
 
 def test_a_length_that_hides_what_follows_is_an_error_even_in_the_tail() -> None:
     """A torn batch whose length is wrong is not left out together with the finished groups behind it."""
-    model = two_beats()
-    model.beat([(A, 1)], torn=True)
+    model = two_epochs()
+    model.epoch([(A, 1)], torn=True)
     damaged = bytearray(backwards(model))
     damaged[10] ^= 1
     with pytest.raises(CorruptBatch):
@@ -226,21 +226,21 @@ def test_a_length_that_hides_what_follows_is_an_error_even_in_the_tail() -> None
 
 
 def test_no_open_windows_need_nothing_but_the_mark() -> None:
-    """N = 0: the scan ends at the mark, T is the last beat and nothing is to be replayed."""
+    """N = 0: the scan ends at the mark, T is the last epoch and nothing is to be replayed."""
     model = Model(1, footprint_changes=False)
-    model.beat([(A, 1), (B, 1)])
+    model.epoch([(A, 1), (B, 1)])
     reconstruction = Reconstruction(QUERY)
     assert reconstruction.feed(model.log[-1].data) is False
     assert reconstruction.feed(model.log[-2].data) is True
     eventual = reconstruction.result
-    assert eventual.oldest_beat == 0
+    assert eventual.oldest_epoch == 0
     assert not eventual.windows
     assert not skips_of(eventual)
 
 
 def test_forwards_is_refused() -> None:
     """A log that is fed from its beginning is an error: an older state would be taken for the newest."""
-    model = two_beats()
+    model = two_epochs()
     with pytest.raises(CorruptBatch, match="backwards"):
         scan([stored.data for stored in model.log])
 
@@ -270,7 +270,7 @@ def newest_mark(model: Model) -> Mark:
 def test_more_windows_than_the_mark_says_is_an_error() -> None:
     """Five footprints in one batch where the mark says two: the log contradicts itself."""
     model = Model(9, footprint_changes=False)
-    model.beat([((b"%d" % index, 0), 1) for index in range(5)])
+    model.epoch([((b"%d" % index, 0), 1) for index in range(5)])
     log = rewritten(model, "mark", encode_mark(replace(newest_mark(model), open_windows=2), 1))
     with pytest.raises(StateInconsistent, match="says 2 open windows"):
         scan([log])
@@ -278,7 +278,7 @@ def test_more_windows_than_the_mark_says_is_an_error() -> None:
 
 def test_fewer_windows_than_the_mark_says_is_an_error() -> None:
     """A log that is whole and lacks a window is wrong; one that was trimmed was trimmed too far."""
-    model = two_beats()
+    model = two_epochs()
     log = rewritten(model, "mark", encode_mark(replace(newest_mark(model), open_windows=3), 1))
     with pytest.raises(StateInconsistent, match="1 of the 3 windows"):
         scan([log])
@@ -288,7 +288,7 @@ def test_fewer_windows_than_the_mark_says_is_an_error() -> None:
 
 def test_a_rebase_that_lacks_a_window_is_an_error() -> None:
     """What stands in front of a rebase is never looked at: it may be of another layout."""
-    model = two_beats()
+    model = two_epochs()
     log = rewritten(model, "mark", encode_mark(replace(newest_mark(model), rebase=True), 1))
     with pytest.raises(StateInconsistent, match="holds all windows"):
         scan([log])
@@ -296,7 +296,7 @@ def test_a_rebase_that_lacks_a_window_is_an_error() -> None:
 
 def test_records_of_another_epoch_in_a_group_are_an_error() -> None:
     """A group is of one query and one epoch."""
-    model = two_beats()
+    model = two_epochs()
     rows = footprint_rows([(B, Window(1, 2))])
     log = rewritten(model, "footprints", next(encode_footprints(QUERY, 0, rows, np.ones(1, np.bool_), 1)))
     with pytest.raises(CorruptBatch, match="epoch 0 in the group"):
@@ -305,7 +305,7 @@ def test_records_of_another_epoch_in_a_group_are_an_error() -> None:
 
 def test_state_without_a_mark_is_an_error() -> None:
     """Without N nobody knows how far to go back."""
-    model = two_beats()
+    model = two_epochs()
     model.log = [stored for stored in model.log if stored.kind != "mark"]
     with pytest.raises(StateInconsistent, match="no mark"):
         scan([backwards(model)])
@@ -313,7 +313,7 @@ def test_state_without_a_mark_is_an_error() -> None:
 
 def test_two_marks_are_an_error() -> None:
     """One partition, one task, one mark."""
-    model = two_beats()
+    model = two_epochs()
     newest = model.log[-2]
     model.log.insert(len(model.log) - 2, newest._replace(data=_moved(newest.data, newest.offset - 1)))
     model.log.pop(-4)  # whose offset that was
@@ -323,7 +323,7 @@ def test_two_marks_are_an_error() -> None:
 
 def test_a_group_without_begin_is_an_error() -> None:
     """Two ENDs with nothing between that opens the newer group."""
-    model = two_beats()
+    model = two_epochs()
     model.log = [stored for stored in model.log if stored.kind != "begin" or stored.epoch == 0]
     with pytest.raises(CorruptBatch, match="no BEGIN"):
         scan([backwards(model)])
@@ -331,7 +331,7 @@ def test_a_group_without_begin_is_an_error() -> None:
 
 def test_epochs_that_do_not_fall_are_an_error() -> None:
     """An older group with a newer epoch is not this query's history."""
-    model = two_beats()
+    model = two_epochs()
     index = next(index for index, stored in enumerate(model.log) if stored.kind == "end")
     end = encode_control(End(QUERY, 7, 1, b""), timestamp_ms=1)
     model.log[index] = model.log[index]._replace(data=_moved(end, model.log[index].offset))

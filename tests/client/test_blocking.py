@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from logstore.base.addresses import Address
 from logstore.client import wire
 from logstore.client.blocking import Client, parse_addresses
 from logstore.client.errors import MalformedReply, Refused, Unavailable
-from logstore.client.network import Address
 from logstore.client.wire import TopicPartition
-from logstore.errors import FencedRun, InvalidConfig
+from logstore.errors import FencedIncarnation, InvalidConfig
 from logstore.format import epoch_api
 
 ADDRESS = Address("there", 9092)
@@ -172,9 +172,11 @@ def test_a_frame_of_a_size_that_cannot_be_allocates_nothing(client_of: Make) -> 
 def test_errors_of_the_sidecar_come_back_as_they_were_raised(client_of: Make) -> None:
     """By class, with their message, and not tried again."""
     client, network = client_of(
-        lambda _, correlation_id, __: epoch_api.encode_reply(FencedRun("run r1 is old"), correlation_id=correlation_id)
+        lambda _, correlation_id, __: epoch_api.encode_reply(
+            FencedIncarnation("r1 is old"), correlation_id=correlation_id
+        )
     )
-    with pytest.raises(FencedRun, match="run r1 is old"):
+    with pytest.raises(FencedIncarnation, match="r1 is old"):
         client.abort(epoch_api.AbortRequest("q", "r1", 3))
     assert network.requests == [epoch_api.ABORT]
 

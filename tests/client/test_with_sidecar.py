@@ -28,7 +28,7 @@ from logstore.format.control import (
     decode_control_record,
     encode_control_record,
 )
-from logstore.format.epoch_api import DecideRequest, Part, ScanReply, ScanRequest, StageRequest, TaskOutput
+from logstore.format.epoch_api import EpochCommitRequest, Part, ScanReply, ScanRequest, StageRequest, TaskOutput
 from logstore.format.records import Record, encode_batch
 from tests.support.sidecar import Sidecar
 
@@ -58,17 +58,17 @@ def control(kind: int, epoch: int, tail_bytes: int = 100) -> bytes:
 
 
 def stage(client: Client, epoch: int, batches: Sequence[bytes], position: int = 0) -> None:
-    """Stage one piece for the stream; a plain batch has 10 records, a control batch one."""
+    """Stage one segment for the stream; a plain batch has 10 records, a control batch one."""
     records = sum(header.record_count for batch in batches for _, header in iterate_batches(batch))
     data = b"".join(batches)
     part = Part(OUT.topic, OUT.partition, len(data), len(batches), records)
     client.stage(StageRequest("q", "r", epoch, 0, "a", position, (part,), data))
 
 
-def commit(client: Client, epoch: int, pieces: int = 1) -> None:
-    """Decide an epoch."""
-    tasks = (TaskOutput(0, "a", pieces),)
-    client.decide(DecideRequest("q", "r", epoch, "error", tasks, f"positions of {epoch}", forget=False))
+def commit(client: Client, epoch: int, segments: int = 1) -> None:
+    """Commit an epoch."""
+    tasks = (TaskOutput(0, "a", segments),)
+    client.commit(EpochCommitRequest("q", "r", epoch, "error", tasks, f"positions of {epoch}", forget=False))
 
 
 def publish(client: Client, epoch: int, footprint_bytes: int = 100) -> None:
@@ -91,7 +91,7 @@ def test_state_goes_through_staging_into_the_stream(client: Client) -> None:
     publish(client, 0)
     stage(client, 1, [PLAIN, control(FOOTPRINTS_TYPE, 1)])
     stage(client, 1, [control(CLOSES_TYPE, 1), control(MARK_TYPE, 1)], position=1)
-    commit(client, 1, pieces=2)
+    commit(client, 1, segments=2)
     reply = client.scan(ScanRequest("out", 0, -1, (), 1 << 20))
     assert kinds(reply) == [
         (28, END_TYPE),

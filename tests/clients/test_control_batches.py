@@ -23,17 +23,19 @@ TIMESTAMP_MS = 1_700_000_000_000
 
 def commit_epoch(broker: Broker, topic: str, values: list[bytes]) -> None:
     """Publish one epoch with these records, and state behind them, through the private requests."""
-    query, run, attempt = uuid.uuid4().hex, uuid.uuid4().hex, "0-0"
+    query, incarnation, attempt = uuid.uuid4().hex, uuid.uuid4().hex, "0-0"
     state = [
         encode_control_record(kind, {"query": query}, bytes(size), TIMESTAMP_MS)
         for kind, size in ((FOOTPRINTS_TYPE, 400_000), (FOOTPRINTS_TYPE, 100), (CLOSES_TYPE, 100), (MARK_TYPE, 0))
     ]
     data = b"".join([make_batch(values, timestamp_ms=TIMESTAMP_MS), *state])
     part = epoch_api.Part(topic, 0, len(data), 1 + len(state), len(values) + len(state))
-    stage = epoch_api.StageRequest(query, run, 0, 0, attempt, 0, (part,), data)
-    decide = epoch_api.DecideRequest(query, run, 0, "error", (epoch_api.TaskOutput(0, attempt, 1),), "{}", False)
+    stage = epoch_api.StageRequest(query, incarnation, 0, 0, attempt, 0, (part,), data)
+    commit = epoch_api.EpochCommitRequest(
+        query, incarnation, 0, "error", (epoch_api.TaskOutput(0, attempt, 1),), "{}", False
+    )
     with RawConnection(broker.port) as connection:
-        for request, key in ((stage, epoch_api.STAGE), (decide, epoch_api.DECIDE)):
+        for request, key in ((stage, epoch_api.STAGE), (commit, epoch_api.EPOCH_COMMIT)):
             request_bytes = b"".join(bytes(piece) for piece in epoch_api.encode_request(request, correlation_id=1))
             answer = connection.call(len(request_bytes).to_bytes(4, "big") + request_bytes)
             _, reply = epoch_api.decode_reply(key, answer)

@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.harness.raw import RawConnection, make_batch
 from logstore.format import epoch_api
-from spe_adapter.cec.control import EndPositions, Mark, encode_closes, encode_footprints, encode_mark
+from spe_adapter.cec.control import EndPositions, Mark, encode_footprints, encode_mark, encode_tombstones
 from tests.clients.adapters import EARLIEST, LATEST, Client, ConfluentClient, Message
 from tests.clients.broker import Broker, eventually
 from tests.clients.test_kcat import kcat
@@ -31,7 +31,7 @@ def _cairn_only(broker: Broker) -> None:
         pytest.skip("Kafka takes no control records from clients")
 
 
-def controls(query: str, beat: int, windows: int) -> list[bytes]:
+def controls(query: str, epoch: int, windows: int) -> list[bytes]:
     """Footprints of so many windows with some state, some closes, and the mark."""
     names = pa.array([b"key-%d" % number for number in range(windows)], pa.binary())
     numbers = pa.array(np.arange(windows))
@@ -41,14 +41,14 @@ def controls(query: str, beat: int, windows: int) -> list[bytes]:
     )
     gone = pa.RecordBatch.from_arrays([names.slice(0, 3), numbers.slice(0, 3)], names=["key", "number"])
     mark = Mark(
-        query=query, epoch=beat, attempt="0", partition=0, partitions=1, layout=0, operator="test",
-        open_windows=windows, emitted=beat, seen=beat, sequence=beat, max_event_ms=None, watermark_ms=0,
-        oldest_beat=beat,
+        query=query, epoch=epoch, attempt="0", partition=0, partitions=1, layout=0, operator="test",
+        open_windows=windows, emitted=epoch, seen=epoch, sequence=epoch, max_event_ms=None, watermark_ms=0,
+        oldest_epoch=epoch,
     )  # fmt: skip
     opened = np.ones(windows, np.bool_)
     return [
-        *encode_footprints(query, beat, state, opened, TIMESTAMP_MS),
-        *encode_closes(query, beat, gone, TIMESTAMP_MS),
+        *encode_footprints(query, epoch, state, opened, TIMESTAMP_MS),
+        *encode_tombstones(query, epoch, gone, TIMESTAMP_MS),
         encode_mark(mark, TIMESTAMP_MS),
     ]
 
@@ -61,32 +61,41 @@ def commit(connection: RawConnection, request: epoch_api.Request, key: int) -> N
         raise reply
 
 
-def publish(broker: Broker, topic: str, beats: list[list[bytes]], windows: int = WINDOWS) -> None:
-    """One append group for each beat: its results, then its control records."""
-    query, run = uuid.uuid4().hex, uuid.uuid4().hex
+def publish(broker: Broker, topic: str, epochs: list[list[bytes]], windows: int = WINDOWS) -> None:
+    """One append group for each epoch: its results, then its control records."""
+    query, incarnation = uuid.uuid4().hex, uuid.uuid4().hex
     progress = EndPositions(
-        generation=0, batch=0, closing=False, late_ms=0, watermark_ms=0, max_event_ms=None, partitions=1, layout=0
+        generation=0,
+        batch=0,
+        closing=False,
+        late_watermark_ms=0,
+        watermark_ms=0,
+        max_event_ms=None,
+        partitions=1,
+        layout=0,
     )
     with RawConnection(broker.port) as connection:
-        for beat, values in enumerate(beats):
+        for epoch, values in enumerate(epochs):
             batches = [make_batch(values, timestamp_ms=TIMESTAMP_MS)] if values else []
-            batches += controls(query, beat, windows)
+            batches += controls(query, epoch, windows)
             data = b"".join(batches)
             records = len(values) + len(batches) - bool(values)
             part = epoch_api.Part(topic, 0, len(data), len(batches), records)
-            commit(connection, epoch_api.StageRequest(query, run, beat, 0, "0", 0, (part,), data), epoch_api.STAGE)
+            commit(
+                connection, epoch_api.StageRequest(query, incarnation, epoch, 0, "0", 0, (part,), data), epoch_api.STAGE
+            )
             tasks = (epoch_api.TaskOutput(0, "0", 1),)
-            decision = epoch_api.DecideRequest(query, run, beat, "error", tasks, progress.to_json(), False)
-            commit(connection, decision, epoch_api.DECIDE)
+            request = epoch_api.EpochCommitRequest(query, incarnation, epoch, "error", tasks, progress.to_json(), False)
+            commit(connection, request, epoch_api.EPOCH_COMMIT)
 
 
-BEATS = [[b"%d-%d" % (beat, at) for at in range(1 + beat % 3)] if beat % 4 != 2 else [] for beat in range(12)]
-RESULTS = [value for values in BEATS for value in values]
+EPOCHS = [[b"%d-%d" % (epoch, at) for at in range(1 + epoch % 3)] if epoch % 4 != 2 else [] for epoch in range(12)]
+RESULTS = [value for values in EPOCHS for value in values]
 
 
 def test_every_client_reads_the_results_and_nothing_else(client: Client, broker: Broker, topic: str) -> None:
-    """From the first offset on, and from any other; beats without results are passed over."""
-    publish(broker, topic, BEATS)
+    """From the first offset on, and from any other; epochs without results are passed over."""
+    publish(broker, topic, EPOCHS)
     ConfluentClient(broker.bootstrap).produce(topic, [Message(value=b"behind")])
     got = client.consume(topic, len(RESULTS) + 1)
     assert [message.value for message in got] == [*RESULTS, b"behind"]
@@ -102,8 +111,8 @@ def test_every_client_reads_the_results_and_nothing_else(client: Client, broker:
 
 def test_groups_commit_past_control_records(client: Client, broker: Broker, topic: str, group: str) -> None:
     """A member that has read all results leaves the rest of the group nothing but what comes later."""
-    publish(broker, topic, BEATS[:5])
-    first = [value for values in BEATS[:5] for value in values]
+    publish(broker, topic, EPOCHS[:5])
+    first = [value for values in EPOCHS[:5] for value in values]
     assert [message.value for message in client.consume_as_group(topic, group, len(first))] == first
     publish(broker, topic, [[], [b"later"]])
     assert [message.value for message in client.consume_as_group(topic, group, 1)] == [b"later"]
@@ -112,7 +121,7 @@ def test_groups_commit_past_control_records(client: Client, broker: Broker, topi
 @pytest.mark.skipif(shutil.which("kcat") is None, reason="no kcat on the path")
 def test_kcat_reads_to_the_end(broker: Broker, topic: str) -> None:
     """-e ends at the end of the stream, though that is a control record."""
-    publish(broker, topic, BEATS)
+    publish(broker, topic, EPOCHS)
     printed = kcat(broker, "-C", "-t", topic, "-p", "0", "-o", "beginning", "-e", "-q", "-f", "%s\n")
     assert printed.encode().split() == RESULTS
 
@@ -120,7 +129,7 @@ def test_kcat_reads_to_the_end(broker: Broker, topic: str) -> None:
 @pytest.mark.kafka_peer
 def test_the_java_consumer_reads_the_results(broker: Broker, topic: str) -> None:
     """Kafka's own console consumer prints them and no more."""
-    publish(broker, topic, BEATS)
+    publish(broker, topic, EPOCHS)
     client = ConfluentClient(broker.bootstrap)
     eventually(lambda: client.offset_at(topic, LATEST) > len(RESULTS))
     printed = run_tool(

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from logstore.format.records import Record
 from spe_adapter.cec.policy import Budget, CostBenefit, Costs, NoChecks, Policy, Targets
-from spe_adapter.continuous.fragment import Fragment, Source
+from spe_adapter.continuous.fragment import Fragment, TopicSource
 from spe_adapter.continuous.steps import join_sources
 from spe_adapter.operators import functions as agg
 from spe_adapter.operators.aggregates import Aggregate
@@ -131,7 +131,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 def fragment(operator: Operator, topics: Sequence[str] = ("in",), *, filtered: bool = False) -> Fragment:
     """Sources, the operator, and steps around it if `filtered`."""
     steps = (parse, drop_odd) if filtered else (parse,)
-    sources = tuple(Source(topic, steps) for topic in topics)
+    sources = tuple(TopicSource(topic, steps) for topic in topics)
     if isinstance(operator, WindowJoin):
         sources = join_sources(sources[0], sources[1], ("k",))
     return Fragment(

@@ -16,8 +16,8 @@ import pyarrow as pa
 from logstore.client.blocking import Client, TopicPartition, parse_addresses
 from logstore.format.records import Record, encode_batch
 from spe_adapter.cec.policy import Targets
-from spe_adapter.continuous.fragment import Fragment, Limits, Source
-from spe_adapter.continuous.loop import Event, Progress, Recovered
+from spe_adapter.continuous.fragment import EpochLimits, Fragment, TopicSource
+from spe_adapter.continuous.loop import Event, FragmentProgress, Recovered
 from spe_adapter.continuous.runner import Options, Runner
 from spe_adapter.operators import functions as agg
 from spe_adapter.operators.aggregates import Aggregate
@@ -39,7 +39,7 @@ class Work:
     query: str
     records: int
     partition: int = 0
-    beat_records: int = 300
+    epoch_records: int = 300
     q_limit: int = 400
     u_limit: int = 2000
 
@@ -52,23 +52,23 @@ def as_text(batch: pa.RecordBatch) -> pa.RecordBatch:
 def described(work: Work) -> Fragment:
     """Sums of WINDOW values per key."""
     operator = Aggregate(Counting(WINDOW), total=agg.sum("v"), last=agg.last("v"))
-    return Fragment(work.query, (Source("in", (parse, as_text)),), ("k",), operator, f"out-{work.query}")
+    return Fragment(work.query, (TopicSource("in", (parse, as_text)),), ("k",), operator, f"out-{work.query}")
 
 
 def work_through(work: Work, pipe: Connection) -> None:
-    """The process: says ("recovered", …) and ("beat", …) as it goes, at the end ("done",) or ("failed", why)."""
+    """The process: says ("recovered", …) and ("epoch", …) as it goes, at the end ("done",) or ("failed", why)."""
     committed = 0
 
     def observe(event: Event) -> None:
         nonlocal committed
         match event:
             case Recovered():
-                pipe.send(("recovered", event.beat, event.replayed_records))
-            case Progress():
+                pipe.send(("recovered", event.epoch, event.replayed_records))
+            case FragmentProgress():
                 committed = event.figures.records
-                pipe.send(("beat", event.figures.beat, event.figures.checks))
+                pipe.send(("epoch", event.figures.epoch, event.figures.checks))
 
-    limits = Limits(beat_records=work.beat_records, beat_ms=20, run_records=100)
+    limits = EpochLimits(epoch_records=work.epoch_records, epoch_ms=20, run_records=100)
     options = Options(work.servers, lambda: Targets(work.q_limit, work.u_limit), limits)
     runner = Runner(described(work), work.partition, options, observe=observe)
     try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from random import Random
 
 from spe_adapter.continuous.core import Core
-from spe_adapter.continuous.fragment import Limits, plan
+from spe_adapter.continuous.fragment import EpochLimits, plan
 from tests.continuous.fragments import OPERATORS, POLICIES, batches, fragment
 from tests.continuous.world import Faults, Outcome, World, run_story
 
@@ -25,7 +25,7 @@ class Story:
     filtered: bool = False
     batches: int = 20
     keys: int = 40
-    beat_records: int = 30
+    epoch_records: int = 30
     in_flight: int = 1
 
 
@@ -38,5 +38,5 @@ def tell(story: Story, faults: Faults | None = None, kind: type[Core] = Core) ->
         world.create(topic)
     for topic in story.sources:
         world.produce(topic, batches(random, story.batches, story.keys))
-    limits = Limits(beat_records=story.beat_records, beat_ms=10**9, in_flight=story.in_flight)
+    limits = EpochLimits(epoch_records=story.epoch_records, epoch_ms=10**9, in_flight=story.in_flight)
     return run_story(world, plan(described), POLICIES[story.policy], limits, kind)

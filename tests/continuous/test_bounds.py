@@ -19,10 +19,10 @@ from logstore.format.records import Record
 from spe_adapter.cec.control import Footprints, decode
 from spe_adapter.cec.policy import NoChecks, Policy, Targets
 from spe_adapter.codec.decode import SCHEMA
-from spe_adapter.continuous.core import Core, Figures, Place
+from spe_adapter.continuous.core import Core, Figures, FragmentInstance
 from spe_adapter.continuous.fragment import plan
-from spe_adapter.continuous.inputs import Run
-from spe_adapter.continuous.port import Group
+from spe_adapter.continuous.inputs import RecordRun
+from spe_adapter.continuous.port import EpochOutput
 from spe_adapter.operators import functions as agg
 from spe_adapter.operators.aggregates import Aggregate
 from spe_adapter.operators.base import Operator
@@ -88,12 +88,12 @@ def rows_of(records: Sequence[Record]) -> pa.RecordBatch:
 def core_of(operator: Operator, policy: Policy) -> Core:
     """A core without state."""
     topics = ("left", "right") if isinstance(operator, WindowJoin) else ("in",)
-    core = Core(plan(fragment(operator, topics)), Place(0, 1, "run"), policy, lambda: 0.0)
+    core = Core(plan(fragment(operator, topics)), FragmentInstance(0, 1, "run"), policy, lambda: 0.0)
     core.begin([0] * len(topics))
     return core
 
 
-def footprints_in(group: Group) -> list[Footprints]:
+def footprints_in(group: EpochOutput) -> list[Footprints]:
     """The footprints that a group holds."""
     found = []
     for segment in group.segments:
@@ -104,25 +104,25 @@ def footprints_in(group: Group) -> list[Footprints]:
     return found
 
 
-def opens_in(group: Group) -> int:
+def opens_in(group: EpochOutput) -> int:
     """How many of them are G_open."""
     return sum(int(one.opened.sum()) for one in footprints_in(group))
 
 
-def end(core: Core, ages: Ages, beat: int) -> tuple[Group, Figures]:
-    """End a beat, and have it committed."""
-    group, figures = core.end_beat([ages.seen] * len(core.needed), 0)
-    core.committed(beat)
+def end(core: Core, ages: Ages, epoch: int) -> tuple[EpochOutput, Figures]:
+    """End an epoch, and have it committed."""
+    group, figures = core.end_epoch([ages.seen] * len(core.needed), 0)
+    core.committed(epoch)
     return group, figures
 
 
 @settings(max_examples=settings().max_examples // 4)
 @given(st.sampled_from(KINDS), st.integers(0, 2**32 - 1), st.sampled_from([1, 3, 40]), st.integers(1, 5))
 def test_no_more_is_replayed_than_came_since_the_oldest_open_window(
-    kind: str, seed: int, keys: int, runs_per_beat: int
+    kind: str, seed: int, keys: int, runs_per_epoch: int
 ) -> None:
-    """Without any checks u is at most the age of the oldest open window plus one beat, whatever the kind of window, and
-    however many of a key's windows close and open in one run.
+    """Without any checks u is at most the age of the oldest open window plus one epoch, whatever the kind of window,
+    and however many of a key's windows close and open in one run.
     """
     random = Random(seed)
     sizes = Random(seed)
@@ -132,34 +132,34 @@ def test_no_more_is_replayed_than_came_since_the_oldest_open_window(
     }
     core = core_of(OPERATORS[kind](random), NoChecks())
     ages = Ages(core, counting[kind]() if kind in counting else None)
-    beat, records_of_beat = 1, 0
+    epoch, records_of_epoch = 1, 0
     for at, records in enumerate(batches(random, 12, keys), 1):
-        core.process(Run(at % len(core.needed), len(records)), rows_of(records))
+        core.process(RecordRun(at % len(core.needed), len(records)), rows_of(records))
         ages.take(records)
-        records_of_beat += len(records)
-        if at % runs_per_beat == 0:
-            _, figures = end(core, ages, beat)
-            assert figures.to_replay <= ages.oldest() + records_of_beat
-            assert min(core.needed) >= ages.seen - ages.oldest() - records_of_beat
-            beat, records_of_beat = beat + 1, 0
+        records_of_epoch += len(records)
+        if at % runs_per_epoch == 0:
+            _, figures = end(core, ages, epoch)
+            assert figures.to_replay <= ages.oldest() + records_of_epoch
+            assert min(core.needed) >= ages.seen - ages.oldest() - records_of_epoch
+            epoch, records_of_epoch = epoch + 1, 0
 
 
 @pytest.mark.parametrize(("size", "step"), COUNTING)
 def test_every_count_window_that_opens_and_stays_open_is_written(size: int, step: int) -> None:
-    """A beat's G_opens are the keys in which a window opened that is open at its end, one each; also where a window was
-    filled and its successor began in the same run.
+    """An epoch's G_opens are the keys in which a window opened that is open at its end, one each; also where a window
+    was filled and its successor began in the same run.
     """
     random = Random(size)
     operator = Aggregate(Counting(size, step), mean=agg.avg("v"))
     core = core_of(operator, NoChecks())
     ages = Ages(core, (size, step))
-    for beat in range(1, 40):
+    for epoch in range(1, 40):
         before = ages.seen
         for _ in range(2):
             records = [Record(0, 0, b"%d" % random.randint(0, 3), b"1") for _ in range(random.randint(1, 30))]
-            core.process(Run(0, len(records)), rows_of(records))
+            core.process(RecordRun(0, len(records)), rows_of(records))
             ages.take(records)
-        group, _ = end(core, ages, beat)
+        group, _ = end(core, ages, epoch)
         keys = {key for key, opened in ages.opened_by_key().items() if any(at >= before for at in opened)}
         assert opens_in(group) == len(keys)
         written = {key.as_py() for one in footprints_in(group) for key in one.rows.column(0)}
@@ -174,11 +174,11 @@ def test_slow_windows_do_not_pin_the_input() -> None:
     size, run = 100, 1_000
     core = core_of(Aggregate(Counting(size), mean=agg.avg("v")), NoChecks())
     ages = Ages(core, (size, size))
-    for beat in range(1, 60):
+    for epoch in range(1, 60):
         records = [Record(0, 0, random.choice((b"a", b"b")), b"1") for _ in range(run)]
-        core.process(Run(0, run), rows_of(records))
+        core.process(RecordRun(0, run), rows_of(records))
         ages.take(records)
-        _, figures = end(core, ages, beat)
+        _, figures = end(core, ages, epoch)
         assert figures.to_replay <= run
         assert core.needed[0] >= ages.seen - 2 * run
 
@@ -192,34 +192,34 @@ def test_slow_windows_do_not_pin_the_input() -> None:
     st.integers(0, 150),
 )
 def test_targets_hold_at_every_moment(kind: str, seed: int, keys: int, q_limit: int, u_limit: int) -> None:
-    """At the end of each beat u is at most U and q at most Q (or N, where that is more), plus one beat."""
+    """At the end of each epoch u is at most U and q at most Q (or N, where that is more), plus one epoch."""
     random = Random(seed)
     core = core_of(OPERATORS[kind](random), Targets(q_limit, u_limit))
     emitted = seen = 0
-    for beat, records in enumerate(batches(random, 12, keys), 1):
-        core.process(Run(beat % len(core.needed), len(records)), rows_of(records))
+    for epoch, records in enumerate(batches(random, 12, keys), 1):
+        core.process(RecordRun(epoch % len(core.needed), len(records)), rows_of(records))
         seen += len(records)
-        _, figures = core.end_beat([seen] * len(core.needed), 0)
-        core.committed(beat)
+        _, figures = core.end_epoch([seen] * len(core.needed), 0)
+        core.committed(epoch)
         assert figures.to_replay <= u_limit + len(records)
         assert figures.extent <= max(q_limit, figures.windows) + figures.emitted - emitted
         emitted = figures.emitted
 
 
-def test_more_windows_than_a_policy_is_shown_at_first_are_checked_in_one_beat() -> None:
-    """Twenty thousand windows that opened in one beat are written again in one beat as soon as U asks for it."""
+def test_more_windows_than_a_policy_is_shown_at_first_are_checked_in_one_epoch() -> None:
+    """Twenty thousand windows that opened in one epoch are written again in one epoch as soon as U asks for it."""
     windows = 20_000
     core = core_of(Aggregate(Counting(10), mean=agg.avg("v")), Targets(u_limit=100))
     keys = [b"%d" % number for number in range(windows)]
-    for beat, key in enumerate([keys, [b"0"] * 60, [b"1"] * 60], 1):
+    for epoch, key in enumerate([keys, [b"0"] * 60, [b"1"] * 60], 1):
         rows = {
             "key": pa.array(key, pa.binary()),
             "value": pa.array([b"1"] * len(key), pa.binary()),
             "timestamp": pa.array(np.zeros(len(key), np.int64)).cast(SCHEMA.field("timestamp").type),
         }
         columns = [rows.get(one.name, pa.nulls(len(key), one.type)) for one in SCHEMA]
-        core.process(Run(0, len(key)), pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
-        _, figures = core.end_beat([0], 0)
-        core.committed(beat)
+        core.process(RecordRun(0, len(key)), pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
+        _, figures = core.end_epoch([0], 0)
+        core.committed(epoch)
         assert figures.to_replay <= 100
     assert figures.checks >= windows - 2

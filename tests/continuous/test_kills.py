@@ -67,9 +67,9 @@ def test_runners_that_are_killed_leave_exact_output(sidecar: Sidecar, request: p
         with RunnerProcess(work) as runner:
             for _ in range(chance.randint(0, 6)):
                 heard = runner.hear()
-                assert heard[0] in ("recovered", "beat"), heard
+                assert heard[0] in ("recovered", "epoch"), heard
                 replayed += int(str(heard[2])) if heard[0] == "recovered" else 0
-                checks = max(checks, int(str(heard[2]))) if heard[0] == "beat" else checks
+                checks = max(checks, int(str(heard[2]))) if heard[0] == "epoch" else checks
             if kill % 6 == 5:
                 sidecar.kill()
                 if chance.random() < 0.5:
@@ -93,12 +93,12 @@ def test_a_newer_runner_ends_the_older_one(sidecar: Sidecar) -> None:
     work = Work(sidecar.address, "fenced", RECORDS)
     with RunnerProcess(replace(work, records=FOR_EVER)) as older:
         for _ in range(3):
-            assert older.hear()[0] in ("recovered", "beat")
+            assert older.hear()[0] in ("recovered", "epoch")
         with RunnerProcess(work) as newer:
             assert newer.hear()[0] == "recovered"
             produce(sidecar.address, "in", given[half:])
             said_by_older = list(older.hear_until("failed", MOST_HEARD))[-1]
             assert list(newer.hear_until("done", MOST_HEARD))[-1] == ("done",)
     assert said_by_older[0] == "failed"
-    assert "FencedRun" in str(said_by_older[1])
+    assert "FencedIncarnation" in str(said_by_older[1])
     assert consumed(sidecar.address, "out-fenced") == expected(given)

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from logstore.errors import CairnError
-from spe_adapter.cec.reconstruct import Eventual
+from spe_adapter.cec.reconstruct import EventualCheckpoint
 from spe_adapter.codec.kernels import Int64s
-from spe_adapter.continuous.core import Core, ReplayBeat
+from spe_adapter.continuous.core import Core, ReplayEpoch
 from spe_adapter.state.store import Changes
 from tests.continuous.stories import Story, tell
 from tests.continuous.world import Faults
@@ -24,7 +24,7 @@ class NoSkipPoints(Core):
 
     def _covered(self, keys: pa.Array, numbers: Int64s) -> Int64s:
         rows = self._table.find(keys, numbers)
-        return np.where(rows >= 0, self._table.marks(np.maximum(rows, 0))[0], 0)
+        return np.where(rows >= 0, self._table.window_versions(np.maximum(rows, 0))[0], 0)
 
 
 class SeesTwice(Core):
@@ -37,28 +37,28 @@ class SeesTwice(Core):
 
 
 class StartsTooLate(Core):
-    """Replays from a beat behind T."""
+    """Replays from an epoch behind T."""
 
-    def load(self, eventual: Eventual, last_beat: int) -> list[ReplayBeat]:
-        """Without the first beat."""
-        beats = super().load(eventual, last_beat)
-        if len(beats) > 1:
-            self._known.popleft()
-        return beats[1:]
+    def load(self, eventual: EventualCheckpoint, last_epoch: int) -> list[ReplayEpoch]:
+        """Without the first epoch."""
+        epochs = super().load(eventual, last_epoch)
+        if len(epochs) > 1:
+            self._recovery_points.popleft()
+        return epochs[1:]
 
 
 class ForgetsTheWatermark(Core):
     """Starts with the watermark of a new query."""
 
-    def load(self, eventual: Eventual, last_beat: int) -> list[ReplayBeat]:
+    def load(self, eventual: EventualCheckpoint, last_epoch: int) -> list[ReplayEpoch]:
         """With watermark 0."""
-        beats = super().load(eventual, last_beat)
+        epochs = super().load(eventual, last_epoch)
         self._watermark_ms = 0
-        return beats
+        return epochs
 
 
 class LeavesOutTransients(Core):
-    """Does not write down windows that opened and closed within a beat."""
+    """Does not write down windows that opened and closed within an epoch."""
 
     def _gone(self, changes: Changes) -> list[pa.RecordBatch]:
         return [changes.closed]
@@ -72,21 +72,21 @@ class LeavesOutCloses(Core):
 
 
 class TrimsTooMuch(Core):
-    """Tells upstream that nothing before the present beat is needed."""
+    """Tells upstream that nothing before the present epoch is needed."""
 
-    def committed(self, beat: int) -> None:
-        """Forget all older beats."""
-        while len(self._known) > 1 and self._known[1].number <= beat:
-            self._known.popleft()
+    def committed(self, epoch: int) -> None:
+        """Forget all older epochs."""
+        while len(self._recovery_points) > 1 and self._recovery_points[1].number <= epoch:
+            self._recovery_points.popleft()
 
 
-class MarksBeforeTheBeat(Core):
-    """Says of footprints that they are of the beat before."""
+class MarksBeforeTheEpoch(Core):
+    """Says of footprints that they are of the epoch before."""
 
     def _footprints(self, now_ms: int) -> list[bytes]:
-        self._beat -= 1
+        self._epoch -= 1
         made = super()._footprints(now_ms)
-        self._beat += 1
+        self._epoch += 1
         return made
 
 
@@ -94,7 +94,7 @@ BUGS = {
     kind.__name__: kind
     for kind in (
         NoSkipPoints, SeesTwice, StartsTooLate, ForgetsTheWatermark, LeavesOutTransients, LeavesOutCloses, TrimsTooMuch,
-        MarksBeforeTheBeat,
+        MarksBeforeTheEpoch,
     )
 }  # fmt: skip
 
@@ -107,7 +107,7 @@ def a_story(seed: int) -> tuple[Story, Faults]:
         operator=random.choice(["counting", "tumbling", "sliding", "sessions", "running"]),
         policy=random.choice(["no checks", "q", "u"]),
         keys=random.choice([5, 40, 1000]),
-        beat_records=random.randint(10, 80),
+        epoch_records=random.randint(10, 80),
     )
     return story, Faults(kill_before=frozenset(random.sample(range(10, 250), 5)))
 

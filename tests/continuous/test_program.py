@@ -44,12 +44,12 @@ def test_the_program_runs_and_ends_when_told(tmp_path: Path) -> None:
                 assert process.stdout is not None
                 recovered = json.loads(process.stdout.readline())
                 assert recovered["event"] == "recovered"
-                assert (recovered["beat"] > 0) == (life > 0)
+                assert (recovered["epoch"] > 0) == (life > 0)
                 records = len(ROWS) if life else 0
                 while records < len(ROWS):
-                    beat = json.loads(process.stdout.readline())
-                    assert beat["event"] == "beat"
-                    records = beat["records"]
+                    epoch = json.loads(process.stdout.readline())
+                    assert epoch["event"] == "epoch"
+                    records = epoch["records"]
                 process.send_signal(signal.SIGTERM)
                 assert process.wait(PATIENCE_S) == 0
         costs = measured_costs(FRAGMENT, 0, Options(sidecar.address))

@@ -1,7 +1,7 @@
 """Whatever dies, and whenever: what the recovered runner writes, and its state, equal the uninterrupted run's, exactly.
 
-Random operators, data, policies and beat sizes on a simulated disk; the runner is killed at port calls, power is cut at
-disk calls, or both; upstream trims its streams as far as it is told that it may.
+Random operators, data, policies and epoch sizes on a simulated disk; the runner is killed at port calls, power is cut
+at disk calls, or both; upstream trims its streams as far as it is told that it may.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def stories(draw: st.DrawFn) -> Story:
         filtered=draw(st.booleans()),
         batches=draw(st.integers(1, 40)),
         keys=draw(st.sampled_from([1, 5, 40, 1000])),
-        beat_records=draw(st.integers(5, 120)),
+        epoch_records=draw(st.integers(5, 120)),
         in_flight=draw(st.integers(1, 2)),
     )
 
@@ -72,7 +72,7 @@ def test_a_power_cut_anywhere_changes_nothing(story: Story, seed: int, survives:
 @settings(max_examples=EXAMPLES)
 @given(stories(), seeds)
 def test_disk_errors_end_runners_and_change_nothing(story: Story, seed: int) -> None:
-    """Writes and syncs fail: a beat that cannot be committed ends the runner, and the next one repeats it."""
+    """Writes and syncs fail: an epoch that cannot be committed ends the runner, and the next one repeats it."""
     random = Random(seed)
     calls = tell(story).counts.disk_calls
     failing = frozenset(random.choices(range(1, calls + 1), k=random.randint(1, 6)))

@@ -13,10 +13,10 @@ from logstore.errors import CairnError
 from logstore.format.records import Record
 from spe_adapter.cec.policy import NoChecks, Targets
 from spe_adapter.codec.decode import SCHEMA
-from spe_adapter.continuous.core import Core, Place
+from spe_adapter.continuous.core import Core, FragmentInstance
 from spe_adapter.continuous.errors import FragmentRefused, InputTrimmed, ReplayDiverged, WrongPartition
-from spe_adapter.continuous.fragment import Fragment, Limits, Source, plan
-from spe_adapter.continuous.inputs import Run
+from spe_adapter.continuous.fragment import EpochLimits, Fragment, TopicSource, plan
+from spe_adapter.continuous.inputs import RecordRun
 from spe_adapter.continuous.loop import Loop
 from spe_adapter.errors import SchemaRefused
 from spe_adapter.operators import functions as agg
@@ -26,7 +26,7 @@ from spe_adapter.state.errors import StateTooLarge
 from tests.continuous.fragments import START_MS, batches, fragment, parse
 from tests.continuous.world import Faults, SimPort, World, run_story, start_runner
 
-LIMITS = Limits(beat_records=40, beat_ms=10**9)
+LIMITS = EpochLimits(epoch_records=40, epoch_ms=10**9)
 
 
 def counting(size: int = 5) -> Aggregate:
@@ -66,10 +66,14 @@ def without_key(batch: pa.RecordBatch) -> pa.RecordBatch:
     [
         ({"sources": ()}, FragmentRefused, "no source"),
         ({"key": ()}, FragmentRefused, "no key"),
-        ({"sources": (Source("in", (parse,)), Source("in", (parse,)))}, FragmentRefused, "reads a topic twice"),
+        (
+            {"sources": (TopicSource("in", (parse,)), TopicSource("in", (parse,)))},
+            FragmentRefused,
+            "reads a topic twice",
+        ),
         ({"key": ("customer",)}, SchemaRefused, "'customer' is missing"),
-        ({"sources": (Source("in", (parse,)), Source("other"))}, FragmentRefused, "same columns"),
-        ({"sources": (Source("in", (lambda batch: None,)),)}, FragmentRefused, "NoneType"),
+        ({"sources": (TopicSource("in", (parse,)), TopicSource("other"))}, FragmentRefused, "same columns"),
+        ({"sources": (TopicSource("in", (lambda batch: None,)),)}, FragmentRefused, "NoneType"),
         ({"after": (without_key,)}, FragmentRefused, "lose key column 'k'"),
     ],
 )
@@ -81,11 +85,11 @@ def test_a_fragment_that_cannot_run_is_refused(
         plan(replace(fragment(counting()), **changes))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("changes", [{"beat_ms": 0}, {"run_records": 0}, {"in_flight": 3}, {"in_flight": 0}])
+@pytest.mark.parametrize("changes", [{"epoch_ms": 0}, {"run_records": 0}, {"in_flight": 3}, {"in_flight": 0}])
 def test_limits_that_make_no_sense_are_refused(changes: dict[str, int]) -> None:
     """The message names the limit."""
     with pytest.raises(FragmentRefused, match=next(iter(changes))):
-        Limits(**changes)
+        EpochLimits(**changes)
 
 
 # ---- another query than the log's
@@ -108,7 +112,7 @@ def test_other_sources_are_refused() -> None:
 
 
 def test_another_target_is_refused() -> None:
-    """The log says that beats were committed, the stream holds none of them."""
+    """The log says that epochs were committed, the stream holds none of them."""
     world = a_world()
     run_all(world, fragment(counting()))
     with pytest.raises(FragmentRefused, match="holds nothing of it"):
@@ -135,7 +139,7 @@ def test_other_partitions_are_refused() -> None:
     described = fragment(counting())
     run_all(world, described)
     life = start_runner(world, plan(described), NoChecks, LIMITS, "again")
-    core = Core(plan(described), Place(0, 4, "again"), NoChecks(), lambda: 0.0)
+    core = Core(plan(described), FragmentInstance(0, 4, "again"), NoChecks(), lambda: 0.0)
     life.loop._core = core
     with pytest.raises(FragmentRefused, match="keys have moved"):
         life.loop.recover()
@@ -198,18 +202,23 @@ def test_keys_in_the_wrong_partition_are_refused_if_asked() -> None:
     client's partitioner has them, it says so, and with that partitioner they are taken.
     """
     described = replace(fragment(counting()), check_keys=True)
-    core = Core(plan(described), Place(0, 8, "run"), NoChecks(), lambda: 0.0)
+    core = Core(plan(described), FragmentInstance(0, 8, "run"), NoChecks(), lambda: 0.0)
     core.begin([0])
     keys = [b"key-%d" % number for number in range(30)]
     with pytest.raises(WrongPartition, match=r"key b'key-\d+' is in in-0.*partition [1-7] of 8; have the producer use"):
-        core.process(Run(0, len(keys)), _keyed(keys))
+        core.process(RecordRun(0, len(keys)), _keyed(keys))
     mine = [key for key in keys if zlib.crc32(key) % 8 == 0]
     assert mine
     with pytest.raises(WrongPartition, match="give the fragment partitioner='consistent_random', or the producer part"):
-        core.process(Run(0, len(mine)), _keyed(mine))
-    core = Core(plan(replace(described, partitioner="consistent_random")), Place(0, 8, "run"), NoChecks(), lambda: 0.0)
+        core.process(RecordRun(0, len(mine)), _keyed(mine))
+    core = Core(
+        plan(replace(described, partitioner="consistent_random")),
+        FragmentInstance(0, 8, "run"),
+        NoChecks(),
+        lambda: 0.0,
+    )
     core.begin([0])
-    core.process(Run(0, len(mine)), _keyed(mine))
+    core.process(RecordRun(0, len(mine)), _keyed(mine))
     assert core.windows == len(mine)
     with pytest.raises(FragmentRefused, match="partitioner 'murmur'; allowed are murmur2_random, consistent_random"):
         replace(described, partitioner="murmur")  # type: ignore[arg-type]
@@ -239,7 +248,9 @@ def test_a_state_that_outgrows_its_limit_ends_the_runner() -> None:
     world = a_world()
     described = fragment(counting(1000))
     port = SimPort(world, plan(described), 0, "run")
-    core = Core(plan(described), Place(0, 1, "run"), NoChecks(), port.monotonic_ms, state_limit_bytes=200_000)
+    core = Core(
+        plan(described), FragmentInstance(0, 1, "run"), NoChecks(), port.monotonic_ms, state_limit_bytes=200_000
+    )
     loop = Loop(core, plan(described), port, LIMITS, lambda event: None)
     world.produce("in", [[Record(0, START_MS, b"k-%d-%d" % (at, n), b"1") for n in range(90)] for at in range(40)])
     loop.recover()

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from logstore.client.blocking import Client, parse_addresses
 from spe_adapter.cec.policy import Targets
 from spe_adapter.codec.partitioner import partitions_of
-from spe_adapter.continuous.fragment import Fragment, Limits, Source
+from spe_adapter.continuous.fragment import EpochLimits, Fragment, TopicSource
 from spe_adapter.continuous.runner import Options
 from spe_adapter.continuous.spark import on_spark
 from spe_adapter.operators import functions as agg
@@ -101,8 +101,8 @@ def test_killed_workers_are_replaced_and_the_output_is_exact(sidecar: Sidecar, s
     with Client(parse_addresses(sidecar.address)) as client:
         client.create_topic("in", PARTITIONS, {"retention.ms": "-1"})
     operator = Aggregate(Counting(WINDOW), total=agg.sum("v"), last=agg.last("v"))
-    fragment = Fragment("spark", (Source("in", (parse, as_text)),), ("k",), operator, "out", check_keys=True)
-    limits = Limits(beat_records=100, beat_ms=20, run_records=50)
+    fragment = Fragment("spark", (TopicSource("in", (parse, as_text)),), ("k",), operator, "out", check_keys=True)
+    limits = EpochLimits(epoch_records=100, epoch_ms=20, run_records=50)
     query = on_spark(spark, fragment, Options(sidecar.address, partial(Targets, 200, 500), limits))
     readers = [Reader(sidecar.address, "out", number) for number in range(PARTITIONS)]
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from spe_adapter.continuous.loop import Event, Progress, Recovered
+from spe_adapter.continuous.loop import Event, FragmentProgress, Recovered
 from spe_adapter.continuous.runner import Options, Runner
 from tests.continuous.processes import Work, create, described, produce
 from tests.support.limits import PATIENCE_S
@@ -21,7 +21,7 @@ def started(address: str) -> tuple[Runner, threading.Thread, list[Event], thread
 
     def observe(event: Event) -> None:
         seen.append(event)
-        if isinstance(event, Progress) and event.figures.records == len(ROWS):
+        if isinstance(event, FragmentProgress) and event.figures.records == len(ROWS):
             done.set()
 
     runner = Runner(described(Work(address, "stopped", len(ROWS))), 0, Options(address), observe=observe)
@@ -42,7 +42,7 @@ def test_stop_commits_and_returns(tmp_path: Path) -> None:
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
         assert isinstance(seen[0], Recovered)
-        assert seen[0].beat == 0
+        assert seen[0].epoch == 0
 
 
 def test_stop_does_not_wait_for_a_sidecar_that_is_away(tmp_path: Path) -> None:

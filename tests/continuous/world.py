@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple, TypeVar
 
+from logstore.base.events import ignore
 from logstore.epochs.epochs import Epochs
 from logstore.epochs.staging import Staging
 from logstore.errors import StorageFailed
 from logstore.format.batch import iterate_batches
-from logstore.format.epoch_api import DecideReply, DecideRequest, StageRequest, TaskOutput
+from logstore.format.epoch_api import EpochCommitReply, EpochCommitRequest, StageRequest, TaskOutput
 from logstore.format.records import Record, decode_batch, encode_batch
 from logstore.log.reading import read_chunk
 from logstore.log.store import Store, StoreSettings
@@ -29,21 +30,21 @@ from logstore.log.ticket import Ticket
 from logstore.log.topics import TopicConfig
 from logstore.testing.clock import ManualClock
 from logstore.testing.controls import scan_all
-from logstore.testing.driver import Driver
-from logstore.testing.faults import EIO, Call, Fault
+from logstore.testing.driver import JobDriver
+from logstore.testing.faults import EIO, Fault, FileCall
 from logstore.testing.simdisk import SimDisk
 from spe_adapter.cec.policy import Policy
-from spe_adapter.continuous.core import Core, Place
-from spe_adapter.continuous.fragment import CheckedFragment, Limits
-from spe_adapter.continuous.loop import Event, Loop, Progress
-from spe_adapter.continuous.port import FENCE_EPOCH, Fetch, Group, ScannedBatches
+from spe_adapter.continuous.core import Core, FragmentInstance
+from spe_adapter.continuous.fragment import CheckedFragment, EpochLimits
+from spe_adapter.continuous.loop import Event, FragmentProgress, Loop
+from spe_adapter.continuous.port import FENCE_EPOCH, EpochOutput, Fetch, ScannedBatches
 
 T = TypeVar("T")
 
 SEGMENT_BYTES = 16 * 1024
 """Small chunks, so that scans and fetches cross them."""
 TRIM_SHARE = 0.3
-"""Of the committed beats, those behind which upstream trims."""
+"""Of the committed epochs, those behind which upstream trims."""
 OFFSET_OUT_OF_RANGE = 1
 
 
@@ -90,16 +91,13 @@ class Life:
         self.clock = clock
         ids = Random(disk.calls + 7)
 
-        def report(event: str, fields: object) -> None:
-            del event, fields
-
         settings = StoreSettings(topic_defaults=TopicConfig(segment_bytes=SEGMENT_BYTES))
         self.store = Store.open(
-            disk, clock, settings, new_id=lambda: uuid.UUID(int=ids.getrandbits(128)), report=report
+            disk, clock, settings, new_id=lambda: uuid.UUID(int=ids.getrandbits(128)), report=ignore
         )
-        self.staging = Staging.open(disk, self.store.notify, report)
-        self.epochs = Epochs(self.store, self.staging, report)
-        self.driver = Driver(self.store.queue, disk, random)
+        self.staging = Staging.open(disk, self.store.notify, ignore)
+        self.epochs = Epochs(self.store, self.staging, ignore)
+        self.driver = JobDriver(self.store.queue, disk, random)
         for search in self.epochs.searches():
             stream = self.store.stream(search.target.topic, search.target.partition)
             self.epochs.found(search, self.controls(stream, search.from_offset))
@@ -118,13 +116,13 @@ class Life:
         self.driver.run()
         return ticket.result()
 
-    def read(self, stream: Stream, offset: int, most_bytes: int, *, include_control: bool) -> bytes:
+    def read(self, stream: Stream, offset: int, max_bytes: int, *, include_control: bool) -> bytes:
         """Batches from an offset on."""
         view = stream.chunk_at(offset)
         if view is None or offset >= stream.high_watermark:
             return b""
         indexes = self.store.indexes
-        found = read_chunk(self.disk, indexes, view, offset, most_bytes, include_control=include_control)
+        found = read_chunk(self.disk, indexes, view, offset, max_bytes, include_control=include_control)
         return b"".join(bytes(piece) for piece in found.buffers)
 
 
@@ -155,13 +153,13 @@ class World:
         self._hook(self.life.disk)
 
     def _hook(self, disk: SimDisk) -> None:
-        def before(call: Call) -> None:
+        def before(call: FileCall) -> None:
             if call.changes_disk:
                 self.counts.disk_calls += 1
                 if self.counts.disk_calls in self.faults.power:
                     raise PowerCut(str(call))
 
-        def fault(call: Call) -> Fault | None:
+        def fault(call: FileCall) -> Fault | None:
             fails = call.changes_disk and self.counts.disk_calls in self.faults.failing
             self.counts.failures += fails
             return EIO if fails else None
@@ -216,16 +214,16 @@ class World:
 class SimPort:
     """`spe_adapter.continuous.port.Port` over the world's present life."""
 
-    def __init__(self, world: World, plan: CheckedFragment, partition: int, run: str) -> None:
+    def __init__(self, world: World, plan: CheckedFragment, partition: int, incarnation: str) -> None:
         self._world = world
         self._query = plan.fragment.name_in(partition)
         self._topic = plan.fragment.topic
         self._sources = [source.topic for source in plan.fragment.sources]
         self._partition = partition
-        self._run = run
+        self._incarnation = incarnation
         self._wanted: deque[tuple[int, int]] = deque()
-        self._groups: deque[Group] = deque()
-        self._sent: Ticket[DecideReply] | None = None
+        self._groups: deque[EpochOutput] = deque()
+        self._sent: Ticket[EpochCommitReply] | None = None
         """Of the first group: one commit is on the wire at a time, as with the real port."""
 
     def _call(self, do: Callable[[], T]) -> T:
@@ -271,10 +269,10 @@ class SimPort:
 
     def fence(self) -> int:
         """See Port."""
-        request = DecideRequest(self._query, self._run, FENCE_EPOCH, "skip", (), "{}", False)
+        request = EpochCommitRequest(self._query, self._incarnation, FENCE_EPOCH, "skip", (), "{}", False)
 
         def do() -> int:
-            ticket = self._life.epochs.decide(request, now_ms=self.wall_ms())
+            ticket = self._life.epochs.commit(request, now_ms=self.wall_ms())
             return self._life.settle(ticket).last_epoch
 
         return self._call(do)
@@ -322,7 +320,7 @@ class SimPort:
 
         return self._call(do)
 
-    def commit(self, group: Group) -> None:
+    def commit(self, group: EpochOutput) -> None:
         """See Port."""
         self._groups.append(group)
         self._call(self._send_next)
@@ -331,18 +329,20 @@ class SimPort:
         if self._sent is None and self._groups:
             self._sent = self._send(self._groups[0])
 
-    def _send(self, group: Group) -> Ticket[DecideReply]:
-        life, attempt, now_ms = self._life, str(group.beat), self.wall_ms()
+    def _send(self, group: EpochOutput) -> Ticket[EpochCommitReply]:
+        life, attempt, now_ms = self._life, str(group.epoch), self.wall_ms()
         staged = []
         for position, (parts, data) in enumerate(group.segments):
-            request = StageRequest(self._query, self._run, group.beat, 0, attempt, position, parts, bytes(data))
+            request = StageRequest(
+                self._query, self._incarnation, group.epoch, 0, attempt, position, parts, bytes(data)
+            )
             staged.append(life.epochs.stage(request, now_ms=now_ms))
         life.driver.run()
         for ticket in staged:
             ticket.result()
         tasks = (TaskOutput(0, attempt, len(group.segments)),)
-        decision = DecideRequest(self._query, self._run, group.beat, "error", tasks, group.positions, False)
-        return life.epochs.decide(decision, now_ms=now_ms)
+        commit = EpochCommitRequest(self._query, self._incarnation, group.epoch, "error", tasks, group.positions, False)
+        return life.epochs.commit(commit, now_ms=now_ms)
 
     def committed(self, *, wait: bool) -> int | None:
         """See Port: disk work goes on a little, or until the oldest commit is through."""
@@ -354,14 +354,14 @@ class SimPort:
             if not self._sent.done:
                 return None
             reply, self._sent = self._sent.result(), None
-            beat = self._groups.popleft().beat
-            assert reply.last_epoch == beat
-            return beat
+            epoch = self._groups.popleft().epoch
+            assert reply.last_epoch == epoch
+            return epoch
 
-        beat = self._call(do)
-        if beat is not None:
+        epoch = self._call(do)
+        if epoch is not None:
             self._call(self._send_next)
-        return beat
+        return epoch
 
 
 def _first_batch(data: bytes) -> bytes:
@@ -394,15 +394,20 @@ class RunnerLife(NamedTuple):
 
 
 def start_runner(
-    world: World, plan: CheckedFragment, policy: Callable[[], Policy], limits: Limits, run: str, kind: type[Core] = Core
+    world: World,
+    plan: CheckedFragment,
+    policy: Callable[[], Policy],
+    limits: EpochLimits,
+    incarnation: str,
+    kind: type[Core] = Core,
 ) -> RunnerLife:
     """A runner over the world's store, not yet recovered. Upstream trims whatever it may, now and then."""
-    port = SimPort(world, plan, 0, run)
-    core = kind(plan, Place(0, 1, run), policy(), port.monotonic_ms)
+    port = SimPort(world, plan, 0, incarnation)
+    core = kind(plan, FragmentInstance(0, 1, incarnation), policy(), port.monotonic_ms)
 
     def observe(event: Event) -> None:
         world.counts.events.append(event)
-        if isinstance(event, Progress) and world.random.random() < TRIM_SHARE:
+        if isinstance(event, FragmentProgress) and world.random.random() < TRIM_SHARE:
             for topic, offset in loop.needed_offsets().items():
                 stream = world.life.store.stream(topic, 0)
                 if offset > stream.log_start_offset:
@@ -413,7 +418,7 @@ def start_runner(
 
 
 def run_story(
-    world: World, plan: CheckedFragment, policy: Callable[[], Policy], limits: Limits, kind: type[Core] = Core
+    world: World, plan: CheckedFragment, policy: Callable[[], Policy], limits: EpochLimits, kind: type[Core] = Core
 ) -> Outcome:
     """Run a fragment until all input is processed and committed, starting anew whenever something killed it."""
     world.start_faults()

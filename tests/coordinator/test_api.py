@@ -13,12 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from logstore.base.events import ignore
+from logstore.base.fields import Field, Object
+from logstore.testing.reports import RecordedReports
 from scheduler.coordinator.api import ERRORS, ROUTES
-from scheduler.coordinator.api_types import Field, Record
-from scheduler.coordinator.dispatch import Call, Dispatch, Reply
+from scheduler.coordinator.dispatch import ApiCall, Dispatch, Reply
 from scheduler.coordinator.http.messages import HttpRequest
+from scheduler.coordinator.log_events import REQUEST_CRASHED
 from scheduler.coordinator.openapi import document
-from scheduler.coordinator.testing import running, silent
+from scheduler.coordinator.testing import running
 from scheduler.errors import PlanInvalid
 from scheduler.topology import racks
 from tests.coordinator.support import Answer, ask, conforms, raw
@@ -56,10 +59,10 @@ def checked(url: str, method: str, path: str, template: str, value: object = Non
 def test_the_table_says_which_requests_wait() -> None:
     """Whether the server watches for a client that goes away is the route's `waits`, whatever a request is called."""
 
-    async def never(call: Call) -> Reply:
+    async def never(call: ApiCall) -> Reply:
         raise NotImplementedError
 
-    dispatch = Dispatch({route.operation: never for route in ROUTES}, silent)
+    dispatch = Dispatch({route.operation: never for route in ROUTES}, ignore)
     for route in ROUTES:
         for value in ("go", "a%2Fgo", "7"):
             target = re.sub(r"\{\w+\}", value, route.path)
@@ -285,13 +288,13 @@ def test_a_body_that_says_nothing_of_json_is_told_what_to_add(url: str) -> None:
 async def test_a_planners_bug_is_not_the_clients_fault() -> None:
     """A plan that breaks a promise is a 500 with a line in the log, not a 400."""
 
-    async def broken(call: Call) -> Reply:
+    async def broken(call: ApiCall) -> Reply:
         raise PlanInvalid("no link left at 3")
 
-    reports: list[str] = []
-    dispatch = Dispatch({route.operation: broken for route in ROUTES}, lambda event, _: reports.append(event))
+    reports = RecordedReports()
+    dispatch = Dispatch({route.operation: broken for route in ROUTES}, reports)
     answer = await dispatch(HttpRequest("GET", "/v1/status", {}, b"", "x"))
-    assert (answer.status, reports) == (500, ["request crashed"])
+    assert (answer.status, reports.names()) == (500, [REQUEST_CRASHED.name])
 
 
 def test_a_chunk_that_waits_again_is_not_to_be_written(url: str) -> None:
@@ -374,7 +377,7 @@ def _named(field: Field) -> list[tuple[str, Field]]:
     return [(key, part) for record in records for key, part in record.fields.items()]
 
 
-def bodies(record: Record) -> st.SearchStrategy[dict[str, Any]]:
+def bodies(record: Object) -> st.SearchStrategy[dict[str, Any]]:
     """Objects with some of a record's fields, and now and then a stranger."""
     known = {name: values(part) for name, part in record.fields.items()}
     return st.fixed_dictionaries({}, optional={**known, "stranger": st.integers()})

@@ -21,16 +21,17 @@ from scheduler.client import (
     Conflict,
     CoordinatorClient,
     CoordinatorError,
+    CoordinatorRequest,
+    CoordinatorUnavailable,
     Go,
     NotFound,
     NotUnderstood,
     RequestCancelled,
     RequestFailed,
-    Unavailable,
-    Write,
     core,
 )
-from scheduler.client.trio_client import TrioCoordinatorClient, TrioGo, TrioWrite
+from scheduler.client.base import BaseGo, BaseRequest
+from scheduler.client.trio_client import TrioCoordinatorClient, TrioCoordinatorRequest, TrioGo
 from scheduler.coordinator.service import CoordinatorSettings
 from scheduler.coordinator.testing import CoordinatorProcess, running
 from scheduler.peace.online import Settings
@@ -49,11 +50,11 @@ def url() -> Iterator[str]:
 
 
 def public(kind: type) -> dict[str, list[str]]:
-    """A class's public methods and the names of their parameters."""
+    """A class's public methods, inherited ones too, and the names of their parameters."""
     return {
         name: list(inspect.signature(member).parameters)
-        for name, member in vars(kind).items()
-        if inspect.isfunction(member) and not name.startswith("_")
+        for name, member in inspect.getmembers(kind, inspect.isfunction)
+        if not name.startswith("_")
     }
 
 
@@ -62,7 +63,7 @@ def test_both_clients_have_the_same_surface() -> None:
     blocking, of_trio = public(CoordinatorClient), public(TrioCoordinatorClient)
     assert blocking.pop("close") == of_trio.pop("aclose")
     assert blocking == of_trio
-    assert public(Write) == public(TrioWrite)
+    assert public(CoordinatorRequest) == public(TrioCoordinatorRequest)
     assert public(Go) == public(TrioGo)
 
 
@@ -197,7 +198,7 @@ async def test_a_trio_client_keeps_its_hosts_alive() -> None:
     with running(NETWORK, planner="paper", settings=settings) as url:
         async with TrioCoordinatorClient(url) as client:
             await client.register("r1h1", "a")
-            await client.ask(core.host("DELETE", "r1h1"))
+            await client.call(core.host("DELETE", "r1h1"))
             while (await client.status())["hosts"][0]["lost"]:  # noqa: ASYNC110  another thread's doing
                 await trio.sleep(0.02)
             await trio.sleep(1.3)  # two deadlines
@@ -219,7 +220,7 @@ def test_a_silent_writer_is_given_up() -> None:
         go = next(polling.goes())
         states: dict[str, str] = {}
         while states.get("silent") != "cancelled":
-            client.ask(core.events("polling", 1, 0.1))
+            client.call(core.events("polling", 1, 0.1))
             states = {"silent": "running"} | dict.fromkeys(_ended(client), "cancelled")
         assert go.done()
 
@@ -279,7 +280,7 @@ def test_patience_ends() -> None:
         port = server.getsockname()[1]
     said = f"GET http://127.0.0.1:{port}/v1/status.*refused"
     url = f"http://127.0.0.1:{port}"
-    with CoordinatorClient(url, patience_s=0.2) as client, pytest.raises(Unavailable, match=said):
+    with CoordinatorClient(url, patience_s=0.2) as client, pytest.raises(CoordinatorUnavailable, match=said):
         client.status()
 
 
@@ -325,23 +326,23 @@ def test_connections_that_died_idle_cost_no_keep_alive() -> None:
             together.wait(PATIENCE_S)
         return Reply(200, {}, close=True)
 
-    first, later = core.Ask("GET", "/first"), core.Ask("GET", "/later")
+    first, later = core.ApiRequest("GET", "/first"), core.ApiRequest("GET", "/later")
 
     def use(client: CoordinatorClient) -> None:
-        threads = [threading.Thread(target=client.ask, args=(first,)) for _ in range(3)]
+        threads = [threading.Thread(target=client.call, args=(first,)) for _ in range(3)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         for _ in range(3):
-            assert client.ask(later, patience_s=0) == {}
+            assert client.call(later, patience_s=0) == {}
 
     async def use_trio(client: TrioCoordinatorClient) -> None:
         async with trio.open_nursery() as nursery:
             for _ in range(3):
-                nursery.start_soon(client.ask, first)
+                nursery.start_soon(client.call, first)
         for _ in range(3):
-            assert await client.ask(later, patience_s=0) == {}
+            assert await client.call(later, patience_s=0) == {}
 
     with stand_in(answer) as url:
         both(url, use, use_trio)
@@ -426,7 +427,7 @@ def test_closing_ends_what_waits() -> None:
         thread.start()
         assert waiting.wait(PATIENCE_S)
         client.close()
-        assert isinstance(caught.get(timeout=PATIENCE_S), Unavailable)
+        assert isinstance(caught.get(timeout=PATIENCE_S), CoordinatorUnavailable)
         over.set()
 
         async def main() -> None:
@@ -466,13 +467,13 @@ def test_who_does_not_even_greet_is_not_waited_for() -> None:
     question = core.events("a", 0, 60)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         url = f"https://127.0.0.1:{mute.getsockname()[1]}"
-        with CoordinatorClient(url, timeout_s=0.1, patience_s=0) as client, pytest.raises(Unavailable):
-            client.ask(question)
+        with CoordinatorClient(url, timeout_s=0.1, patience_s=0) as client, pytest.raises(CoordinatorUnavailable):
+            client.call(question)
 
         async def main() -> None:
             async with TrioCoordinatorClient(url, timeout_s=0.1, patience_s=0) as client:
-                with trio.fail_after(PATIENCE_S), pytest.raises(Unavailable):
-                    await client.ask(question)
+                with trio.fail_after(PATIENCE_S), pytest.raises(CoordinatorUnavailable):
+                    await client.call(question)
 
         trio.run(main)
 
@@ -490,12 +491,12 @@ def test_patience_begins_with_the_first_failure() -> None:
     def use(client: CoordinatorClient) -> None:
         replies.put(Reply(200, body=b"{", claimed=2, close=True))
         replies.put(Reply(200, {"whole": 1}))
-        assert client.ask(core.events("a", 0, 30), patience_s=0.1) == {"whole": 1}
+        assert client.call(core.events("a", 0, 30), patience_s=0.1) == {"whole": 1}
 
     async def use_trio(client: TrioCoordinatorClient) -> None:
         replies.put(Reply(200, body=b"{", claimed=2, close=True))
         replies.put(Reply(200, {"whole": 1}))
-        assert await client.ask(core.events("a", 0, 30), patience_s=0.1) == {"whole": 1}
+        assert await client.call(core.events("a", 0, 30), patience_s=0.1) == {"whole": 1}
 
     with stand_in(answer) as url:
         both(url, use, use_trio)
@@ -508,7 +509,7 @@ def test_backing_off_is_bounded(seed: int, patience_s: float, pauses: list[float
     now_s, end_s = 100.0, 100.0 + patience_s
     for pause_s in pauses:
         if now_s >= end_s:
-            with pytest.raises(Unavailable, match="GET /: away"):
+            with pytest.raises(CoordinatorUnavailable, match="GET /: away"):
                 backoff.after(OSError("away"), now_s, "GET /")
             return
         delay_s = backoff.after(OSError("away"), now_s, "GET /")
@@ -523,11 +524,12 @@ def test_repeated_answers_change_nothing(total: int, pieces: list[tuple[int, int
         {"number": n, "event": "go", "chunk": n, "attempt": 1, "hosts": ["a"], "addresses": [None]}
         for n in range(1, total + 1)
     ]
-    progress = core.Progress({"request": "r", "state": "waiting", "last_event": 0, "go": []})
+    view = {"request": "r", "state": "waiting", "last_event": 0, "go": [], "place": None}
+    request = BaseRequest(view, lambda event: BaseGo("r", event))
     taken: list[int] = []
     for start, end in [*pieces, (0, total)]:
-        answer = {"events": events[min(start, progress.after) : end], "state": "running"}
-        taken += [go.chunk for _, go in progress.take(answer) if go is not None]
+        answer = {"events": events[min(start, request._after) : end], "state": "running"}
+        taken += [go.chunk for go in request._new_goes(answer, None)]
     assert taken == list(range(1, total + 1))
 
 

@@ -17,7 +17,7 @@ import pytest
 from scheduler.client import CoordinatorClient
 from scheduler.coordinator.command import main
 from scheduler.coordinator.errors import StartError, StoreDamaged, StoreError
-from scheduler.coordinator.metadata.interface import Put, Remove
+from scheduler.coordinator.metadata.interface import Put, RemovePrefix
 from scheduler.coordinator.metadata.sqlite import COUNT_SUFFIX, SqliteMetadata
 from scheduler.coordinator.registry import RequestRegistry
 from scheduler.coordinator.running import DATABASE
@@ -118,8 +118,8 @@ def test_rows_that_are_gone_or_come_back(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     with closing(SqliteMetadata(path)) as metadata:
         metadata.apply([Put(key, value) for key, value in ENTRIES.items()])
-        metadata.apply([Put("requests/a/0", "new"), Remove("requests/b/"), Put("requests/b/1", "x")])
-        metadata.apply([Remove("requests/b/")])
+        metadata.apply([Put("requests/a/0", "new"), RemovePrefix("requests/b/"), Put("requests/b/1", "x")])
+        metadata.apply([RemovePrefix("requests/b/")])
         assert metadata.load() == {**ENTRIES, "requests/a/0": "new"}
     good = path.read_bytes()
     crc = "(SELECT crc FROM entries WHERE key = 'requests/a/1')"
@@ -253,6 +253,7 @@ Change = Callable[[Any], object]
         ("record", lambda value: value.update(chunks=1), "chunk 1 of 1"),
         ("record", lambda value: value.update(state="finished"), "its writer was not told"),
         ("record", lambda value: value.update(state="odd"), "its state is 'odd'"),
+        ("record", lambda value: value.update(state="waiting"), "its state is waiting"),
         ("record", lambda value: value.update(chunks=None), "cannot be read"),
         ("events/00000001", lambda value: value["hosts"].__setitem__(1, "r1h9"), "its writer was told"),
         ("events/00000001", lambda value: value.update(number=5), "its event 1"),

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from logstore.base.events import ignore
 from scheduler.client import CoordinatorClient
 from scheduler.coordinator import embedded
-from scheduler.coordinator.testing import silent
 from tests.coordinator.support import topology_file
 from tests.support.limits import PATIENCE_S
 from tests.support.sidecar import ROOT, Sidecar
@@ -62,7 +62,7 @@ async def test_it_keeps_to_loopback(tmp_path: Path, listen: str, said: str) -> N
     """Inside a sidecar too; a sidecar's own `--insecure` counts for both."""
     path, _ = topology_file(tmp_path)
     with pytest.raises(embedded.Refused, match=said):
-        await embedded.start(path, listen, tmp_path / "data", silent)
+        await embedded.start(path, listen, tmp_path / "data", ignore)
 
 
 def test_a_sidecar_alone_loads_nothing_of_it() -> None:

@@ -11,10 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock, memory_stream_pair
 
-from scheduler.addresses import Address, is_loopback
-from scheduler.coordinator.http.connection import Connection
+from logstore.base.addresses import Address
+from logstore.base.events import ignore
+from logstore.testing.reports import RecordedReports
+from scheduler.coordinator.http.connection import HttpConnection
 from scheduler.coordinator.http.messages import HttpRequest, HttpResponse, HttpSettings, json_response
 from scheduler.coordinator.http.server import HttpServer
+from scheduler.coordinator.log_events import CONNECTION_CRASHED
 from tests.support.limits import PATIENCE_S
 
 SETTINGS = HttpSettings(max_header_bytes=2048, max_body_bytes=1000, header_s=10, body_s=20, idle_s=60, send_s=5)
@@ -26,14 +29,10 @@ async def echo(request: HttpRequest) -> HttpResponse:
     return json_response(200, {"method": request.method, "target": request.target, "body": request.body.decode()})
 
 
-def silent(event: str, fields: object) -> None:
-    """Report nothing."""
-
-
 async def talk(*pieces: bytes, then: Callable[[], None] | None = None, pause_s: float = 0) -> bytes:
     """Send pieces on one connection, end it, and return all that came back."""
     ours, theirs = memory_stream_pair()
-    connection = Connection(theirs, "test", SETTINGS, echo, lambda _: False)
+    connection = HttpConnection(theirs, "test", SETTINGS, echo, lambda _: False)
     received = bytearray()
 
     async def serve() -> None:
@@ -144,7 +143,7 @@ async def test_head_has_no_body() -> None:
 async def test_the_slow_are_let_go(autojump_clock: MockClock, sent: bytes, after_s: int, status: int | None) -> None:
     """Idling, headers and bodies each have their deadline, and no byte now and then moves it."""
     ours, theirs = memory_stream_pair()
-    connection = Connection(theirs, "test", SETTINGS, echo, lambda _: False)
+    connection = HttpConnection(theirs, "test", SETTINGS, echo, lambda _: False)
     began = trio.current_time()
 
     async def drip() -> None:
@@ -171,7 +170,7 @@ async def test_who_does_not_take_answers_is_let_go(autojump_clock: MockClock) ->
     began = trio.current_time()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ours.send_all, GET)
-        await Connection(theirs, "test", SETTINGS, echo, lambda _: False).run()
+        await HttpConnection(theirs, "test", SETTINGS, echo, lambda _: False).run()
         nursery.cancel_scope.cancel()
     assert trio.current_time() - began == pytest.approx(SETTINGS.send_s)
 
@@ -187,7 +186,7 @@ async def test_a_long_wait_ends_when_its_client_leaves() -> None:
         raise AssertionError
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(Connection(theirs, "test", SETTINGS, wait, lambda _: True).run)
+        nursery.start_soon(HttpConnection(theirs, "test", SETTINGS, wait, lambda _: True).run)
         await ours.send_all(GET)
         await waiting.wait()
         await ours.send_eof()  # and the nursery ends
@@ -202,7 +201,7 @@ async def test_a_drain_answers_what_is_under_way() -> None:
         await go_on.wait()
         return json_response(200, {})
 
-    server = HttpServer(SETTINGS, slow, silent)
+    server = HttpServer(SETTINGS, slow, ignore)
     async with trio.open_nursery() as nursery:
         address = await nursery.start(server.serve, Address("127.0.0.1", 0))
         idle = await trio.open_tcp_stream("127.0.0.1", address.port)
@@ -226,7 +225,7 @@ async def test_a_drain_answers_what_is_under_way() -> None:
 
 async def test_a_drain_cuts_who_is_not_ready_in_time() -> None:
     """A client in the middle of its body cannot hold up the end for longer than the drain's patience."""
-    server = HttpServer(HttpSettings(body_s=60), echo, silent)
+    server = HttpServer(HttpSettings(body_s=60), echo, ignore)
     with trio.fail_after(PATIENCE_S):
         async with trio.open_nursery() as nursery:
             address = await nursery.start(server.serve, Address("127.0.0.1", 0))
@@ -239,7 +238,7 @@ async def test_a_drain_cuts_who_is_not_ready_in_time() -> None:
 
 async def test_a_fault_of_the_handlers_costs_one_connection() -> None:
     """What a handler does not catch ends its client's connection, is reported, and the next client is served."""
-    reports: list[str] = []
+    reports = RecordedReports()
 
     async def faulty(request: HttpRequest) -> HttpResponse:
         if request.target == "/fault":
@@ -247,7 +246,7 @@ async def test_a_fault_of_the_handlers_costs_one_connection() -> None:
         return await echo(request)
 
     for may_wait in (lambda _: False, lambda _: True):
-        server = HttpServer(SETTINGS, faulty, lambda event, _: reports.append(event), may_wait=may_wait)
+        server = HttpServer(SETTINGS, faulty, reports, may_wait=may_wait)
         async with trio.open_nursery() as nursery:
             address = await nursery.start(server.serve, Address("127.0.0.1", 0))
             async with await trio.open_tcp_stream("127.0.0.1", address.port) as stream:
@@ -257,7 +256,7 @@ async def test_a_fault_of_the_handlers_costs_one_connection() -> None:
                 await stream.send_all(GET)
                 assert b"200 OK" in await stream.receive_some()
             nursery.cancel_scope.cancel()
-    assert reports == ["connection crashed"] * 2
+    assert reports.names() == [CONNECTION_CRASHED.name] * 2
 
 
 @pytest.mark.parametrize(
@@ -285,7 +284,7 @@ async def test_most_bodies_are_small() -> None:
 
     for name in (b"Known", b"Unknown"):
         ours, theirs = memory_stream_pair()
-        connection = Connection(theirs, "test", limits, echo, lambda _: False, large)
+        connection = HttpConnection(theirs, "test", limits, echo, lambda _: False, large)
         head = (
             b"POST /large HTTP/1.1\r\nHost: x\r\nContent-Length: 101\r\nConnection: close\r\n" + name + b": 1\r\n\r\n"
         )
@@ -299,7 +298,7 @@ async def test_most_bodies_are_small() -> None:
 
 async def test_connections_are_bounded() -> None:
     """One too many is told so and closed; when another leaves there is room again."""
-    server = HttpServer(HttpSettings(max_connections=2), echo, silent)
+    server = HttpServer(HttpSettings(max_connections=2), echo, ignore)
     async with trio.open_nursery() as nursery:
         address = await nursery.start(server.serve, Address("127.0.0.1", 0))
         streams = [await trio.open_tcp_stream("127.0.0.1", address.port) for _ in range(2)]
@@ -322,16 +321,6 @@ async def test_connections_are_bounded() -> None:
         for stream in (*streams, fourth):
             await stream.aclose()
         nursery.cancel_scope.cancel()
-
-
-@pytest.mark.parametrize(
-    ("host", "local"),
-    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("::ffff:127.0.0.1", True), ("localhost", True),
-     ("0.0.0.0", False), ("::", False), ("10.0.0.1", False), ("example.org", False), ("::ffff:10.0.0.1", False)],
-)  # fmt: skip
-def test_loopback_is_known(host: str, local: bool) -> None:
-    """Which addresses only this machine reaches."""
-    assert is_loopback(host) is local
 
 
 PARTS = st.sampled_from(

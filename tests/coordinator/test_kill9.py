@@ -102,7 +102,7 @@ async def check(client: TrioCoordinatorClient, names: list[str], watch: Watch) -
     for name in names:
         view = await client.request(name)
         assert (view["state"], view["done"]) == ("finished", CHUNKS)
-        answer: Any = await client.ask(_events(name))
+        answer: Any = await client.call(_events(name))
         numbers = [event["number"] for event in answer["events"]]
         assert numbers == list(range(1, len(numbers) + 1))
         assert answer["events"][-1]["event"] == "finished"

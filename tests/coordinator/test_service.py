@@ -13,16 +13,17 @@ import trio
 import trio.lowlevel
 from trio.testing import MockClock
 
+from logstore.base.events import LogEvent, Report, ignore
+from logstore.testing.reports import RecordedReports
 from scheduler.coordinator import registry
 from scheduler.coordinator.deadlines import chunk_deadline_ms
 from scheduler.coordinator.errors import ApiError, StoreError
-from scheduler.coordinator.journal import Journal, OffLoad
+from scheduler.coordinator.journal import MetadataJournal, OffLoad
+from scheduler.coordinator.log_events import CHUNK_OVERDUE, REQUEST_CRASHED, REQUEST_HAS_A_PATH_AGAIN, REQUEST_STRANDED
 from scheduler.coordinator.metadata.interface import Change, Metadata
 from scheduler.coordinator.metadata.sqlite import SqliteMetadata
-from scheduler.coordinator.report import Report
 from scheduler.coordinator.running import make_planner
-from scheduler.coordinator.service import Coordinator, CoordinatorSettings, Environment
-from scheduler.coordinator.testing import silent
+from scheduler.coordinator.service import Coordinator, CoordinatorEnvironment, CoordinatorSettings
 from scheduler.peace.online import GATHER_MS, Submission
 from scheduler.peace.paper import PaperPlanner
 from scheduler.peace.plan import Chain, Planner, Request, Residual
@@ -66,14 +67,14 @@ async def coordinator(
     clock: Clock,
     off_load: OffLoad = at_once,
     *,
-    report: Report = silent,
+    report: Report = ignore,
     planner: Planner | None = None,
     chunk_deadline_ms: int | None = None,
     gather_ms: int = GATHER_MS,
 ) -> AsyncGenerator[Coordinator, None]:
     """A coordinator that keeps time and stores, without a server."""
-    journal = Journal(metadata, silent, off_load)
-    environment = Environment(NETWORK, planner or make_planner("paper", NETWORK), clock, Random(0), report)
+    journal = MetadataJournal(metadata, ignore, off_load)
+    environment = CoordinatorEnvironment(NETWORK, planner or make_planner("paper", NETWORK), clock, Random(0), report)
     scheduling = replace(SETTINGS.scheduler, gather_ms=gather_ms)
     chosen = replace(SETTINGS, scheduler=scheduling, chunk_deadline_ms=chunk_deadline_ms)
     found = Coordinator(environment, chosen, journal)
@@ -131,15 +132,15 @@ async def test_a_silent_writer_holds_capacity_for_a_bounded_time(
 ) -> None:
     """One that asks now and then goes on for ever; one that does not is cancelled."""
     async with coordinator(database, Clock()) as found:
-        await found.submit("silent", write("r1h1"))  # type: ignore[arg-type]
+        await found.submit("ignore", write("r1h1"))  # type: ignore[arg-type]
         await found.submit("asking", write("r1h2"))  # type: ignore[arg-type]
         for _ in range(5):
             await trio.sleep(20)
             await found.wait("asking", 1, 0)
-        assert found.registry.requests["silent"].state == "cancelled"
+        assert found.registry.requests["ignore"].state == "cancelled"
         assert found.registry.requests["asking"].state == "running"
         await trio.sleep(110)
-        assert "silent" not in found.registry.requests
+        assert "ignore" not in found.registry.requests
 
 
 async def test_a_writer_that_waits_is_not_silent(database: SqliteMetadata, autojump_clock: MockClock) -> None:
@@ -171,10 +172,10 @@ async def test_who_watches_keeps_no_writer_alive(database: SqliteMetadata, autoj
 
 async def test_a_chunk_that_hangs_is_revoked(database: SqliteMetadata, autojump_clock: MockClock) -> None:
     """A writer that polls and never reports holds a chunk for its deadline; then it is told, and goes another way."""
-    said: list[tuple[str, object]] = []
+    reports = RecordedReports()
     made = coordinator(
         database, Clock(), chunk_deadline_ms=30_000,
-        report=lambda event, fields: said.append((event, fields.get("request"))),
+        report=reports,
     )  # fmt: skip
     async with made as found:
         entry, _ = await found.submit("hung", write("r1h1"))  # type: ignore[arg-type]
@@ -190,7 +191,7 @@ async def test_a_chunk_that_hangs_is_revoked(database: SqliteMetadata, autojump_
         assert [event["event"] for event in entry.log.events] == ["go", "revoked", "go"]
         assert revoked["hosts"] == go["hosts"]
         assert set(again["hosts"]) & set(go["hosts"]) == {"r1h1"}, "its chain's hosts are suspects"
-        assert ("chunk overdue", "hung") in said
+        assert [fields["request"] for fields in reports.of(CHUNK_OVERDUE)] == ["hung"]
         assert found.counts["overdue"] == 1
         assert found.registry.oldest_ms(found.now_ms()) < 1000
         _, counted = await found.done("hung", 0, 1)
@@ -260,9 +261,9 @@ async def test_a_stranded_request_is_told(database: SqliteMetadata, autojump_clo
     """When hosts that are lost leave a request no path, the log says so with their names; and when one is back."""
     said: list[str] = []
 
-    def report(event: str, fields: Mapping[str, object]) -> None:
-        if "stranded" in event or "path" in event:
-            said.append(f"{event}: {fields['request']} {fields.get('hosts_lost', '')}".strip())
+    def report(event: LogEvent, /, **fields: object) -> None:
+        if event in (REQUEST_STRANDED, REQUEST_HAS_A_PATH_AGAIN):
+            said.append(f"{event.name}: {fields['request']} {fields.get('hosts_lost', '')}".strip())
 
     async with coordinator(database, Clock(), report=report) as found:
         for host in ("r2h1", "r2h2", "r2h3", "r2h4"):
@@ -275,7 +276,7 @@ async def test_a_stranded_request_is_told(database: SqliteMetadata, autojump_clo
         await found.register("r2h2", None)
         await trio.sleep(2)
         assert found.unreachable == frozenset()
-    assert said == ["request stranded: a r2h1,r2h2,r2h3,r2h4", "request has a path again: a"]
+    assert said == ["request_stranded: a r2h1,r2h2,r2h3,r2h4", "request_has_a_path_again: a"]
 
 
 class Faulty(PaperPlanner):
@@ -298,7 +299,7 @@ async def test_an_event_that_fails_in_the_middle_leaves_no_trace(
     planner = Faulty(NETWORK)
     async with coordinator(database, Clock(), planner=planner, gather_ms=0) as found:
         entry, _ = await found.submit("a", lambda name: Submission(name=name, writer="r1h1", chunks=4, replicas=1))
-        assert len(entry.under_way()) == 2
+        assert len(entry.current_goes()) == 2
         before = found.status()
         planner.faults = 1
         with pytest.raises(ZeroDivisionError):
@@ -308,9 +309,9 @@ async def test_an_event_that_fails_in_the_middle_leaves_no_trace(
             await found.done("a", 0, 1)
         with pytest.raises(StoreError, match="failed in the middle"):
             await found.submit("b", write("r1h2"))  # type: ignore[arg-type]
-        assert "failed in the middle" in str(found.trouble)
+        assert "failed in the middle" in str(found.failing)
         await trio.sleep(1)
-        assert str(found.trouble) == "None"
+        assert str(found.failing) == "None"
         assert found.counts["rebuilt"] == 1
         assert found.status() == before
         assert await found.done("a", 0, 1) == (entry, True)
@@ -321,7 +322,7 @@ async def test_an_event_that_fails_in_the_middle_leaves_no_trace(
             await found.submit("c", write("r1h3"))  # type: ignore[arg-type]
         assert "c" not in found.registry.requests
         await trio.sleep(1)
-        assert str(found.trouble) == "None"
+        assert str(found.failing) == "None"
         _, new = await found.submit("c", write("r1h3"))  # type: ignore[arg-type]
         assert new
 
@@ -331,16 +332,14 @@ async def test_a_plan_of_what_was_gathered_that_fails_costs_nobody_anything(
 ) -> None:
     """What was reported is stored; changes get 503 until the plan is made anew; those who wait are answered then."""
     planner = Faulty(NETWORK)
-    said: list[str] = []
-    async with coordinator(
-        database, Clock(), planner=planner, report=lambda event, _: said.append(event), gather_ms=100
-    ) as found:
+    reports = RecordedReports()
+    async with coordinator(database, Clock(), planner=planner, report=reports, gather_ms=100) as found:
         entry, _ = await found.submit("a", lambda name: Submission(name=name, writer="r1h1", chunks=4, replicas=1))
         planner.faults = 1
         async with trio.open_nursery() as nursery:
             nursery.start_soon(found.done, "a", 0, 1)
             await trio.sleep(0.2)
-            assert "request crashed" in said
+            assert reports.of(REQUEST_CRASHED)
             with pytest.raises(StoreError, match="failed in the middle"):
                 await found.done("a", 1, 1)
         assert found.counts["rebuilt"] == 1
@@ -356,7 +355,7 @@ async def test_what_comes_together_is_planned_together(database: SqliteMetadata,
         async def submit(host: str, after_s: float) -> None:
             await trio.sleep(after_s)
             entry, _ = await found.submit(host, write(host))  # type: ignore[arg-type]
-            answered.append((host, len(entry.under_way()), round(trio.current_time(), 3)))
+            answered.append((host, len(entry.current_goes()), round(trio.current_time(), 3)))
 
         async with trio.open_nursery() as nursery:
             for number, host in enumerate(("r1h1", "r1h2", "r1h3")):
@@ -376,7 +375,7 @@ async def test_a_restart_plans_what_was_gathered(database: SqliteMetadata, autoj
     async with coordinator(database, Clock(), gather_ms=1000) as found:
         await found.journal.durable()
         entry = found.registry.requests["a"]
-        assert [go["chunk"] for go in entry.under_way()] == [1, 2]
+        assert [go["chunk"] for go in entry.current_goes()] == [1, 2]
         assert trio.current_time() < 1.1, "and it did not wait for it"
 
 
@@ -410,12 +409,12 @@ async def test_what_is_gathered_while_nothing_can_be_stored_is_planned_later(
         store.full = True
         with pytest.raises(StoreError):
             await found.submit("a", write("r1h1"))  # type: ignore[arg-type]
-        assert found.registry.requests["a"].under_way() == []
+        assert found.registry.requests["a"].current_goes() == []
         await trio.sleep(10)
-        assert found.registry.requests["a"].under_way() == []
+        assert found.registry.requests["a"].current_goes() == []
         store.full = False
         await trio.sleep(3)
-        assert len(found.registry.requests["a"].under_way()) == 1
+        assert len(found.registry.requests["a"].current_goes()) == 1
         await found.journal.durable()
 
 
@@ -489,14 +488,14 @@ async def test_what_is_not_stored_is_not_told(database: SqliteMetadata, autojump
             nursery.start_soon(found.done, "a", 0, 1)
             await trio.sleep(1)
             assert entry.state == "finished"
-            assert (entry.told.state, entry.done) == ("running", set())  # type: ignore[union-attr]
-            assert [event["chunk"] for event in entry.under_way()] == [0]
+            assert (entry.stored.state, entry.done) == ("running", set())  # type: ignore[union-attr]
+            assert [event["chunk"] for event in entry.current_goes()] == [0]
             nursery.cancel_scope.cancel()
     async with coordinator(database, Clock()) as found:
         entry = await found.request("a")
-        assert (entry.state, len(entry.under_way())) == ("running", 1)
+        assert (entry.state, len(entry.current_goes())) == ("running", 1)
         await found.done("a", 0, 1)
-        assert (entry.told.state, entry.done, entry.under_way()) == ("finished", {0}, [])  # type: ignore[union-attr]
+        assert (entry.stored.state, entry.done, entry.current_goes()) == ("finished", {0}, [])  # type: ignore[union-attr]
 
 
 async def test_a_disk_that_hangs_is_one_that_fails(database: SqliteMetadata, autojump_clock: MockClock) -> None:
@@ -522,7 +521,7 @@ async def test_a_disk_that_hangs_is_one_that_fails(database: SqliteMetadata, aut
         assert lost(found) == []
         found.alive("r1h1")
         slow.set()
-        assert (await found.request("a")).told is not None
+        assert (await found.request("a")).stored is not None
         assert found.journal.failing is None
         assert "b" not in found.registry.requests
         await found.submit("b", write("r1h2"))  # type: ignore[arg-type]

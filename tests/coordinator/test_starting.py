@@ -13,15 +13,16 @@ from random import Random
 import pytest
 import trio
 
-from scheduler.addresses import Address
+from logstore.base.addresses import Address
+from logstore.base.events import ignore
+from logstore.base.system import SystemClock
 from scheduler.coordinator import embedded, running
 from scheduler.coordinator.errors import StoreDamaged
 from scheduler.coordinator.running import PLANNERS, ServeSettings, make_planner, opened, serve
-from scheduler.coordinator.service import Environment
-from scheduler.coordinator.system_clock import SystemClock
-from scheduler.coordinator.testing import in_thread, silent
+from scheduler.coordinator.service import CoordinatorEnvironment
+from scheduler.coordinator.testing import in_thread
 from scheduler.errors import TopologyError
-from scheduler.peace.plan import Plan, Planner, Request, Residual
+from scheduler.peace.plan import Planner, Request, Residual, TransferPlan
 from scheduler.peace.tree import TreePlanner
 from scheduler.topology import Server, Topology, both_ways, racks
 from tests.coordinator.support import ask, topology_file
@@ -100,7 +101,7 @@ def test_a_signal_ends_a_start_that_compiles(tmp_path: Path, command: str, numbe
 class Untouched(TreePlanner):
     """Nobody plans with it."""
 
-    def plan(self, requests: Sequence[Request], residual: Residual, random: Random) -> Plan:
+    def plan(self, requests: Sequence[Request], residual: Residual, random: Random) -> TransferPlan:
         """Say so."""
         raise AssertionError("planned")
 
@@ -125,7 +126,7 @@ async def test_a_directory_in_use_is_refused_at_once(tmp_path: Path) -> None:
     """Inside a sidecar as well."""
     path, _ = topology_file(tmp_path)
     with opened(tmp_path / "data"), pytest.raises(embedded.Refused, match="in use by another coordinator"):
-        await embedded.start(path, "127.0.0.1:0", tmp_path / "data", silent)
+        await embedded.start(path, "127.0.0.1:0", tmp_path / "data", ignore)
 
 
 @pytest.mark.usefixtures("untouched")
@@ -136,7 +137,7 @@ async def test_a_damaged_store_is_refused_at_once(tmp_path: Path, monkeypatch: p
         raise StoreDamaged("damaged")
 
     topology = racks([4, 4], 4)
-    environment = Environment(topology, make_planner(None, topology), SystemClock(), Random(0), silent)
+    environment = CoordinatorEnvironment(topology, make_planner(None, topology), SystemClock(), Random(0), ignore)
     with opened(tmp_path) as metadata, pytest.raises(StoreDamaged):
         monkeypatch.setattr(metadata, "load", load)
         await serve(environment, metadata, SERVE)
@@ -155,7 +156,7 @@ class Watch(SystemClock):
 async def test_hosts_have_their_whole_time_behind_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long a start compiles: who was registered before it is not lost, as nobody could hear it."""
     topology, clock = racks([4, 4], 4), Watch()
-    environment = Environment(topology, make_planner("paper", topology), clock, Random(0), silent)
+    environment = CoordinatorEnvironment(topology, make_planner("paper", topology), clock, Random(0), ignore)
 
     async def slowly(planner: Planner, report: object) -> None:
         clock.moved_s += SERVE.coordinator.host_deadline_ms
@@ -163,7 +164,7 @@ async def test_hosts_have_their_whole_time_behind_it(tmp_path: Path, monkeypatch
     with opened(tmp_path) as metadata:
         with in_thread(environment, metadata, SERVE) as url:
             assert ask(url, "POST", "/v1/hosts", {"name": "r1h1", "address": "10.0.0.1:50010"}).status < 300
-        monkeypatch.setattr(running, "warmed", slowly)
+        monkeypatch.setattr(running, "warm_up_planner", slowly)
         async with trio.open_nursery() as nursery:
             started = await nursery.start(serve, environment, metadata, SERVE)
             coordinator = started.coordinator

@@ -16,16 +16,18 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.addresses import Address
-from scheduler.client import CoordinatorClient, NotFound, Unavailable
-from scheduler.coordinator.errors import StartError, StoreDamaged, StoreError
-from scheduler.coordinator.journal import Journal
-from scheduler.coordinator.metadata.interface import Change, Metadata, Put, Remove
+from logstore.base.addresses import Address
+from logstore.base.errors import DirectoryInUse
+from logstore.base.events import ignore
+from logstore.base.system import SystemClock
+from scheduler.client import CoordinatorClient, CoordinatorUnavailable, NotFound
+from scheduler.coordinator.errors import StoreDamaged, StoreError
+from scheduler.coordinator.journal import MetadataJournal
+from scheduler.coordinator.metadata.interface import Change, Metadata, Put, RemovePrefix
 from scheduler.coordinator.metadata.sqlite import COUNT_SUFFIX, SqliteMetadata
 from scheduler.coordinator.running import DATABASE, ServeSettings, make_planner, opened
-from scheduler.coordinator.service import CoordinatorSettings, Environment
-from scheduler.coordinator.system_clock import SystemClock
-from scheduler.coordinator.testing import _Thread, in_thread, running, silent
+from scheduler.coordinator.service import CoordinatorEnvironment, CoordinatorSettings
+from scheduler.coordinator.testing import _Thread, in_thread, running
 from scheduler.topology import racks
 from tests.coordinator.support import ask
 from tests.support.limits import PATIENCE_S
@@ -67,15 +69,15 @@ def flaky(tmp_path: Path) -> Iterator[Flaky]:
         yield Flaky(inner)
 
 
-def environment(random: int = 0) -> Environment:
+def environment(random: int = 0) -> CoordinatorEnvironment:
     """A small network, planned by Algorithm 1."""
-    return Environment(NETWORK, make_planner("paper", NETWORK), SystemClock(), Random(random), silent)
+    return CoordinatorEnvironment(NETWORK, make_planner("paper", NETWORK), SystemClock(), Random(random), ignore)
 
 
 SERVE = ServeSettings(Address("127.0.0.1", 0))
 KEYS = st.sampled_from(["a", "b", "a/x", "a/y", "b/x", "ab/x", "a%2Fb/x", "ö/x"])
 CHANGES = st.lists(
-    st.one_of(st.builds(Put, KEYS, st.text(max_size=5)), st.builds(Remove, st.sampled_from(["a/", "b/", "ö/"]))),
+    st.one_of(st.builds(Put, KEYS, st.text(max_size=5)), st.builds(RemovePrefix, st.sampled_from(["a/", "b/", "ö/"]))),
     max_size=8,
 )
 
@@ -114,7 +116,7 @@ def test_sqlite_syncs_every_commit(tmp_path: Path) -> None:
 
 async def test_what_comes_together_is_stored_together(flaky: Flaky) -> None:
     """Changes recorded while a transaction is in flight share the next one; nobody is told before."""
-    journal = Journal(flaky, silent)
+    journal = MetadataJournal(flaky, ignore)
     told: list[int] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(journal.run)
@@ -131,7 +133,7 @@ async def test_what_comes_together_is_stored_together(flaky: Flaky) -> None:
 @pytest.mark.parametrize("keeps", [False, True])
 async def test_a_failed_transaction_is_told_nobody_and_tried_again(flaky: Flaky, keeps: bool) -> None:
     """While it fails: StoreError to all who wait. Afterwards all of it is there, in order, and told once."""
-    journal = Journal(flaky, silent)
+    journal = MetadataJournal(flaky, ignore)
     flaky.failing, flaky.keeps_what_failed = True, keeps
     told: list[str] = []
     async with trio.open_nursery() as nursery:
@@ -141,7 +143,7 @@ async def test_a_failed_transaction_is_told_nobody_and_tried_again(flaky: Flaky,
             await journal.durable()
         with pytest.raises(StoreError, match="disk I/O"):
             await journal.ready()
-        journal.record([Remove("a/"), Put("b/1", "new")], lambda: told.append("second"))
+        journal.record([RemovePrefix("a/"), Put("b/1", "new")], lambda: told.append("second"))
         assert told == []
         flaky.failing = False
         await journal.ready()
@@ -160,13 +162,13 @@ async def test_what_came_during_a_failure_comes_behind_it(flaky: Flaky) -> None:
         await go_on.wait()
         work()
 
-    journal = Journal(flaky, silent, slow)
+    journal = MetadataJournal(flaky, ignore, slow)
     flaky.failing = True
     async with trio.open_nursery() as nursery:
         nursery.start_soon(journal.run)
         journal.record([Put("a/1", "old"), Put("b/1", "old")])
         await flying.wait()
-        journal.record([Put("b/1", "new"), Remove("a/")])
+        journal.record([Put("b/1", "new"), RemovePrefix("a/")])
         go_on.set()
         while journal.failing is None:
             await trio.lowlevel.checkpoint()
@@ -179,9 +181,9 @@ async def test_what_came_during_a_failure_comes_behind_it(flaky: Flaky) -> None:
 
 def test_forgetting_many_at_once_is_quick() -> None:
     """All that was remembered at a start is forgotten at the same moment; that must not hold up the service."""
-    journal = Journal(Flaky(None), silent)  # type: ignore[arg-type]
+    journal = MetadataJournal(Flaky(None), ignore)  # type: ignore[arg-type]
     began = time.perf_counter()
-    journal.record([Remove(f"requests/{number}/") for number in range(200_000)])
+    journal.record([RemovePrefix(f"requests/{number}/") for number in range(200_000)])
     # A second. It would be half an hour if each looked at all before it.
     assert time.perf_counter() - began < PATIENCE_S
 
@@ -209,7 +211,7 @@ def test_a_disk_that_fails_is_503_and_goes_on(flaky: Flaky) -> None:
         flaky.failing = True
         assert client.request("before")["state"] == "running"
         for _ in range(2):
-            with pytest.raises(Unavailable, match="disk I/O error"):
+            with pytest.raises(CoordinatorUnavailable, match="disk I/O error"):
                 client.submit("r1h2", chunks=1)
         assert client.request("before")["state"] == "running", "what is stored can be asked for all the while"
         assert ask(url, "GET", "/health").status == 503
@@ -247,7 +249,7 @@ def test_a_full_disk_is_503_until_there_is_room(tmp_path: Path) -> None:
                 while True:
                     file.write(b"x" * 4096)
             accepted: list[str] = []
-            with pytest.raises(Unavailable, match="full"):
+            with pytest.raises(CoordinatorUnavailable, match="full"):
                 while True:
                     accepted += [client.submit("r1h1", chunks=1, name=f"n{len(accepted)}").name]
             filler.unlink()
@@ -349,7 +351,7 @@ def test_forgetting_one_touches_no_other(tmp_path: Path) -> None:
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     """A second coordinator on the same directory is refused, and told who has it."""
-    with opened(tmp_path), pytest.raises(StartError, match=f"process {os.getpid()}"), opened(tmp_path):
+    with opened(tmp_path), pytest.raises(DirectoryInUse, match=f"process {os.getpid()}"), opened(tmp_path):
         pass
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from collections.abc import Iterator
@@ -12,20 +11,17 @@ from random import Random
 from xml.etree import ElementTree as ET
 
 import pytest
-import trio
-from trio.testing import MockClock
 
+from logstore.base.events import ignore
+from logstore.base.system import SystemClock
 from scheduler.client import CoordinatorClient
 from scheduler.coordinator import metrics, page
-from scheduler.coordinator.folding import INTERVAL_S, MAX_KINDS, Folding
 from scheduler.coordinator.histogram import Histogram
-from scheduler.coordinator.journal import Journal
+from scheduler.coordinator.journal import MetadataJournal
 from scheduler.coordinator.registry import Span
-from scheduler.coordinator.report import Reporter
 from scheduler.coordinator.running import make_planner, opened
-from scheduler.coordinator.service import Coordinator, CoordinatorSettings, Environment
-from scheduler.coordinator.system_clock import SystemClock
-from scheduler.coordinator.testing import CoordinatorProcess, running, silent
+from scheduler.coordinator.service import Coordinator, CoordinatorEnvironment, CoordinatorSettings
+from scheduler.coordinator.testing import CoordinatorProcess, running
 from scheduler.peace.online import ChunkRecord
 from scheduler.topology import racks
 from tests.coordinator.support import ask, topology_file
@@ -153,11 +149,11 @@ def test_histograms_are_cumulative() -> None:
 
 def test_large_counters_are_whole(tmp_path: Path) -> None:
     """A counter is told to the last digit: rates are made of small differences between large numbers."""
-    environment = Environment(
-        racks([4, 4], 4), make_planner("paper", racks([4, 4], 4)), SystemClock(), Random(0), silent
+    environment = CoordinatorEnvironment(
+        racks([4, 4], 4), make_planner("paper", racks([4, 4], 4)), SystemClock(), Random(0), ignore
     )
     with opened(tmp_path) as metadata:
-        found = Coordinator(environment, CoordinatorSettings(), Journal(metadata, silent))
+        found = Coordinator(environment, CoordinatorSettings(), MetadataJournal(metadata, ignore))
         found.journal.commits = 123_456_789
         assert "\ncairn_coordinator_commits_total 123456789\n" in metrics.text(found, _NoTraffic())
 
@@ -188,55 +184,3 @@ def test_the_log_is_one_line_for_each_event(tmp_path: Path) -> None:
     assert fields[0]["seed"] == "7"
     assert json.loads(fields[2]["request"]) == 'a "b" level=error'
     assert all(one["level"] == "info" for one in fields)
-
-
-def test_lines_that_strangers_cause_are_folded() -> None:
-    """Of like lines the first is written, then one in ten seconds with the number of those held back; none is lost."""
-    lines: list[tuple[str, object]] = []
-    now_s = 0.0
-    report = Folding(lambda event, fields: lines.append((event, fields.get("repeated", 0))), lambda: now_s)
-    for second in range(25):
-        now_s = float(second)
-        for client in ("a", "b"):
-            for _ in range(100):
-                report("connection refused", {"client": client, "why": "too many connections"})
-        report("go", {})
-    assert [event for event, _ in lines].count("go") == 25, "other events pass"
-    report.flush()
-    refused = [number for event, number in lines if event == "connection refused"]
-    assert len(refused) == 2 * (1 + 25 // 10 + 1)
-    held = sum(number for number in refused if isinstance(number, int))
-    assert 2 * 25 * 100 - len(refused) <= held < 2 * 25 * 100
-    lines.clear()
-    for stranger in range(5000):
-        report("connection refused", {"client": str(stranger)})
-    assert len(lines) == MAX_KINDS + 1, "however many clients there are"
-
-
-def test_what_was_held_back_is_written_when_nothing_else_comes() -> None:
-    """Strangers who went away leave no count behind that is only written at the end."""
-    lines: list[object] = []
-
-    async def main() -> None:
-        report = Folding(lambda event, fields: lines.append(fields.get("repeated", 0)), trio.current_time)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(report.run)
-            for _ in range(5):
-                report("connection refused", {"client": "a"})
-            await trio.sleep(2 * INTERVAL_S + 1)
-            nursery.cancel_scope.cancel()
-
-    trio.run(main, clock=MockClock(autojump_threshold=0))
-    assert lines == [0, 4]
-
-
-def test_a_log_that_cannot_be_written_is_lost() -> None:
-    """A closed standard error ends nothing."""
-    target = io.StringIO()
-    reporter = Reporter(lambda: 0, target)
-    reporter("go", {"a": "b\nc"})
-    assert target.getvalue() == 'time=1970-01-01T00:00:00.000+00:00 level=info event=go a="b\\nc"\n'
-    reporter("go", {"a": "\x9b\ud800"})
-    assert target.getvalue().endswith(' a="\\u009b\\ud800"\n'), "what is no text for a terminal is spelled out"
-    target.close()
-    reporter("go", {})

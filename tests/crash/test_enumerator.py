@@ -2,8 +2,8 @@
 
 import pytest
 
-from logstore.testing.crash import Enumerator, Plan, Workload
-from logstore.testing.simdisk import Bounds
+from logstore.testing.crash import CrashPlan, Enumerator, Workload
+from logstore.testing.simdisk import CrashBounds
 from logstore.testing.world import Setup
 from tests.crash import workloads
 
@@ -16,17 +16,17 @@ UNITS = (64, 512)
 """Granularity at which un-synced data survives; small, so that a few hundred bytes are many units."""
 
 
-def plan_for(workload: Workload, unit_bytes: int, config: pytest.Config) -> Plan:
+def plan_for(workload: Workload, unit_bytes: int, config: pytest.Config) -> CrashPlan:
     """Bounds: a choice in the short run, nearly everything in the long one."""
     if config.getoption("--long"):
-        return Plan(bounds=Bounds(states=1024, file_states=256), recovery_share=20, unit_bytes=unit_bytes)
-    # Where a write is torn does not depend on the unit, so one of the two does it at every byte. Decisions are JSON and
-    # long, with many points: torn at some bytes only, and fewer combinations per point.
-    decisions = workload is workloads.decisions
-    torn_bytes = 8 if decisions else 4096 if unit_bytes == UNITS[0] else 32
-    states, file_states = (STATES // 3, FILE_STATES // 3) if decisions else (STATES, FILE_STATES)
-    return Plan(
-        bounds=Bounds(states=states, file_states=file_states, torn_bytes=torn_bytes),
+        return CrashPlan(bounds=CrashBounds(states=1024, file_states=256), recovery_share=20, unit_bytes=unit_bytes)
+    # Where a write is torn does not depend on the unit, so one of the two does it at every byte. Commit records are
+    # JSON and long, with many points: torn at some bytes only, and fewer combinations per point.
+    commits = workload is workloads.commits
+    torn_bytes = 8 if commits else 4096 if unit_bytes == UNITS[0] else 32
+    states, file_states = (STATES // 3, FILE_STATES // 3) if commits else (STATES, FILE_STATES)
+    return CrashPlan(
+        bounds=CrashBounds(states=states, file_states=file_states, torn_bytes=torn_bytes),
         second_share=12,
         recovery_share=150,
         unit_bytes=unit_bytes,
@@ -52,7 +52,7 @@ def test_no_crash_state_breaks_a_promise(
 )
 def test_all_states_of_a_short_story(workload: Workload, unit_bytes: int, capsys: pytest.CaptureFixture[str]) -> None:
     """Short enough to leave nothing out: every point exhaustively, from the founding of the directory on."""
-    plan = Plan(bounds=Bounds(states=1 << 16, file_states=1 << 12), second_share=1, unit_bytes=unit_bytes)
+    plan = CrashPlan(bounds=CrashBounds(states=1 << 16, file_states=1 << 12), second_share=1, unit_bytes=unit_bytes)
     report = Enumerator(workload, Setup(), plan).run()
     with capsys.disabled():
         print(f"\n  {workload.__name__}, units of {unit_bytes} B: {report}")

@@ -6,9 +6,9 @@ import pytest
 
 from logstore.errors import CairnError, StorageFailed
 from logstore.testing.crash import Workload
-from logstore.testing.faults import EIO, ENOSPC, FALSE_ALARM, SHORT_WRITE, Call, Fault
+from logstore.testing.faults import EIO, ENOSPC, FALSE_ALARM, SHORT_WRITE, Fault, FileCall
 from logstore.testing.history import History
-from logstore.testing.simdisk import Bounds, SimDisk
+from logstore.testing.simdisk import CrashBounds, SimDisk
 from logstore.testing.world import Setup, World
 from tests.crash.workloads import WORKLOADS
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.crash
 
 FAULTS = {"EIO": EIO, "ENOSPC": ENOSPC, "short write": SHORT_WRITE, "false alarm": FALSE_ALARM}
 SETUP = Setup(seed=3)
-FEW = Bounds(states=4, file_states=4, torn_bytes=2)
+FEW = CrashBounds(states=4, file_states=4, torn_bytes=2)
 
 
 def count_calls(workload: Workload) -> int:
@@ -102,7 +102,7 @@ def test_a_failed_sync_is_never_repeated() -> None:
     world.run()
     failed: list[str] = []
 
-    def fail_first_log_sync(call: Call) -> Fault | None:
+    def fail_first_log_sync(call: FileCall) -> Fault | None:
         if call.kind == "sync" and call.path.endswith(".log") and not failed:
             failed.append(call.path)
             return Fault(errno.EIO)
@@ -117,5 +117,5 @@ def test_a_failed_sync_is_never_repeated() -> None:
     accepted.result()
     assert failed
     assert not [call for call in disk.log[before:] if call.path == failed[0] and call.kind in ("write", "sync")]
-    for state in disk.crash_states(Bounds()):
+    for state in disk.crash_states(CrashBounds()):
         World(state, world.history.fork(), SETUP).check()

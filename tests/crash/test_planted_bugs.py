@@ -15,23 +15,23 @@ from logstore.errors import CairnError, CorruptBatch, StorageFailed
 from logstore.format.batch import parse_header
 from logstore.interfaces import FileSystem
 from logstore.log import recovery, stream
-from logstore.log.jobs import Create, Operation, Remove, Rename, Sync, SyncDirectory, Write
+from logstore.log.jobs import Create, Operation, RemoveFile, Rename, Sync, SyncDirectory, WriteFile
 from logstore.log.ledger import Ledger
 from logstore.log.producers import ProducerTable
 from logstore.log.store import Store
 from logstore.log.stream import Stream
 from logstore.log.ticket import Ticket
-from logstore.testing.crash import Enumerator, Plan, Workload
-from logstore.testing.faults import EIO, Call, Fault
+from logstore.testing.crash import CrashPlan, Enumerator, Workload
+from logstore.testing.faults import EIO, Fault, FileCall
 from logstore.testing.history import History, PromiseBroken
-from logstore.testing.simdisk import Bounds, SimDisk
+from logstore.testing.simdisk import CrashBounds, SimDisk
 from logstore.testing.world import Setup, World
 from tests.crash import workloads
 
 pytestmark = pytest.mark.crash
 Patch = pytest.MonkeyPatch
 Plant = Callable[[Patch], Setup]
-PLAN = Plan(bounds=Bounds(states=64, file_states=32, torn_bytes=512))
+PLAN = CrashPlan(bounds=CrashBounds(states=64, file_states=32, torn_bytes=512))
 
 
 class Forgetful:
@@ -97,7 +97,7 @@ def sync_before_write(_: Patch) -> Setup:
         order = list(job)
         for at in range(len(order) - 1):
             first, second = order[at], order[at + 1]
-            if isinstance(first, Write) and isinstance(second, Sync) and first.path == second.path:
+            if isinstance(first, WriteFile) and isinstance(second, Sync) and first.path == second.path:
                 order[at], order[at + 1] = second, first
         return order
 
@@ -123,7 +123,7 @@ def old_ledger_removed_early(_: Patch) -> Setup:
     """The old ledger file goes before the new one has its name for good."""
 
     def change(job: Sequence[Operation]) -> Sequence[Operation]:
-        gone = [one for one in job if isinstance(one, Remove) and "ledger/" in one.path]
+        gone = [one for one in job if isinstance(one, RemoveFile) and "ledger/" in one.path]
         return [*gone, *(one for one in job if one not in gone and not (gone and isinstance(one, SyncDirectory)))]
 
     return rewrites(change)
@@ -135,9 +135,9 @@ def index_before_data(_: Patch) -> Setup:
     def change(job: Sequence[Operation]) -> Sequence[Operation]:
         early: list[Operation] = []
         for one in job:
-            if isinstance(one, Write) and one.path.endswith(".index"):
+            if isinstance(one, WriteFile) and one.path.endswith(".index"):
                 early += [one, Sync(one.path, optional=True)]
-        made = [one for one in job if isinstance(one, Remove | Create)]
+        made = [one for one in job if isinstance(one, RemoveFile | Create)]
         rest = [one for one in job if one not in early and one not in made]
         return [*made, *early, *rest]
 
@@ -320,11 +320,11 @@ def test_the_enumerator_finds_it(plant: Plant, workload: Workload, monkeypatch: 
 # ---- bugs that show only behind a fault
 
 
-def fail_sync(ending: str, nth: int) -> Callable[[Call], Fault | None]:
+def fail_sync(ending: str, nth: int) -> Callable[[FileCall], Fault | None]:
     """The `nth` sync of such a file fails, and its data is not on disk."""
     seen = 0
 
-    def fault(call: Call) -> Fault | None:
+    def fault(call: FileCall) -> Fault | None:
         nonlocal seen
         if call.kind == "sync" and ending in call.path:
             seen += 1
@@ -349,7 +349,7 @@ def appends_with_failing_sync(setup: Setup) -> None:
         except CairnError:
             world.append("t")
         world.run()
-        for state in [disk.kill_state(), *disk.crash_states(Bounds(states=64))]:
+        for state in [disk.kill_state(), *disk.crash_states(CrashBounds(states=64))]:
             try:
                 World(state, history.fork(), setup).check()
             except (CairnError, OSError) as error:

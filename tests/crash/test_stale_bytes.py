@@ -7,9 +7,9 @@ import pytest
 from logstore.errors import StorageFailed
 from logstore.format.control import Begin, encode_control
 from logstore.log.ticket import Ticket
-from logstore.testing.faults import Call
+from logstore.testing.faults import FileCall
 from logstore.testing.history import History
-from logstore.testing.simdisk import Bounds, SimDisk
+from logstore.testing.simdisk import CrashBounds, SimDisk
 from logstore.testing.world import ListGroup, Setup, World
 
 pytestmark = pytest.mark.crash
@@ -57,9 +57,9 @@ def test_a_group_given_up_does_not_come_back_behind_its_successor() -> None:
     assert ticket.error is not None
     tried = 0
 
-    def before(call: Call) -> None:
+    def before(call: FileCall) -> None:
         nonlocal tried
-        for state in disk.crash_states(Bounds(states=1 << 14, file_states=1 << 14)):
+        for state in disk.crash_states(CrashBounds(states=1 << 14, file_states=1 << 14)):
             World(state, history.fork(), Setup()).check()
             tried += 1
 

@@ -94,18 +94,18 @@ def topics(world: World) -> None:
     world.run()
 
 
-def decisions(world: World) -> None:
-    """Epochs staged and decided over two streams; one execution thrown away; a new run; the last epoch again."""
+def commits(world: World) -> None:
+    """Epochs staged and committed over two streams; an execution thrown away; a new incarnation; a duplicate."""
     world.create_topic("t", 2)
     world.run()
     world.append("t", 0)
     world.stage("t", 0, "run-1")
-    world.decide(0, "run-1")
+    world.commit(0, "run-1")
     world.append("t", 1)
     world.stage("t", 1, "run-1")
     world.stage("t", 1, "run-2", tasks=2)
-    world.decide(1, "run-2", tasks=2)
-    world.decide(1, "run-2", tasks=2)
+    world.commit(1, "run-2", tasks=2)
+    world.commit(1, "run-2", tasks=2)
     world.append("t", 0)
     world.run()
 
@@ -149,4 +149,4 @@ def trim_all(world: World) -> None:
     world.run()
 
 
-WORKLOADS = (appends, trims, groups, large_group, ledgers, topics, decisions, restarts)
+WORKLOADS = (appends, trims, groups, large_group, ledgers, topics, commits, restarts)

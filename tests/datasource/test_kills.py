@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from logstore.format.epoch_api import DECIDE, STAGE
+from logstore.format.epoch_api import EPOCH_COMMIT, STAGE
 from tests.datasource.proxy import Moment, Proxy, Trap
 from tests.datasource.test_sink import assert_one_execution_per_task, keys
 from tests.support.limits import PATIENCE_S, PROGRAM_S
@@ -23,13 +23,13 @@ pytestmark = [pytest.mark.spark, pytest.mark.crash]
 
 DRIVER = Path(__file__).with_name("driver.py")
 
-# Where each life of the driver ends. The one after DECIDE has committed but not told anyone; the next life starts
+# Where each life of the driver ends. The one after EPOCH_COMMIT has committed but not told anyone; the next life starts
 # with the same epoch again. The one before STAGE of a later epoch ends between two commits.
 DEATHS: tuple[tuple[int, Moment, int], ...] = (
     (STAGE, "before", 1),
     (STAGE, "after", 2),
-    (DECIDE, "before", 1),
-    (DECIDE, "after", 2),
+    (EPOCH_COMMIT, "before", 1),
+    (EPOCH_COMMIT, "after", 2),
 )
 
 
@@ -76,7 +76,7 @@ class Driver:
 @pytest.mark.parametrize(
     "deaths",
     [
-        pytest.param(DEATHS[3:], id="after the decision"),
+        pytest.param(DEATHS[3:], id="after the commit"),
         pytest.param(DEATHS, id="at each step", marks=pytest.mark.slow),
     ],
 )
@@ -113,7 +113,7 @@ def test_a_driver_that_was_replaced_cannot_commit(tmp_path: Path) -> None:
         create_topic(sidecar.address, "in", partitions=2)
         create_topic(sidecar.address, "out", partitions=2)
         produce(sidecar.address, "in", keys(0, 2000))
-        trap = Trap(DECIDE, "before", lambda: replaced.wait(2 * PROGRAM_S), nth=2, again=True)
+        trap = Trap(EPOCH_COMMIT, "before", lambda: replaced.wait(2 * PROGRAM_S), nth=2, again=True)
         proxy.set(trap)
         (tmp_path / "first").mkdir()
         zombie = Driver(sidecar.address, proxy.address, checkpoint, tmp_path / "first" / "local")
@@ -126,7 +126,7 @@ def test_a_driver_that_was_replaced_cannot_commit(tmp_path: Path) -> None:
             replaced.set()
             status = zombie.wait()
         assert status not in (0, -9), zombie.log()
-        assert "FencedRun" in zombie.log()
+        assert "FencedIncarnation" in zombie.log()
         rows = read_all(sidecar.address, "out")
         assert_exactly_once((row.key for row in rows), keys(0, 2000))
         assert_one_execution_per_task(rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from logstore.client.network import Address
+from logstore.base.addresses import Address
 from logstore.errors import InvalidConfig
 from spe_adapter.datasource.offsets import EARLIEST, LATEST, TopicPartition
 from spe_adapter.datasource.options import HARMLESS_SINK_OPTIONS, HARMLESS_SOURCE_OPTIONS, parse_sink, parse_source

@@ -21,39 +21,41 @@ def offsets(positions: dict[TopicPartition, tuple[int, int]]) -> tuple[Offsets, 
 
 
 @given(POSITIONS, st.integers(1, 5000))
-def test_a_limit_is_shared_out_and_starves_nobody(positions: dict[TopicPartition, tuple[int, int]], most: int) -> None:
-    """No stream passes its end or stands still with something to read; in all about `most`, one more per tiny share
-    at most.
+def test_a_limit_is_shared_out_and_starves_nobody(
+    positions: dict[TopicPartition, tuple[int, int]], max_offsets: int
+) -> None:
+    """No stream passes its end or stands still with something to read; in all about `max_offsets`, one more per tiny
+    share at most.
     """
     start, latest = offsets(positions)
-    end = limited(start, latest, most)
+    end = limited(start, latest, max_offsets)
     assert set(end) == set(latest)
     for stream, offset in end.items():
         assert start[stream] <= offset <= latest[stream]
         assert offset > start[stream] or latest[stream] == start[stream]
-    assert available(start, end) <= most + len(end)
+    assert available(start, end) <= max_offsets + len(end)
 
 
 @given(POSITIONS, st.integers(1, 5000))
-def test_repeated_steps_reach_the_end(positions: dict[TopicPartition, tuple[int, int]], most: int) -> None:
+def test_repeated_steps_reach_the_end(positions: dict[TopicPartition, tuple[int, int]], max_offsets: int) -> None:
     """A query that ends where the streams did gets there."""
     position, latest = offsets(positions)
     for _ in range(available(position, latest) + 1):
-        position = limited(position, latest, most)
+        position = limited(position, latest, max_offsets)
     assert position == latest
 
 
 @given(POSITIONS, st.none() | st.integers(1, 64), st.none() | st.integers(1, 300))
 def test_pieces_cover_their_ranges_exactly(
-    positions: dict[TopicPartition, tuple[int, int]], least: int | None, most_records: int | None
+    positions: dict[TopicPartition, tuple[int, int]], min_parts: int | None, max_records: int | None
 ) -> None:
     """Each offset in exactly one piece, none empty, none too large."""
     start, end = offsets(positions)
     ranges = [StreamRange(stream, start[stream], end[stream]) for stream in start]
-    pieces = split(ranges, least, most_records)
+    pieces = split(ranges, min_parts, max_records)
     assert all(piece.size > 0 for piece in pieces)
-    if most_records is not None:
-        assert all(piece.size <= most_records for piece in pieces)
+    if max_records is not None:
+        assert all(piece.size <= max_records for piece in pieces)
     covered: dict[TopicPartition, int] = dict(start)
     for piece in pieces:
         assert piece.start == covered[piece.stream]

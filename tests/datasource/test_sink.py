@@ -19,7 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from logstore.cli import main
 from logstore.client.blocking import Client, parse_addresses
-from logstore.format.epoch_api import DECIDE, STAGE, DescribeRequest
+from logstore.format.epoch_api import EPOCH_COMMIT, STAGE, DescribeRequest
 from tests.datasource.proxy import Proxy, Trap
 from tests.support.sidecar import Sidecar
 from tests.support.spark_session import last_line, read_stream, write_stream
@@ -263,24 +263,24 @@ def test_a_checkpoint_that_lost_its_newest_batch_is_refused_then_rebuilt(
 
 
 def test_the_sidecar_learns_who_commits(spark: SparkSession, address: str, topic: str, checkpoint: Path) -> None:
-    """Query, run and epoch arrive from Spark as they are: the ids that its own progress shows."""
+    """Query, incarnation (its run id) and epoch arrive from Spark as they are: the ids that its own progress shows."""
     create_topic(address, f"{topic}-in")
     produce(address, f"{topic}-in", keys(0, 10))
     frame = read_stream(spark, address, subscribe=f"{topic}-in").selectExpr("value")
     query = write_stream(frame, address, checkpoint, topic=f"{topic}-out")
     with Client(parse_addresses(address)) as client:
         known = client.describe(DescribeRequest(str(query.id)))
-    assert (known.last_epoch, known.run, known.staged_bytes) == (0, str(query.runId), 0)
+    assert (known.last_epoch, known.incarnation, known.staged_bytes) == (0, str(query.runId), 0)
 
 
 @pytest.mark.crash
 @pytest.mark.parametrize(
-    ("api_key", "moment"), [(STAGE, "before"), (STAGE, "after"), (DECIDE, "before"), (DECIDE, "after")]
+    ("api_key", "moment"), [(STAGE, "before"), (STAGE, "after"), (EPOCH_COMMIT, "before"), (EPOCH_COMMIT, "after")]
 )
 def test_the_sidecar_killed_at_each_step_of_a_commit(
     spark: SparkSession, tmp_path: Path, checkpoint: Path, api_key: int, moment: str
 ) -> None:
-    """kill −9 before and after staging and deciding; the query waits for the sidecar and each record is there once."""
+    """kill −9 before and after staging and committing; the query waits for it and each record is there once."""
     restarted = threading.Event()
     with Sidecar(tmp_path / "data") as own, Proxy(own_port(own)) as proxy:
 

@@ -1,4 +1,4 @@
-"""The sink's commits without Spark: real tasks' pieces, a real sidecar, and a checkpoint that is cut back or lost."""
+"""The sink's commits without Spark: real tasks' segments, a real sidecar, and a checkpoint that is cut back or lost."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from logstore.cli import main
 from logstore.client.blocking import Client, TopicPartition, parse_addresses
 from logstore.client.wire import LATEST
 from logstore.errors import CorruptBatch, StaleEpoch, UnknownFormatVersion
-from logstore.format.epoch_api import DecideRequest, DescribeRequest, StageRequest, TaskOutput
+from logstore.format.epoch_api import DescribeRequest, EpochCommitRequest, StageRequest, TaskOutput
 from spe_adapter.checkpoint.planned import planned_of
 from spe_adapter.codec.digests import MODULUS, digest_of
 from spe_adapter.datasource.options import parse_sink
 from spe_adapter.datasource.rows import RowWriter
 from spe_adapter.datasource.sink import StreamWriter, TaskCommit
-from spe_adapter.datasource.sink_notes import SinkNote, Written
-from spe_adapter.epochs.client import Attempt
+from spe_adapter.datasource.sink_notes import SinkNote, WrittenOutput
+from spe_adapter.epochs.client import TaskAttempt
 from spe_adapter.errors import CheckpointDiffers, TopicTaken
 from spe_adapter.host import ThisHost
 from spe_adapter.microbatch.topics import refuse_taken
@@ -48,16 +48,16 @@ class Query:
         path.write_text(text)
 
     def epoch(self, number: int, end: int, values: Sequence[str], **options: str) -> None:
-        """One epoch, in a run of its own, whose input ends at `end`: planned, written by two tasks, committed."""
+        """An epoch, in its own incarnation, whose input ends at `end`: planned, written by two tasks, committed."""
         self.write(f"offsets/{number}", f'v1\n{{"conf":{{}}}}\n{{"in":{{"0":{end}}}}}')
         given = {"kafka.bootstrap.servers": self.address, "topic": self.topic, "checkpointLocation": self.location}
         if self.name is not None:
             given["queryName"] = self.name
         parsed = parse_sink({**given, **options})
-        run, commits = str(uuid.uuid4()), []
+        incarnation, commits = str(uuid.uuid4()), []
         digested = not self.location.startswith("/")
         for task in range(2):
-            attempt = Attempt(self.id, run, number, task, str(uuid.uuid4()))
+            attempt = TaskAttempt(self.id, incarnation, number, task, str(uuid.uuid4()))
             with Client(parsed.servers) as client:
                 writer = RowWriter(client, attempt, parsed, ThisHost(), with_digest=digested)
                 rows = pa.array([value.encode() for value in values[task::2]], pa.binary())
@@ -204,11 +204,11 @@ def test_positions_of_another_client_say_nothing(
     foreign.id = f"foreign-{uuid.uuid4()}"
     foreign.epoch(0, 1, ["a"])
     with Client(parse_addresses(address)) as client:
-        attempt = Attempt(foreign.id, "run", 1, 0, "attempt")
+        attempt = TaskAttempt(foreign.id, "run", 1, 0, "attempt")
         writer = RowWriter(client, attempt, parse_sink({"kafka.bootstrap.servers": address, "topic": name}), ThisHost())
         writer.add(pa.RecordBatch.from_arrays([pa.array([b"b"], pa.binary())], names=["value"]))
         output = TaskOutput(0, "attempt", writer.finish().segments)
-        client.decide(DecideRequest(foreign.id, "run", 1, "error", (output,), positions, False))
+        client.commit(EpochCommitRequest(foreign.id, "run", 1, "error", (output,), positions, False))
         with pytest.raises(TopicTaken, match=f"output of query {foreign.id}"):
             refuse_taken(client, name, "new")
     Query(address, name, tmp_path / "new").epoch(0, 1, ["c"])
@@ -250,7 +250,7 @@ def test_an_epoch_of_a_former_version_cannot_be_compared(query: Query) -> None:
     """An epoch committed without a note comes again: refused, unless the user says that it is the same."""
     with Client(parse_addresses(query.address)) as client:
         client.stage(StageRequest(query.id, "old", 2, 0, "a", 0, (), b""))
-        client.decide(DecideRequest(query.id, "old", 2, "error", (), "", False))
+        client.commit(EpochCommitRequest(query.id, "old", 2, "error", (), "", False))
     with pytest.raises(CheckpointDiffers, match="cannot be told"):
         query.epoch(2, 5, ["e"])
     query.epoch(2, 5, ["e"], changedCheckpoint="accept")
@@ -278,7 +278,7 @@ def test_show_says_how_far_each_query_has_read(
 
 def test_a_note_as_it_is_written() -> None:
     """Byte for byte; it comes back, and damage is named."""
-    note = SinkNote("/c", None, None, Written(3, 2**64 - 1))
+    note = SinkNote("/c", None, None, WrittenOutput(3, 2**64 - 1))
     text = '{"v":2,"of":"sink","checkpoint":"/c","name":null,"output":[3,18446744073709551615]}'
     assert note.to_json() == text
     assert SinkNote.from_json(text) == note

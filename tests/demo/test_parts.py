@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from logstore.base.addresses import Address
+from logstore.base.system import SystemClock
 from logstore.client.blocking import Client
-from logstore.client.network import Address
 from logstore.client.wire import TopicPartition
-from logstore.disk.clock import SystemClock
 from spe_adapter.demo.purchases import (
     CLOSING_ITEM,
     CUSTOMER_WINDOW_MS,
@@ -25,8 +25,8 @@ from spe_adapter.demo.purchases import (
     to_values,
     together,
 )
-from spe_adapter.demo.report import Kill, Outcome, write_page
-from spe_adapter.demo.results import Comparison, Results, parse_average, parse_spending
+from spe_adapter.demo.report import DemoOutcome, Kill, write_page
+from spe_adapter.demo.results import Comparison, DemoResults, parse_average, parse_spending
 from spe_adapter.demo.streams import Appender, Follower
 from tests.support.sidecar import Sidecar
 
@@ -93,7 +93,7 @@ def test_appending_goes_on_across_a_kill(tmp_path: Path) -> None:
 def test_the_page_needs_no_network(tmp_path: Path) -> None:
     """The page shows verdict and kills, and names no address that a browser would fetch."""
     comparisons = {"averages": Comparison(3, 0, 0, 0), "spendings": Comparison(2, 0, 0, 0)}
-    outcome = Outcome(records=10, seconds=5.0, comparisons=comparisons, kills=[Kill("Spark", 1.0, 2.5)])
+    outcome = DemoOutcome(records=10, seconds=5.0, comparisons=comparisons, kills=[Kill("Spark", 1.0, 2.5)])
     outcome.batches["averages"] += [(1.0, 5), (4.0, 5)]
     write_page(outcome, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
@@ -106,15 +106,15 @@ def test_the_page_needs_no_network(tmp_path: Path) -> None:
 def test_a_wrong_result_is_not_called_exact() -> None:
     """One missing, doubled or wrong result, or none at all, and the verdict says so."""
     exact = Comparison(found=1, missing=0, doubled=0, wrong=0)
-    assert Outcome(comparisons={"averages": exact}).is_exact
-    assert not Outcome().is_exact
+    assert DemoOutcome(comparisons={"averages": exact}).is_exact
+    assert not DemoOutcome().is_exact
     for other in (
         Comparison(0, 0, 0, 0),
         exact._replace(missing=1),
         exact._replace(found=2, doubled=1),
         exact._replace(wrong=1),
     ):
-        assert not Outcome(comparisons={"averages": exact, "spendings": other}).is_exact
+        assert not DemoOutcome(comparisons={"averages": exact, "spendings": other}).is_exact
         assert other.verdict.startswith("NOT exact")
 
 
@@ -131,7 +131,7 @@ class Given:
 
 def test_results_are_compared_with_what_must_be_there() -> None:
     """One that lacks, one that comes twice and one that differs are counted as that."""
-    results = Results([Given("10,1,2,5.5", "10,1,2,5.5", "10,2,1,7.0", "20,3,1,1.0")], parse_average)  # type: ignore[list-item]
+    results = DemoResults([Given("10,1,2,5.5", "10,1,2,5.5", "10,2,1,7.0", "20,3,1,1.0")], parse_average)  # type: ignore[list-item]
     assert results.read_new() == 4
     expected = {(10, 1): (2, 5.5), (10, 2): (1, 8.0), (20, 3): (1, 1.0), (20, 4): (1, 1.0)}
     assert results.compare(expected) == Comparison(found=4, missing=1, doubled=1, wrong=1)

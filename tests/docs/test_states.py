@@ -10,9 +10,10 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
-from logstore.epochs import decisions, staging
-from logstore.kafka import answers
+from logstore.epochs import ledger_entries, staging
+from logstore.kafka import answers, connection
 from logstore.kafka.groups import state as groups
+from scheduler.peace.online import states as peace
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/states.md"
 HEAD = """# State machines
@@ -42,9 +43,12 @@ def drawn(title: str, module: str, text: str, initial: Enum, steps: Iterable[Ste
 
 def page() -> str:
     """The page as it should be."""
-    epochs = [Step(before, event.value, after) for (before, event), after in decisions.TRANSITIONS.items()]
+    epochs = [Step(before, event.value, after) for (before, event), after in ledger_entries.TRANSITIONS.items()]
     sending = [Step(before, event.value, after) for (before, event), after in answers.TRANSITIONS.items()]
+    connections = [Step(before, event.value, after) for (before, event), after in connection.TRANSITIONS.items()]
     attempts = [Step(before, event.value, after) for (before, event), after in staging.TRANSITIONS.items()]
+    requests = [Step(before, event.value, after) for (before, event), after in peace.REQUEST_TRANSITIONS.items()]
+    chunks = [Step(before, event.value, after) for (before, event), after in peace.CHUNK_TRANSITIONS.items()]
     group = [
         Step(before, "", after)
         for before, afters in groups.TRANSITIONS.items()
@@ -55,9 +59,9 @@ def page() -> str:
         (
             drawn(
                 "The newest epoch of a query",
-                "logstore/epochs/decisions.py",
-                "From the decision to the mark that every stream has the epoch.",
-                decisions.EpochState.IDLE,
+                "logstore/epochs/ledger_entries.py",
+                "From the commit record to the mark that every stream has the epoch.",
+                ledger_entries.EpochState.IDLE,
                 epochs,
             ),
             drawn(
@@ -66,6 +70,13 @@ def page() -> str:
                 "From the first write to the removal of its file.",
                 staging.AttemptState.EMPTY,
                 attempts,
+            ),
+            drawn(
+                "A client's connection",
+                "logstore/kafka/connection.py",
+                "From its first request to the end of its socket.",
+                connection.ConnectionState.SERVING,
+                connections,
             ),
             drawn(
                 "The answers of a connection",
@@ -80,6 +91,20 @@ def page() -> str:
                 "The classic protocol's states, under the names that Kafka's tools show.",
                 groups.GroupState.EMPTY,
                 group,
+            ),
+            drawn(
+                "A request of Peace",
+                "scheduler/peace/online/states.py",
+                "From the submission to one of three ends.",
+                peace.RequestState.WAITING,
+                requests,
+            ),
+            drawn(
+                "A chunk of a request of Peace",
+                "scheduler/peace/online/states.py",
+                "A chunk that failed or was revoked waits again; each start is a new attempt.",
+                peace.ChunkState.WAITING,
+                chunks,
             ),
         )
     )

@@ -14,7 +14,15 @@ from logstore.epochs.epochs import Epochs
 from logstore.epochs.staging import Staging
 from logstore.format.batch import iterate_batches
 from logstore.format.control import decode_control
-from logstore.format.epoch_api import DecideReply, DecideRequest, Part, Rewind, StageReply, StageRequest, TaskOutput
+from logstore.format.epoch_api import (
+    EpochCommitReply,
+    EpochCommitRequest,
+    Part,
+    Rewind,
+    StageReply,
+    StageRequest,
+    TaskOutput,
+)
 from logstore.format.records import Record, decode_batch, encode_batch
 from logstore.interfaces import FileSystem
 from logstore.log.store import Store, StoreSettings
@@ -23,6 +31,7 @@ from logstore.log.ticket import Ticket
 from logstore.testing.clock import ManualClock
 from logstore.testing.controls import scan_all
 from logstore.testing.driver import run_jobs
+from logstore.testing.reports import RecordedReports
 
 T = TypeVar("T")
 Rows = Mapping[int, Sequence[str]]
@@ -37,11 +46,8 @@ class Sidecar:
     ) -> None:
         self.fs = fs
         self.clock = clock
-        self.events: list[tuple[str, Mapping[str, object]]] = []
+        self.reports = report = RecordedReports()
         ids = Random(7)
-
-        def report(event: str, fields: Mapping[str, object]) -> None:
-            self.events.append((event, fields))
 
         self.store = Store.open(
             fs, clock, StoreSettings(), new_id=lambda: uuid.UUID(int=ids.getrandbits(128)), report=report
@@ -100,32 +106,32 @@ class Sidecar:
         return [value for value in self.values(topic, partition) if not value.startswith("<")]
 
 
-def piece(
+def segment(
     rows: Rows,
     *,
-    run: str = "run-1",
+    incarnation: str = "run-1",
     epoch: int,
     task: int = 0,
     attempt: str = "a0",
     position: int = 0,
     topic: str = "out",
 ) -> StageRequest:
-    """One staged piece: one batch for each partition."""
+    """One staged segment: one batch for each partition."""
     parts: list[Part] = []
     data = bytearray()
     for partition, values in rows.items():
         batch = encode_batch([Record(0, 1_700_000_000_000, None, value.encode()) for value in values])
         parts.append(Part(topic, partition, len(batch), 1, len(values)))
         data += batch
-    return StageRequest("query-1", run, epoch, task, attempt, position, tuple(parts), bytes(data))
+    return StageRequest("query-1", incarnation, epoch, task, attempt, position, tuple(parts), bytes(data))
 
 
-def decision(
-    *tasks: tuple[int, str, int], run: str = "run-1", epoch: int, rewind: Rewind = "error", forget: bool = False
-) -> DecideRequest:
+def commit_request(
+    *tasks: tuple[int, str, int], incarnation: str = "run-1", epoch: int, rewind: Rewind = "error", forget: bool = False
+) -> EpochCommitRequest:
     """The driver's commit."""
     outputs = tuple(TaskOutput(*task) for task in tasks)
-    return DecideRequest("query-1", run, epoch, rewind, outputs, f"positions of {epoch}", forget)
+    return EpochCommitRequest("query-1", incarnation, epoch, rewind, outputs, f"positions of {epoch}", forget)
 
 
 def stage(sidecar: Sidecar, request: StageRequest) -> StageReply:
@@ -133,6 +139,6 @@ def stage(sidecar: Sidecar, request: StageRequest) -> StageReply:
     return sidecar.settle(sidecar.epochs.stage(request, now_ms=sidecar.clock.wall_ms()))
 
 
-def decide(sidecar: Sidecar, request: DecideRequest) -> DecideReply:
-    """Decide and wait."""
-    return sidecar.settle(sidecar.epochs.decide(request, now_ms=sidecar.clock.wall_ms()))
+def commit(sidecar: Sidecar, request: EpochCommitRequest) -> EpochCommitReply:
+    """Commit and wait."""
+    return sidecar.settle(sidecar.epochs.commit(request, now_ms=sidecar.clock.wall_ms()))

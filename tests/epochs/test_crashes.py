@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from logstore.format.epoch_api import DecideReply
+from logstore.format.epoch_api import EpochCommitReply
 from logstore.testing.clock import ManualClock
-from logstore.testing.faults import Call
-from logstore.testing.simdisk import Bounds, SimDisk
-from tests.epochs.stage_set import Sidecar, decide, decision, piece, stage
+from logstore.testing.faults import FileCall
+from logstore.testing.simdisk import CrashBounds, SimDisk
+from tests.epochs.stage_set import Sidecar, commit, commit_request, segment, stage
 
 EPOCHS = 3
 
@@ -26,19 +26,19 @@ def set_up() -> SimDisk:
     return disk
 
 
-def output(run: str, epoch: int, task: int) -> dict[int, list[str]]:
-    """What one execution of a task writes: different in every run, and spread over both partitions."""
-    return {partition: [f"{epoch}:{run}:{task}:{partition}"] for partition in (0, 1)}
+def output(incarnation: str, epoch: int, task: int) -> dict[int, list[str]]:
+    """What one execution of a task writes: different in every incarnation, and spread over both partitions."""
+    return {partition: [f"{epoch}:{incarnation}:{task}:{partition}"] for partition in (0, 1)}
 
 
-def run_epochs(sidecar: Sidecar, run: str, first: int, acked: dict[int, str]) -> None:
-    """A query's driver and tasks, from epoch `first` on. `acked` gets the run of each epoch that was answered."""
+def run_epochs(sidecar: Sidecar, incarnation: str, first: int, acked: dict[int, str]) -> None:
+    """A query's driver and tasks, from epoch `first` on. `acked` gets the incarnation of each acked epoch."""
     for epoch in range(first, EPOCHS):
         for task in (0, 1):
-            stage(sidecar, piece(output(run, epoch, task), run=run, epoch=epoch, task=task))
-        reply = decide(sidecar, decision((0, "a0", 1), (1, "a0", 1), run=run, epoch=epoch))
+            stage(sidecar, segment(output(incarnation, epoch, task), incarnation=incarnation, epoch=epoch, task=task))
+        reply = commit(sidecar, commit_request((0, "a0", 1), (1, "a0", 1), incarnation=incarnation, epoch=epoch))
         if reply.outcome == "committed":
-            acked[epoch] = run
+            acked[epoch] = incarnation
 
 
 def check_whole(sidecar: Sidecar, acked: dict[int, str]) -> None:
@@ -48,14 +48,14 @@ def check_whole(sidecar: Sidecar, acked: dict[int, str]) -> None:
         records = [value.split(":") for value in sidecar.records("out", partition)]
         assert [int(record[0]) for record in records] == [epoch for epoch in range(EPOCHS) for _ in (0, 1)]
         assert [record[2] for record in records] == ["0", "1"] * EPOCHS
-        runs = [record[1] for record in records]
-        assert runs[::2] == runs[1::2]
-        executions.append(runs[::2])
+        incarnations = [record[1] for record in records]
+        assert incarnations[::2] == incarnations[1::2]
+        executions.append(incarnations[::2])
         markers = [value for value in sidecar.values("out", partition) if value.startswith("<")]
         assert markers == [mark for epoch in range(EPOCHS) for mark in (f"<Begin {epoch}>", f"<End {epoch}>")]
     assert executions[0] == executions[1]
-    for epoch, run in acked.items():
-        assert executions[0][epoch] == run
+    for epoch, incarnation in acked.items():
+        assert executions[0][epoch] == incarnation
 
 
 def check_all_or_nothing(sidecar: Sidecar) -> None:
@@ -65,11 +65,11 @@ def check_all_or_nothing(sidecar: Sidecar) -> None:
     assert sidecar.epochs.describe("query-1").state == "idle"
 
 
-def cut_at(disk: SimDisk, number: int) -> Callable[[Call], None]:
+def cut_at(disk: SimDisk, number: int) -> Callable[[FileCall], None]:
     """Let the disk stop before its `number`th changing call from now."""
     left = number
 
-    def before(call: Call) -> None:
+    def before(call: FileCall) -> None:
         nonlocal left
         if call.changes_disk:
             left -= 1
@@ -106,7 +106,7 @@ def recover(disk: SimDisk) -> Sidecar:
 
 
 def first_epoch(acked: dict[int, str]) -> int:
-    """Where Spark starts again: at the epoch whose commit was not answered, decided or not."""
+    """Where Spark starts again: at the epoch whose commit was not answered, committed or not."""
     return len(acked)
 
 
@@ -115,7 +115,7 @@ def test_power_cut_anywhere_and_a_new_run() -> None:
     points = 0
     for number, disk, acked in interrupted():
         points += 1
-        for state in disk.crash_states(Bounds(states=12, file_states=6, torn_bytes=8, seed=number)):
+        for state in disk.crash_states(CrashBounds(states=12, file_states=6, torn_bytes=8, seed=number)):
             sidecar = recover(state)
             later = dict(acked)
             run_epochs(sidecar, "run-2", first_epoch(acked), later)
@@ -136,7 +136,7 @@ def test_a_second_crash_while_rolling_forward(every: int) -> None:
     """Crashing again at every step of the roll-forward changes nothing; every fourth of them in a short run."""
     rolled = 0
     for number, disk, acked in interrupted():
-        state = next(iter(disk.crash_states(Bounds(states=1, file_states=1, torn_bytes=1, seed=number))))
+        state = next(iter(disk.crash_states(CrashBounds(states=1, file_states=1, torn_bytes=1, seed=number))))
         if not Sidecar(state.kill_state(), ManualClock()).epochs.searches():
             continue
         rolled += 1
@@ -152,7 +152,7 @@ def test_a_second_crash_while_rolling_forward(every: int) -> None:
                 step += 1
             else:
                 break
-            for left in again.crash_states(Bounds(states=1, file_states=1, torn_bytes=1, seed=step)):
+            for left in again.crash_states(CrashBounds(states=1, file_states=1, torn_bytes=1, seed=step)):
                 sidecar = recover(left)
                 later = dict(acked)
                 run_epochs(sidecar, "run-2", first_epoch(acked), later)
@@ -164,7 +164,7 @@ def test_a_second_crash_while_rolling_forward(every: int) -> None:
 def test_power_cut_anywhere_in_depth() -> None:
     """The same with many more states of the disk."""
     for number, disk, acked in interrupted():
-        for state in disk.crash_states(Bounds(states=500, seed=number)):
+        for state in disk.crash_states(CrashBounds(states=500, seed=number)):
             sidecar = recover(state)
             later = dict(acked)
             run_epochs(sidecar, "run-2", first_epoch(acked), later)
@@ -172,10 +172,12 @@ def test_power_cut_anywhere_in_depth() -> None:
 
 
 def test_a_commit_acked_before_the_crash_is_a_duplicate_after() -> None:
-    """The acked epoch of a former run, committed again by the next, is answered as a duplicate."""
+    """The acked epoch of a former incarnation, committed again by the next, is answered as a duplicate."""
     disk = set_up()
     sidecar = Sidecar(disk, ManualClock())
     run_epochs(sidecar, "run-1", 0, {})
     revived = recover(disk.kill_state())
     last = EPOCHS - 1
-    assert decide(revived, decision(run="run-2", epoch=last)) == DecideReply("duplicate", last, f"positions of {last}")
+    assert commit(revived, commit_request(incarnation="run-2", epoch=last)) == EpochCommitReply(
+        "duplicate", last, f"positions of {last}"
+    )

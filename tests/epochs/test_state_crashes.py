@@ -20,9 +20,9 @@ from logstore.format.control import (
 from logstore.format.epoch_api import Part, StageRequest
 from logstore.format.records import Record, encode_batch
 from logstore.testing.clock import ManualClock
-from logstore.testing.faults import Call
-from logstore.testing.simdisk import Bounds, SimDisk
-from tests.epochs.stage_set import Sidecar, decide, decision, stage
+from logstore.testing.faults import FileCall
+from logstore.testing.simdisk import CrashBounds, SimDisk
+from tests.epochs.stage_set import Sidecar, commit, commit_request, stage
 
 EPOCHS = 3
 NOW_MS = 1_700_000_000_000
@@ -33,36 +33,36 @@ class PowerCut(Exception):
     """The simulated disk stops here."""
 
 
-def content(run: str, epoch: int, partition: int, number: int) -> dict[str, object]:
+def content(incarnation: str, epoch: int, partition: int, number: int) -> dict[str, object]:
     """What a control batch of one execution says: like no other."""
-    return {"query": "query-1", "run": run, "epoch": epoch, "partition": partition, "number": number}
+    return {"query": "query-1", "run": incarnation, "epoch": epoch, "partition": partition, "number": number}
 
 
-def staged(run: str, epoch: int) -> StageRequest:
+def staged(incarnation: str, epoch: int) -> StageRequest:
     """One task's output: a record and its state, for both partitions."""
     parts: list[Part] = []
     data = bytearray()
     for partition in (0, 1):
-        batches = [encode_batch([Record(0, NOW_MS, None, f"{epoch}:{run}".encode())])]
+        batches = [encode_batch([Record(0, NOW_MS, None, f"{epoch}:{incarnation}".encode())])]
         for number, kind in enumerate(STATE):
             tail = bytes([number]) * 300
-            batches.append(encode_control_record(kind, content(run, epoch, partition, number), tail, NOW_MS))
+            batches.append(encode_control_record(kind, content(incarnation, epoch, partition, number), tail, NOW_MS))
         whole = b"".join(batches)
         parts.append(Part("out", partition, len(whole), len(batches), len(batches)))
         data += whole
-    return StageRequest("query-1", run, epoch, 0, "a0", 0, tuple(parts), bytes(data))
+    return StageRequest("query-1", incarnation, epoch, 0, "a0", 0, tuple(parts), bytes(data))
 
 
-def run_epochs(sidecar: Sidecar, run: str, first: int, acked: dict[int, str]) -> None:
-    """A stateful query from epoch `first` on. `acked` gets the run of each epoch that was answered."""
+def run_epochs(sidecar: Sidecar, incarnation: str, first: int, acked: dict[int, str]) -> None:
+    """A stateful query from epoch `first` on. `acked` gets the incarnation of each epoch that was answered."""
     for epoch in range(first, EPOCHS):
-        stage(sidecar, staged(run, epoch))
-        if decide(sidecar, decision((0, "a0", 1), run=run, epoch=epoch)).outcome == "committed":
-            acked[epoch] = run
+        stage(sidecar, staged(incarnation, epoch))
+        if commit(sidecar, commit_request((0, "a0", 1), incarnation=incarnation, epoch=epoch)).outcome == "committed":
+            acked[epoch] = incarnation
 
 
 def scanned(sidecar: Sidecar, partition: int) -> list[tuple[int, str]]:
-    """Epoch and run of every group that a scan finds, oldest first; each must be whole and in order."""
+    """Epoch and incarnation of every group that a scan finds, oldest first; each must be whole and in order."""
     stream = sidecar.store.stream("out", partition)
     records = [decode_control_record(batch) for _, batch in sidecar.controls(stream)]
     size = len(STATE) + 2
@@ -71,12 +71,12 @@ def scanned(sidecar: Sidecar, partition: int) -> list[tuple[int, str]]:
     for start in range(0, len(records), size):
         begin, *state, end = records[start : start + size]
         assert [record.kind for record in (begin, *state, end)] == [BEGIN_TYPE, *STATE, END_TYPE]
-        epoch, run = begin.fields["epoch"], str(state[0].fields["run"])
+        epoch, incarnation = begin.fields["epoch"], str(state[0].fields["run"])
         assert end.fields["epoch"] == epoch
         for number, record in enumerate(state):
-            assert record.fields == content(run, epoch, partition, number)
+            assert record.fields == content(incarnation, epoch, partition, number)
             assert bytes(record.tail) == bytes([number]) * 300
-        groups.append((epoch, run))
+        groups.append((epoch, incarnation))
     return groups
 
 
@@ -88,9 +88,9 @@ def check(sidecar: Sidecar, acked: dict[int, str]) -> list[tuple[int, str]]:
     assert groups == scanned(sidecar, 1)
     assert [epoch for epoch, _ in groups] == list(range(len(groups)))
     assert len(groups) >= len(acked)
-    assert all(groups[epoch] == (epoch, run) for epoch, run in acked.items())
+    assert all(groups[epoch] == (epoch, incarnation) for epoch, incarnation in acked.items())
     for partition in (0, 1):
-        assert sidecar.records("out", partition) == [f"{epoch}:{run}" for epoch, run in groups]
+        assert sidecar.records("out", partition) == [f"{epoch}:{incarnation}" for epoch, incarnation in groups]
     return groups
 
 
@@ -98,7 +98,7 @@ def cut_at(disk: SimDisk, number: int) -> None:
     """Let the disk stop before its `number`th changing call from now."""
     left = number
 
-    def before(call: Call) -> None:
+    def before(call: FileCall) -> None:
         nonlocal left
         if call.changes_disk:
             left -= 1
@@ -138,7 +138,7 @@ Leaves = Callable[[int, SimDisk], Iterator[SimDisk]]
 
 def after_power_cut(number: int, disk: SimDisk) -> Iterator[SimDisk]:
     """Some of what a power cut can leave."""
-    yield from disk.crash_states(Bounds(states=8, file_states=6, torn_bytes=8, seed=number))
+    yield from disk.crash_states(CrashBounds(states=8, file_states=6, torn_bytes=8, seed=number))
 
 
 def after_kill(_: int, disk: SimDisk) -> Iterator[SimDisk]:

@@ -7,16 +7,16 @@ from itertools import product
 import pytest
 
 from logstore.epochs import epochs, staging
-from logstore.epochs.decisions import TRANSITIONS, EpochEvent, EpochState, Runs
+from logstore.epochs.ledger_entries import TRANSITIONS, EpochEvent, EpochState, Incarnations
 from logstore.errors import StorageFailed
 from logstore.format.epoch_api import AbortRequest, StageReply
 from logstore.format.staged import AttemptKey
-from logstore.log.jobs import Job, Operation
+from logstore.log.jobs import DiskJob, Operation
 from logstore.log.ticket import Ticket
 from logstore.testing.clock import ManualClock
 from logstore.testing.faults import EIO
 from logstore.testing.simdisk import SimDisk
-from tests.epochs.stage_set import Sidecar, decide, decision, piece, stage
+from tests.epochs.stage_set import Sidecar, commit, commit_request, segment, stage
 
 
 class Recording(dict[tuple[EpochState, EpochEvent], EpochState]):
@@ -55,35 +55,35 @@ def fail(disk: SimDisk, kind: str, path: str) -> None:
 
 
 def ledger_fails() -> None:
-    """A decision is refused and taken back; another is refused and decided again."""
+    """A commit is refused and taken back; another is refused and made again."""
     sidecar, disk = a_sidecar()
     for epoch in (0, 1):
-        stage(sidecar, piece({0: ["a"]}, epoch=0))
+        stage(sidecar, segment({0: ["a"]}, epoch=0))
         fail(disk, "sync", "ledger")
         with pytest.raises(StorageFailed):
-            decide(sidecar, decision((0, "a0", 1), epoch=0))
+            commit(sidecar, commit_request((0, "a0", 1), epoch=0))
         fail(disk, "", "")
         if epoch:
-            assert decide(sidecar, decision((0, "a0", 1), epoch=0)).outcome == "committed"
+            assert commit(sidecar, commit_request((0, "a0", 1), epoch=0)).outcome == "committed"
         else:
             assert sidecar.settle(sidecar.epochs.abort(AbortRequest("query-1", "run-1", 0))).dropped_bytes
 
 
 def stream_fails() -> None:
-    """A stream fails and is tried again; the next epoch is decided in front of the mark; a restart finds a decision."""
+    """A stream fails and is tried again; the next epoch is committed before the mark; a restart finds a record."""
     sidecar, disk = a_sidecar()
-    stage(sidecar, piece({0: ["a"]}, epoch=0))
-    stage(sidecar, piece({0: ["b"]}, epoch=1))
+    stage(sidecar, segment({0: ["a"]}, epoch=0))
+    stage(sidecar, segment({0: ["b"]}, epoch=1))
     fail(disk, "write", "streams")
     with pytest.raises(StorageFailed):
-        decide(sidecar, decision((0, "a0", 1), epoch=0))
+        commit(sidecar, commit_request((0, "a0", 1), epoch=0))
     revived = Sidecar(disk.kill_state(), ManualClock())
     revived.roll_forward()
     assert revived.records("out", 0) == ["a"]
     fail(disk, "", "")
     now_ms = sidecar.clock.wall_ms()
-    first = sidecar.epochs.decide(decision((0, "a0", 1), epoch=0), now_ms=now_ms)
-    second = sidecar.epochs.decide(decision((0, "a0", 1), epoch=1), now_ms=now_ms)
+    first = sidecar.epochs.commit(commit_request((0, "a0", 1), epoch=0), now_ms=now_ms)
+    second = sidecar.epochs.commit(commit_request((0, "a0", 1), epoch=1), now_ms=now_ms)
     assert (sidecar.settle(first).outcome, second.result().outcome) == ("duplicate", "committed")
     assert sidecar.records("out", 0) == ["a", "b"]
 
@@ -113,21 +113,21 @@ class RecordingAttempts(dict[tuple[staging.AttemptState, staging.AttemptEvent], 
         return super().get(step, default)
 
 
-def run_one(sidecar: Sidecar) -> tuple[Job, tuple[Operation, OSError] | None]:
+def run_one(sidecar: Sidecar) -> tuple[DiskJob, tuple[Operation, OSError] | None]:
     """Run the next job, without giving it back."""
     job = sidecar.store.queue.next_job()
     assert job is not None
     return job, job.run(sidecar.fs)
 
 
-def drop(sidecar: Sidecar, attempt: staging.Attempt) -> None:
+def drop(sidecar: Sidecar, attempt: staging.StagedAttempt) -> None:
     """As the epochs would, when nobody needs the attempt."""
     sidecar.staging.drop([attempt])
 
 
-def begin(sidecar: Sidecar) -> tuple[Ticket[StageReply], staging.Attempt]:
+def begin(sidecar: Sidecar) -> tuple[Ticket[StageReply], staging.StagedAttempt]:
     """Stage one frame without running its write."""
-    ticket = sidecar.epochs.stage(piece({0: ["a"]}, epoch=0), now_ms=sidecar.clock.wall_ms())
+    ticket = sidecar.epochs.stage(segment({0: ["a"]}, epoch=0), now_ms=sidecar.clock.wall_ms())
     attempt = sidecar.staging.get(ATTEMPT)
     assert attempt is not None
     return ticket, attempt
@@ -138,7 +138,7 @@ def test_every_step_of_an_attempt_is_taken(monkeypatch: pytest.MonkeyPatch) -> N
     table = RecordingAttempts()
     monkeypatch.setattr(staging, "TRANSITIONS", table)
     sidecar, disk = a_sidecar()
-    stage(sidecar, piece({0: ["of another attempt"]}, epoch=0, task=1))  # admits the run
+    stage(sidecar, segment({0: ["of another attempt"]}, epoch=0, task=1))  # admits the incarnation
     used_bytes = sidecar.staging.used_bytes
 
     ticket, attempt = begin(sidecar)
@@ -168,7 +168,7 @@ def test_every_step_of_an_attempt_is_taken(monkeypatch: pytest.MonkeyPatch) -> N
 
     ticket, attempt = begin(sidecar)
     sidecar.run()
-    stage(sidecar, piece({0: ["b"]}, epoch=0, position=1))
+    stage(sidecar, segment({0: ["b"]}, epoch=0, position=1))
     drop(sidecar, attempt)
     sidecar.run()
     assert sidecar.staging.used_bytes == used_bytes
@@ -181,7 +181,7 @@ def test_every_step_of_an_attempt_is_taken(monkeypatch: pytest.MonkeyPatch) -> N
 )
 def test_every_other_step_of_an_attempt_is_refused(state: staging.AttemptState, event: staging.AttemptEvent) -> None:
     """The attempt stays as it is, and the defect is named."""
-    attempt = staging.Attempt(ATTEMPT, "path", lambda _: None, lambda _: None)
+    attempt = staging.StagedAttempt(ATTEMPT, "path", lambda _: None, lambda _: None)
     attempt.state = state
     with pytest.raises(AssertionError, match=event.value):
         attempt.move(event)
@@ -191,7 +191,7 @@ def test_every_other_step_of_an_attempt_is_refused(state: staging.AttemptState, 
 @pytest.mark.parametrize(("state", "event"), sorted(set(product(EpochState, EpochEvent)) - set(TRANSITIONS), key=repr))
 def test_every_other_step_is_refused(state: EpochState, event: EpochEvent) -> None:
     """The query stays as it is, and the defect is named."""
-    query = epochs._Query("q", Runs(("run",), 1, 0), Ticket.succeeded(None), state=state)
+    query = epochs._Query("q", Incarnations(("run",), 1, 0), Ticket.succeeded(None), state=state)
     with pytest.raises(AssertionError, match=event.value):
         query.move(event)
     assert query.state is state

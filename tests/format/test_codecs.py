@@ -14,7 +14,7 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logstore.epochs.decisions import Decision, Target, decode_decision, encode_decision
+from logstore.epochs.ledger_entries import CommitRecord, Target, decode_commit_record, encode_commit_record
 from logstore.errors import CairnError, CorruptBatch, CorruptFile, UnknownFormatVersion, UnsupportedBatchFormat
 from logstore.format.batch import (
     CRC_START,
@@ -54,9 +54,9 @@ from logstore.format.index import (
     decode_seal,
     encode_block,
 )
-from logstore.format.journal import KIND_CHANGES, KIND_SNAPSHOT, Frame, encode_frame, scan_frames
+from logstore.format.journal import KIND_CHANGES, KIND_SNAPSHOT, JournalFrame, encode_frame, scan_frames
 from logstore.format.records import Record, decode_batch, encode_batch, iterate_times
-from logstore.format.snapshot import ProducerBatch, ProducerEntry, Snapshot, decode_snapshots, encode_snapshot
+from logstore.format.snapshot import ProducerBatch, ProducerEntry, ProducerSnapshot, decode_snapshots, encode_snapshot
 
 RECORDS = [
     Record(0, 1_700_000_000_000, b"key", b"value", (("h", b"x"), ("empty", None))),
@@ -73,10 +73,10 @@ BLOCK = IndexBlock(
 TYPED_BLOCK = IndexBlock(
     9000, 18, 5, [IndexEntry(17, 5, 4096, 0xDEADBEEF, CONTROL_FLAG | FOOTPRINTS_TYPE << TYPE_SHIFT)]
 )
-SNAPSHOT = Snapshot(
+SNAPSHOT = ProducerSnapshot(
     300, 12, (ProducerEntry(7, 2, 99, (ProducerBatch(0, 4, 0), ProducerBatch(5, 5, 5))), ProducerEntry(8, 0, 98, ()))
 )
-FRAME = Frame(KIND_SNAPSHOT, 0, {"a": b"1", "ü": b"", "gone": None})
+FRAME = JournalFrame(KIND_SNAPSHOT, 0, {"a": b"1", "ü": b"", "gone": None})
 
 
 class Codec(NamedTuple):
@@ -97,7 +97,7 @@ def _first_block(data: bytes) -> object:
 
 def _first_snapshot(data: bytes) -> object:
     snapshots, _ = decode_snapshots(data)
-    return Snapshot(*snapshots[0][:2], tuple(snapshots[0].producers)) if snapshots else None
+    return ProducerSnapshot(*snapshots[0][:2], tuple(snapshots[0].producers)) if snapshots else None
 
 
 def _first_frame(data: bytes) -> object:
@@ -425,7 +425,7 @@ def test_blocks_end_at_the_first_that_does_not_continue() -> None:
 def test_a_later_frame_vouches_for_earlier_ones() -> None:
     """Damage in front of an intact frame that says all before it was synced is no torn write: refused by name."""
     first = encode_frame(FRAME)
-    second = encode_frame(Frame(KIND_CHANGES, len(first), {"a": b"2"}))
+    second = encode_frame(JournalFrame(KIND_CHANGES, len(first), {"a": b"2"}))
     scan = scan_frames(first + second + b"torn", "file")
     assert ([frame.kind for frame in scan.frames], scan.end) == ([KIND_SNAPSHOT, KIND_CHANGES], len(first + second))
     assert scan_frames(first + second[:-1], "file").end == len(first)
@@ -455,10 +455,10 @@ def test_times_of_appends_are_the_header_s() -> None:
     assert list(iterate_times(memoryview(batch)[HEADER_BYTES:], header)) == expected
 
 
-def test_a_decision_of_as_many_values_as_a_request_may_have_is_read_again() -> None:
-    """The ledger's form of a decision has more values than the request that it came with, and a query's positions may
+def test_a_commit_record_of_as_many_values_as_a_request_may_have_is_read_again() -> None:
+    """The ledger's form of a commit has more values than the request that it came with, and a query's positions may
     hold commas: what was accepted and stored is read, however many values that makes.
     """
     targets = tuple(Target("topic", "id", number, 0) for number in range(MAX_FIELDS_VALUES // 4))
-    decision = Decision("query", "run", 1, 1, "," * MAX_FIELDS_VALUES, (TaskOutput(0, "a", 1),), targets)
-    assert decode_decision("query", encode_decision(decision)) == decision
+    record = CommitRecord("query", "run", 1, 1, "," * MAX_FIELDS_VALUES, (TaskOutput(0, "a", 1),), targets)
+    assert decode_commit_record("query", encode_commit_record(record)) == record

@@ -17,7 +17,7 @@ import pytest
 from scheduler.client import CoordinatorClient
 from scheduler.coordinator.testing import running
 from scheduler.hdfs.errors import HdfsError
-from scheduler.hdfs.writer import CheckpointWriter, Written
+from scheduler.hdfs.writer import CheckpointWriter, WrittenChunk
 from tests.hdfs.writers import chunks_of, not_as_planned, table_of, wait_until, write_all
 from tests.support.hdfs.cluster import HdfsCluster, loopback_nodes, network
 from tests.support.hdfs.launch import Runtime
@@ -43,7 +43,7 @@ def write_during(
     without: str | None = None,
     writers: int = WRITERS,
     chunks: int = CHUNKS,
-) -> list[Written]:
+) -> list[WrittenChunk]:
     """Writers at work while `fault` happens in another thread; every acknowledged chunk is read back and compared."""
     hosts = [name for name in hdfs.addresses if name != without]
     checkpoints = [chunks_of(seed, writer, chunks, CHUNK_BYTES) for writer in range(writers)]
@@ -69,14 +69,14 @@ def write_during(
     return written
 
 
-def read_back(hdfs: HdfsCluster, url: str, written: Sequence[Written]) -> list[bytes]:
+def read_back(hdfs: HdfsCluster, url: str, written: Sequence[WrittenChunk]) -> list[bytes]:
     """The bytes of every chunk."""
     with CoordinatorClient(url) as client, table_of(hdfs) as table:
         reader = CheckpointWriter(client, table, hdfs.webhdfs_url)
         return [reader.read(one) for one in written]
 
 
-def otherwise_than_said(hdfs: HdfsCluster, written: Sequence[Written]) -> list[str]:
+def otherwise_than_said(hdfs: HdfsCluster, written: Sequence[WrittenChunk]) -> list[str]:
     """Every chunk of which it was said that it followed its plan, but whose last block did not."""
     placed = hdfs.placements()
     return [one.path for one in written if one.followed and placed[one.path][-1] != list(one.hosts)]

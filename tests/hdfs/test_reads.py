@@ -15,7 +15,7 @@ from scheduler.client import CoordinatorClient
 from scheduler.hdfs.errors import ChunkLost
 from scheduler.hdfs.plan_table import PlanTable
 from scheduler.hdfs.webhdfs import DataNodeFailed
-from scheduler.hdfs.writer import CheckpointWriter, Written
+from scheduler.hdfs.writer import CheckpointWriter, WrittenChunk
 
 DATA = bytes(range(256)) * 1000
 NOWHERE = "http://127.0.0.1:1"
@@ -71,7 +71,7 @@ def read(*sizes: int, size_bytes: int = len(DATA)) -> bytes:
         ]
         url = stack.enter_context(server("127.0.0.1", namenode(nodes)))
         table, client = PlanTable(NOWHERE, "token"), stack.enter_context(CoordinatorClient(NOWHERE))
-        written = Written(0, "/chunk", ("a",), 1, True, "127.0.0.2", size_bytes, crc32(DATA), 0.0)
+        written = WrittenChunk(0, "/chunk", ("a",), 1, True, "127.0.0.2", size_bytes, crc32(DATA), 0.0)
         return CheckpointWriter(client, table, url).read(written)
 
 

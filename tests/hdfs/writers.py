@@ -10,7 +10,7 @@ from threading import Event
 
 from scheduler.client import CoordinatorClient
 from scheduler.hdfs.plan_table import PlanTable
-from scheduler.hdfs.writer import CheckpointWriter, WriterSettings, Written
+from scheduler.hdfs.writer import CheckpointWriter, WriterSettings, WrittenChunk
 from tests.support.hdfs.cluster import HdfsCluster
 from tests.support.limits import PATIENCE_S
 
@@ -32,10 +32,10 @@ def write_all(
     checkpoints: Sequence[Sequence[bytes]],
     hosts: Sequence[str],
     directory: str,
-) -> list[list[Written]]:
+) -> list[list[WrittenChunk]]:
     """One thread, client and plan table per writer, on `hosts` in turn; gives what each says was acknowledged."""
 
-    def one(number: int) -> list[Written]:
+    def one(number: int) -> list[WrittenChunk]:
         with CoordinatorClient(coordinator_url) as client, table_of(hdfs) as table:
             writer = CheckpointWriter(client, table, hdfs.webhdfs_url, WriterSettings(patience_s=PATIENCE_S))
             return writer.write(hosts[number % len(hosts)], f"{directory}/{number}", checkpoints[number])
@@ -52,7 +52,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
         Event().wait(0.05)
 
 
-def not_as_planned(hdfs: HdfsCluster, written: Sequence[Written]) -> list[str]:
+def not_as_planned(hdfs: HdfsCluster, written: Sequence[WrittenChunk]) -> list[str]:
     """Every chunk whose way in the NameNode's or the DataNodes' logs differs from its plan, in words."""
     placed, travelled = hdfs.placements(), hdfs.travels()
     wrong = []

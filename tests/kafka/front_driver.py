@@ -20,17 +20,19 @@ import trio
 from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
 
-from logstore.disk.clock import SystemClock
+from logstore.base.events import LogEvent
+from logstore.base.system import SystemClock
 from logstore.disk.files import OsFiles
-from logstore.engine import Engine, open_engine
+from logstore.engine import StoreEngine, open_engine
 from logstore.format.records import Record, encode_batch
 from logstore.interfaces import Buffer
-from logstore.kafka.dispatch import Api, Front, FrontSettings, RawApi, compose
+from logstore.kafka.api_types import Api, Broker, BrokerSettings, PrivateApi, compose
 from logstore.kafka.scans import scan_apis
 from logstore.kafka.server import KafkaServer, Listener
 from logstore.kafka.wire import build
 from logstore.log.store import Store, StoreSettings
 from logstore.log.stream import Stream
+from logstore.testing.reports import RecordedReports
 from tests.support.limits import PATIENCE_S
 
 PRODUCE, FETCH, METADATA, API_VERSIONS = 0, 1, 3, 18
@@ -70,10 +72,10 @@ class Server:
     """A running front: where it listens, what is behind it, and what it reported."""
 
     port: int
-    engine: Engine
+    engine: StoreEngine
     kafka: KafkaServer
     files: FailingFiles
-    reports: list[tuple[str, Mapping[str, object]]] = field(default_factory=list)
+    reports: RecordedReports = field(default_factory=RecordedReports)
 
     @property
     def stream(self) -> Stream:
@@ -92,31 +94,29 @@ class Server:
             raise
         return Peer(trio.SocketStream(sock))
 
-    def reported(self, event: str) -> list[Mapping[str, object]]:
-        """What was reported of one kind."""
-        return [fields for name, fields in self.reports if name == event]
+    def reported(self, event: LogEvent) -> list[dict[str, object]]:
+        """The fields of each report of an event."""
+        return self.reports.of(event)
 
 
 @asynccontextmanager
 async def serving(
     root: Path,
-    settings: FrontSettings | None = None,
+    settings: BrokerSettings | None = None,
     *,
     store_settings: StoreSettings | None = None,
     partitions: int = 2,
     apis: Iterable[Api] = (),
-    raw: Iterable[RawApi] = (),
+    private: Iterable[PrivateApi] = (),
 ) -> AsyncIterator[Server]:
     """A front on a fresh store with one topic, at a free port."""
-    reports: list[tuple[str, Mapping[str, object]]] = []
+    reports = RecordedReports()
     clock, files = SystemClock(), FailingFiles(root)
-    store = Store.open(
-        files, clock, store_settings or StoreSettings(), new_id=uuid.uuid4, report=lambda e, f: reports.append((e, f))
-    )
+    store = Store.open(files, clock, store_settings or StoreSettings(), new_id=uuid.uuid4, report=reports)
     async with open_engine(store, files) as engine:
         await engine.wait(store.create_topic(TOPIC, partitions, {}))
-        front = Front(engine, clock, settings or FrontSettings())
-        kafka = KafkaServer(front, compose(apis, [*raw, *scan_apis(front)]))
+        broker = Broker(engine, clock, settings or BrokerSettings())
+        kafka = KafkaServer(broker, compose(apis, [*private, *scan_apis(broker)]))
         async with trio.open_nursery() as nursery:
             (listener,) = await nursery.start(kafka.serve, [Listener("127.0.0.1", 0)])
             yield Server(listener.port, engine, kafka, files, reports)

@@ -12,14 +12,14 @@ from typing import Any, cast
 
 from kio.serial import entity_reader, entity_writer
 
-from logstore.disk.clock import SystemClock
+from logstore.base.system import SystemClock
 from logstore.disk.files import OsFiles
-from logstore.engine import Engine, open_engine
+from logstore.engine import StoreEngine, open_engine
 from logstore.format.records import Record, encode_batch
 from logstore.kafka import codec
+from logstore.kafka.api_types import Api, Broker, BrokerSettings, Caller
 from logstore.kafka.configs import ConfigHandlers
-from logstore.kafka.dispatch import Api, Caller, Front, FrontSettings
-from logstore.kafka.groups.coordinator import Coordinator, GroupSettings
+from logstore.kafka.groups.coordinator import GroupCoordinator, GroupSettings
 from logstore.kafka.groups.offsets import OffsetStore
 from logstore.kafka.groups.service import GroupService, OffsetSettings
 from logstore.kafka.metadata import MetadataHandlers
@@ -29,6 +29,7 @@ from logstore.kafka.server import Listener
 from logstore.kafka.topics import TopicHandlers
 from logstore.kafka.wire import build
 from logstore.log.store import Store, StoreSettings
+from logstore.testing.reports import RecordedReports
 
 CALLER = Caller("tests", "127.0.0.1", "log.example", 9092)
 LISTENERS = (Listener("0.0.0.0", 9092), Listener("::1", 9094, "queue.example", 19094))
@@ -38,18 +39,18 @@ NOW_MS = 1_700_000_000_000
 class Node:
     """Handlers over one engine."""
 
-    def __init__(self, engine: Engine, settings: FrontSettings, events: list[tuple[str, object]]) -> None:
+    def __init__(self, engine: StoreEngine, settings: BrokerSettings, reports: RecordedReports) -> None:
         self.engine = engine
-        self.events = events
+        self.reports = reports
         self.store = engine.store
-        front = Front(engine, SystemClock(), settings)
+        broker = Broker(engine, SystemClock(), settings)
         apis: list[Api] = []
         for owner in (MetadataHandlers, OffsetHandlers, ProducerIdHandlers):
-            apis += owner(front).apis()
-        coordinator = Coordinator(GroupSettings(), lambda: uuid.uuid4().hex)
+            apis += owner(broker).apis()
+        coordinator = GroupCoordinator(GroupSettings(), lambda: uuid.uuid4().hex)
         self.groups = GroupService(coordinator, OffsetStore(self.store.groups), self._look_up, OffsetSettings(), 0.0)
-        apis += TopicHandlers(front, self.groups.forget_topic).apis()
-        apis += ConfigHandlers(front, LISTENERS).apis()
+        apis += TopicHandlers(broker, self.groups.forget_topic).apis()
+        apis += ConfigHandlers(broker, LISTENERS).apis()
         self.apis = {api.key: api for api in apis}
 
     def _look_up(self, name: str) -> tuple[str, int] | None:
@@ -88,15 +89,11 @@ def over_the_wire(message: Any) -> Any:
 
 
 @asynccontextmanager
-async def running(root: Path, settings: FrontSettings | None = None) -> AsyncIterator[Node]:
+async def running(root: Path, settings: BrokerSettings | None = None) -> AsyncIterator[Node]:
     """A node on a directory, closed in order at the end of the block."""
     files = OsFiles(root)
-    events: list[tuple[str, object]] = []
-
-    def report(event: str, fields: object) -> None:
-        events.append((event, fields))
-
-    store = Store.open(files, SystemClock(), StoreSettings(), new_id=uuid.uuid4, report=report)
+    reports = RecordedReports()
+    store = Store.open(files, SystemClock(), StoreSettings(), new_id=uuid.uuid4, report=reports)
     async with open_engine(store, files) as engine:
-        yield Node(engine, settings or FrontSettings(), events)
+        yield Node(engine, settings or BrokerSettings(), reports)
     files.close()

@@ -7,7 +7,7 @@ from typing import Any
 import trio
 from kio.schema.errors import ErrorCode
 
-from logstore.kafka.dispatch import FrontSettings
+from logstore.kafka.api_types import BrokerSettings
 from logstore.log.topics import FIXED, SETTINGS
 from tests.kafka.node import Node, running
 
@@ -65,7 +65,7 @@ def test_the_node_shows_its_settings(tmp_path: Path) -> None:
     """The node's settings have Kafka's names, are read-only, and tell what was set from what is a default."""
 
     async def story() -> None:
-        async with running(tmp_path, FrontSettings(auto_create_topics=False)) as node:
+        async with running(tmp_path, BrokerSettings(auto_create_topics=False)) as node:
             for version in node.versions(DESCRIBE):
                 result = await describe(node, version, BROKER, "0")
                 shown = {entry.name: (entry.value, entry.config_source) for entry in result.configs}

@@ -9,11 +9,10 @@ from logstore.kafka.errors import CODES, error_code
 
 NOT_KAFKA = {
     errors.CairnError,  # the root
-    errors.FencedRun,  # epochs: requests of our own, which name the class itself
+    errors.FencedIncarnation,  # epochs: requests of our own, which name the class itself
     errors.StaleEpoch,
     errors.StagedMissing,
     errors.StagePosition,
-    errors.DataDirectoryInUse,  # before anything is served
     errors.ConfigError,
 }
 """Errors that no request of Kafka's can meet."""

@@ -8,7 +8,7 @@ import trio
 from kio.schema.describe_topic_partitions.v0.request import Cursor
 from kio.schema.errors import ErrorCode
 
-from logstore.kafka.dispatch import FrontSettings
+from logstore.kafka.api_types import BrokerSettings
 from tests.kafka.node import running
 
 METADATA, FIND_COORDINATOR, DESCRIBE_CLUSTER, DESCRIBE_PARTITIONS = 3, 10, 60, 75
@@ -57,7 +57,7 @@ def test_topics_are_created_when_first_used(tmp_path: Path) -> None:
     """A missing topic is created if request and setting allow it, and answered with a leader; bad names are refused."""
 
     async def story() -> None:
-        async with running(tmp_path, FrontSettings(default_partitions=3)) as node:
+        async with running(tmp_path, BrokerSettings(default_partitions=3)) as node:
             names = [{"name": "no"}, {"name": "no spaces"}]
             refused = await node.ask(METADATA, 12, topics=names, allow_auto_topic_creation=False)
             codes = [topic.error_code for topic in refused.topics]
@@ -66,7 +66,7 @@ def test_topics_are_created_when_first_used(tmp_path: Path) -> None:
             assert created.topics[0].error_code is ErrorCode.none
             assert [p.leader_id for p in created.topics[0].partitions] == [0, 0, 0]
             assert list(node.store.topics) == ["yes"]
-        async with running(tmp_path, FrontSettings(auto_create_topics=False)) as node:
+        async with running(tmp_path, BrokerSettings(auto_create_topics=False)) as node:
             refused = await node.ask(METADATA, 12, topics=[{"name": "no"}], allow_auto_topic_creation=True)
             assert refused.topics[0].error_code is ErrorCode.unknown_topic_or_partition
             assert list(node.store.topics) == ["yes"]

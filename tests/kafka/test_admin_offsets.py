@@ -7,6 +7,7 @@ import pytest
 import trio
 from kio.schema.errors import ErrorCode
 
+from logstore.events import LOOK_UP_INEXACT
 from logstore.format.records import Record, encode_batch
 from logstore.log import reading
 from tests.kafka.node import NOW_MS, Node, running
@@ -101,11 +102,11 @@ def test_a_batch_that_does_not_open_is_never_passed(tmp_path: Path, monkeypatch:
             await node.send("t", compressed(encode_batch(records), "zstd"), now_ms=NOW_MS)
             await node.send("t", with_body(encode_batch(records), 3, b"no lz4"), now_ms=NOW_MS)
             assert await offset(node, 10, NOW_MS + 5) == (ErrorCode.none, 5, NOW_MS + 5)
-            assert "look-up inexact" not in [event for event, _ in node.events]
+            assert not node.reports.of(LOOK_UP_INEXACT)
             error, found, found_ms = await offset(node, 10, NOW_MS + 40)
             assert (error, found_ms) == (ErrorCode.none, NOW_MS + 49)
             assert 5 < found < 12
-            assert [event for event, _ in node.events].count("look-up inexact") == 1
+            assert len(node.reports.of(LOOK_UP_INEXACT)) == 1
             await node.engine.wait(node.store.stream("t", 0).delete_records(50))
             assert await offset(node, 10, NOW_MS + 40) == (ErrorCode.none, 50, NOW_MS + 49)
 

@@ -8,9 +8,9 @@ from typing import Any
 import trio
 from kio.schema.errors import ErrorCode
 
-from logstore.kafka.dispatch import FrontSettings
-from logstore.kafka.groups.offsets import TopicPartition
-from logstore.kafka.groups.service import CommitRequest, Position
+from logstore.format.topic_partition import TopicPartition
+from logstore.kafka.api_types import BrokerSettings
+from logstore.kafka.groups.service import CommitRequest, OffsetToCommit
 from tests.kafka.node import NOW_MS, Node, running
 
 CREATE, DELETE, GROW, LOG_DIRS, ALTER = 19, 20, 37, 35, 44
@@ -60,7 +60,7 @@ def test_refused_creations(tmp_path: Path) -> None:
             parts = [{"partition_index": index, "broker_ids": ids} for index, ids in enumerate(nodes)]
             return wanted("assigned", **{"partitions": -1, "replicas": -1, "assignments": parts, **more})
 
-        async with running(tmp_path, FrontSettings(default_partitions=3)) as node:
+        async with running(tmp_path, BrokerSettings(default_partitions=3)) as node:
             refusals = {
                 ErrorCode.invalid_topic_exception: wanted("no spaces"),
                 ErrorCode.invalid_partitions: wanted("none", 0),
@@ -164,7 +164,7 @@ def test_offsets_of_a_deleted_topic_go_with_it(tmp_path: Path) -> None:
             await create(node, wanted("t"))
             await create(node, wanted("kept"))
             for group in ("a", "b"):
-                at = {TopicPartition(topic, 0): Position(5, 0, "") for topic in ("t", "kept")}
+                at = {TopicPartition(topic, 0): OffsetToCommit(5, 0, "") for topic in ("t", "kept")}
                 _, ticket = node.groups.commit(CommitRequest(group, -1, "", None), at, 0.0, 0)
                 await node.engine.wait(ticket)
             assert len(list(node.store.groups.items("offset/"))) == 4

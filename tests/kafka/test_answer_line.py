@@ -15,7 +15,7 @@ from logstore.format.records import Record, encode_batch
 from logstore.kafka import answers
 from logstore.kafka.answers import TRANSITIONS, AnswerLine, AnswerSlot, SendEvent, Sending
 from logstore.kafka.budgets import AnswerBudget, RequestBudget
-from logstore.kafka.link import Link
+from logstore.kafka.client_socket import ClientSocket
 from tests.kafka.front_driver import Server, serving
 from tests.support.limits import PATIENCE_S
 
@@ -86,7 +86,7 @@ class Client:
 async def a_client(server: Server) -> AsyncIterator[Client]:
     """A line with its sender at work; at the end the line has ended and all is sent."""
     ours, theirs = socket.socketpair()
-    link = Link(ours)
+    link = ClientSocket(ours)
     budget = AnswerBudget(64 << 20)
     line = AnswerLine(link, server.engine, RequestBudget(1 << 20), budget, PATIENCE_S, lambda: None)
     with trio.socket.from_stdlib_socket(theirs) as sock:

@@ -13,8 +13,9 @@ import trio.testing
 from kio.schema.errors import ErrorCode
 from kio.static.protocol import ResponsePayload
 
+from logstore.events import CONNECTION_CLOSED
+from logstore.kafka.api_types import Api, BrokerSettings, Caller
 from logstore.kafka.budgets import UnsentBudget
-from logstore.kafka.dispatch import Api, Caller, FrontSettings
 from logstore.kafka.pace import STEPS, WALK_PARTS, Pace, collecting
 from logstore.kafka.wire import respond
 from tests.kafka.front_driver import METADATA, Peer, batch, kio_frame, serving
@@ -40,7 +41,7 @@ async def test_answers_that_nobody_reads_are_given_up(tmp_path: Path) -> None:
     """Twelve clients ask for 18 MB each and read nothing: those that have taken nothing for a second lose their
     connections as soon as memory for answers is short. A client that reads, however little at a time, gets all of it.
     """
-    settings = FrontSettings(total_answer_bytes=2 * ANSWER_BYTES)
+    settings = BrokerSettings(total_answer_bytes=2 * ANSWER_BYTES)
     question = kio_frame(METADATA, 1, {"topics": None})
     async with (
         serving(tmp_path, settings, apis=[Api(METADATA, 1, 1, large_metadata)]) as server,
@@ -57,9 +58,9 @@ async def test_answers_that_nobody_reads_are_given_up(tmp_path: Path) -> None:
             async with await server.connect() as other:
                 assert (await other.produce(batch())).error_code is ErrorCode.none
             with trio.fail_after(PATIENCE_S):
-                while len(server.reported("connection closed")) < FEWEST_GIVEN_UP:  # noqa: ASYNC110
+                while len(server.reported(CONNECTION_CLOSED)) < FEWEST_GIVEN_UP:  # noqa: ASYNC110
                     await trio.sleep(0.01)
-        why = {str(fields["why"]) for fields in server.reported("connection closed")}
+        why = {str(fields["why"]) for fields in server.reported(CONNECTION_CLOSED)}
         assert len(why) == 1
         assert "did not read its answers" in why.pop()
         assert unsent.used_bytes <= settings.total_answer_bytes

@@ -11,11 +11,12 @@ import trio.testing
 from kio.schema.errors import ErrorCode
 
 from logstore.errors import StorageFailed
+from logstore.events import CONNECTION_CLOSED, REQUEST_CRASHED
 from logstore.interfaces import Buffer
 from logstore.kafka import fetch, produce
+from logstore.kafka.api_types import BrokerSettings, PrivateApi
 from logstore.kafka.budgets import AnswerBudget
 from logstore.kafka.connection import SLOT_BYTES
-from logstore.kafka.dispatch import FrontSettings, RawApi
 from logstore.log.store import StoreSettings
 from tests.kafka.front_driver import (
     API_VERSIONS,
@@ -58,7 +59,7 @@ async def test_impossible_frame_lengths_close_the_connection(tmp_path: Path, siz
     async with serving(tmp_path) as server, await server.connect() as peer, await server.connect() as other:
         await peer.send(struct.pack(">i", size) + b"garbage")
         assert await peer.ended()
-        assert "max-frame-bytes" in str(server.reported("connection closed")[0]["why"])
+        assert "max-frame-bytes" in str(server.reported(CONNECTION_CLOSED)[0]["why"])
         assert (await other.produce(batch())).error_code is ErrorCode.none
 
 
@@ -129,7 +130,7 @@ async def test_every_truncation_of_a_request_is_survived(tmp_path: Path, name: s
                 await peer.send(struct.pack(">i", length) + whole[4 : 4 + length])
                 await peer.stream.send_eof()
                 await drain(peer)
-        assert not server.reported("request crashed")
+        assert not server.reported(REQUEST_CRASHED)
         assert server.stream.end_offset == 0
         await assert_well(server)
 
@@ -146,7 +147,7 @@ async def test_every_flipped_byte_of_a_request_is_survived(tmp_path: Path, name:
                 await peer.send(bytes(changed))
                 await peer.stream.send_eof()
                 await drain(peer)
-        assert not server.reported("request crashed")
+        assert not server.reported(REQUEST_CRASHED)
         await assert_well(server)
 
 
@@ -185,20 +186,20 @@ async def _failing(_body: memoryview, _answers: AnswerBudget) -> tuple[list[Buff
 
 async def test_a_fault_of_ours_ends_one_connection_only(tmp_path: Path) -> None:
     """A handler that breaks is reported with its trace; the other clients do not notice."""
-    async with serving(tmp_path, raw=[RawApi(RAW_KEY, _broken)]) as server, await server.connect() as other:
+    async with serving(tmp_path, private=[PrivateApi(RAW_KEY, _broken)]) as server, await server.connect() as other:
         async with await server.connect() as peer:
             await peer.send(request_frame(RAW_KEY, 0, b""))
             assert await peer.ended()
-        assert "a fault of ours" in str(server.reported("request crashed")[0]["trace"])
+        assert "a fault of ours" in str(server.reported(REQUEST_CRASHED)[0]["trace"])
         assert (await other.produce(batch())).error_code is ErrorCode.none
 
 
 async def test_an_error_no_handler_answers_closes_the_connection(tmp_path: Path) -> None:
     """What a request fails with and its handler does not say is reported when the connection is closed."""
-    async with serving(tmp_path, raw=[RawApi(RAW_KEY, _failing)]) as server, await server.connect() as peer:
+    async with serving(tmp_path, private=[PrivateApi(RAW_KEY, _failing)]) as server, await server.connect() as peer:
         await peer.send(request_frame(RAW_KEY, 0, b""))
         assert await peer.ended()
-        assert "the disk is away" in str(server.reported("connection closed")[0]["why"])
+        assert "the disk is away" in str(server.reported(CONNECTION_CLOSED)[0]["why"])
 
 
 # ---- slowness
@@ -207,7 +208,7 @@ async def test_an_error_no_handler_answers_closes_the_connection(tmp_path: Path)
 async def test_a_silent_client_is_closed(tmp_path: Path, mock_clock: trio.testing.MockClock) -> None:
     """A connection without a whole request within handshake-s is closed; one byte now and then does not help."""
     mock_clock.rate = 1
-    async with serving(tmp_path, FrontSettings(handshake_s=10)) as server:  # noqa: SIM117
+    async with serving(tmp_path, BrokerSettings(handshake_s=10)) as server:  # noqa: SIM117
         async with await server.connect() as silent, await server.connect() as slow:
             await slow.send(produce_frame([batch()])[:1])
             await wait_until(lambda: len(server.kafka._connections) == 2)
@@ -243,7 +244,7 @@ async def test_a_newcomer_takes_the_place_of_the_longest_idle(tmp_path: Path) ->
     """One connection more than max-connections ends the one that was silent the longest: first who has sent no
     request, then whose last request is the longest ago. Nobody is locked out, on loopback neither.
     """
-    async with serving(tmp_path, FrontSettings(max_connections=3)) as server:
+    async with serving(tmp_path, BrokerSettings(max_connections=3)) as server:
         first, second = await server.connect(), await server.connect()
         await first.produce(batch())
         await second.produce(batch())
@@ -257,7 +258,7 @@ async def test_a_newcomer_takes_the_place_of_the_longest_idle(tmp_path: Path) ->
         assert await second.ended()
         for peer in (fourth, first, third):
             assert (await peer.produce(batch())).error_code is ErrorCode.none
-        assert "max-connections" in str(server.reported("connection closed")[-1]["why"])
+        assert "max-connections" in str(server.reported(CONNECTION_CLOSED)[-1]["why"])
         for peer in (silent, second, first, third, fourth):
             await peer.stream.aclose()
 
@@ -266,7 +267,7 @@ async def test_one_connection_cannot_fill_the_memory(tmp_path: Path) -> None:
     """While the disk is held, a client's unanswered requests are read up to its bound, and not beyond."""
     size = 10_000
     limit = 20 * (size + SLOT_BYTES)
-    async with serving(tmp_path, FrontSettings(connection_in_flight_bytes=limit)) as server:  # noqa: SIM117
+    async with serving(tmp_path, BrokerSettings(connection_in_flight_bytes=limit)) as server:  # noqa: SIM117
         async with await server.connect() as peer, trio.open_nursery() as nursery:
             server.files.gate = threading.Event()
             count = 300
@@ -283,7 +284,7 @@ async def test_all_connections_together_cannot_fill_the_memory(tmp_path: Path) -
     """The bound over all connections holds while the disk is held; released, everybody is served."""
     size, clients, count = 10_000, 10, 20
     limit = 20 * (size + SLOT_BYTES)
-    async with serving(tmp_path, FrontSettings(total_in_flight_bytes=limit)) as server:
+    async with serving(tmp_path, BrokerSettings(total_in_flight_bytes=limit)) as server:
         peers = [await server.connect() for _ in range(clients)]
         async with trio.open_nursery() as nursery:
             server.files.gate = threading.Event()
@@ -307,8 +308,11 @@ async def _large(_body: memoryview, _answers: AnswerBudget) -> tuple[list[Buffer
 
 async def test_clients_that_do_not_read_do_not_hold_up_others(tmp_path: Path) -> None:
     """Clients that only ever send fill their own bound and are stopped; what is written weighs on nobody else."""
-    settings = FrontSettings(connection_in_flight_bytes=100_000, total_in_flight_bytes=150_000)
-    async with serving(tmp_path, settings, raw=[RawApi(RAW_KEY, _large)]) as server, trio.open_nursery() as nursery:
+    settings = BrokerSettings(connection_in_flight_bytes=100_000, total_in_flight_bytes=150_000)
+    async with (
+        serving(tmp_path, settings, private=[PrivateApi(RAW_KEY, _large)]) as server,
+        trio.open_nursery() as nursery,
+    ):
         deaf = [await server.connect(receive_buffer_bytes=2048) for _ in range(5)]
         data = request_frame(RAW_KEY, 0, b"") + produce_frame([batch(1, 10_000)]) * 1000
         for peer in deaf:
@@ -324,7 +328,7 @@ async def test_clients_that_do_not_read_do_not_hold_up_others(tmp_path: Path) ->
 
 async def test_unread_answers_are_bounded(tmp_path: Path) -> None:
     """Clients that fetch much and read nothing make later answers smaller; nobody is refused or blocked."""
-    settings = FrontSettings(total_answer_bytes=4 << 20)
+    settings = BrokerSettings(total_answer_bytes=4 << 20)
     async with serving(tmp_path, settings, store_settings=StoreSettings(tail_bytes=1)) as server:
         async with await server.connect() as writer:
             for _ in range(12):

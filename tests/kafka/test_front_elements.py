@@ -15,8 +15,9 @@ import trio
 import trio.testing
 from kio.schema.errors import ErrorCode
 
-from logstore.disk.clock import SystemClock
+from logstore.base.system import SystemClock
 from logstore.errors import MalformedRequest
+from logstore.events import CONNECTION_CLOSED
 from logstore.format.batch import HEADER, HEADER_BYTES, parse_header
 from logstore.format.epoch_api import DESCRIBE, decode_request
 from logstore.format.fields import MAX_FIELDS_VALUES
@@ -135,7 +136,7 @@ async def test_a_fetch_that_names_a_partition_twice_is_refused(tmp_path: Path) -
     async with serving(tmp_path) as server, await server.connect() as peer, await server.connect() as other:
         await peer.send(twice)
         assert await peer.ended()
-        assert "names a partition twice" in str(server.reported("connection closed")[0]["why"])
+        assert "names a partition twice" in str(server.reported(CONNECTION_CLOSED)[0]["why"])
         assert (await other.produce(batch())).error_code is ErrorCode.none
 
 
@@ -215,7 +216,7 @@ async def test_a_client_is_not_late_while_its_batch_is_looked_at(
             await trio.testing.wait_all_tasks_blocked(0.01)
         assert (await peer.answer())[0] == 7
         assert (await peer.answer())[0] == 8
-        assert not server.reported("connection closed")
+        assert not server.reported(CONNECTION_CLOSED)
 
 
 @pytest.mark.parametrize(("limit", "error"), [(1 << 20, ErrorCode.corrupt_message), (100, ErrorCode.message_too_large)])
@@ -242,11 +243,11 @@ def test_a_body_of_many_values_is_refused() -> None:
 async def test_hostile_requests_close_one_connection_only(tmp_path: Path) -> None:
     """A frame of 1 MiB with as many empty names as fit ends its connection at once; others are served."""
     count = 500_000
-    for name in ("node", "front"):
+    for name in ("node", "broker"):
         (tmp_path / name).mkdir()
     async with running(tmp_path / "node") as node:
         apis = list(node.apis.values())
-        async with serving(tmp_path / "front", apis=apis) as server, await server.connect() as peer:
+        async with serving(tmp_path / "broker", apis=apis) as server, await server.connect() as peer:
             await peer.send(request_frame(3, 1, struct.pack(">i", count) + struct.pack(">h", 0) * count))
             assert await peer.ended()
             async with await server.connect() as other:

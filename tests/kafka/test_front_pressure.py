@@ -18,9 +18,10 @@ import trio.testing
 from kio.schema.errors import ErrorCode
 from kio.static.protocol import ResponsePayload
 
+from logstore.events import CONNECTION_CLOSED
 from logstore.kafka import codec, fetch
+from logstore.kafka.api_types import Api, BrokerSettings, Caller
 from logstore.kafka.arrivals import PIECE_BYTES, SLOW_PIECE_S, Arrival, ArrivalBudget
-from logstore.kafka.dispatch import Api, Caller, FrontSettings
 from logstore.kafka.frames import CONTROL_FRAME_BYTES, SMALL_BYTES
 from logstore.kafka.pace import STEPS
 from logstore.kafka.places import Places, address_group
@@ -95,12 +96,12 @@ async def test_frames_half_sent_give_way(tmp_path: Path, size: int) -> None:
     """
     async with serving(tmp_path) as server, AsyncExitStack() as stack:
         arrivals = server.kafka._arrivals.ordinary if size == MIB else server.kafka._arrivals.long
-        limit = server.kafka._front.settings.total_in_flight_bytes // 2
+        limit = server.kafka._broker.settings.total_in_flight_bytes // 2
         await connect_many(server, stack, 24, announced(size, MIB - 1000))
         await wait_until(lambda: arrivals.given_up > 0)
         assert arrivals.used_bytes <= limit + size
         await assert_served(server)
-        assert "came slower than others" in str(server.reported("connection closed")[0]["why"])
+        assert "came slower than others" in str(server.reported(CONNECTION_CLOSED)[0]["why"])
 
 
 async def test_slow_honest_producers_of_large_frames_get_through(tmp_path: Path) -> None:
@@ -108,7 +109,7 @@ async def test_slow_honest_producers_of_large_frames_get_through(tmp_path: Path)
     with small frames is answered in between.
     """
     topics = TopicConfig(max_message_bytes=4 * MIB)
-    settings = FrontSettings(total_in_flight_bytes=8 * MIB, topic_defaults=topics)
+    settings = BrokerSettings(total_in_flight_bytes=8 * MIB, topic_defaults=topics)
     store = StoreSettings(topic_defaults=topics)
     frame = produce_frame([batch(1, 3 * MIB)])
     answered = 0
@@ -284,10 +285,10 @@ async def test_waiting_for_memory_does_not_make_a_first_frame_late(
 ) -> None:
     """A new client's first frame is long, and memory for it is short until `handshake-s` is over: it may go on then."""
     mock_clock.rate = 1
-    async with serving(tmp_path, FrontSettings(handshake_s=10)) as server, await server.connect() as peer:
+    async with serving(tmp_path, BrokerSettings(handshake_s=10)) as server, await server.connect() as peer:
         budget = server.kafka._arrivals.ordinary
         older = budget.begin(lambda: pytest.fail("given up"))
-        assert budget.take_nowait(older, server.kafka._front.settings.total_in_flight_bytes // 2)
+        assert budget.take_nowait(older, server.kafka._broker.settings.total_in_flight_bytes // 2)
         older.is_waiting = True
         frame = produce_frame([batch(1, 500_000)])
         await peer.send(frame[:100_000])
@@ -326,24 +327,24 @@ async def test_the_slowest_gives_way_first(autojump_clock: trio.testing.MockCloc
 
 @pytest.mark.parametrize("key", [FETCH, METADATA, 10, 30_001])
 async def test_only_what_carries_data_may_be_large(tmp_path: Path, key: int) -> None:
-    """A frame of anything but Produce and staged output is refused by its head when it is longer than 1 MiB (a
-    decision: 4 MiB).
+    """A frame of anything but Produce and staged output is refused by its head when it is longer than 1 MiB
+    (the commit of an epoch: than 4 MiB).
     """
     limit = 4 * MIB if key == 30_001 else CONTROL_FRAME_BYTES
     async with serving(tmp_path) as server, await server.connect() as peer, await server.connect() as within:
         await peer.send(announced(limit + 1, 20, key))
         assert await peer.ended()
-        assert f"allowed are {limit} for request {key}" in str(server.reported("connection closed")[0]["why"])
+        assert f"allowed are {limit} for request {key}" in str(server.reported(CONNECTION_CLOSED)[0]["why"])
         await within.send(announced(limit, SMALL_BYTES, key))
         await assert_served(server, 2)
-        assert len(server.reported("connection closed")) == 1
+        assert len(server.reported(CONNECTION_CLOSED)) == 1
 
 
 async def test_fetches_that_wait_hold_up_nobody(tmp_path: Path) -> None:
     """Requests that wait for records weigh on their own connections: more of them than the budget of all requests
     leave room for producers.
     """
-    settings = FrontSettings(total_in_flight_bytes=64 * 1024)
+    settings = BrokerSettings(total_in_flight_bytes=64 * 1024)
     async with serving(tmp_path, settings) as server, AsyncExitStack() as stack:
         waiting = fetch_frame(offsets=(0, 0), max_wait_ms=60_000, min_bytes=MIB)
         await connect_many(server, stack, 60, waiting)
@@ -396,7 +397,7 @@ async def test_requests_that_wait_for_a_group_are_bounded(tmp_path: Path, monkey
         async with await server.connect() as one_more:
             await one_more.send(frame)
             assert await one_more.ended()
-        assert "wait for their groups" in str(server.reported("connection closed")[0]["why"])
+        assert "wait for their groups" in str(server.reported(CONNECTION_CLOSED)[0]["why"])
         gate.set()
         for peer in peers:
             await peer.answer()
@@ -454,7 +455,7 @@ def test_loopback_and_networks_are_one_address() -> None:
 
 async def test_thousands_of_idle_connections_lock_nobody_out(tmp_path: Path) -> None:
     """With every place taken by idle connections, each newcomer is served at once."""
-    async with serving(tmp_path, FrontSettings(max_connections=200)) as server, AsyncExitStack() as stack:
+    async with serving(tmp_path, BrokerSettings(max_connections=200)) as server, AsyncExitStack() as stack:
         for _ in range(300):
             await stack.enter_async_context(await server.connect())
         for _ in range(5):
@@ -523,6 +524,6 @@ async def fetched(server: Server, request: fetch.FetchRequest, turns: int) -> in
             nursery.cancel_scope.cancel()
 
         nursery.start_soon(break_off)
-        _, size = await fetch.handle(server.kafka._front, request, server.kafka._answers)
+        _, size = await fetch.handle(server.kafka._broker, request, server.kafka._answers)
         nursery.cancel_scope.cancel()
     return size

@@ -8,7 +8,8 @@ import pytest
 import trio
 from kio.schema.errors import ErrorCode
 
-from logstore.disk.clock import SystemClock
+from logstore.base.system import SystemClock
+from logstore.events import CONNECTION_CLOSED, DISK_FULL, DISK_FULL_OVER
 from tests.kafka.front_driver import (
     API_VERSIONS,
     PRODUCE,
@@ -81,7 +82,7 @@ async def test_acks_zero_that_fails_closes_the_connection(tmp_path: Path) -> Non
     async with serving(tmp_path) as server, await server.connect() as peer:
         await peer.send(produce_frame([batch()], acks=0, topic="nowhere"))
         assert await peer.ended()
-        assert server.reported("connection closed")
+        assert server.reported(CONNECTION_CLOSED)
 
 
 async def test_acks_one_means_acks_all(tmp_path: Path) -> None:
@@ -174,9 +175,9 @@ async def test_a_full_disk_refuses_and_goes_on(tmp_path: Path) -> None:
         server.files.failure = OSError(28, "No space left on device")
         assert (await peer.produce(batch())).error_code is ErrorCode.kafka_storage_error
         assert (await peer.fetch()).responses[0].partitions[0].records
-        assert len(server.reported("disk full")) == 1
-        assert not server.reported("disk full over")
+        assert len(server.reported(DISK_FULL)) == 1
+        assert not server.reported(DISK_FULL_OVER)
         server.files.failure = None
         assert (await peer.produce(batch())).base_offset == 1
         await peer.produce(batch(1, 1000))
-        assert len(server.reported("disk full")) == len(server.reported("disk full over")) == 1
+        assert len(server.reported(DISK_FULL)) == len(server.reported(DISK_FULL_OVER)) == 1

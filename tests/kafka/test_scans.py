@@ -10,10 +10,11 @@ import trio
 import trio.testing
 
 from logstore.errors import CairnError, MalformedRequest, OffsetOutOfRange, StorageFailed, UnknownTopicOrPartition
+from logstore.events import READ_FAILED
 from logstore.format.batch import iterate_batches
 from logstore.format.control import MARK_TYPE, encode_control_record
 from logstore.format.epoch_api import SCAN, ScanReply, ScanRequest, decode_reply, encode_request
-from logstore.kafka.dispatch import FrontSettings
+from logstore.kafka.api_types import BrokerSettings
 from logstore.kafka.scans import MAX_SCAN_BYTES
 from logstore.log.store import StoreSettings
 from logstore.testing.world import ListGroup
@@ -47,7 +48,7 @@ async def ask(peer: Peer, max_bytes: int, before_offset: int = -1, topic: str = 
 
 async def test_answers_have_a_bound(tmp_path: Path) -> None:
     """Whatever is asked for, an answer is at most 16 MiB, one batch at least, and the last one says that it is."""
-    settings = FrontSettings(total_answer_bytes=1 << 30)
+    settings = BrokerSettings(total_answer_bytes=1 << 30)
     async with serving(tmp_path, settings, store_settings=ON_DISK) as server, await server.connect() as peer:
         await fill(server, 40, 1_000_000)
         assert MAX_SCAN_BYTES - 1_001_000 < len((await ask(peer, 2**31 - 1)).batches) <= MAX_SCAN_BYTES
@@ -67,7 +68,7 @@ async def test_answers_have_a_bound(tmp_path: Path) -> None:
 
 async def test_unread_answers_to_scans_are_bounded(tmp_path: Path) -> None:
     """Clients that scan much and read nothing make later answers smaller; what they held is given back."""
-    settings = FrontSettings(total_answer_bytes=4 << 20)
+    settings = BrokerSettings(total_answer_bytes=4 << 20)
     async with serving(tmp_path, settings, store_settings=ON_DISK) as server:
         await fill(server, 60, 200_000)
         frame = frame_of(ScanRequest(TOPIC, 0, -1, (), 50 << 20))
@@ -97,8 +98,8 @@ async def test_errors_stand_in_the_answer(tmp_path: Path) -> None:
         with pytest.raises(MalformedRequest):
             raise cast_error(decode_reply(SCAN, b"\0\0\0\5" + body)[1])
         assert (await ask(peer, 1)).high_watermark == 0
-        assert server.reported("read failed") == []
-        assert server.kafka._answers.free_bytes == FrontSettings().total_answer_bytes
+        assert server.reported(READ_FAILED) == []
+        assert server.kafka._answers.free_bytes == BrokerSettings().total_answer_bytes
 
 
 def cast_error(reply: object) -> CairnError:
@@ -115,6 +116,6 @@ async def test_a_disk_that_cannot_be_read(tmp_path: Path) -> None:
         server.files.failure = OSError(errno.EIO, "the disk is away")
         with pytest.raises(StorageFailed, match="the disk is away"):
             await ask(peer, 1 << 20)
-        assert "the disk is away" in str(server.reported("read failed"))
+        assert "the disk is away" in str(server.reported(READ_FAILED))
         server.files.failure = None
         assert len(list(iterate_batches((await ask(peer, 1 << 20)).batches))) == 5

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import trio
 
+from logstore.base.events import ignore
 from logstore.disk.files import OsFiles
-from logstore.engine import Engine, open_engine
+from logstore.engine import StoreEngine, open_engine
 from logstore.format.batch import iterate_batches
 from logstore.format.control import encode_control_record, known_type
 from logstore.format.records import Record, encode_batch
@@ -58,7 +59,7 @@ class WatchedFiles(OsFiles):
 class Place(NamedTuple):
     """A life of a store."""
 
-    engine: Engine
+    engine: StoreEngine
     files: WatchedFiles
     clock: ManualClock
 
@@ -97,7 +98,7 @@ async def opened(root: Path, *, segment_bytes: int = 4096, tail_bytes: int = 1) 
     files, clock = WatchedFiles(root), ManualClock(FIRST_TIMESTAMP)
     defaults = TopicConfig(segment_bytes=segment_bytes)
     settings = StoreSettings(tail_bytes=tail_bytes, topic_defaults=defaults)
-    store = Store.open(files, clock, settings, new_id=uuid.uuid4, report=lambda event, fields: None)
+    store = Store.open(files, clock, settings, new_id=uuid.uuid4, report=ignore)
     async with open_engine(store, files) as engine:
         if TOPIC not in store.topics:
             await engine.wait(store.create_topic(TOPIC, 1, {}))

@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 
 from logstore.errors import OffsetOutOfRange
 from logstore.format.batch import check_batch
-from logstore.testing.faults import Call, Effect, Fault
+from logstore.testing.faults import Effect, Fault, FileCall
 from logstore.testing.history import History, content_of
 from logstore.testing.simdisk import SimDisk
 from logstore.testing.world import READ_BYTES, Setup, World
@@ -164,7 +164,7 @@ class LogMachine(RuleBasedStateMachine):
         """One of the next writes or syncs fails."""
         left = skip
 
-        def fault(call: Call) -> Fault | None:
+        def fault(call: FileCall) -> Fault | None:
             nonlocal left
             if call.kind != kind:
                 return None

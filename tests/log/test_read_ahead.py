@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from logstore.format.batch import iterate_batches
 from logstore.format.records import Record, encode_batch
-from logstore.log.read_ahead import Place, ReadAhead, split
+from logstore.log.read_ahead import ReadAhead, ReadPosition, split
 from logstore.log.reading import ReadResult
 
 SIZES = st.lists(st.integers(1, 400), min_size=1, max_size=12)
@@ -37,8 +37,8 @@ def test_taking_piece_by_piece_gives_the_whole(sizes: list[int], wants: list[int
     """A reader that takes as it likes gets every batch once, in order; then nothing is left."""
     ahead = ReadAhead(1 << 20)
     whole = result_of(sizes, 0)
-    ahead.put(Place("s", 0, False), whole)
-    place, got = Place("s", 0, False), b""
+    ahead.put(ReadPosition("s", 0, False), whole)
+    place, got = ReadPosition("s", 0, False), b""
     for want in wants:
         taken = ahead.take(place, want)
         if taken is None:
@@ -55,7 +55,7 @@ def test_the_oldest_goes_when_there_is_no_room() -> None:
     """The bound holds over all readers; what was put first goes first."""
     one = result_of([100], 0)
     ahead = ReadAhead(3 * one.size_bytes)
-    places = [Place("s", number, False) for number in range(5)]
+    places = [ReadPosition("s", number, False) for number in range(5)]
     for place in places:
         ahead.put(place, one)
     assert [ahead.holds(place) for place in places] == [False, False, True, True, True]
@@ -64,7 +64,7 @@ def test_the_oldest_goes_when_there_is_no_room() -> None:
 def test_only_who_reads_on_is_sequential() -> None:
     """A place is sequential if somebody was served up to exactly there."""
     ahead = ReadAhead(1000)
-    ahead.note(Place("s", 0, False), 7)
-    assert ahead.is_sequential(Place("s", 7, False))
-    assert not ahead.is_sequential(Place("s", 8, False))
-    assert not ahead.is_sequential(Place("s", 7, True))
+    ahead.note(ReadPosition("s", 0, False), 7)
+    assert ahead.is_sequential(ReadPosition("s", 7, False))
+    assert not ahead.is_sequential(ReadPosition("s", 8, False))
+    assert not ahead.is_sequential(ReadPosition("s", 7, True))

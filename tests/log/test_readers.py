@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from logstore.errors import ReaderReleased, TooManyReaders, UnknownReader
+from logstore.events import READER_RELEASED
 from logstore.format.records import Record, encode_batch
 from logstore.log import readers as readers_module
 from logstore.log.readers import HoldLimits, Readers, StreamId
@@ -141,10 +142,9 @@ def test_a_reader_that_holds_too_many_bytes_is_released_and_told() -> None:
     assert after_an_hour(world) == 0
     append(world, 3)
     assert after_an_hour(world) == 6
-    (told,) = [fields for event, fields in world.reports if event == "reader released"]
-    assert told["reader"] == "a"
-    assert told["mark"] == 0
-    assert "bytes beyond the retention" in told["why"]  # type: ignore[operator]
+    (told,) = world.reports.of(READER_RELEASED)
+    assert (told["reader"], told["mark"]) == ("a", 0)
+    assert "bytes beyond the retention" in str(told["why"])
     with pytest.raises(ReaderReleased, match=r"reader 'a' acknowledged offset 2 .* before 6 are gone, since .* at 0"):
         acknowledge(world, "a", 2)
     assert world.store.readers.describe("a").released == {key_of(world): 0}
@@ -164,7 +164,7 @@ def test_a_reader_that_is_away_for_too_long_is_released() -> None:
         acknowledge(world, "alive", 3)
         after_an_hour(world)
     assert stream_of(world).log_start_offset == 3
-    assert [fields["reader"] for event, fields in world.reports if event == "reader released"] == ["gone"]
+    assert [fields["reader"] for fields in world.reports.of(READER_RELEASED)] == ["gone"]
     assert world.store.readers.describe("alive").released == {}
 
 

@@ -9,6 +9,7 @@ import pytest
 from crc32c import crc32c
 
 from logstore.errors import InvalidTimestamp
+from logstore.events import DURABLE_DATA_DAMAGED, TRIMMED
 from logstore.format.index import decode_blocks
 from logstore.format.records import Record, encode_batch
 from logstore.log.store import StoreSettings
@@ -77,9 +78,11 @@ def test_old_records_stay_as_long_as_new_ones() -> None:
     assert tick(world) == 0
     world.clock.advance(1)
     assert tick(world) == 1
-    trimmed = [fields for event, fields in world.reports if event == "trimmed"]
-    assert trimmed == [{"stream": "t-0", "first": 0, "last": 0, "why": "age", "freed_bytes": trimmed[0]["freed_bytes"]}]  # type: ignore[index]
-    assert trimmed[0]["freed_bytes"] > 900  # type: ignore[index]
+    (trimmed,) = world.reports.of(TRIMMED)
+    freed_bytes = trimmed.pop("freed_bytes")
+    assert trimmed == {"stream": "t-0", "first": 0, "last": 0, "why": "age"}
+    assert isinstance(freed_bytes, int)
+    assert freed_bytes > 900
     world.clock.advance(2 * DAY_MS)
     assert tick(world) == stream_of(world).high_watermark
 
@@ -157,7 +160,7 @@ def test_chunks_of_an_older_version_are_kept_their_time() -> None:
         world.fs.truncate(chunk.index_path, 0)
         world.fs.write(chunk.index_path, 0, [old])
     world = next_life(world, is_clean=False)
-    assert not [event for event, _ in world.reports if "damaged" in event]
+    assert DURABLE_DATA_DAMAGED.name not in world.reports.names()
     assert [chunk.size_bytes > 900 for chunk in stream_of(world).chunks] == [True] * 3
     world.clock.advance(WEEK_MS)
     assert tick(world) == 0
@@ -185,7 +188,7 @@ def test_size_is_looked_at_when_a_chunk_is_full() -> None:
     for number in range(6):
         append(world)
         assert stream_of(world).log_start_offset == max(0, number - 2)
-    whys = {fields["why"] for event, fields in world.reports if event == "trimmed"}  # type: ignore[index]
+    whys = {fields["why"] for fields in world.reports.of(TRIMMED)}
     assert whys == {"size"}
 
 

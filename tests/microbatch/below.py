@@ -17,9 +17,9 @@ import pyarrow as pa
 from spe_adapter.checkpoint.files import LocalCheckpoint, planned_in, query_of
 from spe_adapter.checkpoint.planned import Planned, offset_lines
 from spe_adapter.codec.partitioner import partitions_of
-from spe_adapter.epochs.client import Attempt
+from spe_adapter.epochs.client import TaskAttempt
 from spe_adapter.host import ThisHost
-from spe_adapter.microbatch.driver import Driver
+from spe_adapter.microbatch.driver import QueryDriver
 from spe_adapter.microbatch.epoch import EpochPlan, Probe, QueryDefinition, silent
 from spe_adapter.microbatch.frames import check
 from spe_adapter.microbatch.options import parse_stateful
@@ -110,13 +110,13 @@ class Query:
 
     # ---- an epoch
 
-    def driver(self, fixed: QueryDefinition, probe: Probe = silent) -> Driver:
-        """The driver of a new run."""
+    def driver(self, fixed: QueryDefinition, probe: Probe = silent) -> QueryDriver:
+        """The driver of a new incarnation."""
         if not (self.checkpoint / "metadata").exists():
             self.write("metadata", json.dumps({"id": str(uuid.uuid4())}))
-        return Driver(fixed, self.id, uuid.uuid4().hex, ThisHost(), probe)
+        return QueryDriver(fixed, self.id, uuid.uuid4().hex, ThisHost(), probe)
 
-    def close_due(self, driver: Driver, fixed: QueryDefinition) -> bool:
+    def close_due(self, driver: QueryDriver, fixed: QueryDefinition) -> bool:
         """An epoch without input, if one is due; whether there was one."""
         return driver.close_due(
             lambda plan: [self._task(fixed, plan, partition, []) for partition in range(PARTITIONS)]
@@ -129,7 +129,7 @@ class Query:
         fingerprint = check(operator, SCHEMA, ("key",))
         return QueryDefinition(operator, ("key",), SCHEMA, fingerprint, PARTITIONS, parse_stateful(given, self.topic))
 
-    def batch(self, driver: Driver, fixed: QueryDefinition, batch: int) -> None:
+    def batch(self, driver: QueryDriver, fixed: QueryDefinition, batch: int) -> None:
         """One batch that is planned."""
 
         def execute(plan: EpochPlan) -> Sequence[str]:
@@ -154,5 +154,5 @@ class Query:
             "amount": [row.amount for row in own],
         }
         batches = iter([Received(False, pa.RecordBatch.from_pydict(columns, schema=SCHEMA))] if own else [])
-        attempt = Attempt(plan.query, plan.run, plan.epoch, partition, uuid.uuid4().hex)
+        attempt = TaskAttempt(plan.query, plan.incarnation, plan.epoch, partition, uuid.uuid4().hex)
         return run_task(fixed, plan, attempt, ThisHost(), silent, batches).to_json()

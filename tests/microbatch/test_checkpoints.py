@@ -184,7 +184,7 @@ class LostAnswer:
 
     def __call__(self, step: Step, epoch: int, partition: int) -> None:
         """See Probe."""
-        if self.is_due and step == "driver after decide":
+        if self.is_due and step == "driver after commit":
             self.is_due = False
             raise Unavailable("nobody answered")
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from logstore.errors import InvalidConfig
-from spe_adapter.microbatch.epoch import Parent, QueryDefinition, Report, Seconds
+from spe_adapter.microbatch.epoch import Parent, QueryDefinition, Seconds, TaskReport
 from spe_adapter.microbatch.options import parse_stateful
 from spe_adapter.microbatch.shuffle import CombineChoice
 from spe_adapter.operators import functions as agg
@@ -18,7 +18,7 @@ from spe_adapter.operators.windows import Counting, Running, Window
 from tests.microbatch.operators import Row
 from tests.microbatch.world import World
 
-REPORT = Report(
+REPORT = TaskReport(
     partition=0, epoch=0, attempt="a", segments=1, counters=Parent("a"), records=0, combined=False, moved=0, windows=0,
     late=0, results=0, footprints=0, open_windows=0, extent=0, oldest_epoch=0, max_events_ms=(), how="new",
     load_seconds=0.0, state_bytes=0, delta_bytes=0, started_ms=0, seconds=Seconds(0.0, 0.0, 0.0, 0.0, 0.0),

@@ -24,13 +24,13 @@ def keys(numbers: np.ndarray) -> pa.BinaryArray:
 
 
 def epoch(table: Table, touched: np.ndarray, before: Counters, number: int, limit: int | None) -> EpochEnd:
-    """One epoch that changes these windows; its beat, applied to the table."""
+    """One epoch that changes these windows; its end, applied to the table."""
     overlay = Overlay(table)
     ids, _ = overlay.ensure(keys(touched), np.zeros(len(touched), np.int64))
     overlay.set("n", ids, overlay.get("n", ids) + 1)
-    beat = conclude(overlay, before.after(records=len(touched)), number, limit)
-    table.put(beat.changes.footprints, (number, beat.counters.emitted, beat.counters.seen))
-    return beat
+    end = conclude(overlay, before.after(records=len(touched)), number, limit)
+    table.put(end.changes.footprints, (number, end.counters.emitted, end.counters.seen))
+    return end
 
 
 @pytest.mark.parametrize("limit", [None, 0, 500])
@@ -39,19 +39,19 @@ def test_the_extent_stays_within_its_limit(limit: int | None) -> None:
     random = np.random.default_rng(5)
     table = Table.in_memory(pa.schema([("n", pa.int64())]))
     counters = epoch(table, np.arange(WINDOWS), Counters(), 0, limit).counters
-    most = 4 * WINDOWS if limit is None else max(limit, WINDOWS)
+    max_extent = 4 * WINDOWS if limit is None else max(limit, WINDOWS)
     checks = 0
     for number in range(1, 300):
         touched = random.choice(WINDOWS // 10, ROWS, replace=False)
-        beat = epoch(table, touched, counters, number, limit)
-        counters = beat.counters
-        identities = beat.changes.footprints.column(0).to_pylist()
+        end = epoch(table, touched, counters, number, limit)
+        counters = end.counters
+        identities = end.changes.footprints.column(0).to_pylist()
         assert len(set(identities)) == len(identities) >= ROWS
         checks += len(identities) - ROWS
-        assert beat.open_windows == WINDOWS
-        assert beat.extent <= most
-        assert beat.oldest <= number
-        assert beat.extent == counters.emitted - int(table.ordinals().min())
+        assert end.open_windows == WINDOWS
+        assert end.extent <= max_extent
+        assert end.oldest <= number
+        assert end.extent == counters.emitted - int(table.ordinals().min())
     assert checks
     assert table.get("n", table.find(keys(np.arange(WINDOWS)), np.zeros(WINDOWS, np.int64))).sum() == WINDOWS + 2990
 
@@ -60,14 +60,14 @@ def test_control_batches_end_with_the_mark() -> None:
     """Footprints come first, then the mark; an epoch without changes has a mark alone."""
     mark = Mark(
         query="q", epoch=7, attempt="a", partition=0, partitions=1, layout=0, operator="o", open_windows=1, emitted=1,
-        seen=1, sequence=1, max_event_ms=None, watermark_ms=0, oldest_beat=7,
+        seen=1, sequence=1, max_event_ms=None, watermark_ms=0, oldest_epoch=7,
     )  # fmt: skip
     table = Table.in_memory(pa.schema([("n", pa.int64())]))
-    beat = epoch(table, np.arange(1), Counters(), 7, None)
-    first, last = (decode(batch) for batch in control_batches(mark, beat.changes, 0))
+    end = epoch(table, np.arange(1), Counters(), 7, None)
+    first, last = (decode(batch) for batch in control_batches(mark, end.changes, 0))
     assert isinstance(first, Footprints)
     assert last == mark
-    nothing = epoch(table, np.arange(0), beat.counters, 8, None)
+    nothing = epoch(table, np.arange(0), end.counters, 8, None)
     assert [decode(batch) for batch in control_batches(mark, nothing.changes, 0)] == [mark]
 
 

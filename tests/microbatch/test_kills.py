@@ -118,7 +118,7 @@ def lives(directory: Path, sidecar: Sidecar, faults: Sequence[Fault], epochs: in
     assert by_key(world.told()) == by_key(expected_of(made))
 
 
-DEATHS = [Fault("driver", "driver after decide", 2), Fault("driver", "task after delta", 5)]
+DEATHS = [Fault("driver", "driver after commit", 2), Fault("driver", "task after delta", 5)]
 
 
 @pytest.mark.parametrize("faults", [DEATHS[:1], pytest.param(DEATHS, marks=pytest.mark.slow)], ids=["once", "twice"])

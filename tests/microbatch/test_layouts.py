@@ -14,7 +14,7 @@ from logstore.client.wire import LATEST
 from logstore.errors import InvalidConfig, InvalidPartitions
 from spe_adapter.errors import SchemaRefused
 from spe_adapter.microbatch.errors import ResetRefused
-from spe_adapter.operators.stateless import Chain, Filter, Map
+from spe_adapter.operators.stateless import Filter, Map, Pipeline
 from spe_adapter.state.errors import StateSchemaRefused
 from spe_adapter.tools.reset import reset
 from tests.microbatch.operators import Model, Row, Visits, rows_of
@@ -190,8 +190,8 @@ def test_steps_in_front_of_an_operator(world: World) -> None:
     model.pause()
     dear = Filter(pc.field("amount") > 30)
     with pytest.raises(SchemaRefused, match="may change key column 'key'"):
-        world.query(Chain(Map(key=pc.field("amount")), Visits())).start(topic=world.topic)
-    query = world.run(world.query(Chain(dear, Visits()), rows_per_batch=40))
+        world.query(Pipeline(Map(key=pc.field("amount")), Visits())).start(topic=world.topic)
+    query = world.run(world.query(Pipeline(dear, Visits()), rows_per_batch=40))
     assert query.progress is not None
     told = world.told()
     assert {key for key, *_ in told} == {key for key, *_ in model.told}

@@ -139,14 +139,14 @@ def test_an_operator_that_fails_is_named(world: World) -> None:
 
 
 def test_a_query_that_was_taken_over_cannot_commit(world: World) -> None:
-    """Once a newer run is known, the older one's next epoch fails and leaves nothing."""
+    """Once a newer incarnation is known, the older one's next epoch fails and leaves nothing."""
     world.feed([Row("k", 100_000, 1)])
     query = world.start(world.query())
     query.processAllAvailable()
     with Client(parse_addresses(world.address)) as client:
         assert take_over(client, query.id, "somebody else") == 1
     world.feed([Row("k", 100_001, 1)])
-    with pytest.raises(Exception, match="FencedRun"):
+    with pytest.raises(Exception, match="FencedIncarnation"):
         query.awaitTermination(PATIENCE_S)
     query.stop()
     assert world.told() == [("k", 1, 1, False)]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from logstore.cli import main
-from spe_adapter.continuous.loop import Event, Progress
+from spe_adapter.continuous.loop import Event, FragmentProgress
 from spe_adapter.continuous.runner import Options, Runner
 from tests.continuous.processes import WINDOW, Work, create, described, produce
 from tests.support.sidecar import Sidecar
@@ -29,7 +29,7 @@ def work(tmp_path: Path) -> Iterator[Work]:
 
         def observe(event: Event) -> None:
             nonlocal committed
-            if isinstance(event, Progress):
+            if isinstance(event, FragmentProgress):
                 committed = event.figures.records
 
         Runner(described(done), 0, Options(sidecar.address), observe=observe).run(lambda: committed >= RECORDS)
@@ -54,7 +54,7 @@ def test_show_lists_windows(work: Work, capsys: pytest.CaptureFixture[str]) -> N
     windows = json.loads(capsys.readouterr().out)["windows"]
     assert len(windows) == 5
     assert all(window["key"].startswith("key-") for window in windows)
-    assert [window["beat"] for window in windows] == sorted(window["beat"] for window in windows)
+    assert [window["epoch"] for window in windows] == sorted(window["epoch"] for window in windows)
 
 
 def test_show_prints_a_table(work: Work, capsys: pytest.CaptureFixture[str]) -> None:

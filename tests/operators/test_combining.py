@@ -23,7 +23,7 @@ from spe_adapter.operators.functions import Edge
 from spe_adapter.operators.keys import KeyCodec
 from spe_adapter.operators.output import Output
 from spe_adapter.operators.processor import Processor
-from spe_adapter.operators.stateless import Chain, Filter, Map
+from spe_adapter.operators.stateless import Filter, Map, Pipeline
 from spe_adapter.operators.windows import Counting, Running, Sliding, Tumbling, Window
 from spe_adapter.state.direct import Direct
 from spe_adapter.state.table import Table
@@ -43,7 +43,7 @@ WINDOWS: list[tuple[Window, dict[str, agg.Aggregation]]] = [
 def operator_of(window: Window, functions: dict[str, agg.Aggregation], *, steps: bool) -> Operator:
     """Aggregates, with a filter in front or not."""
     operator = Aggregate(window, **functions)
-    return Chain(Filter(pc.field("b")), Map(keep=True, i=pc.field("i")), operator) if steps else operator
+    return Pipeline(Filter(pc.field("b")), Map(keep=True, i=pc.field("i")), operator) if steps else operator
 
 
 class Side:
@@ -76,7 +76,7 @@ def send_plain(side: Side, calls: Sequence[list[Row]], late_ms: int) -> None:
         parts = [batch_of(rows) for rows in calls if rows]
         mine = [part.filter(pa.array(targets(side.raw, part) == number)) for part in parts]
         if mine:
-            side.keep(processor.process(pa.concat_batches(mine), late_ms=late_ms))
+            side.keep(processor.process(pa.concat_batches(mine), late_watermark_ms=late_ms))
 
 
 def send_combined(side: Side, operator: Operator, calls: Sequence[list[Row]], late_ms: int) -> None:
@@ -88,7 +88,7 @@ def send_combined(side: Side, operator: Operator, calls: Sequence[list[Row]], la
     for number, processor in enumerate(side.processors):
         mine = [rows.filter(pa.array(partitions == number)) for rows, partitions in made]
         if mine:
-            side.keep(processor.process_combined(pa.concat_batches(mine), late_ms=late_ms))
+            side.keep(processor.process_combined(pa.concat_batches(mine), late_watermark_ms=late_ms))
 
 
 def targets(codec: KeyCodec, batch: pa.RecordBatch) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
@@ -130,7 +130,7 @@ def test_windows_of_a_number_of_rows_are_not_combined() -> None:
     """
     assert Aggregate(Counting(3), n=agg.count()).combining(SCHEMA) is None
     assert Aggregate(Sliding("60 seconds", "25 seconds", "ts"), x=agg.last("x")).combining(SCHEMA) is None
-    assert Chain(Filter(pc.field("b")), Aggregate(Counting(3), n=agg.count())).combining(SCHEMA) is None
+    assert Pipeline(Filter(pc.field("b")), Aggregate(Counting(3), n=agg.count())).combining(SCHEMA) is None
 
 
 def test_a_sum_that_fits_only_together_with_others_is_no_error() -> None:

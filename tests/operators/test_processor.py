@@ -80,10 +80,10 @@ def test_a_window_is_late_and_due_at_the_very_microsecond() -> None:
     """A window that ends at 10.0005 s is open at the watermark 10.000 s, due and late at 10.001 s."""
     operator = Aggregate(Tumbling("10 seconds", "ts", start="500 microseconds"), n=agg.count())
     processor = processor_of(operator)
-    processor.process(batch(("a", 1, 10_000_499)), late_ms=10_000)
+    processor.process(batch(("a", 1, 10_000_499)), late_watermark_ms=10_000)
     assert processor.expire(10_000) is None
     assert [row["n"] for row in rows_of(processor.expire(10_001))] == [1]
-    processor.process(batch(("a", 1, 10_000_499)), late_ms=10_001)
+    processor.process(batch(("a", 1, 10_000_499)), late_watermark_ms=10_001)
     assert (processor.late, processor.expire(2**60)) == (1, None)
 
 
@@ -95,7 +95,9 @@ def test_rows_without_windows_are_late_by_their_own_time() -> None:
         seen.extend(rows.batch.column("x").to_pylist())
 
     processor = processor_of(Free(note, event_time="ts"))
-    processor.process(batch(("a", 1, 5_000_000), ("a", 2, 5_000_001), ("b", 3, None), ("c", 4, -7)), late_ms=5000)
+    processor.process(
+        batch(("a", 1, 5_000_000), ("a", 2, 5_000_001), ("b", 3, None), ("c", 4, -7)), late_watermark_ms=5000
+    )
     assert seen == [2, 3]
     assert processor.late == 2
     assert processor.max_events_ms == [5000]
@@ -353,14 +355,14 @@ def test_keys_that_fail_only_together_are_said_to() -> None:
 
 
 def test_a_replay_gives_each_window_the_rows_it_has_not_seen() -> None:
-    """Open windows by the beat of their footprint, closed ones by that of their close; and no results."""
+    """Open windows by the epoch of their footprint, closed ones by that of their close; and no results."""
     skips = SkipPoints()
     skips.add(pa.array([b"a", b"b", None], pa.binary()), np.zeros(3, np.int64), np.array([2, 1, 5]))
     skips.add(pa.array([b"b", b"a"], pa.binary()), np.zeros(2, np.int64), np.array([3, 1]))
     processor = processor_of(Aggregate(Running(), n=agg.count()))
     rows = batch(("a", 1, 1), ("b", 1, 1), ("c", 1, 1), (None, 1, 1), ("a", 2, 2))
-    for beat in (2, 3, 4):
-        assert processor.process(rows, replay=skips.at(beat)) is None
+    for epoch in (2, 3, 4):
+        assert processor.process(rows, replay=skips.at(epoch)) is None
     assert processor.suppressed == 4 + 2
     assert {row["k"]: row["n"] for row in rows_of(processor.process(rows))} == {"a": 6, "b": 2, "c": 4, None: 1}
     assert processor.sequence == 20

@@ -11,7 +11,7 @@ from spe_adapter.errors import SchemaRefused
 from spe_adapter.operators import functions as agg
 from spe_adapter.operators.aggregates import Aggregate
 from spe_adapter.operators.errors import OperatorFailed
-from spe_adapter.operators.stateless import Chain, Filter, Map, Step, union
+from spe_adapter.operators.stateless import Filter, Map, Pipeline, Step, union
 from spe_adapter.operators.windows import Running, Tumbling
 from spe_adapter.testing.harness import OperatorHarness
 
@@ -25,14 +25,14 @@ def rows(*pairs: tuple[str | None, int | None]) -> list[dict[str, object]]:
 
 def test_steps_before_and_behind_an_operator() -> None:
     """Rows are filtered and mapped, aggregated, and the results mapped and filtered; each keeps its key."""
-    chain = Chain(
+    pipeline = Pipeline(
         Filter(pc.field("x") > 0),
         Map(x=pc.field("x") * 2, keep=True),
         Aggregate(Running(), total=agg.sum("x")),
         Map(total="total", half=pc.field("total") / 2),
         Filter(lambda batch: pc.greater(batch.column("total"), 4)),
     )
-    harness = OperatorHarness(chain, key="k", schema=SCHEMA)
+    harness = OperatorHarness(pipeline, key="k", schema=SCHEMA)
     assert harness.send(rows(("a", 1), ("b", 5), ("a", None), ("c", -7), (None, 3))) == [
         {"k": "b", "total": 10, "half": 5},
         {"k": None, "total": 6, "half": 3},
@@ -44,7 +44,9 @@ def test_steps_before_and_behind_an_operator() -> None:
 
 def test_a_chain_without_state_passes_rows_with_their_keys() -> None:
     """No window is ever opened."""
-    harness = OperatorHarness(Chain(Filter(pc.field("x") > 0), Map(k="k", y=pc.field("x") + 1)), key="k", schema=SCHEMA)
+    harness = OperatorHarness(
+        Pipeline(Filter(pc.field("x") > 0), Map(k="k", y=pc.field("x") + 1)), key="k", schema=SCHEMA
+    )
     assert harness.send(rows(("a", 1), ("b", 0), ("a", 3))) == [{"k": "a", "y": 2}, {"k": "a", "y": 4}]
     assert harness.records()[1] == (b"a", b'{"k":"a","y":4}')
     assert harness.state() == []
@@ -52,8 +54,8 @@ def test_a_chain_without_state_passes_rows_with_their_keys() -> None:
 
 def test_a_map_may_make_the_key() -> None:
     """Keys are made of the rows as they are behind the steps in front."""
-    chain = Chain(Map(shop=pc.field("k"), x="x"), Aggregate(Running(), n=agg.count()))
-    harness = OperatorHarness(chain, key="shop", schema=SCHEMA)
+    pipeline = Pipeline(Map(shop=pc.field("k"), x="x"), Aggregate(Running(), n=agg.count()))
+    harness = OperatorHarness(pipeline, key="shop", schema=SCHEMA)
     assert harness.send(rows(("a", 1), ("a", 2))) == [{"shop": "a", "n": 2}]
 
 
@@ -71,27 +73,29 @@ def test_a_map_may_make_the_key() -> None:
 )
 def test_what_may_change_a_column_is_known(step: Step, changes: bool) -> None:
     """Rows are routed by their key before the steps, so whoever routes must know which steps leave it alone."""
-    assert Chain(step, Aggregate(Running(), n=agg.count())).changes("k") == changes
+    assert Pipeline(step, Aggregate(Running(), n=agg.count())).changes("k") == changes
 
 
 def test_event_time_reaches_the_operator_inside() -> None:
-    """The chain has its operator's watermark."""
-    chain = Chain(Filter(pc.field("x") > 0), Aggregate(Tumbling("1 second", "ts", "5 seconds"), n=agg.count()))
-    assert (chain.event_time, chain.delay_ms, chain.inputs()[0].column) == ("ts", 5000, "ts")
+    """The pipeline has its operator's watermark."""
+    pipeline = Pipeline(Filter(pc.field("x") > 0), Aggregate(Tumbling("1 second", "ts", "5 seconds"), n=agg.count()))
+    assert (pipeline.event_time, pipeline.delay_ms, pipeline.inputs()[0].column) == ("ts", 5000, "ts")
 
 
 def test_steps_that_fail_or_do_not_fit_are_named() -> None:
-    """A function that raises, changes the number of rows or gives no condition; two operators in one chain."""
-    failing = OperatorHarness(Chain(Map(lambda batch: batch if not batch.num_rows else 1 / 0)), key="k", schema=SCHEMA)
+    """A function that raises, changes the number of rows or gives no condition; two operators in one pipeline."""
+    failing = OperatorHarness(
+        Pipeline(Map(lambda batch: batch if not batch.num_rows else 1 / 0)), key="k", schema=SCHEMA
+    )
     with pytest.raises(OperatorFailed, match="epoch 1: ZeroDivisionError"):
         failing.send(rows(("a", 1)))
-    cutting = OperatorHarness(Chain(Map(lambda batch: batch.slice(0, 1))), key="k", schema=SCHEMA)
+    cutting = OperatorHarness(Pipeline(Map(lambda batch: batch.slice(0, 1))), key="k", schema=SCHEMA)
     with pytest.raises(SchemaRefused, match="made 1 rows of 2"):
         cutting.send(rows(("a", 1), ("b", 1)))
     with pytest.raises(SchemaRefused, match="condition is int64; it must be boolean"):
-        OperatorHarness(Chain(Filter(pc.field("x") + 1)), key="k", schema=SCHEMA)
+        OperatorHarness(Pipeline(Filter(pc.field("x") + 1)), key="k", schema=SCHEMA)
     with pytest.raises(InvalidConfig, match="one stateful operator at most"):
-        Chain(Aggregate(Running(), n=agg.count()), Aggregate(Running(), n=agg.count()))
+        Pipeline(Aggregate(Running(), n=agg.count()), Aggregate(Running(), n=agg.count()))
     with pytest.raises(InvalidConfig, match="one function, or columns by name"):
         Map()
 

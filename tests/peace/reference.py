@@ -1,7 +1,7 @@
 """Algorithm 1 read literally, on networkx's graph of figure 5: every cheapest path is listed, every chance exact.
 
 For small networks only. It shares no code with the planners: paths are all simple paths of the graph that
-`Topology.graph` draws; a path's chance is the product over its vertices of one in as many continuations as there are.
+`figure5_graph` makes; a path's chance is the product over its vertices of one in as many continuations as there are.
 """
 
 from collections import Counter
@@ -14,8 +14,9 @@ from typing import TypeVar
 import networkx as nx
 
 from scheduler.peace.placement import Relation, Rule
-from scheduler.peace.plan import Chain, Kind, Request, Residual
+from scheduler.peace.plan import Chain, Request, Residual, TransferKind
 from scheduler.topology import Topology
+from tests.support.figure5 import figure5_graph
 
 Vertex = tuple[str, str]
 Chances = dict[Chain | None, Fraction]
@@ -28,15 +29,15 @@ END = ("d", "")
 
 def chances_of_chain(topology: Topology, request: Request, chunk: int, residual: Residual) -> Chances:
     """Every chain that Algorithm 1 may choose for this chunk, and None for none at all, with exact chances."""
-    if request.kind is Kind.WRITE:
+    if request.kind is TransferKind.WRITE:
         return _pipelines(topology, request, chunk, residual, (request.writer,), ())
     number, reader = request.number(chunk), request.writer
     sources = [host for host in request.sources[chunk] if host not in request.avoid and residual.disk[host] > 0]
-    if request.kind is Kind.READ and reader in sources:
-        return {Chain(request.name, number, (reader, reader), ((),), Kind.READ): Fraction(1)}
+    if request.kind is TransferKind.READ and reader in sources:
+        return {Chain(request.name, number, (reader, reader), ((),), TransferKind.READ): Fraction(1)}
     lists: dict[int, tuple[int, list[list[Vertex]]]] = {}
     for source in sources:
-        if request.kind is Kind.READ:
+        if request.kind is TransferKind.READ:
             candidates = [reader]
         else:
             closed = {*request.sources[chunk], *request.avoid}
@@ -114,7 +115,7 @@ def _cheapest(
     topology: Topology, source: int, candidates: Iterable[int], residual: Residual
 ) -> tuple[int, list[list[Vertex]]]:
     """All cheapest simple paths from a sender to candidates over edges with capacity left, and their cost."""
-    graph = topology.graph()
+    graph = figure5_graph(topology)
     for host, server in enumerate(topology.servers):
         graph["snd", server.name]["up", server.name]["capacity"] = residual.send[host]
         graph["dn", server.name]["rcv", server.name]["capacity"] = residual.receive[host]

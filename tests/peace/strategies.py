@@ -8,7 +8,7 @@ from random import Random
 from hypothesis import strategies as st
 
 from scheduler.peace.placement import Placement, Relation, Rule, default_placement
-from scheduler.peace.plan import Kind, Request, Residual
+from scheduler.peace.plan import Request, Residual, TransferKind
 from scheduler.topology import Link, Server, Topology
 
 capacities = st.sampled_from([0, 1, 1, 1, 2, 2, 3])
@@ -93,7 +93,7 @@ def requests_for(
     max_requests: int = 4,
     max_chunks: int = 3,
     placement: st.SearchStrategy[Placement] | None = None,
-    kinds: tuple[Kind, ...] = (Kind.WRITE, Kind.WRITE, Kind.READ, Kind.COPY),
+    kinds: tuple[TransferKind, ...] = (TransferKind.WRITE, TransferKind.WRITE, TransferKind.READ, TransferKind.COPY),
 ) -> list[Request]:
     """Requests with unique names; `placement` for all writes, else each its own."""
     hosts = st.integers(0, len(topology.servers) - 1)
@@ -102,18 +102,18 @@ def requests_for(
         kind, chunks = draw(st.sampled_from(kinds)), draw(st.integers(1, max_chunks))
         sources = tuple(
             tuple(sorted(draw(st.sets(hosts, min_size=1, max_size=2))))
-            for _ in range(chunks if kind is not Kind.WRITE else 0)
+            for _ in range(chunks if kind is not TransferKind.WRITE else 0)
         )
         template: Placement = ()
-        if kind is Kind.WRITE:
+        if kind is TransferKind.WRITE:
             template = draw(placement if placement is not None else placements())
-        elif kind is Kind.COPY:
+        elif kind is TransferKind.COPY:
             relation = st.sampled_from([Relation.SAME_RACK, Relation.OTHER_RACK])
             template = (tuple(draw(st.lists(st.builds(Rule, relation, st.just(0)), max_size=1))),)
         requests.append(
             Request(
                 f"q{number}",
-                -1 if kind is Kind.COPY else draw(hosts),
+                -1 if kind is TransferKind.COPY else draw(hosts),
                 chunks,
                 template,
                 kind,

@@ -15,7 +15,7 @@ from benchmarks.yardstick.verify import verify
 from scheduler.errors import PlanInvalid, RequestError
 from scheduler.peace.paper import PaperPlanner
 from scheduler.peace.placement import Placement, default_placement, parse_placement
-from scheduler.peace.plan import Kind, Request, Residual
+from scheduler.peace.plan import Request, Residual, TransferKind
 from scheduler.topology import Link, Server, Topology, both_ways, racks
 from tests.peace.strategies import deep_trees, graphs, rack_trees, requests_for, residuals
 
@@ -44,7 +44,7 @@ def check_against_brute_force(
 def default_writes(draw: st.DrawFn, topology: Topology) -> list[Request]:
     """Writes with the default placement for one number of replicas."""
     placement: Placement = default_placement(draw(st.integers(1, 3)))
-    requests = draw(requests_for(topology, placement=st.just(placement), kinds=(Kind.WRITE,), max_chunks=2))
+    requests = draw(requests_for(topology, placement=st.just(placement), kinds=(TransferKind.WRITE,), max_chunks=2))
     return [Request(request.name, request.writer, request.chunks, placement) for request in requests]
 
 
@@ -250,7 +250,7 @@ def test_requests_wait_with_their_own_sources() -> None:
     topology = racks([2, 2], 1)
     residual = Residual.full(topology)
     residual.disk[1] = 0
-    request = Request("q", 0, 3, (), Kind.READ, ((2,), (1,), (3,)), (4, 5, 6))
+    request = Request("q", 0, 3, (), TransferKind.READ, ((2,), (1,), (3,)), (4, 5, 6))
     residual.link += 1
     plan = ExactPlanner(topology).plan([request], residual, Random(0))
     assert sorted(chain.chunk for chain in plan.chains) == [4, 6]

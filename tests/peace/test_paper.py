@@ -13,7 +13,7 @@ from benchmarks.yardstick.verify import verify
 from scheduler.errors import RequestError
 from scheduler.peace.paper import PaperPlanner
 from scheduler.peace.placement import default_placement, parse_placement
-from scheduler.peace.plan import Chain, Kind, Plan, Request, Residual
+from scheduler.peace.plan import Chain, Request, Residual, TransferKind, TransferPlan
 from scheduler.topology import Link, Server, Topology, both_ways, racks
 from tests.peace.reference import chances_of_chain, check_samples
 from tests.peace.strategies import deep_trees, graphs, rack_trees, requests_for, residuals, seeds
@@ -152,7 +152,7 @@ def figure_5() -> Topology:
     return Topology(servers, both_ways("sw1", "sw2", 1), switches=["sw1", "sw2"], name="figure 5")
 
 
-def example(seed: int, planner: PaperPlanner, topology: Topology) -> Plan:
+def example(seed: int, planner: PaperPlanner, topology: Topology) -> TransferPlan:
     """SVR1.1 and SVR2.1 each write one chunk, r = 2: the first replica in the rack, the second in another."""
     requests = [Request(name, topology.index[name], 1, default_placement(2)) for name in ("SVR1.1", "SVR2.1")]
     residual = Residual.full(topology)
@@ -239,10 +239,10 @@ def test_far_racks_are_found() -> None:
 def test_a_reader_with_the_chunk_reads_its_own_disk() -> None:
     """Recovery: the cheapest source is the reader itself; without it the sources at hand are equally likely."""
     topology = racks([2, 2], 1)
-    own = Request("q", 0, 1, (), Kind.READ, ((0, 1),))
+    own = Request("q", 0, 1, (), TransferKind.READ, ((0, 1),))
     chain = PaperPlanner(topology).chain(own, 0, Residual.full(topology), Random(0))
-    assert chain == Chain("q", 0, (0, 0), ((),), Kind.READ)
-    far = Request("q", 0, 1, (), Kind.READ, ((2, 3),))
+    assert chain == Chain("q", 0, (0, 0), ((),), TransferKind.READ)
+    far = Request("q", 0, 1, (), TransferKind.READ, ((2, 3),))
     planner, random = PaperPlanner(topology), Random(3)
     chains = Counter(planner.chain(far, 0, Residual.full(topology), random) for _ in range(500))
     check_samples(chains, chances_of_chain(topology, far, 0, Residual.full(topology)))
@@ -254,10 +254,12 @@ def test_the_nearest_source_is_read() -> None:
     topology = racks([2, 2], 1)
     planner = PaperPlanner(topology)
     for seed in range(20):
-        read = Request("q", 0, 1, (), Kind.READ, ((1, 2, 3),))
+        read = Request("q", 0, 1, (), TransferKind.READ, ((1, 2, 3),))
         chain = planner.chain(read, 0, Residual.full(topology), Random(seed))
-        assert chain == Chain("q", 0, (1, 0), ((),), Kind.READ)
-        copy = Request("q", -1, 1, parse_placement(["other-rack:0"]), Kind.COPY, ((0, 3),), avoid=frozenset({2}))
+        assert chain == Chain("q", 0, (1, 0), ((),), TransferKind.READ)
+        copy = Request(
+            "q", -1, 1, parse_placement(["other-rack:0"]), TransferKind.COPY, ((0, 3),), avoid=frozenset({2})
+        )
         chain = planner.chain(copy, 0, Residual.full(topology), Random(seed))
         assert chain is not None
         assert chain.hosts == (3, 1)  # not from host 0: all hosts of the other rack have it or are to be avoided
@@ -286,13 +288,13 @@ def test_rules_that_contradict_each_other() -> None:
         (Request("q", -1, 1, ((),)), "writer"),
         (Request("q", 0, -1, ((),)), "chunks"),
         (Request("q", 0, 1, ()), "placement"),
-        (Request("q", 0, 1, parse_placement([""]), Kind.READ, ((1,),)), "placement"),
-        (Request("q", 0, 1, (), Kind.READ), "sources"),
-        (Request("q", 0, 1, (), Kind.READ, ((),)), "sources"),
-        (Request("q", 0, 1, (), Kind.READ, ((7,),)), "sources"),
+        (Request("q", 0, 1, parse_placement([""]), TransferKind.READ, ((1,),)), "placement"),
+        (Request("q", 0, 1, (), TransferKind.READ), "sources"),
+        (Request("q", 0, 1, (), TransferKind.READ, ((),)), "sources"),
+        (Request("q", 0, 1, (), TransferKind.READ, ((7,),)), "sources"),
         (Request("q", 0, 1, ((),), sources=((1,),)), "sources"),
-        (Request("q", -1, 1, (), Kind.COPY, ((1,),)), "placement"),
-        (Request("q", -1, 1, parse_placement(["same-host:0"]), Kind.COPY, ((1,),)), "placement"),
+        (Request("q", -1, 1, (), TransferKind.COPY, ((1,),)), "placement"),
+        (Request("q", -1, 1, parse_placement(["same-host:0"]), TransferKind.COPY, ((1,),)), "placement"),
         (Request("q", 0, 2, ((),), numbers=(3, 3)), "numbers"),
         (Request("q", 0, 1, ((),), avoid=frozenset({4})), "avoid"),
     ],

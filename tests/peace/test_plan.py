@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scheduler.errors import PlanInvalid
 from scheduler.peace.paper import PaperPlanner
 from scheduler.peace.placement import default_placement
-from scheduler.peace.plan import Chain, Kind, Request, Residual, Resource, demands
+from scheduler.peace.plan import Chain, Request, Residual, Resource, TransferKind, demands
 from scheduler.topology import Server, Topology, both_ways, racks
 from tests.peace.strategies import deep_trees, graphs, rack_trees, requests_for, seeds
 
@@ -33,9 +33,9 @@ def small() -> Topology:
             ["send 0", "receive 1", "disk 1", "send 1", "link 0", "receive 2", "disk 2"],
         ),
         (Chain("q", 0, (0, 0, 2), ((), (0,))), ["disk 0", "send 0", "link 0", "receive 2", "disk 2"]),
-        (Chain("q", 0, (3, 0), ((1,),), Kind.READ), ["disk 3", "send 3", "link 1", "receive 0"]),
-        (Chain("q", 0, (0, 0), ((),), Kind.READ), ["disk 0"]),
-        (Chain("q", 0, (3, 0), ((1,),), Kind.COPY), ["disk 3", "send 3", "link 1", "receive 0", "disk 0"]),
+        (Chain("q", 0, (3, 0), ((1,),), TransferKind.READ), ["disk 3", "send 3", "link 1", "receive 0"]),
+        (Chain("q", 0, (0, 0), ((),), TransferKind.READ), ["disk 0"]),
+        (Chain("q", 0, (3, 0), ((1,),), TransferKind.COPY), ["disk 3", "send 3", "link 1", "receive 0", "disk 0"]),
     ],
     ids=["write", "on the writer", "read", "own disk", "copy"],
 )
@@ -85,8 +85,8 @@ def test_a_lost_host() -> None:
     planner = PaperPlanner(topology)
     assert planner.chain(Request("q", 0, 1, default_placement(1)), 0, residual, Random(0)) is None
     assert planner.chain(Request("q", 1, 1, default_placement(2)), 0, residual, Random(0)) is None
-    assert planner.chain(Request("q", 0, 1, (), Kind.READ, ((1,),)), 0, residual, Random(0)) is None
-    assert planner.chain(Request("q", 1, 1, (), Kind.READ, ((1,),)), 0, residual, Random(0)) is None
+    assert planner.chain(Request("q", 0, 1, (), TransferKind.READ, ((1,),)), 0, residual, Random(0)) is None
+    assert planner.chain(Request("q", 1, 1, (), TransferKind.READ, ((1,),)), 0, residual, Random(0)) is None
 
 
 @given(data=st.data(), done=st.integers(0, 3))

@@ -14,7 +14,7 @@ from benchmarks.yardstick.verify import verify
 from scheduler.errors import TopologyError
 from scheduler.peace import repaired as module
 from scheduler.peace.placement import Placement, default_placement, parse_placement
-from scheduler.peace.plan import Kind, Plan, Request, Residual
+from scheduler.peace.plan import Request, Residual, TransferKind, TransferPlan
 from scheduler.peace.repaired import RepairedPlanner
 from scheduler.peace.tree import TreePlanner
 from scheduler.topology import Server, Topology, both_ways, racks
@@ -32,7 +32,7 @@ PLACEMENTS = (
 TINY_CASES = 100
 
 
-def plans(planner: TreePlanner | RepairedPlanner, requests: list[Request], before: Residual, seed: int) -> Plan:
+def plans(planner: TreePlanner | RepairedPlanner, requests: list[Request], before: Residual, seed: int) -> TransferPlan:
     """A verified plan, which took from the residual what its chains use."""
     residual, counted = before.copy(), before.copy()
     plan = planner.plan(requests, residual, Random(seed))
@@ -112,7 +112,7 @@ def test_so_with_the_default_placement(data: st.DataObject) -> None:
     """The same where the aggregate model comes in: only writes, mostly without hosts to avoid."""
     topology = data.draw(ANY)
     placement = st.just(default_placement(data.draw(st.sampled_from([2, 3, 3]))))
-    requests = data.draw(peace.requests_for(topology, max_requests=8, placement=placement, kinds=(Kind.WRITE,)))
+    requests = data.draw(peace.requests_for(topology, max_requests=8, placement=placement, kinds=(TransferKind.WRITE,)))
     before, seed = data.draw(peace.residuals(topology)), data.draw(peace.seeds)
     repaired = plans(RepairedPlanner(topology), requests, before, seed)
     assert len(repaired.chains) >= len(plans(TreePlanner(topology), requests, before, seed).chains)
@@ -237,7 +237,7 @@ def test_nothing_asked_nothing_planned() -> None:
     """Empty timesteps and hopeless placements end at once."""
     topology = racks([3], 1)
     planner, full = RepairedPlanner(topology), Residual.full(topology)
-    assert planner.plan([], full.copy(), Random(1)) == Plan()
+    assert planner.plan([], full.copy(), Random(1)) == TransferPlan()
     hopeless: Placement = default_placement(3)
     request = Request("q", 0, 1, hopeless)
-    assert planner.plan([request], full.copy(), Random(1)) == Plan((), (request,))
+    assert planner.plan([request], full.copy(), Random(1)) == TransferPlan((), (request,))

@@ -13,7 +13,7 @@ from scheduler.errors import RequestError, TopologyError
 from scheduler.peace import tree as tree_module
 from scheduler.peace.paper import PaperPlanner
 from scheduler.peace.placement import Placement, Relation, Rule, default_placement, parse_placement
-from scheduler.peace.plan import Chain, Counts, Kind, Plan, Request, Residual
+from scheduler.peace.plan import Chain, Counts, Request, Residual, TransferKind, TransferPlan
 from scheduler.peace.tree import TreePlanner
 from scheduler.peace.tree_kernels import MEMBERS, RECEIVE
 from scheduler.topology import Link, Server, Topology, both_ways, racks
@@ -89,14 +89,14 @@ def test_reads_and_copies_too(network: Callable[[], Topology], rule: str) -> Non
     """Sources are picked uniformly among the nearest, and the new host from the source picked."""
     topology = network()
     before, last = Residual.full(topology), len(topology.servers) - 1
-    copy = Request("c", -1, 1, parse_placement([rule]), Kind.COPY, sources=((0, 1, last),))
-    read = Request("r", 2, 1, (), Kind.READ, sources=((0, 1, last),))
+    copy = Request("c", -1, 1, parse_placement([rule]), TransferKind.COPY, sources=((0, 1, last),))
+    read = Request("r", 2, 1, (), TransferKind.READ, sources=((0, 1, last),))
     for request in (copy, read):
         seen = samples(TreePlanner(topology), request, before, 11)
         check_samples(seen, chances_of_chain(topology, request, 0, before))
 
 
-def outcome(plan: Plan) -> tuple[object, ...]:
+def outcome(plan: TransferPlan) -> tuple[object, ...]:
     """What a plan decided."""
     return tuple((chain.request, chain.chunk, chain.hosts) for chain in plan.chains)
 
@@ -228,7 +228,7 @@ def test_bad_requests_never_reach_the_kernel() -> None:
     for bad in (
         Request("q", 6, 1, default_placement(2)),
         Request("q", 0, 1, default_placement(2), avoid=frozenset({6})),
-        Request("q", 0, 1, (), Kind.READ, sources=((9,),)),
+        Request("q", 0, 1, (), TransferKind.READ, sources=((9,),)),
         Request("q", 0, 1, ()),
         Request("q", 0, 2, default_placement(2), numbers=(1,)),
         Request("q", 0, 1, ((Rule(Relation.SAME_RACK, 7),),)),
@@ -245,4 +245,4 @@ def test_bad_requests_never_reach_the_kernel() -> None:
 def test_no_requests_no_plan() -> None:
     """An empty timestep."""
     topology = racks([2, 2], 1)
-    assert TreePlanner(topology).plan([], Residual.full(topology), Random(1)) == Plan()
+    assert TreePlanner(topology).plan([], Residual.full(topology), Random(1)) == TransferPlan()

@@ -13,7 +13,7 @@ from benchmarks.yardstick.verify import Promise, verify
 from scheduler.errors import PlanInvalid, RequestError
 from scheduler.peace.paper import PaperPlanner
 from scheduler.peace.placement import Relation, Rule, parse_placement
-from scheduler.peace.plan import Chain, Kind, Plan, Request, Residual, Resource, demands
+from scheduler.peace.plan import Chain, Request, Residual, Resource, TransferKind, TransferPlan, demands
 from scheduler.topology import Topology, racks
 from tests.peace.strategies import deep_trees, graphs, rack_trees, requests_for, seeds
 
@@ -21,7 +21,7 @@ from tests.peace.strategies import deep_trees, graphs, rack_trees, requests_for,
 class Case:
     """A valid plan and what belongs to it, to be broken."""
 
-    def __init__(self, topology: Topology, requests: list[Request], plan: Plan, before: Residual) -> None:
+    def __init__(self, topology: Topology, requests: list[Request], plan: TransferPlan, before: Residual) -> None:
         self.topology = topology
         self.requests = requests
         self.chains = list(plan.chains)
@@ -30,7 +30,7 @@ class Case:
 
     def verify(self) -> None:
         """Let the verifier look."""
-        plan = Plan(tuple(self.chains), tuple(self.waiting))
+        plan = TransferPlan(tuple(self.chains), tuple(self.waiting))
         verify(self.topology, self.requests, plan, self.before)
 
     def request(self, name: str) -> Request:
@@ -44,7 +44,7 @@ class Case:
 
 
 @st.composite
-def cases(draw: st.DrawFn, kinds: tuple[Kind, ...]) -> Case:
+def cases(draw: st.DrawFn, kinds: tuple[TransferKind, ...]) -> Case:
     """Plans with at least one chain."""
     topology = draw(st.one_of(rack_trees(), deep_trees(), graphs()))
     requests = draw(requests_for(topology, kinds=kinds))
@@ -74,7 +74,7 @@ def unknown_request(data: st.DataObject, case: Case) -> None:
     """A chain of a request that nobody made, or that moves something else."""
     place = pick(data, case)
     chain = case.chains[place]
-    kinds = [kind for kind in Kind if kind is not chain.kind]
+    kinds = [kind for kind in TransferKind if kind is not chain.kind]
     case.chains[place] = data.draw(
         st.sampled_from([chain._replace(request="nobody's"), chain._replace(kind=data.draw(st.sampled_from(kinds)))])
     )
@@ -104,7 +104,7 @@ def other_writer(data: st.DataObject, case: Case) -> None:
     place = pick(data, case)
     chain = case.chains[place]
     hosts = list(chain.hosts)
-    end = 0 if chain.kind is Kind.WRITE else -1
+    end = 0 if chain.kind is TransferKind.WRITE else -1
     hosts[end] = other_host(data, case, {hosts[end]})
     case.chains[place] = chain._replace(hosts=tuple(hosts))
 
@@ -123,7 +123,7 @@ def host_twice(data: st.DataObject, case: Case) -> None:
     """A replica on a host that has one, or that writes; a copy to a host that has the chunk."""
     place = pick(data, case)
     chain = case.chains[place]
-    if chain.kind is Kind.COPY:
+    if chain.kind is TransferKind.COPY:
         case.chains[place] = chain._replace(hosts=(chain.hosts[0], chain.hosts[0]))
         return
     local = Rule(Relation.SAME_HOST, 0) in case.request(chain.request).placement[0]
@@ -146,7 +146,7 @@ def rule_broken(data: st.DataObject, case: Case) -> None:
     if (
         chain.hosts[replica] != chain.hosts[of]
         and replica == 1
-        and chain.kind is Kind.WRITE
+        and chain.kind is TransferKind.WRITE
         and data.draw(st.booleans())
     ):
         rule = Rule(Relation.SAME_HOST, 0)
@@ -162,7 +162,7 @@ def rule_broken(data: st.DataObject, case: Case) -> None:
 def not_avoided(data: st.DataObject, case: Case) -> None:
     """A chosen host that was to be avoided."""
     chain = case.chains[pick(data, case)]
-    chosen = chain.hosts[1:] if chain.kind is Kind.WRITE else chain.hosts[:1]
+    chosen = chain.hosts[1:] if chain.kind is TransferKind.WRITE else chain.hosts[:1]
     host = data.draw(st.sampled_from(chosen))
     case.change(chain.request, lambda request: replace(request, avoid=request.avoid | {host}))
 
@@ -214,16 +214,16 @@ def incomplete(data: st.DataObject, case: Case) -> None:
             case.waiting[0] = replace(case.waiting[0], avoid=case.waiting[0].avoid ^ {0})
 
 
-FETCHES, ALL = (Kind.READ, Kind.COPY), tuple(Kind)
-BREAKS: dict[Promise, tuple[Callable[[st.DataObject, Case], None], tuple[Kind, ...]]] = {
+FETCHES, ALL = (TransferKind.READ, TransferKind.COPY), tuple(TransferKind)
+BREAKS: dict[Promise, tuple[Callable[[st.DataObject, Case], None], tuple[TransferKind, ...]]] = {
     Promise.KNOWN_REQUEST: (unknown_request, ALL),
     Promise.OWN_CHUNK: (others_chunk, ALL),
     Promise.CHUNK_ONCE: (chunk_twice, ALL),
     Promise.ALL_REPLICAS: (replica_missing, ALL),
-    Promise.WRITER: (other_writer, (Kind.WRITE, Kind.READ)),
+    Promise.WRITER: (other_writer, (TransferKind.WRITE, TransferKind.READ)),
     Promise.SOURCE: (no_source, FETCHES),
-    Promise.DISTINCT_HOSTS: (host_twice, (Kind.WRITE, Kind.COPY)),
-    Promise.PLACEMENT: (rule_broken, (Kind.WRITE, Kind.COPY)),
+    Promise.DISTINCT_HOSTS: (host_twice, (TransferKind.WRITE, TransferKind.COPY)),
+    Promise.PLACEMENT: (rule_broken, (TransferKind.WRITE, TransferKind.COPY)),
     Promise.AVOIDED: (not_avoided, ALL),
     Promise.ROUTE: (wrong_route, ALL),
     Promise.CAPACITY: (too_much, ALL),
@@ -258,15 +258,15 @@ def test_a_broken_promise_is_found(promise: Promise, data: st.DataObject) -> Non
 
 
 @pytest.mark.parametrize("resource", Resource)
-@pytest.mark.parametrize("kind", Kind)
-def test_every_resource_is_counted(kind: Kind, resource: Resource) -> None:
+@pytest.mark.parametrize("kind", TransferKind)
+def test_every_resource_is_counted(kind: TransferKind, resource: Resource) -> None:
     """Two chains over the same hosts and links pass with two units of everything, and not with one of something."""
     topology = racks([2, 2], 2)
-    placement = ((),) if kind is not Kind.READ else ()
-    sources = ((0,), (0,)) if kind is not Kind.WRITE else ()
-    writer = {Kind.WRITE: 0, Kind.READ: 2, Kind.COPY: -1}[kind]
+    placement = ((),) if kind is not TransferKind.READ else ()
+    sources = ((0,), (0,)) if kind is not TransferKind.WRITE else ()
+    writer = {TransferKind.WRITE: 0, TransferKind.READ: 2, TransferKind.COPY: -1}[kind]
     request = Request("q", writer, 2, placement, kind, sources)
-    plan = Plan(tuple(Chain("q", chunk, (0, 2), ((0, 3),), kind) for chunk in range(2)))
+    plan = TransferPlan(tuple(Chain("q", chunk, (0, 2), ((0, 3),), kind) for chunk in range(2)))
     before = Residual.full(topology)
     verify(topology, [request], plan, before)
     for number in {unit for used, unit in demands(plan.chains[0]) if used is resource}:
@@ -279,7 +279,7 @@ def test_every_resource_is_counted(kind: Kind, resource: Resource) -> None:
 def test_hosts_that_are_not_there() -> None:
     """A number that is no host's is named, not a crash."""
     topology = racks([2, 2], 1)
-    plan = Plan((Chain("q", 0, (0, 7), ((),)),))
+    plan = TransferPlan((Chain("q", 0, (0, 7), ((),)),))
     with pytest.raises(PlanInvalid, match="there is no host 7"):
         verify(topology, [Request("q", 0, 1, ((),))], plan, Residual.full(topology))
 
@@ -287,10 +287,12 @@ def test_hosts_that_are_not_there() -> None:
 def test_chunks_that_wait_with_other_sources() -> None:
     """What waits still has to be read from where it lies."""
     topology = racks([2, 2], 1)
-    request = Request("q", 0, 2, (), Kind.READ, ((1,), (2,)))
-    verify(topology, [request], Plan((), (request,)), Residual.full(topology))
+    request = Request("q", 0, 2, (), TransferKind.READ, ((1,), (2,)))
+    verify(topology, [request], TransferPlan((), (request,)), Residual.full(topology))
     with pytest.raises(PlanInvalid, match="chunk 1 of 'q' waits with other sources"):
-        verify(topology, [request], Plan((), (replace(request, sources=((1,), (3,))),)), Residual.full(topology))
+        verify(
+            topology, [request], TransferPlan((), (replace(request, sources=((1,), (3,))),)), Residual.full(topology)
+        )
 
 
 def test_a_replica_on_the_writer_itself() -> None:
@@ -299,9 +301,9 @@ def test_a_replica_on_the_writer_itself() -> None:
     request = Request("q", 0, 1, parse_placement(["same-host:0", "same-rack:0"]))
     before = Residual.full(topology)
     before.receive[0] = 0
-    verify(topology, [request], Plan((Chain("q", 0, (0, 0, 1), ((), ())),)), before)
+    verify(topology, [request], TransferPlan((Chain("q", 0, (0, 0, 1), ((), ())),)), before)
     with pytest.raises(PlanInvalid, match=r"^distinct hosts: chain 'r1h1' → 'r1h1' → 'r1h1', chunk 0 of 'q'"):
-        verify(topology, [request], Plan((Chain("q", 0, (0, 0, 0), ((), ())),)), before)
+        verify(topology, [request], TransferPlan((Chain("q", 0, (0, 0, 0), ((), ())),)), before)
 
 
 def test_names_of_requests_are_unique() -> None:
@@ -309,4 +311,4 @@ def test_names_of_requests_are_unique() -> None:
     topology = racks([2, 2], 1)
     request = Request("q", 0, 1, ((),))
     with pytest.raises(RequestError, match="'q' appears twice"):
-        verify(topology, [request, request], Plan((), (request,)), Residual.full(topology))
+        verify(topology, [request, request], TransferPlan((), (request,)), Residual.full(topology))

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from logstore.report import level_of
+from logstore import events
+from logstore.base.events import LogEvent, by_name
 from tests.kafka.wire_client import WireClient
 from tests.sidecar.test_start import free_port, has_ipv6
 from tests.sidecar.test_stop import batch
@@ -27,18 +28,22 @@ LISTED = {
 }
 
 
-def events_in_code() -> set[str]:
-    """Every event that the log store reports by a literal name."""
-    found: set[str] = set()
-    for path in (ROOT / "logstore").rglob("*.py"):
-        found |= set(re.findall(r"report(?:er)?\(\s*\"([^\"]+)\"", path.read_text(encoding="utf-8")))
+def events_of(module: object) -> dict[str, LogEvent]:
+    """Every event that a module defines, by the name of its constant."""
+    found = {name: value for name, value in vars(module).items() if isinstance(value, LogEvent)}
+    assert {name: event.name.upper() for name, event in found.items()} == {name: name for name in found}
     return found
 
 
 def test_every_event_is_explained() -> None:
     """The table lists the events that exist, no others, each with its level."""
-    assert set(LISTED) == events_in_code()
-    assert {event: level_of(event) for event in LISTED} == LISTED
+    assert {name: event.level.label for name, event in by_name(events_of(events).values()).items()} == LISTED
+
+
+def test_every_event_is_reported() -> None:
+    """Each event is used somewhere in the log store."""
+    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "logstore").rglob("*.py"))
+    assert [name for name in events_of(events) if len(re.findall(rf"\b{name}\b", code)) < 3] == []
 
 
 def on_free_ports(command: str) -> list[str]:

@@ -80,9 +80,9 @@ def test_flags_win(tmp_path: Path) -> None:
     """A flag overrides the file, for settings, addresses and the data directory alike."""
     content = 'data-dir = "from-file"\n[kafka]\nlisteners = ["127.0.0.1:1"]\nidle-s = 5\n'
     config = with_file(tmp_path, content, "--kafka", "127.0.0.1:2", "--idle-s", "7")
-    assert (config.data_dir, config.listeners[0].port, config.front.idle_s) == (Path("data"), 2, 7.0)
+    assert (config.data_dir, config.listeners[0].port, config.broker.idle_s) == (Path("data"), 2, 7.0)
     config = with_file(tmp_path, content)
-    assert (config.listeners[0].port, config.front.idle_s) == (1, 5.0)
+    assert (config.listeners[0].port, config.broker.idle_s) == (1, 5.0)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_a_data_directory_must_be_named(tmp_path: Path) -> None:
 def test_what_is_no_address_is_refused(text: str) -> None:
     """An address is HOST:PORT; everything else is shown back with an example."""
     for flag in ("--kafka", "--advertise"):
-        with pytest.raises(ConfigError, match=r"is not HOST:PORT, such as 127\.0\.0\.1:9092"):
+        with pytest.raises(ConfigError, match=r"is no address: use HOST:PORT, such as 127\.0\.0\.1:9092"):
             settings_of("--data-dir", "data", "--insecure", f"{flag}={text}")
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from logstore.disk.clock import SystemClock
+from logstore.base.events import ignore
+from logstore.base.system import SystemClock
 from logstore.disk.files import OsFiles
 from logstore.errors import CorruptFile
 from logstore.log.store import Store, StoreSettings
@@ -74,7 +75,7 @@ def test_settings_that_cannot_be_are_refused(tmp_path: Path) -> None:
     """A setting out of range is one line, not a traceback, and nothing is made on disk."""
     data_dir = tmp_path / "data"
     said = refused("--data-dir", str(data_dir), "--io-window", "0")
-    assert one_line(said) == "cairn: --io-window=0: must be from 1 to 64"
+    assert one_line(said) == "cairn: --io-window=0: must be a whole number from 1 to 64"
     assert not data_dir.exists()
 
 
@@ -131,7 +132,7 @@ def test_a_format_nobody_wrote_is_refused(tmp_path: Path, field: str, value: obj
     identity = {"format": 1, "cluster_id": "abc", field: value}
     (tmp_path / "cairn.json").write_text(json.dumps(identity), encoding="utf-8")
     with pytest.raises(CorruptFile, match=re.escape(words)):
-        Store.open(files, SystemClock(), StoreSettings(), new_id=uuid.uuid4, report=lambda event, fields: None)
+        Store.open(files, SystemClock(), StoreSettings(), new_id=uuid.uuid4, report=ignore)
     files.close()
 
 
@@ -173,7 +174,7 @@ def test_open_files_bound_the_connections(tmp_path: Path) -> None:
         process.terminate()
         events = [json.loads(line) for line in process.stderr.read().splitlines()]
     assert re.search(r"Max open files +700 +700", limits)
-    (fewer,) = [event for event in events if event["event"] == "fewer connections"]
+    (fewer,) = [event for event in events if event["event"] == "fewer_connections"]
     assert (fewer["max_connections"], fewer["wanted"], fewer["open_files"]) == (188, 10_000, 700)
 
 

@@ -46,13 +46,13 @@ def test_a_hangup_changes_nothing(tmp_path: Path) -> None:
             sidecar.process.send_signal(signal.SIGHUP)
             assert client.produce("orders", batch()).error == 0
         assert sidecar.terminate() == 0
-        assert '"event": "hangup ignored"' in sidecar.log()
+        assert '"event": "hangup_ignored"' in sidecar.log()
 
 
 def assert_nothing_to_repair(sidecar: Sidecar) -> None:
     """The last start cut, lost and rebuilt nothing."""
     said = sidecar.log()
-    for event in ("torn end cut", "append group without end cut", "offsets lost", "rebuilt", "level=warning"):
+    for event in ("torn_end_cut", "append_group_without_end_cut", "offsets_lost", "rebuilt", "level=warning"):
         assert event not in said
 
 

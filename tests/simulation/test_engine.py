@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from scheduler.errors import RequestError
 from scheduler.peace.online import GATHER_MS, Mode, Settings
-from scheduler.peace.plan import Kind
+from scheduler.peace.plan import TransferKind
 from scheduler.peace.repaired import RepairedPlanner
 from scheduler.peace.tree import TreePlanner
 from scheduler.simulation.cluster import Cluster
 from scheduler.simulation.engine import SimulationStuck, simulate
 from scheduler.simulation.measured import MB, PAPER, Physics, curve, paper_cluster
-from scheduler.simulation.policies import AtOnce, Orders, PolicyMaker, Start, View, hdfs_default, peace, sinbad
-from scheduler.simulation.run import Run, bounds
-from scheduler.simulation.scenario import Job, Loss, Scenario, checkpoints, spread_writers
+from scheduler.simulation.policies import AtOnce, ClusterView, Orders, PolicyMaker, Start, hdfs_default, peace, sinbad
+from scheduler.simulation.run import SimulatedRun, bounds
+from scheduler.simulation.scenario import Loss, Scenario, SimulatedJob, checkpoints, spread_writers
 from scheduler.topology import racks
 
 FAST = curve((1,), (1e9,))
@@ -44,7 +44,7 @@ class Fixed(AtOnce):
         self.ways = ways
         self.heard: list[tuple[int, float]] = []
 
-    def submit(self, job: Job, now_s: float) -> Orders:
+    def submit(self, job: SimulatedJob, now_s: float) -> Orders:
         """All of it."""
         return Orders(tuple(Start(job.name, chunk, way, job.kind) for chunk, way in enumerate(self.ways[job.name])))
 
@@ -57,7 +57,7 @@ class Fixed(AtOnce):
         self.heard.append((host, now_s))
         return Orders(tuple(s._replace(hosts=tuple(h for h in s.hosts if h != host), attempt=1) for s in broken))
 
-    def observe(self, view: View) -> None:
+    def observe(self, view: ClusterView) -> None:
         """Not used."""
 
 
@@ -65,16 +65,16 @@ def run_fixed(
     physics: Physics,
     ways: Mapping[str, Sequence[tuple[int, ...]]],
     *,
-    jobs: Sequence[Job] = (),
+    jobs: Sequence[SimulatedJob] = (),
     losses: Sequence[Loss] = (),
-) -> Run:
+) -> SimulatedRun:
     """Jobs that take exactly these ways, in the paper's cluster."""
-    chosen = tuple(jobs) or tuple(Job(name, way[0][0], len(way)) for name, way in ways.items())
+    chosen = tuple(jobs) or tuple(SimulatedJob(name, way[0][0], len(way)) for name, way in ways.items())
     cluster = Cluster(paper_cluster(physics=physics), physics)
     return simulate(Scenario(cluster, chosen, tuple(losses)), PolicyMaker("fixed", lambda *_: Fixed(ways)), 0)
 
 
-def ends(run: Run) -> dict[tuple[str, int], float]:
+def ends(run: SimulatedRun) -> dict[tuple[str, int], float]:
     """When each chunk was acknowledged, in seconds."""
     return {(chunk.request, chunk.chunk): chunk.end_s for chunk in run.chunks if chunk.acked}
 
@@ -92,7 +92,9 @@ def test_a_lone_chain_runs_at_its_slowest_part() -> None:
 
 def test_two_chains_share_a_disk_then_one_has_it() -> None:
     """a (two chunks' time on host 1) and b share 40 MB/s until b is done; nothing else is shared."""
-    run = run_fixed(EVEN, {"a": [(0, 1)], "b": [(2, 1)]}, jobs=[Job("a", 0, 1), Job("b", 2, 1, at_s=0.8)])
+    run = run_fixed(
+        EVEN, {"a": [(0, 1)], "b": [(2, 1)]}, jobs=[SimulatedJob("a", 0, 1), SimulatedJob("b", 2, 1, at_s=0.8)]
+    )
     # a has 32 MB left at 0.8 s; both at 20 MB/s until a ends at 2.4 s; b then has 32 MB at 40 MB/s
     assert ends(run) == pytest.approx({("a", 0): 2.4, ("b", 0): 3.2})
 
@@ -113,7 +115,7 @@ def test_a_forwarders_link_is_used_twice_by_its_own_chain() -> None:
 
 def test_a_reader_takes_its_share_of_the_disk_from_a_writer() -> None:
     """Equal rates x: x/40 of the disk's time for the writer and x/20 for the reader: 13⅓ MB/s each."""
-    jobs = [Job("w", 0, 1), Job("r", 2, 1, kind=Kind.READ, sources=((1,),))]
+    jobs = [SimulatedJob("w", 0, 1), SimulatedJob("r", 2, 1, kind=TransferKind.READ, sources=((1,),))]
     run = run_fixed(EVEN, {"w": [(0, 1)], "r": [(1, 2)]}, jobs=jobs)
     assert ends(run) == pytest.approx({("w", 0): 4.8, ("r", 0): 4.8})
 
@@ -126,7 +128,7 @@ def test_memory_takes_what_the_disk_cannot_until_it_is_full() -> None:
 
 def test_a_reader_keeps_the_disk_from_draining_the_memory() -> None:
     """30 MB of memory fill in 0.3 s while the reader has the disk; the other 34 MB go at 13⅓ MB/s: 2.85 s."""
-    jobs = [Job("w", 0, 1), Job("r", 2, 1, kind=Kind.READ, sources=((1,),))]
+    jobs = [SimulatedJob("w", 0, 1), SimulatedJob("r", 2, 1, kind=TransferKind.READ, sources=((1,),))]
     run = run_fixed(replace(EVEN, cache_bytes=30.0 * MB), {"w": [(0, 1)], "r": [(1, 2)]}, jobs=jobs)
     assert ends(run)["w", 0] == pytest.approx(2.85, rel=0.03)
 
@@ -135,7 +137,7 @@ def test_memory_that_was_filled_drains_while_nobody_writes() -> None:
     """The same again after a pause is as fast as the first time, and at once it is not."""
     physics = replace(EVEN, cache_bytes=30.0 * MB)
     for pause, slower in ((5.0, False), (0.0, True)):
-        jobs = [Job("a", 0, 1), Job("b", 2, 1, at_s=0.86 + pause)]
+        jobs = [SimulatedJob("a", 0, 1), SimulatedJob("b", 2, 1, at_s=0.86 + pause)]
         run = run_fixed(physics, {"a": [(0, 1)], "b": [(2, 1)]}, jobs=jobs)
         times = {request.name: request.io_s for request in run.requests}
         assert (times["b"] > times["a"] * 1.5) == slower
@@ -147,7 +149,9 @@ def test_a_chunk_takes_time_besides_its_bytes_and_leaves_its_disk_to_others_then
     alone = run_fixed(physics, {"a": [(0, 1)]})
     assert ends(alone)["a", 0] == pytest.approx(1.6 + 0.4)
     assert [request.go_s for request in alone.requests] == [0.0]
-    run = run_fixed(physics, {"a": [(0, 1)], "b": [(2, 1)]}, jobs=[Job("a", 0, 1), Job("b", 2, 1, at_s=0.8)])
+    run = run_fixed(
+        physics, {"a": [(0, 1)], "b": [(2, 1)]}, jobs=[SimulatedJob("a", 0, 1), SimulatedJob("b", 2, 1, at_s=0.8)]
+    )
     # both move from 1.2 s on, when a has 32 MB left: a ends at 2.8 s; b then has 32 MB at 40 MB/s
     assert ends(run) == pytest.approx({("a", 0): 2.8, ("b", 0): 3.6})
 
@@ -164,7 +168,7 @@ def test_each_chunk_draws_what_it_takes_by_the_seed() -> None:
     """All that was measured comes, in an order that the seed decides."""
     cluster = Cluster(paper_cluster(), replace(EVEN, disk_write=FAST, overheads_s=(0.0, 1.0)))
     ways = {f"w{host}": [(host, host + 8)] for host in range(8)}
-    jobs = tuple(Job(name, way[0][0], 1) for name, way in ways.items())
+    jobs = tuple(SimulatedJob(name, way[0][0], 1) for name, way in ways.items())
 
     def times(seed: int) -> list[float]:
         run = simulate(Scenario(cluster, jobs), PolicyMaker("fixed", lambda *_: Fixed(ways)), seed)
@@ -188,17 +192,17 @@ def test_a_lost_host_breaks_chains_and_is_noticed_later() -> None:
 def test_nothing_under_way_and_nothing_to_come_is_an_error() -> None:
     """A policy that forgets a chunk is named, not waited for."""
     with pytest.raises(SimulationStuck, match="'a'"):
-        run_fixed(EVEN, {"a": [(0, 1)]}, jobs=[Job("a", 0, 2)])
+        run_fixed(EVEN, {"a": [(0, 1)]}, jobs=[SimulatedJob("a", 0, 2)])
 
 
 def test_bad_scenarios_name_the_field() -> None:
     """Twice the same name, a host that is none, no chunks, reads without sources, too many writers."""
     cluster = Cluster(paper_cluster())
     for jobs, field in (
-        ([Job("a", 0, 1), Job("a", 1, 1)], "jobs"),
-        ([Job("a", 17, 1)], "host"),
-        ([Job("a", 0, 0)], "chunks"),
-        ([Job("a", 0, 1, kind=Kind.READ)], "sources"),
+        ([SimulatedJob("a", 0, 1), SimulatedJob("a", 1, 1)], "jobs"),
+        ([SimulatedJob("a", 17, 1)], "host"),
+        ([SimulatedJob("a", 0, 0)], "chunks"),
+        ([SimulatedJob("a", 0, 1, kind=TransferKind.READ)], "sources"),
     ):
         with pytest.raises(RequestError, match=f"^{field}:"):
             Scenario(cluster, tuple(jobs))
@@ -216,7 +220,9 @@ POLICIES = {
 }
 
 
-def whole(policy: PolicyMaker, seed: int, *, losses: Sequence[Loss] = (), chunks: int = 2, trace: bool = False) -> Run:
+def whole(
+    policy: PolicyMaker, seed: int, *, losses: Sequence[Loss] = (), chunks: int = 2, trace: bool = False
+) -> SimulatedRun:
     """16 checkpoints at once in the paper's cluster."""
     cluster = Cluster(paper_cluster())
     jobs = checkpoints(cluster, spread_writers(cluster, 16, Random(seed)), chunks)
@@ -294,7 +300,7 @@ def test_a_lost_writers_checkpoint_is_given_up(name: str) -> None:
 def test_what_a_lost_host_asks_for_is_given_up(name: str, at_s: float) -> None:
     """Whether its loss is known by then or not; the others end."""
     cluster = Cluster(paper_cluster())
-    jobs = (*checkpoints(cluster, [6, 14], 2), Job("late", 3, 2, at_s))
+    jobs = (*checkpoints(cluster, [6, 14], 2), SimulatedJob("late", 3, 2, at_s))
     run = simulate(Scenario(cluster, jobs, (Loss(3, 0.5, notice_s=3.0),)), POLICIES[name], 1)
     assert run.gave_up == ("late",)
     assert len(run.requests) == 2
@@ -304,8 +310,8 @@ def test_what_a_lost_host_asks_for_is_given_up(name: str, at_s: float) -> None:
 def test_recoveries_and_copies_run_beside_checkpoints(name: str) -> None:
     """Reads arrive at the reader, copies at a host that had none."""
     cluster = Cluster(paper_cluster())
-    reads = Job("read", 0, 3, 0.5, kind=Kind.READ, sources=((1, 9), (2, 10), (3, 11)))
-    copies = Job("copy", -1, 2, 0.5, replicas=1, kind=Kind.COPY, sources=((4, 5), (12, 13)))
+    reads = SimulatedJob("read", 0, 3, 0.5, kind=TransferKind.READ, sources=((1, 9), (2, 10), (3, 11)))
+    copies = SimulatedJob("copy", -1, 2, 0.5, replicas=1, kind=TransferKind.COPY, sources=((4, 5), (12, 13)))
     run = simulate(Scenario(cluster, (*checkpoints(cluster, [6, 14], 2), reads, copies)), POLICIES[name], 1)
     by_name = {(chunk.request, chunk.chunk): chunk.hosts for chunk in run.chunks}
     assert all(by_name["read", n][0] in reads.sources[n] and by_name["read", n][-1] == 0 for n in range(3))

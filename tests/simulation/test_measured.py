@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.simulated.experiments import run_once
 from benchmarks.simulated.setups import HDFS, PAPERS_PEACE, PEACE, SETUPS
-from scheduler.peace.plan import Kind
+from scheduler.peace.plan import TransferKind
 from scheduler.simulation.cluster import Cluster
 from scheduler.simulation.engine import simulate
 from scheduler.simulation.measured import (
@@ -25,8 +25,8 @@ from scheduler.simulation.measured import (
     link_capacity,
     paper_cluster,
 )
-from scheduler.simulation.policies import AtOnce, Orders, PolicyMaker, Start, View, hdfs_default
-from scheduler.simulation.scenario import Job, Scenario
+from scheduler.simulation.policies import AtOnce, ClusterView, Orders, PolicyMaker, Start, hdfs_default
+from scheduler.simulation.scenario import Scenario, SimulatedJob
 
 CLUSTER = Cluster(paper_cluster())
 SEEDS = range(1, 6)
@@ -37,9 +37,9 @@ class OneNode(AtOnce):
 
     sample_s: float | None = None
 
-    def submit(self, job: Job, now_s: float) -> Orders:
+    def submit(self, job: SimulatedJob, now_s: float) -> Orders:
         """At once."""
-        way = (job.host, 0) if job.kind is Kind.WRITE else (0, job.host)
+        way = (job.host, 0) if job.kind is TransferKind.WRITE else (0, job.host)
         return Orders((Start(job.name, 0, way, job.kind),))
 
     def done(self, start: Start, now_s: float) -> Orders:
@@ -50,16 +50,18 @@ class OneNode(AtOnce):
         """Never."""
         return Orders()
 
-    def observe(self, view: View) -> None:
+    def observe(self, view: ClusterView) -> None:
         """Not used."""
 
 
-@pytest.mark.parametrize(("kind", "column"), [(Kind.WRITE, TABLE_8_NODE_WRITE), (Kind.READ, TABLE_8_NODE_READ)])
-def test_table_8_data_node(kind: Kind, column: tuple[float, ...]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "column"), [(TransferKind.WRITE, TABLE_8_NODE_WRITE), (TransferKind.READ, TABLE_8_NODE_READ)]
+)
+def test_table_8_data_node(kind: TransferKind, column: tuple[float, ...]) -> None:
     """n clients write a chunk of 64 MB to one node, or read it there, one execution after the other: the same rates."""
     for clients, rate in zip(CLIENTS, column, strict=True):
-        sources = ((0,),) if kind is Kind.READ else ()
-        jobs = tuple(Job(f"{host}", host, 1, kind=kind, sources=sources) for host in range(1, clients + 1))
+        sources = ((0,),) if kind is TransferKind.READ else ()
+        jobs = tuple(SimulatedJob(f"{host}", host, 1, kind=kind, sources=sources) for host in range(1, clients + 1))
         run = simulate(Scenario(CLUSTER, jobs, memory_full=True), PolicyMaker("one node", lambda *_: OneNode()), 0)
         assert fmean(64 / request.io_s for request in run.requests) == pytest.approx(rate, rel=1e-6)
 
@@ -68,7 +70,8 @@ def test_table_8_client_writes() -> None:
     """1 GB with n threads into an idle cluster: within a fifth, rising with n, above what a disk alone sustains."""
     rates = [
         fmean(
-            1024 / simulate(Scenario(CLUSTER, (Job("1 GB", seed % 17, 16),)), hdfs_default(threads), seed).io_s()
+            1024
+            / simulate(Scenario(CLUSTER, (SimulatedJob("1 GB", seed % 17, 16),)), hdfs_default(threads), seed).io_s()
             for seed in range(10)
         )
         for threads in CLIENTS
@@ -152,10 +155,10 @@ def test_cairns_peace_reaches_its_goals() -> None:
 
 def test_reads_slow_writers_down_on_a_busy_disk() -> None:
     """A recovery that reads from a node that others write to gets less than alone, and so do they."""
-    read = Job("read", 3, 1, kind=Kind.READ, sources=((0,),))
-    writes = tuple(Job(f"write {host}", host, 1) for host in (1, 2))
+    read = SimulatedJob("read", 3, 1, kind=TransferKind.READ, sources=((0,),))
+    writes = tuple(SimulatedJob(f"write {host}", host, 1) for host in (1, 2))
     one_node = PolicyMaker("one node", lambda *_: OneNode())
     alone, both = (
         simulate(Scenario(CLUSTER, jobs, memory_full=True), one_node, 0) for jobs in ((read,), (read, *writes))
     )
-    assert both.io_s(Kind.READ) > 2 * alone.io_s(Kind.READ)
+    assert both.io_s(TransferKind.READ) > 2 * alone.io_s(TransferKind.READ)

@@ -6,11 +6,11 @@ from random import Random
 import numpy as np
 import pytest
 
-from scheduler.peace.plan import Kind
+from scheduler.peace.plan import TransferKind
 from scheduler.simulation.cluster import Cluster
 from scheduler.simulation.measured import paper_cluster
-from scheduler.simulation.policies import Era, HdfsDefault, Sinbad, View
-from scheduler.simulation.scenario import Job
+from scheduler.simulation.policies import ClusterView, Era, HdfsDefault, Sinbad
+from scheduler.simulation.scenario import SimulatedJob
 from scheduler.topology import racks
 
 CLUSTER = Cluster(paper_cluster())
@@ -26,7 +26,7 @@ def hdfs(era: Era, *, first_in_rack: bool = True) -> Placer:
 def ways(make: Placer, cluster: Cluster, count: int = 300) -> list[tuple[int, ...]]:
     """Ways of many chunks, of writers in turn."""
     policy = make(cluster, Random(7))
-    return [policy.place(Job("job", number % cluster.hosts, 1), 0) for number in range(count)]
+    return [policy.place(SimulatedJob("job", number % cluster.hosts, 1), 0) for number in range(count)]
 
 
 def racks_of(cluster: Cluster, way: tuple[int, ...]) -> list[int]:
@@ -96,10 +96,10 @@ def test_hdfs_passes_over_a_busy_host_until_its_next_heartbeat() -> None:
     policy = HdfsDefault(CLUSTER, Random(1), threads=1)
     busy = [2] * CLUSTER.hosts
     busy[3] = 9
-    policy.observe(View(3.0, np.zeros(CLUSTER.resources), busy))
-    job = Job("job", 0, 1)
+    policy.observe(ClusterView(3.0, np.zeros(CLUSTER.resources), busy))
+    job = SimulatedJob("job", 0, 1)
     assert all(3 not in policy.place(job, 0) for _ in range(200))
-    policy.observe(View(6.0, np.zeros(CLUSTER.resources), [2] * CLUSTER.hosts))
+    policy.observe(ClusterView(6.0, np.zeros(CLUSTER.resources), [2] * CLUSTER.hosts))
     assert any(3 in policy.place(job, 0) for _ in range(200))
 
 
@@ -108,8 +108,8 @@ def test_the_greedy_avoids_the_links_that_are_used() -> None:
     policy = Sinbad(CLUSTER, Random(1), threads=1)
     rates = np.zeros(CLUSTER.resources)
     rates[[CLUSTER.down(host) for host in range(CLUSTER.hosts) if host not in (4, 12)]] = 1e7
-    policy.observe(View(1.0, rates, [0] * CLUSTER.hosts))
-    way = policy.place(Job("job", 0, 1), 0)
+    policy.observe(ClusterView(1.0, rates, [0] * CLUSTER.hosts))
+    way = policy.place(SimulatedJob("job", 0, 1), 0)
     assert way[1] == 4
     assert way[2] == 12
 
@@ -117,7 +117,7 @@ def test_the_greedy_avoids_the_links_that_are_used() -> None:
 def test_the_greedy_counts_what_it_placed_since_the_last_measurement() -> None:
     """Two chunks placed at once do not go to the same hosts."""
     policy = Sinbad(CLUSTER, Random(1), threads=1)
-    first, second = (policy.place(Job("job", 0, 2), chunk) for chunk in range(2))
+    first, second = (policy.place(SimulatedJob("job", 0, 2), chunk) for chunk in range(2))
     assert not set(first[1:]) & set(second[1:])
 
 
@@ -127,11 +127,11 @@ def test_lost_hosts_are_not_chosen(make: Placer) -> None:
     policy = make(CLUSTER, Random(3))
     policy.host_lost(5, (), 0.0)
     for chunk in range(50):
-        assert 5 not in policy.place(Job("write", 0, 50), chunk)
-    read = Job("read", 0, 1, kind=Kind.READ, sources=((5, 9),))
+        assert 5 not in policy.place(SimulatedJob("write", 0, 50), chunk)
+    read = SimulatedJob("read", 0, 1, kind=TransferKind.READ, sources=((5, 9),))
     assert policy.place(read, 0) == (9, 0)
     for _ in range(50):
-        source, target = policy.place(Job("copy", -1, 1, kind=Kind.COPY, sources=((5, 9),)), 0)
+        source, target = policy.place(SimulatedJob("copy", -1, 1, kind=TransferKind.COPY, sources=((5, 9),)), 0)
         assert source == 9
         assert target not in (5, 9)
 
@@ -139,7 +139,7 @@ def test_lost_hosts_are_not_chosen(make: Placer) -> None:
 def test_threads_deal_out_chunks_like_cards() -> None:
     """Two threads of five chunks: 0 and 1 at once, then 2 after 0, 3 after 1, 4 after 2, and nothing after 3 and 4."""
     policy = HdfsDefault(CLUSTER, Random(1), threads=2)
-    begun = policy.submit(Job("job", 0, 5), 0.0).start
+    begun = policy.submit(SimulatedJob("job", 0, 5), 0.0).start
     assert [start.chunk for start in begun] == [0, 1]
     follow = {0: [2], 1: [3], 2: [4], 3: [], 4: []}
     for chunk, expected in follow.items():

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from spe_adapter.state.delta import Loaded
+from spe_adapter.state.delta import VersionStep
 from spe_adapter.state.segment import Tag
 from spe_adapter.state.store import Changes
 from spe_adapter.state.table import Table, WindowVersion
@@ -24,7 +24,7 @@ OPERATOR = "operator 1"
 Windows = dict[tuple[bytes | None, int], tuple[int | None, str | None]]
 
 
-class Beat(NamedTuple):
+class Mark(NamedTuple):
     """A mark as the log has it."""
 
     epoch: int
@@ -73,18 +73,18 @@ class Step(NamedTuple):
     set: Windows
     closed: tuple[tuple[bytes | None, int], ...] = ()
 
-    def beat(self) -> Beat:
+    def mark(self) -> Mark:
         """Its mark."""
-        return Beat(self.tag.epoch, 10 * self.tag.epoch, 7 * self.tag.epoch)
+        return Mark(self.tag.epoch, 10 * self.tag.epoch, 7 * self.tag.epoch)
 
     def changes(self) -> Changes:
         """As a store tells it."""
         opened = np.zeros(len(self.set), np.bool_)
         return Changes(batch_of(self.set), opened, gone(self.closed), gone([]), np.empty(0, np.int64))
 
-    def loaded(self) -> Loaded:
+    def version_step(self) -> VersionStep:
         """As the log tells it."""
-        return Loaded(self.tag, [batch_of(self.set)], [gone(self.closed)], self.beat(), note_of(self.tag))
+        return VersionStep(self.tag, [batch_of(self.set)], [gone(self.closed)], self.mark(), note_of(self.tag))
 
 
 def note_of(tag: Tag) -> bytes:
@@ -125,13 +125,13 @@ class Log:
         self._steps = steps
         self.asked: list[str] = []
 
-    def since(self, tag: Tag) -> Sequence[Loaded] | None:
+    def since(self, tag: Tag) -> Sequence[VersionStep] | None:
         """The steps behind a version."""
         self.asked.append("since")
         tags = [step.tag for step in self._history.steps]
         if not self._steps or tag not in tags or self._wanted not in tags:
             return None
-        return [step.loaded() for step in self._history.steps[tags.index(tag) + 1 : tags.index(self._wanted) + 1]]
+        return [step.version_step() for step in self._history.steps[tags.index(tag) + 1 : tags.index(self._wanted) + 1]]
 
     def everything(self) -> Iterable[SimpleNamespace]:
         """All open windows, each with the mark of the epoch that set it last."""
@@ -141,7 +141,7 @@ class Log:
         upto = [step.tag for step in steps].index(self._wanted) + 1 if self._wanted is not None else 0
         for step in reversed(steps[:upto]):
             part = {identity: left.pop(identity) for identity in step.set if identity in left}
-            yield SimpleNamespace(mark=step.beat(), batches=[batch_of(part)])
+            yield SimpleNamespace(mark=step.mark(), batches=[batch_of(part)])
 
     def expected(self) -> int:
         """How many there are."""
@@ -156,13 +156,15 @@ def check_marks(table: Table, history: History, tag: Tag) -> None:
     """Every window carries the mark of the epoch that set it last."""
     marks: dict[tuple[bytes | None, int], WindowVersion] = {}
     for step in history.steps:
-        marks.update(dict.fromkeys(step.set, WindowVersion(*step.beat())))
+        marks.update(dict.fromkeys(step.set, WindowVersion(*step.mark())))
         if step.tag == tag:
             break
     rows = table.live_rows()
     batch = table.take(rows)
-    found = zip(batch.column("key").to_pylist(), batch.column("number").to_pylist(), *table.marks(rows), strict=True)
-    assert all(marks[key, number] == WindowVersion(int(beat), int(o), int(s)) for key, number, beat, o, s in found)
+    found = zip(
+        batch.column("key").to_pylist(), batch.column("number").to_pylist(), *table.window_versions(rows), strict=True
+    )
+    assert all(marks[key, number] == WindowVersion(int(epoch), int(o), int(s)) for key, number, epoch, o, s in found)
 
 
 @pytest.fixture

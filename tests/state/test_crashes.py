@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spe_adapter.state.files import World
+from spe_adapter.state.files import StateEnvironment
 from spe_adapter.state.segment import Tag
 from spe_adapter.state.versions import StateDirectory
 from tests.state.conftest import OPERATOR, QUERY, SCHEMA, History, Step, Windows, check_marks, note_of, windows_of
@@ -49,8 +49,8 @@ class Scenario:
 
     def directory(self, step: Callable[[str], None] | None = None) -> StateDirectory:
         """The shared state, with a world that tells its steps."""
-        world = World() if step is None else World(step=step)
-        return StateDirectory(self.root, f"{QUERY} {self.runs}", LIMIT, seed=5, world=world, lock_limit_s=0.05)
+        world = StateEnvironment() if step is None else StateEnvironment(step=step)
+        return StateDirectory(self.root, f"{QUERY} {self.runs}", LIMIT, seed=5, environment=world, lock_limit_s=0.05)
 
     def check(self, version: int, *, steps: bool = True, step: Callable[[str], None] | None = None) -> str:
         """Open a version, compare it with the model, and say where it came from."""
@@ -68,11 +68,11 @@ class Scenario:
         wanted = steps[version - 1].tag if version else None
         with self.directory(step).open(0, SCHEMA, OPERATOR, wanted, self.history.loader(wanted)) as state:
             told = steps[version]
-            state.publish(told.tag, told.changes(), told.beat(), note_of(told.tag))
+            state.publish(told.tag, told.changes(), told.mark(), note_of(told.tag))
 
     def files(self) -> list[str]:
         """The names of a partition's files."""
-        return [path.name for path in self.directory()._storage.place.path.glob("p0/*")]
+        return [path.name for path in self.directory()._storage.directory.path.glob("p0/*")]
 
     def crash_everywhere(self, prepare: Callable[[], object], crash: Callable[[Countdown], object]) -> list[list[str]]:
         """Run `crash` once for each of its steps, each time in a new place that `prepare` filled; what had been done
@@ -236,14 +236,16 @@ class Course:
         self._forget(epoch.forgets)
 
     def _attempt(self, step: Step, world_step: Countdown) -> None:
-        directory = StateDirectory(self.root, QUERY, LIMIT, world=World(step=world_step), lock_limit_s=0.05)
+        directory = StateDirectory(
+            self.root, QUERY, LIMIT, environment=StateEnvironment(step=world_step), lock_limit_s=0.05
+        )
         loader = self.history.loader(self.wanted)
         with directory.open(0, SCHEMA, OPERATOR, self.wanted, loader) as state:
             assert windows_of(state.base) == self.history.at(self.wanted)
             if self.wanted is not None:
                 check_marks(state.base, self.history, self.wanted)
                 assert state.note == note_of(self.wanted)
-            state.publish(step.tag, step.changes(), step.beat(), note_of(step.tag))
+            state.publish(step.tag, step.changes(), step.mark(), note_of(step.tag))
 
     def _forget(self, what: str) -> None:
         for path in self.root.glob("*/p0/*"):

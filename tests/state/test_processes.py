@@ -103,7 +103,7 @@ def publish(root: Path, version: int, *, history: History = HISTORY) -> None:
     """Publish the delta from one version to the next."""
     tag, told = history.steps[version].tag, history.steps[version + 1]
     with StateDirectory(root, QUERY, LIMIT).open(0, SCHEMA, OPERATOR, tag, history.loader(tag)) as state:
-        state.publish(told.tag, told.changes(), told.beat())
+        state.publish(told.tag, told.changes(), told.mark())
 
 
 def test_two_processes_share_a_version(root: Path, victim: Victim) -> None:

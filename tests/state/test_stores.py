@@ -1,4 +1,4 @@
-"""Both stores against a dictionary: any sequence of calls, over several beats."""
+"""Both stores against a dictionary: any sequence of calls, over several epochs."""
 
 from typing import Any, NamedTuple
 
@@ -38,7 +38,7 @@ steps = st.one_of(
     st.tuples(st.just("touch"), groups, st.none()),
     st.tuples(st.just("renew"), groups, st.none()),
     st.tuples(st.just("due"), st.just([]), st.integers(0, 9)),
-    st.tuples(st.just("beat"), st.just([]), st.none()),
+    st.tuples(st.just("epoch"), st.just([]), st.none()),
 )
 
 
@@ -75,14 +75,14 @@ def identities_in(batch: pa.RecordBatch) -> list[Identity]:
 
 
 class Model:
-    """A dictionary, and what changed in it since the beat began."""
+    """A dictionary, and what changed in it since the epoch began."""
 
     def __init__(self, store: StateStore, windows: dict[Identity, Window]) -> None:
         self.store = store
         self.now = dict(windows)
-        self.start_beat()
+        self.start_epoch()
 
-    def start_beat(self) -> None:
+    def start_epoch(self) -> None:
         """Forget what changed."""
         self.before = set(self.now)
         self.changed: set[Identity] = set()
@@ -104,7 +104,7 @@ class Model:
     def step(self, name: str, group: list[Identity], value: Any) -> None:
         """Do the same to both and compare."""
         store = self.store
-        if name == "beat":
+        if name == "epoch":
             self.check_changes()
         elif name == "due":
             assert isinstance(value, int)
@@ -172,7 +172,7 @@ class Model:
         assert found == self.now
 
     def check_changes(self) -> None:
-        """`changes` says what changed, and the next beat starts."""
+        """`changes` says what changed, and the next epoch starts."""
         changes = self.store.changes()
         assert as_model(changes.footprints) == {identity: self.now[identity] for identity in self.changed}
         told = identities_in(changes.footprints)
@@ -184,7 +184,7 @@ class Model:
         assert len(transient) == len(set(transient))
         assert set(closed) == gone & self.before
         assert set(transient) == gone - self.before
-        self.start_beat()
+        self.start_epoch()
 
 
 def filled(windows: dict[Identity, Window]) -> Table:
@@ -210,7 +210,7 @@ windows_in_base = st.dictionaries(
 def test_a_store_is_a_dictionary_that_tells_what_changed(
     kind: type[Direct] | type[Overlay], windows: dict[Identity, Window], steps: list[tuple[str, list[Identity], Any]]
 ) -> None:
-    """Whatever is done to a store, its windows and what it tells at each beat are those of a dictionary."""
+    """Whatever is done to a store, its windows and what it tells at each epoch are those of a dictionary."""
     base = filled(windows)
     before = base.take(base.live_rows())
     model = Model(kind(base), windows)
@@ -223,7 +223,7 @@ def test_a_store_is_a_dictionary_that_tells_what_changed(
 
 @pytest.mark.parametrize("kind", [Direct, Overlay])
 def test_a_fresh_window_of_an_old_name_is_new(kind: type[Direct] | type[Overlay]) -> None:
-    """Closing a window and opening its identity again in the same beat gives an empty window, told as opened."""
+    """Closing a window and opening its identity again in the same epoch gives an empty window, told as opened."""
     store = kind(filled({(b"a", 0): Window(5, 7, "x")}))
     name = columns([(b"a", 0)])
     store.close(store.find(*name))

@@ -116,14 +116,14 @@ def test_oldest_is_by_ordinal_then_row() -> None:
     """The oldest footprints come first; windows that are gone are not among them."""
     table = Table.in_memory(pa.schema([]))
     rows, _ = table.ensure(*columns([(b"k", number) for number in range(20)]))
-    table.set_mark(rows, rows % 3, 100 - rows // 4, rows)
+    table.set_window_versions(rows, rows % 3, 100 - rows // 4, rows)
     table.remove(rows[16:18])
     order = sorted(set(rows.tolist()) - {16, 17}, key=lambda row: (100 - row // 4, row))
     for count in (0, 1, 2, 3, 5, 17, 18, 19, 40):
         assert table.oldest(count).tolist() == order[:count]
-    assert table.oldest_mark() == (18 % 3, 100 - 18 // 4, 18)
+    assert table.oldest_window_version() == (18 % 3, 100 - 18 // 4, 18)
     table.remove(table.live_rows())
-    assert table.oldest_mark() is None
+    assert table.oldest_window_version() is None
 
 
 def test_due_is_inclusive_and_forgets_the_gone() -> None:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spe_adapter.state import kernels
-from spe_adapter.state.delta import Loaded, redo
+from spe_adapter.state.delta import VersionStep, redo
 from spe_adapter.state.layout import Layout
 from spe_adapter.state.segment import Tag
 from spe_adapter.state.table import Table
@@ -98,7 +98,7 @@ values = st.tuples(st.none() | st.integers(0, 9), st.none() | st.text("xyz", max
 windows = st.dictionaries(identities, values, max_size=12)
 
 
-def run(table: Table, step: Loaded) -> None:
+def run(table: Table, step: VersionStep) -> None:
     """All of a step."""
     for _ in redo(table, step):
         pass
@@ -114,9 +114,9 @@ def test_a_torn_table_is_made_whole_by_the_same_step(
     layout = Layout(SCHEMA, CAPACITY, ARENA_BYTES)
     block = np.zeros(layout.size_bytes, np.uint8)
     table = Table.create(SCHEMA, layout, block, seed=seed)
-    run(table, Step(Tag(0, ""), before | {(b"gone", 0): (1, "soon")}).loaded())
-    run(table, Step(Tag(1, ""), {}, ((b"gone", 0),)).loaded())
-    step = Step(Tag(2, ""), changed, tuple(closed - changed.keys())).loaded()
+    run(table, Step(Tag(0, ""), before | {(b"gone", 0): (1, "soon")}).version_step())
+    run(table, Step(Tag(1, ""), {}, ((b"gone", 0),)).version_step())
+    step = Step(Tag(2, ""), changed, tuple(closed - changed.keys())).version_step()
     with torn(crash_in, Random(seed)):
         try:
             run(table, step)

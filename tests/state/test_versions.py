@@ -43,7 +43,7 @@ def opened(
 
 def publish(state: OpenState, step: Step) -> int:
     """A delta for a step."""
-    return state.publish(step.tag, step.changes(), step.beat(), note_of(step.tag))
+    return state.publish(step.tag, step.changes(), step.mark(), note_of(step.tag))
 
 
 def test_a_query_goes_from_version_to_version_by_deltas(root: Path) -> None:
@@ -69,7 +69,7 @@ def test_an_overlay_becomes_the_next_version(root: Path) -> None:
         store.set("total", ids, [1, 2, 0], np.array([False, False, True]))
         store.set_arrow("name", ids, pa.array(["one", None, ""]))
         store.set_expires(ids, np.array([100, 100, 107]))
-        state.publish(STEPS[0].tag, store.changes(), STEPS[0].beat(), note_of(STEPS[0].tag))
+        state.publish(STEPS[0].tag, store.changes(), STEPS[0].mark(), note_of(STEPS[0].tag))
         assert windows_of(state.base) == {}
     with opened(root, STEPS[0].tag, how="delta"):
         pass

@@ -12,7 +12,7 @@ from io import FileIO
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from spe_adapter.state.files import World
+from spe_adapter.state.files import StateEnvironment
 from spe_adapter.state.segment import Tag
 from spe_adapter.state.versions import StateDirectory
 from tests.state.conftest import OPERATOR, QUERY, SCHEMA, History, windows_of
@@ -50,12 +50,14 @@ def work(order: dict[str, Any], say: Callable[[str], None] = say) -> None:
     steps = history.steps
     version = order["version"]
     wanted: Tag | None = None if version < 0 else steps[version].tag
-    directory = StateDirectory(order["root"], QUERY, LIMIT, world=World(step=step), lock_limit_s=order["limit_s"])
+    directory = StateDirectory(
+        order["root"], QUERY, LIMIT, environment=StateEnvironment(step=step), lock_limit_s=order["limit_s"]
+    )
     with directory.open(0, SCHEMA, OPERATOR, wanted, history.loader(wanted)) as state:
         step(f"opened {state.how}")
         if order.get("publish"):
             told = steps[version + 1]
-            state.publish(told.tag, told.changes(), told.beat())
+            state.publish(told.tag, told.changes(), told.mark())
         step("right" if windows_of(state.base) == history.at(wanted) else "wrong")
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from scheduler.errors import TopologyError
 from scheduler.topology import UNLIMITED, Link, Server, Topology, both_ways, racks
+from tests.support.figure5 import figure5_graph
 
 
 def figure5() -> Topology:
@@ -21,7 +22,7 @@ def figure5() -> Topology:
 
 def test_figure_5() -> None:
     """The graph is the figure's: solid edges (wires) cost 1, dashed ones (inside a switch) 0; nothing else is there."""
-    graph = figure5().graph()
+    graph = figure5_graph(figure5())
     wires, inside = {("snd", "up"), ("dn", "rcv")}, {("up", "sw"), ("sw", "dn")}
     costs: dict[tuple[str, str], set[int]] = {}
     for (kind, _), (other, _), cost in graph.edges(data="cost"):
@@ -45,7 +46,7 @@ def test_figure_5() -> None:
 def test_capacities_lie_on_wires() -> None:
     """Send, receive, disk and links limit their own edge; passages inside a switch limit nothing."""
     servers = [Server("a", "x", send=3, receive=4, disk=5), Server("b", "y", send=1, receive=2)]
-    graph = Topology(servers, [Link("x", "y", 7, cost=4), Link("y", "x", 8)]).graph()
+    graph = figure5_graph(Topology(servers, [Link("x", "y", 7, cost=4), Link("y", "x", 8)]))
     seen = {(a, b): (data["capacity"], data["cost"]) for a, b, data in graph.edges(data=True)}
     assert seen[("snd", "a"), ("up", "a")] == (3, 1)
     assert seen[("dn", "a"), ("rcv", "a")] == (4, 1)

@@ -23,8 +23,9 @@ from typing import NamedTuple
 
 from kio.schema.errors import ErrorCode
 
-from logstore.interfaces import Report
-from logstore.kafka.groups.group import Group
+from logstore.base.events import Report, ignore
+from logstore.events import GROUP_REBALANCED
+from logstore.kafka.groups.group import ConsumerGroup
 from logstore.kafka.groups.members import (
     MEMBER_BYTES,
     NO_MEMBER,
@@ -66,39 +67,37 @@ class GroupSettings:
     """Memory of the members of all groups, with their metadata and assignments."""
 
 
-class _Kind(Enum):
+class _DeadlineKind(Enum):
     JOIN = "join"
     SYNC = "sync"
     MEMBER = "member"
 
 
 class _Deadline(NamedTuple):
-    kind: _Kind
+    kind: _DeadlineKind
     group_id: str
     member_id: str = NO_MEMBER
 
 
-class Coordinator:
+class GroupCoordinator:
     """All groups of one sidecar. `new_id` returns unique text for member ids."""
 
-    def __init__(
-        self, settings: GroupSettings, new_id: Callable[[], str], report: Report = lambda event, fields: None
-    ) -> None:
+    def __init__(self, settings: GroupSettings, new_id: Callable[[], str], report: Report = ignore) -> None:
         self._settings = settings
         self._new_id = new_id
         self._report = report
-        self._groups: dict[str, Group] = {}
+        self._groups: dict[str, ConsumerGroup] = {}
         self._sizes: dict[str, int] = {}
         self._size_bytes = 0
         self._timers: Timers[_Deadline] = Timers()
 
     # ---- groups
 
-    def groups(self) -> Iterator[Group]:
+    def groups(self) -> Iterator[ConsumerGroup]:
         """All groups; the caller must not change them."""
         return iter(tuple(self._groups.values()))
 
-    def find(self, group_id: str) -> Group | None:
+    def find(self, group_id: str) -> ConsumerGroup | None:
         """A group by its id; the caller must not change it."""
         return self._groups.get(group_id)
 
@@ -109,7 +108,7 @@ class Coordinator:
                 return ErrorCode.invalid_group_id
             if len(self._groups) >= self._settings.max_groups:
                 return ErrorCode.policy_violation
-            self._groups[group_id] = Group(group_id, protocol_type=protocol_type, now_s=now_s)
+            self._groups[group_id] = ConsumerGroup(group_id, protocol_type=protocol_type, now_s=now_s)
         return ErrorCode.none
 
     def check_delete(self, group_id: str) -> ErrorCode:
@@ -119,14 +118,14 @@ class Coordinator:
             return ErrorCode.group_id_not_found
         return ErrorCode.none if group.state is GroupState.EMPTY else ErrorCode.non_empty_group
 
-    def drop(self, group_id: str) -> Group:
+    def drop(self, group_id: str) -> ConsumerGroup:
         """Remove an empty group; returns the group."""
         group = self._groups[group_id]
         group.move(GroupState.DEAD)
         for member_id in list(group.pending_joins):
             self._remove(group, member_id)
-        self._timers.cancel(_Deadline(_Kind.JOIN, group_id))
-        self._timers.cancel(_Deadline(_Kind.SYNC, group_id))
+        self._timers.cancel(_Deadline(_DeadlineKind.JOIN, group_id))
+        self._timers.cancel(_Deadline(_DeadlineKind.SYNC, group_id))
         self._size_bytes -= self._sizes.pop(group_id, 0)
         return self._groups.pop(group_id)
 
@@ -172,14 +171,14 @@ class Coordinator:
             return ErrorCode.group_max_size_reached
         return self.ensure(request.group_id, now_s) if group is None else ErrorCode.none
 
-    def _growth_bytes(self, group: Group | None, request: JoinRequest) -> int:
+    def _growth_bytes(self, group: ConsumerGroup | None, request: JoinRequest) -> int:
         known = None
         if group is not None:
             known = group.members.get(group.static.get(request.instance_id or NO_MEMBER, request.member_id))
         freed = 0 if known is None else metadata_bytes(known.protocols) + MEMBER_BYTES
         return metadata_bytes(request.protocols) + MEMBER_BYTES - freed
 
-    def _has_room(self, group: Group, member_id: str) -> bool:
+    def _has_room(self, group: ConsumerGroup, member_id: str) -> bool:
         limit = self._settings.max_members
         if member_id == NO_MEMBER and len(group.pending_joins) >= limit:
             return False
@@ -192,7 +191,7 @@ class Coordinator:
             return (member is not None and member.joining is not None) or group.joining_count < limit
         return member is not None or len(group.members) < limit
 
-    def _join_new(self, group: Group, request: JoinRequest, ticket: Ticket[JoinResult], now_s: float) -> None:
+    def _join_new(self, group: ConsumerGroup, request: JoinRequest, ticket: Ticket[JoinResult], now_s: float) -> None:
         member_id = f"{request.instance_id or request.client_id}-{self._new_id()}"
         if request.instance_id is not None:
             if request.instance_id in group.static:
@@ -206,7 +205,7 @@ class Coordinator:
         else:
             self._add(group, member_id, request, ticket, now_s)
 
-    def _join_known(self, group: Group, request: JoinRequest, ticket: Ticket[JoinResult], now_s: float) -> None:
+    def _join_known(self, group: ConsumerGroup, request: JoinRequest, ticket: Ticket[JoinResult], now_s: float) -> None:
         error = group.check_member(request.member_id, request.instance_id)
         if error is not ErrorCode.none:
             ticket.succeed(JoinResult(error, request.member_id))
@@ -224,7 +223,7 @@ class Coordinator:
         self._rebalance(group, now_s)
 
     def _add(
-        self, group: Group, member_id: str, request: JoinRequest, ticket: Ticket[JoinResult], now_s: float
+        self, group: ConsumerGroup, member_id: str, request: JoinRequest, ticket: Ticket[JoinResult], now_s: float
     ) -> None:
         if group.state is GroupState.PREPARING and group.previous_state is GroupState.EMPTY:
             group.member_added = True
@@ -233,11 +232,11 @@ class Coordinator:
         self._rebalance(group, now_s)
 
     def _replace_static(
-        self, group: Group, new_id: str, request: JoinRequest, ticket: Ticket[JoinResult], now_s: float
+        self, group: ConsumerGroup, new_id: str, request: JoinRequest, ticket: Ticket[JoinResult], now_s: float
     ) -> None:
         """A static member joins after a restart: its old member id is fenced, its assignment is kept if possible."""
         instance_id = request.instance_id or ""
-        self._timers.cancel(_Deadline(_Kind.MEMBER, group.group_id, group.static[instance_id]))
+        self._timers.cancel(_Deadline(_DeadlineKind.MEMBER, group.group_id, group.static[instance_id]))
         former_leader = group.leader_id
         member = group.replace_static(instance_id, new_id)
         group.update(member, request, ticket)
@@ -255,23 +254,23 @@ class Coordinator:
 
     # ---- rebalance
 
-    def _rebalance(self, group: Group, now_s: float) -> None:
+    def _rebalance(self, group: ConsumerGroup, now_s: float) -> None:
         if group.state in CAN_REBALANCE:
             self._prepare(group, now_s)
         else:
             self._complete_if_all_joined(group, now_s)
 
-    def _prepare(self, group: Group, now_s: float) -> None:
+    def _prepare(self, group: ConsumerGroup, now_s: float) -> None:
         if group.state is GroupState.COMPLETING:
             self._propagate(group, ErrorCode.rebalance_in_progress, now_s)
-        self._timers.cancel(_Deadline(_Kind.SYNC, group.group_id))
+        self._timers.cancel(_Deadline(_DeadlineKind.SYNC, group.group_id))
         is_initial = group.state is GroupState.EMPTY
         group.move(GroupState.PREPARING)
         if is_initial:
             group.member_added = False
             group.initial_delay_ms = self._settings.initial_rebalance_delay_ms
             group.initial_remaining_ms = max(group.rebalance_timeout_ms - group.initial_delay_ms, 0)
-            self._timers.set(_Deadline(_Kind.JOIN, group.group_id), now_s + group.initial_delay_ms / 1000)
+            self._timers.set(_Deadline(_DeadlineKind.JOIN, group.group_id), now_s + group.initial_delay_ms / 1000)
             if not group.initial_delay_ms:
                 self._join_timeout(group, now_s)
         elif group.all_joined:
@@ -279,14 +278,14 @@ class Coordinator:
         else:
             self._await_joins(group, now_s)
 
-    def _await_joins(self, group: Group, now_s: float) -> None:
-        self._timers.set(_Deadline(_Kind.JOIN, group.group_id), now_s + group.rebalance_timeout_ms / 1000)
+    def _await_joins(self, group: ConsumerGroup, now_s: float) -> None:
+        self._timers.set(_Deadline(_DeadlineKind.JOIN, group.group_id), now_s + group.rebalance_timeout_ms / 1000)
 
-    def _complete_if_all_joined(self, group: Group, now_s: float) -> None:
+    def _complete_if_all_joined(self, group: ConsumerGroup, now_s: float) -> None:
         if group.state is GroupState.PREPARING and group.all_joined and group.previous_state is not GroupState.EMPTY:
             self._complete_join(group, now_s)
 
-    def _join_timeout(self, group: Group, now_s: float) -> None:
+    def _join_timeout(self, group: ConsumerGroup, now_s: float) -> None:
         """The time to join is up. A group's first rebalance extends it while new members keep joining (KIP-134)."""
         remaining_ms = group.initial_remaining_ms
         if remaining_ms and group.member_added:
@@ -294,12 +293,12 @@ class Coordinator:
             delay_ms = min(self._settings.initial_rebalance_delay_ms, remaining_ms)
             group.initial_remaining_ms = max(remaining_ms - group.initial_delay_ms, 0)
             group.initial_delay_ms = delay_ms
-            self._timers.set(_Deadline(_Kind.JOIN, group.group_id), now_s + delay_ms / 1000)
+            self._timers.set(_Deadline(_DeadlineKind.JOIN, group.group_id), now_s + delay_ms / 1000)
         else:
             self._complete_join(group, now_s)
 
-    def _complete_join(self, group: Group, now_s: float) -> None:
-        self._timers.cancel(_Deadline(_Kind.JOIN, group.group_id))
+    def _complete_join(self, group: ConsumerGroup, now_s: float) -> None:
+        self._timers.cancel(_Deadline(_DeadlineKind.JOIN, group.group_id))
         group.initial_remaining_ms = None
         for member in list(group.members.values()):
             if member.joining is None and member.instance_id is None:
@@ -314,10 +313,14 @@ class Coordinator:
             member.is_new = False
             self._heard(group, member, now_s)
             group.pending_syncs.add(member.member_id)
-        formed = {"group": group.group_id, "generation": group.generation_id, "members": len(group.members)}
-        self._report("group rebalanced", formed)
+        self._report(
+            GROUP_REBALANCED,
+            group=group.group_id,
+            generation=group.generation_id,
+            members=len(group.members),
+        )
         if group.members:
-            self._timers.set(_Deadline(_Kind.SYNC, group.group_id), now_s + group.rebalance_timeout_ms / 1000)
+            self._timers.set(_Deadline(_DeadlineKind.SYNC, group.group_id), now_s + group.rebalance_timeout_ms / 1000)
 
     # ---- sync
 
@@ -341,7 +344,7 @@ class Coordinator:
             self._assign(group, request.assignments, now_s)
         return ticket
 
-    def _assign(self, group: Group, assignments: Mapping[str, bytes], now_s: float) -> None:
+    def _assign(self, group: ConsumerGroup, assignments: Mapping[str, bytes], now_s: float) -> None:
         size_bytes = sum(len(assignments.get(member_id, b"")) for member_id in group.members)
         if self._size_bytes + size_bytes > self._settings.max_bytes:
             self._propagate(group, ErrorCode.unknown_server_error, now_s)
@@ -353,7 +356,7 @@ class Coordinator:
         self._propagate(group, ErrorCode.none, now_s)
         group.move(GroupState.STABLE)
 
-    def _propagate(self, group: Group, error: ErrorCode, now_s: float) -> None:
+    def _propagate(self, group: ConsumerGroup, error: ErrorCode, now_s: float) -> None:
         """Answer all waiting syncs: with the assignment, or with an error, which also clears every assignment."""
         for member in group.members.values():
             if error is not ErrorCode.none:
@@ -362,12 +365,12 @@ class Coordinator:
             if member.settle_sync(result):
                 self._heard(group, member, now_s)
 
-    def _synced(self, group: Group, member_id: str) -> None:
+    def _synced(self, group: ConsumerGroup, member_id: str) -> None:
         group.pending_syncs.discard(member_id)
         if not group.pending_syncs:
-            self._timers.cancel(_Deadline(_Kind.SYNC, group.group_id))
+            self._timers.cancel(_Deadline(_DeadlineKind.SYNC, group.group_id))
 
-    def _sync_timeout(self, group: Group, now_s: float) -> None:
+    def _sync_timeout(self, group: ConsumerGroup, now_s: float) -> None:
         if group.state in (GroupState.COMPLETING, GroupState.STABLE) and group.pending_syncs:
             for member_id in list(group.pending_syncs):
                 self._remove(group, member_id)
@@ -421,7 +424,7 @@ class Coordinator:
             self._after_loss(group, now_s)
         return errors
 
-    def _leave_one(self, group: Group, leaver: Leaver) -> ErrorCode:
+    def _leave_one(self, group: ConsumerGroup, leaver: Leaver) -> ErrorCode:
         if leaver.member_id == NO_MEMBER:
             if leaver.instance_id is None or leaver.instance_id not in group.static:
                 return ErrorCode.unknown_member_id
@@ -434,12 +437,12 @@ class Coordinator:
         self._remove(group, leaver.member_id)
         return ErrorCode.none
 
-    def _remove(self, group: Group, member_id: str) -> None:
+    def _remove(self, group: ConsumerGroup, member_id: str) -> None:
         group.remove(member_id, ErrorCode.unknown_member_id)
-        self._timers.cancel(_Deadline(_Kind.MEMBER, group.group_id, member_id))
+        self._timers.cancel(_Deadline(_DeadlineKind.MEMBER, group.group_id, member_id))
         self._account(group)
 
-    def _after_loss(self, group: Group, now_s: float) -> None:
+    def _after_loss(self, group: ConsumerGroup, now_s: float) -> None:
         if group.state in (GroupState.STABLE, GroupState.COMPLETING):
             self._prepare(group, now_s)
         else:
@@ -457,14 +460,14 @@ class Coordinator:
             group = self._groups.get(deadline.group_id)
             if group is None:
                 continue
-            if deadline.kind is _Kind.JOIN:
+            if deadline.kind is _DeadlineKind.JOIN:
                 self._join_timeout(group, now_s)
-            elif deadline.kind is _Kind.SYNC:
+            elif deadline.kind is _DeadlineKind.SYNC:
                 self._sync_timeout(group, now_s)
             else:
                 self._session_timeout(group, deadline.member_id, now_s)
 
-    def _session_timeout(self, group: Group, member_id: str, now_s: float) -> None:
+    def _session_timeout(self, group: ConsumerGroup, member_id: str, now_s: float) -> None:
         if member_id in group.pending_joins:
             self._remove(group, member_id)
             self._complete_if_all_joined(group, now_s)
@@ -477,19 +480,19 @@ class Coordinator:
         self._remove(group, member_id)
         self._after_loss(group, now_s)
 
-    def _heard(self, group: Group, member: Member, now_s: float) -> None:
+    def _heard(self, group: ConsumerGroup, member: Member, now_s: float) -> None:
         self._expect(group, member.member_id, now_s + member.session_timeout_ms / 1000)
 
-    def _expect(self, group: Group, member_id: str, deadline_s: float) -> None:
-        self._timers.set(_Deadline(_Kind.MEMBER, group.group_id, member_id), deadline_s)
+    def _expect(self, group: ConsumerGroup, member_id: str, deadline_s: float) -> None:
+        self._timers.set(_Deadline(_DeadlineKind.MEMBER, group.group_id, member_id), deadline_s)
 
-    def _account(self, group: Group) -> None:
+    def _account(self, group: ConsumerGroup) -> None:
         size_bytes = group.size_bytes
         self._size_bytes += size_bytes - self._sizes.get(group.group_id, 0)
         self._sizes[group.group_id] = size_bytes
 
 
-def _check_sync(group: Group | None, request: SyncRequest) -> ErrorCode:
+def _check_sync(group: ConsumerGroup | None, request: SyncRequest) -> ErrorCode:
     if group is None:
         return ErrorCode.unknown_member_id
     error = group.check_member(request.member_id, request.instance_id)

@@ -25,7 +25,7 @@ from logstore.log.ticket import Ticket
 CONSUMER_PROTOCOL_TYPE = "consumer"
 
 
-class Group:
+class ConsumerGroup:
     """The state of one group. `emptied_s`: when it became empty, in monotonic seconds; offsets expire from then on."""
 
     def __init__(self, group_id: str, *, protocol_type: str | None, now_s: float) -> None:

@@ -13,13 +13,14 @@ import trio
 from kio.schema.errors import ErrorCode
 from kio.static.protocol import ResponsePayload
 
+from logstore.base.clock import Clock
 from logstore.errors import StorageFailed
-from logstore.interfaces import Clock
-from logstore.kafka.dispatch import Api, Caller
+from logstore.format.topic_partition import TopicPartition
+from logstore.kafka.api_types import Api, Caller
 from logstore.kafka.groups import members
-from logstore.kafka.groups.group import Group
-from logstore.kafka.groups.offsets import NO_EPOCH, NO_OFFSET, Committed, TopicPartition
-from logstore.kafka.groups.service import CommitRequest, GroupService, Position
+from logstore.kafka.groups.group import ConsumerGroup
+from logstore.kafka.groups.offsets import NO_EPOCH, NO_OFFSET, CommittedOffset
+from logstore.kafka.groups.service import CommitRequest, GroupService, OffsetToCommit
 from logstore.kafka.groups.state import GroupState
 from logstore.kafka.pace import Pace
 from logstore.kafka.wire import milliseconds, respond
@@ -35,7 +36,7 @@ _NOT_ASKED = -(2**31)
 
 
 class Waiter(Protocol):
-    """Waits for a ticket while its work is done (`logstore.engine.Engine.wait`)."""
+    """Waits for a ticket while its work is done (`logstore.engine.StoreEngine.wait`)."""
 
     async def __call__(self, ticket: Ticket[T], /) -> T:
         """The ticket's result; raises its error."""
@@ -188,12 +189,12 @@ class GroupHandlers:
             instance_id=getattr(request, "group_instance_id", None),
             retention_ms=-1 if retention is None else milliseconds(retention),
         )
-        positions: dict[TopicPartition, Position] = {}
+        positions: dict[TopicPartition, OffsetToCommit] = {}
         pace = Pace()
         for topic in request.topics:
             for part in topic.partitions:
                 await pace.step()
-                positions[TopicPartition(topic.name, part.partition_index)] = Position(
+                positions[TopicPartition(topic.name, part.partition_index)] = OffsetToCommit(
                     part.committed_offset,
                     getattr(part, "committed_leader_epoch", NO_EPOCH),
                     part.committed_metadata or "",
@@ -351,7 +352,7 @@ async def _by_partition(request: Any, error_of: Callable[[TopicPartition], Error
     return answers
 
 
-def _position(partition: int, committed: Committed | None) -> Mapping[str, Any]:
+def _position(partition: int, committed: CommittedOffset | None) -> Mapping[str, Any]:
     return {
         "partition_index": partition,
         "committed_offset": NO_OFFSET if committed is None else committed.offset,
@@ -361,7 +362,7 @@ def _position(partition: int, committed: Committed | None) -> Mapping[str, Any]:
     }
 
 
-def _described(group: Group) -> Mapping[str, Any]:
+def _described(group: ConsumerGroup) -> Mapping[str, Any]:
     is_stable = group.state is GroupState.STABLE
     return {
         "error_code": ErrorCode.none,

@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 from urllib.parse import quote, unquote
 
 from logstore.errors import CorruptFile
+from logstore.format.topic_partition import TopicPartition
 from logstore.log.coroutines import start
 from logstore.log.ticket import Ticket
 
@@ -24,14 +25,7 @@ NO_OFFSET = -1
 NO_EPOCH = -1
 
 
-class TopicPartition(NamedTuple):
-    """A stream's name: topic and partition."""
-
-    topic: str
-    partition: int
-
-
-class Committed(NamedTuple):
+class CommittedOffset(NamedTuple):
     """A group's position in a partition: `offset` is the next one to read; times in milliseconds since the Unix epoch.
 
     `expires_ms` is set if an old client asked for a retention time of its own (OffsetCommit 2 to 4).
@@ -60,7 +54,7 @@ class OffsetStore:
 
     def __init__(self, ledger: OffsetLedger) -> None:
         self._ledger = ledger
-        self._offsets: dict[str, dict[TopicPartition, Committed]] = {}
+        self._offsets: dict[str, dict[TopicPartition, CommittedOffset]] = {}
         self._protocol_types: dict[str, str] = {}
         self._unsynced: dict[str, int] = {}
         for key, value in ledger.items(_GROUP):
@@ -74,7 +68,7 @@ class OffsetStore:
         for group_id in tuple(self._offsets):
             yield group_id, self._protocol_types.get(group_id)
 
-    def of_group(self, group_id: str) -> Mapping[TopicPartition, Committed]:
+    def of_group(self, group_id: str) -> Mapping[TopicPartition, CommittedOffset]:
         """A group's offsets; the caller must not change them."""
         return self._offsets.get(group_id, {})
 
@@ -83,13 +77,13 @@ class OffsetStore:
         return bool(self._offsets.get(group_id)) or group_id in self._unsynced
 
     def commit(
-        self, group_id: str, protocol_type: str | None, offsets: Mapping[TopicPartition, Committed]
+        self, group_id: str, protocol_type: str | None, offsets: Mapping[TopicPartition, CommittedOffset]
     ) -> Ticket[None]:
         """Commit offsets. The ticket fails with StorageFailed if the disk refuses; then no reader sees any of them."""
         return start(self._commit(group_id, protocol_type, offsets))
 
     async def _commit(
-        self, group_id: str, protocol_type: str | None, offsets: Mapping[TopicPartition, Committed]
+        self, group_id: str, protocol_type: str | None, offsets: Mapping[TopicPartition, CommittedOffset]
     ) -> None:
         changes: dict[str, bytes | None] = {
             _key(group_id, partition): _dump(committed) for partition, committed in offsets.items()
@@ -160,7 +154,7 @@ def _json(value: Mapping[str, object]) -> bytes:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def _dump(committed: Committed) -> bytes:
+def _dump(committed: CommittedOffset) -> bytes:
     value: dict[str, object] = {
         "offset": committed.offset,
         "time": committed.committed_ms,
@@ -185,13 +179,13 @@ def _load(key: str, value: bytes) -> dict[str, object]:
     return loaded
 
 
-def _committed(key: str, value: bytes) -> Committed:
+def _committed(key: str, value: bytes) -> CommittedOffset:
     loaded = _load(key, value)
     offset, time_ms = loaded.get("offset"), loaded.get("time")
     epoch, expires_ms = loaded.get("epoch", NO_EPOCH), loaded.get("expires")
     if not (isinstance(offset, int) and isinstance(time_ms, int) and isinstance(epoch, int)):
         raise CorruptFile(f"the ledger of groups: the value of {key!r} lacks a number")
-    return Committed(
+    return CommittedOffset(
         offset=offset,
         leader_epoch=epoch,
         metadata=str(loaded.get("metadata", "")),

@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 from kio.schema.errors import ErrorCode
 
-from logstore.kafka.groups.coordinator import Coordinator
-from logstore.kafka.groups.group import Group
-from logstore.kafka.groups.offsets import Committed, OffsetStore, TopicPartition
+from logstore.format.topic_partition import TopicPartition
+from logstore.kafka.groups.coordinator import GroupCoordinator
+from logstore.kafka.groups.group import ConsumerGroup
+from logstore.kafka.groups.offsets import CommittedOffset, OffsetStore
 from logstore.kafka.groups.state import GroupState
 from logstore.log.ticket import Ticket
 
@@ -41,7 +42,7 @@ class CommitRequest(NamedTuple):
     retention_ms: int = -1
 
 
-class Position(NamedTuple):
+class OffsetToCommit(NamedTuple):
     """A position to commit."""
 
     offset: int
@@ -54,13 +55,13 @@ TopicLookup = Callable[[str], tuple[str, int] | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class OffsetSnapshot:
     """Offsets of a group and the topics that they are of, both as they were at one moment."""
 
-    known: Mapping[TopicPartition, Committed]
+    known: Mapping[TopicPartition, CommittedOffset]
     topics: Mapping[str, tuple[str, int] | None]
 
-    def of(self, where: TopicPartition) -> Committed | None:
+    def of(self, where: TopicPartition) -> CommittedOffset | None:
         """What was committed for the topic that had the name at that moment, not for one that was gone by then."""
         committed = self.known.get(where)
         if committed is None or _id_of(self.topics.get(where.topic), where.partition) != committed.topic_id:
@@ -73,7 +74,7 @@ class GroupService:
 
     def __init__(
         self,
-        coordinator: Coordinator,
+        coordinator: GroupCoordinator,
         offsets: OffsetStore,
         topics: TopicLookup,
         settings: OffsetSettings,
@@ -90,7 +91,7 @@ class GroupService:
     # ---- offsets
 
     def commit(
-        self, request: CommitRequest, positions: Mapping[TopicPartition, Position], now_s: float, now_ms: int
+        self, request: CommitRequest, positions: Mapping[TopicPartition, OffsetToCommit], now_s: float, now_ms: int
     ) -> tuple[dict[TopicPartition, ErrorCode], Ticket[None]]:
         """OffsetCommit: what is refused at once, by partition, and a ticket for the rest (settled once synced).
 
@@ -98,13 +99,15 @@ class GroupService:
         """
         expires_ms = now_ms + request.retention_ms if request.retention_ms >= 0 else None
         refused: dict[TopicPartition, ErrorCode] = {}
-        offsets: dict[TopicPartition, Committed] = {}
+        offsets: dict[TopicPartition, CommittedOffset] = {}
         for where, position in positions.items():
             topic_id = self._topic_id(where)
             if topic_id is None:
                 refused[where] = ErrorCode.unknown_topic_or_partition
             else:
-                offsets[where] = Committed(*position, committed_ms=now_ms, topic_id=topic_id, expires_ms=expires_ms)
+                offsets[where] = CommittedOffset(
+                    *position, committed_ms=now_ms, topic_id=topic_id, expires_ms=expires_ms
+                )
         if not offsets:
             return refused, Ticket.succeeded(None)
         error = self.coordinator.check_commit(
@@ -125,7 +128,7 @@ class GroupService:
         """How many offsets the group has."""
         return len(self._offsets.of_group(group_id))
 
-    def committed(self, group_id: str, wanted: Iterable[TopicPartition] | None = None) -> Snapshot:
+    def committed(self, group_id: str, wanted: Iterable[TopicPartition] | None = None) -> OffsetSnapshot:
         """OffsetFetch: what the group has durably committed at this moment, for these partitions or (None) all.
 
         It takes as long as there are partitions wanted, whatever else the group has committed.
@@ -135,7 +138,7 @@ class GroupService:
             known = dict(offsets)
         else:
             known = {where: found for where in wanted if (found := offsets.get(where)) is not None}
-        return Snapshot(known, {name: self._topics(name) for name in {where.topic for where in known}})
+        return OffsetSnapshot(known, {name: self._topics(name) for name in {where.topic for where in known}})
 
     def delete_offsets(
         self, group_id: str, partitions: Sequence[TopicPartition]
@@ -150,7 +153,7 @@ class GroupService:
         doomed = [where for where, error in errors.items() if error is ErrorCode.none]
         return ErrorCode.none, errors, self._offsets.delete(group_id, doomed)
 
-    def _check_offset_delete(self, group: Group, where: TopicPartition) -> ErrorCode:
+    def _check_offset_delete(self, group: ConsumerGroup, where: TopicPartition) -> ErrorCode:
         if self._topic_id(where) is None:
             return ErrorCode.unknown_topic_or_partition
         return ErrorCode.group_subscribed_to_topic if group.is_subscribed(where.topic) else ErrorCode.none
@@ -165,7 +168,7 @@ class GroupService:
         ticket.add_callback(lambda done: None if done.error is None else self._restore(group))
         return ErrorCode.none, ticket
 
-    def _restore(self, group: Group) -> None:
+    def _restore(self, group: ConsumerGroup) -> None:
         """The disk refused a deletion: the group with its offsets is still there."""
         self.coordinator.ensure(group.group_id, group.emptied_s, protocol_type=group.protocol_type)
 
@@ -210,7 +213,9 @@ class GroupService:
             if is_idle and now_s - group.emptied_s >= SWEEP_INTERVAL_S and not self._offsets.is_used(group.group_id):
                 self.coordinator.drop(group.group_id)
 
-    def _is_expired(self, group: Group, where: TopicPartition, committed: Committed, now_s: float, now_ms: int) -> bool:
+    def _is_expired(
+        self, group: ConsumerGroup, where: TopicPartition, committed: CommittedOffset, now_s: float, now_ms: int
+    ) -> bool:
         """Kafka's rules (KIP-211): from the last commit, for groups that had members from when the last one left.
 
         That moment is not kept over a restart; then the time of the restart stands for it, so offsets live longer.

@@ -1,11 +1,12 @@
-"""One client's connection: bytes to requests, answers to bytes, with a deadline for everything.
+"""One client's connection: bytes to requests, answers to bytes, with a deadline for every activity.
 
 Invariants:
-* h11 judges what is HTTP; what is not gets one 4xx and the connection ends.
-* A request whose end can be understood in two ways gets 400, and the connection ends.
-* Headers and bodies are bounded before they are kept; a body that says it is too large is refused unread.
+* h11 parses HTTP; invalid HTTP gets one 4xx, and the connection ends.
+* A request whose end is ambiguous gets 400, and the connection ends.
+* The limits of headers and bodies are checked before they are buffered; a body whose length exceeds the limit is not
+  read.
 * Requests of one connection are answered one after the other; the next is not read before the last is answered.
-* A client that stops sending or taking loses its connection, and nothing else.
+* A client that stops sending or receiving loses its connection, and affects no other client.
 """
 
 import math
@@ -33,40 +34,40 @@ CONTINUE = 100
 NO_SUCH_VERSION = 505
 VERSIONS = (b"1.0", b"1.1")
 LINGER_S = 0.5
-"""How long a refused client's further bytes are read and thrown away, so that it sees the answer and not a reset."""
+"""How long further bytes of a refused client are discarded, so that it receives the answer and not a reset."""
 LINGER_BYTES = 4 << 20
 
 
 REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 
-class Stream(Protocol):
+class HttpStream(Protocol):
     """What a connection needs of a trio stream, with TLS or without."""
 
     async def send_all(self, data: bytes) -> None:
         """Send everything."""
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
-        """Receive something; empty at the end."""
+        """Receive some bytes; empty at the end."""
 
     async def aclose(self) -> None:
         """Close."""
 
 
 class RequestRejected(Exception):
-    """The request cannot be taken: `status` and why; the connection ends after the answer."""
+    """The request is rejected with `status` and a reason; the connection ends after the answer."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
 
 
-class Connection:
+class HttpConnection:
     """Serves one client until it leaves, breaks a rule, or the server drains."""
 
     def __init__(
         self,
-        stream: Stream,
+        stream: HttpStream,
         client: str,
         settings: HttpSettings,
         handler: Handler,
@@ -80,20 +81,20 @@ class Connection:
         self._may_wait = may_wait
         self._takes_large = takes_large
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=settings.max_header_bytes)
-        # One scope for all deadlines of the connection: its deadline moves with what is being done.
+        # One scope for all deadlines of the connection: each activity sets its deadline.
         self._scope = trio.CancelScope()
         self._doing = "idle"
         self._stopping = False
         self._gone = False
 
     def stop(self) -> None:
-        """Answer what is being worked on, then close; close at once if nothing is."""
+        """Answer the request in work, then close; close at once if there is none."""
         self._stopping = True
         if self._doing == "idle":
             self._scope.cancel()
 
     async def run(self) -> None:
-        """Serve. Ends without an error whatever the client does."""
+        """Serve until the connection ends. Never raises, whatever the client does."""
         try:
             with self._scope:
                 while not self._stopping and await self._one():
@@ -106,7 +107,7 @@ class Connection:
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
         except h11.LocalProtocolError:
-            pass  # the client left in the middle of its own answer
+            pass  # the client left in the middle of its answer
 
     def _do(self, what: str, limit_s: float) -> None:
         """Set the connection's activity and the deadline for it."""
@@ -135,7 +136,7 @@ class Connection:
         self._http.start_next_cycle()
         return True
 
-    # ---- in
+    # ---- receiving
 
     async def _request(self) -> HttpRequest | None:
         """The next request; None if the client sends no more."""
@@ -155,7 +156,7 @@ class Connection:
             raise RequestRejected(NO_SUCH_VERSION, "HTTP/1.1 is spoken here")
         headers = {name.decode("ascii"): value.decode("latin-1") for name, value in event.headers}
         if "transfer-encoding" in headers and ("content-length" in headers or event.http_version == b"1.0"):
-            # RFC 9112, 6.1: somebody in between may have seen another end of the body than we do.
+            # RFC 9112, 6.1: a proxy in between may have read another end of the body.
             raise RequestRejected(BAD_REQUEST, "Transfer-Encoding cannot come with Content-Length, nor with HTTP/1.0")
         method, target = event.method.decode("ascii"), event.target.decode("ascii")
         limits = self._settings
@@ -191,10 +192,10 @@ class Connection:
         self._gone = self._gone or not data
         self._http.receive_data(bytes(data))
 
-    # ---- work
+    # ---- handling
 
     async def _handle(self, request: HttpRequest) -> HttpResponse | None:
-        """The answer; None if the client left while it was waited for."""
+        """The answer; None if the client left before it was ready."""
         if not self._may_wait(request) or self._gone:
             return await self._handler(request)
         response: HttpResponse | None = None
@@ -205,7 +206,7 @@ class Connection:
         return response
 
     async def _watch(self, work: trio.CancelScope) -> None:
-        """Stop the work when the client leaves. Reads once at most: what came early is the next request's."""
+        """Stop the handler when the client leaves. Reads at most once: early bytes belong to the next request."""
         try:
             await self._receive()
         except trio.BrokenResourceError:
@@ -213,7 +214,7 @@ class Connection:
         if self._gone:
             work.cancel()
 
-    # ---- out
+    # ---- sending
 
     async def _answer(self, response: HttpResponse, *, head: bool = False) -> None:
         headers = [("Content-Type", response.content_type), ("Content-Length", str(len(response.body)))]

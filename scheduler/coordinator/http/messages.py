@@ -1,4 +1,4 @@
-"""Requests and responses of HTTP as values, and the limits that a server keeps.
+"""HTTP requests and responses as values, and the limits of a server.
 
 Invariants: a request that reaches a handler is complete and within the limits; every limit has a reason.
 """
@@ -19,25 +19,25 @@ class HttpSettings:
     max_header_bytes: int = 16 * 1024
     """Request line and headers; ours need a few hundred bytes."""
     max_body_bytes: int = 1 << 20
-    """A request for 10,000 chunks with their sources stays below it."""
+    """Enough for a request for 10,000 chunks with their sources."""
     max_small_body_bytes: int = 64 * 1024
-    """Of every other request; and of all from a client that did not prove who it is, where that is asked for."""
+    """The limit of all other requests, and of every request without the token if the coordinator has one."""
     max_connections: int = 4096
-    """1,000 writers with a long poll and a report each, and room for people."""
+    """Enough for 1,000 writers with a long poll and a report each, and for people."""
     max_connections_per_address: int = 512
-    """From one address other than loopback, so that one host cannot shut the others out."""
+    """The limit of one address other than loopback, so that one host cannot exclude the others."""
     header_s: float = 10.0
-    """From a request's first byte to the end of its headers; also for a TLS handshake."""
+    """The time from a request's first byte to the end of its headers; also that of a TLS handshake."""
     body_s: float = 30.0
-    """For a request's body."""
+    """The time to receive a request's body."""
     send_s: float = 30.0
-    """For a client to take an answer."""
+    """The time in which a client must take an answer."""
     idle_s: float = 120.0
-    """Between requests; longer than the longest long poll, so that a waiting writer's second connection stays."""
+    """The time between requests; longer than a long poll, so that a waiting writer keeps its second connection."""
 
 
 class HttpRequest(NamedTuple):
-    """A request with its whole body. `target` is as sent: path and query, percent-encoded. Header names lower case."""
+    """A request with its whole body. `target`: path and query as sent, percent-encoded. Header names are lower case."""
 
     method: str
     target: str
@@ -48,7 +48,7 @@ class HttpRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """An answer."""
+    """A response."""
 
     status: int
     body: bytes = b""
@@ -58,7 +58,7 @@ class HttpResponse:
 
 Handler = Callable[[HttpRequest], Awaitable[HttpResponse]]
 MayWait = Callable[[HttpRequest], bool]
-"""Whether a request may take long, so that the server watches for a client that goes away meanwhile."""
+"""Whether a request may take long, so that the server watches for a client that disconnects meanwhile."""
 TakesLarge = Callable[[str, str, Mapping[str, str]], bool]
 """Whether a request with this method, target and headers may have a large body; else it must be small."""
 
@@ -66,7 +66,7 @@ TakesLarge = Callable[[str, str, Mapping[str, str]], bool]
 def json_response(status: int, value: object, headers: Mapping[str, str] | None = None) -> HttpResponse:
     """An answer in JSON."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    # Half a surrogate pair, as a client's JSON may spell it, has no bytes in UTF-8: it goes back as it was spelled.
+    # Half a surrogate pair, which a client's JSON may contain as an escape, has no bytes in UTF-8: it stays an escape.
     return HttpResponse(status, text.encode(errors="backslashreplace") + b"\n", JSON, headers or {})
 
 

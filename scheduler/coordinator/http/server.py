@@ -1,8 +1,8 @@
-"""Listening: connections up to a limit, a task for each, and a graceful end.
+"""The HTTP server: a bounded number of connections, a task for each, and a graceful end.
 
-Invariants: connections are bounded, over all and per address (loopback excepted); one that is too many is told so and
-closed at once. A listener that cannot be opened is an OSError before anything is served. Nothing that a client sends
-ends the server.
+Invariants: connections are bounded, in total and per address (except loopback); a connection beyond the limit is
+answered with 503 and closed at once. If the listener cannot be opened, `serve` raises OSError before it serves any
+client. Nothing that a client sends ends the server.
 """
 
 import socket
@@ -13,10 +13,11 @@ from traceback import format_exception
 
 import trio
 
-from scheduler.addresses import Address, is_loopback
-from scheduler.coordinator.http.connection import Connection, Stream
+from logstore.base.addresses import Address, is_loopback
+from logstore.base.events import Report
+from scheduler.coordinator.http.connection import HttpConnection, HttpStream
 from scheduler.coordinator.http.messages import Handler, HttpSettings, MayWait, TakesLarge
-from scheduler.coordinator.report import Report
+from scheduler.coordinator.log_events import CANNOT_ACCEPT, CONNECTION_CRASHED, CONNECTION_REFUSED
 
 BACKLOG = 2048
 """A thousand writers may connect at the same moment."""
@@ -49,7 +50,7 @@ class HttpServer:
         self._takes_large = takes_large
         self._tls = tls
         self._clients: Counter[str] = Counter()
-        self._connections: dict[Connection, None] = {}
+        self._connections: dict[HttpConnection, None] = {}
         self._accepting = trio.CancelScope()
         self._serving = trio.CancelScope()
         self._ended = trio.Event()
@@ -97,7 +98,7 @@ class HttpServer:
                 client, address = await sock.accept()
             except OSError as error:
                 # Out of descriptors, or a client that is gone already: neither ends a listener.
-                self._report("cannot accept", {"error": str(error)})
+                self._report(CANNOT_ACCEPT, error=str(error))
                 await trio.sleep(ACCEPT_AGAIN_S)
                 continue
             self._admit(client, str(address[0]), clients)
@@ -108,7 +109,7 @@ class HttpServer:
             not is_loopback(host) and self._clients[host] >= limits.max_connections_per_address
         ):
             self._refused += 1
-            self._report("connection refused", {"client": host, "why": "too many connections"})
+            self._report(CONNECTION_REFUSED, client=host, why="too many connections")
             _refuse(client, speaks_tls=self._tls is not None)
             return
         self._clients[host] += 1
@@ -121,14 +122,14 @@ class HttpServer:
             stream = await self._stream(client)
             if stream is None:
                 return
-            connection = Connection(stream, host, self._settings, self._handler, self._may_wait, self._takes_large)
+            connection = HttpConnection(stream, host, self._settings, self._handler, self._may_wait, self._takes_large)
             self._connections[connection] = None
             if self._accepting.cancel_called:
                 connection.stop()
             try:
                 await connection.run()
             except Exception as error:  # noqa: BLE001  a fault of ours must not cost the other clients their service
-                self._report("connection crashed", {"client": host, "trace": "".join(format_exception(error))})
+                self._report(CONNECTION_CRASHED, client=host, trace="".join(format_exception(error)))
             finally:
                 del self._connections[connection]
                 with trio.move_on_after(1) as scope:
@@ -141,7 +142,7 @@ class HttpServer:
             if not self._clients[host]:
                 del self._clients[host]
 
-    async def _stream(self, client: trio.socket.SocketType) -> Stream | None:
+    async def _stream(self, client: trio.socket.SocketType) -> HttpStream | None:
         """The client's bytes, behind TLS if there is any; None if it does not manage the handshake in time."""
         plain = trio.SocketStream(client)
         if self._tls is None:

@@ -1,10 +1,10 @@
-"""What the coordinator needs of a metadata store: all of it at the start, and changes, each batch whole or not at all.
+"""The interface of a metadata store: it loads all entries at the start, and applies batches of changes atomically.
 
-Keys are texts with `/` between parts, values JSON texts: any ordered key-value store with transactions will do.
+Keys are texts with `/` between parts, values are JSON texts; any ordered key-value store with transactions fits.
 
-Invariants that every implementation keeps:
-* `apply` returns only when its changes are durable; what it raises says that they may or may not be.
-* The changes of one `apply` are there together or not at all, whenever the process or the machine stops.
+Every implementation has these invariants:
+* `apply` returns only when its changes are durable; after an error they may be durable or not.
+* The changes of one `apply` are applied together or not at all, even if the process or the machine stops.
 * `apply` may be called again with the same changes.
 """
 
@@ -19,13 +19,13 @@ class Put(NamedTuple):
     value: str
 
 
-class Remove(NamedTuple):
+class RemovePrefix(NamedTuple):
     """Removes all keys that start with `prefix`."""
 
     prefix: str
 
 
-Change = Put | Remove
+Change = Put | RemovePrefix
 
 
 class Metadata(Protocol):

@@ -1,10 +1,10 @@
 """Metadata in one SQLite file.
 
 Invariants:
-* Write-ahead log with synchronous=FULL: a commit returns after its fsync, so what `apply` returned from survives a
-  power cut.
-* One transaction per `apply`. After an error the connection is opened anew: what a failed commit left in its caches is
-  not believed.
+* Write-ahead log with synchronous=FULL: a commit returns after its fsync, so changes survive a power cut once `apply`
+  has returned.
+* One transaction per `apply`. After an error the connection is opened again: the caches that a failed commit left are
+  not used.
 * Every row has a CRC-32 of its key and value. `summary` has the number of rows, the sum of their CRCs and the number of
   transactions, with a CRC of its own. A file beside the database has the number of transactions too: it is written
   after each commit, without a sync, so it may be behind the database and is never ahead of it. `load` compares all
@@ -22,18 +22,19 @@ from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
+from logstore.base.directory import FILE_MODE, sync_directory
 from scheduler.coordinator.errors import StoreDamaged, StoreError
 from scheduler.coordinator.metadata.interface import Change, Put
 
 APPLICATION_ID = 0x4361_726E
-"""`Carn` in a SQLite file's header: whose it is."""
+"""`Carn`, the application id in the header of a SQLite file."""
 VERSION = 2
 VERSION_WITHOUT_CRCS = 1
 LOCK_WAIT_S = 5.0
-"""For somebody who looks into the file with other tools."""
+"""The wait for a lock that another program holds, such as a SQLite shell."""
 CHECKPOINT_PAGES = 1000
 LAST_CHARACTER = "\U0010ffff"
-"""Behind every character of a key."""
+"""The last character in the order of keys."""
 ENTRIES = "CREATE TABLE entries (key TEXT PRIMARY KEY, value TEXT NOT NULL, crc INTEGER NOT NULL) WITHOUT ROWID"
 SUMMARY = (
     "CREATE TABLE summary (transactions INTEGER NOT NULL, entries INTEGER NOT NULL, sum INTEGER NOT NULL, "
@@ -42,11 +43,10 @@ SUMMARY = (
 TABLES = {"entries": ENTRIES, "summary": SUMMARY}
 COUNT_SUFFIX = ".transactions"
 """Of the file that has the number of transactions."""
-FILE_MODE = 0o600
 _DAMAGE = frozenset(
     (
         sqlite3.SQLITE_CORRUPT,
-        sqlite3.SQLITE_ERROR,  # nothing is wrong with our statements, so the tables are not what they were
+        sqlite3.SQLITE_ERROR,  # the statements are correct, so the tables have changed
         sqlite3.SQLITE_MISMATCH,
         sqlite3.SQLITE_NOTADB,
         sqlite3.SQLITE_SCHEMA,
@@ -56,7 +56,7 @@ _DAMAGE = frozenset(
 
 
 class _Summary(NamedTuple):
-    """What the rows add up to."""
+    """The checksum of all rows."""
 
     transactions: int
     entries: int
@@ -92,7 +92,7 @@ class SqliteMetadata:
         total = 0
         try:
             connection = self._opened()
-            # As bytes: a damaged text need not be one.
+            # As bytes: a damaged text may be invalid UTF-8.
             rows = connection.execute("SELECT CAST(key AS BLOB), CAST(value AS BLOB), crc FROM entries ORDER BY key")
             for key, value, crc in rows:
                 if crc32(key + b"\0" + value) != crc:
@@ -106,7 +106,7 @@ class SqliteMetadata:
         return entries
 
     def _compare(self, connection: sqlite3.Connection, entries: Mapping[str, str], total: int) -> None:
-        """Whether these rows are all, and the newest that were stored. Raises StoreDamaged."""
+        """Check that these rows are complete and the newest that were stored. Raises StoreDamaged."""
         rows = connection.execute("SELECT transactions, entries, sum, crc FROM summary").fetchall()
         if len(rows) != 1 or not all(type(value) is int for value in rows[0]):
             raise _damaged(self._path, "its summary cannot be read")
@@ -153,7 +153,7 @@ class SqliteMetadata:
         return self._connection
 
     def _open(self) -> sqlite3.Connection:
-        # Used by one thread at a time, not always the same.
+        # One thread at a time uses it, but not always the same thread.
         connection = sqlite3.connect(self._path, timeout=LOCK_WAIT_S, isolation_level=None, check_same_thread=False)
         try:
             connection.execute("PRAGMA journal_mode=WAL")
@@ -186,7 +186,7 @@ class SqliteMetadata:
 
 
 def _create(path: Path, count: Path) -> None:
-    """A new file under its name only when it is whole: what has the name and is empty was cut."""
+    """Create a file, which gets its name only when it is complete: an empty file of that name was truncated."""
     log = Path(f"{path}-wal")
     if log.exists():
         raise _damaged(path, f"it is missing, and {log.name} is there")
@@ -212,7 +212,7 @@ def _make_tables(connection: sqlite3.Connection) -> None:
 
 
 def _migrate(path: Path, connection: sqlite3.Connection) -> None:
-    """From version 1, whose rows had no CRCs: what is there is taken as it is. Raises StoreDamaged."""
+    """Migrate from version 1, whose rows have no CRCs: its rows are accepted as they are. Raises StoreDamaged."""
     connection.create_function("crc_of", 2, _crc, deterministic=True)
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -233,21 +233,12 @@ def _migrate(path: Path, connection: sqlite3.Connection) -> None:
         raise
 
 
-def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable. Raises OSError."""
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
 def _crc(key: str, value: str) -> int:
     return crc32(f"{key}\0{value}".encode())
 
 
 def _change(connection: sqlite3.Connection, changes: Sequence[Change]) -> int:
-    """Make the changes and keep the summary true; returns the number of transactions, with this one."""
+    """Make the changes and update the summary; returns the number of transactions including this one."""
     transactions, entries, total = connection.execute("SELECT transactions, entries, sum FROM summary").fetchone()
     for change in changes:
         if isinstance(change, Put):
@@ -272,7 +263,7 @@ def _store_summary(connection: sqlite3.Connection, summary: _Summary) -> None:
 
 
 def _write_count(path: Path, transactions: int) -> None:
-    """Note that so many transactions are stored. A failure costs the comparison at the next start, nothing else."""
+    """Write the number of stored transactions. If that fails, the next start cannot compare the number."""
     text = f"{transactions:020d}"
     with suppress(OSError):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
@@ -283,7 +274,7 @@ def _write_count(path: Path, transactions: int) -> None:
 
 
 def _read_count(path: Path) -> int | None:
-    """How many transactions are stored at least; None where nothing readable says so."""
+    """The number of transactions that are stored at least; None if the file is missing or unreadable."""
     try:
         text, _, crc = path.read_bytes().decode("ascii").strip().partition(" ")
         return int(text) if int(crc, 16) == crc32(text.encode()) else None
@@ -292,13 +283,13 @@ def _read_count(path: Path) -> int | None:
 
 
 def _judge(path: Path, error: sqlite3.Error | UnicodeDecodeError) -> StoreDamaged | StoreError:
-    """Damage is no matter of trying again. A damaged text cannot be decoded, also where SQLite's own message has it."""
+    """The error to raise: StoreDamaged for damage, which no other try mends. Damaged text may not even decode."""
     if isinstance(error, UnicodeDecodeError):
         return _damaged(path, f"a text in it cannot be read: {error}")
-    # Python's own errors have no code: a text that cannot be decoded is one.
+    # Errors of Python itself, such as text that cannot be decoded, have no code.
     primary = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
-    # A file that may be written and says that it may not: the version in its header is damaged. SQLite says the same of
-    # a directory in which it may not make its log.
+    # A writable file that SQLite calls read-only: the version in its header is damaged. SQLite gives the same error for
+    # a directory in which it cannot create its log.
     may_write = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
     if primary in _DAMAGE or (primary == sqlite3.SQLITE_READONLY and may_write):
         return _damaged(path, str(error))

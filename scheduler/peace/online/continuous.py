@@ -1,24 +1,24 @@
 """CONTINUOUS mode: the next chunk starts as soon as its path is free; the head of the queue reserves, others backfill.
 
-What is proven, and why, is told in `scheduler.peace.online`.
+`scheduler.peace.online` has the rules and the proof of the bound.
 
 Invariants:
 * At most one reservation, for the head: the first unit of the queue that has a path in the network as it is.
-* While it stands, none of its tokens goes to anybody else, also not one that comes back later.
-* After `advance`, no chunk of the head can start; those behind it were tried as far as `max_tries` reached, or (with a
-  planner that plans together) as MAX_TOGETHER did.
+* While there is a reservation, no other request gets its tokens, nor the tokens owed to it when they come back.
+* After `advance`, no chunk of the head can start; requests behind it were tried within the budget of `max_tries`, or of
+  MAX_TOGETHER with a planner that plans jointly.
 """
 
 from collections.abc import Hashable
 from random import Random
 
-from scheduler.peace.online.index import Group, Index, RequestClass
-from scheduler.peace.online.jobs import Flight, Job, Unit
+from scheduler.peace.online.index import Index, RequestClass, UnitGroup
+from scheduler.peace.online.jobs import ChunkAttempt, TransferJob, Unit
+from scheduler.peace.online.joint_planner import JointPlanner
 from scheduler.peace.online.ranked_queue import RankedQueue
 from scheduler.peace.online.records import Settings
-from scheduler.peace.online.together import Together
 from scheduler.peace.online.tokens import Key, Tokens
-from scheduler.peace.online.unreachable import TRIES, Launch, Unreachable, search, ways
+from scheduler.peace.online.unreachable import TRIES, Launch, UnreachableUnits, search, ways
 from scheduler.peace.plan import Chain, Planner, Resource, demands
 from scheduler.topology import Topology
 
@@ -39,8 +39,8 @@ _HOSTS_A_TIME = 1000
 """A joint plan looks at all hosts. In a network of n times as many hosts as this, it is made at every nth event."""
 
 
-class _Held:
-    """The head's reservation: the chain that it will use, or None while it waits for its own resource only."""
+class _Reservation:
+    """The head's reservation. `chain`: the reserved chain, None while the head waits for its own resource only."""
 
     __slots__ = ("chain", "keys", "unit")
 
@@ -64,81 +64,81 @@ class Continuous:
         self._queue = queue
         self._tokens = Tokens(topology)
         self._index = Index(self._tokens)
-        self._held: _Held | None = None
-        self._unreachable = Unreachable(queue, planner, random, self._tokens.whole)
+        self._reservation: _Reservation | None = None
+        self._unreachable = UnreachableUnits(queue, planner, random, self._tokens.whole)
         self._unreachable_counts: dict[Hashable, int] = {}
         """For each class, its units that became unreachable since a host came back: later ones are given up sooner."""
         self._in_flight = 0
-        self._together = Together.of(topology, planner, random, self._tokens.whole)
+        self._joint = JointPlanner.of(topology, planner, random, self._tokens.whole)
         self._hosts = len(topology.servers)
         self._events = 0
         """The number of events since the last joint plan."""
 
-    # ---- what happened
+    # ---- events
 
     def enter(self, unit: Unit) -> None:
         """Note that the unit has a chunk waiting (again)."""
         self._index.add(unit)
-        self._is_changed()
+        self._invalidate_plan()
 
-    def leave(self, job: Job) -> None:
+    def leave(self, job: TransferJob) -> None:
         """Note that none of the job's units waits any more."""
         self._index.remove(job.units)
         self._unreachable.leave(job.units)
-        self._is_changed()
-        if self._held is not None and self._held.unit.job is job:
-            self._drop()
+        self._invalidate_plan()
+        if self._reservation is not None and self._reservation.unit.job is job:
+            self._cancel_reservation()
 
-    def ended(self, flight: Flight, *, done: bool) -> None:
+    def ended(self, flight: ChunkAttempt, *, done: bool) -> None:
         """Note that a chunk is no longer in flight."""
         self._in_flight -= 1
         self._tokens.give(flight.chain)
 
-    def unreachable_jobs(self) -> set[Job]:
+    def unreachable_jobs(self) -> set[TransferJob]:
         """The jobs with unreachable units."""
         return self._unreachable.jobs()
 
     def resume_at(self, step: int) -> None:
         """The scheduler is being restored: there are no timesteps."""
 
-    def resume(self, flight: Flight, *, done: bool) -> None:
+    def resume(self, flight: ChunkAttempt, *, done: bool) -> None:
         """Note that a chunk was in flight, or done, when the scheduler was restored."""
         if not done:
             self._in_flight += 1
             self._tokens.force(flight.chain)
 
-    def started(self, flight: Flight) -> None:
+    def started(self, flight: ChunkAttempt) -> None:
         """Note that a chunk was launched."""
         self._in_flight += 1
 
     def lose(self, host: int) -> None:
         """Note that a host is lost; its chunks in flight end next."""
-        held = self._held
+        held = self._reservation
         if held is not None and any(number == host for resource, number in held.keys if resource is not Resource.LINK):
-            self._drop()
+            self._cancel_reservation()
         self._tokens.lose(host)
-        self._is_changed()
+        self._invalidate_plan()
 
     def regain(self, host: int) -> None:
         """Note that a lost host is back."""
         self._tokens.regain(host)
-        self._is_changed()
+        self._invalidate_plan()
         self._unreachable_counts.clear()
-        self._unreachable.again()
+        self._unreachable.retry_all()
 
-    # ---- what may start
+    # ---- starting chunks
 
     def advance(self, launch: Launch, events: int) -> None:
         """Start what can start after so many events: the head, then those behind it with what the head leaves."""
-        for found in self._unreachable.some_again(idle=not self._in_flight):
+        for found in self._unreachable.retry_some(idle=not self._in_flight):
             self._unreachable_counts.pop(self._index.class_key(found), None)
         self._events += events
-        together = self._together is not None and self._events * _HOSTS_A_TIME >= self._hosts
-        if together and self._held is not None and self._serves_anew() and not self._plan_with_head(launch):
+        together = self._joint is not None and self._events * _HOSTS_A_TIME >= self._hosts
+        if together and self._reservation is not None and self._head_may_start() and not self._plan_with_head(launch):
             self._serve_head(launch)
-        if together and self._held is None:
+        if together and self._reservation is None:
             self._plan_together(launch, events)
-        if self._serves_anew():
+        if self._head_may_start():
             while self._serve_head(launch):
                 pass
         if together:
@@ -158,59 +158,59 @@ class Continuous:
 
     def _plan_with_head(self, launch: Launch) -> bool:
         """Plan as if nothing were reserved; returns False, and changes nothing, if no chunk of the head is planned."""
-        held, tokens, index = self._held, self._tokens, self._index
-        if self._together is None or held is None or held.unit is not self._head():
+        held, tokens, index = self._reservation, self._tokens, self._index
+        if self._joint is None or held is None or held.unit is not self._head():
             return False
-        tokens.let_go(held.keys, for_good=False)
+        tokens.release(held.keys, for_good=False)
         index.wake(tokens.freed | {key for key in held.keys if tokens.free(key)})
-        groups, asks = self._asks(held.unit)
-        most = held.unit.waiting if held.unit.own is None else self._left_of(held.unit.own)
+        groups, asks = self._candidates(held.unit)
+        most = held.unit.waiting if held.unit.own is None else self._free_tokens(held.unit.own)
         asks = [(held.unit, min(most, held.unit.waiting)), *asks]
-        found = self._together.plan(asks, self._queue, tokens.left, first=held.unit) if most else []
+        found = self._joint.plan(asks, self._queue, tokens.left, first=held.unit) if most else []
         if not found:
             tokens.hold(held.keys)
             for group in groups:
                 index.ready(group)
             return False
-        self._held = None
+        self._reservation = None
         tokens.freed.clear()
         for unit, chain in found:
             launch(unit, chain)
-        self._rest(groups)
+        self._park_rest(groups)
         return True
 
     def _plan_together(self, launch: Launch, events: int) -> None:
         """Plan all groups that can use the freed tokens, with what the head leaves; one plan for each event."""
-        if self._together is None:
+        if self._joint is None:
             return
         self._events = 0
         tokens, index = self._tokens, self._index
         index.wake(tokens.freed)
         tokens.freed.clear()
         for _ in range(events):
-            groups, asks = self._asks(self._held.unit if self._held is not None else None)
+            groups, asks = self._candidates(self._reservation.unit if self._reservation is not None else None)
             if asks:
-                for unit, chain in self._together.plan(asks, self._queue, tokens.left):
+                for unit, chain in self._joint.plan(asks, self._queue, tokens.left):
                     launch(unit, chain)
-            self._rest(groups)
+            self._park_rest(groups)
             if len(asks) < MAX_TOGETHER:
                 break
 
-    def _asks(self, but: Unit | None) -> tuple[list[Group], list[tuple[Unit, int]]]:
-        """The groups that are worth a try, and for how many chunks of each unit of theirs, `but` this one."""
-        groups, asks = list[Group](), list[tuple[Unit, int]]()
+    def _candidates(self, but: Unit | None) -> tuple[list[UnitGroup], list[tuple[Unit, int]]]:
+        """The groups that are worth a try, and the number of chunks to plan of each of their units except `but`."""
+        groups, asks = list[UnitGroup](), list[tuple[Unit, int]]()
         while len(asks) < MAX_TOGETHER and (group := self._index.pop()) is not None:
             groups.append(group)
-            most = MAX_TOGETHER if group.own is None else self._left_of(group.own)
+            most = MAX_TOGETHER if group.own is None else self._free_tokens(group.own)
             asks += [(unit, min(most, unit.waiting)) for unit in group.units(most) if unit is not but]
         return groups, asks
 
-    def _left_of(self, key: Key) -> int:
+    def _free_tokens(self, key: Key) -> int:
         return int(self._tokens.left.counts(key[0])[key[1]])
 
-    def _rest(self, groups: list[Group]) -> None:
-        """Let the rest of these groups wait for tokens: a plan was tried."""
-        classes = dict[RequestClass, list[Group]]()
+    def _park_rest(self, groups: list[UnitGroup]) -> None:
+        """Park the remaining units of these groups until tokens are freed: a plan was tried."""
+        classes = dict[RequestClass, list[UnitGroup]]()
         for group in groups:
             classes.setdefault(group.request_class, []).append(group)
         for request_class, aside in classes.items():
@@ -219,58 +219,58 @@ class Continuous:
             if last is not None and not request_class.awake:
                 self._index.sleep(request_class, last)
 
-    def _is_changed(self) -> None:
-        if self._together is not None:
-            self._together.changed()
+    def _invalidate_plan(self) -> None:
+        if self._joint is not None:
+            self._joint.invalidate()
 
     @property
     def reservation(self) -> tuple[str, Chain | None] | None:
         """The name of the job with the reservation, and the reserved chain."""
-        return None if self._held is None else (self._held.unit.job.name, self._held.chain)
+        return None if self._reservation is None else (self._reservation.unit.job.name, self._reservation.chain)
 
     def _head(self) -> Unit | None:
         job = self._queue.first
         return None if job is None else job.next_unit()
 
-    def _serves_anew(self) -> bool:
+    def _head_may_start(self) -> bool:
         """Whether something changed for the head: another head, a free token, or all that it was owed."""
-        held = self._held
+        held = self._reservation
         return held is None or bool(self._tokens.freed) or not self._tokens.owed or held.unit is not self._head()
 
     def _serve(self, unit: Unit) -> Chain | None:
         """A chain for the head, or None: then its reservation stands (or the unit is unreachable)."""
-        tokens, held = self._tokens, self._held
+        tokens, held = self._tokens, self._reservation
         if held is not None and held.unit is not unit:
-            self._drop()
+            self._cancel_reservation()
             held = None
         if held is not None:
             if held.chain is not None and not tokens.owed:
-                self._held = None
+                self._reservation = None
                 return held.chain
-            tokens.let_go(held.keys, for_good=False)
+            tokens.release(held.keys, for_good=False)
         if unit.own is not None and not tokens.free(unit.own):
             if not tokens.whole.counts(unit.own[0])[unit.own[1]]:
-                self._held = None
+                self._reservation = None
                 self._set_unreachable(unit)
                 return None
             keys = held.keys if held is not None else (unit.own,)
             tokens.hold(keys)
-            self._held = held or _Held(unit, None, keys)
+            self._reservation = held or _Reservation(unit, None, keys)
             return None
         chain = tokens.chain(self._planner, unit.request, self._random)
         if chain is not None:
-            if held is not None:  # what it leaves of its reservation is there for others
+            if held is not None:  # the rest of its reservation is free for others
                 tokens.freed.update(key for key in held.keys if tokens.free(key))
-            self._held = None
+            self._reservation = None
             return chain
         if held is not None and held.chain is not None:
             tokens.hold(held.keys)
             return None
-        self._held = None
+        self._reservation = None
         return self._reserve(unit)
 
     def _reserve(self, unit: Unit) -> Chain | None:
-        """Reserve a chain of the network as it will be; return it if nothing of it is missing."""
+        """Reserve a chain that is not free yet; return it if no token of it is missing."""
         chain = self._future_chain(unit)
         if chain is None:
             self._set_unreachable(unit)
@@ -279,14 +279,14 @@ class Continuous:
         self._tokens.hold(keys)
         if not self._tokens.owed:
             return chain
-        self._held = _Held(unit, chain, keys)
+        self._reservation = _Reservation(unit, chain, keys)
         return None
 
     def _future_chain(self, unit: Unit) -> Chain | None:
         """A chain in the network with free links, else with nothing in flight."""
         tokens = self._tokens
         seems_unreachable = self._unreachable_counts.get(self._index.class_key(unit), 0) >= _TRIES_CLASS
-        for request in ways(unit):  # rather wait for others than go through a host that failed
+        for request in ways(unit):  # waiting is better than a chain through a suspect
             for residual, tries in ((tokens.soon, _TRIES_SOON), (tokens.whole, 1 if seems_unreachable else TRIES)):
                 chain = search(self._planner, request, residual, self._random, tries)
                 if chain is not None:
@@ -294,14 +294,14 @@ class Continuous:
                     return chain
         return None
 
-    def _drop(self) -> None:
+    def _cancel_reservation(self) -> None:
         """Cancel the reservation; its tokens are free for others."""
-        if self._held is not None:
-            self._tokens.let_go(self._held.keys)
-            self._held = None
+        if self._reservation is not None:
+            self._tokens.release(self._reservation.keys)
+            self._reservation = None
 
     def _set_unreachable(self, unit: Unit) -> None:
-        if unit.own is not None and self._tokens.free(unit.own):  # it may have been held for this unit until now
+        if unit.own is not None and self._tokens.free(unit.own):  # the token may have been held for this unit
             self._tokens.freed.add(unit.own)
         self._unreachable.add(unit)
         key = self._index.class_key(unit)
@@ -310,14 +310,14 @@ class Continuous:
         self._unreachable_counts[key] = self._unreachable_counts.get(key, 0) + 1
 
     def _backfill(self, launch: Launch, tries: int) -> None:
-        """Start chunks behind the head, in order, with what the head leaves, until `tries` were in vain."""
+        """Start chunks behind the head, in order, with the tokens that the head leaves, until `tries` searches fail."""
         tokens, index = self._tokens, self._index
         index.wake(tokens.freed)
         rack_of = tokens.topology.rack_of
         touched = {rack_of[number] for resource, number in tokens.freed if resource is not Resource.LINK}
         tokens.freed.clear()
-        head = self._held.unit if self._held is not None else None
-        vain = dict[RequestClass, list[Group]]()
+        head = self._reservation.unit if self._reservation is not None else None
+        vain = dict[RequestClass, list[UnitGroup]]()
         while tries > 0 and (group := index.pop()) is not None:
             unit, chain = group.first(), None
             if unit is not None and unit is not head:
@@ -346,7 +346,7 @@ class Continuous:
         small = writer < 0 or len(topology.members[topology.rack_of[writer]]) <= _RACK_SMALL
         return _TRIES_CLASS_SMALL if small else _TRIES_CLASS
 
-    def _set_back(self, groups: list[Group]) -> None:
+    def _set_back(self, groups: list[UnitGroup]) -> None:
         for group in groups:
             self._index.put_back(group)
         groups.clear()

@@ -1,17 +1,17 @@
-"""The waiting units by the resources they wait for: an event wakes only those that can use the tokens it freed.
+"""An index of the waiting units by resource: an event wakes only the units that can use the tokens it freed.
 
 A *unit*'s chunks are interchangeable. A *group* holds the units that have the same writer, placement, hosts to avoid
-and sources: only its first is worth a try. A *class* holds the groups that a planner treats alike but for the writer
-(same rack, same placement): if two of its writers find no path, the others are taken to find none either, until tokens
-are freed. A group whose own resource (its writer's sending side, mostly) is used up is *parked* on it; a class that
-cannot leave its rack is parked on the rack's links, one that finds no host in its rack on the rack, one whose sources
-are all busy on these.
+and sources: only its first unit is worth a try. A *class* holds the groups that a planner treats alike but for the
+writer (same rack, same placement): if two of its writers find no path, the others are not tried until tokens are freed.
+A group whose own resource (its writer's sending side, mostly) is used up is *parked* on it; a class that cannot leave
+its rack is parked on the rack's links, a class that finds no host in its rack on the rack, a class whose sources are
+all busy on these sources.
 
 Invariants:
 * A unit with waiting chunks is in one group; a group is ready in its class, or parked, or set aside by the caller.
 * A class with a ready group has one valid place: in `awake`, in `asleep`, or parked.
-* Entries of heaps are dropped late: one counts only if it bears its owner's last stamp. What is left of units that wait
-  no more is never more than some TIDY_AFTER of them and twice as many as wait.
+* Entries of heaps are dropped late: an entry is valid only with its owner's last stamp. The entries of units that no
+  longer wait are bounded by TIDY_AFTER and twice the number of waiting units.
 """
 
 from collections.abc import Collection, Hashable, Iterable
@@ -24,7 +24,7 @@ import numpy.typing as npt
 from scheduler.peace.online.jobs import Rank, Unit
 from scheduler.peace.online.tokens import Key, Tokens
 from scheduler.peace.placement import Relation, Rule
-from scheduler.peace.plan import Kind, Request, Resource
+from scheduler.peace.plan import Request, Resource, TransferKind
 
 _LEAVE = frozenset({Rule(Relation.OTHER_RACK, 0)})
 _STAY = Rule(Relation.SAME_RACK, 0)
@@ -39,7 +39,7 @@ def order_of(unit: Unit) -> Order:
     return unit.job.rank, unit.first
 
 
-class Group:
+class UnitGroup:
     """Units that a planner treats alike, in the order of service."""
 
     __slots__ = ("_units", "key", "own", "ready", "request_class", "stamp")
@@ -70,7 +70,7 @@ class Group:
         return None
 
     def units(self, chunks: int) -> list[Unit]:
-        """The first units that still wait, in order: as many as have so many chunks together."""
+        """The first units that still wait, in order, until they have so many chunks together."""
         found: list[Unit] = []
         first = self.first()
         if first is None or first.waiting >= chunks or len(self._units) == 1:
@@ -95,7 +95,7 @@ class RequestClass:
 
     def __init__(self, key: Hashable) -> None:
         self.key = key
-        self.groups: list[tuple[Order, int, int, Group]] = []  # a heap
+        self.groups: list[tuple[Order, int, int, UnitGroup]] = []  # a heap
         self.members = 0
         self.stamp = 0
         self.where: list[Any] | None = None
@@ -114,11 +114,11 @@ class Index:
 
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens
-        self._groups: dict[Hashable, Group] = {}
+        self._groups: dict[Hashable, UnitGroup] = {}
         self._classes: dict[Hashable, RequestClass] = {}
         self._awake: list[tuple[Order, int, int, RequestClass]] = []
         self._asleep: list[tuple[Order, int, int, RequestClass]] = []
-        self._parked_groups: dict[Key, list[Group]] = {}
+        self._parked_groups: dict[Key, list[UnitGroup]] = {}
         self._parked_classes: dict[Hashable, list[tuple[int, RequestClass]]] = {}
         self._members: dict[int, npt.NDArray[np.int64]] = {}
         self._number = 0
@@ -135,7 +135,7 @@ class Index:
             if request_class is None:
                 request_class = self._classes[key] = RequestClass(key)
             request_class.members += 1
-            group = self._groups[unit.key] = Group(unit.key, unit.own, request_class)
+            group = self._groups[unit.key] = UnitGroup(unit.key, unit.own, request_class)
         front = group.first()
         self._number += 1
         group.push(unit, self._number)
@@ -161,8 +161,8 @@ class Index:
             if key[0] is not Resource.LINK:
                 self._unpark(self._tokens.topology.rack_of[key[1]])
 
-    def ready(self, group: Group) -> None:
-        """The group is worth a try, so its class is, too."""
+    def ready(self, group: UnitGroup) -> None:
+        """Note that the group is worth a try, and so is its class."""
         first = group.first()
         if first is None:
             self._forget(group)
@@ -170,7 +170,7 @@ class Index:
         self._push(group, first)
         self._rouse(group.request_class)
 
-    def put_back(self, group: Group) -> None:
+    def put_back(self, group: UnitGroup) -> None:
         """Undo `pop`: the group is ready, but nothing new makes it worth a try."""
         first = group.first()
         if first is None:
@@ -178,7 +178,7 @@ class Index:
         else:
             self._push(group, first)
 
-    def pop(self) -> Group | None:
+    def pop(self) -> UnitGroup | None:
         """Take out the first group, in the order of service, that is worth a try; None: there is none.
 
         The caller hands it to `ready`, or keeps it aside for a while and hands it to `put_back`.
@@ -225,7 +225,7 @@ class Index:
     def class_key(self, unit: Unit) -> Hashable:
         """The key of a unit's class."""
         request = unit.request
-        if request.kind is not Kind.WRITE:
+        if request.kind is not TransferKind.WRITE:
             return unit.key
         return self._tokens.topology.rack_of[request.writer], request.placement, request.avoid
 
@@ -258,7 +258,7 @@ class Index:
                 request_class.parked = False
                 self._rouse(request_class)
 
-    def _push(self, group: Group, first: Unit) -> None:
+    def _push(self, group: UnitGroup, first: Unit) -> None:
         group.ready = True
         group.stamp += 1
         self._number += 1
@@ -290,7 +290,7 @@ class Index:
         return None
 
     @staticmethod
-    def _next_ready(request_class: RequestClass) -> Group | None:
+    def _next_ready(request_class: RequestClass) -> UnitGroup | None:
         groups = request_class.groups
         while groups:
             _, _, stamp, group = groups[0]
@@ -299,8 +299,8 @@ class Index:
             heappop(groups)
         return None
 
-    def _forget(self, group: Group) -> None:
-        """A group without units goes; so does its class if it was the last."""
+    def _forget(self, group: UnitGroup) -> None:
+        """Remove a group without units, and its class if this was its last group."""
         group.ready = False
         if self._groups.get(group.key) is group:
             del self._groups[group.key]
@@ -333,7 +333,7 @@ class Index:
         """Resources without tokens such that no chain is possible before one of them is freed; () if none is seen."""
         request, tokens = unit.request, self._tokens
         keys: list[Key] = []
-        if request.kind is Kind.WRITE:
+        if request.kind is TransferKind.WRITE:
             return self._cut_of_rack(request)
         for source in unit.sources:
             key: Key = (Resource.DISK, source)

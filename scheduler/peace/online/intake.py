@@ -1,15 +1,16 @@
-"""Submissions, checked: what a request may ask for, and the job it becomes. Errors name the field to change.
+"""Checks submissions and makes jobs of them. Errors name the field to change.
 
 Invariants:
-* A job that comes out has a path in the network with all its hosts and nothing in flight, or at least every field of
-  it is sound; nothing here keeps or takes capacity.
+* Every field of a new job is valid; `PathCheck` says whether it has a path in the idle network with all its hosts.
+* No function here takes capacity from the scheduler.
 """
 
 from random import Random
 
 from scheduler.errors import PlacementError, RequestError
-from scheduler.peace.online.jobs import Job
-from scheduler.peace.online.records import RequestRecord, RequestState, Settings, Submission
+from scheduler.peace.online.jobs import TransferJob
+from scheduler.peace.online.records import RequestRecord, Settings, Submission
+from scheduler.peace.online.states import RequestState
 from scheduler.peace.online.unreachable import TRIES, find
 from scheduler.peace.placement import (
     MAX_REPLICAS,
@@ -19,52 +20,52 @@ from scheduler.peace.placement import (
     parse_placement,
     placement_texts,
 )
-from scheduler.peace.plan import Kind, Planner, Residual
+from scheduler.peace.plan import Planner, Residual, TransferKind
 from scheduler.topology import Topology
 
 MAX_NAME_CHARACTERS = 256
-MAX_PATHS_KNOWN = 10_000
-"""Writers and placements, and readers and sources, whose path need not be looked for again."""
+MAX_PATHS_REMEMBERED = 10_000
+"""The pairs of writer and placement, or reader and source, for which no path is searched again."""
 MAX_SOURCE_SETS = 4096
-"""Different sets of sources in one request: each is planned for itself, and one event plans the whole request."""
+"""The different sets of sources in one request: each is planned by itself, and one event plans the whole request."""
 NOBODY = -1
 """The writer of a COPY."""
 
 
-def new_job(topology: Topology, settings: Settings, submission: Submission) -> Job:
+def new_job(topology: Topology, settings: Settings, submission: Submission) -> TransferJob:
     """The job of a submission, without its place in the queue. Raises RequestError."""
     if not submission.name or len(submission.name) > MAX_NAME_CHARACTERS:
         raise RequestError("name", f"{submission.name!r} must have 1 to {MAX_NAME_CHARACTERS} characters")
     try:
-        kind = Kind(submission.kind)
+        kind = TransferKind(submission.kind)
     except ValueError:
-        raise RequestError("kind", f"{submission.kind!r} must be one of {', '.join(Kind)}") from None
+        raise RequestError("kind", f"{submission.kind!r} must be one of {', '.join(TransferKind)}") from None
     chunks = check_chunks(settings, submission.chunks)
     if not _whole(submission.priority) or not 0 <= submission.priority <= settings.max_priority:
         raise RequestError(
             "priority", f"{submission.priority!r} must be a whole number from 0 to {settings.max_priority}"
         )
-    if kind is Kind.COPY:
+    if kind is TransferKind.COPY:
         if submission.writer is not None:
             raise RequestError("writer", f"{submission.writer!r}: a copy has none; leave it out")
         writer = NOBODY
     else:
         writer = host_number(topology, "writer", submission.writer)
-    job = Job(submission.name, kind, writer, _placement(topology, submission, kind), chunks)
+    job = TransferJob(submission.name, kind, writer, _placement(topology, submission, kind), chunks)
     job.sources = _sources(topology, submission, kind)
     job.priority = submission.priority
     return job
 
 
 def check_chunks(settings: Settings, chunks: object) -> int:
-    """A number of chunks. Raises RequestError."""
+    """The number of chunks, checked. Raises RequestError."""
     if not isinstance(chunks, int) or isinstance(chunks, bool) or not 1 <= chunks <= settings.max_chunks:
         raise RequestError("chunks", f"{chunks!r} must be a whole number from 1 to {settings.max_chunks}")
     return chunks
 
 
 def host_number(topology: Topology, field: str, host: object) -> int:
-    """A host's number. Raises RequestError that names `field`."""
+    """The number of a host. Raises RequestError, which names `field`."""
     number = topology.index.get(host) if isinstance(host, str) else None
     if number is None:
         raise RequestError(field, f"{host!r} is no host of this network; register it in the topology first")
@@ -72,45 +73,47 @@ def host_number(topology: Topology, field: str, host: object) -> int:
 
 
 class PathCheck:
-    """Whether there is any path for a job when all hosts are there and nothing is in flight."""
+    """Checks that a job has a path when no host is lost and nothing is in flight."""
 
     def __init__(self, topology: Topology, planner: Planner, random: Random) -> None:
         self._planner = planner
         self._random = random
         self._whole = Residual.full(topology)
-        self._known: dict[tuple[int, Placement | int], None] = {}
+        self._with_path: dict[tuple[int, Placement | int], None] = {}
 
-    def check(self, job: Job) -> None:
-        """There is one for each chunk of a job that was sorted. Else RequestError."""
+    def check(self, job: TransferJob) -> None:
+        """Check each chunk of a job. Raises RequestError for a chunk without a path."""
         known = (job.writer, job.placement)
-        if job.kind is Kind.WRITE and known in self._known:
+        if job.kind is TransferKind.WRITE and known in self._with_path:
             return
         for unit in job.units:
-            # A read has a path if one of its sources has: there are far fewer sources than sets of them.
-            if job.kind is Kind.READ and any((job.writer, source) in self._known for source in unit.sources):
+            # A read has a path if one of its sources has one; there are far fewer sources than sets of sources.
+            if job.kind is TransferKind.READ and any(
+                (job.writer, source) in self._with_path for source in unit.sources
+            ):
                 continue
             chain = find(self._planner, unit, self._whole, self._random, TRIES)
             if chain is None:
-                field = "sources" if job.kind is Kind.READ else "placement"
+                field = "sources" if job.kind is TransferKind.READ else "placement"
                 texts = " | ".join(placement_texts(job.placement)) or "its sources"
                 raise RequestError(field, f"no path for chunk {unit.first} in the whole network: {texts}; ask for less")
             self._whole.give(chain)
-            if job.kind is Kind.READ:
-                self._know(job.writer, chain.hosts[0])
-        if job.kind is Kind.WRITE:
-            self._know(*known)
+            if job.kind is TransferKind.READ:
+                self._remember_path(job.writer, chain.hosts[0])
+        if job.kind is TransferKind.WRITE:
+            self._remember_path(*known)
 
-    def _know(self, writer: int, what: Placement | int) -> None:
-        self._known[writer, what] = None
-        if len(self._known) > MAX_PATHS_KNOWN:
-            del self._known[next(iter(self._known))]
+    def _remember_path(self, writer: int, what: Placement | int) -> None:
+        self._with_path[writer, what] = None
+        if len(self._with_path) > MAX_PATHS_REMEMBERED:
+            del self._with_path[next(iter(self._with_path))]
 
 
-def job_of(topology: Topology, settings: Settings, record: RequestRecord) -> Job:
-    """The job of a stored request. A writer or source that the topology has no more is as good as lost."""
-    job = Job(
+def job_of(topology: Topology, settings: Settings, record: RequestRecord) -> TransferJob:
+    """The job of a stored request. A writer or source that is no longer in the topology counts as lost."""
+    job = TransferJob(
         record.name,
-        Kind(record.kind),
+        TransferKind(record.kind),
         NOBODY if record.writer is None else topology.index.get(record.writer, NOBODY),
         parse_placement(record.placement) if record.placement else (),
         record.chunks,
@@ -127,20 +130,20 @@ def job_of(topology: Topology, settings: Settings, record: RequestRecord) -> Job
     return job
 
 
-def _placement(topology: Topology, submission: Submission, kind: Kind) -> Placement:
+def _placement(topology: Topology, submission: Submission, kind: TransferKind) -> Placement:
     texts = submission.placement
     try:
         if texts is not None:
             placement = parse_placement(texts) if texts else ()
-        elif kind is Kind.WRITE:
+        elif kind is TransferKind.WRITE:
             return default_placement(_replicas(submission.replicas), len(topology.racks))
         else:
-            placement = ((),) if kind is Kind.COPY else ()
-        if kind is Kind.READ:
+            placement = ((),) if kind is TransferKind.COPY else ()
+        if kind is TransferKind.READ:
             if placement:
                 raise RequestError("placement", f"{texts!r}: a read places nothing; leave it out")
             return ()
-        if kind is Kind.COPY and len(placement) != 1:
+        if kind is TransferKind.COPY and len(placement) != 1:
             raise RequestError("placement", f"{texts!r}: a copy makes one replica; give one text")
         return check_placement(placement)
     except PlacementError as error:
@@ -153,8 +156,8 @@ def _replicas(replicas: object) -> int:
     return replicas
 
 
-def _sources(topology: Topology, submission: Submission, kind: Kind) -> tuple[tuple[int, ...], ...]:
-    if kind is Kind.WRITE:
+def _sources(topology: Topology, submission: Submission, kind: TransferKind) -> tuple[tuple[int, ...], ...]:
+    if kind is TransferKind.WRITE:
         if submission.sources:
             raise RequestError("sources", "a write has none; leave them out")
         return ()

@@ -1,7 +1,7 @@
-"""Requests as the online scheduler keeps them: which chunks wait, which are in flight, which are done.
+"""Requests in the online scheduler: their waiting chunks, chunks in flight, and done chunks.
 
 Invariants:
-* Each chunk of a job is in exactly one place: waiting in one of its units, in flight, or done.
+* Each chunk of a job is either waiting in one of its units, in flight, or done.
 * The chunks of a unit are interchangeable for a planner: same writer, same placement, same sources.
 """
 
@@ -9,26 +9,50 @@ from collections.abc import Collection, Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Any
 
-from scheduler.peace.online.records import RequestState
+from scheduler.peace.online.states import (
+    CHUNK_TRANSITIONS,
+    REQUEST_TRANSITIONS,
+    ChunkEvent,
+    ChunkState,
+    RequestEvent,
+    RequestState,
+)
 from scheduler.peace.placement import Placement, Relation
-from scheduler.peace.plan import Chain, Kind, Request, Resource
+from scheduler.peace.plan import Chain, Request, Resource, TransferKind
 
 Rank = tuple[int, int]
-"""The order of the queue: milliseconds (of submission, less what priority is worth), then the order of submission."""
+"""The order of the queue: the time of submission less the worth of the priority (ms), then the order of submission."""
 
 
-class Flight:
-    """A chunk in flight: its chain, its attempt, since when, and the timestep it was started in."""
+class ChunkAttempt:
+    """One attempt to move a chunk. `since_ms`: the time of its start; `step`: the timestep of its start."""
 
-    __slots__ = ("attempt", "chain", "chunk", "job", "since_ms", "step")
+    __slots__ = ("attempt", "chain", "chunk", "job", "since_ms", "state", "step")
 
-    def __init__(self, job: "Job", chain: Chain, attempt: int, since_ms: int, step: int) -> None:
+    def __init__(
+        self,
+        job: "TransferJob",
+        chain: Chain,
+        attempt: int,
+        since_ms: int,
+        step: int,
+        state: ChunkState = ChunkState.WAITING,
+    ) -> None:
         self.job = job
         self.chunk = chain.chunk
         self.chain = chain
         self.attempt = attempt
         self.since_ms = since_ms
         self.step = step
+        self.state = state
+        """The state of the chunk, as this attempt left it."""
+
+    def move(self, event: ChunkEvent) -> None:
+        """Take the step for `event` in CHUNK_TRANSITIONS."""
+        following = CHUNK_TRANSITIONS.get((self.state, event))
+        if following is None:
+            raise AssertionError(f"chunk {self.chunk} of {self.job.name!r}: {event.value} in state {self.state.value}")
+        self.state = following
 
 
 class Unit:
@@ -39,30 +63,32 @@ class Unit:
         *("sources", "unreachable"),
     )
 
-    def __init__(self, job: "Job", numbers: Sequence[int], left: tuple[int, ...], avoid: frozenset[int]) -> None:
+    def __init__(
+        self, job: "TransferJob", numbers: Sequence[int], left: tuple[int, ...], avoid: frozenset[int]
+    ) -> None:
         self.job = job
         self.first = numbers[0]
         self._numbers = numbers
         self._next = 0
         self._back: list[int] = []  # a heap of chunks that came back
         self.unreachable = False
-        """Whether hosts that are lost leave it no path, even with nothing in flight."""
+        """Whether lost hosts leave it no path, even with nothing in flight."""
         self.group: Any = None
         """The group in which the continuous policy keeps the unit."""
         self.left = left
         """Hosts that have the chunks and are not lost."""
         self.sources = tuple(source for source in left if source not in avoid) or left
-        """Hosts to take the chunks from: those left, but suspects only where there are no others."""
+        """Hosts to take the chunks from: those left; suspects only if there are no others."""
         self.request = self._ask(self.sources, avoid.difference(self.sources))
-        """What a planner is asked for, one chunk at a time."""
+        """The request to the planner, for one chunk at a time."""
         self.last_resort = self._ask(left, frozenset()) if avoid else self.request
-        """The same request, but with chains through suspects."""
+        """The same request with chains through suspects allowed."""
         self.own = _own(job, left)
         self.key = (job.kind, job.writer, job.placement, avoid, left)
 
     def _ask(self, sources: tuple[int, ...], avoid: frozenset[int]) -> Request:
         job = self.job
-        each = (sources,) if job.kind is not Kind.WRITE else ()
+        each = (sources,) if job.kind is not TransferKind.WRITE else ()
         return Request(job.name, job.writer, 1, job.placement, job.kind, each, (self.first,), avoid)
 
     @property
@@ -71,36 +97,36 @@ class Unit:
         return len(self._numbers) - self._next + len(self._back)
 
     def take(self) -> int:
-        """The number of the chunk to start next."""
+        """Take the chunk to start next; returns its number."""
         if self._back and (self._next == len(self._numbers) or self._back[0] < self._numbers[self._next]):
             return heappop(self._back)
         self._next += 1
         return self._numbers[self._next - 1]
 
     def give(self, chunk: int) -> None:
-        """Return a chunk that was taken: it waits again."""
+        """Return a chunk that was taken; it waits again."""
         heappush(self._back, chunk)
 
-    def keep(self, job: "Job") -> None:
-        """Only the chunks that are neither done nor in flight wait."""
+    def keep(self, job: "TransferJob") -> None:
+        """Drop the chunks of `job` that are done or in flight."""
         if job.done or job.flights:
             self._numbers = tuple(n for n in self._numbers if n not in job.done and n not in job.flights)
 
     def numbers(self) -> Iterator[int]:
-        """The chunks that wait, lowest first."""
+        """The numbers of the waiting chunks, lowest first."""
         fresh = self._numbers[self._next :]
         return iter(sorted([*self._back, *fresh]) if self._back else fresh)
 
 
-class Job:
-    """A request with its chunks. `reason` says why it was given up."""
+class TransferJob:
+    """A request with its chunks. `reason`: why it was cancelled or failed."""
 
     __slots__ = (
         *("attempts", "avoid", "chunks", "done", "flights", "kind", "name", "placement", "priority", "rank"),
         *("reason", "sequence", "sources", "state", "submitted_ms", "units", "waiting", "writer", "_unit_of"),
     )
 
-    def __init__(self, name: str, kind: Kind, writer: int, placement: Placement, chunks: int) -> None:
+    def __init__(self, name: str, kind: TransferKind, writer: int, placement: Placement, chunks: int) -> None:
         self.name = name
         self.kind = kind
         self.writer = writer
@@ -113,7 +139,7 @@ class Job:
         self.reason = ""
         self.avoid: set[int] = set()
         self.attempts: dict[int, int] = {}
-        self.flights: dict[int, Flight] = {}
+        self.flights: dict[int, ChunkAttempt] = {}
         self.done: set[int] = set()
         self.units: list[Unit] = []
         self.waiting = 0
@@ -121,34 +147,43 @@ class Job:
 
     @property
     def unreachable(self) -> bool:
-        """Whether all that waits of it has no path while some hosts are lost."""
+        """Whether no waiting chunk has a path while some hosts are lost."""
         return self.waiting > 0 and all(unit.unreachable for unit in self.units if unit.waiting)
 
     @property
     def counted(self) -> int:
-        """The chunks that count in the queue."""
+        """The number of chunks that count in the queue."""
         return 0 if self.unreachable else self.waiting
 
     def next_unit(self) -> Unit | None:
-        """The unit to serve next, if any can be served at all."""
+        """The next unit with a waiting chunk and a path; None if there is none."""
         return next((unit for unit in self.units if unit.waiting and not unit.unreachable), None)
 
     def unit_of(self, chunk: int) -> Unit:
         """The unit of a chunk that is not done."""
-        return self.units[0] if self.kind is Kind.WRITE else self._unit_of[chunk]
+        return self.units[0] if self.kind is TransferKind.WRITE else self._unit_of[chunk]
 
-    def end(self, state: RequestState, reason: str) -> None:
-        """Nothing of it waits any more; what is only needed for that is let go: ended jobs are remembered for long."""
-        self.state, self.reason = state, reason
+    def move(self, event: RequestEvent) -> None:
+        """Take the step for `event` in REQUEST_TRANSITIONS."""
+        following = REQUEST_TRANSITIONS.get((self.state, event))
+        if following is None:
+            raise AssertionError(f"request {self.name!r}: {event.value} in state {self.state.value}")
+        self.state = following
+
+    def end(self, event: RequestEvent, reason: str) -> None:
+        """End the request, and drop its units: an ended job is remembered for long, and none of its chunks waits."""
+        self.move(event)
+        self.reason = reason
         self.units, self._unit_of = [], {}
 
     def sort(self, lost: Collection[int]) -> int | None:
-        """Sort the chunks into units anew, by what is lost and avoided now. A chunk that no source is left for, if any.
+        """Divide the chunks into units again, by the hosts lost and avoided now. Returns a chunk without sources, if
+        any.
 
-        Suspects stay sources of chunks that nobody else has.
+        A suspect stays a source of chunks that no other host has.
         """
         avoid = frozenset(self.avoid)
-        if self.kind is Kind.WRITE:
+        if self.kind is TransferKind.WRITE:
             self.units = [Unit(self, range(self.chunks), (), avoid)]
             self.units[0].keep(self)
             return None
@@ -168,11 +203,11 @@ class Job:
         return None
 
 
-def _own(job: Job, sources: tuple[int, ...]) -> tuple[Resource, int] | None:
-    """The one resource that every chain of such chunks needs a token of, if there is one."""
-    if job.kind is Kind.READ:
+def _own(job: TransferJob, sources: tuple[int, ...]) -> tuple[Resource, int] | None:
+    """The resource of which every chain of such chunks needs a token; None if there is no such resource."""
+    if job.kind is TransferKind.READ:
         return None if job.writer in sources else (Resource.RECEIVE, job.writer)
-    if job.kind is Kind.COPY:
+    if job.kind is TransferKind.COPY:
         return (Resource.SEND, sources[0]) if len(sources) == 1 else None
     local = any(rule.relation is Relation.SAME_HOST for rule in job.placement[0])
     return (Resource.DISK if local and len(job.placement) == 1 else Resource.SEND, job.writer)

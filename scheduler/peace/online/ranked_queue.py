@@ -8,10 +8,10 @@ Invariants:
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 
-from scheduler.peace.online.jobs import Job, Rank
+from scheduler.peace.online.jobs import Rank, TransferJob
 
 BLOCK_ENTRIES = 128
-"""Entries of a block at most: an insertion moves at most this many, a count adds up at most this many."""
+"""The entries of a block at most: the work of an insertion, and of a count within a block."""
 
 
 class RankedQueue:
@@ -20,7 +20,7 @@ class RankedQueue:
     def __init__(self) -> None:
         self._blocks: list[list[Rank]] = []
         self._counts: list[int] = []
-        self._jobs: dict[Rank, tuple[Job, int]] = {}
+        self._jobs: dict[Rank, tuple[TransferJob, int]] = {}
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -28,17 +28,17 @@ class RankedQueue:
     def __contains__(self, rank: Rank) -> bool:
         return rank in self._jobs
 
-    def __iter__(self) -> Iterator[Job]:
+    def __iter__(self) -> Iterator[TransferJob]:
         for block in self._blocks:
             for rank in block:
                 yield self._jobs[rank][0]
 
     @property
-    def first(self) -> Job | None:
+    def first(self) -> TransferJob | None:
         """The job at the head."""
         return self._jobs[self._blocks[0][0]][0] if self._blocks else None
 
-    def put(self, job: Job, chunks: int) -> None:
+    def put(self, job: TransferJob, chunks: int) -> None:
         """Set the number of chunks that wait of a job; a job without any leaves the queue."""
         rank = job.rank
         if rank in self._jobs:
@@ -71,7 +71,7 @@ class RankedQueue:
                 high = middle
         return low
 
-    def _insert(self, rank: Rank, job: Job, chunks: int) -> None:
+    def _insert(self, rank: Rank, job: TransferJob, chunks: int) -> None:
         self._jobs[rank] = (job, chunks)
         if not self._blocks:
             self._blocks.append([rank])

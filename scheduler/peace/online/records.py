@@ -1,9 +1,9 @@
 """The online scheduler's input and output: settings, submissions, outcomes, and the records to store.
 
 Invariants:
-* Hosts and links appear by name: what is stored outlives a change of the topology's numbers.
+* Hosts and links appear by name, so that records stay valid when the topology's numbers change.
 * Records hold plain values: `dataclasses.asdict` of one is JSON, `RequestRecord.load` and `ChunkRecord.load` read it.
-* The newest RequestRecord of each name and ChunkRecord of each (name, chunk) are all that a restart needs.
+* A restart needs only the newest RequestRecord of each name and ChunkRecord of each (name, chunk).
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,36 +12,37 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from scheduler.errors import RequestError
-from scheduler.peace.plan import Kind
+from scheduler.peace.online.states import RequestState
+from scheduler.peace.plan import TransferKind
 
 GATHER_MS = 5
-"""For whoever has a timer: a burst of submissions from many hosts takes some milliseconds to arrive."""
+"""The value for callers with a timer: a burst of submissions from many hosts arrives within some milliseconds."""
 MAX_GATHER_MS = 1000
 
 
 class Mode(StrEnum):
-    """When the next chunks start."""
+    """The rule for the start of the next chunks."""
 
     CONTINUOUS = "continuous"  # as soon as their path is free
     TIMESTEPS = "timesteps"  # after the paper: together, when enough of the last timestep's chunks are done
 
 
 class Stragglers(StrEnum):
-    """TIMESTEPS: what the next timestep's graph makes of chunks that the last one has not finished."""
+    """TIMESTEPS: whether unfinished chunks of the last timestep use capacity in the next timestep."""
 
-    IGNORED = "ignored"  # nothing: a capacity may be in use once per timestep that overlaps; one reading of the paper
-    COUNTED = "counted"  # what they use is taken from the graph
+    IGNORED = "ignored"  # no: overlapping timesteps may each use a capacity in full; one reading of the paper
+    COUNTED = "counted"  # yes: their units are taken from the graph
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """The settings of the scheduler. Every count is a bound: beyond it a submission is refused or a request given up.
 
-    `priority_ms`: how much waiting one step of priority is worth, so that low priorities age past high ones.
-    `max_tries`: requests behind the head that one event may try in vain (in racks where nothing was freed, a quarter).
-    `max_remembered`: ended requests that are still known by name, so that late reports are told apart from wrong ones.
-    `gather_ms`: events of at most so many milliseconds, and of a small part of the time that chunks take, are planned
-    together, by `OnlineScheduler.plan`, which needs the caller's timer; 0: each is planned by itself.
+    `priority_ms`: the waiting time that one step of priority is worth, so that old requests overtake high priorities.
+    `max_tries`: unsuccessful searches for requests behind the head at one event (a quarter in racks where no token was
+    freed). `max_remembered`: ended requests that are still known by name, so that late reports differ from wrong ones.
+    `gather_ms`: events within so many milliseconds, or within a small share of a chunk's time if that is less, are
+    planned together by `OnlineScheduler.plan`, which needs the caller's timer; 0: each event is planned by itself.
     """
 
     mode: Mode = Mode.CONTINUOUS
@@ -71,7 +72,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """(w, r, k) of Algorithm 1: host `writer` asks to write `chunks` chunks with `replicas` replicas each.
+    """(w, r, k) of Algorithm 1: host `writer` writes `chunks` chunks with `replicas` replicas each.
 
     `placement`: one text per replica (`parse_placement`), None for the default of `replicas`. `priority`: 0 to
     `Settings.max_priority`, higher goes first. READ: `writer` is the reader, `sources[i]` the hosts that have chunk i.
@@ -84,7 +85,7 @@ class Submission:
     replicas: int = 3
     placement: tuple[str, ...] | None = None
     priority: int = 0
-    kind: Kind = Kind.WRITE
+    kind: TransferKind = TransferKind.WRITE
     sources: tuple[tuple[str, ...], ...] = ()
 
 
@@ -95,15 +96,15 @@ class ChunkStart(NamedTuple):
     chunk: int
     attempt: int
     hosts: tuple[str, ...]
-    kind: Kind
+    kind: TransferKind
 
 
 class QueuePosition(NamedTuple):
     """A place in the queue: requests and chunks that go first, and the proven bound on the wait.
 
-    `starts_within_chunks`: the request's next chunk starts after at most so many times the longest time that a chunk
-    takes, `Settings.gather_ms` included (0: nothing of it waits). The bound and what may move it:
-    `scheduler.peace.online`.
+    `starts_within_chunks`: the request's next chunk starts after at most so many times the longest time of a chunk,
+    `Settings.gather_ms` included (0: none of its chunks waits). `scheduler.peace.online` proves the bound and names the
+    events that change it.
     """
 
     requests_ahead: int
@@ -111,32 +112,9 @@ class QueuePosition(NamedTuple):
     starts_within_chunks: int
 
 
-class RequestState(StrEnum):
-    """The life of a request; the last three are ends."""
-
-    WAITING = "waiting"  # nothing of it was ever started
-    RUNNING = "running"
-    FINISHED = "finished"
-    CANCELLED = "cancelled"
-    FAILED = "failed"
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing more will happen to the request."""
-        return self not in (RequestState.WAITING, RequestState.RUNNING)
-
-
-class ChunkState(StrEnum):
-    """A chunk's life. A chunk without a record is waiting and was never started."""
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    DONE = "done"
-
-
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """A request as it is stored. `sequence` and `submitted_ms` give its place; `avoid` are hosts that failed it."""
+    """A stored request. `sequence` and `submitted_ms` determine its rank; `avoid` are suspected hosts."""
 
     name: str
     sequence: int
@@ -159,9 +137,9 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRecord:
-    """A chunk as it is stored. `hosts` and `routes` (links, each as source and target switch) of its last chain.
+    """A stored chunk. `hosts` and `routes` (links, each as source and target switch) are those of its last chain.
 
-    `attempt` counts from 1; `since_ms`: when the state began; `step`: the timestep it was started in.
+    `attempt` counts from 1; `since_ms`: the time at which the state began; `step`: the timestep of its start.
     """
 
     request: str
@@ -179,10 +157,10 @@ class ChunkRecord:
         return cls(**_plain(cls, values))
 
 
-class Outcome(NamedTuple):
-    """The effects of an event. Store `changed` first, in one transaction; then tell everyone concerned.
+class EventOutcome(NamedTuple):
+    """The effects of an event. Store `changed` first, in one transaction; then notify the writers.
 
-    `revoked`: stop these; their chunks are planned again, or their request is given up. `finished`: requests with all
+    `revoked`: attempts to stop; their chunks are planned again, or their request ended. `finished`: requests with all
     chunks done. `given_up`: requests cancelled or failed by this event. `ignored`: why the event changed nothing.
     """
 
@@ -195,7 +173,7 @@ class Outcome(NamedTuple):
 
 
 class HostStatus(NamedTuple):
-    """A host, and how many chunks in flight pass through it."""
+    """A host, and the number of chunks in flight that pass through it."""
 
     name: str
     lost: bool
@@ -203,11 +181,11 @@ class HostStatus(NamedTuple):
 
 
 class RequestStatus(NamedTuple):
-    """A request: chunks done, in flight and waiting; `unreachable`: hosts that are lost leave it no path at all."""
+    """A request: chunks done, in flight and waiting; `unreachable`: lost hosts leave it no path."""
 
     name: str
     state: RequestState
-    kind: Kind
+    kind: TransferKind
     writer: str | None
     priority: int
     done: int
@@ -219,14 +197,14 @@ class RequestStatus(NamedTuple):
 
 
 class InFlight(NamedTuple):
-    """A chunk in flight, and since when."""
+    """A chunk in flight, and the time of its start."""
 
     go: ChunkStart
     since_ms: int
 
 
 class ResourceUse(NamedTuple):
-    """How much of a resource chunks in flight use: of a host (`name`), or of a link (`source>target`)."""
+    """The units of a resource that chunks in flight use; `name` is a host, or a link as `source>target`."""
 
     resource: str
     name: str
@@ -238,8 +216,8 @@ class ResourceUse(NamedTuple):
 class Status:
     """The scheduler's state at one moment. `requests` are those that have not ended, in the order of the queue.
 
-    `head` is the request that capacity is reserved for, `reserved` the hosts of the chain it waits for (empty while it
-    waits for its own writer only). `step`: the timestep, 0 in continuous mode.
+    `head` is the request with the reservation, `reserved` the hosts of the reserved chain (empty while the head waits
+    for its own writer only). `step`: the timestep, 0 in continuous mode.
     """
 
     mode: Mode

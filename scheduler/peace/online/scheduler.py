@@ -1,12 +1,12 @@
-"""The online scheduler: events and times in, what to start, to stop and to store out.
+"""The online scheduler: takes events and times, returns the chunks to start and to stop and the records to store.
 
 Invariants:
-* Every event returns the records of all that it changed, as they are after it; an event that is told again, or comes
+* Every event returns the records of everything that it changed, in their new state; an event that is repeated, or comes
   too late, changes nothing.
 * A chunk has at most one attempt in flight; attempts count up and are never used twice.
-* Time never goes backwards here, whatever the caller's clock does.
+* The scheduler's time never goes back, even if the caller's clock does.
 * With `gather_ms` an event starts nothing: what it changed is recorded, and `plan_at_ms` says when `plan` is to be
-  called. What was gathered is in no record: `restore` plans all that waits, at once.
+  called. Gathered events are in no record: `restore` plans all waiting chunks at once.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -16,45 +16,44 @@ from random import Random
 from scheduler.errors import RequestError
 from scheduler.peace.online import intake
 from scheduler.peace.online.continuous import Continuous
-from scheduler.peace.online.jobs import Flight, Job, Unit
+from scheduler.peace.online.conversion import chain_of, chunk_record, go_of, request_record
+from scheduler.peace.online.jobs import ChunkAttempt, TransferJob, Unit
 from scheduler.peace.online.ranked_queue import RankedQueue
-from scheduler.peace.online.recording import chain_of, chunk_record, go_of, request_record
 from scheduler.peace.online.records import (
     ChunkRecord,
     ChunkStart,
-    ChunkState,
+    EventOutcome,
     Mode,
-    Outcome,
     QueuePosition,
     RequestRecord,
-    RequestState,
     Settings,
     Status,
     Submission,
 )
+from scheduler.peace.online.states import ChunkEvent, ChunkState, RequestEvent, RequestState, allows
 from scheduler.peace.online.timesteps import Timesteps
 from scheduler.peace.online.views import SchedulerView, place_of, status_of
-from scheduler.peace.plan import Chain, Kind, Planner
+from scheduler.peace.plan import Chain, Planner, TransferKind
 from scheduler.topology import Topology
 
 _GATHER_SHARE = 200
-"""Events of one so manieth of a chunk's time are gathered: what is lost by that is less than what is won."""
+"""Events are gathered for at most this part of a chunk's time, so that the delay costs less than the plan gains."""
 
 
 class _Event:
     """The effects of one event so far."""
 
     def __init__(self) -> None:
-        self.go: dict[Flight, None] = {}
+        self.go: dict[ChunkAttempt, None] = {}
         self.revoked: list[ChunkStart] = []
         self.finished: list[str] = []
         self.given_up: list[str] = []
-        self.jobs: dict[Job, None] = {}
-        self.chunks: dict[tuple[Job, int], ChunkRecord] = {}
+        self.jobs: dict[TransferJob, None] = {}
+        self.chunks: dict[tuple[TransferJob, int], ChunkRecord] = {}
 
 
 class OnlineScheduler:
-    """Requests arrive, chunks end, hosts come and go; see `scheduler.peace.online` for what is promised."""
+    """The queue, the chunks in flight and the hosts of one network. Promises: see `scheduler.peace.online`."""
 
     def __init__(self, topology: Topology, planner: Planner, settings: Settings, random: Random) -> None:
         self._topology = topology
@@ -63,28 +62,28 @@ class OnlineScheduler:
         policy = Continuous if settings.mode is Mode.CONTINUOUS else Timesteps
         self._policy: Continuous | Timesteps = policy(topology, planner, settings, random, self._queue)
         self._paths = intake.PathCheck(topology, planner, random)
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, TransferJob] = {}
         self._active = 0
         self._ended: dict[str, None] = {}
         self._lost: set[int] = set()
-        self._at_host: dict[int, set[Flight]] = {}
-        self._of_host: dict[int, set[Job]] = {}
+        self._at_host: dict[int, set[ChunkAttempt]] = {}
+        self._of_host: dict[int, set[TransferJob]] = {}
         self._sequence = 0
         self._now_ms = 0
         self._event = _Event()
         self._gathered = 0
-        """Events since the last plan."""
+        """The number of events since the last plan."""
         self._chunk_ms: int | None = None
-        """What the last chunk that was done took."""
+        """The time that the last done chunk took."""
         self.plan_at_ms: int | None = None
-        """When what was gathered is to be planned; None: nothing was."""
-        self.restored = Outcome()
-        """What `restore` found: chunks that start or stop now, to be stored and told as after any event."""
+        """The time at which gathered events are to be planned; None: no event was gathered."""
+        self.restored = EventOutcome()
+        """The outcome of `restore`: chunks that start or stop now, to be stored and sent as after any event."""
 
     # ---- events
 
-    def submit(self, submission: Submission, now_ms: int) -> Outcome:
-        """A new request; `place` tells where it stands if it must wait. Raises RequestError, and changes nothing."""
+    def submit(self, submission: Submission, now_ms: int) -> EventOutcome:
+        """Add a request. Raises RequestError, and changes nothing, if it is invalid or the queue is full."""
         job = intake.new_job(self._topology, self._settings, submission)
         if job.name in self._jobs:
             raise RequestError("name", f"{job.name!r} is known already; choose another")
@@ -97,85 +96,86 @@ class OnlineScheduler:
             raise RequestError("sources", f"chunk {gone}: all of {submission.sources[gone]!r} are lost")
         self._paths.check(job)
         self._begin(now_ms)
-        self._place_anew(job)
+        self._place_last(job)
         self._adopt(job)
         self._event.jobs[job] = None
         return self._finish()
 
-    def done(self, request: str, chunk: int, attempt: int, now_ms: int) -> Outcome:
-        """A chunk is on all its replicas. Told twice, or for an attempt that was revoked: ignored."""
+    def done(self, request: str, chunk: int, attempt: int, now_ms: int) -> EventOutcome:
+        """Note that a chunk is on all its replicas. A repeated report, or one of a revoked attempt, is ignored."""
         job = self._job(request)
         flight = self._flight(job, chunk, attempt)
         if flight is None:
-            return Outcome(ignored=self._why(job, chunk, attempt))
+            return EventOutcome(ignored=self._ignored_reason(job, chunk, attempt))
         self._begin(now_ms)
         self._chunk_ms = self._now_ms - flight.since_ms
-        self._land(flight, done=True)
+        self._end_attempt(flight, ChunkEvent.DONE)
         job.done.add(chunk)
-        self._note_chunk(flight, ChunkState.DONE)
+        self._note_chunk(flight)
         if len(job.done) == job.chunks:
-            self._end(job, RequestState.FINISHED, "")
+            self._end(job, RequestEvent.FINISH, "")
         return self._finish()
 
-    def failed(self, request: str, chunk: int, attempt: int, suspects: Sequence[str], now_ms: int) -> Outcome:
-        """A chunk's attempt failed: it is planned again, around the suspects if there is a way around them."""
+    def failed(self, request: str, chunk: int, attempt: int, suspects: Sequence[str], now_ms: int) -> EventOutcome:
+        """Note that an attempt failed: the chunk is planned again, without the suspects if there is such a path."""
         job = self._job(request)
         hosts = {intake.host_number(self._topology, "suspects", name) for name in suspects}
         flight = self._flight(job, chunk, attempt)
         if flight is None:
-            return Outcome(ignored=self._why(job, chunk, attempt))
+            return EventOutcome(ignored=self._ignored_reason(job, chunk, attempt))
         self._begin(now_ms)
-        self._land(flight, done=False)
+        self._end_attempt(flight, ChunkEvent.FAIL)
         why = f"attempt {attempt} of chunk {chunk} failed, at {', '.join(suspects) or 'no known host'}"
-        self._around(flight, hosts, why)
+        self._retry_around(flight, hosts, why)
         return self._finish()
 
-    def overdue(self, request: str, chunk: int, attempt: int, now_ms: int) -> Outcome:
-        """A chunk's attempt takes too long: it is revoked, and planned again around the hosts of its chain."""
+    def overdue(self, request: str, chunk: int, attempt: int, now_ms: int) -> EventOutcome:
+        """Revoke an attempt that takes too long: the chunk is planned again without the hosts of its chain."""
         job = self._job(request)
         flight = self._flight(job, chunk, attempt)
         if flight is None:
-            return Outcome(ignored=self._why(job, chunk, attempt))
+            return EventOutcome(ignored=self._ignored_reason(job, chunk, attempt))
         self._begin(now_ms)
         self._revoke(flight)
-        self._around(flight, set(flight.chain.hosts), f"attempt {attempt} of chunk {chunk} took too long")
+        self._retry_around(flight, set(flight.chain.hosts), f"attempt {attempt} of chunk {chunk} took too long")
         return self._finish()
 
-    def _around(self, flight: Flight, hosts: set[int], why: str) -> None:
-        """Let the chunk of a failed attempt wait again; these hosts are suspects."""
+    def _retry_around(self, flight: ChunkAttempt, hosts: set[int], why: str) -> None:
+        """Let the chunk of a failed attempt wait again, and note these hosts as suspects."""
         job = flight.job
-        suspected = hosts - job.avoid - ({job.writer} if job.kind is not Kind.COPY else set())
+        suspected = hosts - job.avoid - ({job.writer} if job.kind is not TransferKind.COPY else set())
         if suspected:
             job.avoid |= suspected
             self._event.jobs[job] = None
-        self._again(flight, why)
+        self._retry(flight, why)
         if suspected and not job.state.ended:
             self._sort(job)
 
-    def cancel(self, request: str, now_ms: int) -> Outcome:
-        """Give a request up; what is in flight of it is revoked. An ended request stays as it ended."""
+    def cancel(self, request: str, now_ms: int) -> EventOutcome:
+        """Cancel a request; its chunks in flight are revoked. A request that has ended is not changed."""
         job = self._job(request)
-        if job.state.ended:
-            return Outcome(ignored=f"request {request!r} is {job.state}")
+        if not allows(job.state, RequestEvent.CANCEL):
+            return EventOutcome(ignored=f"request {request!r} is {job.state}")
         self._begin(now_ms)
-        self._end(job, RequestState.CANCELLED, "cancelled on request")
+        self._end(job, RequestEvent.CANCEL, "cancelled on request")
         return self._finish()
 
-    def resubmit(self, request: str, chunks: int, now_ms: int) -> Outcome:
-        """A waiting request has another number of chunks now. It keeps its place if they are no more than before."""
+    def resubmit(self, request: str, chunks: int, now_ms: int) -> EventOutcome:
+        """Change the number of chunks of a waiting request. With no more chunks than before, it keeps its place."""
         job = self._job(request)
-        if job.state is not RequestState.WAITING:
+        if not allows(job.state, RequestEvent.RESUBMIT):
             raise RequestError(
                 "request", f"{request!r} is {job.state}: only one that nothing was started of can change"
             )
         intake.check_chunks(self._settings, chunks)
-        if job.kind is not Kind.WRITE and chunks > job.chunks:
+        if job.kind is not TransferKind.WRITE and chunks > job.chunks:
             raise RequestError("chunks", f"{chunks}: sources are known for {job.chunks}; submit another request")
         self._begin(now_ms)
+        job.move(RequestEvent.RESUBMIT)
         if chunks != job.chunks:
             self._leave(job)
             if chunks > job.chunks:
-                self._place_anew(job)
+                self._place_last(job)
             hosts = self._hosts_of(job)
             job.chunks = chunks
             job.sources = job.sources[:chunks]
@@ -186,20 +186,20 @@ class OnlineScheduler:
             self._event.jobs[job] = None
         return self._finish()
 
-    def host_lost(self, host: str, now_ms: int) -> Outcome:
-        """A host is gone: its requests end, chains through it are revoked and planned again without it."""
+    def host_lost(self, host: str, now_ms: int) -> EventOutcome:
+        """Note that a host is lost: its requests end, chains through it are revoked and planned again without it."""
         number = intake.host_number(self._topology, "host", host)
         if number in self._lost:
-            return Outcome(ignored=f"host {host!r} is lost already")
+            return EventOutcome(ignored=f"host {host!r} is lost already")
         self._begin(now_ms)
         self._lose(number)
         return self._finish()
 
-    def host_back(self, host: str, now_ms: int) -> Outcome:
-        """A lost host is back, and no suspect any more."""
+    def host_back(self, host: str, now_ms: int) -> EventOutcome:
+        """Note that a lost host is back; it is no longer a suspect."""
         number = intake.host_number(self._topology, "host", host)
         if number not in self._lost:
-            return Outcome(ignored=f"host {host!r} is not lost")
+            return EventOutcome(ignored=f"host {host!r} is not lost")
         self._begin(now_ms)
         self._lost.discard(number)
         self._policy.regain(number)
@@ -211,10 +211,10 @@ class OnlineScheduler:
             self._sort(job)
         return self._finish()
 
-    def plan(self, now_ms: int) -> Outcome:
-        """Plan together what was gathered; due at `plan_at_ms`, harmless at any other time."""
+    def plan(self, now_ms: int) -> EventOutcome:
+        """Plan the gathered events together; due at `plan_at_ms`, and harmless at any other time."""
         if self.plan_at_ms is None:
-            return Outcome(ignored="nothing was gathered")
+            return EventOutcome(ignored="nothing was gathered")
         self._begin(now_ms)
         return self._planned()
 
@@ -229,7 +229,7 @@ class OnlineScheduler:
         return status_of(self._view())
 
     def unreachable(self) -> frozenset[str]:
-        """The requests of which nothing that waits has a path while some hosts are lost."""
+        """The requests whose waiting chunks have no path while some hosts are lost."""
         return frozenset(job.name for job in self._policy.unreachable_jobs() if job.unreachable)
 
     def state(self, request: str) -> RequestState:
@@ -247,10 +247,11 @@ class OnlineScheduler:
         lost_hosts: Collection[str],
         now_ms: int,
     ) -> "OnlineScheduler":
-        """The scheduler as it was when `records` (of each name and chunk the newest) were stored, and its promises.
+        """The scheduler in the state of `records`, the newest stored record of each request and chunk.
 
-        Chunks in flight stay in flight, except through hosts that are lost now or unknown; see `restored` then. Records
-        of ended requests are wanted as long as late reports may come; in timesteps, of the newest timestep at least.
+        Chunks in flight stay in flight, except those through hosts that are lost or unknown; `restored` is the outcome.
+        Records of ended requests are needed while late reports may come; in timesteps, at least those of the newest
+        timestep.
         """
         scheduler = cls(topology, planner, settings, random)
         scheduler._restore(records, lost_hosts, now_ms)
@@ -262,8 +263,8 @@ class OnlineScheduler:
         self._now_ms = max(self._now_ms, now_ms)
         self._event = _Event()
 
-    def _finish(self) -> Outcome:
-        """Collect the effects of an event and start chunks, unless more events are gathered first."""
+    def _finish(self) -> EventOutcome:
+        """Collect the effects of an event, and start chunks unless more events are gathered first."""
         self._gathered += 1
         if not self._settings.gather_ms:
             return self._planned()
@@ -275,18 +276,18 @@ class OnlineScheduler:
         most = self._settings.gather_ms
         return most if self._chunk_ms is None else min(most, max(1, self._chunk_ms // _GATHER_SHARE))
 
-    def _planned(self) -> Outcome:
+    def _planned(self) -> EventOutcome:
         """Start chunks, and collect the effects."""
         self._policy.advance(self._launch, self._gathered)
         self._gathered, self.plan_at_ms = 0, None
         return self._collected()
 
-    def _collected(self) -> Outcome:
+    def _collected(self) -> EventOutcome:
         event, self._event = self._event, _Event()
         records: list[RequestRecord | ChunkRecord] = [request_record(self._topology, job) for job in event.jobs]
         records += event.chunks.values()
         go = tuple(go_of(self._topology, flight) for flight in event.go)
-        return Outcome(go, tuple(event.revoked), tuple(event.finished), tuple(records), tuple(event.given_up))
+        return EventOutcome(go, tuple(event.revoked), tuple(event.finished), tuple(records), tuple(event.given_up))
 
     def _launch(self, unit: Unit, chain: Chain) -> None:
         job = unit.job
@@ -294,37 +295,40 @@ class OnlineScheduler:
         job.waiting -= 1
         self._queue.put(job, job.counted)
         attempt = job.attempts[chain.chunk] = job.attempts.get(chain.chunk, 0) + 1
-        flight = Flight(job, chain, attempt, self._now_ms, self._policy.step)
-        self._fly(flight)
+        flight = ChunkAttempt(job, chain, attempt, self._now_ms, self._policy.step)
+        flight.move(ChunkEvent.START)
+        self._add_in_flight(flight)
         self._policy.started(flight)
-        if job.state is RequestState.WAITING:
-            job.state = RequestState.RUNNING
+        before = job.state
+        job.move(RequestEvent.START)
+        if job.state is not before:
             self._event.jobs[job] = None
         self._event.go[flight] = None
-        self._note_chunk(flight, ChunkState.RUNNING)
+        self._note_chunk(flight)
 
-    def _fly(self, flight: Flight) -> None:
+    def _add_in_flight(self, flight: ChunkAttempt) -> None:
         flight.job.flights[flight.chunk] = flight
         for host in set(flight.chain.hosts):
             self._at_host.setdefault(host, set()).add(flight)
 
-    def _land(self, flight: Flight, *, done: bool) -> None:
-        """Take a chunk out of flight; the caller lets it wait again, if it does."""
+    def _end_attempt(self, flight: ChunkAttempt, event: ChunkEvent) -> None:
+        """End an attempt; the caller returns the chunk to its unit, if it waits again."""
+        flight.move(event)
         del flight.job.flights[flight.chunk]
         for host in set(flight.chain.hosts):
             self._at_host[host].discard(flight)
-        self._policy.ended(flight, done=done)
+        self._policy.ended(flight, done=flight.state is ChunkState.DONE)
 
-    def _revoke(self, flight: Flight) -> None:
-        self._land(flight, done=False)
+    def _revoke(self, flight: ChunkAttempt) -> None:
+        self._end_attempt(flight, ChunkEvent.REVOKE)
         self._event.revoked.append(go_of(self._topology, flight))
 
-    def _again(self, flight: Flight, why: str) -> None:
-        """Let the chunk of a failed attempt wait again, or fail its request after too many attempts."""
+    def _retry(self, flight: ChunkAttempt, why: str) -> None:
+        """Return the chunk of a failed attempt to the queue, or fail its request after the last attempt."""
         job = flight.job
-        self._note_chunk(flight, ChunkState.WAITING)
+        self._note_chunk(flight)
         if flight.attempt >= self._settings.max_attempts:
-            self._end(job, RequestState.FAILED, f"{why}; that was the last of {flight.attempt} attempts")
+            self._end(job, RequestEvent.EXHAUST, f"{why}; that was the last of {flight.attempt} attempts")
             return
         unit = job.unit_of(flight.chunk)
         unit.give(flight.chunk)
@@ -332,20 +336,20 @@ class OnlineScheduler:
         self._queue.put(job, job.counted)
         self._policy.enter(unit)
 
-    def _end(self, job: Job, state: RequestState, reason: str) -> None:
-        """End a request with this state and reason."""
+    def _end(self, job: TransferJob, event: RequestEvent, reason: str) -> None:
+        """End a request by this event, for this reason."""
         self._leave(job)
         for flight in list(job.flights.values()):
             self._revoke(flight)
         self._event.jobs[job] = None
-        job.end(state, reason)
-        (self._event.finished if state is RequestState.FINISHED else self._event.given_up).append(job.name)
+        job.end(event, reason)
+        (self._event.finished if job.state is RequestState.FINISHED else self._event.given_up).append(job.name)
         for host in self._hosts_of(job):
             self._of_host[host].discard(job)
         self._active -= 1
         self._remember(job)
 
-    def _remember(self, job: Job) -> None:
+    def _remember(self, job: TransferJob) -> None:
         self._ended[job.name] = None
         while len(self._ended) > self._settings.max_remembered:
             oldest = next(iter(self._ended))
@@ -353,20 +357,20 @@ class OnlineScheduler:
 
     # ---- jobs and the queue
 
-    def _place_anew(self, job: Job) -> None:
+    def _place_last(self, job: TransferJob) -> None:
         self._sequence += 1
         job.sequence, job.submitted_ms = self._sequence, self._now_ms
         job.rank = (self._now_ms - job.priority * self._settings.priority_ms, self._sequence)
 
-    def _adopt(self, job: Job) -> None:
-        """Take over a new or restored job."""
+    def _adopt(self, job: TransferJob) -> None:
+        """Add a new or restored job."""
         self._jobs[job.name] = job
         self._active += 1
         for host in self._hosts_of(job):
             self._of_host.setdefault(host, set()).add(job)
         self._enter(job)
 
-    def _enter(self, job: Job) -> None:
+    def _enter(self, job: TransferJob) -> None:
         """Enter the job's waiting units into the queue."""
         job.waiting = sum(unit.waiting for unit in job.units)
         self._queue.put(job, job.waiting)
@@ -374,27 +378,27 @@ class OnlineScheduler:
             if unit.waiting:
                 self._policy.enter(unit)
 
-    def _leave(self, job: Job) -> None:
+    def _leave(self, job: TransferJob) -> None:
         self._policy.leave(job)
         self._queue.put(job, 0)
         job.waiting = 0
 
-    def _sort(self, job: Job) -> None:
-        """Sort a job's chunks into units again: lost or avoided hosts changed."""
+    def _sort(self, job: TransferJob) -> None:
+        """Divide a job's chunks into units again after a change of lost or avoided hosts."""
         self._leave(job)
         gone = job.sort(self._lost)
         if gone is None:
             self._enter(job)
         else:
-            self._end(job, RequestState.FAILED, f"chunk {gone} has no source left: all its hosts are lost")
+            self._end(job, RequestEvent.LOSE_SOURCES, f"chunk {gone} has no source left: all its hosts are lost")
 
     @staticmethod
-    def _hosts_of(job: Job) -> set[int]:
-        """Hosts that the job cannot do without, or takes chunks from."""
+    def _hosts_of(job: TransferJob) -> set[int]:
+        """The writer and the sources of the job."""
         return {host for sources in job.sources for host in sources} | ({job.writer} - {intake.NOBODY})
 
     @staticmethod
-    def _in_order(jobs: Iterable[Job]) -> list[Job]:
+    def _in_order(jobs: Iterable[TransferJob]) -> list[TransferJob]:
         return sorted(jobs, key=lambda job: job.rank)
 
     def _lose(self, number: int) -> None:
@@ -404,32 +408,32 @@ class OnlineScheduler:
         concerned = self._in_order(self._of_host.get(number, ()))
         for job in concerned:
             if job.writer == number:
-                self._end(job, RequestState.CANCELLED, f"its host {host!r} is lost")
+                self._end(job, RequestEvent.LOSE_WRITER, f"its host {host!r} is lost")
         flights = sorted(self._at_host.get(number, ()), key=lambda flight: (flight.job.rank, flight.chunk))
         for flight in flights:
             if flight.job.flights.get(flight.chunk) is flight:
                 self._revoke(flight)
-                self._again(flight, f"host {host!r} was lost during attempt {flight.attempt} of chunk {flight.chunk}")
+                self._retry(flight, f"host {host!r} was lost during attempt {flight.attempt} of chunk {flight.chunk}")
         for job in concerned:
             if not job.state.ended and job.writer != number:
                 self._sort(job)
 
-    # ---- what was asked about
+    # ---- lookups
 
-    def _job(self, request: str) -> Job:
+    def _job(self, request: str) -> TransferJob:
         job = self._jobs.get(request)
         if job is None:
             raise RequestError("request", f"{request!r} is not known (any more)")
         return job
 
     @staticmethod
-    def _flight(job: Job, chunk: int, attempt: int) -> Flight | None:
+    def _flight(job: TransferJob, chunk: int, attempt: int) -> ChunkAttempt | None:
         flight = job.flights.get(chunk)
         return flight if flight is not None and flight.attempt == attempt else None
 
     @staticmethod
-    def _why(job: Job, chunk: int, attempt: int) -> str:
-        """Why a report about an attempt that is not in flight changes nothing. RequestError if it never was."""
+    def _ignored_reason(job: TransferJob, chunk: int, attempt: int) -> str:
+        """Why a report on an attempt not in flight changes nothing. Raises RequestError if it was never started."""
         last = job.attempts.get(chunk, 0)
         if not 0 <= chunk < job.chunks:
             raise RequestError("chunk", f"{chunk!r}: request {job.name!r} has chunks 0 to {job.chunks - 1}")
@@ -441,8 +445,8 @@ class OnlineScheduler:
             return f"request {job.name!r} is {job.state}"
         return f"attempt {attempt} of chunk {chunk} of {job.name!r} was revoked; the last is {last}"
 
-    def _note_chunk(self, flight: Flight, state: ChunkState) -> None:
-        record = chunk_record(self._topology, flight, state, self._now_ms)
+    def _note_chunk(self, flight: ChunkAttempt) -> None:
+        record = chunk_record(self._topology, flight, self._now_ms)
         self._event.chunks[flight.job, flight.chunk] = record
 
     def _view(self) -> SchedulerView:
@@ -470,7 +474,7 @@ class OnlineScheduler:
                 self._jobs[job.name] = job
                 self._remember(job)
             else:
-                self._readopt(job)
+                self._adopt_restored(job)
         for host in lost:
             number = intake.host_number(self._topology, "lost_hosts", host)
             if number not in self._lost:
@@ -478,8 +482,8 @@ class OnlineScheduler:
         self._gathered = 1
         self.restored = self._planned()
 
-    def _resume(self, job: Job, record: ChunkRecord) -> None:
-        """A stored chunk takes its state again; one whose chain the topology does not have any more waits again."""
+    def _resume(self, job: TransferJob, record: ChunkRecord) -> None:
+        """Restore the state of a chunk. A chunk whose chain is no longer in the topology waits again."""
         job.attempts[record.chunk] = record.attempt
         state = ChunkState(record.state)
         if state is ChunkState.DONE:
@@ -488,9 +492,9 @@ class OnlineScheduler:
             return
         chain = chain_of(self._topology, record, job.kind)
         if chain is not None:
-            flight = Flight(job, chain, record.attempt, record.since_ms, record.step)
+            flight = ChunkAttempt(job, chain, record.attempt, record.since_ms, record.step, state)
             if state is ChunkState.RUNNING:
-                self._fly(flight)
+                self._add_in_flight(flight)
             self._policy.resume(flight, done=state is ChunkState.DONE)
         elif state is ChunkState.RUNNING:
             self._event.revoked.append(ChunkStart(job.name, record.chunk, record.attempt, record.hosts, job.kind))
@@ -498,10 +502,11 @@ class OnlineScheduler:
                 record, state=ChunkState.WAITING.value, since_ms=self._now_ms
             )
 
-    def _readopt(self, job: Job) -> None:
+    def _adopt_restored(self, job: TransferJob) -> None:
         gone = job.sort(())
         self._adopt(job)
-        if job.kind is not Kind.COPY and job.writer == intake.NOBODY:
-            self._end(job, RequestState.CANCELLED, "its host is not in the network any more")
+        if job.kind is not TransferKind.COPY and job.writer == intake.NOBODY:
+            self._end(job, RequestEvent.LOSE_WRITER, "its host is not in the network any more")
         elif gone is not None:
-            self._end(job, RequestState.FAILED, f"chunk {gone} has no source left: none is in the network any more")
+            reason = f"chunk {gone} has no source left: none is in the network any more"
+            self._end(job, RequestEvent.LOSE_SOURCES, reason)

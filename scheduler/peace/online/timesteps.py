@@ -1,16 +1,16 @@
-"""TIMESTEPS mode: after the paper (SGuard, end of section 5, section 6.2). A plan for all that wait, then the next.
+"""TIMESTEPS mode, after the paper (SGuard, end of section 5, section 6.2): all waiting chunks are planned together.
 
 A timestep begins with a plan over the whole queue, on what the last timestep's unfinished chunks leave of the graph
 (`Stragglers.COUNTED`), or on the full graph (`Stragglers.IGNORED`). The second is one reading of the paper, which does
-not say what unfinished chunks are to the next timestep; a capacity may be in use once for every timestep that overlaps
-then, by the stragglers of each and by the new one's chunks. A request that arrives later joins the running timestep as
-far as the residual graph still has a path for it: Algorithm 1 takes and returns the residual graph "for the current
-timestep". So do chunks that failed or lost a host. The next timestep begins as soon as `finish_fraction` of the
+not say how unfinished chunks affect the next timestep; in this reading overlapping timesteps, with their stragglers and
+new chunks, may each use a capacity in full. A request that arrives later joins the running timestep as far as the
+residual graph still has a path for it: Algorithm 1 takes and returns the residual graph "for the current timestep".
+Chunks that failed or lost a host join in the same way. The next timestep begins as soon as `finish_fraction` of the
 timestep's chunks are done, or none of it is in flight.
 
-The plain plan of a whole queue may pass over its first request: by bad luck (a random dead end), by choice (a planner
-that maximizes the number of chunks serves any request), or because stragglers are in its way. Then its first chunk is
-planned first, alone; if that fails because of stragglers, the timestep does not begin until more of them are done.
+The plan of the whole queue may leave out its first request: by chance (a random dead end), because a planner that
+maximizes the number of chunks serves any request, or because stragglers block it. Then the first chunk of that request
+is planned first, alone. If that fails because of stragglers, the timestep does not begin until more of them are done.
 
 Invariants:
 * In a timestep that has begun, the first request of the queue got a chunk, unless no path for it exists at all.
@@ -22,19 +22,19 @@ from itertools import islice
 from random import Random
 
 from scheduler.errors import PlanInvalid
-from scheduler.peace.online.jobs import Flight, Job, Unit
+from scheduler.peace.online.jobs import ChunkAttempt, TransferJob, Unit
+from scheduler.peace.online.joint_planner import JointPlanner
 from scheduler.peace.online.ranked_queue import RankedQueue
 from scheduler.peace.online.records import Settings, Stragglers
-from scheduler.peace.online.together import Together
-from scheduler.peace.online.unreachable import TRIES, Launch, Unreachable, find
-from scheduler.peace.plan import Chain, Kind, Planner, Request, Residual, demands
+from scheduler.peace.online.unreachable import TRIES, Launch, UnreachableUnits, find
+from scheduler.peace.plan import Chain, Planner, Request, Residual, TransferKind, demands
 from scheduler.topology import Topology, disk_capacity
 
 _ROUNDING = 1e-9
 
 
 class Timesteps:
-    """The policy of timesteps: plan all waiting chunks together, again and again."""
+    """The policy of timesteps: plan all waiting chunks together, one timestep after the other."""
 
     def __init__(
         self, topology: Topology, planner: Planner, settings: Settings, random: Random, queue: RankedQueue
@@ -47,29 +47,29 @@ class Timesteps:
         self._whole = Residual.full(topology)
         """The graph without lost hosts."""
         self._left: Residual | None = None
-        """What the running timestep leaves of the graph; None: to be counted anew."""
-        self._open: set[Flight] = set()
+        """The capacity that the running timestep leaves; None: it must be computed again."""
+        self._open: set[ChunkAttempt] = set()
         """The timestep's chunks in flight."""
-        self._done: list[Flight] = []
+        self._done: list[ChunkAttempt] = []
         """The timestep's chunks that are done."""
-        self._older: set[Flight] = set()
+        self._older: set[ChunkAttempt] = set()
         """Stragglers: in flight since an earlier timestep."""
-        self._joining: dict[Job, None] = {}
-        self._unreachable = Unreachable(queue, planner, random, self._whole)
-        self._together = Together.of(topology, planner, random, self._whole)
+        self._joining: dict[TransferJob, None] = {}
+        self._unreachable = UnreachableUnits(queue, planner, random, self._whole)
+        self._joint = JointPlanner.of(topology, planner, random, self._whole)
 
-    # ---- what happened
+    # ---- events
 
     def enter(self, unit: Unit) -> None:
         """Note that the unit has a chunk waiting (again): it may join the running timestep."""
         self._joining[unit.job] = None
 
-    def leave(self, job: Job) -> None:
+    def leave(self, job: TransferJob) -> None:
         """Note that none of the job's units waits any more."""
         self._joining.pop(job, None)
         self._unreachable.leave(job.units)
 
-    def ended(self, flight: Flight, *, done: bool) -> None:
+    def ended(self, flight: ChunkAttempt, *, done: bool) -> None:
         """Note that a chunk is no longer in flight. A chunk that is not done gives its timestep's capacity back."""
         self._older.discard(flight)
         if flight in self._open:
@@ -79,11 +79,11 @@ class Timesteps:
             else:
                 self._left = None
 
-    def started(self, flight: Flight) -> None:
+    def started(self, flight: ChunkAttempt) -> None:
         """Note that a chunk was launched in the running timestep."""
         self._open.add(flight)
 
-    def unreachable_jobs(self) -> set[Job]:
+    def unreachable_jobs(self) -> set[TransferJob]:
         """The jobs with unreachable units."""
         return self._unreachable.jobs()
 
@@ -91,7 +91,7 @@ class Timesteps:
         """The scheduler is being restored, in this timestep."""
         self.step = step
 
-    def resume(self, flight: Flight, *, done: bool) -> None:
+    def resume(self, flight: ChunkAttempt, *, done: bool) -> None:
         """Note that a chunk was in flight, or done, when the scheduler was restored."""
         self._left = None
         if flight.step < self.step:
@@ -113,13 +113,13 @@ class Timesteps:
         self._whole.send[host], self._whole.receive[host] = server.send, server.receive
         self._whole.disk[host] = disk_capacity(server)
         self._left = None
-        self._unreachable.again()
+        self._unreachable.retry_all()
 
-    # ---- what may start
+    # ---- starting chunks
 
     def advance(self, launch: Launch, events: int) -> None:
         """Let new requests join the timestep, or begin the next one if it is over."""
-        self._unreachable.some_again(idle=not self._open and not self._older)
+        self._unreachable.retry_some(idle=not self._open and not self._older)
         if not self._over():
             for job in sorted(self._joining, key=lambda job: job.rank):
                 self._join(job, launch)
@@ -136,7 +136,7 @@ class Timesteps:
         scheduled = len(self._done) + len(self._open)
         return not self._open or len(self._done) >= self._settings.finish_fraction * scheduled - _ROUNDING
 
-    def _join(self, job: Job, launch: Launch) -> None:
+    def _join(self, job: TransferJob, launch: Launch) -> None:
         """Plan those chunks of the job that fit into the rest of the running timestep."""
         if not job.waiting:
             return
@@ -173,44 +173,44 @@ class Timesteps:
             launch(jobs[chain.request].unit_of(chain.chunk), chain)
         return True
 
-    def _plan(self, jobs: list[Job], left: Residual, but: Unit | None = None) -> list[Chain]:
-        """The plan for all that wait; without the next chunk of `but`, a unit of the first job."""
-        if self._together is not None:
-            self._together.changed()
+    def _plan(self, jobs: list[TransferJob], left: Residual, but: Unit | None = None) -> list[Chain]:
+        """The plan of all waiting chunks, without the next chunk of `but`, a unit of the first job."""
+        if self._joint is not None:
+            self._joint.invalidate()
             units = [unit for job in jobs for unit in job.units if unit.waiting]
             asks = [(unit, min(unit.waiting - (unit is but), self._most(unit.job))) for unit in units]
-            found = self._together.plan(asks, jobs, left)
+            found = self._joint.plan(asks, jobs, left)
             return [chain._replace(chunk=unit.first) for unit, chain in found]
         chunk = None if but is None else next(but.numbers())
         requests = [self._ask(jobs[0], chunk), *map(self._ask, jobs[1:])]
         return list(self._planner.plan([each for each in requests if each.chunks], left, self._random).chains)
 
-    def _ask(self, job: Job, but: int | None = None) -> Request:
-        """The job's chunks that wait, as many as its own host could move at once, as one request."""
+    def _ask(self, job: TransferJob, but: int | None = None) -> Request:
+        """The job's waiting chunks as one request, at most as many as its own host can move at once."""
         most = self._most(job)
         numbers, units = list[int](), list[Unit]()
         for unit in job.units:
             chosen = list(islice((n for n in unit.numbers() if n != but), most - len(numbers)))
             numbers += chosen
             units += [unit] * len(chosen)
-        # A suspect that is the only source of one chunk is a source of all chunks it has: no longer avoided, it would
-        # otherwise be taken for a host without them, and be given a second copy.
+        # A suspect that is the only source of one chunk is allowed as a source of all its chunks. Otherwise it would
+        # count as a host without them, and could get a second copy.
         avoid = frozenset(job.avoid).difference(*(unit.sources for unit in units))
         sources: tuple[tuple[int, ...], ...] = ()
-        if job.kind is not Kind.WRITE:
+        if job.kind is not TransferKind.WRITE:
             sources = tuple(tuple(host for host in unit.left if host not in avoid) for unit in units)
         return Request(job.name, job.writer, len(numbers), job.placement, job.kind, sources, tuple(numbers), avoid)
 
-    def _most(self, job: Job) -> int:
-        """No more of the job's chunks can start in one timestep."""
+    def _most(self, job: TransferJob) -> int:
+        """The number of the job's chunks that can start in one timestep at most."""
         own = job.units[0].own if len(job.units) == 1 else None
         return job.waiting if own is None else int(self._whole.counts(own[0])[own[1]])
 
-    def _counted(self) -> set[Flight]:
+    def _counted(self) -> set[ChunkAttempt]:
         return set(self._older) if self._settings.stragglers is Stragglers.COUNTED else set()
 
-    def _graph(self, flights: list[Flight]) -> Residual:
-        """The graph without what these chunks use."""
+    def _graph(self, flights: list[ChunkAttempt]) -> Residual:
+        """The graph without the units that these chunks use."""
         left = self._whole.copy()
         for flight in flights:
             try:

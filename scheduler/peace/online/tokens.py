@@ -1,10 +1,10 @@
-"""Tokens: how many chunks may use each resource at a time, how many do, and which are promised to the head.
+"""Tokens: how many chunks may use each resource, how many use it, and the tokens reserved for the head.
 
 Invariants:
 * For every resource of a host that is not lost: left − debt = capacity − used − held, where `held` are the tokens of
-  the reservation. `left` is never negative; what the reservation could not take yet is in `owed`.
-* A token that comes back pays debts first, then what is owed to the reservation; only then may others have it.
-* A lost host has no tokens at all.
+  the reservation. `left` is never negative; `owed` are the tokens that the reservation still waits for.
+* A token that comes back pays debts first, then the tokens owed to the reservation; the rest is free.
+* A lost host has no tokens.
 """
 
 from collections.abc import Iterable
@@ -17,32 +17,33 @@ from scheduler.peace.plan import Chain, Planner, Request, Residual, Resource, de
 from scheduler.topology import Topology, disk_capacity
 
 _TRIES_FORWARDING = 2
-"""Searches among hosts that can forward: a rack with a single one of them is a dead end, too."""
+"""Searches among hosts that can forward: a rack with a single such host is a dead end, too."""
 
 Key = tuple[Resource, int]
 
 
 class Tokens:
-    """The tokens of one network. `left` is what anybody may take, `whole` the network with nothing in flight."""
+    """The tokens of one network. `left`: the free tokens; `whole`: all tokens, as with nothing in flight."""
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
         self.left = Residual.full(topology)
         self.whole = Residual.full(topology)
         self.soon = Residual(topology, self.left.send, self.left.receive, self.left.disk, self.whole.link)
-        """The hosts as they are and all links free: where a reservation looks first, for its hosts need no wait."""
+        """The hosts as they are, all links free: a reservation searches here first, since its hosts need no wait."""
         self._forwarding = Residual(topology, self.left.send, self.left.receive.copy(), self.left.disk, self.left.link)
-        """The same as `left`, but hosts that cannot send receive nothing."""
+        """As `left`, but hosts that cannot send cannot receive."""
         self.owed: dict[Key, int] = {}
         self.freed: set[Key] = set()
         self._debt: dict[Key, int] = {}
         self._lost: set[int] = set()
 
     def chain(self, planner: Planner, request: Request, random: Random) -> Chain | None:
-        """A chain from what is left, and its tokens.
+        """A chain of free tokens, which are taken; None if there is none.
 
-        Algorithm 1 looks one replica ahead, so where many hosts are sending it runs into dead ends: a host that may
-        receive but not forward. These are hidden from it first; only then may the last replica lie on one of them.
+        Algorithm 1 plans one replica at a time. So while many hosts are sending, it chooses hosts that can receive but
+        not forward, which are dead ends. The first searches exclude such hosts; the last search allows them, for the
+        last replica.
         """
         if len(request.placement) > 1:
             left, narrow = self.left, self._forwarding
@@ -60,12 +61,12 @@ class Tokens:
         return bool(self.left.counts(key[0])[key[1]] > 0)
 
     def give(self, chain: Chain) -> None:
-        """A chain that was taken ended; what really becomes free is noted in `freed`."""
+        """Return the tokens of a chain; those that become free are added to `freed`."""
         for key in demands(chain):
             self._give(key)
 
     def force(self, chain: Chain) -> None:
-        """A chain that is in flight already (after a restart, perhaps on a smaller network): debts where it must be."""
+        """Take the tokens of a chain in flight after a restart; tokens that a smaller network lacks become debts."""
         for key in demands(chain):
             if key[1] in self._lost and key[0] is not Resource.LINK:
                 continue
@@ -76,7 +77,7 @@ class Tokens:
                 self._debt[key] = self._debt.get(key, 0) + 1
 
     def hold(self, keys: Iterable[Key]) -> None:
-        """Reserve a token of each: one that is there, or the next to come back."""
+        """Reserve a token of each resource: a free token, or the next that comes back."""
         for key in keys:
             counts = self.left.counts(key[0])
             if counts[key[1]] > 0:
@@ -84,8 +85,8 @@ class Tokens:
             else:
                 self.owed[key] = self.owed.get(key, 0) + 1
 
-    def let_go(self, keys: Iterable[Key], *, for_good: bool = True) -> None:
-        """Undo `hold`. `for_good`: the tokens are free for others now, and noted in `freed`."""
+    def release(self, keys: Iterable[Key], *, for_good: bool = True) -> None:
+        """Undo `hold`. `for_good`: the tokens are free for other requests, and added to `freed`."""
         for key in keys:
             if not self._pay(self.owed, key):
                 if key[1] in self._lost and key[0] is not Resource.LINK:
@@ -95,7 +96,7 @@ class Tokens:
                     self.freed.add(key)
 
     def lose(self, host: int) -> None:
-        """A host is gone, with its tokens. The reservation must not use it, and what is in flight there must end."""
+        """Remove the tokens of a lost host. The reservation must not use it, and its chunks in flight must end."""
         self._lost.add(host)
         self.left.without(host)
         self.whole.without(host)
@@ -103,7 +104,7 @@ class Tokens:
             self._debt.pop((resource, host), None)
 
     def regain(self, host: int) -> None:
-        """A lost host is back, with nothing in flight."""
+        """Restore the tokens of a host that is back; nothing is in flight there."""
         self._lost.discard(host)
         server = self.topology.servers[host]
         for residual in (self.left, self.whole):

@@ -1,4 +1,4 @@
-"""Units without any path while some hosts are lost: they leave the head of the queue to the next unit.
+"""Units without a path while some hosts are lost: the head of the queue is the first unit that is not among them.
 
 Invariants:
 * An unreachable unit keeps its rank. All are tried again when a host is back. As a planner may miss a path by chance,
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from random import Random
 
-from scheduler.peace.online.jobs import Job, Unit
+from scheduler.peace.online.jobs import TransferJob, Unit
 from scheduler.peace.online.ranked_queue import RankedQueue
 from scheduler.peace.plan import Chain, Planner, Request, Residual
 
@@ -18,13 +18,13 @@ Launch = Callable[[Unit, Chain], None]
 """Start the next chunk of this unit on this chain (whose own chunk number does not count)."""
 
 TRIES = 32
-"""A planner may run into a dead end by chance; after so many in an empty network, there is no path."""
+"""A planner may reach a dead end by chance; after so many tries in an idle network, the unit counts as unreachable."""
 _AT_ONCE, _TRIES_IDLE = 4, 8
 """Units tried again at an event that leaves nothing in flight, and tries for each; at other events one unit, once."""
 
 
-class Unreachable:
-    """The unreachable units, the one whose last try is the longest ago first. `whole`: the network as it is."""
+class UnreachableUnits:
+    """The unreachable units, in the order of their last try. `whole`: the idle network without lost hosts."""
 
     def __init__(self, queue: RankedQueue, planner: Planner, random: Random, whole: Residual) -> None:
         self._queue = queue
@@ -39,7 +39,7 @@ class Unreachable:
         self._units[unit] = None
         self._queue.put(unit.job, unit.job.counted)
 
-    def jobs(self) -> set[Job]:
+    def jobs(self) -> set[TransferJob]:
         """The jobs of the unreachable units."""
         return {unit.job for unit in self._units}
 
@@ -48,12 +48,12 @@ class Unreachable:
         for unit in units:
             self._units.pop(unit, None)
 
-    def again(self) -> None:
+    def retry_all(self) -> None:
         """Return all units to the queue: a host is back."""
         for unit in list(self._units):
             self._back(unit)
 
-    def some_again(self, *, idle: bool) -> list[Unit]:
+    def retry_some(self, *, idle: bool) -> list[Unit]:
         """Try a few units again, more if the network is `idle`; returns those that are back in the queue."""
         found = []
         most, tries = (_AT_ONCE, _TRIES_IDLE) if idle else (1, 1)
@@ -85,7 +85,7 @@ def find(planner: Planner, unit: Unit, residual: Residual, random: Random, tries
 
 
 def ways(unit: Unit) -> tuple[Request, ...]:
-    """What to ask a planner for: around suspects, and only then through them."""
+    """The requests to the planner: first without suspects, then with them."""
     return (unit.request,) if unit.last_resort is unit.request else (unit.request, unit.last_resort)
 
 

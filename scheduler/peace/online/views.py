@@ -1,7 +1,7 @@
 """The scheduler's answers about itself: a request's place in the queue, and the status of everything.
 
 Invariants:
-* Nothing here changes anything.
+* The functions here change no state.
 * `used` counts chunks in flight, not reservations.
 """
 
@@ -9,9 +9,9 @@ from collections import Counter
 from typing import NamedTuple
 
 from scheduler.peace.online.continuous import Continuous
-from scheduler.peace.online.jobs import Flight, Job
+from scheduler.peace.online.conversion import go_of
+from scheduler.peace.online.jobs import ChunkAttempt, TransferJob
 from scheduler.peace.online.ranked_queue import RankedQueue
-from scheduler.peace.online.recording import go_of
 from scheduler.peace.online.records import (
     HostStatus,
     InFlight,
@@ -37,11 +37,11 @@ class SchedulerView(NamedTuple):
     settings: Settings
     policy: Continuous | Timesteps
     queue: RankedQueue
-    jobs: dict[str, Job]
+    jobs: dict[str, TransferJob]
     lost: set[int]
 
 
-def place_of(view: SchedulerView, job: Job) -> QueuePosition:
+def place_of(view: SchedulerView, job: TransferJob) -> QueuePosition:
     """The place of a request in the queue."""
     if not job.waiting:
         return QueuePosition(0, 0, 0)
@@ -72,7 +72,7 @@ def status_of(view: SchedulerView) -> Status:
     )
 
 
-def _request_status(topology: Topology, job: Job) -> RequestStatus:
+def _request_status(topology: Topology, job: TransferJob) -> RequestStatus:
     return RequestStatus(
         name=job.name,
         state=job.state,
@@ -88,7 +88,7 @@ def _request_status(topology: Topology, job: Job) -> RequestStatus:
     )
 
 
-def _uses(topology: Topology, flights: list[Flight]) -> tuple[ResourceUse, ...]:
+def _uses(topology: Topology, flights: list[ChunkAttempt]) -> tuple[ResourceUse, ...]:
     used = Counter(demand for flight in flights for demand in demands(flight.chain))
     uses = []
     for number, server in enumerate(topology.servers):

@@ -1,25 +1,25 @@
-"""Who decides where chunks go in a simulated cluster: HDFS's default, a network-aware greedy, Peace.
+"""Scheduling policies of the simulated cluster: HDFS's default, a network-aware greedy, Peace.
 
-Invariants: a policy sees what its real counterpart would see (submissions, acks, reports at intervals), nothing else;
-its randomness comes in as an argument.
+Invariants: a policy sees only the input of its real counterpart (submissions, acks, reports at intervals); its
+randomness comes in as an argument.
 """
 
-from scheduler.simulation.policies.base import AtOnce, Orders, Policy, PolicyMaker, Start, View
+from scheduler.simulation.policies.base import AtOnce, ClusterView, Orders, PolicyMaker, SchedulingPolicy, Start
 from scheduler.simulation.policies.hdfs import Era, HdfsDefault, hdfs_default
 from scheduler.simulation.policies.peace import Peace, peace
 from scheduler.simulation.policies.sinbad import Sinbad, sinbad
 
 __all__ = [
     "AtOnce",
+    "ClusterView",
     "Era",
     "HdfsDefault",
     "Orders",
     "Peace",
-    "Policy",
     "PolicyMaker",
+    "SchedulingPolicy",
     "Sinbad",
     "Start",
-    "View",
     "hdfs_default",
     "peace",
     "sinbad",

@@ -1,16 +1,16 @@
-"""What the simulator asks of a policy, and the writer with threads that HDFS's clients are.
+"""The interface between simulator and policy, and the multi-threaded client of HDFS.
 
-Invariants: a chunk is started again only after it was broken off; a policy never starts more than was asked for.
+Invariants: a chunk is started again only after it was interrupted; a policy starts only chunks of submitted jobs.
 """
 
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import NamedTuple, Protocol
 
-from scheduler.peace.plan import Kind
+from scheduler.peace.plan import TransferKind
 from scheduler.simulation.cluster import Cluster
 from scheduler.simulation.fairness import Floats
-from scheduler.simulation.scenario import Job
+from scheduler.simulation.scenario import SimulatedJob
 
 
 class Start(NamedTuple):
@@ -19,60 +19,60 @@ class Start(NamedTuple):
     request: str
     chunk: int
     hosts: tuple[int, ...]
-    kind: Kind = Kind.WRITE
+    kind: TransferKind = TransferKind.WRITE
     attempt: int = 0
 
 
 class Orders(NamedTuple):
-    """What a policy wants now: chunks to start, chunks under way to stop, requests that it gives up."""
+    """The orders of a policy: chunks to start, chunks in flight to stop, requests that it gives up."""
 
     start: tuple[Start, ...] = ()
     stop: tuple[Start, ...] = ()
     gave_up: tuple[str, ...] = ()
 
 
-class View(NamedTuple):
-    """What can be measured in a cluster: each resource's current rate, and the chunks that each host has open."""
+class ClusterView(NamedTuple):
+    """The measurable state of a cluster: each resource's current rate, and the number of open chunks of each host."""
 
     now_s: float
     rates: Floats
     open_chunks: Sequence[int]
 
 
-class Policy(Protocol):
-    """Decides; the simulator calls. Times are seconds of the simulation."""
+class SchedulingPolicy(Protocol):
+    """A policy; the simulator calls it. Times are seconds of the simulation."""
 
     sample_s: float | None
-    """How often `observe` is called; None: never."""
+    """The interval of calls of `observe`; None: no calls."""
 
     @property
     def plan_at_s(self) -> float | None:
-        """When `plan` is to be called next; None: not before something else happens."""
+        """The time of the next call of `plan`; None: not before the next event."""
         ...
 
     def plan(self, now_s: float) -> Orders:
-        """What was put off until now."""
+        """Plan the postponed events."""
         ...
 
-    def submit(self, job: Job, now_s: float) -> Orders:
-        """A new job."""
+    def submit(self, job: SimulatedJob, now_s: float) -> Orders:
+        """Take a new job."""
         ...
 
     def done(self, start: Start, now_s: float) -> Orders:
-        """A chunk was acknowledged."""
+        """Take the ack of a chunk."""
         ...
 
     def host_lost(self, host: int, broken: Sequence[Start], now_s: float) -> Orders:
-        """A host is gone; these chunks were broken off."""
+        """Take the loss of a host, which interrupted these chunks."""
         ...
 
-    def observe(self, view: View) -> None:
-        """The cluster as measured."""
+    def observe(self, view: ClusterView) -> None:
+        """Take a measurement of the cluster."""
         ...
 
 
 class AtOnce:
-    """A policy that puts nothing off."""
+    """A policy that postpones nothing."""
 
     plan_at_s: float | None = None
 
@@ -82,20 +82,20 @@ class AtOnce:
 
 
 class PolicyMaker(NamedTuple):
-    """A policy's name, and what makes a new one for a run."""
+    """The name of a policy, and the function that makes a new one for a run."""
 
     name: str
-    make: Callable[[Cluster, Random], Policy]
+    make: Callable[[Cluster, Random], SchedulingPolicy]
 
 
 READING_THREADS = 4
-"""With so many the paper's client reads 95 MB/s (table 8), and recovers its checkpoint."""
+"""With so many threads the paper's client reads 95 MB/s (table 8)."""
 
 
 class ThreadedClients(AtOnce):
-    """Clients as the paper's IOService: each job's chunks in one file per thread, a file's chunks one after the other.
+    """Clients like the paper's IOService: one file per thread for a job's chunks, a file's chunks one after the other.
 
-    `place` picks a chunk's way when its turn comes. `threads` are for writing; reads and copies have their own number.
+    `place` picks the hosts of a chunk when it starts. `threads`: for writes; reads and copies have READING_THREADS.
     """
 
     sample_s: float | None = None
@@ -104,30 +104,30 @@ class ThreadedClients(AtOnce):
         self.cluster = cluster
         self.lost: set[int] = set()
         self._threads = threads
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, SimulatedJob] = {}
 
-    def _threads_of(self, job: Job) -> int:
-        return self._threads if job.kind is Kind.WRITE else READING_THREADS
+    def _threads_of(self, job: SimulatedJob) -> int:
+        return self._threads if job.kind is TransferKind.WRITE else READING_THREADS
 
-    def place(self, job: Job, chunk: int) -> tuple[int, ...]:
-        """The way for a chunk; every policy has its own."""
+    def place(self, job: SimulatedJob, chunk: int) -> tuple[int, ...]:
+        """The hosts of a chunk; defined by each policy."""
         raise NotImplementedError
 
-    def submit(self, job: Job, now_s: float) -> Orders:
-        """All threads begin at once."""
+    def submit(self, job: SimulatedJob, now_s: float) -> Orders:
+        """Start the first chunk of each thread."""
         if job.host in self.lost:
             return Orders(gave_up=(job.name,))
         self._jobs[job.name] = job
         return Orders(tuple(self._start(job, chunk) for chunk in range(min(self._threads_of(job), job.chunks))))
 
     def done(self, start: Start, now_s: float) -> Orders:
-        """The thread goes on with its next chunk: files are dealt out like cards."""
+        """Start the next chunk of the thread; chunks are dealt to the threads in turn."""
         job = self._jobs[start.request]
         chunk = start.chunk + self._threads_of(job)
         return Orders((self._start(job, chunk),) if chunk < job.chunks else ())
 
     def host_lost(self, host: int, broken: Sequence[Start], now_s: float) -> Orders:
-        """What was broken off is written again, elsewhere; a lost writer's job is given up."""
+        """Start the interrupted chunks again on other hosts; give up the jobs of a lost writer."""
         self.lost.add(host)
         again = tuple(
             self._start(self._jobs[start.request], start.chunk, start.attempt + 1)
@@ -136,8 +136,8 @@ class ThreadedClients(AtOnce):
         )
         return Orders(again, gave_up=tuple(job.name for job in self._jobs.values() if job.host == host))
 
-    def observe(self, view: View) -> None:
-        """Nothing is measured."""
+    def observe(self, view: ClusterView) -> None:
+        """Ignore measurements."""
 
-    def _start(self, job: Job, chunk: int, attempt: int = 0) -> Start:
+    def _start(self, job: SimulatedJob, chunk: int, attempt: int = 0) -> Start:
         return Start(job.name, chunk, self.place(job, chunk), job.kind, attempt)

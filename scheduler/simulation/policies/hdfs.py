@@ -3,11 +3,11 @@
 The rules are those of Hadoop's ReplicationTargetChooser. Up to 0.16, which is the HDFS of the paper's time, the set is
 a first replica on the writer, a second in another rack, a third in the first one's rack. From 0.17 on (HADOOP-2559) the
 third lies beside the second. A writer that is excluded is replaced by a random host of its rack, as that code does, or,
-for comparison, of the cluster. The pipeline then visits the nearest first.
+for comparison, of the cluster. The pipeline then visits the nearest host first.
 
 Invariants:
 * The hosts of a chunk differ, and none is the writer's.
-* A host with more than twice the average load, as it last reported, is passed over while there are others: HDFS's
+* A host with more than twice the average load in its last report is avoided while there are others: HDFS's
   `dfs.replication.considerLoad`. Hosts report every 3 seconds, HDFS's heartbeat.
 """
 
@@ -15,17 +15,17 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from random import Random
 
-from scheduler.peace.plan import Kind
+from scheduler.peace.plan import TransferKind
 from scheduler.simulation.cluster import Cluster
-from scheduler.simulation.policies.base import PolicyMaker, ThreadedClients, View
-from scheduler.simulation.scenario import Job
+from scheduler.simulation.policies.base import ClusterView, PolicyMaker, ThreadedClients
+from scheduler.simulation.scenario import SimulatedJob
 
 HEARTBEAT_S = 3.0
 LOAD_LIMIT = 2.0
 
 
 class Era(StrEnum):
-    """Which HDFS."""
+    """The version of HDFS's placement."""
 
     BEFORE_0_17 = "0.16"
     FROM_0_17 = "0.17"
@@ -53,15 +53,15 @@ class HdfsDefault(ThreadedClients):
         self._consider_load = consider_load
         self._load: Sequence[int] = [0] * cluster.hosts
 
-    def observe(self, view: View) -> None:
-        """The heartbeats: how many chunks every host has open."""
+    def observe(self, view: ClusterView) -> None:
+        """Take the heartbeats: the number of open chunks of every host."""
         self._load = tuple(view.open_chunks)
 
-    def place(self, job: Job, chunk: int) -> tuple[int, ...]:
+    def place(self, job: SimulatedJob, chunk: int) -> tuple[int, ...]:
         """Targets by the rules, in the order of the pipeline; for a read, any host that has the chunk."""
-        if job.kind is Kind.READ:
+        if job.kind is TransferKind.READ:
             return (self._source(job, chunk), job.host)
-        if job.kind is Kind.COPY:
+        if job.kind is TransferKind.COPY:
             source = self._source(job, chunk)
             return (source, self._pick(None, None, {*job.sources[chunk]}))
         chosen: list[int] = []
@@ -71,7 +71,7 @@ class HdfsDefault(ThreadedClients):
         return (job.host, *self._pipeline(job.host, chosen))
 
     def _racks(self, writer: int, chosen: Sequence[int], replica: int) -> tuple[int | None, int | None]:
-        """The rack that a replica shall be in, or the one it shall not be in."""
+        """The rack that a replica must be in, and the rack that it must not be in; None: no rule."""
         rack_of = self.cluster.topology.rack_of
         if replica == 0:
             return (rack_of[writer] if self._first_in_rack else None), None
@@ -84,7 +84,7 @@ class HdfsDefault(ThreadedClients):
         return None, None
 
     def _pick(self, near: int | None, far: int | None, excluded: set[int]) -> int:
-        """A random host by rack, one that is not too busy if there is any; if the rack has none left, any."""
+        """A random host of the right rack, if possible one without high load; if there is none, any host."""
         hosts = [host for host in range(self.cluster.hosts) if host not in excluded and host not in self.lost]
         rack_of = self.cluster.topology.rack_of
         wanted = [host for host in hosts if (near is None or rack_of[host] == near) and rack_of[host] != far]
@@ -98,7 +98,7 @@ class HdfsDefault(ThreadedClients):
         return [host for host in hosts if not self._consider_load or self._load[host] <= limit]
 
     def _pipeline(self, writer: int, chosen: Sequence[int]) -> list[int]:
-        """Nearest first, from host to host: the same rack before another; else in the order they were chosen."""
+        """The pipeline's order: each next host is the nearest (same rack first); ties in the order of choice."""
         rack_of = self.cluster.topology.rack_of
         left, order, at = list(chosen), [], writer
         while left:
@@ -107,7 +107,7 @@ class HdfsDefault(ThreadedClients):
             order.append(at)
         return order
 
-    def _source(self, job: Job, chunk: int) -> int:
+    def _source(self, job: SimulatedJob, chunk: int) -> int:
         """A host that has the chunk: one in the reader's rack if there is one, as HDFS sorts them."""
         rack_of = self.cluster.topology.rack_of
         alive = [host for host in job.sources[chunk] if host not in self.lost]
@@ -120,7 +120,7 @@ class HdfsDefault(ThreadedClients):
 def hdfs_default(
     threads: int, *, era: Era = Era.BEFORE_0_17, first_in_rack: bool = True, consider_load: bool = True
 ) -> PolicyMaker:
-    """HDFS's default placement with so many writing threads per client."""
+    """HDFS's default placement with `threads` writing threads per client."""
 
     def make(cluster: Cluster, random: Random) -> HdfsDefault:
         return HdfsDefault(

@@ -1,17 +1,17 @@
-"""Peace in a simulated cluster: the online scheduler itself, told of submissions, acks and lost hosts.
+"""Peace in a simulated cluster: the online scheduler itself, fed with submissions, acks and lost hosts.
 
-Invariants: what the simulator does is what the scheduler said, no more and no less; the capacities it plans with are
-those of the cluster's topology. Messages take no time; what the scheduler gathers it plans when it said it would.
+Invariants: the simulator does exactly what the scheduler orders; the scheduler plans with the capacities of the
+cluster's topology. Messages take no time; gathered events are planned at the scheduler's `plan_at_ms`.
 """
 
 from collections.abc import Callable, Sequence
 from random import Random
 
-from scheduler.peace.online import ChunkStart, OnlineScheduler, Outcome, Settings, Submission
-from scheduler.peace.plan import Kind, Planner
+from scheduler.peace.online import ChunkStart, EventOutcome, OnlineScheduler, Settings, Submission
+from scheduler.peace.plan import Planner, TransferKind
 from scheduler.simulation.cluster import Cluster
-from scheduler.simulation.policies.base import Orders, PolicyMaker, Start, View
-from scheduler.simulation.scenario import Job
+from scheduler.simulation.policies.base import ClusterView, Orders, PolicyMaker, Start
+from scheduler.simulation.scenario import SimulatedJob
 from scheduler.topology import Topology
 
 
@@ -26,13 +26,13 @@ class Peace:
         self._scheduler = scheduler
         self._lost: set[int] = set()
 
-    def submit(self, job: Job, now_s: float) -> Orders:
-        """A request (w, r, k), or a recovery's reads and copies. A host that is known to be lost asks for nothing."""
+    def submit(self, job: SimulatedJob, now_s: float) -> Orders:
+        """Submit a request (w, r, k), or a recovery's reads and copies. The jobs of a lost host are given up."""
         if job.host in self._lost:
             return Orders(gave_up=(job.name,))
         submission = Submission(
             name=job.name,
-            writer=None if job.kind is Kind.COPY else self._names[job.host],
+            writer=None if job.kind is TransferKind.COPY else self._names[job.host],
             chunks=job.chunks,
             replicas=job.replicas,
             kind=job.kind,
@@ -41,28 +41,28 @@ class Peace:
         return self._orders(self._scheduler.submit(submission, _ms(now_s)))
 
     def done(self, start: Start, now_s: float) -> Orders:
-        """An ack, reported to the coordinator."""
+        """Report an ack to the scheduler."""
         return self._orders(self._scheduler.done(start.request, start.chunk, start.attempt, _ms(now_s)))
 
     def host_lost(self, host: int, broken: Sequence[Start], now_s: float) -> Orders:
-        """The host's keep-alives stopped."""
+        """Report a lost host to the scheduler."""
         self._lost.add(host)
         return self._orders(self._scheduler.host_lost(self._names[host], _ms(now_s)))
 
     @property
     def plan_at_s(self) -> float | None:
-        """When what was gathered is due."""
+        """The time at which gathered events are planned."""
         due_ms = self._scheduler.plan_at_ms
         return None if due_ms is None else due_ms / 1000
 
     def plan(self, now_s: float) -> Orders:
-        """What was gathered."""
+        """Plan the gathered events."""
         return self._orders(self._scheduler.plan(_ms(now_s)))
 
-    def observe(self, view: View) -> None:
-        """Peace measures nothing: it plans with capacities."""
+    def observe(self, view: ClusterView) -> None:
+        """Ignore measurements: Peace plans with capacities."""
 
-    def _orders(self, outcome: Outcome) -> Orders:
+    def _orders(self, outcome: EventOutcome) -> Orders:
         starts, stops = (tuple(map(self._start, goes)) for goes in (outcome.go, outcome.revoked))
         return Orders(starts, stops, outcome.given_up)
 
@@ -71,7 +71,7 @@ class Peace:
 
 
 def peace(name: str, planner: Callable[[Topology], Planner], settings: Settings) -> PolicyMaker:
-    """Peace with a planner and settings, under a name for tables."""
+    """Peace with a planner and settings; `name` is for tables."""
 
     def make(cluster: Cluster, random: Random) -> Peace:
         topology = cluster.topology

@@ -1,8 +1,8 @@
 """A network-aware greedy in the manner of Sinbad (Chowdhury et al., 2013): replicas go where the links are least used.
 
 It obeys the same placement as Peace (first replica in the writer's rack, second in another, third beside the second).
-Of the hosts allowed it takes the one whose way there has the lowest peak utilisation: measured once per second, plus
-what was placed there since. Like Sinbad it looks at links only and starts every chunk at once; it has no queue.
+Of the allowed hosts it takes the host whose path has the lowest peak utilisation: the measurement of each second, plus
+the chunks placed since. Like Sinbad it considers links only and starts every chunk at once; it has no queue.
 
 Invariants: the hosts of a chunk differ, and none is the writer's.
 """
@@ -12,10 +12,10 @@ from random import Random
 import numpy as np
 
 from scheduler.peace.placement import Relation, default_placement
-from scheduler.peace.plan import Kind
+from scheduler.peace.plan import TransferKind
 from scheduler.simulation.cluster import Cluster
-from scheduler.simulation.policies.base import PolicyMaker, ThreadedClients, View
-from scheduler.simulation.scenario import Job
+from scheduler.simulation.policies.base import ClusterView, PolicyMaker, ThreadedClients
+from scheduler.simulation.scenario import SimulatedJob
 
 SAMPLE_S = 1.0
 
@@ -30,16 +30,16 @@ class Sinbad(ThreadedClients):
         self._random = random
         self._rates = np.zeros(cluster.resources)
 
-    def observe(self, view: View) -> None:
-        """New measurements replace all that was assumed since the last."""
+    def observe(self, view: ClusterView) -> None:
+        """Replace all estimates by a new measurement."""
         self._rates = view.rates.copy()
 
-    def place(self, job: Job, chunk: int) -> tuple[int, ...]:
-        """A way through the least used links."""
-        if job.kind is Kind.READ:
+    def place(self, job: SimulatedJob, chunk: int) -> tuple[int, ...]:
+        """The hosts of a chunk, over the least used links."""
+        if job.kind is TransferKind.READ:
             hosts = [host for host in job.sources[chunk] if host not in self.lost]
             return self._taken((self._least(hosts, job.host, towards=True), job.host), job.kind)
-        if job.kind is Kind.COPY:
+        if job.kind is TransferKind.COPY:
             source = self._random.choice([host for host in job.sources[chunk] if host not in self.lost])
             others = set(range(self.cluster.hosts)) - set(job.sources[chunk]) - self.lost
             return self._taken((source, self._least(sorted(others), source)), job.kind)
@@ -56,7 +56,7 @@ class Sinbad(ThreadedClients):
         return self._taken(tuple(chain), job.kind)
 
     def _least(self, hosts: list[int], near: int, *, towards: bool = False) -> int:
-        """The host with the least used way from `near` (or to it, `towards`)."""
+        """The host with the least used path from `near` (`towards`: to it)."""
         if not hosts:
             raise ValueError("no host is left for a replica: ask for fewer replicas")
         peaks = [self._peak(host, near) if towards else self._peak(near, host) for host in hosts]
@@ -69,13 +69,13 @@ class Sinbad(ThreadedClients):
         links = [*(cluster.link(link) for link in cluster.route(source, target)), cluster.down(target)]
         return float(np.max(self._rates[links] / cluster.capacity[links]))
 
-    def _taken(self, chain: tuple[int, ...], kind: Kind) -> tuple[int, ...]:
-        """Count a chunk that is placed as traffic until the next measurement: its bytes over that time."""
+    def _taken(self, chain: tuple[int, ...], kind: TransferKind) -> tuple[int, ...]:
+        """Count a placed chunk as traffic until the next measurement: its bytes over that time."""
         for use in self.cluster.uses(chain, kind):
             self._rates[use.resource] += self.cluster.topology.chunk_bytes / SAMPLE_S
         return chain
 
 
 def sinbad(threads: int) -> PolicyMaker:
-    """The network-aware greedy with so many writing threads per client."""
+    """The network-aware greedy with `threads` writing threads per client."""
     return PolicyMaker("Sinbad-like", lambda cluster, random: Sinbad(cluster, random, threads=threads))

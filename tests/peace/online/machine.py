@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from scheduler.errors import RequestError
 from scheduler.peace.online import Mode, Settings, Stragglers, Submission
 from scheduler.peace.paper import PaperPlanner
-from scheduler.peace.plan import Kind, Planner
+from scheduler.peace.plan import Planner, TransferKind
 from scheduler.peace.repaired import RepairedPlanner
 from scheduler.peace.tree import TreePlanner
 from scheduler.topology import Link, Server, Topology, both_ways, racks
@@ -97,9 +97,9 @@ class Machine(RuleBasedStateMachine):
         sources = tuple(tuple(data.draw(st.lists(hosts, min_size=1, max_size=2, unique=True))) for _ in range(chunks))
         if copy:
             placement = data.draw(st.sampled_from([None, ("other-rack:0",), ("same-rack:0",)]))
-            self._submit(Submission(self._name(), None, chunks, 1, placement, 0, Kind.COPY, sources))
+            self._submit(Submission(self._name(), None, chunks, 1, placement, 0, TransferKind.COPY, sources))
         else:
-            self._submit(Submission(self._name(), data.draw(hosts), chunks, 1, None, 0, Kind.READ, sources))
+            self._submit(Submission(self._name(), data.draw(hosts), chunks, 1, None, 0, TransferKind.READ, sources))
 
     @precondition(lambda self: self.world.requests())
     @rule(data=st.data())

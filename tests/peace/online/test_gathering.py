@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from scheduler.errors import RequestError
-from scheduler.peace.online import Mode, OnlineScheduler, Outcome, Settings, Submission
+from scheduler.peace.online import EventOutcome, Mode, OnlineScheduler, Settings, Submission
 from scheduler.peace.paper import PaperPlanner
 from scheduler.peace.repaired import RepairedPlanner
 from scheduler.topology import Topology, racks
@@ -109,7 +109,7 @@ def test_many_events_do_the_work_of_many() -> None:
 def test_the_same_events_give_the_same_plans() -> None:
     """Times come in as arguments, and chance as a seed."""
 
-    def life() -> list[Outcome]:
+    def life() -> list[EventOutcome]:
         found = scheduler()
         outcomes = [found.submit(write(f"a{number}", f"r1h{number}", 3), number) for number in range(1, 5)]
         outcomes.append(found.plan(11))

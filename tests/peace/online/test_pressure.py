@@ -47,6 +47,6 @@ def test_nobody_waits_longer_than_promised(takers: int, large: tuple[str, ...], 
 def test_without_a_reservation_they_do(takers: int, large: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted bug: tokens are held for nobody; the promise is broken, and seen to be."""
     monkeypatch.setattr("scheduler.peace.online.tokens.Tokens.hold", lambda self, keys: self.owed.update({"never": 1}))
-    monkeypatch.setattr("scheduler.peace.online.tokens.Tokens.let_go", lambda self, keys, for_good=True: None)
+    monkeypatch.setattr("scheduler.peace.online.tokens.Tokens.release", lambda self, keys, for_good=True: None)
     with pytest.raises(AssertionError, match="waits longer than promised"):
         pressure(takers, large, Mode.CONTINUOUS, events=100)

@@ -4,23 +4,23 @@ from random import Random
 
 import pytest
 
-from scheduler.peace.online.jobs import Job, Rank
+from scheduler.peace.online.jobs import Rank, TransferJob
 from scheduler.peace.online.ranked_queue import RankedQueue
-from scheduler.peace.plan import Kind
+from scheduler.peace.plan import TransferKind
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_line_counts_what_is_ahead(seed: int) -> None:
     """Through insertions, changes and removals: the first, the order, and what is ahead of every rank."""
     random, queue = Random(seed), RankedQueue()
-    jobs: dict[Rank, tuple[Job, int]] = {}
+    jobs: dict[Rank, tuple[TransferJob, int]] = {}
     for number in range(1500):
         if jobs and random.random() < 0.4:
             rank = random.choice(sorted(jobs))
             job = jobs[rank][0]
             chunks = random.choice([0, 0, 3])
         else:
-            job = Job(f"q{number}", Kind.WRITE, 0, ((),), 1)
+            job = TransferJob(f"q{number}", TransferKind.WRITE, 0, ((),), 1)
             job.rank = rank = (random.randrange(100), number)
             chunks = random.randrange(3)
         queue.put(job, chunks)

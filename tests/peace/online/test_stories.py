@@ -18,11 +18,11 @@ from scheduler.peace.online import (
     Submission,
 )
 from scheduler.peace.online.continuous import Continuous
-from scheduler.peace.online.jobs import Job, Unit
+from scheduler.peace.online.jobs import TransferJob, Unit
 from scheduler.peace.online.ranked_queue import RankedQueue
-from scheduler.peace.online.unreachable import Unreachable
+from scheduler.peace.online.unreachable import UnreachableUnits
 from scheduler.peace.paper import PaperPlanner
-from scheduler.peace.plan import Chain, Kind, Plan, Request, Residual
+from scheduler.peace.plan import Chain, Request, Residual, TransferKind, TransferPlan
 from scheduler.topology import Server, Topology, both_ways, racks
 from tests.peace.online.world import World
 
@@ -67,7 +67,7 @@ def test_the_head_is_not_starved_by_those_behind() -> None:
 def test_without_a_reservation_the_head_starves(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted bug: tokens are held for nobody; then the promise is broken, and seen to be."""
     monkeypatch.setattr("scheduler.peace.online.tokens.Tokens.hold", lambda self, keys: self.owed.update({"never": 1}))
-    monkeypatch.setattr("scheduler.peace.online.tokens.Tokens.let_go", lambda self, keys, for_good=True: None)
+    monkeypatch.setattr("scheduler.peace.online.tokens.Tokens.release", lambda self, keys, for_good=True: None)
     with pytest.raises(AssertionError, match="waits longer than promised"):
         starvation(world_of(two_racks()), 50)
 
@@ -225,7 +225,7 @@ def test_a_chunk_without_a_source_fails_its_request() -> None:
     """Sources fall away with their hosts; a copy whose chunk has none left has failed and says why."""
     world = world_of(racks([4], 1))
     sources = (("r1h1", "r1h2"), ("r1h2",))
-    world.submit(Submission("copy", None, 2, placement=None, kind=Kind.COPY, sources=sources))
+    world.submit(Submission("copy", None, 2, placement=None, kind=TransferKind.COPY, sources=sources))
     world.lose("r1h1")
     assert world.request("copy").state == "running"
     assert all(go.go.hosts[0] == "r1h2" for go in world.scheduler.status().in_flight)
@@ -237,7 +237,7 @@ def test_a_read_takes_each_chunk_from_a_host_that_has_it() -> None:
     """Recovery reads share the plan: from a source, to the reader; a reader's own copy needs no network."""
     world = world_of(racks([4], 1))
     sources = (("r1h2",), ("r1h1", "r1h3"))
-    outcome = world.submit(Submission("read", "r1h1", 2, kind=Kind.READ, sources=sources))
+    outcome = world.submit(Submission("read", "r1h1", 2, kind=TransferKind.READ, sources=sources))
     assert [go.hosts for go in outcome.go] == [("r1h2", "r1h1"), ("r1h1", "r1h1")]
 
 
@@ -283,7 +283,7 @@ class Unlucky(PaperPlanner):
         """As planner `paper`, if it is lucky."""
         return None if self.unlucky and request.name == "head" else super().chain(request, chunk, residual, random)
 
-    def plan(self, requests: Sequence[Request], residual: Residual, random: Random) -> Plan:
+    def plan(self, requests: Sequence[Request], residual: Residual, random: Random) -> TransferPlan:
         """The same."""
         return super().plan([each for each in requests if not self.unlucky or each.name != "head"], residual, random)
 
@@ -325,11 +325,11 @@ def test_what_left_the_queue_is_forgotten_although_a_chunk_hangs() -> None:
     units = sum(isinstance(each, Unit) for each in gc.get_objects())
     sources = [(("r1h2",),), (("r1h2", "r1h3"),), (("r1h3",),)]
     for number, each in enumerate(sources):
-        world.scheduler.submit(Submission(f"hangs {number}", "r1h1", 1, kind=Kind.READ, sources=each), 0)
+        world.scheduler.submit(Submission(f"hangs {number}", "r1h1", 1, kind=TransferKind.READ, sources=each), 0)
     for number in range(1000):
         chunks = 1 + number % 50
         many = sources[number % 3] * chunks
-        world.scheduler.submit(Submission(f"q{number}", "r1h1", chunks, kind=Kind.READ, sources=many), 0)
+        world.scheduler.submit(Submission(f"q{number}", "r1h1", chunks, kind=TransferKind.READ, sources=many), 0)
         world.scheduler.cancel(f"q{number}", 0)
     assert sum(isinstance(each, Unit) for each in gc.get_objects()) < units + 500
 
@@ -337,11 +337,11 @@ def test_what_left_the_queue_is_forgotten_although_a_chunk_hangs() -> None:
 def test_a_request_of_stranded_chunks_only_is_out_of_the_line() -> None:
     """Although one of its units has nothing that waits any more: a job at the head must have something to serve."""
     topology, queue = racks([3], 1), RankedQueue()
-    job = Job("head", Kind.COPY, -1, ((),), 6)
+    job = TransferJob("head", TransferKind.COPY, -1, ((),), 6)
     job.sources = tuple((chunk % 2,) for chunk in range(6))
     job.sort(())
     job.waiting = 6
-    unreachable = Unreachable(queue, Unlucky(topology), Random(1), Residual.full(topology))
+    unreachable = UnreachableUnits(queue, Unlucky(topology), Random(1), Residual.full(topology))
     queue.put(job, job.waiting)
     for unit in job.units:
         unreachable.add(unit)
@@ -349,7 +349,7 @@ def test_a_request_of_stranded_chunks_only_is_out_of_the_line() -> None:
     while job.units[0].waiting:
         job.units[0].take()
         job.waiting -= 1
-    assert unreachable.some_again(idle=True) == [job.units[0]]
+    assert unreachable.retry_some(idle=True) == [job.units[0]]
     assert queue.first is None
 
 
@@ -357,8 +357,8 @@ def test_a_cancelled_request_stays_cancelled() -> None:
     """Also when a host comes back that had chunks which the request was submitted again without."""
     world = world_of(racks([4], 1, send=1))
     for host in ("r1h1", "r1h2"):
-        world.submit(Submission(f"busy {host}", None, 1, kind=Kind.COPY, sources=((host,),)))
-    world.submit(Submission("copy", None, 2, kind=Kind.COPY, sources=(("r1h1",), ("r1h1", "r1h2"))))
+        world.submit(Submission(f"busy {host}", None, 1, kind=TransferKind.COPY, sources=((host,),)))
+    world.submit(Submission("copy", None, 2, kind=TransferKind.COPY, sources=(("r1h1",), ("r1h1", "r1h2"))))
     world.resubmit("copy", 1)
     world.cancel("copy")
     world.lose("r1h2")
@@ -416,7 +416,7 @@ def test_a_chunk_that_failed_goes_first_again() -> None:
 def test_a_suspect_that_has_a_chunk_gets_no_second_copy(seed: int) -> None:
     """A suspect is the only source of one chunk, and has another too: it is a source, never a target, of both."""
     world = World(racks([4], 1), PaperPlanner, Settings(Mode.TIMESTEPS), seed)
-    world.submit(Submission("copy", None, 2, kind=Kind.COPY, sources=(("r1h1", "r1h2"), ("r1h2",))))
+    world.submit(Submission("copy", None, 2, kind=TransferKind.COPY, sources=(("r1h1", "r1h2"), ("r1h2",))))
     for _ in range(3):
         for attempt in sorted(world.in_flight):
             world.fail(attempt, ("r1h2",))
@@ -496,11 +496,11 @@ def test_a_timestep_waits_until_its_first_request_can_start() -> None:
         ("priority", {"priority": 10}),
         ("kind", {"kind": "erase"}),
         ("sources", {"sources": (("a",),)}),
-        ("sources", {"kind": Kind.READ}),
-        ("sources", {"kind": Kind.READ, "sources": ((),)}),
-        ("sources", {"kind": Kind.READ, "sources": (("nobody",),)}),
-        ("writer", {"kind": Kind.COPY, "sources": (("a",),)}),
-        ("placement", {"kind": Kind.READ, "sources": (("c",),), "placement": ("anywhere",)}),
+        ("sources", {"kind": TransferKind.READ}),
+        ("sources", {"kind": TransferKind.READ, "sources": ((),)}),
+        ("sources", {"kind": TransferKind.READ, "sources": (("nobody",),)}),
+        ("writer", {"kind": TransferKind.COPY, "sources": (("a",),)}),
+        ("placement", {"kind": TransferKind.READ, "sources": (("c",),), "placement": ("anywhere",)}),
     ],
 )
 def test_wrong_submissions_name_the_field(field: str, change: dict[str, object]) -> None:

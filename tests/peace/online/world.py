@@ -14,9 +14,9 @@ from benchmarks.yardstick.verify import verify
 from scheduler.peace.online import (
     ChunkRecord,
     ChunkStart,
+    EventOutcome,
     Mode,
     OnlineScheduler,
-    Outcome,
     RequestRecord,
     RequestState,
     Settings,
@@ -24,7 +24,7 @@ from scheduler.peace.online import (
     Submission,
 )
 from scheduler.peace.placement import parse_placement
-from scheduler.peace.plan import Chain, Kind, Plan, Planner, Request, Residual, Resource, demands
+from scheduler.peace.plan import Chain, Planner, Request, Residual, Resource, TransferKind, TransferPlan, demands
 from scheduler.topology import Topology, disk_capacity
 
 Attempt = tuple[str, int, int]
@@ -77,32 +77,32 @@ class World:
 
     # ---- events
 
-    def submit(self, submission: Submission) -> Outcome:
+    def submit(self, submission: Submission) -> EventOutcome:
         """A request arrives."""
         outcome = self.scheduler.submit(submission, self._tick())
         self.done[submission.name] = set()
         self.see(outcome, disturbed=submission.priority > 0)
         return outcome
 
-    def finish(self, attempt: Attempt) -> Outcome:
+    def finish(self, attempt: Attempt) -> EventOutcome:
         """A chunk in flight is done."""
-        self._land(attempt)
+        self._end_attempt(attempt)
         self.done[attempt[0]].add(attempt[1])
         outcome = self.scheduler.done(*attempt, self._tick())
         assert outcome.ignored is None
         self.see(outcome)
         return outcome
 
-    def fail(self, attempt: Attempt, suspects: tuple[str, ...] = ()) -> Outcome:
+    def fail(self, attempt: Attempt, suspects: tuple[str, ...] = ()) -> EventOutcome:
         """A chunk in flight fails."""
-        self._land(attempt)
+        self._end_attempt(attempt)
         self.stepped.pop(attempt, None)
         outcome = self.scheduler.failed(*attempt, suspects, self._tick())
         assert outcome.ignored is None
         self.see(outcome, disturbed=True)
         return outcome
 
-    def expire(self, attempt: Attempt) -> Outcome:
+    def expire(self, attempt: Attempt) -> EventOutcome:
         """A chunk in flight takes too long: it is revoked, told so, and waits again."""
         self.stepped.pop(attempt, None)
         outcome = self.scheduler.overdue(*attempt, self._tick())
@@ -111,7 +111,7 @@ class World:
         self.see(outcome, disturbed=True)
         return outcome
 
-    def cancel(self, name: str) -> Outcome:
+    def cancel(self, name: str) -> EventOutcome:
         """A request is cancelled."""
         ended = self.request(name).state in {"finished", "cancelled", "failed"}
         outcome = self.scheduler.cancel(name, self._tick())
@@ -119,7 +119,7 @@ class World:
         self.see(outcome)
         return outcome
 
-    def resubmit(self, name: str, chunks: int) -> Outcome:
+    def resubmit(self, name: str, chunks: int) -> EventOutcome:
         """A waiting request changes its size."""
         self.promises.pop(name, None)
         larger = chunks > self.request(name).chunks
@@ -127,7 +127,7 @@ class World:
         self.see(outcome, disturbed=larger)
         return outcome
 
-    def lose(self, host: str) -> Outcome:
+    def lose(self, host: str) -> EventOutcome:
         """A host is lost."""
         self.lost.add(host)
         reserved = self.scheduler.status().reserved
@@ -136,7 +136,7 @@ class World:
         assert not any(host in self._names(chain.hosts) for chain in self.in_flight.values())
         return outcome
 
-    def regain(self, host: str) -> Outcome:
+    def regain(self, host: str) -> EventOutcome:
         """A lost host is back."""
         self.lost.discard(host)
         outcome = self.scheduler.host_back(host, self._tick())
@@ -170,7 +170,7 @@ class World:
         assert self.scheduler.plan_at_ms is None, "something waits for a plan after a restart"
         self.see(restored, disturbed=True, planned=True)
 
-    def plan(self) -> Outcome:
+    def plan(self) -> EventOutcome:
         """What was gathered is planned, when it is due."""
         due_ms = self.scheduler.plan_at_ms
         assert due_ms is not None
@@ -204,7 +204,7 @@ class World:
         assert isinstance(record, RequestRecord)
         return record
 
-    def see(self, outcome: Outcome, *, disturbed: bool = False, planned: bool = False) -> None:
+    def see(self, outcome: EventOutcome, *, disturbed: bool = False, planned: bool = False) -> None:
         """Check an outcome against everything seen before, then everything that must hold now.
 
         `disturbed`: what happened may put chunks in front of those that wait, so they get new promises. `planned`: it
@@ -244,7 +244,7 @@ class World:
         attempt = (go.request, go.chunk, go.attempt)
         assert attempt in self.in_flight, "revoked what is not in flight"
         assert self._names(self.in_flight[attempt].hosts) == go.hosts
-        self._land(attempt)
+        self._end_attempt(attempt)
         self.stepped.pop(attempt, None)
 
     def _started(self, go: ChunkStart, record: ChunkRecord) -> None:
@@ -267,7 +267,7 @@ class World:
     def _check_chain(self, request: RequestRecord, chain: Chain) -> None:
         """One chain keeps every promise of a plan, as far as they concern a single one."""
         index = self.topology.index
-        kind = Kind(request.kind)
+        kind = TransferKind(request.kind)
         sources = [tuple(index[name] for name in names if name not in self.lost) for names in request.sources]
         asked = Request(
             request.name,
@@ -278,9 +278,9 @@ class World:
             (sources[chain.chunk],) if sources else (),
             (chain.chunk,),
         )
-        verify(self.topology, [asked], Plan((chain,)), Residual.full(self.topology))
+        verify(self.topology, [asked], TransferPlan((chain,)), Residual.full(self.topology))
 
-    def _check_requests(self, outcome: Outcome) -> None:
+    def _check_requests(self, outcome: EventOutcome) -> None:
         for record in self.requests():
             done, state = self.done[record.name], RequestState(record.state)
             assert (state is RequestState.FINISHED) == (
@@ -367,13 +367,13 @@ class World:
             record.chunk,
             tuple(self.topology.index[name] for name in record.hosts),
             tuple(tuple(links[ends] for ends in route) for route in record.routes),
-            Kind(request.kind),
+            TransferKind(request.kind),
         )
 
     def _names(self, hosts: tuple[int, ...]) -> tuple[str, ...]:
         return tuple(self.topology.servers[host].name for host in hosts)
 
-    def _land(self, attempt: Attempt) -> None:
+    def _end_attempt(self, attempt: Attempt) -> None:
         del self.in_flight[attempt]
         self.old.append(attempt)
 

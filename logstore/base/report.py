@@ -1,0 +1,120 @@
+"""A program's log: one line per event on standard error, as logfmt or JSON.
+
+Invariants:
+* Every line has time, level and event; values are quoted where necessary, and a value never breaks a line.
+* Of equal lines within REPEAT_S seconds, the first is written and the others are counted. Lines are equal if their
+  event and the field that it is folded by are equal; without such a field, if event and all fields are equal. The count
+  is written as `repeated`, in the next such line or by `flush`.
+* The memory of former lines is bounded (REMEMBERED, for lines that clients cause and for all other lines apart). While
+  it is full, new lines that clients cause are not written: clients cannot fill the disk with the log.
+* A line that cannot be written is lost and never raises an error.
+"""
+
+import json
+import sys
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, TextIO
+
+from logstore.base.clock import Clock
+from logstore.base.events import Level, LogEvent
+
+REPEAT_S: Final = 5.0
+"""A line that repeats an equal line within this time is counted, not written."""
+REMEMBERED: Final = 1000
+"""Lines whose repeats are recognised. At most this many lines that clients cause are written per REPEAT_S."""
+KEY_CHARACTERS: Final = 1000
+"""Length of the prefix that is compared of a line without `folded_by`: an error's message may be long."""
+
+
+@dataclass(slots=True)
+class _Line:
+    """The latest line of its kind, and its repeats since."""
+
+    event: LogEvent
+    at_s: float
+    fields: Mapping[str, object]
+    repeats: int = 0
+
+
+class Reporter:
+    """Writes events of at least `level` as lines."""
+
+    def __init__(
+        self, clock: Clock, *, as_json: bool = False, level: Level = Level.INFO, target: TextIO | None = None
+    ) -> None:
+        self._clock = clock
+        self._as_json = as_json
+        self._min_level = level
+        self._target = target or sys.stderr
+        self._own_lines: OrderedDict[str, _Line] = OrderedDict()
+        self._client_lines: OrderedDict[str, _Line] = OrderedDict()
+
+    def __call__(self, event: LogEvent, /, **fields: object) -> None:
+        """Write one event, or count it."""
+        if event.level < self._min_level:
+            return
+        now_s = self._clock.monotonic_s()
+        lines = self._client_lines if event.caused_by_clients else self._own_lines
+        told_apart = fields.get(event.folded_by) if event.folded_by else fields
+        key = f"{event.name} {told_apart}"[:KEY_CHARACTERS]
+        line = lines.get(key)
+        if line is not None and now_s < line.at_s + REPEAT_S:
+            line.repeats, line.fields = line.repeats + 1, fields
+            return
+        if line is None and not self._may_remember(lines, now_s):
+            if not event.caused_by_clients:
+                self._write(event, fields, 0)
+            return
+        self._write(event, fields, 0 if line is None else line.repeats)
+        lines[key] = _Line(event, now_s, fields)
+        lines.move_to_end(key)
+
+    def flush(self, *, is_end: bool = False) -> None:
+        """Write the counts of unwritten repeats, for lines older than REPEAT_S (`is_end`: for all lines)."""
+        now_s = self._clock.monotonic_s()
+        for lines in (self._own_lines, self._client_lines):
+            while lines:
+                key, line = next(iter(lines.items()))
+                if now_s < line.at_s + REPEAT_S and not is_end:
+                    break
+                del lines[key]
+                if line.repeats:
+                    self._write(line.event, line.fields, line.repeats)
+
+    async def run(self, sleep: Callable[[float], Awaitable[object]]) -> None:
+        """Flush every REPEAT_S seconds until cancelled; `sleep` waits for a number of seconds."""
+        while True:
+            await sleep(REPEAT_S)
+            self.flush()
+
+    def _may_remember(self, lines: OrderedDict[str, _Line], now_s: float) -> bool:
+        """Whether another line can be remembered; forgets the lines that are old enough if the memory is full."""
+        if len(lines) < REMEMBERED:
+            return True
+        if now_s < next(iter(lines.values())).at_s + REPEAT_S:
+            return False
+        self.flush()
+        return True
+
+    def _write(self, event: LogEvent, fields: Mapping[str, object], repeats: int) -> None:
+        moment = datetime.fromtimestamp(self._clock.wall_ms() / 1000, UTC).isoformat(timespec="milliseconds")
+        record: dict[str, object] = {"time": moment, "level": event.level.label, "event": event.name, **fields}
+        if repeats:
+            record["repeated"] = repeats
+        line = json.dumps(record, default=str) if self._as_json else _logfmt(record)
+        with suppress(OSError, ValueError):
+            self._target.write(line + "\n")
+            self._target.flush()
+
+
+def _logfmt(record: Mapping[str, object]) -> str:
+    return " ".join(f"{key}={_quoted(str(value))}" for key, value in record.items())
+
+
+def _quoted(text: str) -> str:
+    is_plain = text and text.isprintable() and not any(character in text for character in ' "=')
+    return text if is_plain else json.dumps(text, ensure_ascii=not text.isprintable())

@@ -1,0 +1,57 @@
+"""Every event that a sidecar reports to its operator. docs/operations.md explains each of them.
+
+Invariant: names are unique; a test compares this module with the table in docs/operations.md.
+"""
+
+from typing import Final
+
+from logstore.base.events import Level, LogEvent
+
+# ---- the process
+
+RECOVERED: Final = LogEvent("recovered")
+READY: Final = LogEvent("ready")
+HANGUP_IGNORED: Final = LogEvent("hangup_ignored")
+STOPPING: Final = LogEvent("stopping")
+STOPPED: Final = LogEvent("stopped")
+FEWER_CONNECTIONS: Final = LogEvent("fewer_connections", Level.WARNING)
+DISK_FULL: Final = LogEvent("disk_full", Level.WARNING)
+DISK_FULL_OVER: Final = LogEvent("disk_full_over")
+STATE_RECLAIMED: Final = LogEvent("state_reclaimed")
+STATE_NOT_RECLAIMED: Final = LogEvent("state_not_reclaimed", Level.WARNING)
+
+# ---- clients
+
+CANNOT_ACCEPT: Final = LogEvent("cannot_accept", Level.WARNING)
+CONNECTION_CLOSED: Final = LogEvent("connection_closed", folded_by="client", caused_by_clients=True)
+REQUEST_CRASHED: Final = LogEvent("request_crashed", Level.ERROR, folded_by="client", caused_by_clients=True)
+READ_FAILED: Final = LogEvent("read_failed", Level.WARNING, caused_by_clients=True)
+LOOK_UP_FAILED: Final = LogEvent("look_up_failed", Level.WARNING, caused_by_clients=True)
+LOOK_UP_INEXACT: Final = LogEvent("look_up_inexact", Level.WARNING, caused_by_clients=True)
+NO_PRODUCER_ID: Final = LogEvent("no_producer_id")
+TOPIC_CREATED: Final = LogEvent("topic_created", caused_by_clients=True)
+TOPIC_GROWN: Final = LogEvent("topic_grown", caused_by_clients=True)
+TOPIC_ALTERED: Final = LogEvent("topic_altered", caused_by_clients=True)
+TOPIC_DELETED: Final = LogEvent("topic_deleted", caused_by_clients=True)
+GROUP_REBALANCED: Final = LogEvent("group_rebalanced", caused_by_clients=True)
+
+# ---- streams
+
+APPEND_FAILED: Final = LogEvent("append_failed", Level.WARNING)
+TRIMMED: Final = LogEvent("trimmed", caused_by_clients=True)
+READER_RELEASED: Final = LogEvent("reader_released", Level.WARNING)
+TORN_END_CUT: Final = LogEvent("torn_end_cut", Level.WARNING)
+APPEND_GROUP_WITHOUT_END_CUT: Final = LogEvent("append_group_without_end_cut", Level.WARNING)
+DURABLE_DATA_DAMAGED: Final = LogEvent("durable_data_damaged", Level.ERROR)
+DURABLE_DATA_LOST: Final = LogEvent("durable_data_lost", Level.ERROR)
+OFFSETS_LOST: Final = LogEvent("offsets_lost", Level.ERROR)
+INDEX_DOES_NOT_MATCH_ITS_CHUNK: Final = LogEvent("index_does_not_match_its_chunk", Level.WARNING)
+PRODUCER_SNAPSHOTS_REBUILT: Final = LogEvent("producer_snapshots_rebuilt")
+
+# ---- epochs
+
+STAGING_CUT: Final = LogEvent("staging_cut")
+STAGED_DATA_EXPIRED: Final = LogEvent("staged_data_expired")
+EPOCH_ROLLED_FORWARD: Final = LogEvent("epoch_rolled_forward")
+EPOCH_STUCK: Final = LogEvent("epoch_stuck", Level.WARNING)
+EPOCH_TOPIC_GONE: Final = LogEvent("epoch_topic_gone", Level.WARNING)

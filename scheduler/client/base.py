@@ -1,0 +1,150 @@
+"""The part of the clients that neither sends nor waits: their settings, and the objects that they hand out.
+
+`blocking` and `trio_client` add the connections, the waiting and the keep-alives.
+
+Invariants:
+* Nothing here opens a connection or knows a clock.
+* A writer gets a go only once; the same chunk comes again only in a new attempt.
+"""
+
+import ssl
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from random import Random, SystemRandom
+from typing import Any, Generic, TypeVar
+
+from scheduler.client import core
+from scheduler.client.core import ApiRequest, QueuePlace
+from scheduler.client.errors import RequestCancelled, RequestFailed
+
+ENDS = ("finished", "cancelled", "failed")
+
+
+class BaseGo:
+    """A chunk that may be moved now: `hosts[0]` sends it to `hosts[1]`, which forwards it to `hosts[2]`, and so on.
+
+    `addresses` are those of the hosts, None where unknown.
+    """
+
+    __slots__ = ("addresses", "attempt", "chunk", "hosts", "request", "revoked")
+
+    def __init__(self, request: str, event: Mapping[str, Any]) -> None:
+        self.request = request
+        self.chunk = int(event["chunk"])
+        self.attempt = int(event["attempt"])
+        self.hosts: tuple[str, ...] = tuple(event["hosts"])
+        self.addresses: tuple[str | None, ...] = tuple(event["addresses"])
+        self.revoked = False
+        """Becomes true when the chunk is planned again or its request ends: stop, the attempt no longer counts."""
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self.request!r}, chunk={self.chunk}, attempt={self.attempt}, hosts={self.hosts})"
+        )
+
+
+GoType = TypeVar("GoType", bound=BaseGo)
+
+
+class BaseRequest(Generic[GoType]):
+    """A request that this client submitted.
+
+    `state` (waiting, running, finished, cancelled or failed) and `place` are those of the last answer.
+    """
+
+    def __init__(self, view: Mapping[str, Any], make_go: Callable[[Mapping[str, Any]], GoType]) -> None:
+        self.name = str(view["request"])
+        self.state = str(view["state"])
+        self.place: QueuePlace | None = core.place(view)
+        self._make_go = make_go
+        self._open: dict[int, GoType] = {}
+        self._after = int(view["last_event"])
+        """The number of the last event that was taken."""
+        self._first: list[Mapping[str, Any]] = view["go"]
+
+    def _first_goes(self) -> list[GoType]:
+        """The gos that came with the submission; each is returned once."""
+        first, self._first = self._first, []
+        return [self._opened(event) for event in first]
+
+    def _next_events(self, poll_s: float) -> ApiRequest | None:
+        """The request for more events; None: it finished. Raises RequestCancelled, RequestFailed."""
+        if self.state == "cancelled":
+            raise RequestCancelled(f"request {self.name!r} was cancelled, or its writer was lost")
+        if self.state == "failed":
+            raise RequestFailed(f"request {self.name!r} was given up: too many attempts, or no path")
+        return None if self.state == "finished" else core.events(self.name, self._after, poll_s)
+
+    def _new_goes(self, answer: Mapping[str, Any], on_revoked: Callable[[GoType], None] | None) -> Iterator[GoType]:
+        """The gos of an answer, while its revocations are passed to `on_revoked`. Repeated events are skipped."""
+        for event in answer["events"]:
+            if event["number"] <= self._after:
+                continue
+            self._after = event["number"]
+            if event["event"] not in ("go", "revoked"):
+                self.state = event["event"]
+                return
+            self.state = "running"
+            if event["event"] == "go":
+                yield self._opened(event)
+            else:
+                self._revoke(event, on_revoked)
+        if not answer["events"] and answer["state"] in ENDS:
+            self.state = answer["state"]
+
+    def _opened(self, event: Mapping[str, Any]) -> GoType:
+        go = self._open[event["chunk"]] = self._make_go(event)
+        return go
+
+    def _revoke(self, event: Mapping[str, Any], on_revoked: Callable[[GoType], None] | None) -> None:
+        go = self._open.get(event["chunk"])
+        if go is not None and go.attempt == event["attempt"]:
+            go.revoked = True
+            if on_revoked is not None:
+                on_revoked(go)
+
+
+class BaseClient:
+    """The settings of a client. `token` and `ca_file` are those that the coordinator was started with.
+
+    `timeout_s`: how long connecting, or an answer, may take; `patience_s`: how long a request is sent again from its
+    first failure on; `poll_s`: how long the coordinator holds a request for events. Raises CoordinatorError.
+    """
+
+    def __init__(
+        self,
+        url: str = core.DEFAULT_URL,
+        *,
+        token: str | None = None,
+        ca_file: Path | str | None = None,
+        timeout_s: float = core.TIMEOUT_S,
+        patience_s: float = core.PATIENCE_S,
+        poll_s: float = core.POLL_S,
+        random: Random | None = None,
+    ) -> None:
+        self.url = url
+        self.poll_s = poll_s
+        self._at = core.parse_url(url)
+        self._token = None if token is None else token.strip()
+        self._tls = ssl.create_default_context(cafile=ca_file) if self._at.tls else None
+        self._timeout_s = timeout_s
+        self._patience_s = patience_s
+        self._random = random or SystemRandom()
+        self._hosts: dict[str, str | None] = {}
+        """The addresses of the hosts that are kept alive."""
+        self._keep_every_s = 1.0
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Set the attributes of the subclass."""
+        raise NotImplementedError
+
+    def _headers(self, request: ApiRequest) -> dict[str, str]:
+        return request.headers(self._at.authority, self._token)
+
+    def _backoff(self, patience_s: float | None) -> core.Backoff:
+        return core.Backoff(self._random, self._patience_s if patience_s is None else patience_s)
+
+    def _operation(self, request: ApiRequest) -> str:
+        """A request as error messages name it."""
+        return f"{request.method} {self.url}{request.path}"

@@ -1,0 +1,44 @@
+"""Every event that a coordinator reports to its operator.
+
+Invariant: names are unique. Events that clients can cause as often as they like are folded by client or by operation.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from logstore.base.events import Level, LogEvent, by_name
+
+# ---- the process
+
+STARTING: Final = LogEvent("starting")
+WARMING: Final = LogEvent("warming")
+STOPPING: Final = LogEvent("stopping")
+STOPPED: Final = LogEvent("stopped")
+STORE_FAILS: Final = LogEvent("store_fails", Level.WARNING)
+STORE_WORKS_AGAIN: Final = LogEvent("store_works_again")
+PLAN_REBUILT: Final = LogEvent("plan_rebuilt", Level.WARNING)
+PLAN_NOT_REBUILT: Final = LogEvent("plan_not_rebuilt", Level.WARNING)
+
+# ---- clients
+
+CANNOT_ACCEPT: Final = LogEvent("cannot_accept", Level.WARNING)
+CONNECTION_CRASHED: Final = LogEvent("connection_crashed", Level.WARNING, folded_by="client", caused_by_clients=True)
+CONNECTION_REFUSED: Final = LogEvent("connection_refused", Level.WARNING, folded_by="client", caused_by_clients=True)
+REQUEST_CRASHED: Final = LogEvent("request_crashed", Level.WARNING, folded_by="operation")
+
+# ---- hosts
+
+HOST_REGISTERED: Final = LogEvent("host_registered")
+HOST_LOST: Final = LogEvent("host_lost", Level.WARNING)
+
+# ---- requests
+
+SUBMITTED: Final = LogEvent("submitted")
+WRITER_SILENT: Final = LogEvent("writer_silent", Level.WARNING)
+CHUNK_OVERDUE: Final = LogEvent("chunk_overdue", Level.WARNING)
+REQUEST_STRANDED: Final = LogEvent("request_stranded", Level.WARNING)
+REQUEST_HAS_A_PATH_AGAIN: Final = LogEvent("request_has_a_path_again")
+TOLD_TO_WRITERS: Final[Mapping[str, LogEvent]] = by_name(
+    LogEvent(name) for name in ("go", "revoked", "finished", "cancelled", "failed")
+)
+"""The events that a writer is told, by their names in the interface."""

@@ -1,0 +1,61 @@
+"""Conversion of jobs and chains to records and back: hosts and links have numbers inside, names outside.
+
+Invariants:
+* `chain_of(chunk_record(flight))` is the flight's chain, as long as the topology still has its hosts and links.
+"""
+
+from scheduler.peace.online.jobs import ChunkAttempt, TransferJob
+from scheduler.peace.online.records import ChunkRecord, ChunkStart, RequestRecord
+from scheduler.peace.placement import placement_texts
+from scheduler.peace.plan import Chain, TransferKind
+from scheduler.topology import Topology
+
+
+def request_record(topology: Topology, job: TransferJob) -> RequestRecord:
+    """The current record of a request."""
+    names = topology.servers
+    return RequestRecord(
+        name=job.name,
+        sequence=job.sequence,
+        submitted_ms=job.submitted_ms,
+        writer=names[job.writer].name if job.writer >= 0 else None,
+        chunks=job.chunks,
+        placement=tuple(placement_texts(job.placement)),
+        priority=job.priority,
+        kind=job.kind.value,
+        sources=tuple(tuple(names[host].name for host in hosts) for hosts in job.sources),
+        state=job.state.value,
+        reason=job.reason,
+        avoid=tuple(names[host].name for host in sorted(job.avoid)),
+    )
+
+
+def chunk_record(topology: Topology, flight: ChunkAttempt, since_ms: int) -> ChunkRecord:
+    """The record of the flight's chunk, which has been in its state since `since_ms`."""
+    links = topology.links
+    return ChunkRecord(
+        request=flight.job.name,
+        chunk=flight.chunk,
+        attempt=flight.attempt,
+        state=flight.state.value,
+        hosts=tuple(topology.servers[host].name for host in flight.chain.hosts),
+        routes=tuple(tuple((links[n].source, links[n].target) for n in route) for route in flight.chain.routes),
+        since_ms=since_ms,
+        step=flight.step,
+    )
+
+
+def go_of(topology: Topology, flight: ChunkAttempt) -> ChunkStart:
+    """The start, with names, for the writer."""
+    hosts = tuple(topology.servers[host].name for host in flight.chain.hosts)
+    return ChunkStart(flight.job.name, flight.chunk, flight.attempt, hosts, flight.chain.kind)
+
+
+def chain_of(topology: Topology, record: ChunkRecord, kind: TransferKind) -> Chain | None:
+    """The chain of a stored chunk; None if a host or link of it is no longer in the topology."""
+    links = {(link.source, link.target): number for number, link in enumerate(topology.links)}
+    hosts = [topology.index.get(name, -1) for name in record.hosts]
+    routes = [[links.get((source, target), -1) for source, target in route] for route in record.routes]
+    if -1 in hosts or any(-1 in route for route in routes):
+        return None
+    return Chain(record.request, record.chunk, tuple(hosts), tuple(map(tuple, routes)), kind)

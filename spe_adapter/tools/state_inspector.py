@@ -1,0 +1,104 @@
+"""The inspector of the state that queries keep in a stream, for people; recovery does not use it.
+
+Invariants:
+* The inspector reads the log by the backward scan that recovery uses, and changes nothing.
+* A query is inspected as of the newest epoch in the stream, or as of a given epoch.
+
+Source: CEC paper, section II.B (eventual checkpoint, extent).
+"""
+
+from contextlib import closing
+from dataclasses import dataclass
+
+from logstore.client.blocking import Client, TopicPartition
+from spe_adapter.cec.control import STATE_PREFIX, EndPositions, Mark, holds_progress
+from spe_adapter.cec.reconstruct import EventualCheckpoint
+from spe_adapter.epochs.scan import ends, reconstruct, standing_epochs
+from spe_adapter.errors import StateTrimmed
+
+
+@dataclass(frozen=True, slots=True)
+class InspectedState:
+    """The state of one query in one stream. `eventual` has its open windows, by the epoch of their newest footprint."""
+
+    stream: TopicPartition
+    query: str
+    eventual: EventualCheckpoint
+
+    @property
+    def mark(self) -> Mark | None:
+        """The mark of the epoch: counters and positions; None without state."""
+        return self.eventual.mark
+
+    @property
+    def progress(self) -> EndPositions | None:
+        """The positions in the epoch's END."""
+        return self.eventual.progress
+
+    @property
+    def extent_records(self) -> int:
+        """q: the records emitted since the oldest footprint of an open window, including those of that epoch."""
+        marks = self.eventual.marks
+        return marks[-1].emitted - marks[0].emitted + self._first_epoch_records if marks else 0
+
+    @property
+    def _first_epoch_records(self) -> int:
+        oldest = self.eventual.marks[0].epoch
+        return sum(group.rows for group in self.eventual.windows if group.mark.epoch == oldest)
+
+    def windows(self, limit: int) -> list[dict[str, object]]:
+        """Up to `limit` open windows, oldest footprints first."""
+        found: list[dict[str, object]] = []
+        for group in reversed(self.eventual.windows):
+            for batch in group.batches:
+                room = limit - len(found)
+                if room <= 0:
+                    return found
+                found += [{"epoch": group.mark.epoch, **_plain(row)} for row in batch.slice(0, room).to_pylist()]
+        return found
+
+
+def inspect_state(client: Client, stream: TopicPartition, query: str, as_of: int | None = None) -> InspectedState:
+    """The state of a query in a stream, as of an epoch (None: the newest).
+
+    Raises StateTrimmed, StateInconsistent, CorruptBatch and the client's errors.
+    """
+    return InspectedState(stream, query, reconstruct(client, stream, query, as_of))
+
+
+def queries(client: Client, stream: TopicPartition) -> dict[str, int]:
+    """The queries whose state is in a stream, each with its newest epoch.
+
+    An END without a query's progress in it (of a sink without state) does not count.
+    """
+    found: dict[str, int] = {}
+    for end, _ in ends(client, stream):
+        if end.query not in found and holds_progress(end):
+            found[end.query] = end.epoch
+    return found
+
+
+def epoch_of_batch(client: Client, stream: TopicPartition, query: str, batch: int) -> int:
+    """The last epoch of a Spark batch: the epoch without input after the batch, if there was one.
+
+    Raises StateTrimmed if the stream does not hold the batch (any more).
+    """
+    with closing(standing_epochs(client, stream, query)) as found:
+        for end, progress in found:
+            if progress.batch == batch:
+                return end.epoch
+    raise StateTrimmed(f"{stream} holds no batch {batch} of query {query}; `cairn state show` lists what is there")
+
+
+def _plain(row: dict[str, object]) -> dict[str, object]:
+    """A footprint for people: UTF-8 bytes as text, state columns without their prefix."""
+    return {name.removeprefix(STATE_PREFIX): _text(value) for name, value in row.items() if name != "kind"}
+
+
+def _text(value: object) -> object:
+    if not isinstance(value, bytes):
+        return value
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return f"0x{value.hex()}"
