@@ -23,7 +23,7 @@ from logstore.kafka.groups.service import OffsetSettings
 from logstore.kafka.server import Listener
 from logstore.log.chunks import MAX_APPEND_BYTES
 from logstore.log.readers import HoldLimits
-from logstore.log.store import StoreSettings
+from logstore.log.store import DEFAULT_TAIL_BYTES, StoreSettings
 from logstore.log.topics import TopicConfig
 
 DEFAULT_KAFKA = "127.0.0.1:9092"
@@ -65,7 +65,7 @@ class Setting(NamedTuple):
 
 SETTINGS: tuple[Setting, ...] = (
     Setting("log", "io-window", 8, 1, 64, "disk jobs in flight at a time, and threads that run them"),
-    Setting("log", "tail-bytes", 16 * _MIB, _MIB, 1 << 40, "memory for the newest batches of all streams"),
+    Setting("log", "tail-bytes", DEFAULT_TAIL_BYTES, _MIB, 1 << 40, "memory for the newest batches of all streams"),
     Setting(
         "log",
         "retention-ms",

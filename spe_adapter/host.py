@@ -1,6 +1,6 @@
-"""What the adapter needs of the machine it runs on: the clock, unique names and connections. Its composition root.
+"""The adapter's interface to its machine: the clock, unique names and connections. Its composition root.
 
-Invariant: sources and sinks get time and uniqueness from here only, and take a substitute in tests.
+Invariant: the adapter takes time and unique names from here alone; tests pass a substitute.
 """
 
 import secrets
@@ -14,12 +14,12 @@ _TOKEN_BYTES = 12
 
 
 def host_name() -> str:
-    """What this machine is called."""
+    """The name of this machine."""
     return gethostname()
 
 
 class Host(Protocol):
-    """The world, as an argument."""
+    """A clock, unique names and a network."""
 
     network: Network
 
@@ -27,11 +27,11 @@ class Host(Protocol):
         """Milliseconds since the Unix epoch."""
 
     def new_token(self) -> str:
-        """A name that nobody else has."""
+        """A unique name."""
 
 
 class ThisHost:
-    """The machine this runs on."""
+    """The machine on which this process runs."""
 
     def __init__(self) -> None:
         self.network: Network = HostNetwork()

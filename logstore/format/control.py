@@ -7,8 +7,8 @@ Invariants:
   unknown version raises UnknownFormatVersion, an unknown type gives None (another program's record), any other error
   raises CorruptBatch.
 * One control record per control batch, uncompressed.
-* BEGIN and END belong to the log. Footprints, closes and marks belong to a query: the log stores them and reads only
-  their type.
+* BEGIN and END belong to the log. Footprints, tombstones and marks belong to a query: the log stores them and reads
+  only their type.
 
 Source: KIP-98 (control batches); CEC paper, section II.B (footprints and markers in the output stream); docs/format.md.
 """
@@ -35,10 +35,10 @@ from logstore.interfaces import Buffer
 BEGIN_TYPE = 1000
 END_TYPE = 1001
 FOOTPRINTS_TYPE = 1002
-CLOSES_TYPE = 1003
+TOMBSTONES_TYPE = 1003
 MARK_TYPE = 1004
 FIRST_TYPE = 1000
-STATE_TYPES = frozenset((FOOTPRINTS_TYPE, CLOSES_TYPE, MARK_TYPE))
+STATE_TYPES = frozenset((FOOTPRINTS_TYPE, TOMBSTONES_TYPE, MARK_TYPE))
 """Types of control records that a query may stage among its batches."""
 PEEK_BYTES = HEADER_BYTES + 27
 """The first bytes of a control batch that include its key, however long its varints: length 5, attributes 1, timestamp

@@ -27,7 +27,7 @@ CHANGE = struct.Struct(">Hi")
 """key bytes, value bytes (-1: the key is deleted)"""
 KIND_SNAPSHOT = 1
 KIND_CHANGES = 2
-MAX_KEY_BYTES = 0xFFFF
+MAX_ENTRY_BYTES = 0xFFFF
 _CRC_AT = FRAME.size - 4
 
 
@@ -51,8 +51,8 @@ def encode_frame(frame: JournalFrame) -> bytes:
     parts: list[bytes] = []
     for key, value in frame.changes.items():
         name = key.encode()
-        if len(name) > MAX_KEY_BYTES:
-            raise CorruptFile(f"ledger key of {len(name)} bytes exceeds {MAX_KEY_BYTES}")
+        if len(name) > MAX_ENTRY_BYTES:
+            raise CorruptFile(f"ledger key of {len(name)} bytes exceeds {MAX_ENTRY_BYTES}")
         parts.append(CHANGE.pack(len(name), -1 if value is None else len(value)))
         parts.append(name)
         if value is not None:

@@ -53,7 +53,7 @@ class RequestBudget:
 class AnswerBudget:
     """Bytes of Fetch and scan answers that are read but not sent. Never blocks: when it runs low, answers shrink."""
 
-    LEAST_BYTES = 256 * 1024
+    MIN_BYTES = 256 * 1024
     """What an answer may have even when the budget is used up: one efficient read."""
 
     def __init__(self, limit_bytes: int) -> None:
@@ -77,12 +77,12 @@ class AnswerBudget:
 
     @property
     def free_bytes(self) -> int:
-        """Bytes that are left; negative when many answers have taken LEAST_BYTES."""
+        """Bytes that are left; negative when many answers have taken MIN_BYTES."""
         return self._free_bytes
 
     def take(self, wanted_bytes: int) -> int:
-        """Reserve up to `wanted_bytes`, at most half of the free bytes (LEAST_BYTES if more); returns the number."""
-        granted = min(wanted_bytes, max(self.LEAST_BYTES, self._free_bytes // 2))
+        """Reserve up to `wanted_bytes`, at most half of the free bytes (MIN_BYTES if more); returns the number."""
+        granted = min(wanted_bytes, max(self.MIN_BYTES, self._free_bytes // 2))
         self._free_bytes -= granted
         return granted
 

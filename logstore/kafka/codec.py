@@ -86,7 +86,7 @@ def _writer(response: type[ResponsePayload]) -> Callable[[io.BytesIO, ResponsePa
 def decode(frame: memoryview, header: RequestHeader, at: int) -> Any:
     """Decode the request after `header`; its body starts at `at`. Raises MalformedRequest."""
     kind = request_type(header.api_key, header.version)
-    frame, at = guard.checked(kind, frame, at, guard.most_elements(header.api_key))
+    frame, at = guard.checked(kind, frame, at, guard.max_elements(header.api_key))
     try:
         request, _ = _reader(header.api_key, header.version)(frame.toreadonly(), at)
     except (SerialError, ValueError, TypeError, IndexError, struct.error, OverflowError, EOFError) as error:

@@ -3,7 +3,7 @@
 kio allocates memory for as many elements as a request claims to have, and the process dies if it cannot; kio also
 refuses unknown tagged fields, which a server has to ignore (KIP-482). So this module first walks over each request,
 field by field, following kio's own description of it. Invariants: a frame that passes has no array or string longer
-than the bytes that are left, no more elements in all its arrays than its API key allows (`most_elements`), no null
+than the bytes that are left, no more elements in all its arrays than its API key allows (`max_elements`), no null
 where null is not allowed, and no tagged field that kio does not know.
 """
 
@@ -45,7 +45,7 @@ _MOST_ELEMENTS = {
 }
 
 
-def most_elements(api_key: int) -> int:
+def max_elements(api_key: int) -> int:
     """How many elements all arrays of a request with this key may have together."""
     return _MOST_ELEMENTS.get(api_key, MAX_ELEMENTS)
 
@@ -60,9 +60,9 @@ class GuardReader(Reader):
         self.edits: list[tuple[int, int, bytes]] = []
         self.elements_left = elements
 
-    def elements(self, least_bytes: int, *, nullable: bool) -> int:
-        """The length of an array whose elements have at least `least_bytes` bytes. Raises MalformedRequest."""
-        count = self.count(least_bytes, nullable=nullable)
+    def elements(self, min_bytes: int, *, nullable: bool) -> int:
+        """The length of an array whose elements have at least `min_bytes` bytes. Raises MalformedRequest."""
+        count = self.count(min_bytes, nullable=nullable)
         self.elements_left -= count
         if self.elements_left < 0:
             raise MalformedRequest(f"an array of {count} elements at {self.at}: more than such a request can mean")
@@ -168,9 +168,9 @@ def _least_bytes(entity: type) -> int:
     return max(1, least)
 
 
-def _array(element: Skip, least_bytes: int, *, nullable: bool) -> Skip:
+def _array(element: Skip, min_bytes: int, *, nullable: bool) -> Skip:
     def skip(reader: GuardReader) -> None:
-        for _ in range(reader.elements(least_bytes, nullable=nullable)):
+        for _ in range(reader.elements(min_bytes, nullable=nullable)):
             element(reader)
 
     return skip

@@ -50,6 +50,8 @@ FORMAT_VERSION = 1
 IDENTITY_FILE = "cairn.json"
 STREAMS_DIRECTORY = "streams"
 PRODUCER_ID_BLOCK = 1000
+DEFAULT_TAIL_BYTES = 16 << 20
+"""Of the newest batches of all streams, in memory."""
 READABLE_NAME_CHARACTERS = 180
 
 
@@ -58,7 +60,7 @@ class StoreSettings:
     """Limits and defaults of a store. Sizes in bytes, times in ms."""
 
     io_window: int = 8
-    tail_bytes: int = 32 << 20
+    tail_bytes: int = DEFAULT_TAIL_BYTES
     node_id: int = 0
     producer_expiry_ms: int = 24 * 3600 * 1000
     retention_check_interval_ms: int = 300_000

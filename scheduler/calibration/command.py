@@ -97,9 +97,9 @@ def run_agent(arguments: argparse.Namespace) -> int:
     if not arguments.directory.is_dir():
         raise CalibrationError(f"--directory {arguments.directory}: no directory")
     try:
-        limits = agents.AgentLimits(disk_bytes=parse_size(arguments.most_disk))
+        limits = agents.AgentLimits(disk_bytes=parse_size(arguments.max_disk))
     except ValueError as error:
-        raise CalibrationError(f"--most-disk {arguments.most_disk}: {error}") from None
+        raise CalibrationError(f"--most-disk {arguments.max_disk}: {error}") from None
     settings = agents.AgentSettings(arguments.directory, token, limits)
     return trio.run(first_of, partial(_serve, settings, address), _interrupted)
 

@@ -149,7 +149,7 @@ def parse(arguments: argparse.Namespace) -> ServeSettings:
             writer_deadline_ms=arguments.writer_deadline_ms,
             chunk_deadline_ms=arguments.chunk_deadline_ms,
             remember_ms=arguments.remember_ms,
-            max_remembered=arguments.most_remembered,
+            max_remembered=arguments.max_remembered,
         ),
         HttpSettings(
             max_connections=arguments.max_connections,

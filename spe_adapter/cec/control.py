@@ -1,7 +1,7 @@
 """The control records that CEC writes into an output stream, and the positions that a driver adds to END.
 
 Invariants:
-* The control batches of an epoch follow its results: any number of footprints, any number of tombstones (CLOSES in
+* The control batches of an epoch follow its results: any number of footprints, any number of tombstones (TOMBSTONES in
   docs/format.md), one mark. A backward scan reads the mark first; the mark says how many windows are open.
 * State is columnar: one control batch carries many windows, as one Arrow record batch, packed where that is shorter.
 * Control batches stay below BATCH_TARGET_BYTES, whatever the size of the rows; only a single row may exceed it.
@@ -24,9 +24,9 @@ import pyarrow as pa
 from logstore.errors import CorruptBatch, UnknownFormatVersion
 from logstore.format.batch import check_batch
 from logstore.format.control import (
-    CLOSES_TYPE,
     FOOTPRINTS_TYPE,
     MARK_TYPE,
+    TOMBSTONES_TYPE,
     Begin,
     ControlRecord,
     End,
@@ -250,7 +250,7 @@ def encode_tombstones(query: str, epoch: int, batch: pa.RecordBatch, timestamp_m
     Raises CorruptBatch for other columns.
     """
     rows = pa.RecordBatch.from_arrays(batch.columns, schema=_tombstone_schema(batch.schema))
-    return _encode_rows(CLOSES_TYPE, query, epoch, rows, timestamp_ms)
+    return _encode_rows(TOMBSTONES_TYPE, query, epoch, rows, timestamp_ms)
 
 
 @lru_cache(_SCHEMAS)
@@ -322,7 +322,7 @@ def decode(buffer: Buffer, position: int = 0) -> Control | None:
     record = decode_control_record(buffer, position)
     if record.kind == FOOTPRINTS_TYPE:
         return _decode_footprints(record)
-    if record.kind == CLOSES_TYPE:
+    if record.kind == TOMBSTONES_TYPE:
         return _decode_tombstones(record)
     if record.kind == MARK_TYPE:
         return _decode_mark(record)

@@ -88,7 +88,7 @@ class Loop:
             self._refuse_taken()
             start = self._plan.fragment.start
             self._open([self._port.offset(source, start) for source in range(len(self._asked))])
-            self._core.begin([one.position for one in self._inputs])
+            self._core.begin([buffer.position for buffer in self._inputs])
             self._observe(Recovered(0, 0, 0, 0.0, 0, 0, 0.0))
             return
         if not self._plan.fragment.checkpoints:
@@ -101,7 +101,7 @@ class Loop:
         loaded_ms = self._port.monotonic_ms()
         self._open(self._core.positions)
         records = self._replay(epochs)
-        self._core.end_replay([one.position for one in self._inputs])
+        self._core.end_replay([buffer.position for buffer in self._inputs])
         replayed_ms = self._port.monotonic_ms()
         self._observe(
             Recovered(
@@ -197,7 +197,7 @@ class Loop:
         """Commit the open epoch, unless it is empty; waits while `in_flight` epochs are being committed."""
         if not self._core.epoch_records:
             return False
-        positions = [one.position for one in self._inputs]
+        positions = [buffer.position for buffer in self._inputs]
         lag = sum(max(0, high - at) for high, at in zip(self._high_watermarks, positions, strict=True))
         output, figures = self._core.end_epoch(positions, self._port.wall_ms())
         while len(self._in_flight) >= self._limits.in_flight:

@@ -1,7 +1,7 @@
-"""The catalogue of a source: which streams the source reads, and which offsets they have. Used by the driver.
+"""The catalogue of a source, for the driver: the streams that the source reads, and their offsets.
 
 Invariants:
-* A stream's offsets come from the sidecar alone, at the moment of the call.
+* The offsets of a stream come from the sidecar, at the time of the call.
 * An option that gives a position for each stream must name exactly the streams that are read.
 """
 
@@ -16,7 +16,7 @@ from spe_adapter.datasource.options import SourcePosition, Strategy, Subscriptio
 
 
 class Catalogue:
-    """Looks up streams and offsets. Raises the client's errors, and InvalidConfig for options that do not fit the
+    """Looks up streams and offsets. Raises the client's errors, and InvalidConfig for options that contradict the
     streams of the sidecar.
     """
 
@@ -25,8 +25,8 @@ class Catalogue:
         self._subscription = subscription
 
     def streams(self, known: Iterable[TopicPartition] = ()) -> list[TopicPartition]:
-        """The streams to read now, sorted. A topic that does not exist is left out if it is in `known` (it has been
-        deleted since), and refused otherwise.
+        """The streams to read now, sorted. A missing topic is left out if it is in `known` (it was deleted), and
+        refused otherwise.
         """
         if self._subscription.assign:
             return list(self._subscription.assign)
@@ -52,7 +52,7 @@ class Catalogue:
         return self._lookup(dict.fromkeys(streams, EARLIEST))
 
     def latest(self, streams: Iterable[TopicPartition]) -> Offsets:
-        """The offset that the next record of each stream will get. A stream that has been deleted since is left out."""
+        """The offset that the next record of each stream will get. Deleted streams are left out."""
         found = self._client.offsets(dict.fromkeys(streams, LATEST))
         offsets: Offsets = {}
         for stream, info in found.items():
@@ -64,7 +64,11 @@ class Catalogue:
         return offsets
 
     def resolve(self, position: SourcePosition, streams: Iterable[TopicPartition], strategy: Strategy) -> Offsets:
-        """The offsets of a position in the options; `strategy` decides where no record is as new as a timestamp."""
+        """The offset of each stream for a position in the options.
+
+        `strategy` applies to streams without a record at or after a timestamp. Raises InvalidConfig and the client's
+        errors.
+        """
         streams = list(streams)
         wanted = position.each if position.each is not None else dict.fromkeys(streams, position.everywhere or 0)
         missing, extra = set(streams) - set(wanted), set(wanted) - set(streams)

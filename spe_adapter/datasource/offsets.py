@@ -1,10 +1,10 @@
-"""Offsets as Spark's Kafka source writes them: `{"topic": {"0": 23, "1": -2}}`, with −2 for earliest and −1 for latest.
+"""Offsets in the form of Spark's Kafka source: `{"topic": {"0": 23, "1": -2}}`, with −2 for earliest and −1 for latest.
 
 Invariants:
 * Offsets from `to_json` are sorted, so that equal offsets are equal texts (Spark compares the texts).
 * A mistake in an option raises InvalidConfig, which names the option.
-* The offsets where a query's first batch ends also hold the offsets where it began, under BEGAN, which no topic can be
-  called: Spark keeps no initial offset of a Python source, and asks again for it when the first batch is run again.
+* The end offsets of a query's first batch include its start offsets, under BEGAN, which is no valid topic name. Spark
+  keeps no initial offset of a Python source, and asks for it again when the first batch runs again.
 """
 
 import json
@@ -26,7 +26,7 @@ __all__ = ["EARLIEST", "LATEST", "JsonOffsets", "Offsets", "TopicPartition"]
 
 
 def to_json(offsets: Mapping[TopicPartition, int], began: Mapping[TopicPartition, int] | None = None) -> JsonOffsets:
-    """Offsets by topic and partition, both sorted; before them the offsets where the query `began`, if given."""
+    """Offsets by topic and partition, both sorted; before them the start offsets of the query (`began`), if given."""
     found: JsonOffsets = {}
     if began is not None:
         found[BEGAN] = {f"{stream.topic}-{stream.partition}": began[stream] for stream in sorted(began)}
@@ -36,7 +36,7 @@ def to_json(offsets: Mapping[TopicPartition, int], began: Mapping[TopicPartition
 
 
 def from_json(offsets: Mapping[str, Mapping[str, int]]) -> Offsets:
-    """The offsets that `to_json` was given."""
+    """The inverse of `to_json`, without the start offsets of the query."""
     return {
         TopicPartition(topic, int(partition)): offset
         for topic, partitions in offsets.items()
@@ -46,7 +46,7 @@ def from_json(offsets: Mapping[str, Mapping[str, int]]) -> Offsets:
 
 
 def began_of(offsets: Mapping[str, Mapping[str, int]]) -> Offsets | None:
-    """The offsets where the query began; None unless these are those of its start or of its first batch."""
+    """The start offsets of the query; None if `offsets` are neither its start nor the end of its first batch."""
     if BEGAN not in offsets:
         return None
     streams = ((stream.rpartition("-"), offset) for stream, offset in offsets[BEGAN].items())
@@ -89,7 +89,7 @@ def parse_assignment(text: str, option: str) -> tuple[TopicPartition, ...]:
 
 
 def names(streams: Iterable[TopicPartition]) -> str:
-    """Streams for a message."""
+    """The names of streams, for a message."""
     return ", ".join(map(str, sorted(streams)))
 
 

@@ -2,7 +2,7 @@
 
 Invariants:
 * No offset is read twice or left out: ranges of one stream neither overlap nor leave gaps.
-* A limit never stops a stream altogether.
+* Under a limit every stream with a backlog makes progress.
 
 Source: Spark's `KafkaMicroBatchStream` (rate limit, delay) and `KafkaOffsetRangeCalculator` (splitting), whose
 results users of Spark's Kafka source rely on.
@@ -30,7 +30,7 @@ class StreamRange(NamedTuple):
 
 
 def limited(start: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int], max_offsets: int) -> Offsets:
-    """The offsets to stop at so that about `max_offsets` offsets are read, shared among streams by their backlog.
+    """The end offsets at which about `max_offsets` offsets are read, shared among the streams by their backlog.
 
     `start` has a position for every stream of `latest`. Every stream with a backlog gets at least one offset.
     """
@@ -50,16 +50,14 @@ def available(start: Mapping[TopicPartition, int], latest: Mapping[TopicPartitio
 
 
 def split(ranges: Iterable[StreamRange], min_parts: int | None, max_records: int | None) -> list[StreamRange]:
-    """The ranges, cut so that there are at least about `min_parts` of them and none is larger than `max_records`. Empty
-    ranges are left out.
-    """
+    """Split ranges into at least about `min_parts` ranges of at most `max_records` offsets, without empty ranges."""
     found = [piece for piece in ranges if piece.size > 0]
     if max_records is not None:
         found = [part for piece in found for part in _cut(piece, math.ceil(piece.size / max_records))]
     if min_parts is None or len(found) >= min_parts:
         return found
     total = sum(piece.size for piece in found)
-    # Small ranges stay whole and do not count in the shares of the others.
+    # Small ranges are not split, and do not count in the shares of the others.
     whole = {piece for piece in found if _parts(piece.size, total, min_parts) == 1}
     rest_total = total - sum(piece.size for piece in whole)
     rest_min_parts = max(min_parts - len(whole), 1)

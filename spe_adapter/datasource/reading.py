@@ -1,9 +1,9 @@
-"""One task's read: the records of a range of one stream, as Arrow record batches.
+"""The read of one task: the records of a range of one stream, as Arrow record batches.
 
 Invariants:
-* The next fetch is under way while the previous answer is decoded.
-* Records come in order, each once, with offsets in the range only. The task ends when the range is read, or with an
-  error: records that are gone are an error unless the query's options accept their loss.
+* The next fetch is in progress while the previous answer is decoded.
+* Records come in order, each once, with offsets in the range. The task ends when the range is read, or with an error.
+  Lost records are an error unless the query's options accept the loss.
 """
 
 from collections.abc import Iterator
@@ -78,7 +78,7 @@ class _Reading:
             )
 
     def _after_refusal(self, fetched: Fetched, position: int) -> int:
-        """The offset to go on from after records that are gone; the end of the range if none of it is left."""
+        """The offset at which to continue after a loss of records; the end of the range if all its records are lost."""
         stream, _, end = self._piece
         if fetched.error == UNKNOWN_TOPIC_OR_PARTITION:
             self._lost(f"{stream} does not exist any more; its records from {position} to {end - 1} are gone")
@@ -104,6 +104,6 @@ class _Reading:
 
 
 def refuse_loss(options: SourceOptions, what: str, where: str) -> None:
-    """Raise DataLost for records that are gone, unless the query's options accept the loss."""
+    """Raise DataLost for lost records, unless the query's options accept the loss."""
     if options.fail_on_data_loss:
         raise DataLost(f"{what} (at {where}); set 'failOnDataLoss' to 'false' to go on without them")

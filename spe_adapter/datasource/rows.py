@@ -1,9 +1,9 @@
-"""A sink task's rows: each gets its stream and its timestamp, and goes out in staged segments.
+"""The rows of a sink's task: each gets its stream and its timestamp, and is sent in a staged segment.
 
 Invariants:
-* A record's stream depends on its columns alone, so that a key always meets the same stream. Rows without a key go to
-  one partition of each chunk, another one from chunk to chunk, task to task and epoch to epoch.
-* At most a chunk of rows waits here: SEGMENT_BYTES of column data, or a single record.
+* A record's stream depends on its columns alone, so that a key always goes to the same stream. All rows of a chunk
+  without a key go to one partition, which differs between chunks, tasks and epochs.
+* At most one chunk of rows waits: SEGMENT_BYTES of column data, or a single record.
 """
 
 from collections.abc import Iterator

@@ -1,13 +1,13 @@
 """The exactly-once sink: tasks stage, the driver commits, the sidecar publishes.
 
 Invariants:
-* The output of a task is not visible before the driver's commit names the attempt that wrote it. Then all output of the
-  epoch is visible, in all streams, once, whatever Spark retries, speculates or runs again.
+* The output of a task is invisible until the driver's commit names the attempt that wrote it. Then all output of the
+  epoch becomes visible in all streams, once, whatever Spark retries, speculates or runs again.
 * Query, incarnation (the run id) and epoch come from Spark's local properties of the task, so that a repeated epoch has
-  the same name. Spark gives the driver none of them; the driver takes them from the tasks' messages.
-* The driver notes with each epoch what its input was, from Spark's checkpoint, or else what its output was. The sink
-  refuses the last epoch's number with other input (a checkpoint that lost its newest batch), an epoch that does not
-  begin where the one before ended, and a new query with the checkpoint or the name of one that wrote here.
+  the same name. Spark does not give them to the driver, which takes them from the tasks' messages.
+* The driver notes the input of each epoch, from Spark's checkpoint, or else its output. The sink refuses the last
+  epoch's number with other input (a checkpoint that lost its newest batch), an epoch that does not begin where the
+  previous one ended, and a new query with the checkpoint or the name of a query that has written into the topic.
 
 Source: docs/decisions; Spark's StreamingWrite contract (commit may come twice for one epoch).
 """
@@ -65,7 +65,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TaskCommit(WriterCommitMessage):
-    """A task's message to the driver: its attempt, how much it staged, and where its query's checkpoint is."""
+    """A task's message to the driver: its attempt, what it staged, and the location of its query's checkpoint."""
 
     attempt: TaskAttempt
     staged: Staged
@@ -77,9 +77,7 @@ class TaskCommit(WriterCommitMessage):
 
 
 def check_schema(schema: StructType, options: SinkOptions) -> None:
-    """Refuse a data frame that cannot be written. Raises SchemaRefused, which names the column and the types
-    allowed.
-    """
+    """Refuse a data frame that cannot be written. Raises SchemaRefused, which names the column and its types."""
     types = {field.name: field.dataType for field in schema.fields}
     if "value" not in types:
         raise SchemaRefused(f"column 'value' (string or binary) is missing; there are {', '.join(types) or 'none'}")
@@ -151,7 +149,7 @@ def _checkpoint_location(options: SinkOptions) -> str | None:
 
 
 def _note(commits: Sequence[TaskCommit], options: SinkOptions) -> SinkNote:
-    """The note of an epoch: its input or its output, as far as the driver knows them. Runs on the driver."""
+    """The note of an epoch: its input or its output, as far as they are known. The driver calls it."""
     first = commits[0]
     planned = written = None
     place = None if first.checkpoint is None else local_checkpoint(first.checkpoint, first.attempt.query)
@@ -168,8 +166,8 @@ def _check_epoch(client: Client, commits: Sequence[TaskCommit], note: SinkNote, 
     """Refuse an epoch whose input contradicts the log. Raises CheckpointDiffers or TopicTaken."""
     query, epoch = commits[0].attempt.query, commits[0].attempt.epoch
     known = describe(client, query)
-    # The topic of all rows counts before there are any: a first epoch may well have no output, and none is looked at
-    # again.
+    # The topic in the options is checked even if the first epoch has no output: no later epoch is checked for a lost
+    # checkpoint.
     always = () if options.topic is None else (options.topic,)
     topics = sorted({*always, *(topic for each in commits for topic in each.staged.topics)})
     problem = None
@@ -182,7 +180,7 @@ def _check_epoch(client: Client, commits: Sequence[TaskCommit], note: SinkNote, 
         problem = following_epoch_problem(SinkNote.from_json(known.positions), note)
     elif epoch < known.last_epoch and options.rewind == "skip":
         noted = noted_epoch(client, topics, query, epoch)
-        # Nothing is left out with an epoch that has no output, and an epoch that had none has left no note.
+        # An epoch without output, which leaves no note, may be skipped: nothing is lost with it.
         if noted is not None or any(each.staged.segments for each in commits):
             problem = repeated_epoch_problem(noted, note, epoch)
     if problem is not None and not options.accept_changed_checkpoint:
@@ -210,7 +208,7 @@ def _commit_epoch(
 
 
 def _rewound_way_out(query: str) -> str:
-    """The advice for a checkpoint that is older than the log."""
+    """The remedies for a checkpoint that is older than the log."""
     return (
         f"have the checkpoint say what the log says: {rebuild_command(query)}, then start the query again; or bring "
         "back the checkpoint that belongs to it, or start anew with an empty one and a new topic. To leave out the "
@@ -222,16 +220,16 @@ def _rewound_way_out(query: str) -> str:
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """A streaming query's sink. Spark makes a new writer for each epoch's commit, so a writer holds options only."""
+    """The sink of a streaming query. Spark makes a new writer for each commit, so a writer holds options only."""
 
     def __init__(self, options: SinkOptions, host: Host | None = None) -> None:
         self._options = options
         self._host: Host = host or ThisHost()
-        # Made on the driver. If that can read the checkpoint, tasks need no digest of what they write.
+        # This runs on the driver. If the driver can read the checkpoint, tasks need no digest of their output.
         self._readable = options.checkpoint is not None and local_checkpoint(options.checkpoint) is not None
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Stage a task's rows. Runs in a task; raises NoTaskContext if Spark does not name the epoch."""
+        """Stage the rows of a task. Raises NoTaskContext if Spark does not name the epoch, and the sidecar's errors."""
         spare_loaded_code()
         context = task_context()
         query, incarnation, epoch = map(local_property, (QUERY_PROPERTY, RUN_ID_PROPERTY, EPOCH_PROPERTY))
@@ -250,7 +248,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """Make the epoch visible, once. Raises StaleEpoch, CheckpointDiffers, TopicTaken, FencedIncarnation,
         StagedMissing, Unavailable.
 
-        An epoch without tasks has no output and leaves no trace; the sidecar accepts gaps between epochs.
+        An epoch without tasks is not committed; the sidecar accepts gaps between epochs.
         """
         commits = _commits(messages)
         if not commits:
@@ -273,7 +271,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """A batch query's sink: one epoch, all or nothing. The same writer, pickled, reaches tasks and commit."""
+    """The sink of a batch query: one epoch, all or nothing. Spark pickles this writer for tasks and commit."""
 
     def __init__(self, options: SinkOptions, host: Host | None = None) -> None:
         self._options = options
@@ -281,18 +279,18 @@ class BatchWriter(DataSourceArrowWriter):
         self._job = f"batch-{self._host.new_token()}"
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Stage a task's rows."""
+        """Stage the rows of a task."""
         spare_loaded_code()
         context = task_context()
         attempt = TaskAttempt(self._job, self._job, 0, context.partitionId(), attempt_name(context, self._host))
         return TaskCommit(attempt, _stage_all(iterator, attempt, self._options, self._host))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Make the output of the job visible, once."""
+        """Make the output of the job visible, once. Raises the sidecar's errors."""
         commits = _commits(messages)
         if commits:
             _commit_epoch(commits, self._options, self._host, forget=True)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Drop what was staged."""
+        """Drop the staged output."""
         abort(self._options, self._host.network, self._job, self._job, 0)

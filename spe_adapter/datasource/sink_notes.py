@@ -1,13 +1,13 @@
-"""The note that a sink's driver writes with each epoch, and what follows from it when an epoch is repeated.
+"""The note that a sink's driver writes with each epoch, and the checks against it when an epoch is repeated.
 
-Spark gives a sink a batch's number and the messages of its tasks, but not the batch's input. The input is in Spark's
-checkpoint, which the driver can read if it is a directory of its machine. Otherwise the output decides whether a
-repeated epoch is the same: the number of its records, and their digest.
+Spark gives a sink the number of a batch and the messages of its tasks, but not its input. The input is in Spark's
+checkpoint, which the driver can read if the checkpoint is a directory of its machine. Otherwise a repeated epoch is
+compared by its output: the number of its records, and their digest.
 
 Invariants:
 * A committed epoch is acknowledged again only if its input, or else its output, is known to be the same.
-* A new query is refused where the epochs of another query were written from the same checkpoint, or under the same
-  name: the checkpoint was lost, and all output of that query would be written a second time.
+* A new query is refused in a topic with epochs of another query that had the same checkpoint location or the same name:
+  in that case the checkpoint was lost, and all output of that query would be written a second time.
 
 Source: docs/format.md; docs/decisions/0016.
 """
@@ -32,11 +32,11 @@ _VERSION: Final = 2
 _KIND: Final = "sink"
 _RECENT_BYTES: Final = 256 * 1024
 _RECENT_ENDS: Final = 1000
-"""How far a partition is searched for a lost checkpoint's query: about its last thousand epochs, of whichever query."""
+"""How many epochs of a partition, newest first and of any query, are searched for the query of a lost checkpoint."""
 
 
 class WrittenOutput(NamedTuple):
-    """An epoch's output: how many records, and the sum of their digests."""
+    """The output of an epoch: the number of records, and the sum of their digests."""
 
     records: int
     digest: int
@@ -44,8 +44,10 @@ class WrittenOutput(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SinkNote:
-    """A sink's positions in END. `checkpoint` and `name` are the query's, None if unknown; `planned` is None if the
-    checkpoint could not be read, `written` is None if it could.
+    """The positions that a sink notes in END.
+
+    `checkpoint` (its location) and `name` are those of the query, None if unknown. `planned` is None if the checkpoint
+    could not be read; `written` is None if it could.
     """
 
     checkpoint: str | None
@@ -54,7 +56,7 @@ class SinkNote:
     written: WrittenOutput | None = None
 
     def to_json(self) -> str:
-        """As END carries it."""
+        """The JSON text for an END."""
         fields: dict[str, object] = {"v": _VERSION, "of": _KIND, "checkpoint": self.checkpoint, "name": self.name}
         if self.planned is not None:
             fields["input"] = self.planned.to_fields()
@@ -64,7 +66,7 @@ class SinkNote:
 
     @classmethod
     def from_json(cls, positions: str) -> "SinkNote | None":
-        """The inverse; None for what is no sink's, or of a version that noted nothing.
+        """The inverse of `to_json`; None for positions that are empty or not those of a sink.
 
         Raises CorruptBatch or UnknownFormatVersion.
         """
@@ -100,11 +102,11 @@ def _written(value: object) -> WrittenOutput:
     raise CorruptBatch(f"a sink's note: field output is {str(value)[:80]!r}")
 
 
-# ---- what follows from it
+# ---- the checks of an epoch
 
 
 def repeated_epoch_problem(noted: SinkNote | None, now: SinkNote, epoch: int) -> str | None:
-    """What is wrong with a repeated epoch that is committed; None if it is the same epoch."""
+    """The problem with a committed epoch that comes again; None if it is the same epoch."""
     if noted is not None and noted.planned is not None and now.planned is not None:
         return repeated_problem(noted.planned, now.planned)
     if noted is not None and noted.written is not None and now.written is not None:
@@ -123,15 +125,15 @@ def repeated_epoch_problem(noted: SinkNote | None, now: SinkNote, epoch: int) ->
 
 
 def following_epoch_problem(noted: SinkNote | None, now: SinkNote) -> str | None:
-    """What is wrong with the epoch after the last committed one; None if no problem is known."""
+    """The problem with the epoch after the last committed one; None if none is known."""
     if noted is None or now.planned is None:
         return None
     return following_problem(noted.planned, now.planned)
 
 
 def noted_epoch(client: Client, topics: Sequence[str], query: str, epoch: int) -> SinkNote | None:
-    """The note of an epoch that is not the last one, from its END in any stream; None without an END, as after an epoch
-    without output, or where the END was trimmed.
+    """The note of an epoch before the last one, from its END in any stream; None if no stream has its END, because the
+    epoch had no output or was trimmed.
     """
     for stream in _streams(client, topics):
         with closing(ends(client, stream)) as found:
@@ -180,7 +182,7 @@ def _note_of(end: End) -> SinkNote | None:
 
 
 def _others_note(end: End) -> SinkNote | None:
-    """The note of any client's epoch; None if it cannot be read."""
+    """The note of an epoch of any client; None if it cannot be read."""
     try:
         return _note_of(end)
     except CorruptBatch:
@@ -191,6 +193,6 @@ def _streams(client: Client, topics: Sequence[str]) -> Iterator[TopicPartition]:
     found = client.topics(topics) if topics else {}
     for topic in topics:
         if topic in found and found[topic].error == UNKNOWN_TOPIC_OR_PARTITION:
-            continue  # nobody has written there
+            continue  # nothing was written there
         for partition in range(client.partitions(topic)):
             yield TopicPartition(topic, partition)

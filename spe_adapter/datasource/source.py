@@ -1,10 +1,10 @@
-"""The `cairn` data source for Spark: a user of Spark's Kafka source changes one word.
+"""The `cairn` data source for Spark, a replacement for Spark's Kafka source.
 
 Invariants:
-* Columns, options, offsets and their meaning are those of Spark's Kafka source; Arrow all the way.
+* Columns, options, offsets and their meaning are those of Spark's Kafka source. Records are Arrow batches throughout.
 * Spark pickles these objects between its driver, its planning worker and its tasks, so they hold options, never
   connections.
-* Offsets given to Spark only grow, unless data is lost and the query allows it.
+* The offsets given to Spark only grow, unless data is lost and the query's options accept the loss.
 
 Source: pyspark.sql.datasource; Spark's Structured Streaming + Kafka Integration Guide.
 """
@@ -81,17 +81,17 @@ class CairnDataSource(DataSource):
         return source_schema(with_headers=include_headers(self._given))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A batch query's reader. Raises InvalidConfig and SchemaRefused."""
+        """The reader of a batch query. Raises InvalidConfig and SchemaRefused."""
         self._check_source_schema(schema)
         return BatchReader(parse_source(self._given, streaming=False))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """A streaming query's reader. Raises InvalidConfig and SchemaRefused."""
+        """The reader of a streaming query. Raises InvalidConfig and SchemaRefused."""
         self._check_source_schema(schema)
         return StreamReader(parse_source(self._given, streaming=True))
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
-        """A batch query's writer. Raises InvalidConfig and SchemaRefused."""
+        """The writer of a batch query. Raises InvalidConfig and SchemaRefused."""
         options = parse_sink(self._given)
         if overwrite:
             raise SchemaRefused("mode 'overwrite' cannot be had: a stream only grows; allowed: append")
@@ -99,9 +99,9 @@ class CairnDataSource(DataSource):
         return BatchWriter(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802 - Spark's name
-        """A streaming query's exactly-once writer. Raises InvalidConfig and SchemaRefused.
+        """The exactly-once writer of a streaming query. Raises InvalidConfig and SchemaRefused.
 
-        `overwrite` says that the output mode is complete: each epoch then appends the whole result, as with Spark's
+        `overwrite` is set in the output mode "complete": each epoch then appends the whole result, as with Spark's
         Kafka sink.
         """
         options = parse_sink(self._given)
@@ -117,7 +117,7 @@ class CairnDataSource(DataSource):
 
 
 class RangePartition(InputPartition):
-    """A task's share: a range of one stream."""
+    """The input of one task: a range of one stream."""
 
     def __init__(self, piece: StreamRange) -> None:
         super().__init__(None)
@@ -125,7 +125,7 @@ class RangePartition(InputPartition):
 
 
 class BatchReader(DataSourceReader):
-    """Reads the records between two positions, which are resolved once."""
+    """Reads the records between two positions, which are resolved to offsets once."""
 
     def __init__(self, options: SourceOptions, network: Network | None = None) -> None:
         self._options = options
@@ -145,7 +145,7 @@ class BatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of a range, in a task."""
-        if isinstance(partition, RangePartition):  # Spark makes up a partition where there is none
+        if isinstance(partition, RangePartition):  # without any range, Spark calls this with a partition of its own
             spare_loaded_code()
             yield from read_range(partition.piece, self._options, self._network)
 
@@ -180,13 +180,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMinRows(limits.min_offsets) if limits.min_offsets is not None else ReadAllAvailable()
 
     def latestOffset(self, start: Mapping[str, Mapping[str, int]], limit: ReadLimit) -> JsonOffsets:  # noqa: N802
-        """The end of the next micro-batch, or `start` if there is nothing to read. The first end also has its start."""
+        """The end of the next micro-batch, or `start` if there is nothing to read. The end of the first batch includes
+        its start.
+        """
         position, began = from_json(start), began_of(start)
         end = self._plan.next_end(position, limit)
         return to_json(end, began if began == position or end == position else None)
 
     def reportLatestOffset(self) -> JsonOffsets | None:  # noqa: N802 - Spark's name
-        """The newest offsets that the sidecar has given: Spark's progress shows how far behind a query is."""
+        """The newest offsets that the sidecar has reported. Spark's progress derives the query's lag from them."""
         return to_json(self._plan.seen) if self._plan.seen else None
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
@@ -196,10 +198,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(
         self, start: Mapping[str, Mapping[str, int]], end: Mapping[str, Mapping[str, int]]
     ) -> Sequence[InputPartition]:
-        """The ranges of a micro-batch. Raises DataLost for records that are gone, unless the options accept that."""
+        """The ranges of a micro-batch. Raises DataLost for lost records, unless the options accept the loss."""
         position, began = from_json(start), began_of(end)
         if began is not None and began_of(start) == position:
-            # The first batch again, after a crash: by now `initialOffset` may be another, "latest" above all.
+            # The first batch runs again after a crash. `initialOffset` may have changed since, above all with "latest".
             position = began
         return [RangePartition(piece) for piece in self._plan.ranges(position, from_json(end))]
 
@@ -266,7 +268,7 @@ class _Planner:
         return latest
 
     def _latest(self, start: Offsets) -> Offsets:
-        """The newest offsets; while nothing arrives, the sidecar is asked once per MIN_LOOKUP_INTERVAL_S."""
+        """The newest offsets. While no record arrives, the sidecar is asked once per MIN_LOOKUP_INTERVAL_S."""
         if self._target is not None:
             return self._target
         wait_s = self._last_lookup_s + MIN_LOOKUP_INTERVAL_S - self._network.monotonic_s()
@@ -280,7 +282,7 @@ class _Planner:
     def _held_back(self, position: Offsets, latest: Offsets) -> bool:
         """Whether there are fewer offsets than `minOffsetsPerTrigger`, and `maxTriggerDelay` allows waiting."""
         min_offsets = self._options.limits.min_offsets
-        # A query that ends at a fixed offset must reach it, however little is left.
+        # A query that ends at a fixed offset must reach it, however few records are left.
         if min_offsets is None or self._target is not None:
             return False
         now_s = self._network.monotonic_s()

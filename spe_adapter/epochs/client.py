@@ -2,12 +2,12 @@
 
 Invariants:
 * Segments of an attempt are staged in order, one request at a time, numbered from 0. The next segment is made while the
-  previous one is being made durable; `finish` returns only when all are durable.
-* Whoever reads the log after `take_over` reads the query's last epoch: no other incarnation can add one.
-* Two drivers of one query cannot both go on; the older one gets FencedIncarnation at its next request.
-* Once `commit` has returned, the epoch is in all of its streams, whatever happens. An answer that does not come says
-  nothing: the epoch may be committed or not.
-* Aborting never undoes a commit: the sidecar sees to that.
+  previous one is being written; `finish` returns when all are durable.
+* After `take_over`, the log has the query's last epoch, and no older incarnation can add one.
+* Of two drivers of one query only the newer can continue; the older gets FencedIncarnation at its next request.
+* Once `commit` has returned, the epoch is durable in all of its streams. Without an answer, the epoch may be committed
+  or not.
+* The sidecar never lets an abort undo a commit.
 
 Source: docs/decisions/0004 and 0007.
 """
@@ -41,14 +41,14 @@ from spe_adapter.codec.kernels import Int64s
 from spe_adapter.epochs.segments import StagedSegment, StreamOutput
 
 ABORT_LIMIT_S: Final = 5.0
-"""Whoever aborts has failed already and must not be kept: what an abort leaves, the sidecar reclaims by itself."""
+"""Short, since a caller that aborts has failed already. The sidecar reclaims by itself what an abort leaves."""
 
 _FENCE_ATTEMPT: Final = "fence"
 _IF_STATE_TOO_LARGE: Final = "raise the topic's max.message.bytes (results and the state of a window stay whole)"
 
 
 class SidecarOptions(Protocol):
-    """How a sidecar is reached: the part that the options of source, sink and stateful queries share."""
+    """The options of a connection to a sidecar, which source, sink and stateful queries share."""
 
     @property
     def servers(self) -> tuple[Address, ...]:
@@ -56,15 +56,15 @@ class SidecarOptions(Protocol):
 
     @property
     def limit_s(self) -> float:
-        """How long a request may take, all retries included."""
+        """The longest time of a request, in seconds, all retries included."""
 
     @property
     def client_id(self) -> str:
-        """The name that the sidecar knows the client by."""
+        """The client's name in the sidecar's log and metrics."""
 
 
 def connect(options: SidecarOptions, network: Network, *, limit_s: float | None = None) -> Client:
-    """A client, to be closed; `limit_s` instead of the options' own."""
+    """Connect a client, which the caller closes. `limit_s` overrides that of the options."""
     limit_s = options.limit_s if limit_s is None else limit_s
     return Client(options.servers, network, limit_s=limit_s, client_id=options.client_id)
 
@@ -75,14 +75,14 @@ def describe(client: Client, query: str) -> DescribeReply:
 
 
 def take_over(client: Client, query: str, incarnation: str) -> int | None:
-    """Make `incarnation` the query's newest; its last committed epoch, published everywhere, None if there is none.
+    """Fence all older incarnations; the query's last committed epoch, which is in all its streams, or None.
 
     Raises FencedIncarnation if there is a newer incarnation already.
     """
     client.stage(StageRequest(query, incarnation, 0, 0, _FENCE_ATTEMPT, 0, (), b""))
     epoch = describe(client, query).last_epoch
     if epoch is not None:
-        # The commit that has been made, once more: it is answered when its epoch is in all streams.
+        # The same epoch is committed again, since the answer comes only when it is in all streams.
         commit(client, query, incarnation, epoch, ())
     return epoch
 
@@ -91,7 +91,7 @@ def take_over(client: Client, query: str, incarnation: str) -> int | None:
 
 
 class TaskAttempt(NamedTuple):
-    """Who stages: an attempt at a task of an epoch, by an incarnation of a query."""
+    """Identifies an attempt at a task of an epoch, by an incarnation of a query."""
 
     query: str
     incarnation: str
@@ -100,19 +100,19 @@ class TaskAttempt(NamedTuple):
     attempt: str
 
     def request(self, position: int, segment: StagedSegment) -> StageRequest:
-        """What stages a segment, of which `position` were staged before."""
+        """The request that stages the segment number `position`, counted from 0."""
         return StageRequest(*self, position, segment.parts, segment.data)
 
     def output(self, segments: int) -> TaskOutput:
-        """How a commit names this attempt's output."""
+        """The entry of a commit for this attempt's output of `segments` segments."""
         return TaskOutput(self.task, self.attempt, segments)
 
 
 class StagedWriter:
-    """Stages one attempt's segments over a connection. `if_too_large` tells a user what to do about a record that its
-    topic does not take.
+    """Stages the segments of one attempt over a connection.
 
-    Raises the client's and the sidecar's errors.
+    `if_too_large` is the remedy in the message for a record that its topic refuses. Raises the client's and the
+    sidecar's errors.
     """
 
     def __init__(self, client: Client, attempt: TaskAttempt, if_too_large: str) -> None:
@@ -123,14 +123,14 @@ class StagedWriter:
         self._segments = 0
 
     def send(self, segments: Iterable[StagedSegment]) -> None:
-        """Send segments, each when the one before it is durable; the last one's answer is not waited for."""
+        """Send segments, each after the previous one is durable; does not wait for the last answer."""
         for segment in segments:
             self.settle()
             self._pending = self._client.start_stage(self._attempt.request(self._segments, segment))
             self._segments += 1
 
     def settle(self) -> None:
-        """Wait until everything that was sent is durable; the connection is free then."""
+        """Wait until all segments that were sent are durable; then the connection is free."""
         if self._pending is None:
             return
         pending, self._pending = self._pending, None
@@ -140,7 +140,7 @@ class StagedWriter:
             raise MessageTooLarge(f"{error}; {self._if_too_large}") from error
 
     def finish(self) -> int:
-        """Wait until everything that was sent is durable; the number of segments."""
+        """Wait until all segments are durable; the number of segments."""
         self.settle()
         return self._segments
 
@@ -162,11 +162,11 @@ class StagedStream:
         self._output = StreamOutput(stream, batch_bytes, codec)
 
     def add_results(self, keys: pa.Array, values: pa.Array, timestamps_ms: Int64s) -> None:
-        """Take records; full segments are sent on."""
+        """Add records; full segments are sent."""
         self._writer.send(self._output.add_results(keys, values, timestamps_ms))
 
     def finish(self, controls: Iterable[Buffer]) -> int:
-        """Send the control batches and the rest, and wait until everything is durable; the number of segments."""
+        """Send the rest of the results and the control batches, wait until all is durable; the number of segments."""
         self._writer.send(self._output.finish(controls))
         return self._writer.finish()
 
@@ -185,7 +185,8 @@ def commit(
     rewind: Rewind = "error",
     forget: bool = False,
 ) -> EpochCommitReply:
-    """Commit an epoch with the output of exactly these attempts. `forget`: no later epoch will come (a batch job).
+    """Commit an epoch with the output of exactly these attempts. `positions` is the note on the epoch's input.
+    `forget`: no later epoch will follow (a batch job).
 
     Raises FencedIncarnation, StaleEpoch and StagedMissing.
     """
@@ -195,7 +196,7 @@ def commit(
 def start_commit(
     client: Client, attempt: TaskAttempt, segments: Sequence[StagedSegment], positions: str
 ) -> Pending[EpochCommitReply]:
-    """Stage the only attempt of an epoch and commit it, in one go; committed when the answer is there."""
+    """Send the segments of an epoch's only attempt and its commit together; the answer means that it is committed."""
     request = EpochCommitRequest(
         attempt.query, attempt.incarnation, attempt.epoch, "error", (attempt.output(len(segments)),), positions, False
     )
@@ -203,7 +204,7 @@ def start_commit(
 
 
 def abort(options: SidecarOptions, network: Network, query: str, incarnation: str, epoch: int) -> None:
-    """Drop what is staged for an epoch, as far as that succeeds; the rest goes with the incarnation."""
+    """Drop the staged output of an epoch; errors are ignored, since the sidecar drops the rest with the incarnation."""
     limit_s = min(options.limit_s, ABORT_LIMIT_S)
     with suppress(CairnError), connect(options, network, limit_s=limit_s) as client:
         client.abort(AbortRequest(query, incarnation, epoch))

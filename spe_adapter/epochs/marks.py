@@ -1,9 +1,9 @@
-"""An epoch's mark, and the control batches that an epoch leaves in a stream behind its results.
+"""The mark of an epoch, and the control batches that an epoch has in a stream after its results.
 
 Invariants:
-* Marks of all engines are filled here, so that any of them can be read by the same recovery.
-* Footprints come first, then closes, then the mark. Read backwards, the mark says how many windows are to be found.
-* Nothing here does I/O.
+* The marks of all engines are made here, so that one recovery reads them all.
+* Footprints come first, then tombstones, then the mark. Read backwards, the mark tells the number of windows to find.
+* This module does no I/O.
 
 Source: CEC paper, section II.B; docs/format.md, "State".
 """
@@ -19,7 +19,7 @@ from spe_adapter.state.store import Changes
 
 
 class StatePartition(NamedTuple):
-    """Whose state it is: one partition of a query's state, as an attempt leaves it. `operator` is the fingerprint."""
+    """Identifies one partition of a query's state and the attempt that wrote it. `operator` is the fingerprint."""
 
     query: str
     attempt: str
@@ -30,7 +30,7 @@ class StatePartition(NamedTuple):
 
 
 class OpenWindows(NamedTuple):
-    """The open windows at the end of an epoch: how many (N), and the epoch of their oldest footprint."""
+    """The open windows at the end of an epoch: their number (N), and the epoch of their oldest footprint."""
 
     open_windows: int
     oldest_epoch: int
@@ -49,7 +49,7 @@ def epoch_mark(
     runs: tuple[tuple[int, int, int], ...] = (),
     rebase: bool = False,
 ) -> Mark:
-    """The mark of an epoch whose rows the processor has taken; the other fields are as in `Mark`."""
+    """The mark of an epoch after the processor has processed its rows; the other fields are as in `Mark`."""
     return Mark(
         **owner._asdict(),
         epoch=epoch,
@@ -68,7 +68,7 @@ def epoch_mark(
 
 
 def control_batches(mark: Mark, changes: Changes, timestamp_ms: int) -> Iterator[Buffer]:
-    """The control batches of an epoch, in the order in which they stand in the stream."""
+    """The control batches of an epoch, in the order of the stream."""
     query, epoch = mark.query, mark.epoch
     if changes.footprints.num_rows:
         yield from encode_footprints(query, epoch, changes.footprints, changes.opened, timestamp_ms)

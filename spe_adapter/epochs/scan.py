@@ -2,8 +2,8 @@
 
 Invariants:
 * Control batches come newest first, several at a time. The next batches are requested before the last ones are decoded.
-* A client serves one scan at a time and no other request during a scan. A scan that ends early frees the connection.
-* Any client may have written epochs into a stream: the positions of a query that is not Cairn's are not parsed.
+* A client serves one scan at a time, and no other request during a scan. A scan that ends early frees the connection.
+* Any client may write epochs into a stream, so the positions of queries that are not Cairn's are not parsed.
 
 Source: CEC paper, section II.B ("Constructing an EC").
 """
@@ -26,11 +26,11 @@ SCAN_BYTES: Final = 4 * 1024 * 1024
 HEAD_BYTES: Final = 16 * 1024
 """More than the newest END and MARK take."""
 END_OF_STREAM: Final = -1
-"""The offset to scan from for all that is in the stream."""
+"""The offset from which a scan covers the whole stream."""
 
 
 class ControlScan:
-    """The control batches of a stream before an offset, newest first: an iterator over whole batches, to be closed."""
+    """An iterator over the control batches of a stream before an offset, newest first. The caller closes it."""
 
     def __init__(
         self,
@@ -45,9 +45,9 @@ class ControlScan:
         self._stream = stream
         self._types = types
         self.next_before = before_offset
-        """The offset from which the scan goes on: all control batches at or above it have been given."""
+        """The offset from which the scan continues: all control batches at or above it have been returned."""
         self.log_start_offset = 0
-        """Known once the first batches are there."""
+        """Known after the first batches."""
         self._pending: Pending[ScanReply] | None = self._ask(first_bytes)
 
     def __enter__(self) -> Self:
@@ -60,7 +60,7 @@ class ControlScan:
             self.close()
         elif self._pending is not None:
             self._pending = None
-            self._client.close()  # the next call begins with a fresh connection
+            self._client.close()  # the next call opens a new connection
 
     def __iter__(self) -> Self:
         return self
@@ -78,7 +78,7 @@ class ControlScan:
         raise StopIteration
 
     def close(self) -> None:
-        """Receive the answer to the last request; the connection is free then."""
+        """Receive the answer to the last request; then the connection is free."""
         if self._pending is not None:
             pending, self._pending = self._pending, None
             pending.receive()
@@ -104,14 +104,14 @@ def reconstruct(client: Client, stream: TopicPartition, query: str, as_of: int |
 
 
 class Ended(NamedTuple):
-    """An epoch's END, and the offset behind it."""
+    """The END of an epoch, and the offset after it."""
 
     end: End
     next_offset: int
 
 
 def ends(client: Client, stream: TopicPartition, *, first_bytes: int = SCAN_BYTES) -> Generator[Ended, None, None]:
-    """The epochs that ended in a stream, newest first, of any query. To be closed by a caller that stops early."""
+    """The epochs that ended in a stream, newest first, of any query. A caller that stops early closes the generator."""
     with ControlScan(client, stream, types=(END_TYPE,), first_bytes=first_bytes) as scan:
         for batches in scan:
             position = 0
@@ -125,8 +125,9 @@ def ends(client: Client, stream: TopicPartition, *, first_bytes: int = SCAN_BYTE
 def standing_epochs(
     client: Client, stream: TopicPartition, query: str
 ) -> Generator[tuple[End, EndPositions], None, None]:
-    """The epochs of a query with state that no reset has undone, newest first. To be closed by a caller that stops
-    early.
+    """The epochs of a query with state that no reset has undone, newest first.
+
+    A caller that stops early closes the generator.
     """
     undone_after: int | None = None
     with closing(ends(client, stream)) as found:
@@ -147,7 +148,7 @@ class Head(NamedTuple):
 
 
 def find_head(client: Client, stream: TopicPartition, query: str, *, epoch: int | None = None) -> Head | None:
-    """The newest epoch of `query` in a stream, or the given epoch; None if the log does not hold it."""
+    """The newest epoch of `query` in a stream, or the given epoch; None if the log does not have it."""
     found: tuple[End, int] | None = None
     with ControlScan(client, stream, types=(END_TYPE, MARK_TYPE), first_bytes=HEAD_BYTES) as scan:
         for batches in scan:

@@ -6,7 +6,7 @@ Invariants:
 * A record that is larger than MAX_SEGMENT_BYTES has a segment of its own, of at most MAX_STAGE_BYTES.
 * Batches of one stream keep their order, within a segment and from segment to segment.
 * In a stream with state, all results of an epoch come before its control batches.
-* Nothing here does I/O: segments are given out as soon as they are full.
+* This module does no I/O: a segment is returned as soon as it is full.
 
 Source: docs/format.md, "Append groups" (plain batches, then control batches); CEC paper, section II.B (footprints
 follow the results of their epoch in the output queue).
@@ -31,18 +31,18 @@ SEGMENT_BYTES: Final = 4 * 1024 * 1024
 encoding with syncing; a quarter of what the sidecar accepts.
 """
 MAX_SEGMENT_BYTES: Final = 2 * SEGMENT_BYTES
-"""Records of SEGMENT_BYTES of columns may take more than that when they are encoded: they are not cut for a little."""
+"""Records of SEGMENT_BYTES of columns may take more when they are encoded; a small excess does not cause a cut."""
 
 
 class StagedSegment(NamedTuple):
-    """What one request stages: the batches of `parts`, in that order, end to end."""
+    """The content of one stage request: the batches of `parts`, in that order, end to end."""
 
     parts: tuple[Part, ...]
     data: Buffer
 
 
 class SegmentCutter:
-    """Collects encoded batches of any streams, and gives them out as segments."""
+    """Collects encoded batches of several streams, and returns them as segments."""
 
     def __init__(self, batch_bytes: int = DEFAULT_BATCH_BYTES, codec: int = NONE) -> None:
         self._batch_bytes = batch_bytes
@@ -54,7 +54,7 @@ class SegmentCutter:
     def add_records(
         self, columns: Columns, targets: Int32s, streams: Sequence[TopicPartition]
     ) -> Iterator[StagedSegment]:
-        """Encode records, each for the stream that `targets` numbers; the segments that are full.
+        """Encode records, each for the stream whose number `targets` has; returns the full segments.
 
         Raises InvalidRecord for a record that is too large for any segment.
         """
@@ -74,12 +74,12 @@ class SegmentCutter:
             yield from self._add(data[start:end], parts)
 
     def add_control(self, stream: TopicPartition, batches: Iterable[Buffer]) -> Iterator[StagedSegment]:
-        """Take control batches; the segments that are full."""
+        """Add control batches; returns the full segments."""
         for batch in batches:
             yield from self._add(batch, [Part(*stream, len(batch), 1, 1)])
 
     def rest(self) -> Iterator[StagedSegment]:
-        """What is left, as the last segment; nothing if nothing is."""
+        """The last segment, if any batches are left."""
         if self._buffers:
             yield self._cut()
 
@@ -99,7 +99,7 @@ class SegmentCutter:
 
 
 def _append(parts: list[Part], part: Part) -> None:
-    """Add a part, to the last one if that is of the same stream."""
+    """Add a part to the list, or to the last part if that has the same stream."""
     last = parts[-1] if parts else None
     if last is None or (last.topic, last.partition) != (part.topic, part.partition):
         parts.append(part)
@@ -114,9 +114,9 @@ def _append(parts: list[Part], part: Part) -> None:
 
 
 class StreamOutput:
-    """One attempt's output for one stream: results while input is still read, then the control batches of its state.
+    """The output of one attempt for one stream: results while input is read, then the control batches of its state.
 
-    What waits here is bounded by SEGMENT_BYTES of results, as many bytes of batches, and one batch of the caller's.
+    At most SEGMENT_BYTES of results, as many bytes of batches, and one batch of the caller wait in memory.
     """
 
     def __init__(self, stream: TopicPartition, batch_bytes: int = DEFAULT_BATCH_BYTES, codec: int = NONE) -> None:
@@ -126,20 +126,20 @@ class StreamOutput:
         self._waiting_bytes = 0
 
     def add_results(self, keys: pa.Array, values: pa.Array, timestamps_ms: Int64s) -> Iterator[StagedSegment]:
-        """Take records; the segments that are full. Raises InvalidRecord."""
+        """Add records; returns the full segments. Raises InvalidRecord."""
         self._waiting.append(Columns(keys, values, None, timestamps_ms))
         self._waiting_bytes += keys.nbytes + values.nbytes
         if self._waiting_bytes >= SEGMENT_BYTES:
             yield from self._encoded()
 
     def finish(self, controls: Iterable[Buffer]) -> Iterator[StagedSegment]:
-        """Take the control batches, behind all results; every segment that is left. Raises InvalidRecord."""
+        """Add the control batches after all results; returns the remaining segments. Raises InvalidRecord."""
         yield from self._encoded()
         yield from self._cutter.add_control(self._stream, controls)
         yield from self._cutter.rest()
 
     def _encoded(self) -> Iterator[StagedSegment]:
-        """The results that wait, together, so that their batches are as large as they may be."""
+        """Encode the waiting results together, so that their batches are as large as possible."""
         waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
         if not waiting:
             return

@@ -1,10 +1,9 @@
-"""The last committed epoch of a stateful query: as its driver knows it, as the log has it, and as its user sees it.
+"""The last committed epoch of a stateful query: for the driver, from the log, and for the user.
 
 Invariants:
 * An epoch is read from the log as a whole: an END and a mark of every partition, all of one epoch. Anything else is an
   error that names what is missing.
-* The user's view has sums over partitions where they make sense, the worst partition otherwise. No decision is based on
-  it.
+* The user's figures are sums over partitions, or the largest value of a partition. Nothing depends on them.
 """
 
 from collections import Counter
@@ -72,11 +71,13 @@ def _check_not_trimmed(client: Client, stream: TopicPartition, query: str, last_
 
 @dataclass(frozen=True, slots=True)
 class EpochProgress:
-    """An epoch. Sums over the partitions: `windows` (N), `records`, `moved` (rows that the shuffle carried: fewer than
-    `records` where they were combined), `late`, `results`, `footprints`, `state_bytes`, `delta_bytes`. Of the worst
-    partition: `extent` (q), `load_seconds` and each of `task_seconds`. `how` counts partitions by where their state
-    came from; `started_ms` is when the first task began, by its host's clock. Until this incarnation has had an epoch,
-    fields that the log does not have are empty or 0.
+    """The figures of an epoch.
+
+    Sums over the partitions: `windows` (N), `records`, `moved` (rows in the shuffle; fewer than `records` if rows were
+    combined), `late`, `results`, `footprints`, `state_bytes`, `delta_bytes`. The largest value of a partition: `extent`
+    (q), `load_seconds` and each of `task_seconds`. `how` counts partitions by the origin of their state; `started_ms`
+    is the start of the first task, by its host's clock. Before the first epoch of this incarnation, fields that the log
+    does not have are empty or 0.
     """
 
     batch: int

@@ -1,13 +1,13 @@
-"""The driver of a stateful query: it plans each epoch, has its tasks run, and commits it.
+"""The driver of a stateful query: plans each epoch, has Spark run its tasks, and commits it.
 
 Invariants:
-* The log is the truth. At its first epoch a driver fences older incarnations and reads the last END. From then on the
-  driver's own commits are what the log has, as no other incarnation can commit. When the answer to a commit is lost,
-  the driver reads the log again.
+* The log is authoritative. At its first epoch a driver fences older incarnations and reads the last END. From then on
+  the driver's own commits are what the log has, as no other incarnation can commit. When the answer to a commit is
+  lost, the driver reads the log again.
 * A batch that is committed is dropped before any work, if it has the input that the log names. The same number with
   other input (a checkpoint that lost its newest batch) is refused. Batches come without gaps: each begins where the one
   before ended, by number and by offsets.
-* A new query has its topic for itself, unless its user allows other queries there.
+* A new query is refused in a topic of other queries, unless its options allow it.
 * Watermarks are Spark's: rows are late by the watermark of the epoch before; windows close by the newest event time
   committed before the epoch, over all partitions. When input pauses, one epoch without input closes the due windows.
 * Epochs come one at a time: a lock is held from the plan to the commit.
@@ -45,7 +45,7 @@ from spe_adapter.microbatch.topics import refuse_taken, trim
 from spe_adapter.operators.base import next_watermark
 
 Execute = Callable[[EpochPlan], Sequence[str]]
-"""Runs the tasks of an epoch; the reports of the tasks that succeeded."""
+"""Runs the tasks of an epoch, and returns the reports of the tasks that succeeded."""
 PlannedInput = Callable[[int], Planned]
 """The input that Spark's checkpoint plans for a batch."""
 
@@ -55,7 +55,7 @@ _MIN_TRIM_S: Final = 1.0
 
 
 class QueryDriver:
-    """The epochs of one incarnation of a query. Safe to use from Spark's callback and from the no-data trigger."""
+    """The epochs of one incarnation of a query. Thread-safe: Spark's callback and the no-data trigger call it."""
 
     def __init__(self, fixed: QueryDefinition, query: str, incarnation: str, host: Host, probe: Probe) -> None:
         self._fixed = fixed
@@ -68,7 +68,7 @@ class QueryDriver:
         self._begun = False
         self._committed: CommittedEpoch | None = None
         self.hosts: set[str] = set()
-        """Where tasks of this incarnation have left state in memory."""
+        """The hosts on which tasks of this incarnation have left state in memory."""
         self._busy_s = host.network.monotonic_s()
         self._trimmed_s = self._busy_s
 
@@ -90,7 +90,7 @@ class QueryDriver:
         """Run one of Spark's batches as an epoch, unless the batch is committed already.
 
         Raises StaleEpoch, BatchesMissing, CheckpointDiffers, TopicTaken, FencedIncarnation, StateTrimmed,
-        OperatorChanged and what tasks fail with.
+        OperatorChanged and the errors of tasks.
         """
         with self._lock:
             try:
@@ -104,7 +104,7 @@ class QueryDriver:
                 self._busy_s = self._host.network.monotonic_s()
 
     def close_due(self, execute: Execute) -> bool:
-        """Run an epoch without input, if the watermark has moved since the last epoch; whether one was run.
+        """Run an epoch without input if the watermark has moved since the last epoch; whether an epoch ran.
 
         The epoch is run even if no window is due: rows after the pause are late by the new watermark, as in Spark.
         """
@@ -177,8 +177,8 @@ class QueryDriver:
         return batch == known
 
     def _check_input(self, planned: Planned, *, repeated: bool) -> None:
-        """Raise CheckpointDiffers unless a repeated batch has the input that the log names, and a new batch begins
-        where the last one ended.
+        """Raise CheckpointDiffers for a repeated batch with other input than in the log, and for a new batch that does
+        not begin where the last one ended.
         """
         last = self._committed
         if last is None or self._fixed.options.sink.accept_changed_checkpoint:
@@ -219,7 +219,7 @@ class QueryDriver:
         self._at("driver before commit", plan)
         outputs = [TaskOutput(report.partition, report.attempt, report.segments) for report in reports]
         with self._client() as client:
-            # An answer that does not come says nothing: whoever goes on then asks the log what was committed.
+            # Without an answer it is unknown whether the epoch is committed; the next call then asks the log.
             self._begun = False
             commit(client, self._query, self._incarnation, plan.epoch, outputs, progress.to_json())
             self._at("driver after commit", plan)

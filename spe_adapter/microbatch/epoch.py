@@ -1,11 +1,11 @@
 """One epoch of a stateful query: its number in the log, the driver's plan, each task's report, and its steps.
 
 Invariants:
-* A plan is all that a task needs beside what never changes in a query (`QueryDefinition`). The plan travels as JSON in
-  a local property of the job, so that the streaming plan, with the pickled operator in it, is made once an incarnation
-  and not once an epoch.
-* A report is one row of one string column. It holds everything that the driver has to know of a task.
-* A probe is told each step before anything of the next step begins.
+* A task needs a plan and the definition of the query (`QueryDefinition`), which never changes. The plan travels as JSON
+  in a local property of the job, so that the streaming plan, with the pickled operator in it, is made once an
+  incarnation and not once an epoch.
+* A report is one row of one string column. It has all that the driver needs to know of a task.
+* A probe is called at each step before the next step begins.
 
 Source: CEC paper, section III (what the counters mean); docs/decisions/0010.
 """
@@ -24,7 +24,7 @@ REPORT_SCHEMA: Final = f"{REPORT_COLUMN} string"
 MOVED: Final = "moved"
 """How a partition's state was obtained in the first epoch of a new layout: from the streams of the one before."""
 EPOCHS_PER_GENERATION: Final = 2**40
-"""A query at 1,000 batches a second takes 17 years to get there."""
+"""A query at 1,000 batches a second reaches it after 17 years."""
 
 
 def log_epoch(generation: int, batch: int, *, closing: bool) -> int:
@@ -45,7 +45,7 @@ def epoch_name(epoch: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class QueryDefinition:
-    """A query as all epochs of an incarnation have it.
+    """The part of a query that is the same in all epochs of an incarnation.
 
     `fingerprint` names operator, state and key (`frames.check`); state with another fingerprint is not loaded.
     """
@@ -70,7 +70,7 @@ class Parent:
 
 @dataclass(frozen=True, slots=True)
 class Rebase:
-    """The state is dealt out again from the `partitions` streams of the former layout."""
+    """The state is redistributed from the `partitions` streams of the former layout."""
 
     partitions: int
 
@@ -96,7 +96,7 @@ class EpochPlan:
     rebase: Rebase | None = None
 
     def to_json(self) -> str:
-        """As the local property carries it."""
+        """The JSON text for the local property."""
         return json.dumps(asdict(self), separators=(",", ":"))
 
     @classmethod
@@ -112,7 +112,7 @@ class EpochPlan:
 
 
 def newest_of(first: tuple[int | None, ...], second: tuple[int | None, ...]) -> tuple[int | None, ...]:
-    """The newer event time of each input; None for an input without rows. An empty tuple means: no rows."""
+    """The newer event time of each input; None for an input without rows. An empty tuple stands for no rows at all."""
     if not first or not second:
         return first or second
     return tuple(
@@ -168,7 +168,7 @@ class TaskReport:
     host: str = ""
 
     def to_json(self) -> str:
-        """As a row carries it."""
+        """The JSON text for a row."""
         return json.dumps(asdict(self), separators=(",", ":"))
 
     @classmethod
@@ -203,15 +203,15 @@ STEPS: Final[tuple[Step, ...]] = (
     "driver before commit",
     "driver after commit",
 )
-"""In their order. Behind the last one Spark notes the batch as committed."""
+"""The steps in order. After the last one, Spark notes the batch as committed."""
 
 
 class Probe(Protocol):
-    """A function that is told each step. Pickled along with the tasks."""
+    """A function that is called at each step. It is pickled with the tasks."""
 
     def __call__(self, step: Step, epoch: int, partition: int) -> None:
-        """The step is reached; `partition` is -1 on the driver. An error that the probe raises is the step's."""
+        """Called at a step; `partition` is -1 on the driver. An error of the probe is an error of the step."""
 
 
 def silent(step: Step, epoch: int, partition: int) -> None:
-    """No probe."""
+    """A probe that does nothing."""

@@ -1,25 +1,25 @@
 """Errors of stateful queries; they join the others under one root.
 
-Invariant: a message names the query, the batch or epoch, and the way out.
+Invariant: a message names the query, the batch or epoch, and a remedy.
 """
 
 from logstore.errors import CairnError
 
 
 class BatchesMissing(CairnError):
-    """Spark's checkpoint is ahead of the state in the log, or the log has no state where Spark's checkpoint has."""
+    """Spark's checkpoint is ahead of the state in the log, or the log has no state of the query."""
 
 
 class TasksFailed(CairnError):
-    """Tasks of an epoch failed for good; the message ends with what the last of them said. Nothing was committed."""
+    """Tasks of an epoch failed for good; the message ends with the error of the last one. Nothing was committed."""
 
 
 class StateNotForgotten(CairnError):
-    """A stopped query's state is still in the memory of some hosts; the message names them. It does no harm there."""
+    """The state of a stopped query is still in the memory of some hosts, which the message names. It does no harm."""
 
 
 class OperatorChanged(CairnError):
-    """The state in the log is of another operator, has other columns or another key."""
+    """The state in the log belongs to another operator, or has other columns or another key."""
 
 
 class ResetRefused(CairnError):

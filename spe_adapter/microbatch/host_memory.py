@@ -1,6 +1,6 @@
-"""The memory of the hosts on which a query's tasks ran: a stopped query's state is removed from it.
+"""Removes the state of a stopped query from the memory of the hosts on which its tasks ran.
 
-Invariant: a host on which state is left is named, with the reason; the log, which has all of the state, is not touched.
+Invariant: an error names every host on which state is left, with the reason. The log, which has the whole state, stays.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -14,11 +14,11 @@ from spe_adapter.microbatch.errors import StateNotForgotten
 from spe_adapter.state.versions import StateDirectory
 
 Everywhere = Callable[[Callable[[], tuple[str, bool]]], Iterable[tuple[str, bool]]]
-"""Runs a function on as many hosts as can be reached; the results, by host."""
+"""Runs a function on as many hosts as can be reached, and returns the results by host."""
 
 SCHEMA: Final = "host string, gone boolean"
 _TASKS_PER_SLOT: Final = 4
-"""Spark does not let tasks choose their hosts: with several tasks to a slot, hardly a host is left out."""
+"""Tasks cannot choose their hosts in Spark; with several tasks per slot, hardly any host is left out."""
 _NOT_REACHED: Final = "no task of Spark's came there"
 _IN_USE: Final = "a task still uses it"
 

@@ -25,8 +25,8 @@ _log = logging.getLogger(__name__)
 
 
 class NoDataTrigger:
-    """Watches one query. `delay_s` is how long a pause must be; `at_end`: the query ends by itself, and its due windows
-    are closed then.
+    """Watches one query. `delay_s` is the shortest pause, in seconds, that triggers an epoch. `at_end`: the query ends
+    by itself, and its due windows are closed at its end.
     """
 
     def __init__(
@@ -39,14 +39,14 @@ class NoDataTrigger:
         self._at_end = at_end
         self._stopped = threading.Event()
         self.failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name=f"cairn-closing-{query.id}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"cairn-no-data-{query.id}", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Begin no further epoch."""
+        """Start no further epoch."""
         self._stopped.set()
 
     def join(self, timeout_s: float | None = None) -> bool:
@@ -55,7 +55,7 @@ class NoDataTrigger:
         return not self._thread.is_alive()
 
     def close_now(self) -> None:
-        """Close due windows without waiting for a pause. Raises what an epoch fails with."""
+        """Close due windows without waiting for a pause. Raises the errors of an epoch."""
         self._guarded(lambda: None)
         if self.failure is not None:
             raise self.failure
@@ -78,7 +78,7 @@ class NoDataTrigger:
     def _guarded(self, otherwise: Callable[[], None]) -> None:
         try:
             self._driver.close_due(self._execute)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the query ends with it, where its user looks
+        except Exception as error:  # noqa: BLE001 - the query fails with any error, so that its user sees it
             if self._stopped.is_set():
                 _log.debug("an epoch without input ended with its query: %s", error)
                 return

@@ -1,9 +1,9 @@
 """The options of a stateful query, parsed once into a frozen object.
 
-Names and meanings are those of the cairn sink where the sink has the option; the other options concern state. No option
-is ignored: an unknown one is refused with an error that names the option and the allowed values.
+An option of the cairn sink has the same name and meaning here; the other options concern state. No option is ignored:
+an unknown one is refused with an error that names the option and the allowed values.
 
-Invariant: names are case-insensitive; nothing here talks to a sidecar.
+Invariant: names are case-insensitive; this module does no I/O.
 """
 
 import re
@@ -28,11 +28,11 @@ STATE_OPTIONS: Final = frozenset(
 )
 Combine = Literal["auto", "always", "never"]
 COMBINE: Final[tuple[Combine, ...]] = ("auto", "always", "never")
-"""What the option `combine` may be, the default first."""
+"""The values of the option `combine`, the default first."""
 DEFAULT_STATE_LIMIT_BYTES: Final = 2 * 1024 * 1024 * 1024
-"""Per query and host. Shared memory is half of a machine's memory unless set; a query should not take all of it."""
+"""Per query and host. Shared memory is half of a machine's memory by default; one query should not take all of it."""
 DEFAULT_CLOSING_DELAY_MS: Final = 300
-"""A source that has more to give starts its next batch well within it."""
+"""A source with more records starts its next batch well within this time."""
 
 _SINK_OPTIONS: Final = frozenset(
     (
@@ -56,8 +56,8 @@ class StatefulOptions:
     """The options of a stateful query.
 
     `extent_limit` is Q, in results and footprints (None: four times the open windows). `retention_ms` None: keep all
-    results. `state_root` None: the default directory of state. `closing_delay_ms`: how long a pause of input must last
-    before due windows are closed without input. `combine`: whether rows are combined before the shuffle.
+    results. `state_root` None: the default directory of state. `closing_delay_ms`: the pause of input after which due
+    windows are closed without input. `combine`: whether rows are combined before the shuffle.
     """
 
     sink: SinkOptions

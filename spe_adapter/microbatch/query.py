@@ -9,7 +9,7 @@
 Invariants:
 * `start` refuses a wrong schema, key, operator, option or topic, and names the column or the option.
 * The streaming plan, with shuffle and tasks in it, is made once; an epoch's plan reaches the tasks as a local property.
-* A query object has the properties of Spark's own, and fails with the error of its no-data trigger, if that fails.
+* A query object has the properties of Spark's own, and fails with its no-data trigger.
 
 Source: docs/decisions/0010.
 """
@@ -38,7 +38,7 @@ from spe_adapter.microbatch.host_memory import OnSpark, forget
 from spe_adapter.microbatch.no_data_trigger import NoDataTrigger
 from spe_adapter.microbatch.options import parse_stateful
 from spe_adapter.microbatch.shuffle import HANDED_SCHEMA, PARTITION, HandOver
-from spe_adapter.microbatch.task import ClosingTask, Task
+from spe_adapter.microbatch.task import NoDataTask, Task
 from spe_adapter.microbatch.topics import prepare_topic
 from spe_adapter.operators.base import Operator
 from spe_adapter.operators.errors import OperatorFailed
@@ -46,7 +46,7 @@ from spe_adapter.operators.join import WindowJoin
 from spe_adapter.workers.context import COMBINE_PROPERTY, PLAN_PROPERTY, QUERY_PROPERTY, RUN_ID_PROPERTY
 
 FIRST_CONTACT_S: Final = 30.0
-"""How long `start` waits for a sidecar unless it was told. The query itself waits longer: by then one has answered."""
+"""How long `start` waits for a sidecar by default. The running query, which has found one before, waits longer."""
 _LIMIT_OPTION: Final = "kafka.delivery.timeout.ms"
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _MESSAGE_CHARACTERS: Final = 1000
@@ -58,10 +58,11 @@ _WORKER_ERROR: Final = re.compile(r"^(?:[\w]+\.)*(\w+): (.+)$", re.MULTILINE)
 def stateful(
     frame: DataFrame, *, key: str | Sequence[str], operator: Operator, partitions: int | None = None
 ) -> "Stateful":
-    """A stateful query over a streaming data frame, to be started.
+    """Define a stateful query over a streaming data frame; `Stateful.start` starts it.
 
-    `partitions`: how many state partitions, each a task of every epoch and a partition of the topic; the topic's
-    number unless given, and as many as Spark's default parallelism for a topic that is made.
+    `key` names the key column or columns. `partitions` is the number of state partitions; each is a task of every epoch
+    and a partition of the topic. The default is the number of the topic's partitions, or Spark's default parallelism if
+    `start` creates the topic. Raises InvalidConfig.
     """
     return Stateful(frame, (key,) if isinstance(key, str) else tuple(key), operator, partitions)
 
@@ -74,17 +75,18 @@ def stateful_join(
     operator: WindowJoin,
     partitions: int | None = None,
 ) -> "Stateful":
-    """A query over the pairs of rows of two streaming data frames that have equal keys (columns that both have, of the
-    same types) and whose times suit the operator. Results: the key's columns, `left` and `right`.
+    """Define a query over the pairs of rows of two streaming data frames with equal keys and times that suit the
+    operator.
 
-    Raises SchemaRefused for keys that differ; the rest is said by `start`.
+    `key` names columns that both frames have, with the same types. The results have the key columns, `left` and
+    `right`. Raises SchemaRefused for keys that differ; `start` raises the other errors.
     """
     names = (key,) if isinstance(key, str) else tuple(key)
     return stateful(joined(left, right, names), key=names, operator=operator, partitions=partitions)
 
 
 class Stateful:
-    """A query to be started: options are set here, as on Spark's writer."""
+    """A stateful query before its start; options are set as on Spark's DataStreamWriter."""
 
     def __init__(self, frame: DataFrame, key: tuple[str, ...], operator: Operator, partitions: int | None) -> None:
         if partitions is not None and partitions < 1:
@@ -99,29 +101,29 @@ class Stateful:
         self._probe: Probe = silent
 
     def option(self, name: str, value: object) -> Self:
-        """One option: those of the cairn sink, and those of state (`options.STATE_OPTIONS`)."""
+        """Set an option of the cairn sink, or of state (`microbatch.options.STATE_OPTIONS`)."""
         self._options[name] = str(value).lower() if isinstance(value, bool) else str(value)
         return self
 
     def options(self, **options: object) -> Self:
-        """Several options."""
+        """Set several options."""
         for name, value in options.items():
             self.option(name, value)
         return self
 
     def trigger(self, *, processingTime: str | None = None, availableNow: bool | None = None) -> Self:  # noqa: N803
-        """When batches start, as Spark's `trigger`; a continuous trigger is for the continuous runner."""
+        """Set when batches start, as with Spark's `trigger`; there is no continuous trigger."""
         given = {"processingTime": processingTime, "availableNow": availableNow}
         self._trigger = {name: value for name, value in given.items() if value is not None}
         return self
 
     def queryName(self, name: str) -> Self:  # noqa: N802 - Spark's name
-        """The query's name in Spark."""
+        """Set the query's name in Spark."""
         self._name = name
         return self
 
     def probe(self, probe: Probe) -> Self:
-        """Have the steps of every epoch told, for tests and traces."""
+        """Call `probe` at the steps of every epoch, for tests and traces."""
         self._probe = probe
         return self
 
@@ -134,11 +136,11 @@ class Stateful:
         availableNow: bool | None = None,  # noqa: N803
         **options: object,
     ) -> "StatefulQuery":
-        """Start the query; its results and its state go to `topic`, which is made if there is none. Trigger and options
-        may be given here as well.
+        """Start the query. Its results and its state go to `topic`, which is created if it is missing. Trigger and
+        options may be given here as well.
 
         Raises SchemaRefused, StateSchemaRefused, InvalidConfig, InvalidPartitions, Unavailable if no sidecar answers
-        within 30 s (or kafka.delivery.timeout.ms, where that is given), and what the sidecar refuses.
+        within 30 s (or kafka.delivery.timeout.ms, if given), and the sidecar's errors.
         """
         self.options(**options)
         if processingTime is not None or availableNow is not None:
@@ -172,13 +174,13 @@ class Stateful:
         delay_s = parsed.closing_delay_ms / 1000
         at_end = bool(self._trigger.get("availableNow"))
         driver = started.driver(query.id, query.runId)
-        trigger = NoDataTrigger(query, driver, started.execute_closing, delay_s=delay_s, at_end=at_end)
+        trigger = NoDataTrigger(query, driver, started.execute_no_data, delay_s=delay_s, at_end=at_end)
         trigger.start()
         return StatefulQuery(query, driver, trigger, started)
 
 
 class _Starting:
-    """The callbacks of Spark. Spark may call before `start` has the query's ids: the first caller makes the driver."""
+    """The callbacks for Spark, which may call before `start` has the query's ids. The first call creates the driver."""
 
     def __init__(self, frame: DataFrame, fixed: QueryDefinition, probe: Probe) -> None:
         self.spark = frame.sparkSession
@@ -191,10 +193,12 @@ class _Starting:
         self._incarnation = ""
         self.stopping = threading.Event()
         rows = self.spark.range(0, fixed.partitions, 1, fixed.partitions)
-        self._closing = rows.mapInArrow(ClosingTask(self._task), REPORT_SCHEMA)
-        """A row for each partition. Made once: each pause would plan it and pickle the operator again."""
+        self._no_data_rows = rows.mapInArrow(NoDataTask(self._task), REPORT_SCHEMA)
+        """A row for each partition. The frame is made once, so that Spark does not plan it and pickle the operator at
+        each pause.
+        """
         self.failure: BaseException | None = None
-        """What the last batch failed with."""
+        """The error of the last batch."""
         handed = frame.mapInArrow(HandOver(fixed), HANDED_SCHEMA)
         self.reports = handed.repartitionById(fixed.partitions, PARTITION).mapInArrow(self._task, REPORT_SCHEMA)
 
@@ -224,11 +228,11 @@ class _Starting:
     def _choose(self, driver: QueryDriver) -> None:
         self.spark.sparkContext.setLocalProperty(COMBINE_PROPERTY, str(driver.combine).lower())
 
-    def execute_closing(self, plan: EpochPlan) -> list[str]:
+    def execute_no_data(self, plan: EpochPlan) -> list[str]:
         """Run the tasks of an epoch without input; they end with the query's other jobs when the query is stopped."""
         self.spark.sparkContext.setLocalProperty(RUN_ID_PROPERTY, self._incarnation)
         self.spark.sparkContext.setInterruptOnCancel(False)
-        return self._collect(self._closing, plan)
+        return self._collect(self._no_data_rows, plan)
 
     def _collect(self, reports: DataFrame, plan: EpochPlan) -> list[str]:
         context = self.spark.sparkContext
@@ -239,37 +243,37 @@ class _Starting:
             said = "stopped" if self.stopping.is_set() else said_by_worker(str(error))
             if said is None:
                 raise
-            # Not chained: Spark's text repeats the worker's traceback several times, and Spark searches what comes out
-            # of here with an expression that overflows its stack on long texts, losing the error.
+            # Not chained: Spark's text repeats the worker's traceback several times. Spark searches the text of this
+            # error with a regular expression that overflows its stack on long texts, and the error would be lost.
             raise TasksFailed(f"query {plan.query}, {epoch_name(plan.epoch)}: {said}") from None
         finally:
             context.setLocalProperty(PLAN_PROPERTY, "")
-        # A plan that Spark knows to be empty has no tasks at all.
-        return texts or self.execute_closing(plan)
+        # If Spark knows that a plan is empty, it runs no task.
+        return texts or self.execute_no_data(plan)
 
 
 def said_by_worker(text: str) -> str | None:
-    """The error with which a Python worker's traceback ends, and the last of its frames; None if there is none."""
+    """The last error and the last stack frames of a Python worker's traceback; None if the text has no traceback."""
     _, found, trace = text.partition(_TRACEBACK)
     lines = list(_WORKER_ERROR.finditer(trace)) if found else []
     if not lines:
         return None
     kind, message = lines[-1].groups()
     if kind == OperatorFailed.__name__:
-        # It names the line that its reader can change; the frames around it are not theirs.
+        # Its message names the line in the user's code; the frames around it are Cairn's.
         return f"{kind}: {message}"
     frames = "\n".join(line for line in trace[: lines[-1].start()].splitlines() if line.startswith("  File"))
     return f"{kind}: {message[:_MESSAGE_CHARACTERS]}\nraised at\n{frames[-_TRACE_CHARACTERS:]}"
 
 
 def _condensed(query: str, reported: BaseException) -> BaseException:
-    """What a Python worker said (a source's, say) out of Spark's report; the report where there is none."""
+    """The error of a Python worker (of a source, for example) from Spark's report; the report itself if it has none."""
     said = said_by_worker(str(reported))
     return reported if said is None else TasksFailed(f"query {query}: {said.splitlines()[0]}")
 
 
 class StatefulQuery:
-    """A stateful query that runs: Spark's StreamingQuery, and what is known of its state."""
+    """A started stateful query: Spark's StreamingQuery, and the progress of its state."""
 
     def __init__(self, query: StreamingQuery, driver: QueryDriver, trigger: NoDataTrigger, started: _Starting) -> None:
         self._query = query
@@ -295,12 +299,12 @@ class StatefulQuery:
 
     @property
     def isActive(self) -> bool:  # noqa: N802 - Spark's name
-        """Whether it runs, or still closes what is due at its end."""
+        """Whether the query runs, or closes the due windows at its end."""
         return self._query.isActive or not self._no_data.join(0)
 
     @property
     def status(self) -> dict[str, Any]:
-        """Spark's word on what it does just now."""
+        """Spark's status of the query."""
         return self._query.status
 
     @property
@@ -315,18 +319,18 @@ class StatefulQuery:
 
     @property
     def progress(self) -> EpochProgress | None:
-        """The last committed epoch: windows, extent, state, where it came from, times. None before the first."""
+        """The figures of the last committed epoch; None before the first."""
         last = self._driver.committed
         return None if last is None else progress_of(last)
 
     @property
     def partitions(self) -> int:
-        """How many state partitions it has."""
+        """The number of state partitions."""
         return self._started.fixed.partitions
 
     def exception(self) -> BaseException | None:
-        """What it failed with, as the error that says so first and not as Spark's report of it (which
-        `awaitTermination` raises, from this). What its batch failed with because it was stopped does not count.
+        """The error that ended the query, or None: the first error, not Spark's report of it (which `awaitTermination`
+        raises from this error). An error of a batch because of `stop` does not count.
         """
         if self._started.stopping.is_set():
             return self._failed_before_stop
@@ -336,7 +340,7 @@ class StatefulQuery:
         return reported if reported is None else self._started.failure or _condensed(self.id, reported)
 
     def awaitTermination(self, timeout: int | None = None) -> bool | None:  # noqa: N802 - Spark's name
-        """Wait until the query has ended, what is due at its end closed; as Spark's, with what it failed with."""
+        """Wait until the query has ended and its due windows are closed. Returns and raises as Spark's method does."""
         if self._started.stopping.is_set():
             return None if timeout is None else True
         try:
@@ -351,15 +355,16 @@ class StatefulQuery:
         return ended
 
     def processAllAvailable(self) -> None:  # noqa: N802 - Spark's name
-        """Wait until all input there is has been processed and what is due then is closed."""
+        """Wait until all available input is processed and the windows that are due then are closed."""
         self._query.processAllAvailable()
         self._no_data.close_now()
 
     def stop(self, *, forget_state: bool = False) -> None:
-        """Stop the query. Its state stays in the hosts' memory for a restart, until their sidecars find it unused for
-        long; `forget_state` removes it now (the log has it all), here and on the other hosts that this incarnation's
-        tasks were on. Raises StateNotForgotten, which names the hosts where that could not be; the query has stopped
-        all the same.
+        """Stop the query.
+
+        Its state stays in the hosts' memory for a restart, until their sidecars remove it after long disuse.
+        `forget_state` removes it now, here and on all hosts with tasks of this incarnation; the log has all of it.
+        Raises StateNotForgotten, which names the hosts where that failed; the query has stopped nevertheless.
         """
         if not self._started.stopping.is_set():
             self._failed_before_stop = self.exception()

@@ -1,19 +1,19 @@
-"""The shuffle: rows go from Spark's input partitions to the tasks that hold their state, as whole Arrow batches.
+"""The shuffle: moves rows from Spark's input partitions to the tasks that hold their state, as whole Arrow batches.
 
-Before the shuffle a vectorised pass cuts the rows of an input partition by state partition, as Kafka's partitioner
-does, and gives Spark one row per state partition: its number, and the batch as bytes. `repartitionById` brings that row
-exactly there. So Spark moves a few large rows instead of many small ones, and converts none of them a second time.
+Before the shuffle a vectorised pass splits the rows of an input partition by state partition, with Kafka's partitioner,
+and gives Spark one row per state partition: its number, and the batch as bytes. `repartitionById` sends that row to the
+partition of that number. So Spark moves a few large rows instead of many small ones, and converts each once.
 
-Where combining pays, the pass combines the rows of a window first, and their number falls to that of windows. The
-driver chooses: as the options say, or as the last epochs suggest.
+If it is worth while, the pass first combines the rows of a window into one. The driver chooses: by the options, or by
+the last epochs.
 
 Invariants:
-* The key's bytes, hence the partition, are those that the operator's windows have (`KeyCodec`), whatever the column's
-  type. So state, results and keys of partition p meet in stream p, and a producer with Kafka's default partitioner
-  sends a key's records to the partition with the same number.
+* The bytes of a key, and so its partition, are those of the operator's windows (`KeyCodec`), for every type of column.
+  So state and results of partition p are in stream p, and a producer with Kafka's default partitioner sends the
+  records of a key to the partition with the same number.
 * Rows of one input partition stay in order.
-* A batch holds what CALL_ROWS and CALL_BYTES allow, so that neither side needs more memory than for that.
-* Nothing but the time that an epoch takes and the last bits of sums of floating point numbers depends on combining.
+* A batch holds at most CALL_ROWS rows and about CALL_BYTES bytes, which bounds the memory of both sides.
+* Combining changes only the duration of an epoch, and the last bits of sums of floating point numbers.
   The first epochs of an incarnation are not combined unless the options say so.
 
 Source: Kafka's BuiltInPartitioner; measurements in docs/decisions/0010.
@@ -42,21 +42,22 @@ PARTITION: Final = "partition"
 HANDED_SCHEMA: Final = f"{PARTITION} int, combined boolean, rows binary"
 CALL_ROWS: Final = 131_072
 CALL_BYTES: Final = 32 * 1024 * 1024
-"""Spark sends batches of 10,000 rows. An operator is called with more at once, for it takes time by the call too, and
-tells of a key once a call; up to these bounds, for memory.
+"""Spark sends batches of 10,000 rows. An operator is called with up to this many rows and bytes, since each call has a
+fixed cost, and gives one result for a key per call.
 """
 _SEED_DIGITS: Final = 15
-"""Of a random token, in hexadecimal: nobody can know which keys collide."""
+"""Hexadecimal digits of a random token, so that nobody can choose keys that collide."""
 
 
 _EPOCHS: Final = 3
-"""So many are looked at: a single one may be an exception."""
+"""The number of epochs that are considered; a single one may be an exception."""
 _MIN_RECORDS: Final = 5_000
-"""In an epoch of fewer nothing is to be gained."""
+"""Combining gains nothing in an epoch of fewer records."""
 _BEGIN: Final = 4
 _END: Final = 2
-"""Combining begins when there are so many rows to a window, and ends when fewer than so many become one: a combined row
-costs more than a row, and switching back and forth helps nobody."""
+"""Combining begins at _BEGIN rows per window, and ends below _END rows per combined row: a combined row costs more than
+a row. The two differ, so that the choice does not alternate.
+"""
 
 
 def new_seed() -> int:
@@ -71,7 +72,7 @@ class HandOver:
         self._fixed = fixed
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Rows of an input partition, cut by state partition. Raises what combining fails with."""
+        """Rows of an input partition, cut by state partition. Raises the errors of combining."""
         spare_loaded_code()
         fixed = self._fixed
         codec = KeyCodec(fixed.schema, fixed.key)
@@ -107,7 +108,7 @@ class Received(NamedTuple):
 
 
 def received(handed: Iterator[pa.RecordBatch]) -> Iterator[Received]:
-    """The batches after the shuffle, joined to batches for one call of the operator each."""
+    """The batches after the shuffle, joined so that each is for one call of the operator."""
     for combined, group in groupby(_unpacked(handed), key=lambda each: each.combined):
         batches = (each.rows for each in group)
         while taken := list(of_one_call(batches)):
@@ -188,7 +189,7 @@ class CombineChoice:
         self._shown: deque[_Shown] = deque(maxlen=_EPOCHS)
 
     def note(self, reports: Sequence[TaskReport]) -> None:
-        """Take the reports of an epoch that is over."""
+        """Note the reports of a finished epoch."""
         records = sum(report.records for report in reports)
         if self._mode != "auto" or records < _MIN_RECORDS:
             return

@@ -1,8 +1,8 @@
-"""The loader of state from the log: for a host that has no copy of it, and for a new number of partitions.
+"""Loads state from the log, for a host without a copy of it, and for a new number of partitions.
 
 Invariants:
-* State is loaded as of the epoch that the driver named, whatever epochs follow it in the log.
-* No window is given out before a scan has found all windows: an incomplete state is an error, not a smaller state.
+* State is loaded as of the epoch that the driver names; later epochs in the log are ignored.
+* No window is returned before a scan has found all windows: an incomplete state is an error, not a smaller state.
 
 Source: CEC paper, section II.B ("Constructing an EC").
 """
@@ -24,7 +24,7 @@ from spe_adapter.state.delta import VersionStep, window_version_of
 from spe_adapter.state.segment import Tag
 
 CATCH_UP_TUPLES = 1 << 20
-"""With more changes than this the whole state is loaded instead: it may well be smaller."""
+"""With more changes than this, the whole state is loaded instead; it may be smaller."""
 
 
 class LogLoader:
@@ -66,11 +66,11 @@ class LogLoader:
         return eventual.windows
 
     def expected(self) -> int:
-        """How many windows there are."""
+        """The number of windows that `everything` found."""
         return self._expected
 
     def note(self) -> bytes:
-        """Nothing: the driver knows the counters."""
+        """Empty: the driver has the counters."""
         return b""
 
 

@@ -1,10 +1,10 @@
-"""One task of an epoch: the rows of a state partition in, results and the state's changes staged, one report out.
+"""One task of an epoch: processes the rows of one state partition, stages its output, and reports to the driver.
 
 Invariants:
-* The state is that of the last committed epoch's winner; the task changes a private overlay of it, nothing else.
-* A task stages its output under its own attempt, and names the delta for the next epoch by it. Unless the driver's
-  commit names this attempt, neither is ever used.
-* Every task of every epoch leaves a mark, also without input, so that each stream shows the query's last epoch.
+* The task starts from the state that the last committed epoch's attempt left, and changes a private overlay of it only.
+* A task stages its output under the name of its own attempt, and names its delta of the state by it. Both are used only
+  if the driver's commit names this attempt.
+* Every task of every epoch writes a mark, also without input, so that each stream shows the query's last epoch.
 * A window whose key belongs to another partition is an error: its state would not be found again.
 
 Source: CEC paper, section II.B; docs/decisions/0010.
@@ -60,9 +60,9 @@ class Task:
         self._probe = probe
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows of this task's partition as `HandOver` gave them, in the epoch that the job's plan names.
+        """Process the rows of this task's partition, as `HandOver` made them, in the epoch of the job's plan.
 
-        Raises NoTaskContext, and all that an epoch may fail with.
+        Raises NoTaskContext and the errors of an epoch.
         """
         spare_loaded_code()
         context, text = task_context(), local_property(PLAN_PROPERTY)
@@ -76,8 +76,8 @@ class Task:
         yield pa.RecordBatch.from_arrays([pa.array([report.to_json()])], names=[REPORT_COLUMN])
 
 
-class ClosingTask:
-    """A task of an epoch without input: its rows only say that there is a partition."""
+class NoDataTask:
+    """A task of an epoch without input: its one row only makes Spark start the task."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -92,7 +92,7 @@ class ClosingTask:
 def run_task(
     fixed: QueryDefinition, plan: EpochPlan, attempt: TaskAttempt, host: Host, probe: Probe, batches: Iterator[Received]
 ) -> TaskReport:
-    """One attempt at one partition of one epoch, over that partition's rows. Raises all that an epoch may fail with."""
+    """One attempt at one partition of one epoch, over that partition's rows. Raises the errors of an epoch."""
     return _TaskExecution(fixed, plan, attempt, host, probe).report(batches)
 
 
@@ -146,14 +146,14 @@ class _TaskExecution:
         return Tag(plan.parent_epoch, plan.parents[self._partition].attempt)
 
     def _move_in(self, client: Client, overlay: Overlay) -> Parent:
-        """Load this partition's windows from the streams of the former layout; the counters to go on from."""
+        """Load this partition's windows from the streams of the former layout; the counters to continue from."""
         parents = self._plan.parents
         for batch in moved_windows(client, self._fixed, self._plan, self._partition):
             ids, _ = overlay.ensure(batch.column(0), batch.column(1).to_numpy(zero_copy_only=False))
             overlay.set_expires(ids, batch.column(2).to_numpy(zero_copy_only=False))
             for index, name in enumerate(overlay.schema.names):
                 overlay.set_arrow(name, ids, batch.column(3 + index))
-        # Counters only have to grow, and rows not to be numbered twice.
+        # Counters must not decrease, and no row number may occur twice.
         return Parent(
             "",
             max(parent.emitted for parent in parents),

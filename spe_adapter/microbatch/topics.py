@@ -1,9 +1,9 @@
-"""The topic of a stateful query: made, checked and trimmed, so that it never loses state that is still needed.
+"""The topic of a stateful query: creates, checks and trims it, without losing state that is needed.
 
 Invariants:
-* A topic that trims itself by age or size is refused unless the user allows it: it would lose open windows.
+* A topic with retention by age or size is refused unless the user allows it: it would lose open windows.
 * The driver trims no record that an open window or the last epoch needs.
-* A topic gets more partitions only where no key of another writer moves.
+* A topic gets more partitions only if no key of another writer moves.
 
 Source: CEC paper, section II.B (the extent is what recovery reads); Kafka's topic settings.
 """
@@ -27,10 +27,10 @@ _log = logging.getLogger(__name__)
 
 
 def prepare_topic(client: Client, topic: str, partitions: int | None, default: int, *, allow_trimming: bool) -> int:
-    """Make the topic if there is none, give it more partitions if it has too few; the number of state partitions
-    (given, or the topic's, or `default`).
+    """Create the topic if it is missing, and add partitions if it has too few; the number of state partitions.
 
-    Raises InvalidPartitions (too few in a topic that others use) or InvalidConfig (a topic that trims itself).
+    That number is `partitions`, or else that of the topic, or else `default`. Raises InvalidPartitions (too few in a
+    topic that others use) or InvalidConfig (a topic with retention).
     """
     info = client.topics([topic])[topic]
     if info.error == UNKNOWN_TOPIC_OR_PARTITION:
@@ -58,10 +58,10 @@ def prepare_topic(client: Client, topic: str, partitions: int | None, default: i
 
 
 def _grow(client: Client, topic: str, there: int, partitions: int, settings: Mapping[str, str]) -> None:
-    """Give the topic as many partitions as the query is to have, if that moves no key of another writer.
+    """Add partitions up to the number of the query's state partitions, if that moves no key of another writer.
 
-    The query's first epoch deals the state out again (see `epoch.Rebase`), provided that the topic holds this state
-    alone: then the topic has the settings that this module gives topics, and each stream is empty or has a mark.
+    The query's next epoch redistributes the state (`epoch.Rebase`). The topic must hold this state alone: it must have
+    the settings that this module gives topics, and each stream must be empty or have a mark.
     """
     others = [name for name, value in KEEP_ALL.items() if settings.get(name) != value]
     if not others:
@@ -79,14 +79,14 @@ def _grow(client: Client, topic: str, there: int, partitions: int, settings: Map
     try:
         client.create_partitions(topic, partitions)
     except InvalidPartitions:
-        # Another driver was faster, or this one's first answer was lost.
+        # Another driver added them, or the answer to a first request was lost.
         if client.partitions(topic) < partitions:
             raise
     _log.info("topic %r has %d partitions now, %d before", topic, partitions, there)
 
 
 def _is_a_querys(client: Client, stream: TopicPartition) -> bool:
-    """Whether a stream is empty, or a stateful query has left a mark in it."""
+    """Whether a stream is empty, or has a mark of a stateful query."""
     if client.offsets({stream: LATEST})[stream].offset == 0:
         return True
     with ControlScan(client, stream, types=(MARK_TYPE,)) as scan:
@@ -115,19 +115,19 @@ def refuse_taken(client: Client, topic: str, query: str) -> None:
 
 
 def trim(client: Client, stream: TopicPartition, query: str, oldest_epoch: int, before_ms: int) -> int:
-    """Delete records older than `before_ms` that no open window needs: those before the group of `oldest_epoch`. The
-    new start of the stream.
+    """Delete the records that are older than `before_ms` and before the group of `oldest_epoch`, so that no open window
+    needs them; the new start of the stream, -1 if it is unknown, 0 if nothing was deleted.
     """
     info = client.offsets({stream: before_ms})[stream]
     needed = _end_before(client, stream, query, oldest_epoch)
     if info.error or needed is None:
         return -1
-    # No record is that young: everything is old, but what is needed stays.
+    # A negative offset: all records are older than `before_ms`.
     before_offset = needed if info.offset < 0 else min(needed, info.offset)
     return client.delete_records(stream, before_offset) if before_offset > 0 else 0
 
 
 def _end_before(client: Client, stream: TopicPartition, query: str, epoch: int) -> int | None:
-    """The offset behind the last END of the query before that epoch's group; None if nothing is older."""
+    """The offset after the last END of the query before that epoch; None without an older END."""
     with closing(ends(client, stream)) as found:
         return next((offset for end, offset in found if end.query == query and end.epoch < epoch), None)

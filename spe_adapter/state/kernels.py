@@ -48,7 +48,7 @@ IDENTITY_COLUMNS: Final = 2
 # for null. In an identity 0 says that there is no window, as in memory that was never used, -1 that its key is null.
 LENGTH_BITS: Final = 24
 LENGTH_MASK: Final = (1 << LENGTH_BITS) - 1
-LONGEST_BYTES: Final = LENGTH_MASK - 1
+MAX_ENTRY_BYTES: Final = LENGTH_MASK - 1
 REF_FREE: Final = 0
 REF_NULL: Final = -1
 REF_HIDDEN: Final = -2

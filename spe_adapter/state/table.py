@@ -190,8 +190,8 @@ class Table:
         keys, numbers, hashes = identities
         missing = rows < 0
         lengths = np.diff(keys.offsets)[missing]
-        if len(lengths) and int(lengths.max()) > kernels.LONGEST_BYTES:
-            raise StateTooLarge(f"a key of {int(lengths.max())} bytes; at most {kernels.LONGEST_BYTES} can be kept")
+        if len(lengths) and int(lengths.max()) > kernels.MAX_ENTRY_BYTES:
+            raise StateTooLarge(f"a key of {int(lengths.max())} bytes; at most {kernels.MAX_ENTRY_BYTES} can be kept")
         self.reserve(int(missing.sum()), int(lengths.sum(dtype=np.int64)))
         refs = np.empty(len(rows), np.int64)
         status = kernels.insert_rows(
@@ -312,10 +312,10 @@ class Table:
             return
         parts = keys_of(values)
         lengths = np.diff(parts.offsets)
-        if len(lengths) and int(lengths.max()) > kernels.LONGEST_BYTES:
+        if len(lengths) and int(lengths.max()) > kernels.MAX_ENTRY_BYTES:
             raise StateTooLarge(
-                f"a value of {int(lengths.max())} bytes in state column {name!r}; at most {kernels.LONGEST_BYTES} can "
-                "be kept"
+                f"a value of {int(lengths.max())} bytes in state column {name!r}; at most {kernels.MAX_ENTRY_BYTES} "
+                "can be kept"
             )
         self.reserve(0, int(lengths.sum(dtype=np.int64)))
         _check(

@@ -49,11 +49,11 @@ _RANDOM_CUTS: Final = 5
 
 
 class NotReproduced(CairnError):
-    """Recovery, or other cuts of the same rows, gave another state or other results; the message shows both."""
+    """Recovery, or the same rows cut into other batches, gave another state or other results; the message has both."""
 
 
 class _Epoch(NamedTuple):
-    """What an epoch was given, for a replay."""
+    """The input of an epoch, for a replay."""
 
     batches: tuple[pa.RecordBatch, ...]
     late_watermark_ms: int
@@ -61,12 +61,13 @@ class _Epoch(NamedTuple):
 
 
 class OperatorHarness:
-    """One state partition of an operator, fed by hand.
+    """One state partition of an operator, for tests that supply its rows.
 
-    `schema` is the input's; rows may also come as record batches of it. As in a micro-batch query, each epoch works on
-    a copy-on-write view of the last committed state, and footprints what it changed. With `checks`, it is as in
-    continuous mode: state is changed in place, windows are footprinted when they open, and of the others those `checks`
-    whose footprint is oldest; recovery then replays input. Raises what the operator's Processor raises.
+    `schema` is the schema of the input; rows are dicts, or a record batch of that schema. As in a micro-batch query,
+    each epoch works on a copy-on-write view of the last committed state, and writes footprints of the windows that it
+    changed. With `checks`, the harness works as the continuous runner: the state is changed in place, a window gets a
+    footprint when it opens, and so do the `checks` windows with the oldest footprints in each epoch; recovery then
+    replays input. Raises the errors of the operator's Processor.
     """
 
     def __init__(
@@ -89,16 +90,16 @@ class OperatorHarness:
 
     @property
     def watermark_ms(self) -> int:
-        """Windows that end at or before this have been closed."""
+        """The watermark in ms: windows that end at or before it have been closed."""
         return self._watermark_ms
 
     @property
     def late(self) -> int:
-        """Rows dropped because they came too late; a sliding window's once for each window."""
+        """The number of late rows that were dropped; with sliding windows, once for each window."""
         return self._late
 
     def send(self, rows: Sequence[Row] | pa.RecordBatch, *, cuts: Sequence[int] = ()) -> list[dict[str, Any]]:
-        """One epoch; its results. `cuts` are positions at which its rows are cut into batches."""
+        """Process one epoch; its results. `cuts` are the positions at which its rows are cut into batches."""
         batch = (
             rows if isinstance(rows, pa.RecordBatch) else pa.RecordBatch.from_pylist(list(rows), schema=self._schema)
         )
@@ -149,8 +150,8 @@ class OperatorHarness:
         return [rows[at] for at in order]
 
     def crash_and_recover(self) -> None:
-        """Forget everything but the log and the input, and recover from them. Raises NotReproduced if that does not
-        lead to the state there was.
+        """Drop everything but the log and the input, and recover from them. Raises NotReproduced if the recovered state
+        differs.
         """
         before = self.state()
         processor = self._processor
@@ -192,7 +193,7 @@ class OperatorHarness:
 
     # ---- the log
 
-    def _write(self, epoch: int) -> None:
+    def _write(self, number: int) -> None:
         changes = self._store.changes()
         sequence, seen = self._processor.sequence, self._processor.seen
         footprints, opened = self._chosen(changes)
@@ -203,11 +204,11 @@ class OperatorHarness:
             self._table.remove(
                 self._table.find(changes.closed.column("key"), changes.closed.column("number").to_numpy())
             )
-        self._table.put(footprints, (epoch, self._emitted, seen))
+        self._table.put(footprints, (number, self._emitted, seen))
         written = changes._replace(footprints=footprints, opened=opened, closed=closes[0] if closes else changes.closed)
-        batches = [*control_batches(self._mark(epoch), written, 0)]
-        begin = Begin(_QUERY, epoch, 1, ("a",), sum(map(len, batches)), len(batches))
-        end = End(_QUERY, epoch, 1, self._progress(epoch).to_json().encode())
+        batches = [*control_batches(self._mark(number), written, 0)]
+        begin = Begin(_QUERY, number, 1, ("a",), sum(map(len, batches)), len(batches))
+        end = End(_QUERY, number, 1, self._progress(number).to_json().encode())
         first, last = encode_control(begin, timestamp_ms=0), encode_control(end, timestamp_ms=0)
         for batch in (first, *map(bytearray, batches), last):
             patch_base(batch, 0, len(self._log), 0)
@@ -216,7 +217,7 @@ class OperatorHarness:
             self._begin(sequence, seen)
 
     def _begin(self, sequence: int, seen: int) -> None:
-        """A processor on the state there is."""
+        """Start a processor on the committed state."""
         self._store = Overlay(self._table) if self._checks is None else Direct(self._table)
         self._processor = Processor(
             self._operator, self._codec, self._schema, self._store, sequence, seen, len(self._epochs)
@@ -235,21 +236,21 @@ class OperatorHarness:
         ids = np.concatenate((new, checked))
         return table.take(ids), np.arange(len(ids)) < len(new)
 
-    def _mark(self, epoch: int) -> Mark:
+    def _mark(self, number: int) -> Mark:
         oldest = self._table.oldest_window_version()
         return epoch_mark(
             StatePartition(_QUERY, "a", 0, 1, 1, self._operator.name),
-            epoch,
+            number,
             Counters(self._emitted, self._processor.seen),
-            OpenWindows(self._table.live, epoch if oldest is None else oldest[0]),
+            OpenWindows(self._table.live, number if oldest is None else oldest[0]),
             self._processor,
             watermark_ms=self._watermark_ms,
         )
 
-    def _progress(self, epoch: int) -> EndPositions:
+    def _progress(self, number: int) -> EndPositions:
         return EndPositions(
             generation=0,
-            batch=epoch,
+            batch=number,
             closing=False,
             late_watermark_ms=self._epochs[-1].late_watermark_ms,
             watermark_ms=self._watermark_ms,
@@ -278,8 +279,8 @@ class OperatorHarness:
                 skips.add(table.keys(rows), table.numbers(rows), mark.epoch)
         start = self._start(eventual)
         self._begin(start.sequence, start.seen)
-        for epoch in range(start.epoch + 1, len(self._epochs) + 1):
-            self._feed(self._epochs[epoch - 1], skips.at(epoch))
+        for number in range(start.epoch + 1, len(self._epochs) + 1):
+            self._feed(self._epochs[number - 1], skips.at(number))
         self._store.changes()
 
     def _start(self, eventual: EventualCheckpoint) -> Mark:
@@ -291,8 +292,10 @@ class OperatorHarness:
 def check_any_batches(
     make: Callable[[], OperatorHarness], epochs: Sequence[Sequence[Row]], random: Random, *, results: bool = True
 ) -> None:
-    """Feed the same epochs whole, row by row, and cut at random. Raises NotReproduced unless state and results (in any
-    order; not looked at without `results`, for operators that give some after each batch) are the same.
+    """Process the same epochs whole, row by row, and cut at random.
+
+    Raises NotReproduced unless the state is the same each time, and the results in any order. Without `results` these
+    are not compared, for operators that give results after each batch.
     """
     whole = _fed(make(), epochs, lambda rows: ())
     plans: list[Callable[[int], Sequence[int]]] = [lambda rows: range(1, rows)]

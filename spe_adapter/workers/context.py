@@ -1,5 +1,4 @@
-"""A task's place in a query: Spark's task context, and the local properties with which Spark and this package hand a
-job's epoch to its tasks.
+"""Spark's task context, and the local properties by which Spark and this package pass the epoch of a job to its tasks.
 
 Invariant: each property is named here and nowhere else.
 """
@@ -28,7 +27,7 @@ not to the plan, as Spark may run the stage before the shuffle before it asks fo
 
 
 def task_context() -> TaskContext:
-    """The context of the task that calls. Raises NoTaskContext outside a Spark task."""
+    """The context of the calling task. Raises NoTaskContext outside a Spark task."""
     context = TaskContext.get()
     if context is None:
         raise NoTaskContext("a cairn task was called outside a Spark task")
@@ -36,11 +35,11 @@ def task_context() -> TaskContext:
 
 
 def local_property(name: str) -> str | None:
-    """A local property of the task that calls; None outside a task, or where the property is not set."""
+    """A local property of the calling task; None outside a task, or if the property is not set."""
     context = TaskContext.get()
     return None if context is None else context.getLocalProperty(name) or None
 
 
 def attempt_name(context: TaskContext, host: Host) -> str:
-    """A name that no other execution of a task has, speculative executions included."""
+    """A name that is unique among all executions of tasks, speculative ones included."""
     return f"{context.taskAttemptId()}-{host.new_token()}"

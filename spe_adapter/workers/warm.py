@@ -1,7 +1,7 @@
-"""Runs each compiled loop that a task needs once, on a few records, so that its code is in memory. Importing this
-module does it, in the daemon that forks Spark's workers (see `spe_adapter.daemon`).
+"""Runs each compiled loop that a task needs once, on a few records, so that its code is in memory. The import
+of this module does so, in the daemon that forks Spark's workers (see `spe_adapter.daemon`).
 
-Invariant: nothing outside this process is touched, and no thread is started.
+Invariant: no effect outside this process, and no thread is started.
 """
 
 from typing import Final
@@ -22,7 +22,7 @@ _HOUR_US: Final = 3_600_000_000
 
 
 def warm() -> None:
-    """Records through the codec, rows through two operators, results as JSON, state from its footprints."""
+    """Pass records through the codec and rows through two operators, encode results as JSON, and recover the state."""
     keys = pa.array([b"a", None], pa.binary())
     columns = Columns(keys, keys, None, np.zeros(len(keys), np.int64))
     written, _ = encode(columns, partitions_of(keys, len(keys), 1, 0))

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from logstore.errors import CorruptBatch, UnknownFormatVersion, UnsupportedBatchFormat
 from logstore.format.batch import check_batch, seal_batch
 from logstore.format.control import (
-    CLOSES_TYPE,
     FOOTPRINTS_TYPE,
     MARK_TYPE,
+    TOMBSTONES_TYPE,
     Begin,
     End,
     encode_control,
@@ -268,7 +268,7 @@ def test_every_truncation_is_found(make: Callable[[], bytes]) -> None:
 def test_bytes_behind_the_content_are_found(make: Callable[[], bytes]) -> None:
     """Inside the record nothing follows what is known."""
     whole = make()
-    kind = {footprints: FOOTPRINTS_TYPE, tombstones: CLOSES_TYPE, mark: MARK_TYPE}[make]
+    kind = {footprints: FOOTPRINTS_TYPE, tombstones: TOMBSTONES_TYPE, mark: MARK_TYPE}[make]
     fields = (
         json.loads(GOLDEN_MARK) if make is mark else {"query": "q", "epoch": 1, "n": 3 if make is footprints else 2}
     )

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logstore.errors import CorruptBatch, UnknownFormatVersion
-from logstore.format.control import CLOSES_TYPE, encode_control_record
+from logstore.format.control import TOMBSTONES_TYPE, encode_control_record
 from spe_adapter.cec.control import (
     MIN_PACKED_ROWS,
     Footprints,
@@ -134,7 +134,7 @@ def test_a_form_of_rows_from_later_is_refused_by_its_number() -> None:
     """A log of a newer version is not damage."""
     fields = {"query": "q", "epoch": 1, "n": 1, "rows": 3, "size": 10}
     with pytest.raises(UnknownFormatVersion, match="form 3"):
-        decode(encode_control_record(CLOSES_TYPE, fields, b"whatever", 1))
+        decode(encode_control_record(TOMBSTONES_TYPE, fields, b"whatever", 1))
 
 
 def test_kinds_of_columns_that_are_unknown_stay_as_arrow_has_them() -> None:

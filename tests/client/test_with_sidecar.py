@@ -21,10 +21,10 @@ from logstore.errors import (
 from logstore.format.batch import HEADER_BYTES, iterate_batches
 from logstore.format.control import (
     BEGIN_TYPE,
-    CLOSES_TYPE,
     END_TYPE,
     FOOTPRINTS_TYPE,
     MARK_TYPE,
+    TOMBSTONES_TYPE,
     decode_control_record,
     encode_control_record,
 )
@@ -90,13 +90,13 @@ def test_state_goes_through_staging_into_the_stream(client: Client) -> None:
     """Control batches come out of a scan as they were staged, newest first, between BEGIN and END."""
     publish(client, 0)
     stage(client, 1, [PLAIN, control(FOOTPRINTS_TYPE, 1)])
-    stage(client, 1, [control(CLOSES_TYPE, 1), control(MARK_TYPE, 1)], position=1)
+    stage(client, 1, [control(TOMBSTONES_TYPE, 1), control(MARK_TYPE, 1)], position=1)
     commit(client, 1, segments=2)
     reply = client.scan(ScanRequest("out", 0, -1, (), 1 << 20))
     assert kinds(reply) == [
         (28, END_TYPE),
         (27, MARK_TYPE),
-        (26, CLOSES_TYPE),
+        (26, TOMBSTONES_TYPE),
         (25, FOOTPRINTS_TYPE),
         (14, BEGIN_TYPE),
         (13, END_TYPE),
@@ -105,7 +105,7 @@ def test_state_goes_through_staging_into_the_stream(client: Client) -> None:
         (0, BEGIN_TYPE),
     ]
     assert (reply.next_before, reply.log_start_offset, reply.high_watermark) == (0, 0, 29)
-    assert control(CLOSES_TYPE, 1)[HEADER_BYTES:] in bytes(reply.batches)
+    assert control(TOMBSTONES_TYPE, 1)[HEADER_BYTES:] in bytes(reply.batches)
 
 
 def test_as_of_an_earlier_epoch(client: Client) -> None:

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from benchmarks.harness.raw import RawConnection, make_batch
 from logstore.format import epoch_api
-from logstore.format.control import CLOSES_TYPE, FOOTPRINTS_TYPE, MARK_TYPE, encode_control_record
+from logstore.format.control import FOOTPRINTS_TYPE, MARK_TYPE, TOMBSTONES_TYPE, encode_control_record
 from tests.clients.adapters import LATEST, Client, ConfluentClient, Message
 from tests.clients.broker import Broker, eventually
 from tests.support.limits import PATIENCE_S
@@ -26,7 +26,7 @@ def commit_epoch(broker: Broker, topic: str, values: list[bytes]) -> None:
     query, incarnation, attempt = uuid.uuid4().hex, uuid.uuid4().hex, "0-0"
     state = [
         encode_control_record(kind, {"query": query}, bytes(size), TIMESTAMP_MS)
-        for kind, size in ((FOOTPRINTS_TYPE, 400_000), (FOOTPRINTS_TYPE, 100), (CLOSES_TYPE, 100), (MARK_TYPE, 0))
+        for kind, size in ((FOOTPRINTS_TYPE, 400_000), (FOOTPRINTS_TYPE, 100), (TOMBSTONES_TYPE, 100), (MARK_TYPE, 0))
     ]
     data = b"".join([make_batch(values, timestamp_ms=TIMESTAMP_MS), *state])
     part = epoch_api.Part(topic, 0, len(data), 1 + len(state), len(values) + len(state))

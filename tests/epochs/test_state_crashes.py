@@ -10,10 +10,10 @@ import pytest
 from logstore.errors import InvalidRecord
 from logstore.format.control import (
     BEGIN_TYPE,
-    CLOSES_TYPE,
     END_TYPE,
     FOOTPRINTS_TYPE,
     MARK_TYPE,
+    TOMBSTONES_TYPE,
     decode_control_record,
     encode_control_record,
 )
@@ -26,7 +26,7 @@ from tests.epochs.stage_set import Sidecar, commit, commit_request, stage
 
 EPOCHS = 3
 NOW_MS = 1_700_000_000_000
-STATE = (FOOTPRINTS_TYPE, FOOTPRINTS_TYPE, CLOSES_TYPE, MARK_TYPE)
+STATE = (FOOTPRINTS_TYPE, FOOTPRINTS_TYPE, TOMBSTONES_TYPE, MARK_TYPE)
 
 
 class PowerCut(Exception):

@@ -22,7 +22,7 @@ from logstore.format.batch import HEADER, HEADER_BYTES, parse_header
 from logstore.format.epoch_api import DESCRIBE, decode_request
 from logstore.format.fields import MAX_FIELDS_VALUES
 from logstore.kafka import codec, fetch, produce
-from logstore.kafka.guard import MAX_ELEMENTS, most_elements
+from logstore.kafka.guard import MAX_ELEMENTS, max_elements
 from logstore.kafka.pace import STEPS, _Limiters
 from logstore.log.topics import MAX_PARTITIONS
 from tests.kafka.front_driver import (
@@ -105,7 +105,7 @@ def test_more_parts_than_can_be_meant_are_refused(key: int) -> None:
     name = {2: "topics", 3: "topics", 8: "topics", 9: "groups", 10: "coordinator_keys"}
     name |= {11: "protocols", 32: "resources", 42: "groups_names"}
     version = {2: 5, 3: 1, 8: 5, 9: 8, 10: 4, 11: 5, 32: 2, 42: 1}[key]
-    count = most_elements(key) + 1
+    count = max_elements(key) + 1
     kind = codec.request_type(key, version)
     (one,) = [field for field in kind.__dataclass_fields__.values() if field.name == name[key]]
     element: Any = "" if "kafka_type" in one.metadata else {}

@@ -18,10 +18,10 @@ from logstore.errors import CorruptChunk, OffsetOutOfRange, UnknownTopicOrPartit
 from logstore.format.batch import check_batch, iterate_batches
 from logstore.format.control import (
     BEGIN_TYPE,
-    CLOSES_TYPE,
     END_TYPE,
     FOOTPRINTS_TYPE,
     MARK_TYPE,
+    TOMBSTONES_TYPE,
     decode_control,
     known_type,
 )
@@ -40,7 +40,7 @@ from tests.log.scan_set import (
     until,
 )
 
-TYPES = (FOOTPRINTS_TYPE, CLOSES_TYPE, MARK_TYPE)
+TYPES = (FOOTPRINTS_TYPE, TOMBSTONES_TYPE, MARK_TYPE)
 STEPS = st.one_of(
     st.tuples(st.just("plain"), st.integers(1, 5), st.sampled_from([10, 700, 20_000])),
     st.tuples(
@@ -150,7 +150,7 @@ async def test_the_cost_follows_the_control_batches(tmp_path: Path, types: tuple
 async def test_neighbours_are_one_read(tmp_path: Path) -> None:
     """Many small control batches side by side come in one read, and those of another type are not read at all."""
     async with opened(tmp_path, segment_bytes=1 << 20) as place:
-        await place.group([control_batch(CLOSES_TYPE, 100) for _ in range(500)])
+        await place.group([control_batch(TOMBSTONES_TYPE, 100) for _ in range(500)])
         place.files.reads.clear()
         assert len(await scan(place)) == 502
         assert place.files.read_from_chunks()[0] == 1
@@ -318,7 +318,9 @@ async def build_damaged(root: Path) -> tuple[Path, bytes, list[tuple[int, bytes]
     """A closed store with one sealed and one open chunk: the sealed one's path and bytes, and all control batches."""
     async with opened(root, segment_bytes=2_500) as place:
         for epoch in range(3):
-            await place.group([plain_batch(100), control_batch(CLOSES_TYPE, 20), control_batch(MARK_TYPE, 5)], epoch)
+            await place.group(
+                [plain_batch(100), control_batch(TOMBSTONES_TYPE, 20), control_batch(MARK_TYPE, 5)], epoch
+            )
         await place.plain(1, 2_000)
         assert len(place.stream.chunks) == 2
         path = root / place.stream.chunks[0].log_path

@@ -122,7 +122,7 @@ DEATHS = [Fault("driver", "driver after commit", 2), Fault("driver", "task after
 
 
 @pytest.mark.parametrize("faults", [DEATHS[:1], pytest.param(DEATHS, marks=pytest.mark.slow)], ids=["once", "twice"])
-def test_a_driver_that_dies_between_decision_and_commit(tmp_path: Path, faults: list[Fault]) -> None:
+def test_a_driver_that_dies_between_the_commits(tmp_path: Path, faults: list[Fault]) -> None:
     """The epoch is decided but Spark does not know: the next driver is handed the batch again, and drops it. One that
     died before the decision makes the epoch anew, from the state of the one before.
     """

@@ -156,7 +156,7 @@ def test_freed_rows_and_bytes_are_used_again() -> None:
 def test_what_is_too_long_is_an_error() -> None:
     """Keys and values have a limit, which the error names; nothing was changed."""
     table = Table.in_memory(pa.schema([pa.field("text", pa.string())]))
-    long = b"x" * (kernels.LONGEST_BYTES + 1)
+    long = b"x" * (kernels.MAX_ENTRY_BYTES + 1)
     with pytest.raises(StateTooLarge, match="a key of"):
         table.ensure(*columns([(long, 0)]))
     rows, _ = table.ensure(*columns([(long[1:], 0)]))
