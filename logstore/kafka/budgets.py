@@ -101,6 +101,10 @@ class Unsent:
     size_bytes: int = 0
 
 
+SETTLING_ROUNDS = 3
+"""Rounds of the event loop until every sender whose socket has room has sent."""
+
+
 class UnsentBudget:
     """Bytes of answers that their clients have not taken, without the bytes that `AnswerBudget` has reserved.
 
@@ -121,10 +125,14 @@ class UnsentBudget:
         """While memory is short, look for slow clients again and again; runs until cancelled."""
         while True:
             await self._short.wait()
-            await trio.sleep(self.SLOW_ANSWER_S / 2)
+            # If the event loop stood still, no client was slow: let the senders note first what was taken meanwhile.
+            for _ in range(SETTLING_ROUNDS):
+                await trio.lowlevel.checkpoint()
             self._give_up_slow()
             if self.used_bytes <= self._limit_bytes:
                 self._short = trio.Event()
+            else:
+                await trio.sleep(self.SLOW_ANSWER_S / 2)
 
     def begin(self, give_up: Callable[[], None]) -> Unsent:
         """An answer begins to wait."""
@@ -142,7 +150,6 @@ class UnsentBudget:
         unsent.size_bytes = size
         if self.used_bytes > self._limit_bytes:
             self._short.set()
-            self._give_up_slow()
 
     def end(self, unsent: Unsent) -> None:
         """An answer is sent, or its connection has ended."""

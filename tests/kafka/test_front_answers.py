@@ -79,7 +79,16 @@ async def slowly_read(reader: Peer) -> None:
 
 async def test_the_answer_that_waits_longest_is_given_up_first(autojump_clock: trio.testing.MockClock) -> None:
     """Only as many as must, and nobody whose client took something within a second."""
-    budget = UnsentBudget(8 * MIB)
+    async with trio.open_nursery() as nursery:
+        budget = UnsentBudget(8 * MIB)
+        nursery.start_soon(budget.run)
+        await check_order(budget)
+        nursery.cancel_scope.cancel()
+
+
+async def check_order(budget: UnsentBudget) -> None:
+    """Four answers of 2 MiB fill the budget; a newcomer takes more and more."""
+    settle = trio.testing.wait_all_tasks_blocked
     gone: list[str] = []
     held = {}
     for name in ("longest", "long", "reads", "fresh"):
@@ -89,17 +98,48 @@ async def test_the_answer_that_waits_longest_is_given_up_first(autojump_clock: t
     budget.hold(held["reads"], 2 * MIB - 1)
     newcomer = budget.begin(lambda: gone.append("newcomer"))
     budget.hold(newcomer, 1)
+    await settle()
     assert gone == []
     budget.hold(newcomer, MIB)
+    await settle()
     assert gone == ["longest"]
     budget.hold(held["longest"], MIB)  # it is over, whatever is left of it
     budget.hold(newcomer, 3 * MIB)
+    await settle()
     assert gone == ["longest", "long"]
     budget.hold(newcomer, 30 * MIB)
+    await settle()
     assert gone == ["longest", "long"]
     for unsent in (*held.values(), newcomer):
         budget.end(unsent)
     assert budget.used_bytes == 0
+
+
+async def test_a_loop_that_stood_still_makes_no_client_slow(autojump_clock: trio.testing.MockClock) -> None:
+    """The clock jumps while no task runs: a client that took bytes meanwhile is noted before any is given up."""
+    gone: list[str] = []
+    async with trio.open_nursery() as nursery:
+        budget = UnsentBudget(8 * MIB)
+        nursery.start_soon(budget.run)
+        took = trio.Event()
+
+        async def send() -> None:
+            await took.wait()
+            budget.hold(reader, 3 * MIB)
+
+        reader = budget.begin(lambda: gone.append("reader"))
+        silent = budget.begin(lambda: gone.append("silent"))
+        budget.hold(reader, 4 * MIB)
+        budget.hold(silent, 4 * MIB)
+        nursery.start_soon(send)
+        await trio.testing.wait_all_tasks_blocked()
+        autojump_clock.jump(5 * UnsentBudget.SLOW_ANSWER_S)
+        took.set()  # its socket has room: its sender runs in the next round
+        newcomer = budget.begin(lambda: gone.append("newcomer"))
+        budget.hold(newcomer, 4 * MIB)
+        await trio.testing.wait_all_tasks_blocked()
+        assert gone == ["silent"]
+        nursery.cancel_scope.cancel()
 
 
 async def test_few_long_answers_are_collected_at_a_time() -> None:
