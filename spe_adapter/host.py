@@ -11,11 +11,17 @@ from logstore.base.system import SystemClock
 from logstore.client.network import HostNetwork, Network
 
 _TOKEN_BYTES = 12
+_SEED_BITS = 63
 
 
 def host_name() -> str:
     """The name of this machine."""
     return gethostname()
+
+
+def new_seed() -> int:
+    """A random key for hashes, which the producers of keys do not know."""
+    return secrets.randbits(_SEED_BITS)
 
 
 class Host(Protocol):

@@ -77,6 +77,6 @@ def fewest(topology: Topology, requests: Sequence[Request]) -> int:
     demand = planner.demand(list(requests))
     assert demand is not None, "the planner has a closed form for these requests"
     chunks, steps = sum(request.chunks for request in requests), 1
-    while planner.most(demand, Residual.full(topology), steps) < chunks:
+    while planner.max_chunks(demand, Residual.full(topology), steps) < chunks:
         steps += 1
     return steps

@@ -161,7 +161,7 @@ class Calibrator:
         return each
 
     async def _writes(self, server: Server, count: int) -> float:
-        """What each of so many parallel writes of a server to other servers' disks gets, on average."""
+        """The mean rate of each of so many parallel writes of a server to other servers' disks."""
         to = [str(self._addresses[other.name]) for other in self._others(server)[:count]]
         done = await self._ask(server.name, {"do": "send", "to": to, "bytes": self.settings.file_bytes}, DISK_S)
         rates = _rates(server.name, done, count)

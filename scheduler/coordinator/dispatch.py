@@ -95,8 +95,8 @@ class Dispatch:
         """Whether a request with these headers may ask for more than /health."""
         if self._token is None:
             return True
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self._token)
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        return scheme.lower() == "bearer" and hmac.compare_digest(token.strip().encode(), self._token)
 
     async def __call__(self, request: HttpRequest) -> HttpResponse:
         """Answer a request."""
@@ -220,10 +220,10 @@ def _match(path: str, segments: list[str]) -> dict[str, str] | None:
     if len(pattern) != len(segments):
         return None
     found: dict[str, str] = {}
-    for wanted, given in zip(pattern, segments, strict=True):
-        if wanted.startswith("{"):
-            found[wanted[1:-1]] = given
-        elif wanted != given:
+    for expected, actual in zip(pattern, segments, strict=True):
+        if expected.startswith("{"):
+            found[expected[1:-1]] = actual
+        elif expected != actual:
             return None
     return found
 

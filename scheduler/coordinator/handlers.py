@@ -26,7 +26,7 @@ MAX_LISTED = 1000
 
 
 class RouteHandlers:
-    """The operations of the interface, on one coordinator. `traffic` adds the server's own numbers to the metrics."""
+    """The operations of the interface on one coordinator. `traffic`: the server's own numbers, for the metrics."""
 
     def __init__(self, coordinator: Coordinator, traffic: metrics.Traffic) -> None:
         self._coordinator = coordinator

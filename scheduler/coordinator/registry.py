@@ -201,12 +201,12 @@ class RequestRegistry:
             if entry.ended_ms is None and not entry.open_polls and entry.heard_ms < before_ms
         ]
 
-    def forget(self, before_ms: int, most: int) -> list[Change]:
-        """Drop requests that ended before this time, or exceed `most` or MAX_EVENTS; returns the changes to store."""
+    def forget(self, before_ms: int, max_ended: int) -> list[Change]:
+        """Drop requests that ended before this time, or exceed `max_ended` or MAX_EVENTS; returns changes to store."""
         changes: list[Change] = []
         for name in list(self._ended):
             entry = self.requests[name]
-            too_many = len(self._ended) > most or self._ended_events > MAX_EVENTS
+            too_many = len(self._ended) > max_ended or self._ended_events > MAX_EVENTS
             if not too_many and (entry.ended_ms or 0) >= before_ms:
                 break
             self._ended_events -= len(entry.log.events)

@@ -306,38 +306,42 @@ class Coordinator:
         RequestError, StoreError.
         """
         await self._ready()
-        wanted = ask(name or self._new_name())
-        known = self.registry.requests.get(wanted.name)
+        submission = ask(name or self._new_name())
+        known = self.registry.requests.get(submission.name)
         if known is not None:
             known.heard_ms = self.now_ms()
             await self.journal.durable()
-            if known.submission != submission_text(wanted):
-                raise ApiError(CONFLICT, f"name={shown(wanted.name)}: there is another request of that name", "name")
+            if known.submission != submission_text(submission):
+                raise ApiError(
+                    CONFLICT, f"name={shown(submission.name)}: there is another request of that name", "name"
+                )
             return known, False
         if self.registry.live >= self.settings.scheduler.max_waiting:
             raise ApiError(UNAVAILABLE, f"the queue is full: {self.registry.live} requests wait; try again later")
-        if wanted.writer is not None and self.hosts.record(wanted.writer).lost:
-            raise ApiError(CONFLICT, f"writer={shown(wanted.writer)}: this host is lost; register it first", "writer")
-        for chunk, names in enumerate(wanted.sources):
-            if names and all(self.hosts.record(one).lost for one in names):
+        if submission.writer is not None and self.hosts.record(submission.writer).lost:
+            raise ApiError(
+                CONFLICT, f"writer={shown(submission.writer)}: this host is lost; register it first", "writer"
+            )
+        for chunk, names in enumerate(submission.sources):
+            if names and all(self.hosts.record(host).lost for host in names):
                 raise ApiError(
                     CONFLICT, f"sources[{chunk}]={shown(names)}: all are lost; register one first", f"sources[{chunk}]"
                 )
         try:
-            self._change(lambda: self._scheduler.submit(wanted, self.now_ms()), opens=wanted)
+            self._change(lambda: self._scheduler.submit(submission, self.now_ms()), opens=submission)
         except RequestError as error:
-            if error.field == "placement" and wanted.placement is None:
+            if error.field == "placement" and submission.placement is None:
                 # The placement is what the scheduler made of the number.
-                raise RequestError("replicas", f"{wanted.replicas}: {error}") from error
+                raise RequestError("replicas", f"{submission.replicas}: {error}") from error
             raise
-        entry = self.registry.requests[wanted.name]
-        self.environment.report(SUBMITTED, request=wanted.name, writer=wanted.writer, chunks=wanted.chunks)
+        entry = self.registry.requests[submission.name]
+        self.environment.report(SUBMITTED, request=submission.name, writer=submission.writer, chunks=submission.chunks)
         try:
             await self._wait_durable()
         except StoreError:
             if name is None and self._inconsistent is None:
                 # The client does not know the name, so it could neither write the request nor cancel it.
-                self._change(lambda: self._scheduler.cancel(wanted.name, self.now_ms()))
+                self._change(lambda: self._scheduler.cancel(submission.name, self.now_ms()))
             raise
         return entry, True
 

@@ -34,7 +34,7 @@ import numpy as np
 from scheduler.peace import levels_kernels as levels
 from scheduler.peace import repaired_kernels as kernels
 from scheduler.peace.plan import Chain, Counts, Request, Residual, TransferPlan
-from scheduler.peace.tree import Asked, TreePlanner, collector_paused
+from scheduler.peace.tree import EncodedRequests, TreePlanner, collector_paused
 from scheduler.peace.tree_kernels import DEPTH, DOWN_COST, UP_COST, WRITE, Numbers, Rows, refresh
 from scheduler.topology import Topology
 
@@ -75,7 +75,7 @@ class KernelPlan(NamedTuple):
 class Demand(NamedTuple):
     """Requests that the aggregate model covers, all with the same number of replicas."""
 
-    asked: Asked
+    encoded: EncodedRequests
     chosen: Numbers
     replicas: int
 
@@ -102,72 +102,72 @@ class RepairedPlanner:
     def plan(self, requests: Sequence[Request], residual: Residual, random: Random) -> TransferPlan:
         """Plan as many chunks as the three steps fit into `residual`, and take them from there."""
         with collector_paused():
-            asked, seed = self._tree.asked(requests), random.getrandbits(64)
-            best = self._surely_best(asked, residual, seed) or self._from_greedy(asked, residual.copy(), seed)
-            for ours, found in zip(_arrays(residual), _arrays(best.residual), strict=True):
-                ours[:] = found
+            encoded, seed = self._tree.encode(requests), random.getrandbits(64)
+            best = self._surely_best(encoded, residual, seed) or self._from_greedy(encoded, residual.copy(), seed)
+            for ours, improved in zip(_arrays(residual), _arrays(best.residual), strict=True):
+                ours[:] = improved
             order = np.argsort(best.owner, kind="stable")
-            return self._tree.decoded(requests, asked, best.planned, best.rows[order])
+            return self._tree.decode(requests, encoded, best.planned, best.rows[order])
 
     def demand(self, requests: Sequence[Request]) -> Demand | None:
-        """The requests for `most` and `begins`; None if the aggregate model does not cover them all."""
-        asked = self._tree.asked(requests)
+        """The requests for `max_chunks` and `begins`; None if the aggregate model does not cover them all."""
+        encoded = self._tree.encode(requests)
         for replicas in IMPROVABLE:
-            chosen = _chosen(asked, replicas)
-            if 0 < len(chosen) == len(asked.fields):
-                return Demand(asked, chosen, replicas)
+            chosen = _chosen(encoded, replicas)
+            if 0 < len(chosen) == len(encoded.fields):
+                return Demand(encoded, chosen, replicas)
         return None
 
-    def most(self, demand: Demand, whole: Residual, timesteps: int) -> int:
+    def max_chunks(self, demand: Demand, whole: Residual, timesteps: int) -> int:
         """The largest number of chunks that so many timesteps together can have, by the model: an upper bound."""
         times = whole.copy()
         for counts in _arrays(times):
             np.copyto(counts, np.minimum(counts.astype(np.int64) * timesteps, MAX_WANTED), casting="same_kind")
         nothing = KernelPlan(times, np.empty(0, np.int64), np.empty((0, 1), np.int32), np.empty(0, np.int64))
-        return self._bound(demand.asked, nothing, demand.chosen, demand.replicas)
+        return self._bound(demand.encoded, nothing, demand.chosen, demand.replicas)
 
     def begins(self, demand: Demand, whole: Residual) -> Numbers:
         """For each switch, how many chunks its hosts can begin in one timestep if no other hosts begin any."""
-        self.most(demand, whole, 1)
+        self.max_chunks(demand, whole, 1)
         return np.array([kernels.begins(self._sums, rack, demand.replicas) for rack in range(self._sums.shape[1])])
 
-    def _surely_best(self, asked: Asked, before: Residual, seed: int) -> KernelPlan | None:
+    def _surely_best(self, encoded: EncodedRequests, before: Residual, seed: int) -> KernelPlan | None:
         """The plan of step 2, if it covers all requests, not all chunks fit, and it reaches the model's bound."""
-        count = len(asked.fields)
+        count = len(encoded.fields)
         for replicas in IMPROVABLE:
-            chosen = _chosen(asked, replicas)
+            chosen = _chosen(encoded, replicas)
             if 0 < len(chosen) == count:
-                rows, planned = np.empty((0, asked.width), np.int32), np.zeros(count, np.int64)
+                rows, planned = np.empty((0, encoded.width), np.int32), np.zeros(count, np.int64)
                 nothing = KernelPlan(before.copy(), planned, rows, np.empty(0, np.int64))
-                most = self._bound(asked, nothing, chosen, replicas)
-                if most < asked.fields[:, 2].sum() and self._through(most, replicas, seed) == most:
-                    found = self._rebuilt(asked, nothing, chosen, most, replicas, seed)
-                    return found if found.chunks == most else None
+                most = self._bound(encoded, nothing, chosen, replicas)
+                if most < encoded.fields[:, 2].sum() and self._through(most, replicas, seed) == most:
+                    improved = self._rebuilt(encoded, nothing, chosen, most, replicas, seed)
+                    return improved if improved.chunks == most else None
         return None
 
-    def _from_greedy(self, asked: Asked, residual: Residual, seed: int) -> KernelPlan:
+    def _from_greedy(self, encoded: EncodedRequests, residual: Residual, seed: int) -> KernelPlan:
         """The plan of all steps, from the greedy plan on."""
-        before, planned = residual.copy(), np.zeros(len(asked.fields), np.int64)
-        rows = self._tree.run(asked, residual, seed, planned)
+        before, planned = residual.copy(), np.zeros(len(encoded.fields), np.int64)
+        rows = self._tree.run(encoded, residual, seed, planned)
         best = KernelPlan(residual, planned, rows, np.repeat(np.arange(len(planned)), planned))
-        enough = likely = int(asked.fields[:, 2].sum())
+        enough = likely = int(encoded.fields[:, 2].sum())
         if best.chunks == enough:
             return best
         for replicas in IMPROVABLE:
-            chosen = _chosen(asked, replicas)
+            chosen = _chosen(encoded, replicas)
             if not len(chosen):
                 continue
             fixed = self._without(before, best, chosen, replicas)
-            most = self._bound(asked, fixed, chosen, replicas)
+            most = self._bound(encoded, fixed, chosen, replicas)
             through = self._through(most, replicas, seed) if fixed.chunks + most > best.chunks else 0
             if fixed.chunks + through > best.chunks:
-                found = self._rebuilt(asked, fixed, chosen, most, replicas, seed)
-                best = found if found.chunks > best.chunks else best
-            if len(chosen) == len(asked.fields):
+                improved = self._rebuilt(encoded, fixed, chosen, most, replicas, seed)
+                best = improved if improved.chunks > best.chunks else best
+            if len(chosen) == len(encoded.fields):
                 enough = min(enough, most)
                 likely = through or enough
         if best.chunks < min(enough, likely):
-            return self._exchanged(asked, best, enough)
+            return self._exchanged(encoded, best, enough)
         return best
 
     def _without(self, before: Residual, best: KernelPlan, chosen: Numbers, replicas: int) -> KernelPlan:
@@ -183,9 +183,9 @@ class RepairedPlanner:
         planned[chosen] = 0
         return KernelPlan(residual, planned, best.rows[~given], best.owner[~given])
 
-    def _bound(self, asked: Asked, fixed: KernelPlan, chosen: Numbers, replicas: int) -> int:
+    def _bound(self, encoded: EncodedRequests, fixed: KernelPlan, chosen: Numbers, replicas: int) -> int:
         """The largest number of chunks of the chosen requests beside the fixed chains, by the model."""
-        writers, wanted = asked.fields[chosen, 1], asked.fields[chosen, 2]
+        writers, wanted = encoded.fields[chosen, 1], encoded.fields[chosen, 2]
         counts = np.bincount(writers, np.minimum(wanted, MAX_WANTED), self._parts.shape[1])
         self._parts[kernels.WANT] = np.minimum(counts, MAX_WANTED)
         tables = self._tree.tree, self._tree.pool, self._parts, self._sums
@@ -198,37 +198,37 @@ class RepairedPlanner:
         for turn in range(TRIES // 2 if self._parts.shape[1] <= FEW_HOSTS else 1):
             self._tree.seed(seed + turn & SEEDS)
             self._sums[:] = begin
-            found = int(levels.improve(*tables, most, replicas))
-            if found > best:
-                best, kept = found, self._sums.copy()
+            improved = int(levels.improve(*tables, most, replicas))
+            if improved > best:
+                best, kept = improved, self._sums.copy()
             if best >= most:
                 break
         self._sums[:] = kept
         return best
 
     def _rebuilt(
-        self, asked: Asked, fixed: KernelPlan, chosen: Numbers, most: int, replicas: int, seed: int
+        self, encoded: EncodedRequests, fixed: KernelPlan, chosen: Numbers, most: int, replicas: int, seed: int
     ) -> KernelPlan:
         """The best of a few tries of `_once_rebuilt`: the hosts of a chain are random, and some lose chunks."""
         wanted = fixed.chunks + int(self._sums[kernels.A].sum())
         best = fixed
         for turn in range(TRIES if self._parts.shape[1] <= FEW_HOSTS else 1):
             before = KernelPlan(fixed.residual.copy(), fixed.planned, fixed.rows, fixed.owner)
-            found = self._once_rebuilt(asked, before, chosen, most, replicas, seed + turn & SEEDS)
-            if turn == 0 or found.chunks > best.chunks:
-                best = found
+            improved = self._once_rebuilt(encoded, before, chosen, most, replicas, seed + turn & SEEDS)
+            if turn == 0 or improved.chunks > best.chunks:
+                best = improved
             if best.chunks >= wanted:
                 break
         return best
 
     def _once_rebuilt(
-        self, asked: Asked, fixed: KernelPlan, chosen: Numbers, most: int, replicas: int, seed: int
+        self, encoded: EncodedRequests, fixed: KernelPlan, chosen: Numbers, most: int, replicas: int, seed: int
     ) -> KernelPlan:
         """Chains for the numbers of `_bound`, then greedy chains for all waiting chunks."""
         tree, pool = self._tree.tree, self._tree.pool
         self._tree.seed(seed)
         refresh(tree, pool, *_arrays(fixed.residual))
-        writes = np.ascontiguousarray(asked.fields[chosen, 1:3])
+        writes = np.ascontiguousarray(encoded.fields[chosen, 1:3])
         lists, rows = np.empty((LISTS, 2 * most + 4), np.int32), np.empty((most, replicas + 1), np.int32)
         tables = tree, pool, self._parts, self._sums
         sizes = np.zeros(3, np.int64)
@@ -237,28 +237,28 @@ class RepairedPlanner:
         kernels.write_all(tree, pool, *_arrays(fixed.residual))
         owner = np.zeros(used, np.int64)
         heads = np.empty((2, max(used, pool.shape[1])), np.int32)
-        kernels.assign(asked.fields, chosen, rows, used, heads[0], heads[1], owner)
+        kernels.assign(encoded.fields, chosen, rows, used, heads[0], heads[1], owner)
         planned = fixed.planned + np.bincount(owner, minlength=len(fixed.planned))
-        parts, owners = [fixed.rows, _padded(rows[:used], asked.width)], [fixed.owner, owner]
+        parts, owners = [fixed.rows, _padded(rows[:used], encoded.width)], [fixed.owner, owner]
         if used < most or len(chosen) < len(planned):
             known = planned.copy()
-            parts.append(self._tree.run(asked, fixed.residual, seed, planned))
+            parts.append(self._tree.run(encoded, fixed.residual, seed, planned))
             owners.append(np.repeat(np.arange(len(planned)), planned - known))
         return KernelPlan(fixed.residual, planned, np.concatenate(parts), np.concatenate(owners))
 
-    def _exchanged(self, asked: Asked, best: KernelPlan, enough: int) -> KernelPlan:
+    def _exchanged(self, encoded: EncodedRequests, best: KernelPlan, enough: int) -> KernelPlan:
         """Step 3, in place: first with the nearest hosts, then with any, since a longer path may let more through."""
         used, room = best.chunks, min(enough, best.chunks + ROUNDS)
-        rows, owner = np.full((room, asked.width), -1, np.int32), np.zeros(room, np.int64)
+        rows, owner = np.full((room, encoded.width), -1, np.int32), np.zeros(room, np.int64)
         rows[:used], owner[:used] = best.rows, best.owner
         tree = self._tree.tree
         costs = tree[COSTS].copy()
         for cost in (costs, np.zeros_like(costs)):
             tree[COSTS] = cost
             used = kernels.exchange(
-                *(tree, self._tree.pool, asked.fields, asked.rules, asked.avoid, best.planned, rows, owner, used),
-                *(min(ROUNDS, LOOKS // len(asked.fields)) // 2, room),
-                *(np.empty(asked.width, np.int32), *_arrays(best.residual)),
+                *(tree, self._tree.pool, encoded.fields, encoded.rules, encoded.avoid, best.planned, rows, owner, used),
+                *(min(ROUNDS, LOOKS // len(encoded.fields)) // 2, room),
+                *(np.empty(encoded.width, np.int32), *_arrays(best.residual)),
             )
         tree[COSTS] = costs
         return KernelPlan(best.residual, best.planned, rows[:used], owner[:used])
@@ -268,11 +268,11 @@ def _arrays(residual: Residual) -> tuple[Counts, Counts, Counts, Counts]:
     return residual.send, residual.receive, residual.disk, residual.link
 
 
-def _chosen(asked: Asked, replicas: int) -> Numbers:
+def _chosen(encoded: EncodedRequests, replicas: int) -> Numbers:
     """The requests that the aggregate model covers, with this number of replicas."""
-    fields = asked.fields
+    fields = encoded.fields
     rules = np.array(IMPROVABLE[replicas], np.int32)
-    fitting = [which for which, known in enumerate(asked.rules) if np.array_equal(known[:replicas], rules)]
+    fitting = [which for which, known in enumerate(encoded.rules) if np.array_equal(known[:replicas], rules)]
     plain = (fields[:, 0] == WRITE) & (fields[:, 4] == replicas) & (fields[:, 5] == fields[:, 6])
     return np.flatnonzero(plain & np.isin(fields[:, 3], fitting))
 

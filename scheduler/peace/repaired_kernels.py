@@ -467,15 +467,15 @@ def link_up(heads: Counts, after: Counts, switch: int, values: Counts, count: in
 
 @compiled
 def assign(
-    asked: Numbers, chosen: Numbers, rows: Rows, used: int, heads: Counts, after: Counts, owner: Numbers
+    encoded: Numbers, chosen: Numbers, rows: Rows, used: int, heads: Counts, after: Counts, owner: Numbers
 ) -> None:
     """Give each writer's chains to its `chosen` requests, first come first served."""
     heads[:] = -1
     for row in range(used - 1, -1, -1):
         after[row], heads[rows[row, 0]] = heads[rows[row, 0]], row
     for q in chosen:
-        writer = asked[q, 1]
-        for _ in range(asked[q, 2]):
+        writer = encoded[q, 1]
+        for _ in range(encoded[q, 2]):
             row = heads[writer]
             if row < 0:
                 break
@@ -533,12 +533,12 @@ def keep(row: Counts, copy: Counts) -> None:
 
 
 @compiled
-def pick_waiting(tree: Numbers, asked: Numbers, planned: Numbers) -> int:
+def pick_waiting(tree: Numbers, encoded: Numbers, planned: Numbers) -> int:
     """A write with waiting chunks, or -1."""
-    start = draw(tree, len(asked))
-    for turn in range(len(asked)):
-        q = (start + turn) % len(asked)
-        if asked[q, 0] == WRITE and planned[q] < asked[q, 2]:
+    start = draw(tree, len(encoded))
+    for turn in range(len(encoded)):
+        q = (start + turn) % len(encoded)
+        if encoded[q, 0] == WRITE and planned[q] < encoded[q, 2]:
             return q
     return -1
 
@@ -547,7 +547,7 @@ def pick_waiting(tree: Numbers, asked: Numbers, planned: Numbers) -> int:
 def exchange(
     tree: Numbers,
     pool: Counts,
-    asked: Numbers,
+    encoded: Numbers,
     rules: npt.NDArray[np.int32],
     avoid: Counts,
     planned: Numbers,
@@ -569,29 +569,29 @@ def exchange(
     """
     refresh(tree, pool, send, receive, disk, link)
     for _ in range(rounds):
-        q = pick_waiting(tree, asked, planned)
+        q = pick_waiting(tree, encoded, planned)
         if q < 0 or used >= enough:
             break
-        if attempt(tree, pool, asked[q], rules, avoid, rows[used]):
+        if attempt(tree, pool, encoded[q], rules, avoid, rows[used]):
             owner[used] = q
             planned[q] += 1
             used += 1
             continue
         victim = draw(tree, used) if used > 0 else 0
-        if used == 0 or asked[owner[victim], 0] != WRITE:
+        if used == 0 or encoded[owner[victim], 0] != WRITE:
             continue
         loser = owner[victim]
-        length = asked[loser, 4] + 1
+        length = encoded[loser, 4] + 1
         keep(rows[victim], spare)
         take(tree, pool, spare[:length], -1)
-        if not attempt(tree, pool, asked[q], rules, avoid, rows[victim]):
+        if not attempt(tree, pool, encoded[q], rules, avoid, rows[victim]):
             keep(spare, rows[victim])
             take(tree, pool, spare[:length], 1)
             continue
         owner[victim] = q
         planned[q] += 1
         planned[loser] -= 1
-        if attempt(tree, pool, asked[loser], rules, avoid, rows[used]):
+        if attempt(tree, pool, encoded[loser], rules, avoid, rows[used]):
             owner[used] = loser
             planned[loser] += 1
             used += 1

@@ -56,7 +56,7 @@ MAX_ROUTES = 1 << 17
 Routes = tuple[tuple[int, ...], ...]
 
 
-class Asked(NamedTuple):
+class EncodedRequests(NamedTuple):
     """Requests in the kernel's form."""
 
     fields: Numbers
@@ -100,12 +100,12 @@ class TreePlanner:
         """Plan as much as fits into `residual`, first come first served, and take it from there."""
         with collector_paused():
             planned = np.zeros(len(requests), np.int64)
-            asked = self.asked(requests)
-            return self.decoded(requests, asked, planned, self.run(asked, residual, random.getrandbits(64), planned))
+            encoded = self.encode(requests)
+            return self.decode(requests, encoded, planned, self.run(encoded, residual, random.getrandbits(64), planned))
 
     def chain(self, request: Request, chunk: int, residual: Residual, random: Random) -> Chain | None:
         """The chain of one chunk, taken from `residual`; None, and nothing taken, if there is none."""
-        rows = self.run(self.asked_one(request, chunk), residual, random.getrandbits(64), np.zeros(1, np.int64))
+        rows = self.run(self.encode_one(request, chunk), residual, random.getrandbits(64), np.zeros(1, np.int64))
         if not len(rows):
             return None
         hosts = tuple(rows[0].tolist())
@@ -113,7 +113,7 @@ class TreePlanner:
 
     # ---- shared with `repaired`
 
-    def asked(self, requests: Sequence[Request]) -> Asked:
+    def encode(self, requests: Sequence[Request]) -> EncodedRequests:
         """Requests in the kernel's form. Raises RequestError for an invalid request."""
         table = np.zeros((len(requests), FIELDS), np.int64)
         kinds = [request.kind for request in requests]
@@ -143,19 +143,19 @@ class TreePlanner:
                 table[place, 6] = len(avoid)
                 table[place, 7] = len(sources)
                 sources += request.sources
-        asked = Asked(table, rules, *_flat(sources), np.array(avoid, np.int32), 1 + most)
+        encoded = EncodedRequests(table, rules, *_flat(sources), np.array(avoid, np.int32), 1 + most)
         numbered = any(map(attrgetter("numbers"), requests))
-        if not self._plain(asked) or (numbered and not all(len(r.numbers) in (0, r.chunks) for r in requests)):
+        if not self._plain(encoded) or (numbered and not all(len(r.numbers) in (0, r.chunks) for r in requests)):
             for request in requests:
                 check_request(self.topology, request)
-        return asked
+        return encoded
 
-    def _plain(self, asked: Asked) -> bool:
+    def _plain(self, encoded: EncodedRequests) -> bool:
         """Whether all are valid writes: one check of all is cheaper than a check of each request."""
-        kind, writer, chunks, _, replicas = asked.fields[:, :5].T
-        return not len(asked.fields) or bool(
-            not asked.sources.size
-            and not asked.avoid.size
+        kind, writer, chunks, _, replicas = encoded.fields[:, :5].T
+        return not len(encoded.fields) or bool(
+            not encoded.sources.size
+            and not encoded.avoid.size
             and kind.max() == kernels.WRITE
             and writer.min() >= 0
             and writer.max() < len(self.topology.servers)
@@ -163,46 +163,56 @@ class TreePlanner:
             and replicas.min() > 0
         )
 
-    def asked_one(self, request: Request, chunk: int) -> Asked:
-        """One chunk of one request in the kernel's form. Raises RequestError as `asked`."""
+    def encode_one(self, request: Request, chunk: int) -> EncodedRequests:
+        """One chunk of one request in the kernel's form. Raises RequestError as `encode`."""
         check_request(self.topology, request)
         replicas = len(request.placement)
         rules = self.compiled(request.placement)[np.newaxis]
         table = np.array([[KINDS[request.kind], request.writer, 1, 0, replicas, 0, len(request.avoid), 0]], np.int64)
         sources, sources_at = _flat(request.sources[chunk : chunk + 1]) if request.sources else _NO_SOURCES
         avoid = np.array(sorted(request.avoid), np.int32) if request.avoid else _NO_HOSTS
-        return Asked(table, rules, sources, sources_at, avoid, 1 + max(replicas, 1))
+        return EncodedRequests(table, rules, sources, sources_at, avoid, 1 + max(replicas, 1))
 
     def seed(self, seed: int) -> None:
         """The seed of the kernels' random numbers (64 bits)."""
         self.tree[kernels.SEED, 0] = seed - (1 << 63)
 
-    def run(self, asked: Asked, residual: Residual, seed: int, planned: Numbers) -> Rows:
+    def run(self, encoded: EncodedRequests, residual: Residual, seed: int, planned: Numbers) -> Rows:
         """Plan as much as fits, and take it. Rows of hosts are in the requests' order, `planned[q]` for request q."""
         self.seed(seed)
         if len(residual.send) != self.pool.shape[1] or len(residual.link) != len(self.topology.links):
             raise TopologyError(f"capacity of {residual.topology.name!r}, planner of {self.topology.name!r}")
         parts, first = [], 0
-        while first < len(asked.fields):
-            left = int((asked.fields[:, 2] - planned).sum())
-            rows = np.empty((min(left, ROWS_AT_A_TIME), asked.width), np.int32)
+        while first < len(encoded.fields):
+            left = int((encoded.fields[:, 2] - planned).sum())
+            rows = np.empty((min(left, ROWS_AT_A_TIME), encoded.width), np.int32)
             first, used = kernels.plan_all(
-                *(self.tree, self.pool, asked.fields, asked.rules, asked.sources, asked.sources_at, asked.avoid),
+                *(
+                    self.tree,
+                    self.pool,
+                    encoded.fields,
+                    encoded.rules,
+                    encoded.sources,
+                    encoded.sources_at,
+                    encoded.avoid,
+                ),
                 *(first, planned, rows, residual.send, residual.receive, residual.disk, residual.link),
             )
             parts.append(rows[:used])
         if len(parts) == 1:
             return parts[0]
-        return np.concatenate(parts) if parts else np.empty((0, asked.width), np.int32)
+        return np.concatenate(parts) if parts else np.empty((0, encoded.width), np.int32)
 
-    def decoded(self, requests: Sequence[Request], asked: Asked, planned: Numbers, rows: Rows) -> TransferPlan:
+    def decode(
+        self, requests: Sequence[Request], encoded: EncodedRequests, planned: Numbers, rows: Rows
+    ) -> TransferPlan:
         """The plan of the kernel's rows, which are in the requests' order, `planned[q]` for request q."""
         ends = np.cumsum(planned)
         owner = np.repeat(np.arange(len(planned)), planned)
         owners, places = owner.tolist(), (np.arange(len(owner)) - (ends - planned)[owner]).tolist()
         names = [request.name for request in requests]
-        kinds = asked.fields[:, 0]
-        lengths = np.where(kinds == kernels.READ, 2, 1 + asked.fields[:, 4])[owner]
+        kinds = encoded.fields[:, 0]
+        lengths = np.where(kinds == kernels.READ, 2, 1 + encoded.fields[:, 4])[owner]
         if len(lengths) and lengths.min() == lengths.max():
             rows = rows[:, : lengths[0]]
             hosts = list(zip(*rows.T.tolist(), strict=True))
@@ -214,7 +224,7 @@ class TreePlanner:
             places = [requests[q].number(place) for q, place in zip(owners, places, strict=True)]
         each = repeat(TransferKind.WRITE, len(owners)) if not kinds.any() else (requests[q].kind for q in owners)
         chains = map(Chain._make, zip(map(names.__getitem__, owners), places, hosts, routes, each, strict=True))
-        left = np.flatnonzero(planned < asked.fields[:, 2])
+        left = np.flatnonzero(planned < encoded.fields[:, 2])
         pairs = zip(left.tolist(), planned[left].tolist(), strict=True)
         return TransferPlan(
             tuple(chains), tuple([_rest(requests[q], done) if done else requests[q] for q, done in pairs])

@@ -507,7 +507,7 @@ def hold_all(tree: Numbers, pool: Counts, hosts: Counts, reasons: int) -> None:
 def plan_all(
     tree: Numbers,
     pool: Counts,
-    asked: npt.NDArray[np.int64],
+    encoded: npt.NDArray[np.int64],
     rules: npt.NDArray[np.int32],
     sources: Counts,
     sources_at: Numbers,
@@ -522,23 +522,29 @@ def plan_all(
 ) -> tuple[int, int]:
     """Plan requests from number `first` on until the rows are full; returns the next request, and the rows used.
 
-    `asked[q]`: kind, writer, chunks, index of its rules, number of rules, begin and end of its `avoid`, position of its
-    first chunk in `sources_at`. `planned[q]` is the number of its chunks that have a row; rows are in the requests'
-    order.
+    `encoded[q]`: kind, writer, chunks, index of its rules, number of rules, begin and end of its `avoid`, position of
+    its first chunk in `sources_at`. `planned[q]` is the number of its chunks that have a row; rows are in the
+    requests' order.
     """
     refresh(tree, pool, send, receive, disk, link)
     rows[:] = -1
     used = 0
-    for q in range(first, len(asked)):
-        kind, writer, wanted, which, replicas = asked[q, 0], asked[q, 1], asked[q, 2], asked[q, 3], asked[q, 4]
-        avoided = avoid[asked[q, 5] : asked[q, 6]]
+    for q in range(first, len(encoded)):
+        kind, writer, wanted, which, replicas = (
+            encoded[q, 0],
+            encoded[q, 1],
+            encoded[q, 2],
+            encoded[q, 3],
+            encoded[q, 4],
+        )
+        avoided = avoid[encoded[q, 5] : encoded[q, 6]]
         hold_all(tree, pool, avoided, 1)
         full = False
         while planned[q] < wanted:
             if used == len(rows):
                 full = True
                 break
-            at = asked[q, 7] + planned[q] if kind != WRITE else 0
+            at = encoded[q, 7] + planned[q] if kind != WRITE else 0
             there = sources[sources_at[at] : sources_at[at + 1]]
             if not chunk(tree, pool, kind, writer, there, rules[which, :replicas], rows[used]):
                 rows[used] = -1
@@ -550,4 +556,4 @@ def plan_all(
             write_back(tree, pool, rows, used, send, receive, disk, link)
             return q, used
     write_back(tree, pool, rows, used, send, receive, disk, link)
-    return len(asked), used
+    return len(encoded), used

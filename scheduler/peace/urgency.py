@@ -75,13 +75,13 @@ class Urgency:
     def _horizon(self, demand: Demand, chunks: int, whole: Residual) -> int | None:
         """The fewest timesteps by the model; None above MAX_TIMESTEPS."""
         low = high = 1
-        while self._planner.most(demand, whole, high) < chunks:
+        while self._planner.max_chunks(demand, whole, high) < chunks:
             low, high = high + 1, high * 2
             if high > MAX_TIMESTEPS:
                 return None
         while low < high:
             middle = (low + high) // 2
-            if self._planner.most(demand, whole, middle) >= chunks:
+            if self._planner.max_chunks(demand, whole, middle) >= chunks:
                 high = middle
             else:
                 low = middle + 1

@@ -1,10 +1,10 @@
-"""The way back through a stream's control batches: which groups of a query count, newest first.
+"""A backward scan of a stream's control batches: the groups of a query that count, newest first.
 
 Invariants:
-* Pieces come newest first; base offsets only ever fall, epochs of the query too.
-* Only groups with an END are entered. What stands in front of the newest END of any query is of a torn group; there,
-  and nowhere else, a batch with a wrong checksum is left out.
-* Groups of other queries, newer than the epoch asked for, or undone by a reset are stepped over undecoded.
+* Batches are read newest first: base offsets fall, and so do the epochs of the query.
+* Only groups with an END are entered. Batches newer than the newest END of any query belong to a torn group; there,
+  and nowhere else, a batch with a wrong checksum is skipped.
+* Groups of other queries, groups newer than the requested epoch and groups undone by a reset are skipped undecoded.
 
 Source: CEC paper, section II.B ("Constructing an EC": partial I/O is detected and discarded); docs/format.md, "Append
 groups".
@@ -25,34 +25,34 @@ _NEVER_RESET: Final = 2**63
 
 
 class Scanned(NamedTuple):
-    """What the scan had to read: the extent, and what else stood in it."""
+    """What a scan has read so far."""
 
     groups: int = 0
     footprints: int = 0
     tombstones: int = 0
     control_bytes: int = 0
     discarded: int = 0
-    """Batches with a wrong checksum in front of the newest END."""
+    """Batches with a wrong checksum that are newer than the newest END."""
     oldest_offset: int = -1
-    """Nothing older was needed: a stream may be trimmed up to here."""
+    """Offset of the oldest batch read. Older batches are not needed, so a stream may be trimmed up to here."""
 
     @property
     def tuples(self) -> int:
-        """Control tuples: one per footprint and close."""
+        """Control tuples: one per footprint and per tombstone."""
         return self.footprints + self.tombstones
 
 
 class _Position(Enum):
-    """Where in the log the scan stands."""
+    """The position of a scan relative to append groups."""
 
     TAIL = auto()
-    """In front of the newest END of any query."""
+    """Before the first END: among batches newer than the newest END of any query."""
     BETWEEN = auto()
     """Between groups."""
     GROUP = auto()
     """In a group that counts."""
     OTHER = auto()
-    """In a group that does not: of another query, newer than what was asked for, or undone."""
+    """In a group that does not count: of another query, newer than the requested epoch, or undone."""
 
 
 class BackwardScan:
@@ -71,10 +71,12 @@ class BackwardScan:
         self.newest_epoch: int | None = None
         self.scanned = Scanned()
         self.missed = False
-        """The epoch that was asked for is not in the log, although older ones are."""
+        """Whether the requested epoch is not in the log, although older epochs are."""
 
     def records(self, piece: Buffer) -> Iterator[Control]:
-        """The records that count in a piece. Raises CorruptBatch, UnknownFormatVersion or StateInconsistent."""
+        """The control records of a piece (whole batches) that count, newest first. Raises CorruptBatch,
+        UnknownFormatVersion or StateInconsistent.
+        """
         position = 0
         while position < len(piece) and not self.missed:
             header = parse_header(piece, position)
@@ -118,7 +120,7 @@ class BackwardScan:
         return self._enter(control) if isinstance(control, End) else None
 
     def _enter(self, end: End) -> End | None:
-        """Take or leave the group of this END."""
+        """The END, if its group counts; None, and the group is skipped, if not."""
         self._position = _Position.OTHER
         if end.query != self._query:
             return None
@@ -143,7 +145,7 @@ class BackwardScan:
         return end
 
     def count(self, footprints: int, tombstones: int) -> None:
-        """Add what was read to the extent."""
+        """Add footprints and tombstones to the statistics."""
         scanned = self.scanned
         self.scanned = scanned._replace(
             footprints=scanned.footprints + footprints, tombstones=scanned.tombstones + tombstones
@@ -154,8 +156,8 @@ def _is_intact(piece: Buffer, position: int) -> bool:
     try:
         check_batch(piece, position)
     except CorruptBatch:
-        # A wrong length would hide what follows, which may be whole: only a batch that ends where another begins, or
-        # where the piece does, is known to be just this one.
+        # A wrong length would hide the batches after this one, which may be whole. The length is right if the batch
+        # ends where another batch begins, or where the piece ends.
         end = position + parse_header(piece, position).size_bytes
         if end != len(piece):
             if end > len(piece):

@@ -1,10 +1,10 @@
-"""What checks, reconstruction and replay cost on this platform: the empirical part of the cost-benefit policy.
+"""Measures the costs of checks, reconstruction and replay on this platform, for the cost-benefit policy.
 
 Invariants:
-* The clock and whatever writes to stable storage come in as arguments; nothing here knows where it runs.
-* Measured are functions that run in earnest, on the caller's rows, and not all that run there: encoding of footprints
-  (without gathering them from a table), decoding with identities (without loading a table), one call of `write`.
-* Of several rounds the fastest counts: what disturbs a measurement only ever makes it slower.
+* The clock and the writer to stable storage are arguments.
+* The measured functions are those of the product, on the caller's rows: encoding of footprints (without the gathering
+  from a table), decoding with identities (without the loading of a table), one call of `write`.
+* The fastest of several rounds counts, since a disturbance only makes a round slower.
 
 Source: CEC paper, section III.A ("one needs to calibrate it for a given platform by including a number of
 empirically-measured parameters").
@@ -25,9 +25,9 @@ ROUNDS: Final = 5
 _QUERY: Final = "calibration"
 
 Seconds = Callable[[], float]
-"""A clock that never goes back."""
+"""A monotonic clock, in seconds."""
 Write = Callable[[bytes], None]
-"""Brings bytes to stable storage."""
+"""A function that writes bytes to stable storage."""
 
 
 def calibrate(rows: pa.RecordBatch, *, clock: Seconds, write: Write, record_s: float, rounds: int = ROUNDS) -> Costs:
@@ -49,7 +49,7 @@ def calibrate(rows: pa.RecordBatch, *, clock: Seconds, write: Write, record_s: f
             pass
 
     def reconstruct() -> None:
-        identities = Identities(rows.num_rows)
+        identities = Identities(rows.num_rows, seed=0)
         for batch in batches:
             record = decode(batch)
             if isinstance(record, Footprints):
@@ -74,7 +74,7 @@ def calibrate(rows: pa.RecordBatch, *, clock: Seconds, write: Write, record_s: f
 
 
 def _fastest(step: Callable[[], None], clock: Seconds, rounds: int) -> float:
-    """Seconds of the fastest of some rounds, behind one that loads what is compiled."""
+    """Seconds of the fastest round. A call before the rounds loads compiled code."""
     step()
     times = []
     for _ in range(rounds):

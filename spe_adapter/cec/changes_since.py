@@ -1,11 +1,11 @@
-"""What changed since a version of the state that somebody still holds: the groups behind it, oldest first.
+"""The changes since an older version of the state: the append groups after that version, oldest first.
 
 Invariants:
-* A version is an epoch and the attempt that won it; another attempt's output of the same epoch is another state.
-* A version that was undone by a reset, lies behind a rebase or was trimmed away is no ancestor: the answer is None, and
-  the whole state must be loaded.
-* It makes sense only where every changed window is footprinted in every epoch (micro-batch): then state = older state +
-  footprints - tombstones.
+* A version is an epoch and the attempt that won it: another attempt's output of the same epoch is another state.
+* A version that was undone by a reset, that is older than a rebase or that was trimmed away leads nowhere: the result
+  is None, and the whole state must be loaded.
+* Every changed window must have a footprint in every epoch, as in micro-batches. Then the newer state is the older
+  state with the footprints put and the tombstones deleted.
 """
 
 from typing import Final, NamedTuple
@@ -20,7 +20,7 @@ DEFAULT_LIMIT_TUPLES: Final = 2**63
 
 
 class EpochChanges(NamedTuple):
-    """One group: its mark, the windows that changed and are open, and those that were closed."""
+    """The changes of one epoch: its mark, the footprints of windows that changed and are open, and the tombstones."""
 
     mark: Mark
     footprints: tuple[pa.RecordBatch, ...]
@@ -28,10 +28,11 @@ class EpochChanges(NamedTuple):
 
 
 class ChangesSince:
-    """The groups of a query behind the version (`epoch`, `attempt`), up to the newest or to `as_of`.
+    """The groups of a query after the version (`epoch`, `attempt`), up to the newest group or to `as_of`.
 
-    `attempt` is as in BEGIN ("task:attempt") or as in the mark. `feed` it with pieces, newest first, until it says that
-    it is done; then take `result`. More than `limit_tuples` footprints and tombstones are too much: the result is None.
+    `attempt` is as in BEGIN ("task:attempt") or as in the mark. Call `feed` with pieces (whole control batches, newest
+    first) until it returns True; then read `result`. With more than `limit_tuples` footprints and tombstones the result
+    is None.
     """
 
     def __init__(
@@ -62,16 +63,16 @@ class ChangesSince:
 
     @property
     def result(self) -> tuple[EpochChanges, ...] | None:
-        """The deltas, oldest first (none: the version is the one wanted); None if there is no way from that version."""
+        """The changes, oldest first (empty: nothing is newer); None if they do not lead on from that version."""
         return self._result
 
     @property
     def scanned(self) -> Scanned:
-        """What was read so far."""
+        """The statistics of the scan so far."""
         return self._scan.scanned
 
     def feed(self, piece: Buffer) -> bool:
-        """Take a piece; True if nothing older is needed.
+        """Read a piece; True if nothing older is needed.
 
         Raises CorruptBatch, UnknownFormatVersion or StateInconsistent.
         """
@@ -82,7 +83,7 @@ class ChangesSince:
         return self._done
 
     def finish(self) -> tuple[EpochChanges, ...] | None:
-        """There is nothing older in the log."""
+        """End the scan, because the log has nothing older; the result."""
         self._done = True
         return self._result
 

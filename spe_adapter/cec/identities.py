@@ -1,44 +1,51 @@
-"""A set of window identities (key, number) that takes whole columns at a time: what reconstruction has seen already.
+"""A set of window identities (key, number), filled a column at a time: the identities that a reconstruction has met.
+
+A hash table of its own beside `state.table`: it has no rows to number and nothing to remove, so that an identity with a
+short key takes 32 bytes, and one cache miss.
 
 Invariants:
-* Two identities are equal only if number and key bytes are equal; hashes only say where to look. A null key differs
-  from an empty one.
-* Keys of at most eight bytes stand in their slot, so that one look costs one cache line; longer ones stand in the
+* Two identities are equal only if their numbers and key bytes are equal; hashes only choose the slot. A null key
+  differs from an empty key.
+* Identities are hashed with the set's own seed, so that nobody can choose keys that collide. The answers of `add` do
+  not depend on the seed.
+* A key of at most eight bytes is kept in its slot, so that a probe costs one cache line; a longer key is kept in the
   arena.
-* There is always room for a whole column before its loop starts; loops never grow anything and never raise.
+* The table has room for a whole column before the column's loop starts; loops never allocate and never raise.
 
-Source: open addressing with linear probing; Fibonacci and murmur3 mixing constants.
+Source: open addressing with linear probing; the hash is `codec.identity_hash`.
 """
 
 # The compiler tells numpy's scalars and Python's ints apart where that matters; mypy does where it does not.
 # mypy: disable-error-code="arg-type,assignment,operator,return-value"
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from spe_adapter.codec.columns import keys_of, steady
+from spe_adapter.codec.identity_hash import hashes_of, key_length
 from spe_adapter.codec.kernels import Bools, Bytes, Int32s, Int64s, compiled
 
 UInt64s = NDArray[np.uint64]
 
 SLOT_WORDS: Final = 4
-"""Hash (0: empty), number, first eight key bytes, and the rest: below."""
+"""Words of a slot: hash (0: empty), number, first eight bytes of the key, and the word that INLINE_BYTES describes."""
 INLINE_BYTES: Final = 8
-"""Longest key that stands in its slot. Its fourth word is the length plus one (0: null), a longer key's is its arena
-position plus ARENA_BASE.
+"""Length of the longest key that is kept in its slot. The fourth word of its slot is the length plus one (0:
+null); that of a longer key is its position in the arena plus ARENA_BASE.
 """
 ARENA_BASE: Final = 16
 LENGTH_BYTES: Final = 8
-"""In the arena a key's length stands in front of it."""
+"""In the arena, the length of a key precedes its bytes."""
 MIN_CAPACITY: Final = 1024
 MAX_INITIAL: Final = 1 << 24
-"""A set made for more identities than this starts smaller and grows: the estimate may be wrong."""
+"""A set for more expected identities than this starts smaller and grows: the estimate may be wrong."""
 LOAD_PERCENT: Final = 60
-"""How full a new table gets with what it was made for."""
+"""Load of a new table once it holds the expected identities."""
 MAX_LOAD_PERCENT: Final = 75
-"""How full it may get before it grows: rows are counted before it is known how many of them are new."""
+"""Load at which a table grows. All rows of a column count, since the number of new ones is not known before."""
 
 
 @compiled
@@ -55,27 +62,10 @@ def _word(data: Bytes, at: int, length: int) -> np.uint64:
 
 
 @compiled
-def _hash(data: Bytes, at: int, length: int, number: int) -> np.uint64:
-    """A hash of an identity that is never 0; `length` is -1 for a null key."""
-    state = np.uint64(number) * np.uint64(0x9E3779B97F4A7C15)
-    state ^= np.uint64(length + 2) * np.uint64(0xC2B2AE3D27D4EB4F)
-    done = 0
-    while done < length:
-        state ^= _word(data, at + done, length - done) * np.uint64(0x87C37B91114253D5)
-        state = (state << np.uint64(31)) | (state >> np.uint64(33))
-        state *= np.uint64(0x4CF5AD432745937F)
-        done += 8
-    state ^= state >> np.uint64(33)
-    state *= np.uint64(0xFF51AFD7ED558CCD)
-    state ^= state >> np.uint64(33)
-    state *= np.uint64(0xC4CEB9FE1A85EC53)
-    state ^= state >> np.uint64(33)
-    return state | np.uint64(1)
-
-
-@compiled
 def _slot(value: np.uint64, size: np.uint64) -> np.uint64:
-    """Where to look first, for tables of any size below 2**32: powers of two would waste up to half of them."""
+    """The first slot to probe, in a table of any size below 2**32: sizes of powers of two would waste up to half of the
+    memory.
+    """
     return ((value >> np.uint64(32)) * size) >> np.uint64(32)
 
 
@@ -87,7 +77,7 @@ def _next(slot: np.uint64, size: np.uint64) -> np.uint64:
 
 @compiled
 def _same_tail(data: Bytes, at: int, length: int, arena: Bytes, where: int) -> bool:
-    """Whether the long key at `at` is the one in the arena; their first eight bytes are known to be equal."""
+    """Whether the long keys at `at` and, in the arena, at `where` are equal, given that their first eight bytes are."""
     if _word(arena, where, 8) != np.uint64(length):
         return False
     index = 8
@@ -98,7 +88,7 @@ def _same_tail(data: Bytes, at: int, length: int, arena: Bytes, where: int) -> b
 
 @compiled
 def _keep(data: Bytes, at: int, length: int, arena: Bytes, where: int) -> int:
-    """Put a long key into the arena; the position behind it."""
+    """Put a long key into the arena; the position after it."""
     for index in range(8):
         arena[where + index] = np.uint8(np.uint64(length) >> np.uint64(8 * index))
     for index in range(length):
@@ -108,6 +98,7 @@ def _keep(data: Bytes, at: int, length: int, arena: Bytes, where: int) -> int:
 
 @compiled
 def insert(
+    hashes: Int64s,
     key_offsets: Int32s,
     key_bitmap: Bytes,
     key_bit: int,
@@ -118,28 +109,17 @@ def insert(
     used_bytes: int,
     is_new: Bytes,
 ) -> tuple[int, int]:
-    """Add identities to a table with room for all of them: how many were new, and the arena bytes then used.
+    """Add identities to a table that has room for all of them; the number of new ones, and the arena bytes then used.
 
-    `is_new` gets one byte a row.
+    `is_new` gets one byte per row.
     """
-    rows = numbers.shape[0]
     size = np.uint64(slots.shape[0])
-    hashes = np.empty(rows, np.uint64)
-    lengths = np.empty(rows, np.int64)
-    for row in range(rows):
-        at = np.int64(key_offsets[row])
-        length = np.int64(key_offsets[row + 1]) - at
-        bit = key_bit + row
-        if key_bitmap.shape[0] != 0 and (key_bitmap[bit >> 3] >> np.uint8(bit & 7)) & np.uint8(1) == 0:
-            length = np.int64(-1)
-        lengths[row] = length
-        hashes[row] = _hash(key_data, at, length, numbers[row])
     added = 0
-    # Apart from the hashing, so that the looks of neighbouring rows overlap: each is a cache miss.
-    for row in range(rows):
+    # The hashes are computed before this loop, so that the cache misses of neighbouring rows overlap.
+    for row in range(numbers.shape[0]):
         at = np.int64(key_offsets[row])
-        length = lengths[row]
-        value = hashes[row]
+        length = key_length(key_offsets, key_bitmap, key_bit, row)
+        value = np.uint64(hashes[row]) | np.uint64(1)  # 0 marks an empty slot
         number = np.uint64(numbers[row])
         head = _word(key_data, at, length)
         slot = _slot(value, size)
@@ -183,10 +163,13 @@ def rehash(source: UInt64s, target: UInt64s) -> None:
 
 
 class Identities:
-    """A growing set of (key, number)."""
+    """A set of (key, number) that only grows."""
 
-    def __init__(self, expected: int = 0) -> None:
-        """Room for `expected` identities at once, as far as that is sensible."""
+    def __init__(self, expected: int = 0, *, seed: int) -> None:
+        """A set with room for `expected` identities, but for MAX_INITIAL at most. `seed` keys the hash: a number that
+        the producers of keys do not know.
+        """
+        self._seed = seed
         self._slots = _empty(min(max(expected, 0), MAX_INITIAL))
         self._arena = np.empty(0, np.uint8)
         self._arena_used = 0
@@ -197,32 +180,21 @@ class Identities:
 
     @property
     def size_bytes(self) -> int:
-        """Memory that the set takes."""
+        """The memory of the set, in bytes."""
         return int(self._slots.nbytes + self._arena.nbytes)
 
     def add(self, keys: pa.Array, numbers: Int64s) -> Bools:
-        """Add the identities of some rows; which of them were not there (nor further up in the same rows).
-
-        `keys` is a binary array, `numbers` int64 of the same length.
+        """Add the identities of rows; for each row, whether its identity is new: neither in the set before this call
+        nor in an earlier row. `keys` is a binary array, `numbers` int64 of the same length.
         """
-        rows = len(numbers)
-        self._make_room(rows)
-        bitmap, offsets, data = keys.buffers()
-        first = keys.offset
-        ends = np.frombuffer(offsets, np.int32)[first : first + rows + 1] if rows else np.zeros(1, np.int32)
-        self._make_arena(int(ends[-1]) - int(ends[0]) + rows * LENGTH_BYTES)
-        is_new = np.empty(rows, np.uint8)
-        added, self._arena_used = insert(
-            _read_only(ends),
-            _bytes(bitmap if keys.null_count else None),
-            first,
-            _bytes(data),
-            _read_only(np.require(numbers, np.int64, ["C", "A"])),
-            self._slots,
-            self._arena,
-            self._arena_used,
-            is_new,
-        )
+        self._make_room(len(numbers))
+        columns = keys_of(keys)
+        content_bytes = int(columns.offsets[-1]) - int(columns.offsets[0])
+        self._make_arena(content_bytes + len(numbers) * LENGTH_BYTES)
+        numbers = steady(np.require(numbers, np.int64, ["C", "A"]))
+        hashes = hashes_of(columns, numbers, self._seed)
+        is_new = np.empty(len(numbers), np.uint8)
+        added, self._arena_used = insert(hashes, *columns, numbers, self._slots, self._arena, self._arena_used, is_new)
         self._count += added
         return is_new.view(np.bool_)
 
@@ -242,17 +214,3 @@ class Identities:
 
 def _empty(identities: int) -> UInt64s:
     return np.zeros((max(MIN_CAPACITY, identities * 100 // LOAD_PERCENT + 1), SLOT_WORDS), np.uint64)
-
-
-def _bytes(buffer: pa.Buffer | None) -> Bytes:
-    return _read_only(np.frombuffer(buffer, np.uint8) if buffer is not None and buffer.size else _NOTHING)
-
-
-def _read_only(array: Any) -> Any:
-    """Always a read-only view, so that the loop is compiled for one type."""
-    view = array.view()
-    view.flags.writeable = False
-    return view
-
-
-_NOTHING: Final = np.empty(0, np.uint8)

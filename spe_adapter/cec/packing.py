@@ -1,12 +1,12 @@
-"""Rows of control batches in fewer bytes: columns by planes of bytes, all of it compressed with zstd.
+"""Packs rows of control batches: each column is split into planes of bytes, and the whole is compressed with zstd.
 
-State is alike from row to row: counters whose upper bytes are zero, windows of one time, keys of one length. A plane
-holds the same byte of all values of a column, and texts are lengths and bytes instead of offsets; so what is alike
-stands together. Compared with compressed Arrow buffers that halves the bytes.
+Rows of state resemble each other: counters have zero upper bytes, windows have the same times, keys have the same
+length. A plane holds the same byte of all values of a column, and texts are stored as lengths and bytes instead of
+offsets, so that similar bytes are adjacent. The result is half as long as compressed Arrow buffers.
 
 Invariants:
-* What is unpacked equals what was packed, in schema, values and nulls; the same values give the same bytes.
-* Whatever the bytes claim, no more than MAX_UNPACKED_BYTES are made of them; what is not well formed is CorruptBatch.
+* Unpacked rows equal the packed rows in schema, values and nulls; equal values give equal bytes.
+* Unpacking makes MAX_UNPACKED_BYTES at most, whatever the bytes claim. Malformed bytes raise CorruptBatch.
 
 Source: docs/format.md, "State"; Parquet's BYTE_STREAM_SPLIT.
 """
@@ -22,7 +22,7 @@ from logstore.interfaces import Buffer
 
 MAX_UNPACKED_BYTES: Final = 256 * 1024 * 1024
 _LEVEL: Final = 1
-"""Higher ones take twice as long and save nothing on such rows."""
+"""Higher levels take twice as long and save nothing on such rows."""
 _LENGTH_BYTES: Final = 4
 _BYTE_BITS: Final = 8
 
@@ -30,12 +30,12 @@ _Bytes = NDArray[np.uint8]
 
 
 def can_pack(schema: pa.Schema) -> bool:
-    """Whether all columns are of kinds that are known here."""
+    """Whether `pack` can take rows of this schema."""
     return all(_is_text(kind) or pa.types.is_boolean(kind) or _is_fixed(kind) for kind in schema.types)
 
 
 def pack(rows: pa.RecordBatch) -> tuple[bytes, int]:
-    """Rows as bytes, and how many these are when they are unpacked. The schema must be one that `can_pack`."""
+    """The packed rows, and their size in bytes before compression. `can_pack` must hold for the schema."""
     schema = bytes(rows.schema.remove_metadata().serialize())
     parts = [len(schema).to_bytes(_LENGTH_BYTES, "big"), schema]
     for column in rows.columns:
@@ -45,7 +45,7 @@ def pack(rows: pa.RecordBatch) -> tuple[bytes, int]:
 
 
 def unpack(packed: Buffer, rows: int, size_bytes: int) -> pa.RecordBatch:
-    """The rows that were packed. Raises CorruptBatch."""
+    """The rows that were packed: `rows` of them, `size_bytes` before compression. Raises CorruptBatch."""
     if not 0 <= size_bytes <= MAX_UNPACKED_BYTES:
         raise CorruptBatch(f"packed rows that claim {size_bytes} bytes; at most {MAX_UNPACKED_BYTES} can be")
     try:
@@ -76,7 +76,7 @@ def _is_fixed(kind: pa.DataType) -> bool:
 
 
 def _column_parts(column: pa.Array) -> list[bytes]:
-    """A byte that says whether there are nulls, the bitmap of the others, and the values."""
+    """A byte that is 1 if there are nulls, then the validity bitmap if so, and the values."""
     parts = [bytes([column.null_count > 0])]
     if column.null_count:
         parts.append(_bits(column.is_valid().to_numpy(zero_copy_only=False)))
@@ -104,7 +104,7 @@ def _planes(values: NDArray[np.void] | NDArray[np.int32]) -> bytes:
 
 
 class _PackedReader:
-    """Takes columns of `rows` values off a body. All methods raise CorruptBatch for one that is too short."""
+    """Reads columns of `rows` values from a body. All methods raise CorruptBatch if the body is too short."""
 
     def __init__(self, body: _Bytes, rows: int) -> None:
         self._body = body
@@ -113,22 +113,22 @@ class _PackedReader:
 
     @property
     def left(self) -> int:
-        """Bytes that were not taken."""
+        """The number of bytes that are not yet read."""
         return len(self._body) - self._at
 
     def take(self, count: int) -> _Bytes:
-        """The next bytes."""
+        """Read `count` bytes."""
         if count > self.left:
             raise CorruptBatch(f"packed rows end {count - self.left} bytes too early")
         self._at += count
         return self._body[self._at - count : self._at]
 
     def length(self) -> int:
-        """A length."""
+        """Read a length."""
         return int.from_bytes(self.take(_LENGTH_BYTES).tobytes(), "big")
 
     def column(self, kind: pa.DataType) -> pa.Array:
-        """The next column."""
+        """Read a column of this type."""
         has_nulls = int(self.take(1)[0])
         if has_nulls > 1:
             raise CorruptBatch(f"a column of packed rows begins with {has_nulls}")
@@ -152,6 +152,6 @@ class _PackedReader:
         return self.take(-(-self._rows // _BYTE_BITS)).copy()
 
     def _values(self, width: int) -> _Bytes:
-        """Values of so many bytes each, from their planes, in memory of their own."""
+        """Read values of `width` bytes each from their planes, into new memory."""
         planes = self.take(self._rows * width).reshape(width, self._rows)
         return np.ascontiguousarray(planes.T).reshape(-1)

@@ -1,10 +1,10 @@
-"""Which windows to write again, beside those that opened: policies over the ordered list of open windows.
+"""Policies: how many windows to write again at the end of an epoch, beside the windows that opened.
 
 Invariants:
-* A policy only says how many of the slowest windows (those with the oldest footprints) to check now. Whatever it says,
-  state can be recovered; what changes is how long that takes.
-* Policies look at counters, not at windows: one call handles thousands of candidates in a few numpy operations.
-* Time comes in with the view; what checks cost is told by whoever took them.
+* A policy only returns the number of windows with the oldest footprints to check now. State can be recovered whatever
+  the number is; the number changes the time that a recovery takes.
+* Policies read counters, not windows: one call handles thousands of candidates in a few numpy operations.
+* The time comes with the view; the cost of checks is reported by the caller that took them.
 
 Source: CEC paper, section III.A (q, u, Q, U, cost and benefit) and section III (CI, CP).
 """
@@ -26,10 +26,10 @@ DEFAULT_U: Final = 1_000_000
 input record.
 """
 PER_WINDOW: Final = 4
-"""Of `bounded`: one check for every four input records keeps u below it, however many windows are open."""
+"""The bound of `bounded` on u per open window: it takes one check for every four input records."""
 _MS_PER_S: Final = 1000.0
 _SMOOTHING: Final = 0.2
-"""Weight of the newest measurement of what a check costs."""
+"""Weight of the newest measurement in the mean cost of a check."""
 
 
 class View(NamedTuple):
@@ -37,9 +37,9 @@ class View(NamedTuple):
 
     `emitted` and `seen` count records of the output stream and of the input up to now, this epoch's included;
     `open_windows` is N. `ordinals` and `seens` are those counters as of the last footprints of the candidates, oldest
-    first: as many as the caller cares to list. `fresh` windows are footprinted in this epoch anyway and not among the
-    candidates. `now_ms` is on a clock that never goes back. `record_s` is what one input record takes to process,
-    as measured lately; 0 if that is not known.
+    first; the caller chooses how many it lists. `fresh` counts windows that get a footprint in this epoch anyway and
+    are not among the candidates. `now_ms` is the time of a monotonic clock. `record_s` is the recently measured
+    processing time of one input record, 0 if it is not known.
     """
 
     emitted: int
@@ -72,20 +72,22 @@ class View(NamedTuple):
 
 
 class Policy(Protocol):
-    """How many checks to take now."""
+    """Decides how many checks to take now."""
 
     def checks(self, view: View) -> int:
-        """How many of the oldest windows to footprint: 0 to the number of candidates."""
+        """The number of the oldest windows to write: from 0 to the number of candidates."""
 
     def took(self, checks: int, ms: float) -> None:
-        """So many checks were taken, in so much time."""
+        """Report that this number of checks took this time."""
 
 
 class NoChecks:
-    """Opens only: the least a correct log needs ("minimum recovery-time guarantees", CEC paper, section IV.A)."""
+    """No checks: the log has a footprint of each window that opens, which is enough for a correct recovery ("minimum
+    recovery-time guarantees", CEC paper, section IV.A).
+    """
 
     def checks(self, view: View) -> int:
-        """None."""
+        """No checks."""
         return 0
 
     def took(self, checks: int, ms: float) -> None:
@@ -96,8 +98,8 @@ class Targets:
     """If q > `q_limit` or u > `u_limit`: checks from the oldest on, until both hold again.
 
     * The fewest checks that reach both targets are taken.
-    * N records are the least that any extent can have. A lower `q_limit` counts as N: trying for less would write
-      every window over and over ("unnecessary overhead", CEC paper, section IV.B).
+    * An extent has at least N records. A lower `q_limit` counts as N, since a lower target would write every window
+      again and again ("unnecessary overhead", CEC paper, section IV.B).
     * Where q cannot be brought to its limit, as many checks as bring it lowest; none if none lowers it. But when q has
       grown to twice the limit, and a block of equally old windows is longer than the list of candidates, the whole
       list is taken: so long a block is crossed step by step, once per N records at most.
@@ -148,11 +150,12 @@ def bounded() -> Policy:
 
 
 class Budget:
-    """At most `ci_ms` of every `cp_ms` for checks; which of them, another policy says (CEC paper, section III).
+    """At most `ci_ms` of every `cp_ms` for the checks of another policy (CEC paper, section III).
 
-    How many fit is reckoned from what earlier ones cost, at first from `footprint_ms`. What is not used in one period
-    is lost; what was overdrawn, because checks were dearer than reckoned, is paid back from the next ones. One check
-    fits into every period without debts, however dear it is, or nothing would ever be checked.
+    The number of checks that fit is computed from the cost of earlier checks, at first from `footprint_ms`. Time not
+    used in a period is lost; time that is overdrawn, because checks cost more than computed, is taken from the next
+    periods. One check fits into every period without a debt, whatever it costs; otherwise no window might ever be
+    checked.
     """
 
     def __init__(self, ci_ms: float, cp_ms: float, inner: Policy, *, footprint_ms: float = 0.001) -> None:
@@ -167,7 +170,7 @@ class Budget:
         self._is_measured = False
 
     def checks(self, view: View) -> int:
-        """As many as the other policy wants and the budget has left."""
+        """The number of checks of the other policy, limited by the rest of the budget."""
         self._start_period(view.now_ms)
         if self._left_ms <= 0:
             return 0
@@ -175,7 +178,7 @@ class Budget:
         return min(self.inner.checks(view), fits) if fits else 0
 
     def took(self, checks: int, ms: float) -> None:
-        """Pay for them, and learn what one costs."""
+        """Subtract the time from the budget, and update the cost of a check."""
         self._left_ms -= ms
         if checks > 0 and ms > 0:
             self.footprint_ms += (_SMOOTHING if self._is_measured else 1.0) * (ms / checks - self.footprint_ms)
@@ -192,11 +195,11 @@ class Budget:
 
 
 class Costs(NamedTuple):
-    """What things cost on a platform, in seconds each; `calibrate` measures them.
+    """The costs of a platform in seconds; `calibrate` measures them.
 
-    `footprint_s` is the processor's part of a check (state to columns to bytes), `byte_s` that of a byte on its way to
-    stable storage, `footprint_bytes` a check's size in the log. `tuple_s` is what one control tuple costs when
-    state is reconstructed, `record_s` what one input record costs when it is replayed.
+    `footprint_s` is the processor time of a check (state to columns to bytes), `byte_s` the time to bring one byte to
+    stable storage, `footprint_bytes` the size of a check in the log. `tuple_s` is the time for one control tuple in a
+    reconstruction, `record_s` the time for one input record in a replay.
     """
 
     footprint_s: float
@@ -207,12 +210,12 @@ class Costs(NamedTuple):
 
     @property
     def check_s(self) -> float:
-        """One check, all in all."""
+        """The time of one check, its write included."""
         return self.footprint_s + self.footprint_bytes * self.byte_s
 
 
 class CostBenefit:
-    """Checks as long as what they save is worth more than they cost (CEC paper, section III.A, left open there).
+    """Checks as long as they save more than they cost (CEC paper, section III.A, which leaves the policy open).
 
     A failure costs `tuple_s` x q to reconstruct and `record_s` x u to replay. k checks of the oldest windows bring q
     and u down to q_k and u_k, where q_k counts the k new records too; they save
@@ -234,8 +237,8 @@ class CostBenefit:
     """
 
     def __init__(self, costs: Costs, mtbf_s: float, *, records_per_s: float | None = None) -> None:
-        """`records_per_s`, if given, is used instead of what the views show. Of `costs`, `record_s` counts until a view
-        knows better.
+        """`mtbf_s` is the mean time between failures. `records_per_s`, if given, replaces the rate computed from the
+        views. `costs.record_s` is used until a view has a measured value.
         """
         if mtbf_s <= 0 or (records_per_s is not None and records_per_s <= 0):
             raise InvalidConfig(f"a failure every {mtbf_s} s at {records_per_s} records/s: use positive numbers")
@@ -265,7 +268,7 @@ class CostBenefit:
         return min(int(np.argmax(weight * saved - steps * costs.check_s)), len(view.ordinals))
 
     def took(self, checks: int, ms: float) -> None:
-        """What it took, in place of what was calibrated: the platform of now."""
+        """Replace the calibrated cost of a check by the measured one, step by step."""
         if checks > 0 and ms > 0:
             costs = self.costs
             footprint_s = costs.footprint_s + _SMOOTHING * (ms / _MS_PER_S / checks - costs.footprint_s)
@@ -285,6 +288,6 @@ class CostBenefit:
 
 
 def _first(holds: np.ndarray) -> int | None:
-    """Where it holds first, or None."""
+    """The first position at which the condition holds, or None."""
     index = int(np.argmax(holds)) if len(holds) else 0
     return index if len(holds) and holds[index] else None

@@ -1,14 +1,13 @@
 """The backward scan: an eventual checkpoint from a stream's control batches, newest first.
 
 Invariants:
-* Only groups with an END count. What stands in front of the newest END is of a torn group and is left out; there, and
-  nowhere else, a batch with a wrong checksum is left out too.
-* The newest word on an identity holds: a window that was closed later is skipped, a window footprinted later is not
-  looked at again.
-* Groups that a reset undid do not exist.
-* The scan ends at once when N distinct open windows are found, where N stands in the newest mark. More than N, or the
-  end of the log or a rebase before N, is an error, never a smaller state.
-* Memory follows what was kept: windows can be drained while the scan goes on.
+* Only groups with an END count. Batches newer than the newest END belong to a torn group and are skipped; there, and
+  nowhere else, a batch with a wrong checksum is skipped too.
+* The newest entry of an identity holds, be it a footprint or a tombstone; older entries of the identity are ignored.
+* Groups that a reset undid are ignored.
+* The scan ends as soon as N distinct open windows are found, where N is in the newest mark. More than N windows, or the
+  end of the log or a rebase before N windows, is an error, never a smaller state.
+* Memory is bounded by the windows that are kept: windows can be drained during the scan.
 
 Source: CEC paper, section II.B ("Constructing an EC", "Extent of an EC");
 docs/decisions/0008-epochs-instead-of-timestamps.md.
@@ -29,7 +28,7 @@ from spe_adapter.errors import StateInconsistent, StateTrimmed
 
 
 class Windows(NamedTuple):
-    """Open windows whose newest footprint is of one epoch: its mark, and their rows (see `control.Footprints`)."""
+    """Open windows with their newest footprint in one epoch: the epoch's mark, and rows as in `control.Footprints`."""
 
     mark: Mark
     batches: tuple[pa.RecordBatch, ...]
@@ -41,8 +40,8 @@ class Windows(NamedTuple):
 
 
 class Skips(NamedTuple):
-    """Identities that were closed behind T and are not open at the end, with the epoch: on replay, rows of theirs up to
-    that epoch are dropped. One entry each in all columns.
+    """Identities that were closed after T and are not open at the end, each with the epoch of its tombstone: a replay
+    drops their rows up to that epoch. One entry per identity in each column.
     """
 
     keys: pa.Array
@@ -52,11 +51,12 @@ class Skips(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventualCheckpoint:
-    """An eventual checkpoint: W, and what is needed to bring it to one moment.
+    """An eventual checkpoint: the open windows W, and the data that a replay needs to bring them to one epoch.
 
-    Without an END to start from (`found` is False) there is no state. `windows` are grouped by epoch, newest first,
-    without those that were drained. `oldest_epoch` is T: replay starts behind it. `marks` are those from T on, oldest
-    first. `newest_epoch` is the newest epoch of the query that was met, whether asked for or not.
+    `found` is False if the log has no END of the query; then there is no state. `windows` are grouped by epoch, newest
+    first, without drained windows. `oldest_epoch` is T: a replay starts after it. `marks` are the marks from T on,
+    oldest first. `newest_epoch` is the newest epoch of the query in the scanned part of the log, even if `as_of` was
+    older.
     """
 
     found: bool
@@ -72,17 +72,19 @@ class EventualCheckpoint:
 
 
 class Reconstruction:
-    """An eventual checkpoint of a query, of its newest epoch or of `as_of`.
+    """Finds the eventual checkpoint of a query, as of its newest epoch or of `as_of`.
 
-    `feed` it with pieces (whole control batches end to end, newest first) until it says that it is done, then take
-    `result`; or call `finish` if the log has nothing older.
+    Call `feed` with pieces (whole control batches end to end, newest first) until it returns True, then read `result`;
+    call `finish` if the log has nothing older. `seed` keys the hash of identities: a number that the producers of keys
+    do not know.
     """
 
-    def __init__(self, query: str, as_of: int | None = None) -> None:
+    def __init__(self, query: str, as_of: int | None = None, *, seed: int) -> None:
         self._query = query
         self._as_of = as_of
         self._scan = BackwardScan(query, as_of)
-        self._identities = Identities()
+        self._seed = seed
+        self._identities = Identities(seed=seed)
         self._marks: list[Mark] = []
         self._group_mark: Mark | None = None
         self._windows: list[Windows] = []
@@ -104,7 +106,7 @@ class Reconstruction:
         return self._result
 
     def feed(self, piece: Buffer) -> bool:
-        """Take a piece; True if nothing older is needed.
+        """Read a piece; True if nothing older is needed.
 
         Raises CorruptBatch, UnknownFormatVersion or StateInconsistent.
         """
@@ -116,9 +118,10 @@ class Reconstruction:
         return self.done
 
     def finish(self, log_start_offset: int) -> EventualCheckpoint:
-        """There is nothing older in the log, which starts at `log_start_offset`.
+        """End the scan, because the log has nothing older; the eventual checkpoint.
 
-        Raises StateTrimmed if what is missing was trimmed away, StateInconsistent if it never was there.
+        Raises StateTrimmed if windows are missing and the log starts above offset 0, StateInconsistent if windows are
+        missing from a log that was never trimmed.
         """
         if self._result is not None:
             return self._result
@@ -131,15 +134,16 @@ class Reconstruction:
         return self.result
 
     def drain(self) -> list[Windows]:
-        """The windows found since the last call, which the result will not have: for states that fill the memory.
+        """Take the windows that were found since the last call, so that memory need not hold all windows. The result
+        does not have them.
 
-        They are final: no window comes twice. They are worth nothing if the scan ends in an error.
+        No window comes twice. Discard the windows if the scan ends in an error.
         """
         windows, self._windows = self._windows, []
         return windows
 
     def _missing(self) -> str:
-        """What was not found; nothing if nothing need be there."""
+        """A sentence on what is missing; empty if nothing is."""
         if self._marks:
             mark = self._marks[0]
             return (
@@ -173,7 +177,7 @@ class Reconstruction:
             raise StateInconsistent(f"{self._query}: epoch {mark.epoch} has two marks")
         if not self._marks:
             self._oldest_epoch = mark.epoch
-            self._identities = Identities(mark.open_windows)
+            self._identities = Identities(mark.open_windows, seed=self._seed)
         self._group_mark = mark
         self._marks.append(mark)
         self._conclude_if_complete()
@@ -233,7 +237,7 @@ class Reconstruction:
 
 
 def _chosen(rows: pa.RecordBatch, identities: Identities) -> pa.RecordBatch:
-    """The rows whose identity is new."""
+    """The rows whose identity is not in `identities`, to which all are added."""
     fresh = identities.add(rows.column(0), rows.column(1).to_numpy())
     count = int(np.count_nonzero(fresh))
     if count == rows.num_rows:

@@ -4,15 +4,23 @@ Invariants: offsets are int32 (wider ones are cast), views reach exactly over th
 that need not be. The arrays keep the column's buffers alive.
 """
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from spe_adapter.codec.kernels import Bytes, Int32s
 
 EMPTY_BYTES: Final = np.empty(0, np.uint8)
 EMPTY_OFFSETS: Final = np.empty(0, np.int32)
+
+
+def steady(array: NDArray[Any]) -> NDArray[Any]:
+    """The array as compiled loops take it: read-only and aligned; a copy only if the array is not aligned."""
+    view = array[:] if array.flags.aligned else array.copy()
+    view.flags.writeable = False
+    return view
 
 
 class BytesColumn(NamedTuple):
@@ -30,6 +38,22 @@ class BytesColumn(NamedTuple):
             column = column.cast(pa.binary())
         bitmap, offsets, data = column.buffers()
         return cls(_offsets(offsets, column), bitmap_of(bitmap, column), column.offset, bytes_of(data))
+
+
+def keys_of(column: pa.Array) -> BytesColumn:
+    """The arrays of a column of keys or values (binary or string, nulls allowed), always of the same types: read-only,
+    aligned, with a validity bitmap even if nothing is null.
+    """
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    if not (pa.types.is_binary(column.type) or pa.types.is_string(column.type)):
+        column = column.cast(pa.binary())
+    elif pa.types.is_string(column.type):
+        column = column.view(pa.binary())
+    offsets, bitmap, bit, data = BytesColumn.of(column)
+    if not len(bitmap):
+        bitmap, bit = np.full(-(-len(column) // 8), 0xFF, np.uint8), 0
+    return BytesColumn(steady(offsets), steady(bitmap), bit, steady(data))
 
 
 class ListColumn(NamedTuple):

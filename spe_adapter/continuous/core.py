@@ -113,17 +113,22 @@ class Core:
         policy: Policy,
         monotonic_ms: Callable[[], float],
         state_limit_bytes: int = DEFAULT_STATE_BYTES,
+        seed: int = 0,
     ) -> None:
+        """`seed` keys the hashes of windows: a number that the producers of keys do not know. Nothing else follows from
+        it.
+        """
         self._plan = plan
         self._instance = instance
         self._policy = policy
         self._monotonic_ms = monotonic_ms
         self._state_limit_bytes = state_limit_bytes
+        self._seed = seed
         self._operator = plan.fragment.operator
         self._name = plan.fragment.name_in(instance.partition)
         self._fingerprint = fingerprint(plan)
         self._adopt(0)
-        self._skips = SkipPoints()
+        self._skips = SkipPoints(seed)
         self._last: Mark | None = None
         self._epoch = FENCE_EPOCH
         self._emitted = 0
@@ -147,7 +152,7 @@ class Core:
         plan = self._plan
         schema = self._operator.state_schema(plan.input_schema)
         room = max(_MIN_WINDOWS, windows + windows // 2)
-        self._table = Table.in_memory(schema, room, allocate=self._allocate)
+        self._table = Table.in_memory(schema, room, self._seed, self._allocate)
         self.store = Direct(self._table, tells_changes=False, tells_windows=plan.fragment.checkpoints)
         self._candidates = Candidates(self._table)
         self._processor = Processor(self._operator, plan.key_codec, plan.input_schema, self.store)
@@ -400,7 +405,7 @@ class Core:
 
     def reconstruction(self) -> Reconstruction:
         """A reconstruction of this query's eventual checkpoint from the output stream."""
-        return Reconstruction(self._name)
+        return Reconstruction(self._name, seed=self._seed)
 
     def load(self, eventual: EventualCheckpoint, last_epoch: int) -> list[ReplayEpoch]:
         """Load an eventual checkpoint; the epochs to replay, whose input starts at `positions`.
@@ -504,7 +509,7 @@ class Core:
                 "deterministic, or start under another query name"
             )
         self._last = None
-        self._skips = SkipPoints()
+        self._skips = SkipPoints(self._seed)
 
 
 def fingerprint(plan: CheckedFragment) -> str:

@@ -25,7 +25,7 @@ from spe_adapter.continuous.errors import FragmentRefused
 from spe_adapter.continuous.fragment import CheckedFragment, EpochLimits, Fragment, plan
 from spe_adapter.continuous.loop import Event, Loop, Observe
 from spe_adapter.epochs.retention import KEEP_ALL, own_trimming
-from spe_adapter.host import Host, ThisHost
+from spe_adapter.host import Host, ThisHost, new_seed
 
 LIMIT_S: Final = 60.0
 """How long a runner repeats a request to a sidecar that does not answer."""
@@ -117,7 +117,7 @@ class Runner:
         self, checked: CheckedFragment, instance: FragmentInstance, port: ClientPort, until: Callable[[], bool] | None
     ) -> None:
         limits = self._options.limits
-        core = Core(checked, instance, self._options.policy(), port.monotonic_ms, limits.state_bytes)
+        core = Core(checked, instance, self._options.policy(), port.monotonic_ms, limits.state_bytes, new_seed())
         loop = Loop(core, checked, port, limits, self._observe)
         loop.recover()
         self._loop = loop

@@ -77,7 +77,7 @@ class TaskCommit(WriterCommitMessage):
 
 
 def check_schema(schema: StructType, options: SinkOptions) -> None:
-    """Refuse a data frame that cannot be written. Raises SchemaRefused, which names the column and its types."""
+    """Refuse a data frame that cannot be written. Raises SchemaRefused, with the column and the allowed types."""
     types = {field.name: field.dataType for field in schema.fields}
     if "value" not in types:
         raise SchemaRefused(f"column 'value' (string or binary) is missing; there are {', '.join(types) or 'none'}")

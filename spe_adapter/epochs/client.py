@@ -166,7 +166,7 @@ class StagedStream:
         self._writer.send(self._output.add_results(keys, values, timestamps_ms))
 
     def finish(self, controls: Iterable[Buffer]) -> int:
-        """Send the rest of the results and the control batches, wait until all is durable; the number of segments."""
+        """Send the rest of the results and the control batches, and wait until all is durable; the segment count."""
         self._writer.send(self._output.finish(controls))
         return self._writer.finish()
 

@@ -20,6 +20,7 @@ from logstore.format.epoch_api import ScanReply, ScanRequest
 from logstore.interfaces import Buffer
 from spe_adapter.cec.control import End, EndPositions, Mark, decode, holds_progress
 from spe_adapter.cec.reconstruct import EventualCheckpoint, Reconstruction
+from spe_adapter.host import new_seed
 
 SCAN_BYTES: Final = 4 * 1024 * 1024
 """Large enough for the disk and the network, small enough that decoding and reading overlap."""
@@ -93,7 +94,7 @@ def reconstruct(client: Client, stream: TopicPartition, query: str, as_of: int |
 
     Raises StateTrimmed, StateInconsistent, CorruptBatch and the client's errors.
     """
-    reconstruction = Reconstruction(query, as_of)
+    reconstruction = Reconstruction(query, as_of, seed=new_seed())
     with ControlScan(client, stream) as scan:
         for batches in scan:
             if reconstruction.feed(batches):

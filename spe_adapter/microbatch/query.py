@@ -180,7 +180,7 @@ class Stateful:
 
 
 class _Starting:
-    """The callbacks for Spark, which may call before `start` has the query's ids. The first call creates the driver."""
+    """The callbacks for Spark, which may call before `start` has the query's ids. The first call makes the driver."""
 
     def __init__(self, frame: DataFrame, fixed: QueryDefinition, probe: Probe) -> None:
         self.spark = frame.sparkSession

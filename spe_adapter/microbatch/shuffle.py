@@ -30,7 +30,7 @@ import pyarrow as pa
 from logstore.errors import CairnError
 from spe_adapter.codec.kernels import Int64s
 from spe_adapter.codec.partitioner import partitions_of
-from spe_adapter.host import ThisHost
+from spe_adapter.host import new_seed
 from spe_adapter.microbatch.epoch import QueryDefinition, TaskReport
 from spe_adapter.operators.blame import failed
 from spe_adapter.operators.combining import NULL_PARTITION, Combiner
@@ -45,8 +45,6 @@ CALL_BYTES: Final = 32 * 1024 * 1024
 """Spark sends batches of 10,000 rows. An operator is called with up to this many rows and bytes, since each call has a
 fixed cost, and gives one result for a key per call.
 """
-_SEED_DIGITS: Final = 15
-"""Hexadecimal digits of a random token, so that nobody can choose keys that collide."""
 
 
 _EPOCHS: Final = 3
@@ -58,11 +56,6 @@ _END: Final = 2
 """Combining begins at _BEGIN rows per window, and ends below _END rows per combined row: a combined row costs more than
 a row. The two differ, so that the choice does not alternate.
 """
-
-
-def new_seed() -> int:
-    """A secret key for hashes."""
-    return int(ThisHost().new_token()[:_SEED_DIGITS], 16)
 
 
 class HandOver:

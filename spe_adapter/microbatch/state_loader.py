@@ -38,7 +38,7 @@ class LogLoader:
         self._expected = 0
 
     def since(self, tag: Tag) -> Sequence[VersionStep] | None:
-        """The changes after a version, oldest first; None if there is no way from it, or too long a one."""
+        """The changes after a version, oldest first; None if the log does not have them, or has too many."""
         way = ChangesSince(self._query, tag.epoch, tag.attempt, as_of=self._epoch, limit_tuples=CATCH_UP_TUPLES)
         with ControlScan(self._client, self._stream) as scan:
             for piece in scan:

@@ -23,7 +23,7 @@ from spe_adapter.codec.partitioner import partitions_of
 from spe_adapter.epochs.client import StagedStream, TaskAttempt, connect
 from spe_adapter.epochs.marks import OpenWindows, StatePartition, control_batches, epoch_mark
 from spe_adapter.errors import NoTaskContext, SchemaRefused
-from spe_adapter.host import Host, ThisHost, host_name
+from spe_adapter.host import Host, ThisHost, host_name, new_seed
 from spe_adapter.microbatch.epoch import (
     MOVED,
     REPORT_COLUMN,
@@ -38,7 +38,7 @@ from spe_adapter.microbatch.epoch import (
     newest_of,
 )
 from spe_adapter.microbatch.epoch_end import EpochEnd, conclude
-from spe_adapter.microbatch.shuffle import Received, new_seed, received
+from spe_adapter.microbatch.shuffle import Received, received
 from spe_adapter.microbatch.state_loader import LogLoader, moved_windows
 from spe_adapter.operators.combining import NULL_PARTITION
 from spe_adapter.operators.keys import KeyCodec

@@ -1,4 +1,4 @@
-"""What a stateful operator is: it gets rows and the state of their windows, a batch at a time, and gives results.
+"""The base class of stateful operators, which get batches of rows with the state of their windows and give results.
 
 A user subclasses `Operator`, declares the state as names and Arrow types, and writes `process`. State is columnar: one
 entry per distinct window of the call. The example raises an alarm when a customer pays more than ten times the mean of
@@ -25,9 +25,9 @@ what they paid before; `tests/operators/test_examples.py` runs it.
             return Results(pa.RecordBatch.from_pydict(alarms), rows.window[odd])
 
 Invariants:
-* What an operator writes is kept aside until its call has returned, so that a call that raises has changed nothing.
+* Writes of an operator are applied after its call has returned, so that a call that raises changes nothing.
 * A window is the unit of state: (key, number). Its state after an epoch depends on its own rows alone, in their order.
-* An operator holds no state of its own; it is pickled and sent to wherever its partition is processed.
+* An operator holds no state of its own. It is pickled and sent to the worker that processes its partition.
 
 Source: CEC paper, sections II.B and III (windows as independent parts of an operator's state).
 """
@@ -74,26 +74,26 @@ class Results(NamedTuple):
 
 
 Emitted: TypeAlias = Results | pa.RecordBatch | None
-"""What a call gives. A plain record batch has one row per window of the State, in its order."""
+"""The return value of a call. A plain record batch has one row per window of the State, in its order."""
 
 
 class Times(NamedTuple):
-    """Event times in µs since 1970, and where they are valid (None: everywhere)."""
+    """Event times in µs since 1970, and whether each is valid (None: all are)."""
 
     us: Int64s
     valid: Bools | None
 
 
 class Input(NamedTuple):
-    """An input with event time: its column (for a join, of its side), and how late its rows may be."""
+    """An input with event time: its column (for a join, the column of its side), and the allowed lateness in ms."""
 
     column: str
     delay_ms: int
 
 
 class Assignment(NamedTuple):
-    """To which windows rows belong. `rows` are positions in the batch (None: each row once, in order), `numbers` the
-    window numbers beside them; a row is too late once the watermark has reached its `late_from_ms`.
+    """The windows of rows. `rows` are positions in the batch (None: each row once, in order), `numbers` the window
+    number of each; a row is late if the watermark has reached its `late_from_ms`.
     """
 
     numbers: Int64s
@@ -102,9 +102,9 @@ class Assignment(NamedTuple):
 
 
 class Overlapping(NamedTuple):
-    """Rows that are in several windows each. Those of one key and one number in `numbers` are in the same ones, so
-    these are looked up but once: `spread` gives, for some such numbers, how many windows each stands for, and the
-    windows of all, behind each other.
+    """Rows that are in several windows each. Rows with the same key and the same number in `numbers` are in the same
+    windows, so that these are looked up once. `spread` takes such numbers and gives the count of windows of each, and
+    the windows of all in a row.
     """
 
     numbers: Int64s
@@ -113,9 +113,9 @@ class Overlapping(NamedTuple):
 
 
 class State:
-    """The state of some windows, one entry each, in an order of its own.
+    """The state of some windows, one entry per window.
 
-    Reads see what the same call wrote. Nothing reaches the store before `commit`, which the Processor calls.
+    Reads see the writes of the same call. Writes reach the store in `commit`, which the Processor calls.
     """
 
     def __init__(self, store: StateStore, rows: Int64s, is_new: Bools, identity: "WindowIdentities") -> None:
@@ -131,7 +131,7 @@ class State:
 
     @property
     def size(self) -> int:
-        """How many windows there are."""
+        """The number of windows."""
         return len(self._rows)
 
     @property
@@ -152,7 +152,7 @@ class State:
         return self._identity.schema
 
     def key_columns(self) -> list[pa.Array]:
-        """The key as the columns it was made from."""
+        """The key columns of each window."""
         return self._identity.codec.decode(self.keys)
 
     def get(self, name: str) -> Numbers:
@@ -167,7 +167,7 @@ class State:
         return fixed_values(pending, exact.dtype_of(pending.type))[0].copy()
 
     def nulls(self, name: str) -> Bools:
-        """Where a column is null, as it is in a new window."""
+        """Whether a column is null; in a new window it is."""
         pending = self._columns.get(name)
         if pending is None:
             return self._store.nulls(name, self._rows)
@@ -178,8 +178,8 @@ class State:
     def set(self, name: str, values: Numbers, nulls: Bools | None = None) -> None:
         """Write a fixed-width column, one value per window, null where `nulls` (booleans).
 
-        Values of another type are taken if nothing is lost (see `spe_adapter.state.exact`), else StateValueRefused
-        names the column and the value. What is kept is a copy.
+        Values of another type are converted if nothing is lost (see `spe_adapter.state.exact`). Otherwise raises
+        StateValueRefused, which names the column and the value. The values are copied.
         """
         if nulls is None and isinstance(values, pa.Array | pa.ChunkedArray):
             self.set_column(name, values)
@@ -190,7 +190,7 @@ class State:
         self._columns[name] = exact.fixed(f"state column {name!r}", kind, values, nulls, self.size)
 
     def column(self, name: str) -> pa.Array:
-        """A column of any type, as Arrow has it."""
+        """A column of any type, as an Arrow array."""
         pending = self._columns.get(name)
         if pending is None:
             return self._store.get_arrow(name, self._rows)
@@ -209,11 +209,11 @@ class State:
         self._columns[name] = taken
 
     def expires(self) -> Int64s:
-        """Event time in ms at which each window is due; NEVER where it is not."""
+        """The event time in ms at which each window is due, or NEVER."""
         return self._store.expires(self._rows) if self._expires is None else self._expires.copy()
 
     def expire_at(self, ms: int | Int64s, where: Bools | None = None) -> None:
-        """Have `expire` called when the watermark reaches `ms` (one for all, or one each); NEVER takes it back.
+        """Have `expire` called when the watermark reaches `ms` (one time for all windows, or one each); NEVER: no call.
 
         Whole milliseconds since 1970, or datetime64 that are whole in them. Raises StateValueRefused.
         """
@@ -224,8 +224,8 @@ class State:
         self._expires = wanted
 
     def close(self, where: Bools | None = None) -> None:
-        """Forget these windows (booleans; None: all) at the end of the call; the next row of the same key opens a new
-        one. Raises StateValueRefused.
+        """Close these windows (booleans; None: all) at the end of the call. The next row of the same key opens a new
+        window. Raises StateValueRefused.
         """
         closed = np.ones(self.size, np.bool_) if where is None else exact.flags("close, the places", where, self.size)
         self._closed = closed if self._closed is None else self._closed | closed
@@ -238,7 +238,7 @@ class State:
         self._renewed = np.asarray(where, np.bool_)
 
     def all_open(self) -> "State":
-        """Every open window of the partition, those of this call included, to be read only."""
+        """All open windows of the partition, those of this call included, for reading only."""
         rows = self._store.all_rows()
         identity = self._identity._replace(keys=None, numbers=None)
         return State(self._store, rows, np.zeros(len(rows), np.bool_), identity)
@@ -246,7 +246,7 @@ class State:
     # ---- for the Processor
 
     def part(self, which: Int64s) -> "State":
-        """Some of the windows as they were before the call: what is written to it is never kept."""
+        """Some of the windows as they were before the call. Writes to them are never kept."""
         keys, numbers = self._identity.keys, self._identity.numbers
         identity = self._identity._replace(
             keys=None if keys is None else keys.take(pa.array(which)),
@@ -283,7 +283,7 @@ class State:
             self._store.close(self._rows[self._closed])
 
     def open_until(self, watermark_ms: int) -> Bools:
-        """Which windows are neither closed by the call nor due at this watermark."""
+        """Whether each window is neither closed by the call nor due at this watermark."""
         still = self.expires() > watermark_ms
         return still if self._closed is None else still & ~self._closed
 
@@ -294,7 +294,7 @@ class State:
 
 
 class WindowIdentities(NamedTuple):
-    """Who some windows are, as far as that is known already, and where their keys and rows come from."""
+    """The identities of windows, as far as they are known already, with the key codec and the schema of the rows."""
 
     keys: pa.BinaryArray | None
     numbers: Int64s | None
@@ -303,9 +303,9 @@ class WindowIdentities(NamedTuple):
 
 
 class Combining(ABC):
-    """How rows of one window become one row in front of a shuffle, which carries that instead of them.
+    """Combines the rows of one window into one row before a shuffle.
 
-    `cells` are the columns that say what became of the rows; the order of rows and of what they became is the same.
+    `cells` are the columns of a combined row that hold the state folded from its rows.
     """
 
     cells: pa.Schema
@@ -316,11 +316,11 @@ class Combining(ABC):
 
     @abstractmethod
     def placed(self, numbers: Int64s) -> Assignment | Overlapping:
-        """The windows of groups, by the number that the operator's `assign` gave for all of their rows."""
+        """The windows of groups, from the number that the operator's `assign` gave their rows."""
 
     @abstractmethod
     def merge(self, rows: Rows, state: "State") -> Emitted:
-        """As the operator's `process`, of combined rows: their batch has the columns `cells`."""
+        """Process combined rows, as the operator's `process` does; their batch has the columns `cells`."""
 
 
 class Operator(ABC):

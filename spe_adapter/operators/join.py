@@ -22,6 +22,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from logstore.errors import InvalidConfig
+from spe_adapter.codec.columns import keys_of
+from spe_adapter.codec.identity_hash import hashes_of
 from spe_adapter.codec.kernels import MICROSECONDS, Bools, Int64s, compiled
 from spe_adapter.errors import SchemaRefused
 from spe_adapter.operators.base import (
@@ -39,7 +41,6 @@ from spe_adapter.operators.base import (
 )
 from spe_adapter.operators.cells import steady
 from spe_adapter.operators.windows import Duration, duration_us
-from spe_adapter.state.columns import hashes_of, keys_of
 from spe_adapter.state.layout import columns_of
 
 How = Literal["inner", "left", "right"]

@@ -19,6 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from logstore.errors import CairnError
+from spe_adapter.codec.columns import keys_of
+from spe_adapter.codec.identity_hash import hashes_of
 from spe_adapter.codec.kernels import MICROSECONDS, Int64s
 from spe_adapter.errors import SchemaRefused
 from spe_adapter.operators.base import (
@@ -38,7 +40,7 @@ from spe_adapter.operators.keys import KeyCodec
 from spe_adapter.operators.output import Output, is_raw, output_schema, to_records
 from spe_adapter.operators.replay import Replay
 from spe_adapter.operators.results import check_columns, normal
-from spe_adapter.state.columns import distinct, hashes_of, keys_of
+from spe_adapter.state.columns import distinct
 from spe_adapter.state.store import StateStore
 
 _T = TypeVar("_T")

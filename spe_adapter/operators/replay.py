@@ -1,11 +1,10 @@
-"""Which rows of a replay a window has seen already.
+"""The epochs whose rows each window has seen, so that a replay skips those rows.
 
-A recovering partition loads windows whose footprints are of different epochs and replays the input behind the oldest. A
-row belongs to its window only if the window's footprint is older than the row's epoch. Windows that closed since are
-skip points just the same, or their results would come twice.
+A recovering partition loads windows with footprints of different epochs, and replays the input after the oldest
+footprint. A replayed row counts for its window only if the footprint is older than the epoch of the row. Windows that
+closed since have skip points too; otherwise their results would be given twice.
 
-Invariant: what is here is fixed before a replay starts; a window that opens during one and is not here has seen
-nothing.
+Invariant: skip points do not change during a replay. A window without a skip point has seen no row.
 
 Source: CEC paper, section II.B ("window w_i ignores tuples with timestamps t < t_i").
 """
@@ -33,11 +32,12 @@ class Replay(NamedTuple):
 class SkipPoints:
     """The last epoch that each window has seen, open or closed."""
 
-    def __init__(self) -> None:
-        self._table = Table.in_memory(pa.schema([(_EPOCH, pa.int64())]))
+    def __init__(self, seed: int = 0) -> None:
+        """No windows. `seed` keys the hash of their identities: a number that the producers of keys do not know."""
+        self._table = Table.in_memory(pa.schema([(_EPOCH, pa.int64())]), seed=seed)
 
     def add(self, keys: pa.Array, numbers: Int64s, epochs: Int64s | int) -> None:
-        """Note windows (distinct within a call); of several epochs the latest counts."""
+        """Note the last epoch that windows (distinct within a call) have seen; the latest of several calls holds."""
         rows, is_new = self._table.ensure(keys, numbers)
         before = np.where(is_new, _NOTHING, self._table.get(_EPOCH, rows))
         self._table.set(_EPOCH, rows, np.maximum(before, epochs))

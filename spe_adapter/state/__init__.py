@@ -4,6 +4,6 @@
 write over a base that is never written) and `direct` (in place) provide it; `versions` keeps the bases of a host and
 the changes that lead from one version to the next.
 
-What always holds in here: an operator never writes to a version that anybody else can see, and what is damaged, stale
-or foreign is discarded and loaded again, never used. It knows numpy, numba and Arrow; nothing of Spark or the log.
+Invariants: an operator never writes to a version that another task can see; state that is damaged, stale or foreign is
+discarded and loaded again, never used. It knows numpy, numba and Arrow; nothing of Spark or the log.
 """

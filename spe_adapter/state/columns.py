@@ -10,42 +10,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from spe_adapter.codec.columns import BytesColumn
+from spe_adapter.codec.columns import keys_of, steady
+from spe_adapter.codec.identity_hash import hashes_of
 from spe_adapter.codec.kernels import Bools, Bytes, Int32s, Int64s
 from spe_adapter.state import kernels
 from spe_adapter.state.errors import StateDamaged, StateTooLarge
 
 Values = NDArray[Any]
 
-_BITS_64: Final = 2**64 - 1
-_BIT_63: Final = 2**63
 _MAX_OFFSETS: Final = 2**31 - 1
-
-
-def _steady(array: NDArray[Any]) -> NDArray[Any]:
-    """A read-only, aligned view or copy: the one type for compiled loops."""
-    view = array[:] if array.flags.aligned else array.copy()
-    view.flags.writeable = False
-    return view
-
-
-def keys_of(column: pa.Array) -> BytesColumn:
-    """The arrays of a column of keys or values (binary or string, nulls allowed), of unvarying types."""
-    if isinstance(column, pa.ChunkedArray):
-        column = column.combine_chunks()
-    if not (pa.types.is_binary(column.type) or pa.types.is_string(column.type)):
-        column = column.cast(pa.binary())
-    elif pa.types.is_string(column.type):
-        column = column.view(pa.binary())
-    offsets, bitmap, bit, data = BytesColumn.of(column)
-    if not len(bitmap):
-        bitmap, bit = np.full(-(-len(column) // 8), 0xFF, np.uint8), 0
-    return BytesColumn(_steady(offsets), _steady(bitmap), bit, _steady(data))
-
-
-def signed(seed: int) -> int:
-    """The low 64 bits of a seed as a signed number: the one type for compiled loops, and for a table's counters."""
-    return (seed & _BITS_64) - ((seed & _BIT_63) << 1)
 
 
 def numbers_of(numbers: Any, rows: int) -> Int64s:
@@ -54,13 +27,6 @@ def numbers_of(numbers: Any, rows: int) -> Int64s:
     if array.shape != (rows,):
         raise ValueError(f"{rows} keys with {array.shape} numbers")
     return array
-
-
-def hashes_of(keys: BytesColumn, numbers: Int64s, seed: int) -> Int64s:
-    """The hash of each identity."""
-    out = np.empty(len(numbers), np.int64)
-    kernels.hash_rows(*keys, _steady(numbers), signed(seed), out)
-    return out
 
 
 class Distinct(NamedTuple):
@@ -81,7 +47,7 @@ def distinct(keys: pa.Array, numbers: Int64s, seed: int = 0) -> Distinct:
     index, first = np.empty(rows, np.int64), np.empty(rows, np.int64)
     slots = np.zeros(1 << max((2 * rows - 1).bit_length(), 1), np.int32)
     count = kernels.distinct_rows(
-        hashes_of(parts, numbers, seed), *parts, _steady(numbers), slots, index, first
+        hashes_of(parts, numbers, seed), *parts, steady(numbers), slots, index, first
     )  # fmt: skip
     return Distinct(index, first[:count].copy())
 

@@ -1,10 +1,10 @@
-"""A delta: what one attempt at an epoch changed, as a file that leads from one version of a partition to the next.
+"""A delta: the changes of one attempt at an epoch, in a file that leads from one version of a partition to the next.
 
 The file: magic, CRC-32C of all that follows it, lengths; a description in JSON; padding to 64; windows that changed and
 are open, then windows that closed, each an Arrow IPC stream.
 
-Invariants: a delta is believed only whole, and only by the owner it was written for; which of several attempts counts
-is not said here, but by whoever knows the winner.
+Invariants: a delta is used only if it is whole and of the same owner. The delta does not say which of several attempts
+won its epoch; the driver of the query knows.
 """
 
 import json
@@ -18,8 +18,8 @@ from crc32c import crc32c
 
 from logstore.interfaces import Buffer
 from spe_adapter.cec.control import STATE_PREFIX
+from spe_adapter.codec.columns import keys_of
 from spe_adapter.codec.kernels import Bools
-from spe_adapter.state.columns import keys_of
 from spe_adapter.state.errors import StateSchemaChanged
 from spe_adapter.state.layout import take_schema
 from spe_adapter.state.segment import Owner, Tag
@@ -32,21 +32,21 @@ _HEAD: Final = struct.Struct("<8sIIQQ")
 _CHECKED_FROM: Final = 12
 _ALIGNMENT: Final = 64
 _SLICE_ROWS: Final = 64 * 1024
-"""Rows applied at a time: their columns stay in the processor's cache."""
+"""Rows that are applied at a time, so that their columns stay in the processor's cache."""
 
 
 class EpochMark(Protocol):
-    """What a mark says of the footprints in its epoch (`cec.control.Mark` does): the epoch, the records emitted in the
-    stream and the input records seen, as of its end.
+    """The fields of a mark that the footprints of its epoch share (`cec.control.Mark` has them): the epoch, and the
+    counters at its end.
     """
 
     @property
     def epoch(self) -> int:
-        """Its number."""
+        """The number of the epoch."""
 
     @property
     def emitted(self) -> int:
-        """Becomes the ordinal of its footprints."""
+        """Records emitted to the stream so far: the ordinal of the footprints."""
 
     @property
     def seen(self) -> int:
@@ -54,12 +54,12 @@ class EpochMark(Protocol):
 
 
 def window_version_of(mark: EpochMark) -> WindowVersion:
-    """The mark of the footprints of an epoch."""
+    """The version of the windows with a footprint in the epoch of a mark."""
     return WindowVersion(mark.epoch, mark.emitted, mark.seen)
 
 
 class VersionStep(NamedTuple):
-    """One step from a version to `tag`: the footprints and tombstones of its group, and what to keep beside it."""
+    """One step from a version to `tag`: footprints and tombstones of the epoch, and the note to keep with `tag`."""
 
     tag: Tag
     footprints: Sequence[pa.RecordBatch]
@@ -79,7 +79,7 @@ class Delta(NamedTuple):
 
 
 def encode_delta(delta: Delta) -> list[Buffer]:
-    """The file's bytes in pieces."""
+    """The bytes of the file, in pieces."""
     mark = delta.step.mark
     described = {
         "owner": delta.owner,
@@ -101,7 +101,7 @@ def encode_delta(delta: Delta) -> list[Buffer]:
 
 
 def decode_delta(data: Buffer) -> Delta | None:
-    """A file's content, None if it is not whole."""
+    """The content of a file; None if it is not whole or of another version of Cairn."""
     view = memoryview(data)
     if len(view) < _HEAD.size:
         return None
@@ -168,7 +168,7 @@ def check_schema(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> None:
 
 
 def needs(table: Table, step: VersionStep) -> tuple[int, int]:
-    """How many rows and bytes of the arena a step needs at most."""
+    """Upper bounds of the rows and the arena bytes that a step needs."""
     if step.needs is not None:
         return step.needs
     parts = [needs_of(batch, table.find(*identities_of(batch)) < 0) for batch in step.footprints]
@@ -176,7 +176,7 @@ def needs(table: Table, step: VersionStep) -> tuple[int, int]:
 
 
 def needs_of(batch: pa.RecordBatch, is_new: Bools) -> tuple[int, int]:
-    """How many rows and bytes of the arena windows need at most, of which some are new."""
+    """Upper bounds of the rows and the arena bytes that windows need; `is_new`: which of them need a row."""
     arena_bytes = int(np.diff(keys_of(batch.column("key")).offsets)[is_new].sum(dtype=np.int64))
     for name in batch.schema.names:
         column = batch.column(name)
@@ -186,7 +186,7 @@ def needs_of(batch: pa.RecordBatch, is_new: Bools) -> tuple[int, int]:
 
 
 def redo(table: Table, step: VersionStep) -> Iterator[str]:
-    """Bring a table one step further, telling before each change. Doing it again, or the rest of it, does no harm."""
+    """Apply a step to a table; yields a name before each change. A step, or the rest of it, may be applied again."""
     mark = step.mark if isinstance(step.mark, WindowVersion) else window_version_of(step.mark)
     check_schema(table.schema, step.footprints)
     for batch in _slices(step.footprints):
@@ -209,7 +209,7 @@ def _slices(batches: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def live_windows(table: Table) -> Iterator[tuple[pa.RecordBatch, WindowVersion]]:
-    """All windows of a table with their marks, in slices."""
+    """All windows of a table with their versions, in slices."""
     rows = table.live_rows()
     for start in range(0, len(rows), _SLICE_ROWS):
         part = rows[start : start + _SLICE_ROWS]

@@ -1,10 +1,10 @@
-"""The compiled loops of a table: hashing, probing, and moving bytes to and from its arena.
+"""The compiled loops of a table: they find, insert and remove identities, and move bytes to and from the arena.
 
 Invariants:
 * Every index that comes out of a table's memory is checked against the array it leads into: a damaged segment gives a
   negative status, never a read outside. Loops over the index are bounded by its size.
-* Types are fixed (see `Keys.of`), so each function compiles once; the result is cached on disk. What numpy does well
-  is not in here: loading compiled code costs every fresh worker.
+* Types are fixed (see `codec.columns.keys_of`), so each function compiles once; the result is cached on disk. Work that
+  numpy does well is not done here: loading compiled code takes time in every new worker.
 * A row becomes part of a table, and ceases to be, when its reference is stored, which loops leave to their callers:
   what else is stored of it comes wholly before or after, whatever order the compiler gives the stores of a loop.
 """
@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from spe_adapter.codec.identity_hash import key_length, load
 from spe_adapter.codec.kernels import Bytes, Int32s, Int64s, compiled
 
 Grid = NDArray[np.int64]
@@ -61,98 +62,6 @@ OK: Final = 0
 DAMAGED: Final = -2
 
 
-# Helpers that take arrays are one straight run: where they branch, the compiler counts references to the arrays at
-# every call, which costs more than the work.
-
-
-@compiled
-def _load(data: Bytes, at: int) -> int:
-    """Eight bytes as a little-endian number; the compiler makes it one load."""
-    return (
-        np.uint64(data[at])
-        | np.uint64(data[at + np.uint64(1)]) << np.uint64(8)
-        | np.uint64(data[at + np.uint64(2)]) << np.uint64(16)
-        | np.uint64(data[at + np.uint64(3)]) << np.uint64(24)
-        | np.uint64(data[at + np.uint64(4)]) << np.uint64(32)
-        | np.uint64(data[at + np.uint64(5)]) << np.uint64(40)
-        | np.uint64(data[at + np.uint64(6)]) << np.uint64(48)
-        | np.uint64(data[at + np.uint64(7)]) << np.uint64(56)
-    )
-
-
-@compiled
-def _rotate(value: int, bits: int) -> int:
-    return (value << np.uint64(bits)) | (value >> np.uint64(64 - bits))
-
-
-@compiled
-def _sip_round(v0: int, v1: int, v2: int, v3: int) -> tuple[int, int, int, int]:
-    v0 += v1
-    v1 = _rotate(v1, 13) ^ v0
-    v0 = _rotate(v0, 32)
-    v2 += v3
-    v3 = _rotate(v3, 16) ^ v2
-    v0 += v3
-    v3 = _rotate(v3, 21) ^ v0
-    v2 += v1
-    v1 = _rotate(v1, 17) ^ v2
-    v2 = _rotate(v2, 32)
-    return v0, v1, v2, v3
-
-
-@compiled
-def _length(offsets: Int32s, bitmap: Bytes, bit: int, row: int) -> int:
-    """A key's length, -1 if it is null; `bitmap` is not empty."""
-    position = np.uint64(bit + row)
-    valid = np.int64((bitmap[position >> np.uint64(3)] >> np.uint8(position & np.uint64(7))) & np.uint8(1))
-    return (np.int64(offsets[row + 1]) - np.int64(offsets[row])) * valid - (1 - valid)
-
-
-@compiled
-def hash_rows(offsets: Int32s, bitmap: Bytes, bit: int, data: Bytes, numbers: Int64s, seed: int, out: Int64s) -> None:
-    """SipHash-1-3 of each identity (length of the key, number, key), keyed by `seed`: who does not know it cannot
-    make keys that collide.
-    """
-    key0 = np.uint64(seed)
-    key1 = _rotate(key0 * np.uint64(0x9E3779B97F4A7C15) ^ np.uint64(0xD6E8FEB86659FD93), 29)
-    for row in range(numbers.shape[0]):
-        v0 = key0 ^ np.uint64(0x736F6D6570736575)
-        v1 = key1 ^ np.uint64(0x646F72616E646F6D)
-        v2 = key0 ^ np.uint64(0x6C7967656E657261)
-        v3 = key1 ^ np.uint64(0x7465646279746573)
-        length = _length(offsets, bitmap, bit, row)
-        at = np.int64(offsets[row])
-        # The length comes first, which makes null and all keys prefix-free.
-        word = np.uint64(length)
-        v3 ^= word
-        v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
-        v0 ^= word
-        word = np.uint64(numbers[row])
-        v3 ^= word
-        v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
-        v0 ^= word
-        left = length
-        while left > 0:
-            word = np.uint64(0)
-            if left >= 8:
-                word = _load(data, np.uint64(at))
-            elif length >= 8:
-                # The last bytes, with those before them, which are shifted out.
-                word = _load(data, np.uint64(at + left - 8)) >> np.uint64(8 * (8 - left))
-            else:
-                for byte in range(left):
-                    word |= np.uint64(data[np.uint64(at + byte)]) << np.uint64(8 * byte)
-            v3 ^= word
-            v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
-            v0 ^= word
-            at += 8
-            left -= 8
-        v2 ^= np.uint64(0xFF)
-        for _ in range(3):
-            v0, v1, v2, v3 = _sip_round(v0, v1, v2, v3)
-        out[row] = np.int64(v0 ^ v1 ^ v2 ^ v3)
-
-
 @compiled
 def distinct_rows(
     hashes: Int64s, offsets: Int32s, bitmap: Bytes, bit: int, data: Bytes, numbers: Int64s, slots: Int32s,
@@ -164,7 +73,7 @@ def distinct_rows(
     for row in range(hashes.shape[0]):
         value = hashes[row]
         slot = value & mask
-        length = _length(offsets, bitmap, bit, row)
+        length = key_length(offsets, bitmap, bit, row)
         while True:
             seen = np.int64(slots[slot])
             if seen == 0:
@@ -177,11 +86,11 @@ def distinct_rows(
             same = (
                 hashes[other] == value
                 and numbers[other] == numbers[row]
-                and _length(offsets, bitmap, bit, other) == length
+                and key_length(offsets, bitmap, bit, other) == length
             )
             left, left_at, right_at = length, np.uint64(offsets[other]), np.uint64(offsets[row])
             while same and left >= 8:
-                same = _load(data, left_at) == _load(data, right_at)
+                same = load(data, left_at) == load(data, right_at)
                 left_at += np.uint64(8)
                 right_at += np.uint64(8)
                 left -= 8
@@ -213,7 +122,7 @@ def find_rows(
         entry = out[row]
         out[row] = -1
         steps = mask
-        length = _length(offsets, bitmap, bit, row)
+        length = key_length(offsets, bitmap, bit, row)
         while entry != 0:
             if (entry ^ value) >> TAG_BITS == 0:
                 candidate = (entry & ROW_MASK) - 1
@@ -227,7 +136,7 @@ def find_rows(
                     return DAMAGED
                 left, left_at, right_at = length, np.uint64(ref >> LENGTH_BITS), np.uint64(offsets[row])
                 while same and left >= 8:
-                    same = _load(arena, left_at) == _load(data, right_at)
+                    same = load(arena, left_at) == load(data, right_at)
                     left_at += np.uint64(8)
                     right_at += np.uint64(8)
                     left -= 8
@@ -280,7 +189,7 @@ def insert_rows(
             if row >= identities.shape[0]:
                 return DAMAGED
             counters[USED] = row + 1
-        length = _length(offsets, bitmap, bit, item)
+        length = key_length(offsets, bitmap, bit, item)
         at = counters[ARENA_USED]
         start = np.uint64(offsets[item])
         if length > 0:
@@ -374,7 +283,7 @@ def scatter_bytes(
     for item in range(rows.shape[0]):
         row = rows[item]
         old = max((column[row] & LENGTH_MASK) - 1, 0)
-        length = _length(offsets, bitmap, bit, item)
+        length = key_length(offsets, bitmap, bit, item)
         if length < 0:
             column[row] = 0
             counters[GARBAGE] += old

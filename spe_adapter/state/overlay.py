@@ -1,7 +1,7 @@
-"""Copy-on-write: windows of a base that is never written, changed in a private table.
+"""Copy-on-write: windows of a base that is never written, with changes in a private table.
 
-A window of the base is read where it is until something changes it; then its state is copied into a private row, and
-every later read goes there. What is new lives in the private table alone.
+A window of the base is read from the base until its first change. Then its state is copied into a private row, which
+later calls read. New windows are in the private table only.
 
 Invariants:
 * The base is only read. Dropping the overlay undoes everything.
@@ -44,12 +44,12 @@ class Overlay:
 
     @property
     def live(self) -> int:
-        """How many windows are open."""
+        """The number of open windows."""
         return self._base.live - self._closed + self._own.live - self._copies
 
     @property
     def size_bytes(self) -> int:
-        """The private table's memory, and what says where windows are."""
+        """The memory of the private table and of the arrays that locate windows, in bytes."""
         return self._own.size_bytes + self._shadow.nbytes + self._origin.nbytes
 
     @property
@@ -68,7 +68,7 @@ class Overlay:
         return ids
 
     def ensure(self, keys: pa.Array, numbers: Int64s) -> tuple[Int64s, Bools]:
-        """The id of each window, opening those that are not; and which are new."""
+        """The id of each window, and whether it is new. A new window is opened."""
         identities = self._base.identify(keys, numbers)
         ids = self._in_base(self._base.find_identities(identities))
         absent = ids < 0
@@ -104,11 +104,11 @@ class Overlay:
             self._closed += len(base_rows)
 
     def renew(self, ids: Int64s) -> None:
-        """Say of open windows that what they hold began anew."""
+        """Mark open windows as new."""
         self._tracker.renewed(self._copied(ids))
 
     def all_rows(self) -> Int64s:
-        """Every open window."""
+        """The ids of all open windows."""
         base_rows = self._base.live_rows()
         if self._closed:
             base_rows = base_rows[self._shadow[base_rows] != _CLOSED]
@@ -170,7 +170,7 @@ class Overlay:
         self._tracker.changed(rows)
 
     def set_expires(self, ids: Int64s, expires_ms: Int64s | int) -> None:
-        """Say when windows expire."""
+        """Set when windows expire, in milliseconds of event time."""
         rows = self._copied(ids)
         self._own.set_expires(rows, expires_ms)
         self._tracker.changed(rows)
@@ -178,10 +178,10 @@ class Overlay:
     # ---- footprints
 
     def oldest(self, count: int) -> Int64s:
-        """Of the open windows that have not changed in this epoch, those whose footprints are oldest, oldest first.
+        """The ids of the `count` windows with the oldest footprints, oldest first, without windows that changed.
 
-        Windows of which this overlay has already told in an earlier epoch have their next footprint to come from
-        whoever keeps the base, and are not among them.
+        Windows that changed in an earlier epoch of this overlay are left out too: the versions of their footprints are
+        not known here.
         """
         ordinals = self._base.ordinals()
         if self._copies or self._closed:
@@ -198,11 +198,11 @@ class Overlay:
         return out[0], out[1], out[2]
 
     def touch(self, ids: Int64s) -> None:
-        """Footprint these windows too."""
+        """Write footprints of these windows too."""
         self._tracker.changed(self._copied(ids))
 
     def changes(self) -> Changes:
-        """What changed since the last call, and the start of the next epoch."""
+        """The changes since the last call. The next epoch starts."""
         rows, opened = self._tracker.changed_rows()
         self._grow()
         origins = self._origin[rows]

@@ -1,7 +1,7 @@
-"""Where a query's state may live on this host, how much of it, and how a new base of a partition is built there.
+"""The storage of a query's state on this host, with its limit, and the builder of a new base of a partition.
 
-Invariant: what is charged counts all files of the query; a draft that is neither published nor discarded does not
-survive its builder.
+Invariants: the limit counts all files of the query; a draft that is neither published nor discarded does not outlive
+its builder.
 """
 
 from pathlib import Path
@@ -19,11 +19,11 @@ from spe_adapter.state.segment import HEADER_BYTES, Segment
 from spe_adapter.state.table import Table
 
 MIN_CAPACITY: Final = 1024
-"""The least number of windows that a new base has room for."""
+"""The minimum number of windows that fit into a new base."""
 
 
 class StateStorage(NamedTuple):
-    """Where a query's state may live on this host, and how much of it."""
+    """The directory of a query's state on this host, its limit in bytes, and what is needed to use it."""
 
     directory: QueryDirectory
     limit_bytes: int
@@ -32,13 +32,13 @@ class StateStorage(NamedTuple):
     lock_limit_s: float
 
     def charge(self, more_bytes: int, where: str) -> None:
-        """Raise StateTooLarge if so many more bytes exceed the limit."""
+        """Raise StateTooLarge if `more_bytes` beside the present files exceed the limit."""
         held_bytes = self.directory.size_bytes()
         if held_bytes + more_bytes > self.limit_bytes:
             raise StateTooLarge(
                 f"query {self.directory.query!r}: {where} needs {more_bytes} more bytes of state beside "
-                f"{held_bytes} on this host, and {self.limit_bytes} is the limit; raise the option 'stateLimit', "
-                "use more partitions or hosts, or let windows expire"
+                f"{held_bytes} on this host, and {self.limit_bytes} is the limit; raise the option 'stateLimit', use "
+                "more partitions or hosts, or let windows expire"
             )
 
 
@@ -81,7 +81,7 @@ class DraftBuilder:
         return Table.create(schema, layout, self.allocate(layout.size_bytes), self._storage.seed, self.allocate)
 
     def copy_of(self, table: Table, rows: int, arena_bytes: int) -> Table:
-        """A copy with room for so many more rows and bytes; with hardly more, if the limit allows no better."""
+        """A copy with room for more rows and bytes: for twice as many, or few more if the limit is near."""
         if table.is_sparse:
             copy = self.create(table.schema, max(2 * (table.live + rows), MIN_CAPACITY), 2 * arena_bytes)
             for batch, mark in live_windows(table):

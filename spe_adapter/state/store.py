@@ -1,4 +1,4 @@
-"""What operators keep their windows in, and what an epoch changed in it.
+"""The store of an operator's windows, and the changes of an epoch.
 
 Invariants:
 * An *id* names a window from the call that gave it until the window is closed or the epoch ends with `changes`; ids are
@@ -26,15 +26,16 @@ _NO_IDENTITIES: Final = pa.RecordBatch.from_arrays(
 _NO_ROWS: Final = np.empty(0, np.int64)
 _NO_FLAGS: Final = np.empty(0, np.bool_)
 _SCAN_FACTOR: Final = 32
-"""Looking at the flags of so many rows costs as much as sorting one."""
+"""Reading the flags of this many rows costs as much as sorting one row."""
 
 
 class Changes(NamedTuple):
-    """What an epoch changed.
+    """The changes of an epoch.
 
-    footprints: windows that changed or were touched and are still open, as `Table.take` gives them; `opened` says of
-    each whether it opened (or was renewed) in this epoch, `ids` are theirs. closed: were open before, and are not any
-    more. transient: opened and closed within the epoch. Both are batches of (key, number).
+    `footprints`: the windows that changed or were touched and are still open, as `Table.take` gives them, with their
+    `ids`; `opened`: whether each of them opened (or was renewed) in this epoch. `closed`: windows that were open before
+    the epoch and are not open any more. `transient`: windows that opened and closed within the epoch. The last two are
+    batches of (key, number).
     """
 
     footprints: pa.RecordBatch
@@ -45,7 +46,7 @@ class Changes(NamedTuple):
 
 
 class StateStore(Protocol):
-    """What operators run on. Arrays of ids are int64; identities within one call are distinct."""
+    """The store that operators run on. Ids are int64 arrays; the identities in one call are distinct."""
 
     schema: pa.Schema
 
@@ -65,14 +66,14 @@ class StateStore(Protocol):
         """The id of each window, -1 where it is not open."""
 
     def ensure(self, keys: pa.Array, numbers: Int64s) -> tuple[Int64s, Bools]:
-        """The id of each window, opening those that are not; and which are new (state null, expires NEVER)."""
+        """The id of each window, and whether it is new. A new window is opened: its state is null, it expires NEVER."""
 
     def close(self, ids: Int64s) -> None:
-        """Close windows. Their ids are void; `ensure` of the same identity gives a fresh window."""
+        """Close windows. Their ids become invalid; `ensure` of the same identity opens a new window."""
 
     def renew(self, ids: Int64s) -> None:
-        """Say of open windows that what they hold began anew: a full window and its successor share an identity. They
-        are footprinted as windows that opened in this epoch.
+        """Mark open windows as new, because a full window and its successor share an identity. Their footprints are
+        those of windows that opened in this epoch.
         """
 
     def get(self, name: str, ids: Int64s) -> Values:
@@ -100,38 +101,40 @@ class StateStore(Protocol):
         """When windows expire, in milliseconds of event time; NEVER."""
 
     def set_expires(self, ids: Int64s, expires_ms: Int64s | int) -> None:
-        """Say when windows expire."""
+        """Set when windows expire, in milliseconds of event time."""
 
     def due(self, watermark_ms: int) -> Int64s:
-        """Open windows that expire at the watermark or before it."""
+        """The ids of open windows that expire at the watermark or before it."""
 
     def all_rows(self) -> Int64s:
-        """Every open window."""
+        """The ids of all open windows."""
 
     def oldest(self, count: int) -> Int64s:
-        """Of the open windows that have not changed in this epoch, those whose footprints are oldest, oldest first."""
+        """The ids of the `count` windows with the oldest footprints, oldest first, without windows that changed in this
+        epoch.
+        """
 
     def window_versions(self, ids: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         """Epochs, ordinals and counts of seen records of windows' last footprints (0 for those opened since)."""
 
     def touch(self, ids: Int64s) -> None:
-        """Footprint these windows too, whether they changed or not (a check)."""
+        """Write footprints of these windows too, whether they changed or not (a check)."""
 
     def changes(self) -> Changes:
         """What changed since the last call, and the start of the next epoch."""
 
 
 class ChangeTracker:
-    """Which rows of a table changed in an epoch, which opened in it, and who closed: what `changes` needs.
+    """Tracks which rows of a table changed, opened and closed in an epoch, for `changes`.
 
-    Rows and identities are those of one private table; whoever keeps a base beside it reports its closed windows by
-    `closed_elsewhere`.
+    Rows and identities are those of one private table. A store with a base beside that table reports closed windows of
+    the base by `closed_elsewhere`.
     """
 
     _CHANGED = 1
     _OPENED = 2
     _RENEWED = 4
-    """Open before the epoch, so its end has to be told like that of any other; but what it holds is new."""
+    """Open before the epoch, so that closing it needs a tombstone; but its content is new."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
@@ -141,29 +144,29 @@ class ChangeTracker:
         self._transient: list[pa.RecordBatch] = []
 
     def changed(self, rows: Int64s) -> None:
-        """Rows that are to be footprinted."""
+        """Note rows that need a footprint."""
         self._mark(rows, self._CHANGED)
 
     def opened(self, rows: Int64s) -> None:
-        """Rows of windows that opened just now."""
+        """Note rows of windows that opened."""
         self._mark(rows, self._CHANGED | self._OPENED)
 
     def renewed(self, rows: Int64s) -> None:
-        """Rows of windows whose content began anew just now."""
+        """Note rows of windows whose content is new."""
         self._mark(rows, self._CHANGED | self._RENEWED)
 
     def is_changed(self, rows: Int64s) -> Bools:
-        """Which of the rows are to be footprinted."""
+        """Whether each row needs a footprint."""
         self._grow()
         return self._flags[rows] != 0
 
     def is_new(self, rows: Int64s) -> Bools:
-        """Which of the rows opened or were renewed in this epoch."""
+        """Whether each row opened or was renewed in this epoch."""
         self._grow()
         return self._flags[rows] & (self._OPENED | self._RENEWED) != 0
 
     def closing(self, rows: Int64s) -> None:
-        """Rows that are about to be removed, of windows that only this table knows."""
+        """Note rows that will be removed, of windows that are in this table only."""
         self._grow()
         opened = self._flags[rows] & self._OPENED != 0
         self._flags[rows] = 0
@@ -173,16 +176,16 @@ class ChangeTracker:
             self._closed.append(identity_batch(self._table, rows[~opened]))
 
     def dropped(self, rows: Int64s) -> None:
-        """Rows that are removed, and of which nothing is to be told."""
+        """Forget rows that are removed: `changes` will not have them."""
         self._grow()
         self._flags[rows] = 0
 
     def closed_elsewhere(self, identities: pa.RecordBatch) -> None:
-        """Windows that closed and were open before the epoch."""
+        """Note windows that were open before the epoch and closed in it."""
         self._closed.append(identities)
 
     def changed_rows(self) -> tuple[Int64s, Bools]:
-        """The rows to be footprinted, ascending, and which of them opened or were renewed in this epoch."""
+        """The rows that need a footprint, ascending, and whether each of them opened or was renewed in this epoch."""
         self._grow()
         if not self._changed:
             return _NO_ROWS, _NO_FLAGS
@@ -195,7 +198,7 @@ class ChangeTracker:
         return rows, self.is_new(rows)
 
     def gone(self) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-        """Windows (closed, transient) as `Changes` has them: none of them is open."""
+        """The windows `closed` and `transient` of `Changes`; none of them is open."""
         closed = self._not_open(_joined(self._closed))
         transient = self._not_open(_joined(self._transient))
         if transient.num_rows and len(self._transient) > 1:
@@ -209,7 +212,7 @@ class ChangeTracker:
         return closed, transient
 
     def start_epoch(self) -> None:
-        """Forget everything."""
+        """Start the next epoch without changes."""
         for rows in self._changed:
             self._flags[rows] = 0
         self._changed, self._closed, self._transient = [], [], []

@@ -1,12 +1,12 @@
-"""A hash table of windows over one block of memory, all of whose operations take many windows at a time.
+"""A hash table of windows in one block of memory. Each operation takes many windows.
 
-A window has an identity (key bytes or null, number), a time when it expires, the mark of its last footprint and the
-columns of its state. A *row* is the number under which the table keeps it, until it is removed.
+A window has an identity (key bytes or null, number), a time when it expires, the window version of its last footprint
+and the columns of its state. A *row* is the number under which the table keeps a window, until the window is removed.
 
 Invariants:
 * Rows keep their numbers while the table grows; the row of a removed window is used again.
 * A row that holds no window expires NEVER, has ordinal NEVER and no references into the arena.
-* The block is only grown through `allocate`; a table that is read-only or cannot grow says so before it changes.
+* The block is only grown through `allocate`. A table that cannot grow raises StateDamaged before it changes.
 * Identities are hashed with the table's own seed, so that nobody can choose keys that collide.
 """
 
@@ -17,7 +17,8 @@ import numpy as np
 import pyarrow as pa
 
 from spe_adapter.cec.control import STATE_PREFIX
-from spe_adapter.codec.columns import BytesColumn
+from spe_adapter.codec.columns import BytesColumn, keys_of
+from spe_adapter.codec.identity_hash import hashes_of, signed
 from spe_adapter.codec.kernels import Bools, Bytes, Int64s
 from spe_adapter.state import exact, kernels
 from spe_adapter.state.columns import (
@@ -25,16 +26,13 @@ from spe_adapter.state.columns import (
     bytes_array,
     fixed_array,
     fixed_values,
-    hashes_of,
-    keys_of,
     numbers_of,
-    signed,
 )
 from spe_adapter.state.errors import StateDamaged, StateTooLarge
 from spe_adapter.state.layout import NEVER, Column, Layout, check_counters, take_schema
 
 Allocate = Callable[[int], Bytes]
-"""Gives so many zeroed bytes, or raises StateTooLarge."""
+"""A function that gives this many zeroed bytes, or raises StateTooLarge."""
 
 _ARENA_BYTES_PER_ROW: Final = 16
 """The arena's first size: about one short key per row."""
@@ -43,11 +41,11 @@ _SPARSE_FACTOR: Final = 8
 _SAMPLE: Final = 4096
 _SAMPLE_FACTOR: Final = 16
 _SPARSE_CAPACITY: Final = 16 * 1024
-"""Below it nobody minds."""
+"""A smaller table is never sparse: it wastes little memory."""
 
 
 class WindowVersion(NamedTuple):
-    """The footprint of a window: in which epoch, and how many records the stream and the input had by then."""
+    """The last footprint of a window: its epoch, and the numbers of records emitted and input records seen by then."""
 
     epoch: int | Int64s
     ordinal: int | Int64s
@@ -55,7 +53,7 @@ class WindowVersion(NamedTuple):
 
 
 class IdentityColumns(NamedTuple):
-    """Identities as loops take them: keys, numbers and their hashes."""
+    """Identities as compiled loops take them: keys, numbers and hashes."""
 
     keys: BytesColumn
     numbers: Int64s
@@ -63,18 +61,18 @@ class IdentityColumns(NamedTuple):
 
 
 def anonymous(size_bytes: int) -> Bytes:
-    """Private memory; pages come into being when they are touched."""
+    """Private memory. The system gives a page when it is first written."""
     return np.zeros(size_bytes, np.uint8)
 
 
 class Table:
-    """See the module. `rows` are int64 arrays throughout; what they name must be windows of the table."""
+    """A hash table of windows. `rows` are int64 arrays, and name windows of the table."""
 
     def __init__(
         self, schema: pa.Schema, layout: Layout, block: Bytes, allocate: Allocate | None, *, is_torn: bool = False
     ) -> None:
-        """A table over a block that holds one already (`create` makes it so). `allocate` None: it cannot grow. One that
-        `is_torn` by a crash is good for nothing but `repair`.
+        """A table over a block that holds a table already (see `create`). With `allocate` None it cannot grow. If it
+        `is_torn` by a crash, only `repair` may be called.
         """
         self.schema = schema
         self._allocate = allocate
@@ -121,43 +119,43 @@ class Table:
 
     @property
     def live(self) -> int:
-        """How many windows there are."""
+        """The number of windows."""
         return int(self._counters[kernels.OCCUPIED])
 
     @property
     def used(self) -> int:
-        """Row numbers are below this."""
+        """The upper bound (exclusive) of row numbers."""
         return int(self._counters[kernels.USED])
 
     @property
     def size_bytes(self) -> int:
-        """The memory the table takes."""
+        """The memory of the table, in bytes."""
         return self._layout.size_bytes
 
     @property
     def capacity(self) -> int:
-        """Rows there is room for."""
+        """The number of rows that fit."""
         return self._layout.capacity
 
     @property
     def arena_bytes(self) -> int:
-        """Bytes of keys and values there is room for."""
+        """The number of bytes of keys and values that fit."""
         return self._layout.arena_bytes
 
     @property
     def is_sparse(self) -> bool:
-        """Whether most of the memory is for windows that are gone."""
+        """Whether most of the memory belongs to windows that were removed."""
         return self.capacity > _SPARSE_CAPACITY and _SPARSE_FACTOR * self.live < self.capacity
 
     @property
     def seed(self) -> int:
-        """The key of its hash."""
+        """The key of the hash."""
         return int(self._counters[kernels.SEED])
 
     # ---- identities
 
     def identify(self, keys: pa.Array, numbers: Int64s) -> IdentityColumns:
-        """Identities as this table (and every one with its seed) looks them up."""
+        """Identities with the hashes of this table, and of every table with the same seed."""
         parts = keys_of(keys)
         numbers = numbers_of(numbers, len(keys))
         hashes = hashes_of(parts, numbers, self.seed)
@@ -177,7 +175,7 @@ class Table:
         return out
 
     def ensure(self, keys: pa.Array, numbers: Int64s) -> tuple[Int64s, Bools]:
-        """The row of each of these (distinct) identities, and which are new: state null, expires NEVER."""
+        """The row of each of these (distinct) identities, and whether it is new (state null, expires NEVER)."""
         identities = self.identify(keys, numbers)
         rows = self.find_identities(identities)
         is_new = rows < 0
@@ -186,7 +184,7 @@ class Table:
         return rows, is_new
 
     def insert(self, identities: IdentityColumns, rows: Int64s) -> None:
-        """Give the identities that have no row (-1 in `rows`, where the new ones are written) one each."""
+        """Insert the identities with -1 in `rows`, and write their new rows there."""
         keys, numbers, hashes = identities
         missing = rows < 0
         lengths = np.diff(keys.offsets)[missing]
@@ -203,8 +201,8 @@ class Table:
         self._refs[new] = refs[missing]
 
     def hide(self, count: int) -> Int64s:
-        """So many new rows that no identity leads to, for windows that someone else indexes. What they hold is to be
-        copied into them (`copy_state`).
+        """`count` new rows that no identity leads to, for windows that another table indexes. The caller fills them by
+        `copy_state`.
         """
         self.reserve(count, 0)
         free: list[int] = []
@@ -230,7 +228,7 @@ class Table:
                 views["n_" + column.name][rows] = 1
 
     def remove(self, rows: Int64s) -> None:
-        """Forget windows, each named once; their rows become free. Those that are free already stay so."""
+        """Remove windows, each row once at most; their rows become free. Rows that are free already stay free."""
         rows = rows[self._refs[rows] != kernels.REF_FREE]
         if not len(rows):
             return
@@ -353,7 +351,7 @@ class Table:
         return np.flatnonzero(self._views["expires"][: self.used] <= watermark_ms)
 
     def set_window_versions(self, rows: Int64s, epoch: int | Int64s, ordinal: int | Int64s, seen: int | Int64s) -> None:
-        """Note a footprint of windows."""
+        """Set the version of windows to that of a new footprint."""
         self._views["epoch"][rows] = epoch
         self._views["ordinal"][rows] = ordinal
         self._views["seen"][rows] = seen
@@ -443,8 +441,8 @@ class Table:
         return Layout(self.schema, capacity, max(self._layout.arena_bytes, 2 * content_bytes))
 
     def reserve(self, rows: int, arena_bytes: int) -> None:
-        """Make room, growing if need be. Raises what `allocate` raises, and StateDamaged where there is none: then
-        somebody was wrong about what fits.
+        """Make room for more rows and bytes, growing if need be. Raises the errors of `allocate`, and StateDamaged if
+        the table cannot grow: then the caller was wrong about the room it needs.
         """
         if self.has_room(rows, arena_bytes):
             return
@@ -456,10 +454,10 @@ class Table:
         self._adopt(layout, block)
 
     def repair(self) -> None:
-        """Make the table whole after a crash in the middle of a change: everything that follows from the windows and
-        their references is built anew. What the change itself left undone has to be done again.
+        """Make the table consistent after a crash within a change: all that follows from the windows and their
+        references is rebuilt. The caller repeats the change.
 
-        Raises StateDamaged if that does not explain what is there.
+        Raises StateDamaged if the table is still inconsistent.
         """
         counters, used = self._counters, self.used
         capacity, arena_bytes, slots = (int(value) for value in counters[: kernels.USED])
@@ -488,7 +486,7 @@ class Table:
         _check(kernels.link_rows(self._identities, self._hashes, used, self._index))
 
     def copy_to(self, layout: Layout, block: Bytes) -> None:
-        """Copy the table into a block of zeros with room for it; rows keep their numbers, garbage stays behind."""
+        """Copy the table into a block of zeros with room for it. Rows keep their numbers; garbage is not copied."""
         views: dict[str, Any] = layout.views(block)
         used = self.used
         for name, source in self._views.items():
@@ -528,7 +526,7 @@ def _extent(refs: Int64s) -> tuple[int, int]:
 
 
 def oldest_of(ordinals: Int64s, count: int) -> Int64s:
-    """Where the `count` lowest ordinals are that are not NEVER, ascending, equal ones by position."""
+    """The positions of the `count` lowest ordinals without NEVER, ascending by ordinal, then by position."""
     if count <= 0 or not len(ordinals):
         return np.empty(0, np.int64)
     highest = _nth_lowest(ordinals, min(count, len(ordinals)))

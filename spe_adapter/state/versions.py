@@ -1,19 +1,20 @@
-"""Versions of a query's state in this host's shared memory: any worker opens the version that it needs, and none
-reads what another one is writing.
+"""Versions of a query's state in the shared memory of this host. Any worker opens the version that it needs; no worker
+reads a version that another worker is writing.
 
-A task opens its partition at the version its epoch starts from (`wanted`, the winner of the last epoch, as the driver
-knows it), works on an overlay, and publishes what it changed as a delta. The next task, told which attempt won, brings
-the base forward by the winner's delta; without it, by the log.
+A task opens its partition at the version from which its epoch starts (`wanted`: the attempt that won the last epoch,
+which the driver knows). It works on an overlay and publishes its changes as a delta. The next task applies the delta of
+the attempt that won to the base; if there is no such delta, it reads the changes from the log.
 
 Invariants:
-* Nobody gets a base whose tag is not the wanted one. What is damaged, stale or foreign is loaded anew, never used.
-* A base changes only under an exclusive lock; who reads holds a shared one. If a lock is held for too long, a new file
-  takes the base's place and the old one lives on for those who hold it.
-* Only two versions are kept: the base, and the deltas that may lead to the next one.
-* A base is changed in place only under its exclusive lock and only if everything fits; else a copy is changed, and
-  takes the base's name when it is whole.
-* A base whose header says "applying" is repaired and goes through the same step again, or is left.
-* The log is the truth. All of this can be removed at any moment at the cost of one load.
+* A task gets a base only if its tag is the wanted version. State that is damaged, stale or foreign is loaded again,
+  never used.
+* A base is changed only under an exclusive lock; a reader holds a shared lock. If a lock is held for too long, a new
+  file replaces the base, and the old file lives until its readers close it.
+* At most two versions are kept: the base, and the deltas that may lead to the next version.
+* A base is changed in place only if all changes fit. Otherwise a copy is changed, and replaces the base when it is
+  complete.
+* A base whose header says "applying" is repaired and the same step is applied again, or it is not used.
+* The log is the truth. All files here may be removed at any time, at the cost of one load.
 
 Source: CEC paper, section II.B (loading an EC); SGuard, section 4 (copy-on-write); docs/decisions/0009.
 """
@@ -64,40 +65,42 @@ from spe_adapter.state.table import Table, anonymous
 How = Literal["current", "delta", "caught_up", "loaded", "empty"]
 
 LOCK_LIMIT_S: Final = 1.0
-"""How long to wait for a lock before going round it: longer than any apply, shorter than anyone's patience."""
+"""Time to wait for a lock before a new file is made instead: longer than a step takes to apply."""
 MAX_DELTAS: Final = 4
-"""Attempts of one partition whose deltas are kept; of more, the oldest go, and their changes come from the log."""
+"""Deltas that are kept per partition. Older ones are removed; their changes are read from the log."""
 _TRIES: Final = 20
 _MIN_ARENA_BYTES: Final = 16 * 1024
 _MAX_MAPS: Final = 256
 
 
 class WindowGroup(Protocol):
-    """Open windows whose newest footprint is of one epoch (`cec.reconstruct.Windows` is one)."""
+    """Open windows with their newest footprint in one epoch, such as `cec.reconstruct.Windows`."""
 
     @property
     def mark(self) -> EpochMark:
-        """Its mark."""
+        """The mark of the epoch."""
 
     @property
     def batches(self) -> Sequence[pa.RecordBatch]:
-        """Batches as `Table.take` gives them, with or without a column `kind`."""
+        """The windows, as `Table.take` gives them, with or without a column `kind`."""
 
 
 class StateSource(Protocol):
-    """Where state comes from when memory does not have it: the log."""
+    """The source of state that is not in memory: the log."""
 
     def since(self, tag: Tag) -> Sequence[VersionStep] | None:
-        """The steps from `tag` to the wanted version, oldest first; None if there is no way, or too long a way."""
+        """The steps from `tag` to the wanted version, oldest first; None if `tag` does not lead there, or if there are
+        too many steps.
+        """
 
     def everything(self) -> Iterable[WindowGroup]:
         """The whole state of the wanted version."""
 
     def expected(self) -> int:
-        """How many windows `everything` will give, 0 if not known; asked after its first group."""
+        """The number of windows that `everything` gives, 0 if unknown. Called after its first group."""
 
     def note(self) -> bytes:
-        """What is to be kept beside the wanted version; asked when `everything` was taken."""
+        """The note to keep with the wanted version. Called after all of `everything` was read."""
 
 
 class _Map(NamedTuple):
@@ -107,11 +110,11 @@ class _Map(NamedTuple):
 
 
 _maps: dict[Path, _Map] = {}
-"""This process's maps of bases, by path: mapping a large file anew costs a page fault per page."""
+"""Maps of bases in this process, by path: mapping a large file again costs a page fault per page."""
 
 
 class _LockedBase(NamedTuple):
-    """A base that is open and locked: letting go of the descriptor unlocks it."""
+    """A base that is open and locked, until the descriptor is unlocked and closed."""
 
     descriptor: int
     segment: Segment
@@ -129,8 +132,8 @@ class Base(NamedTuple):
 class StateDirectory:
     """The shared state of one query on this host.
 
-    `limit_bytes` bounds what all its files and a task's private memory take together. `seed` keys the hashes of bases
-    made here: draw it at random. Raises StateDirectoryRefused, StateBusy and StateTooLarge throughout.
+    `limit_bytes` bounds the files together with the private memory of a task. `seed` keys the hashes of bases that are
+    made here: a random number. All methods raise StateDirectoryRefused, StateBusy and StateTooLarge.
     """
 
     def __init__(
@@ -154,9 +157,10 @@ class StateDirectory:
     def open(
         self, partition: int, schema: pa.Schema, fingerprint: str, wanted: Tag | None, loader: StateSource
     ) -> Iterator["OpenState"]:
-        """A partition's state at the version `wanted` (None: nothing yet), locked against change until the end.
+        """The state of a partition at the version `wanted` (None: an empty state), locked against changes within the
+        context.
 
-        `fingerprint` names the operator: state under another one is not used. Raises what the loader raises,
+        State with another `fingerprint`, that is of another operator, is not used. Raises the errors of the loader,
         StateSchemaRefused and StateSchemaChanged.
         """
         clock = self._storage.environment.clock
@@ -175,22 +179,22 @@ class StateDirectory:
                 unlock_and_close(base.descriptor)
 
     def remove(self) -> bool:
-        """Remove everything of this query; False if somebody uses it."""
+        """Remove all state of this query; False if a task uses it."""
         return self._storage.directory.remove()
 
 
 def _is_damage(error: BaseException | None) -> bool:
-    """Whether damaged state is behind an error, however it was wrapped on its way."""
+    """Whether StateDamaged is the error or one of its causes."""
     while error is not None and not isinstance(error, StateDamaged):
         error = error.__cause__ or error.__context__
     return error is not None
 
 
 class OpenState:
-    """A partition's state as a task has it: read it through `base`, change it through an overlay.
+    """The open state of a partition: read it through `base`, change it through an overlay.
 
-    `how` says where it came from: "current" (it was there), "delta" (a delta was applied), "caught_up" (steps from the
-    log), "loaded" (all from the log), "empty". `note` is what was published beside it.
+    `how` names the origin of the base: "current" (no change was needed), "delta" (a delta was applied), "caught_up"
+    (steps of the log were applied), "loaded" (all was read from the log), "empty". `note` was published with it.
     """
 
     def __init__(self, version_loader: "VersionLoader", base: Base, how: How, load_seconds: float) -> None:
@@ -202,13 +206,13 @@ class OpenState:
         self._version_loader = version_loader
 
     def overlay(self) -> Overlay:
-        """A store over the base whose private memory counts towards the query's limit."""
+        """A copy-on-write store over the base. Its private memory counts towards the limit of the query."""
         return Overlay(self.base, self._allocate)
 
     def publish(self, tag: Tag, changes: Changes, mark: EpochMark, note: bytes = b"") -> int:
-        """Write what changed as the delta from this version to `tag`; the bytes written.
+        """Write the changes as the delta from this version to `tag`; the number of bytes written.
 
-        It counts once somebody says that `tag` won. Raises StateTooLarge; then nothing is written.
+        The delta is applied only if `tag` wins its epoch. Raises StateTooLarge; then nothing is written.
         """
         step = VersionStep(
             tag,
@@ -243,7 +247,7 @@ class VersionLoader:
         self._is_damaged = False
 
     def reach(self) -> tuple[Base, How]:
-        """The base at the wanted version, under a shared lock, and how it came there."""
+        """The base at the wanted version, under a shared lock, and its origin."""
         _forget_gone_maps()
         for _ in range(_TRIES):
             found = self._enter(exclusive=False)
@@ -256,7 +260,7 @@ class VersionLoader:
         raise StateBusy(f"{self._base_path} keeps changing to other versions than {self.wanted}")
 
     def write_delta(self, delta: Delta) -> int:
-        """Write a delta file, and remove those that are too many."""
+        """Write a delta file, and remove the oldest ones beyond MAX_DELTAS; the number of bytes written."""
         parts = encode_delta(delta)
         size_bytes = sum(memoryview(part).nbytes for part in parts)
         self.storage.charge(size_bytes, "a delta")
@@ -270,14 +274,14 @@ class VersionLoader:
         return size_bytes
 
     def condemn(self, base: Base) -> None:
-        """Let nobody use this base again: it turned out to be damaged."""
+        """Remove a base that proved to be damaged, so that no task uses it again."""
         if is_in_place(self._base_path, base.descriptor):
             self._base_path.unlink(missing_ok=True)
 
     # ---- the base as it is
 
     def _usable(self, found: _LockedBase) -> Base | None:
-        """The base, if it is whole and at the wanted version."""
+        """The base, if it is whole and at the wanted version; else None."""
         if found.header is None or not self._is_wanted(found.header):
             return None
         try:
@@ -287,7 +291,7 @@ class VersionLoader:
             return None
 
     def _enter(self, *, exclusive: bool) -> _LockedBase | None:
-        """The base under a lock; None if there is none, or its lock is held for too long."""
+        """The base under a lock; None if there is no base, or if its lock is held for too long."""
         for _ in range(_TRIES):
             descriptor = open_file(self._base_path)
             if descriptor is None:
@@ -323,12 +327,12 @@ class VersionLoader:
     # ---- the way to the wanted version
 
     def _advance(self) -> None:
-        """Bring the base to the wanted version, or put one that is there in its place."""
+        """Bring the base to the wanted version, or replace it by a new base at that version."""
         tidy(self._path, self._environment)
         base = self._enter(exclusive=True)
         in_place = base is not None
         if base is None:
-            # There is none, or somebody holds on to it. What can be read can still be copied.
+            # There is no base, or a reader holds its lock. A readable base can still be copied.
             base = self._enter(exclusive=False)
         try:
             if base is not None and self._is_wanted(base.header) and not self._is_damaged:
@@ -341,7 +345,7 @@ class VersionLoader:
                 unlock_and_close(base.descriptor)
 
     def _go_on(self, base: _LockedBase, *, in_place: bool) -> bool:
-        """Apply steps to the base, or to a copy; False if there is no way from here."""
+        """Apply steps to the base, or to a copy of it; False if its version does not lead to the wanted one."""
         header = base.header
         if header is None or header.owner != self.owner or self.wanted is None or self._is_damaged:
             return False
@@ -358,7 +362,7 @@ class VersionLoader:
             if is_torn:
                 self._environment.step("repair")
                 table.repair()
-            # Nothing may run out of room half-way: what does not fit starts in a larger file.
+            # A change must not run out of room half-way: if it does not fit, it is made in a larger copy.
             room = _needs(table, steps)
             if in_place and table.has_room(*room) and not table.is_sparse:
                 self._apply_in_place(base.segment, header, table, steps)
@@ -369,7 +373,7 @@ class VersionLoader:
         return True
 
     def _steps(self, header: Header) -> Sequence[VersionStep]:
-        """The steps from a header's version to the wanted one; none if there is no way."""
+        """The steps from the version of a header to the wanted version; none if it does not lead there."""
         delta = self._delta(header.tag)
         if delta is not None:
             self._how = "delta"
@@ -383,7 +387,7 @@ class VersionLoader:
         return steps
 
     def _delta(self, parent: Tag | None) -> Delta | None:
-        """The winner's delta, if it is here, whole, ours, and starts at `parent`."""
+        """The delta to the wanted version, if the file exists, is whole, is of this owner and starts at `parent`."""
         if self.wanted is None:
             return None
         try:
@@ -415,7 +419,7 @@ class VersionLoader:
             self._environment.step(change)
 
     def _start_anew(self) -> None:
-        """A new base with everything that the loader has, or an empty one."""
+        """Make a new base with all windows of the loader, or an empty one if no version is wanted."""
         self._how = "empty" if self.wanted is None else "loaded"
 
         def build(builder: DraftBuilder) -> tuple[Table, bytes]:
@@ -435,7 +439,7 @@ class VersionLoader:
         self._replace(build)
 
     def _table_for(self, builder: DraftBuilder, batch: pa.RecordBatch) -> Table:
-        """An empty table for about as many windows as the loader expects, of the size of those in a first batch."""
+        """An empty table with room for the windows that the loader expects, sized like those of the first batch."""
         expected = max(self._loader.expected(), batch.num_rows)
         capacity = max(MIN_CAPACITY, expected + expected // 4)
         variable = needs_of(batch, np.ones(batch.num_rows, np.bool_))[1]
@@ -444,7 +448,7 @@ class VersionLoader:
         )
 
     def _replace(self, build: Callable[[DraftBuilder], tuple[Table, bytes]]) -> None:
-        """Put a new file in the base's place, with what `build` makes."""
+        """Replace the base by a new file with the table that `build` makes."""
         builder = DraftBuilder(self.storage, self._base_path)
         try:
             table, note = build(builder)
@@ -459,7 +463,7 @@ class VersionLoader:
             builder.close()
 
     def _remove_old_deltas(self) -> None:
-        """The base has arrived: what led to it, or to others of its epoch or before, leads nowhere now."""
+        """Remove the deltas up to the epoch of the base: no base needs them any more."""
         if self.wanted is None:
             return
         for path in self._path.glob(f"*{DELTA_SUFFIX}"):
@@ -470,7 +474,7 @@ class VersionLoader:
 
 
 def _needs(table: Table, steps: Sequence[VersionStep]) -> tuple[int, int]:
-    """How many rows and bytes of the arena steps need at most."""
+    """Upper bounds of the rows and the arena bytes that steps need."""
     parts = [needs(table, step) for step in steps]
     return sum(rows for rows, _ in parts), sum(arena_bytes for _, arena_bytes in parts)
 
@@ -483,7 +487,7 @@ def _age(path: Path) -> tuple[int, str]:
 
 
 def _forget_gone_maps() -> None:
-    """Unmap what was replaced: nobody should hold memory that has no name any more."""
+    """Drop the maps of bases that were replaced, so that their memory becomes free."""
     for path, known in list(_maps.items()):
         try:
             gone = key_of(path.stat()) != known.key

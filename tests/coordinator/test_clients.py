@@ -275,7 +275,7 @@ def test_a_restart_goes_unnoticed(tmp_path: Path) -> None:
 
 
 def test_patience_ends() -> None:
-    """Nobody listens: Unavailable after `patience_s`, which says what was asked of whom."""
+    """Nobody listens: CoordinatorUnavailable after `patience_s`, with the request and the address."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     said = f"GET http://127.0.0.1:{port}/v1/status.*refused"

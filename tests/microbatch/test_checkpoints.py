@@ -177,7 +177,7 @@ def test_a_rebuilt_checkpoint_is_rebuilt_again_without_a_change(query: Query) ->
 
 
 class LostAnswer:
-    """The answer to one decision does not arrive: whoever waits for it gives up."""
+    """The answer to one commit does not arrive: the driver gives up."""
 
     def __init__(self) -> None:
         self.is_due = False
@@ -190,7 +190,7 @@ class LostAnswer:
 
 
 def test_nothing_is_built_over_an_epoch_whose_answer_was_lost(query: Query) -> None:
-    """An epoch without input is decided, and its driver does not learn of it: the next one reads the log again, and
+    """An epoch without input is committed, and its driver does not learn of it: the next one reads the log again, and
     closes nothing twice.
     """
     lost = LostAnswer()

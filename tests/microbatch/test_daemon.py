@@ -51,5 +51,5 @@ def test_other_daemons_load_nothing() -> None:
 
 
 def test_tasks_do_without_the_drivers_side() -> None:
-    """A worker need not load what plans and decides epochs."""
+    """A worker need not load the modules that plan and commit epochs."""
     run(TASK_ONLY)

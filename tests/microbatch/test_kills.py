@@ -123,8 +123,8 @@ DEATHS = [Fault("driver", "driver after commit", 2), Fault("driver", "task after
 
 @pytest.mark.parametrize("faults", [DEATHS[:1], pytest.param(DEATHS, marks=pytest.mark.slow)], ids=["once", "twice"])
 def test_a_driver_that_dies_between_the_commits(tmp_path: Path, faults: list[Fault]) -> None:
-    """The epoch is decided but Spark does not know: the next driver is handed the batch again, and drops it. One that
-    died before the decision makes the epoch anew, from the state of the one before.
+    """The epoch is committed but Spark does not know: the next driver is handed the batch again, and drops it. One that
+    died before the commit makes the epoch anew, from the state of the one before.
     """
     with Sidecar(tmp_path / "data") as sidecar:
         lives(tmp_path, sidecar, faults, 8)

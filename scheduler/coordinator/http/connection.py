@@ -42,7 +42,7 @@ REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 
 class HttpStream(Protocol):
-    """What a connection needs of a trio stream, with TLS or without."""
+    """The part of a trio stream that a connection uses, with TLS or without."""
 
     async def send_all(self, data: bytes) -> None:
         """Send everything."""

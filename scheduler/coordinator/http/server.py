@@ -143,7 +143,7 @@ class HttpServer:
                 del self._clients[host]
 
     async def _stream(self, client: trio.socket.SocketType) -> HttpStream | None:
-        """The client's bytes, behind TLS if there is any; None if it does not manage the handshake in time."""
+        """The client's stream, with TLS if configured; None if the handshake fails or takes too long."""
         plain = trio.SocketStream(client)
         if self._tls is None:
             return plain

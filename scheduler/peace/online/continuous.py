@@ -130,8 +130,8 @@ class Continuous:
 
     def advance(self, launch: Launch, events: int) -> None:
         """Start what can start after so many events: the head, then those behind it with what the head leaves."""
-        for found in self._unreachable.retry_some(idle=not self._in_flight):
-            self._unreachable_counts.pop(self._index.class_key(found), None)
+        for unit in self._unreachable.retry_some(idle=not self._in_flight):
+            self._unreachable_counts.pop(self._index.class_key(unit), None)
         self._events += events
         together = self._joint is not None and self._events * _HOSTS_A_TIME >= self._hosts
         if together and self._reservation is not None and self._head_may_start() and not self._plan_with_head(launch):
@@ -163,18 +163,18 @@ class Continuous:
             return False
         tokens.release(held.keys, for_good=False)
         index.wake(tokens.freed | {key for key in held.keys if tokens.free(key)})
-        groups, asks = self._candidates(held.unit)
-        most = held.unit.waiting if held.unit.own is None else self._free_tokens(held.unit.own)
-        asks = [(held.unit, min(most, held.unit.waiting)), *asks]
-        found = self._joint.plan(asks, self._queue, tokens.left, first=held.unit) if most else []
-        if not found:
+        groups, candidates = self._candidates(held.unit)
+        limit = held.unit.waiting if held.unit.own is None else self._free_tokens(held.unit.own)
+        candidates = [(held.unit, min(limit, held.unit.waiting)), *candidates]
+        planned = self._joint.plan(candidates, self._queue, tokens.left, first=held.unit) if limit else []
+        if not planned:
             tokens.hold(held.keys)
             for group in groups:
                 index.ready(group)
             return False
         self._reservation = None
         tokens.freed.clear()
-        for unit, chain in found:
+        for unit, chain in planned:
             launch(unit, chain)
         self._park_rest(groups)
         return True
@@ -188,22 +188,22 @@ class Continuous:
         index.wake(tokens.freed)
         tokens.freed.clear()
         for _ in range(events):
-            groups, asks = self._candidates(self._reservation.unit if self._reservation is not None else None)
-            if asks:
-                for unit, chain in self._joint.plan(asks, self._queue, tokens.left):
+            groups, candidates = self._candidates(self._reservation.unit if self._reservation is not None else None)
+            if candidates:
+                for unit, chain in self._joint.plan(candidates, self._queue, tokens.left):
                     launch(unit, chain)
             self._park_rest(groups)
-            if len(asks) < MAX_TOGETHER:
+            if len(candidates) < MAX_TOGETHER:
                 break
 
-    def _candidates(self, but: Unit | None) -> tuple[list[UnitGroup], list[tuple[Unit, int]]]:
-        """The groups that are worth a try, and the number of chunks to plan of each of their units except `but`."""
-        groups, asks = list[UnitGroup](), list[tuple[Unit, int]]()
-        while len(asks) < MAX_TOGETHER and (group := self._index.pop()) is not None:
+    def _candidates(self, excluded: Unit | None) -> tuple[list[UnitGroup], list[tuple[Unit, int]]]:
+        """The groups that are worth a try, and the chunks to plan of each of their units except `excluded`."""
+        groups, candidates = list[UnitGroup](), list[tuple[Unit, int]]()
+        while len(candidates) < MAX_TOGETHER and (group := self._index.pop()) is not None:
             groups.append(group)
-            most = MAX_TOGETHER if group.own is None else self._free_tokens(group.own)
-            asks += [(unit, min(most, unit.waiting)) for unit in group.units(most) if unit is not but]
-        return groups, asks
+            limit = MAX_TOGETHER if group.own is None else self._free_tokens(group.own)
+            candidates += [(unit, min(limit, unit.waiting)) for unit in group.units(limit) if unit is not excluded]
+        return groups, candidates
 
     def _free_tokens(self, key: Key) -> int:
         return int(self._tokens.left.counts(key[0])[key[1]])

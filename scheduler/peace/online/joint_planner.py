@@ -45,7 +45,11 @@ class JointPlanner:
         self._valid_for = 0
 
     def plan(
-        self, asks: Sequence[tuple[Unit, int]], queue: Iterable[TransferJob], left: Residual, first: Unit | None = None
+        self,
+        candidates: Sequence[tuple[Unit, int]],
+        queue: Iterable[TransferJob],
+        left: Residual,
+        first: Unit | None = None,
     ) -> list[tuple[Unit, Chain]]:
         """Chains for these units, for at most so many chunks of each, taken from `left`; in the order of service.
 
@@ -54,30 +58,32 @@ class JointPlanner:
         if self._valid_for <= 0:
             self._count(queue)
         if first is None:
-            return self._plan(asks, left, None)
+            return self._plan(candidates, left, None)
         urgent, good_for, trial = dict(self._urgent), self._valid_for, left.copy()
-        found = self._plan(asks, trial, first)
-        if not any(unit is first for unit, _ in found):
+        planned = self._plan(candidates, trial, first)
+        if not any(unit is first for unit, _ in planned):
             self._urgent, self._valid_for = urgent, good_for
             return []
         left.become(trial)
-        return found
+        return planned
 
-    def _plan(self, asks: Sequence[tuple[Unit, int]], left: Residual, first: Unit | None) -> list[tuple[Unit, Chain]]:
+    def _plan(
+        self, candidates: Sequence[tuple[Unit, int]], left: Residual, first: Unit | None
+    ) -> list[tuple[Unit, Chain]]:
         """Plan the urgent chunks and one chunk of `first`, then the others."""
-        must = [min(most, max(self._urgent.get(unit.job, 0), int(unit is first))) for unit, most in asks]
-        found = self._planned([(unit, count) for (unit, _), count in zip(asks, must, strict=True)], left)
-        had = dict.fromkeys((unit for unit, _ in asks), 0)
-        for unit, _ in found:
+        must = [min(limit, max(self._urgent.get(unit.job, 0), int(unit is first))) for unit, limit in candidates]
+        planned = self._planned([(unit, count) for (unit, _), count in zip(candidates, must, strict=True)], left)
+        had = dict.fromkeys((unit for unit, _ in candidates), 0)
+        for unit, _ in planned:
             had[unit] += 1
             self._urgent[unit.job] = max(0, self._urgent.get(unit.job, 0) - 1)
-        found += self._planned([(unit, most - had[unit]) for unit, most in asks], left)
-        self._valid_for -= len(found)
-        return found
+        planned += self._planned([(unit, limit - had[unit]) for unit, limit in candidates], left)
+        self._valid_for -= len(planned)
+        return planned
 
-    def _planned(self, asks: Sequence[tuple[Unit, int]], left: Residual) -> list[tuple[Unit, Chain]]:
+    def _planned(self, candidates: Sequence[tuple[Unit, int]], left: Residual) -> list[tuple[Unit, Chain]]:
         requests, units = list[Request](), dict[str, Unit]()
-        for unit, count in asks:
+        for unit, count in candidates:
             if count > 0:
                 name = str(len(requests))
                 units[name] = unit

@@ -273,8 +273,8 @@ class OnlineScheduler:
         return self._collected()
 
     def _gather_ms(self) -> int:
-        most = self._settings.gather_ms
-        return most if self._chunk_ms is None else min(most, max(1, self._chunk_ms // _GATHER_SHARE))
+        limit = self._settings.gather_ms
+        return limit if self._chunk_ms is None else min(limit, max(1, self._chunk_ms // _GATHER_SHARE))
 
     def _planned(self) -> EventOutcome:
         """Start chunks, and collect the effects."""

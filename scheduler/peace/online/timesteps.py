@@ -164,7 +164,7 @@ class Timesteps:
                     return False
                 self._unreachable.add(unit)
                 return True
-            chains = [chain, *self._plan(list(jobs.values()), left, but=unit)]
+            chains = [chain, *self._plan(list(jobs.values()), left, excluded=unit)]
         self.step += 1
         self._left = left
         self._older |= self._open
@@ -173,24 +173,24 @@ class Timesteps:
             launch(jobs[chain.request].unit_of(chain.chunk), chain)
         return True
 
-    def _plan(self, jobs: list[TransferJob], left: Residual, but: Unit | None = None) -> list[Chain]:
-        """The plan of all waiting chunks, without the next chunk of `but`, a unit of the first job."""
+    def _plan(self, jobs: list[TransferJob], left: Residual, excluded: Unit | None = None) -> list[Chain]:
+        """The plan of all waiting chunks, without the next chunk of `excluded`, a unit of the first job."""
         if self._joint is not None:
             self._joint.invalidate()
             units = [unit for job in jobs for unit in job.units if unit.waiting]
-            asks = [(unit, min(unit.waiting - (unit is but), self._most(unit.job))) for unit in units]
-            found = self._joint.plan(asks, jobs, left)
-            return [chain._replace(chunk=unit.first) for unit, chain in found]
-        chunk = None if but is None else next(but.numbers())
+            candidates = [(unit, min(unit.waiting - (unit is excluded), self._max_chunks(unit.job))) for unit in units]
+            planned = self._joint.plan(candidates, jobs, left)
+            return [chain._replace(chunk=unit.first) for unit, chain in planned]
+        chunk = None if excluded is None else next(excluded.numbers())
         requests = [self._ask(jobs[0], chunk), *map(self._ask, jobs[1:])]
         return list(self._planner.plan([each for each in requests if each.chunks], left, self._random).chains)
 
-    def _ask(self, job: TransferJob, but: int | None = None) -> Request:
+    def _ask(self, job: TransferJob, excluded: int | None = None) -> Request:
         """The job's waiting chunks as one request, at most as many as its own host can move at once."""
-        most = self._most(job)
+        limit = self._max_chunks(job)
         numbers, units = list[int](), list[Unit]()
         for unit in job.units:
-            chosen = list(islice((n for n in unit.numbers() if n != but), most - len(numbers)))
+            chosen = list(islice((n for n in unit.numbers() if n != excluded), limit - len(numbers)))
             numbers += chosen
             units += [unit] * len(chosen)
         # A suspect that is the only source of one chunk is allowed as a source of all its chunks. Otherwise it would
@@ -201,7 +201,7 @@ class Timesteps:
             sources = tuple(tuple(host for host in unit.left if host not in avoid) for unit in units)
         return Request(job.name, job.writer, len(numbers), job.placement, job.kind, sources, tuple(numbers), avoid)
 
-    def _most(self, job: TransferJob) -> int:
+    def _max_chunks(self, job: TransferJob) -> int:
         """The number of the job's chunks that can start in one timestep at most."""
         own = job.units[0].own if len(job.units) == 1 else None
         return job.waiting if own is None else int(self._whole.counts(own[0])[own[1]])

@@ -55,9 +55,9 @@ class UnreachableUnits:
 
     def retry_some(self, *, idle: bool) -> list[Unit]:
         """Try a few units again, more if the network is `idle`; returns those that are back in the queue."""
-        found = []
-        most, tries = (_AT_ONCE, _TRIES_IDLE) if idle else (1, 1)
-        for unit in list(islice(self._units, most)):
+        returned = []
+        max_units, tries = (_AT_ONCE, _TRIES_IDLE) if idle else (1, 1)
+        for unit in list(islice(self._units, max_units)):
             del self._units[unit]
             if unit.waiting:
                 chain = find(self._planner, unit, self._whole, self._random, tries)
@@ -66,8 +66,8 @@ class UnreachableUnits:
                     continue
                 self._whole.give(chain)
             self._back(unit)
-            found.append(unit)
-        return found
+            returned.append(unit)
+        return returned
 
     def _back(self, unit: Unit) -> None:
         self._units.pop(unit, None)
