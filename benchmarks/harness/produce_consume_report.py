@@ -43,7 +43,7 @@ WHY = {
     "consume, tail": "What a reader at the tail gets is what is produced, and Cairn's records are synced first.",
     "produce p99 beside": "A reader at full speed keeps the one event loop busy all the time (a whole processor at 0.8 "
     "GB/s), and producers wait in its queue; Kafka's threads spread over the processors.",
-    "resident memory": "Connections, the tail (24 MB) and what is in flight add up, with what the allocator keeps.",
+    "resident memory": "Connections, the tail (16 MiB) and what is in flight add up, with what the allocator keeps.",
     "seek": "A look-up goes to a reader thread and reads a batch; on a busy machine both wait for a processor.",
 }
 """What is said in the results about a goal that falls short, by the beginning of its name."""
