@@ -13,7 +13,7 @@ import resource
 import signal
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -50,7 +50,7 @@ from logstore.kafka.api_types import Api, ApiHandlers, Broker, BrokerSettings, c
 from logstore.kafka.configs import ConfigHandlers
 from logstore.kafka.groups.coordinator import GroupCoordinator
 from logstore.kafka.groups.handlers import GroupHandlers
-from logstore.kafka.groups.offsets import OffsetStore
+from logstore.kafka.groups.offsets import CommittedOffset, OffsetStore
 from logstore.kafka.groups.service import GroupService
 from logstore.kafka.metadata import MetadataHandlers
 from logstore.kafka.offsets import OffsetHandlers
@@ -263,7 +263,12 @@ def _groups(settings: SidecarConfig, broker: Broker, reporter: Reporter) -> Grou
 
     coordinator = GroupCoordinator(settings.groups, lambda: uuid.uuid4().hex, reporter)
     now_s = broker.clock.monotonic_s()
-    service = GroupService(coordinator, OffsetStore(store.groups), look_up, settings.offsets, now_s)
+
+    def note_commits(group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
+        found = {StreamId(entry.topic_id, where.partition): entry.offset for where, entry in offsets.items()}
+        store.readers.note_commits(group, found)
+
+    service = GroupService(coordinator, OffsetStore(store.groups, note_commits), look_up, settings.offsets, now_s)
 
     def committed(group: str, stream: StreamId) -> int | None:
         topic = store.topic_by_id(uuid.UUID(hex=stream.topic_id))

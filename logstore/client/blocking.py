@@ -324,22 +324,29 @@ class Client:
     # ---- registered readers
 
     def register_reader(
-        self, reader: str, streams: Sequence[reader_api.ReaderOffset], *, group: str = ""
+        self, reader: str, streams: Sequence[reader_api.ReaderOffset], *, group: str = "", keep: bool = False
     ) -> tuple[reader_api.ReaderOffset, ...]:
         """Register a reader, or set its streams and positions anew: retention keeps what it has not acknowledged.
 
         With a `group` its positions follow what the Kafka consumer group commits. Returns the positions, durable.
-        Raises OffsetOutOfRange, TooManyReaders, UnknownTopicOrPartition.
+        With `keep` a registered reader's other streams stay as they are; so they do with more than MAX_STREAMS streams,
+        which take several requests. Raises OffsetOutOfRange, TooManyReaders, UnknownTopicOrPartition.
         """
-        request = reader_api.RegisterReaderRequest(reader, group, tuple(streams))
-        return self._ask_readers(request, reader_api.RegisterReaderReply).streams
+        pieces = reader_api.pieces(streams)
+        placed: list[reader_api.ReaderOffset] = []
+        for piece in pieces:
+            request = reader_api.RegisterReaderRequest(reader, group, piece, keep=keep or len(pieces) > 1)
+            placed += self._ask_readers(request, reader_api.RegisterReaderReply).streams
+        return tuple(placed)
 
     def acknowledge(self, reader: str, streams: Sequence[reader_api.ReaderOffset]) -> None:
-        """Say that a reader needs no record before these positions.
+        """Say that a reader needs no record before these positions. Streams that are new to the reader are durable.
 
-        Raises UnknownReader; ReaderReleased if records from a position on are gone.
+        More than MAX_STREAMS streams take several requests. Raises UnknownReader; ReaderReleased if records from a
+        position on are gone; OffsetOutOfRange above the high watermark; TooManyReaders, UnknownTopicOrPartition.
         """
-        self._ask_readers(reader_api.AcknowledgeRequest(reader, tuple(streams)), reader_api.Done)
+        for piece in reader_api.pieces(streams):
+            self._ask_readers(reader_api.AcknowledgeRequest(reader, piece), reader_api.Done)
 
     def remove_reader(self, reader: str) -> None:
         """Remove a reader: it keeps nothing any more. Raises UnknownReader."""

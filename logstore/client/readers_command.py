@@ -8,7 +8,7 @@ import sys
 from typing import Final
 
 from logstore.client.blocking import Client, TopicPartition, parse_addresses
-from logstore.errors import CairnError
+from logstore.errors import CairnError, UnknownReader
 from logstore.format.reader_api import LOG_START, ReaderDescription, ReaderOffset
 
 DEFAULT_SERVERS: Final = "127.0.0.1:9092"
@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = actions.add_parser("add", help="register a reader: records that it has not acknowledged stay")
     add.add_argument("reader")
     add.add_argument("topics", nargs="+", metavar="TOPIC", help="all partitions of these topics")
+    add.add_argument("--replace", action="store_true", help="set the streams of a registered reader anew")
     add.add_argument("--group", default="", help="acknowledge what this Kafka consumer group commits")
     remove = actions.add_parser("remove", help="remove a reader: it holds nothing any more")
     remove.add_argument("reader")
@@ -41,7 +42,7 @@ def main(arguments: argparse.Namespace) -> int:
                 case "show":
                     _show(client, client.describe_reader(arguments.reader))
                 case "add":
-                    _add(client, arguments)
+                    return _add(client, arguments)
                 case "remove":
                     client.remove_reader(arguments.reader)
                     print(f"removed: {arguments.reader}")
@@ -58,16 +59,15 @@ def _list(client: Client) -> None:
     for name in names:
         reader = client.describe_reader(name)
         behind = sum(_behind(client, reader).values())
-        group = f", follows group {reader.group}" if reader.group else ""
         released = f", released from {len(reader.released)} streams" if reader.released else ""
-        print(
-            f"{name}: {len(reader.streams)} streams, {behind} records behind, "
-            f"acknowledged {reader.idle_ms / 1000:.0f} s ago{group}{released}"
-        )
+        print(f"{name}: {len(reader.streams)} streams, {behind} records behind, {_life(reader)}{released}")
 
 
 def _show(client: Client, reader: ReaderDescription) -> None:
     behind = _behind(client, reader)
+    print(f"{reader.names[0]}: {_life(reader)}")
+    if not reader.streams and not reader.released:
+        print("no streams")
     for entry in reader.streams:
         where = TopicPartition(entry.topic, entry.partition)
         print(f"{entry.topic}-{entry.partition}: holds from offset {entry.offset}, {behind[where]} records behind")
@@ -75,14 +75,25 @@ def _show(client: Client, reader: ReaderDescription) -> None:
         print(f"{entry.topic}-{entry.partition}: released at offset {entry.offset}")
 
 
+def _life(reader: ReaderDescription) -> str:
+    group = f", follows group {reader.group}" if reader.group else ""
+    return f"acknowledged {reader.idle_ms / 1000:.0f} s ago{group}"
+
+
 def _behind(client: Client, reader: ReaderDescription) -> dict[TopicPartition, int]:
-    """Records between each mark and the end of its stream."""
-    marks = {TopicPartition(entry.topic, entry.partition): entry.offset for entry in reader.streams}
-    ends = client.offsets(dict.fromkeys(marks, LATEST)) if marks else {}
-    return {where: max(0, ends[where].offset - mark) for where, mark in marks.items()}
+    """Records between each position and the end of its stream."""
+    positions = {TopicPartition(entry.topic, entry.partition): entry.offset for entry in reader.streams}
+    ends = client.offsets(dict.fromkeys(positions, LATEST)) if positions else {}
+    return {where: max(0, ends[where].offset - position) for where, position in positions.items()}
 
 
-def _add(client: Client, arguments: argparse.Namespace) -> None:
+def _add(client: Client, arguments: argparse.Namespace) -> int:
+    if not arguments.replace and _is_registered(client, arguments.reader):
+        print(
+            f"cairn readers add: {arguments.reader} is registered; --replace sets its streams and positions anew",
+            file=sys.stderr,
+        )
+        return EXIT_FAILED
     streams = tuple(
         ReaderOffset(topic, partition, LOG_START)
         for topic in arguments.topics
@@ -90,6 +101,15 @@ def _add(client: Client, arguments: argparse.Namespace) -> None:
     )
     placed = client.register_reader(arguments.reader, streams, group=arguments.group)
     print(f"registered: {arguments.reader} holds {len(placed)} streams")
+    return 0
+
+
+def _is_registered(client: Client, reader: str) -> bool:
+    try:
+        client.describe_reader(reader)
+    except UnknownReader:
+        return False
+    return True
 
 
 LATEST: Final = -1

@@ -19,6 +19,7 @@ from logstore.format.fields import (
     Fields,
     decode_fields,
     encode_fields,
+    get_bool,
     get_int,
     get_name,
     get_objects,
@@ -34,8 +35,9 @@ READER_API_KEYS: Final = frozenset((REGISTER_READER, ACKNOWLEDGE, REMOVE_READER,
 
 LOG_START: Final = -1
 """As an offset to register at: the stream's log start."""
-MAX_STREAMS: Final = 20_000
-"""Of one request; bounds the work that it can cause."""
+MAX_STREAMS: Final = 1_000
+"""Of one request; bounds the work that it can cause. `pieces` divides what has more."""
+STREAMS_PER_READER: Final = 20_000
 NAMES_PER_REPLY: Final = 1_000
 
 _INT32_MAX: Final = 2**31 - 1
@@ -55,12 +57,14 @@ class ReaderOffset:
 class RegisterReaderRequest:
     """Register a reader with all its streams, or set a registered reader's streams and positions anew.
 
-    `group`: the Kafka consumer group whose commits the positions follow; "": the reader acknowledges.
+    `group`: the Kafka consumer group whose commits the positions follow; "": the reader acknowledges. `keep`: a
+    registered reader's other streams stay as they are.
     """
 
     reader: str
     group: str
     streams: tuple[ReaderOffset, ...]
+    keep: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +138,7 @@ def encode_request(request: ReaderRequest, *, correlation_id: int, client_id: st
     fields: dict[str, object] = {"reader": request.reader}
     match request:
         case RegisterReaderRequest():
-            fields |= {"group": request.group, "streams": _offset_fields(request.streams)}
+            fields |= {"group": request.group, "keep": request.keep, "streams": _offset_fields(request.streams)}
         case AcknowledgeRequest():
             fields["streams"] = _offset_fields(request.streams)
         case DescribeReadersRequest():
@@ -155,11 +159,26 @@ def decode_request(api_key: int, body: Buffer) -> ReaderRequest:
     if api_key == REMOVE_READER:
         return RemoveReaderRequest(reader)
     if api_key == ACKNOWLEDGE:
-        return AcknowledgeRequest(reader, _get_offsets(fields, "streams", 0))
+        return AcknowledgeRequest(reader, _get_offsets(fields, "streams", 0, MAX_STREAMS))
     if api_key == REGISTER_READER:
         group = get_text(fields, "group", MAX_NAME_CHARACTERS)
-        return RegisterReaderRequest(reader, group, _get_offsets(fields, "streams", LOG_START))
+        _check_printable(reader=reader, group=group)
+        keep = get_bool({"keep": False, **fields}, "keep")
+        return RegisterReaderRequest(reader, group, _get_offsets(fields, "streams", LOG_START, MAX_STREAMS), keep)
     raise MalformedRequest(f"{api_key} is none of the requests of readers ({sorted(READER_API_KEYS)})")
+
+
+def _check_printable(**names: str) -> None:
+    """Refuse control characters: names are shown on terminals, line by line."""
+    for key, name in names.items():
+        found = next((character for character in name if not character.isprintable()), None)
+        if found is not None:
+            raise MalformedRequest(f"{key!r} has the character {found!r}, which cannot be printed; leave it out")
+
+
+def pieces(streams: Sequence[ReaderOffset]) -> list[tuple[ReaderOffset, ...]]:
+    """The streams in pieces that fit into a request; at least one."""
+    return [tuple(streams[at : at + MAX_STREAMS]) for at in range(0, max(1, len(streams)), MAX_STREAMS)]
 
 
 def encode_reply_body(reply: ReaderReply | CairnError) -> list[Buffer]:
@@ -182,7 +201,7 @@ def decode_reply(api_key: int, frame: Buffer) -> tuple[int, ReaderReply | CairnE
     if isinstance(fields, CairnError):
         return correlation_id, fields
     if api_key == REGISTER_READER:
-        return correlation_id, RegisterReaderReply(_get_offsets(fields, "streams", 0))
+        return correlation_id, RegisterReaderReply(_get_offsets(fields, "streams", 0, MAX_STREAMS))
     if api_key == DESCRIBE_READERS:
         names = fields.get("names")
         if not isinstance(names, list):
@@ -190,8 +209,8 @@ def decode_reply(api_key: int, frame: Buffer) -> tuple[int, ReaderReply | CairnE
         return correlation_id, ReaderDescription(
             names=tuple(get_name({"names": name}, "names") for name in names),
             group=get_text(fields, "group", MAX_NAME_CHARACTERS),
-            streams=_get_offsets(fields, "streams", 0),
-            released=_get_offsets(fields, "released", 0),
+            streams=_get_offsets(fields, "streams", 0, STREAMS_PER_READER),
+            released=_get_offsets(fields, "released", 0, STREAMS_PER_READER),
             idle_ms=get_int(fields, "idle_ms", 0, _INT64_MAX),
         )
     return correlation_id, Done()
@@ -201,17 +220,18 @@ def _offset_fields(streams: Sequence[ReaderOffset]) -> list[dict[str, object]]:
     return [{"topic": s.topic, "partition": s.partition, "offset": s.offset} for s in streams]
 
 
-def _get_offsets(fields: Fields, key: str, minimum: int) -> tuple[ReaderOffset, ...]:
+def _get_offsets(fields: Fields, key: str, minimum: int, at_most: int) -> tuple[ReaderOffset, ...]:
+    entries = get_objects(fields, key)
+    if len(entries) > at_most:
+        raise MalformedRequest(f"{key!r} has {len(entries)} streams; at most {at_most} are allowed")
     offsets = tuple(
         ReaderOffset(
             topic=get_name(entry, "topic"),
             partition=get_int(entry, "partition", 0, _INT32_MAX),
             offset=get_int(entry, "offset", minimum, _INT64_MAX),
         )
-        for entry in get_objects(fields, key)
+        for entry in entries
     )
-    if len(offsets) > MAX_STREAMS:
-        raise MalformedRequest(f"{key!r} has {len(offsets)} streams; at most {MAX_STREAMS} are allowed")
     if len({(entry.topic, entry.partition) for entry in offsets}) < len(offsets):
         raise MalformedRequest(f"{key!r} names a stream twice")
     return offsets

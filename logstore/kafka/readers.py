@@ -1,13 +1,14 @@
 """The requests of registered readers.
 
 Invariants: an answer is a body of `logstore.format.reader_api`; a CairnError is an error inside it, and closes no
-connection. A registration is answered once it is durable. No topic is created.
+connection. A registration, and an acknowledgement of streams that are new to the reader, is answered once it is
+durable. No topic is created.
 """
 
 from collections.abc import Mapping
 from functools import partial
 
-from logstore.errors import CairnError, OffsetOutOfRange
+from logstore.errors import CairnError
 from logstore.format.reader_api import (
     LOG_START,
     NAMES_PER_REPLY,
@@ -29,6 +30,7 @@ from logstore.interfaces import Buffer
 from logstore.kafka.api_types import Broker, PrivateApi
 from logstore.kafka.budgets import AnswerBudget
 from logstore.log.readers import StreamId
+from logstore.log.stream import Stream
 
 
 def reader_apis(broker: Broker) -> list[PrivateApi]:
@@ -50,9 +52,8 @@ async def _answer(broker: Broker, request: ReaderRequest) -> ReaderReply:
         case RegisterReaderRequest():
             return await _register(broker, request)
         case AcknowledgeRequest():
-            streams = {_id_of(broker, entry): entry for entry in request.streams}
-            starts = {key: _log_start(broker, entry) for key, entry in streams.items()}
-            readers.acknowledge(request.reader, {key: entry.offset for key, entry in streams.items()}, starts)
+            positions = {_id_of(broker, entry): entry.offset for entry in request.streams}
+            await broker.engine.wait(readers.acknowledge(request.reader, positions))
             return Done()
         case RemoveReaderRequest():
             await broker.engine.wait(readers.remove(request.reader))
@@ -62,16 +63,17 @@ async def _answer(broker: Broker, request: ReaderRequest) -> ReaderReply:
 
 
 async def _register(broker: Broker, request: RegisterReaderRequest) -> ReaderReply:
-    placed: list[ReaderOffset] = []
-    for entry in request.streams:
-        stream = broker.engine.store.stream(entry.topic, entry.partition)
-        offset = stream.log_start_offset if entry.offset == LOG_START else entry.offset
-        if not stream.log_start_offset <= offset <= stream.high_watermark:
-            raise OffsetOutOfRange(stream.name, offset, stream.log_start_offset, stream.high_watermark)
-        placed.append(ReaderOffset(entry.topic, entry.partition, offset))
+    # Between the look-up of the log starts and the registration nothing else runs.
+    placed = tuple(
+        ReaderOffset(entry.topic, entry.partition, _stream(broker, entry).start_asked)
+        if entry.offset == LOG_START
+        else entry
+        for entry in request.streams
+    )
     positions = {_id_of(broker, entry): entry.offset for entry in placed}
-    await broker.engine.wait(broker.engine.store.readers.register(request.reader, positions, request.group))
-    return RegisterReaderReply(tuple(placed))
+    readers = broker.engine.store.readers
+    await broker.engine.wait(readers.register(request.reader, positions, request.group, keep=request.keep))
+    return RegisterReaderReply(placed)
 
 
 def _describe(broker: Broker, request: DescribeReadersRequest) -> ReaderReply:
@@ -81,20 +83,22 @@ def _describe(broker: Broker, request: DescribeReadersRequest) -> ReaderReply:
         return ReaderDescription(tuple(names[:NAMES_PER_REPLY]))
     state = store.readers.describe(request.reader)
 
+    topics = {topic.topic_id.hex: name for name, topic in store.topics.items()}
+
     def named(offsets: Mapping[StreamId, int]) -> tuple[ReaderOffset, ...]:
-        topics = {topic.topic_id.hex: name for name, topic in store.topics.items()}
         return tuple(
             ReaderOffset(topics[key.topic_id], key.partition, offset)
             for key, offset in sorted(offsets.items())
             if key.topic_id in topics
         )
 
-    return ReaderDescription((state.name,), state.group, named(state.marks), named(state.released), state.idle_ms)
+    return ReaderDescription((state.name,), state.group, named(state.held), named(state.released), state.idle_ms)
 
 
 def _id_of(broker: Broker, entry: ReaderOffset) -> StreamId:
-    return StreamId(broker.engine.store.topic(entry.topic).topic_id.hex, entry.partition)
+    stream = _stream(broker, entry)
+    return StreamId(broker.engine.store.topic(entry.topic).topic_id.hex, stream.partition)
 
 
-def _log_start(broker: Broker, entry: ReaderOffset) -> int:
-    return broker.engine.store.stream(entry.topic, entry.partition).log_start_offset
+def _stream(broker: Broker, entry: ReaderOffset) -> Stream:
+    return broker.engine.store.stream(entry.topic, entry.partition)

@@ -1,16 +1,22 @@
 """Registered readers: consumers whose unread records no retention removes, up to a limit.
 
-A reader registers under a name with a position in each of its streams, and acknowledges later positions. A mark is the
-last durable position of one reader in one stream. Retention removes no record at or after the lowest mark of a stream.
-A reader that stays behind for too long, or holds too many bytes, is released: its mark holds nothing any more, and the
-reader's next acknowledgement below the log start is refused with an error that names what was lost.
+A reader registers under a name with a position in each of its streams, and acknowledges later positions. Its held
+offset in a stream is its last durable position there. Retention removes no record at or after the lowest held offset of
+a stream. A reader that stays behind for too long, or keeps too many bytes, is released from the stream: it holds
+nothing there any more, and its next acknowledgement below the log start is refused with an error that names what was
+lost. A reader with a group follows the offsets that a Kafka consumer group commits.
 
 Invariants:
-* Only durable marks hold records back. An acknowledgement becomes durable at the next `save`; a crash before loses it,
-  and the older mark then holds more records than needed, never fewer.
-* A mark belongs to one topic id: it holds nothing in a later topic of the same name.
-* A mark below its stream's log start holds nothing: the reader was released, or a client deleted the records.
-* Bounded: MAX_READERS readers with MAX_MARKS marks in all.
+* A position holds from the call that asks for it on, and is answered once it is durable and its records are still
+  there. An acknowledgement of a stream that the reader holds already is answered at once and becomes durable at a later
+  `save`: a crash before loses it, and the older held offset then holds more records than needed, never fewer.
+* Changes of one reader run one after the other. Until a change is durable the former positions hold too.
+* A held offset belongs to one topic id: it holds nothing in a later topic of the same name. Below the log start, as a
+  client deleted the records, it holds what is left, from the log start on.
+* How many bytes a reader keeps is counted from what it acknowledged, durable or not: a live reader is not released for
+  acknowledgements that wait to be written.
+* Bounded: MAX_READERS readers with MAX_READER_STREAMS streams in all, STREAMS_PER_READER each; a call of `save` writes
+  SAVED_AT_ONCE readers. No call but those at the start takes a time that grows with readers times streams.
 
 Source: SGuard, section 2 (HAInput acknowledges, HAOutput trims); docs/decisions/0022-registered-readers.md.
 """
@@ -18,16 +24,31 @@ Source: SGuard, section 2 (HAInput acknowledges, HAOutput trims); docs/decisions
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from functools import partial
+from itertools import islice
+from typing import Final, NamedTuple, TypeVar
 
-from logstore.errors import CairnError, CorruptFile, ReaderReleased, TooManyReaders, UnknownReader
-from logstore.log.coroutines import start
+from logstore.errors import (
+    CairnError,
+    CorruptFile,
+    OffsetOutOfRange,
+    ReaderReleased,
+    TooManyReaders,
+    UnknownReader,
+    UnknownTopicOrPartition,
+)
+from logstore.format.reader_api import STREAMS_PER_READER
 from logstore.log.ledger import Ledger
+from logstore.log.serial_queue import SerialQueue
 from logstore.log.ticket import Ticket
 
 MAX_READERS: Final = 10_000
-MAX_MARKS: Final = 200_000
+MAX_READER_STREAMS: Final = 200_000
+"""Streams of all readers; a stream counts once for each of its readers."""
+SAVED_AT_ONCE: Final = 200
+"""Readers that one `save` writes, and lines about releases that are reported together."""
 _PREFIX: Final = "reader/"
+_Key = TypeVar("_Key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,133 +66,241 @@ class StreamId(NamedTuple):
     partition: int
 
 
-class Held(NamedTuple):
-    """Records that a mark keeps beyond the retention: their bytes; the retention clock when the first were written."""
+class StreamBounds(NamedTuple):
+    """The records of a stream: those at or after `log_start` are there, and no trim of them is being written."""
+
+    name: str
+    log_start: int
+    high_watermark: int
+
+
+class HeldRecords(NamedTuple):
+    """Records that a reader keeps beyond the retention: bytes, and the retention clock when the first were written."""
 
     size_bytes: int
     written_ms: int
 
 
 class Release(NamedTuple):
-    """A reader whose mark in a stream holds nothing any more; `why` is a sentence part for operators."""
+    """A reader that was released from `streams` streams, from `stream` at `offset`; `why` is a part of a sentence."""
 
     reader: str
-    mark: int
+    stream: str
+    offset: int
     why: str
+    streams: int
 
 
 class ReaderState(NamedTuple):
-    """A reader as tools show it: the marks that hold records, those that were released, ms since it acknowledged."""
+    """A reader as tools show it: positions that hold records, those it was released at, ms since it acknowledged."""
 
     name: str
     group: str
-    marks: Mapping[StreamId, int]
+    held: Mapping[StreamId, int]
     released: Mapping[StreamId, int]
     idle_ms: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Reader:
+    """`held` and `positions` have the same streams, and `released` some of them."""
+
     name: str
     group: str
     positions: dict[StreamId, int]
     """What it acknowledged, durable or not."""
     acknowledged_ms: int
     released: dict[StreamId, int] = field(default_factory=dict)
-    marks: dict[StreamId, int] = field(default_factory=dict)
-    """The durable positions."""
-    is_saved: bool = False
+    held: dict[StreamId, int] = field(default_factory=dict)
+    """The durable positions, and those that are about to be: records from there on stay."""
 
 
 class Readers:
-    """All registered readers of one store. `served_ms` is the retention clock: an outage makes no reader idle."""
+    """All registered readers of one store.
 
-    def __init__(self, ledger: Ledger, limits: HoldLimits, served_ms: Callable[[], int]) -> None:
+    `served_ms` is the retention clock: an outage makes no reader idle. `bounds` are a stream's; None: it is gone.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        limits: HoldLimits,
+        served_ms: Callable[[], int],
+        bounds: Callable[[StreamId], StreamBounds | None],
+    ) -> None:
         self.limits = limits
         self._ledger = ledger
         self._served_ms = served_ms
+        self._bounds = bounds
+        self._changes = SerialQueue()
         self._readers: dict[str, _Reader] = {}
-        self._by_stream: dict[StreamId, dict[str, _Reader]] = {}
+        # Those that hold records: the registered readers, and registrations that are being written.
+        self._holders: dict[_Reader, None] = {}
+        self._by_stream: dict[StreamId, dict[_Reader, None]] = {}
+        self._by_group: dict[str, dict[_Reader, None]] = {}
+        self._streams = 0
+        self._dirty: dict[str, None] = {}
+        self._releases: dict[str, Release] = {}
         self._committed: Callable[[str, StreamId], int | None] = lambda *_: None
         for key, value in ledger.items(_PREFIX):
-            self._adopt(_decode(key[len(_PREFIX) :], value))
+            reader = _decode(key[len(_PREFIX) :], value)
+            self._readers[reader.name] = reader
+            self._add(reader)
 
-    def _adopt(self, reader: _Reader) -> None:
-        self._readers[reader.name] = reader
+    # ---- the index of those that hold records
+
+    def _add(self, reader: _Reader) -> None:
+        self._holders[reader] = None
         for stream in reader.positions:
-            self._by_stream.setdefault(stream, {})[reader.name] = reader
+            self._add_stream(reader, stream)
+        if reader.group:
+            self._by_group.setdefault(reader.group, {})[reader] = None
+
+    def _add_stream(self, reader: _Reader, stream: StreamId) -> None:
+        self._by_stream.setdefault(stream, {})[reader] = None
+        self._streams += 1
+
+    def _drop(self, reader: _Reader) -> None:
+        del self._holders[reader]
+        for stream in reader.positions:
+            _discard(self._by_stream, stream, reader)
+        self._streams -= len(reader.positions)
+        if reader.group:
+            _discard(self._by_group, reader.group, reader)
+
+    def _drop_stream(self, stream: StreamId) -> None:
+        for reader in self._by_stream.pop(stream):
+            del reader.positions[stream], reader.held[stream]
+            reader.released.pop(stream, None)
+            self._streams -= 1
+            self._dirty[reader.name] = None
 
     # ---- what readers ask for
 
-    def register(self, name: str, positions: Mapping[StreamId, int], group: str = "") -> Ticket[None]:
+    def register(
+        self, name: str, positions: Mapping[StreamId, int], group: str = "", *, keep: bool = False
+    ) -> Ticket[None]:
         """Register a reader with all its positions, or set those of a registered reader anew; durable when it settles.
 
-        With a `group` the positions follow the offsets that the Kafka consumer group commits (`follow`). Raises
-        TooManyReaders; the ticket fails with StorageFailed.
+        With a `group` the positions follow the offsets that the Kafka consumer group commits (`follow`). With `keep` a
+        registered reader's other streams stay as they are. Raises OffsetOutOfRange, TooManyReaders,
+        UnknownTopicOrPartition. The ticket fails with StorageFailed, and then nothing has changed; with
+        OffsetOutOfRange or UnknownTopicOrPartition if records were deleted meanwhile: the reader is then registered,
+        and holds what is left.
         """
+        self._check_placed(positions)
         known = self._readers.get(name)
-        others = len(self._readers) - (known is not None)
-        marks = sum(len(reader.positions) for reader in self._readers.values() if reader is not known)
-        if others >= MAX_READERS or marks + len(positions) > MAX_MARKS:
-            raise TooManyReaders(
-                f"reader {name!r} with {len(positions)} streams: beside {others} readers with {marks} streams at most "
-                f"{MAX_READERS} readers with {MAX_MARKS} streams may be registered; remove readers that are gone"
-            )
-        reader = _Reader(name, group, dict(positions), self._served_ms())
+        kept = known.positions if known is not None and keep else {}
+        self._check_room(name, len({*kept, *positions}), known)
+        reader = _Reader(name, group, dict(positions), self._served_ms(), held=dict(positions))
+        self._add(reader)
+        return self._changes.run(name, lambda: self._register(reader, keep=keep))
+
+    async def _register(self, reader: _Reader, *, keep: bool) -> None:
+        known = self._readers.get(reader.name)
+        placed = dict(reader.positions)
+        if known is not None and keep:
+            for stream in [stream for stream in known.positions if stream not in placed]:
+                self._take_over(stream, known, reader)
+        try:
+            await self._ledger.put({_PREFIX + reader.name: _encode(reader)})
+        except CairnError:
+            self._drop(reader)
+            raise
         if known is not None:
-            # Until the new positions are durable, the old marks hold too: a crash may bring either back.
-            reader.marks = {stream: min(mark, positions.get(stream, mark)) for stream, mark in known.marks.items()}
-            self._forget(known)
-        self._adopt(reader)
-        for stream in reader.marks:
-            self._by_stream.setdefault(stream, {})[name] = reader
-        return start(self._save(reader))
+            self._drop(known)
+        self._readers[reader.name] = reader
+        self._take_commits(reader)
+        self._check_placed(placed)
 
-    def acknowledge(self, name: str, positions: Mapping[StreamId, int], log_starts: Mapping[StreamId, int]) -> None:
-        """Note that a reader needs nothing before these positions; a position never goes back. Durable at `save`.
+    def _take_over(self, stream: StreamId, known: _Reader, reader: _Reader) -> None:
+        reader.positions[stream], reader.held[stream] = known.positions[stream], known.held[stream]
+        if stream in known.released:
+            reader.released[stream] = known.released[stream]
+        self._add_stream(reader, stream)
 
-        `log_starts` has the log start of each stream. Raises UnknownReader; ReaderReleased if records at or after a
-        position are gone; TooManyReaders if a new stream does not fit. A refused acknowledgement changes nothing.
+    def acknowledge(self, name: str, positions: Mapping[StreamId, int]) -> Ticket[None]:
+        """Note that a reader needs nothing before these positions; a position never goes back.
+
+        The ticket has settled at once, and the positions become durable at a `save`, if the reader holds records of all
+        these streams and nothing else of the reader is being written. It fails with UnknownReader; ReaderReleased if
+        records at or after a position are gone; OffsetOutOfRange above the high watermark, or for a stream that is
+        new to the reader; TooManyReaders; UnknownTopicOrPartition; and then nothing has changed. StorageFailed: new
+        streams may be lost in a crash.
         """
+        return self._changes.run(name, lambda: self._acknowledge(name, positions))
+
+    async def _acknowledge(self, name: str, positions: Mapping[StreamId, int]) -> None:
         reader = self._known(name)
         for stream, position in positions.items():
-            first = log_starts[stream]
-            if position < first:
-                raise ReaderReleased(
-                    f"reader {name!r} acknowledged offset {position} of partition {stream.partition}, but records "
-                    f"before {first} are gone{self._reason(reader, stream)}; register again from {first} or later"
-                )
-        new = sum(stream not in reader.positions for stream in positions)
-        marks = sum(len(other.positions) for other in self._readers.values()) if new else 0
-        if marks + new > MAX_MARKS:
-            raise TooManyReaders(f"reader {name!r}: {new} more streams, but all readers have {MAX_MARKS} at most")
+            self._check_acknowledged(reader, stream, position)
+        new = [stream for stream in positions if stream not in reader.positions]
+        begun = new + [stream for stream in positions if stream in reader.released]
+        if new:
+            self._check_room(name, len(reader.positions) + len(new), reader)
+        for stream in new:
+            reader.positions[stream] = reader.held[stream] = positions[stream]
+            self._add_stream(reader, stream)
         for stream, position in positions.items():
-            reader.positions[stream] = max(position, reader.positions.get(stream, 0))
+            reader.positions[stream] = max(position, reader.positions[stream])
             reader.released.pop(stream, None)
-            self._by_stream.setdefault(stream, {})[name] = reader
-        reader.acknowledged_ms = self._served_ms()
-        reader.is_saved = False
+        self._note_life(reader)
+        if begun:
+            # A crash would lose what this reader begins to hold, not only how far it is.
+            await self._save(reader)
+            for stream in begun:
+                self._check_acknowledged(reader, stream, positions[stream])
 
-    def _reason(self, reader: _Reader, stream: StreamId) -> str:
-        if stream not in reader.released:
-            return ""
-        return f", since this reader stayed at {reader.released[stream]} for too long or held too many bytes"
+    def _check_placed(self, positions: Mapping[StreamId, int]) -> None:
+        """Refuse positions whose records are not all there. Raises OffsetOutOfRange, UnknownTopicOrPartition."""
+        for stream, position in positions.items():
+            bounds = self._existing(stream)
+            if not bounds.log_start <= position <= bounds.high_watermark:
+                raise OffsetOutOfRange(bounds.name, position, bounds.log_start, bounds.high_watermark)
+
+    def _check_acknowledged(self, reader: _Reader, stream: StreamId, position: int) -> None:
+        if stream not in reader.positions or position >= (first := self._existing(stream).log_start):
+            self._check_placed({stream: position})
+            return
+        since = ""
+        if stream in reader.released:
+            since = f", since this reader stayed at {reader.released[stream]} for too long or held too many bytes"
+        raise ReaderReleased(
+            f"reader {reader.name!r} acknowledged offset {position} of partition {stream.partition}, but records "
+            f"before {first} are gone{since}; register again from {first} or later"
+        )
+
+    def _existing(self, stream: StreamId) -> StreamBounds:
+        bounds = self._bounds(stream)
+        if bounds is None:
+            raise UnknownTopicOrPartition(f"partition {stream.partition} of topic id {stream.topic_id} is gone")
+        return bounds
+
+    def _check_room(self, name: str, wanted: int, known: _Reader | None) -> None:
+        """Refuse a reader that would have `wanted` streams, in place of `known`, beyond the limits."""
+        others = len(self._holders) - (known is not None)
+        streams = self._streams - (0 if known is None else len(known.positions))
+        if wanted > STREAMS_PER_READER or others >= MAX_READERS or streams + wanted > MAX_READER_STREAMS:
+            raise TooManyReaders(
+                f"reader {name!r} with {wanted} streams, beside {others} readers with {streams} streams: at most "
+                f"{MAX_READERS} readers with {MAX_READER_STREAMS} streams may be registered, and a reader may have "
+                f"{STREAMS_PER_READER} streams; remove readers that are gone"
+            )
+
+    def _note_life(self, reader: _Reader) -> None:
+        reader.acknowledged_ms = self._served_ms()
+        self._dirty[reader.name] = None
 
     def remove(self, name: str) -> Ticket[None]:
-        """Remove a reader; durable when it settles. Raises UnknownReader."""
-        self._forget(self._known(name))
-        return self._ledger.put({_PREFIX + name: None})
+        """Remove a reader; durable when it settles. The ticket fails with UnknownReader or StorageFailed."""
+        return self._changes.run(name, lambda: self._remove(name))
 
-    def _forget(self, reader: _Reader) -> None:
-        del self._readers[reader.name]
-        for stream in (*reader.positions, *reader.marks):
-            self._drop(reader, stream)
-
-    def _drop(self, reader: _Reader, stream: StreamId) -> None:
-        readers = self._by_stream.get(stream, {})
-        readers.pop(reader.name, None)
-        if not readers:
-            self._by_stream.pop(stream, None)
+    async def _remove(self, name: str) -> None:
+        reader = self._known(name)
+        await self._ledger.put({_PREFIX + name: None})
+        del self._readers[name]
+        self._dirty.pop(name, None)
+        self._drop(reader)
 
     def _known(self, name: str) -> _Reader:
         reader = self._readers.get(name)
@@ -182,89 +311,177 @@ class Readers:
     def describe(self, name: str) -> ReaderState:
         """One reader. Raises UnknownReader."""
         reader = self._known(name)
-        held = {stream: mark for stream, mark in reader.positions.items() if stream not in reader.released}
-        return ReaderState(name, reader.group, held, dict(reader.released), self._served_ms() - reader.acknowledged_ms)
+        held = {stream: offset for stream, offset in reader.positions.items() if stream not in reader.released}
+        return ReaderState(name, reader.group, held, dict(reader.released), self._idle_ms(reader))
+
+    def _idle_ms(self, reader: _Reader) -> int:
+        return max(0, self._served_ms() - reader.acknowledged_ms)
 
     def names(self) -> list[str]:
         """All readers' names, sorted."""
         return sorted(self._readers)
 
-    # ---- what the store asks for
+    # ---- what groups commit
 
     def follow(self, committed: Callable[[str, StreamId], int | None]) -> None:
-        """Take the positions of readers with a group from here on from what their groups committed; None: nothing."""
-        self._committed = committed
+        """Take from `committed` what groups have committed: now, and of each later registration; None: nothing.
 
-    def _take_commits(self) -> None:
-        for reader in self._readers.values():
-            for stream in list(reader.positions) if reader.group else ():
-                offset = self._committed(reader.group, stream)
-                if offset is not None and offset > reader.positions[stream]:
-                    reader.positions[stream] = offset
-                    reader.acknowledged_ms = self._served_ms()
-                    reader.is_saved = False
-
-    def save(self) -> list[Ticket[None]]:
-        """Start to make durable what was acknowledged since the last call; marks move once it is."""
-        self._take_commits()
-        return [start(self._save(reader)) for reader in self._readers.values() if not reader.is_saved]
-
-    async def _save(self, reader: _Reader) -> None:
-        reader.is_saved = True
-        positions = dict(reader.positions)
-        try:
-            await self._ledger.put({_PREFIX + reader.name: _encode(reader)})
-        except CairnError:
-            reader.is_saved = False
-            raise
-        reader.marks = positions
-        for stream in positions:
-            if self._readers.get(reader.name) is reader:
-                self._by_stream.setdefault(stream, {})[reader.name] = reader
-
-    def held_from(self, stream: StreamId, log_start: int) -> int | None:
-        """The lowest mark that holds records of a stream; None if no mark does."""
-        return min((mark for mark, _ in self._holding(stream, log_start)), default=None)
-
-    def _holding(self, stream: StreamId, log_start: int) -> Iterable[tuple[int, _Reader]]:
-        for reader in self._by_stream.get(stream, {}).values():
-            mark = reader.marks.get(stream)
-            if mark is not None and mark >= log_start and stream not in reader.released:
-                yield mark, reader
-
-    def trim_limit(
-        self, stream: StreamId, log_start: int, wanted: int, held: Callable[[int], Held]
-    ) -> tuple[int, list[Release]]:
-        """How far retention may trim a stream that it wants to trim up to `wanted`, and which readers are released.
-
-        `held(mark)`: the records from a mark up to `wanted`.
+        Later commits come by `note_commits`.
         """
-        released: list[Release] = []
-        for mark, reader in sorted(self._holding(stream, log_start), key=lambda pair: pair[0]):
-            if mark >= wanted:
-                break
-            records = held(mark)
-            # A reader that had read everything is not late before there is something to read.
-            idle_ms = self._served_ms() - max(reader.acknowledged_ms, records.written_ms)
-            limits = self.limits
-            if records.size_bytes > limits.max_bytes:
-                why = f"it kept {records.size_bytes} bytes beyond the retention, at most {limits.max_bytes} are allowed"
-            elif idle_ms > limits.max_idle_ms:
-                why = f"it acknowledged nothing for {idle_ms} ms, at most {limits.max_idle_ms} are allowed"
-            else:
-                return mark, released
-            released.append(Release(reader.name, mark, why))
-            reader.released[stream] = mark
-            reader.is_saved = False
-        return wanted, released
+        self._committed = committed
+        for followers in self._by_group.values():
+            for reader in followers:
+                self._take_commits(reader)
+
+    def _take_commits(self, reader: _Reader) -> None:
+        is_moved = False
+        for stream in list(reader.positions) if reader.group else ():
+            offset = self._committed(reader.group, stream)
+            if offset is not None:
+                is_moved |= self._move(reader, stream, offset)
+        if is_moved:
+            self._note_life(reader)
+
+    def note_commits(self, group: str, offsets: Mapping[StreamId, int]) -> None:
+        """Note what a group has durably committed: its readers follow, also back, as far as records are there."""
+        for reader in self._by_group.get(group, ()):
+            followed = [stream for stream in offsets if stream in reader.positions]
+            for stream in followed:
+                self._move(reader, stream, offsets[stream])
+            if followed:
+                self._note_life(reader)
+
+    def _move(self, reader: _Reader, stream: StreamId, offset: int) -> bool:
+        """Set a follower's position, within what is there; whether anything has changed."""
+        bounds = self._bounds(stream)
+        if bounds is None or (offset < bounds.log_start and stream in reader.released):
+            return False
+        position = min(max(offset, bounds.log_start), bounds.high_watermark)
+        was_released = reader.released.pop(stream, None) is not None
+        if position == reader.positions[stream]:
+            return was_released
+        reader.positions[stream] = position
+        reader.held[stream] = min(position, reader.held[stream])
+        return True
+
+    # ---- what the store asks for
+
+    def newest_ms(self) -> int:
+        """The latest acknowledgement on the retention clock: that clock has been there."""
+        return max((reader.acknowledged_ms for reader in self._readers.values()), default=0)
+
+    def reconcile(self) -> None:
+        """Forget the streams that do not exist: a crash came between the deletion of a topic and the next `save`."""
+        for stream in [stream for stream in self._by_stream if self._bounds(stream) is None]:
+            self._drop_stream(stream)
 
     def forget_topic(self, topic_id: str) -> None:
         """Forget all positions in a deleted topic."""
         for stream in [stream for stream in self._by_stream if stream.topic_id == topic_id]:
-            for reader in self._by_stream.pop(stream).values():
-                for positions in (reader.positions, reader.marks, reader.released):
-                    positions.pop(stream, None)
-                reader.is_saved = False
+            self._drop_stream(stream)
+
+    def save(self, at_most: int = SAVED_AT_ONCE) -> list[Ticket[None]]:
+        """Start to make durable what readers acknowledged, those first that wait the longest. Held offsets move once it
+        is durable.
+        """
+        names = list(islice(self._dirty, at_most))
+        for name in names:
+            del self._dirty[name]
+        return [self._changes.run(name, partial(self._save_known, name)) for name in names]
+
+    async def _save_known(self, name: str) -> None:
+        reader = self._readers.get(name)
+        if reader is not None:
+            await self._save(reader)
+
+    async def _save(self, reader: _Reader) -> None:
+        self._dirty.pop(reader.name, None)
+        written = dict(reader.positions)
+        try:
+            await self._ledger.put({_PREFIX + reader.name: _encode(reader)})
+        except CairnError:
+            self._dirty[reader.name] = None
+            raise
+        for stream, offset in written.items():
+            position = reader.positions.get(stream)
+            if position is not None:  # else its topic was deleted meanwhile
+                reader.held[stream] = min(offset, position)
+
+    def remove_idle(self) -> list[tuple[str, Ticket[bool]]]:
+        """Start to remove readers that hold nothing and are idle: for `max_idle_ms`, or twice that if released.
+
+        Some at a time. A ticket settles with whether the reader is removed: it may have acknowledged meanwhile.
+        """
+        idle = islice((reader.name for reader in self._readers.values() if self._is_idle(reader)), SAVED_AT_ONCE)
+        return [(name, self._changes.run(name, partial(self._remove_idle, name))) for name in list(idle)]
+
+    def _is_idle(self, reader: _Reader) -> bool:
+        # Who was released for being idle has as long again to come back and be told what is gone.
+        at_most_ms = self.limits.max_idle_ms * (2 if reader.released else 1)
+        return len(reader.released) == len(reader.positions) and self._idle_ms(reader) > at_most_ms
+
+    async def _remove_idle(self, name: str) -> bool:
+        reader = self._readers.get(name)
+        if reader is None or not self._is_idle(reader):
+            return False
+        await self._remove(name)
+        return True
+
+    def _holding(self, stream: StreamId, log_start: int) -> Iterable[tuple[int, _Reader]]:
+        for reader in self._by_stream.get(stream, ()):
+            if stream not in reader.released:
+                yield max(reader.held[stream], log_start), reader
+
+    def trim_limit(self, stream: StreamId, log_start: int, wanted: int, held: Callable[[int], HeldRecords]) -> int:
+        """How far retention may trim a stream that it wants to trim up to `wanted`; releases who keeps too much.
+
+        `held(offset)`: the records from an offset up to `wanted`.
+        """
+        for offset, reader in sorted(self._holding(stream, log_start), key=lambda pair: pair[0]):
+            if offset >= wanted:
+                break
+            why = self._why_released(reader, max(reader.positions[stream], log_start), wanted, held)
+            if why is None:
+                return offset
+            reader.released[stream] = reader.positions[stream]
+            self._dirty[reader.name] = None
+            bounds, said = self._bounds(stream), self._releases.get(reader.name)
+            if said is None:
+                name = "" if bounds is None else bounds.name
+                self._releases[reader.name] = Release(reader.name, name, reader.positions[stream], why, 1)
+            else:
+                self._releases[reader.name] = said._replace(streams=said.streams + 1)
+        return wanted
+
+    def _why_released(
+        self, reader: _Reader, position: int, wanted: int, held: Callable[[int], HeldRecords]
+    ) -> str | None:
+        if position >= wanted:
+            return None  # it waits for a `save` only
+        records, limits = held(position), self.limits
+        # A reader that had read everything is not late before there is something to read.
+        idle_ms = self._served_ms() - max(reader.acknowledged_ms, records.written_ms)
+        if records.size_bytes > limits.max_bytes:
+            return f"it kept {records.size_bytes} bytes beyond the retention, at most {limits.max_bytes} are allowed"
+        if idle_ms > limits.max_idle_ms:
+            return f"it acknowledged nothing for {idle_ms} ms, at most {limits.max_idle_ms} are allowed"
+        return None
+
+    @property
+    def has_releases(self) -> bool:
+        """Whether there are releases that were not reported yet."""
+        return bool(self._releases)
+
+    def take_releases(self) -> list[Release]:
+        """Releases that were not reported yet, one for each reader, some at a time."""
+        return [self._releases.pop(name) for name in list(islice(self._releases, SAVED_AT_ONCE))]
+
+
+def _discard(index: dict[_Key, dict["_Reader", None]], key: _Key, reader: _Reader) -> None:
+    readers = index[key]
+    del readers[reader]
+    if not readers:
+        del index[key]
 
 
 def _encode(reader: _Reader) -> bytes:
@@ -284,9 +501,8 @@ def _decode(name: str, value: bytes) -> _Reader:
         entry = json.loads(value)
         positions = {StreamId(topic_id, partition): offset for topic_id, partition, offset in entry["positions"]}
         released = {StreamId(topic_id, partition): offset for topic_id, partition, offset in entry["released"]}
-        reader = _Reader(name, entry["group"], positions, entry["acknowledged_ms"], released, dict(positions), True)
+        return _Reader(name, entry["group"], positions, entry["acknowledged_ms"], released, dict(positions))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorruptFile(
             f"ledger readers: the entry of {name!r} is damaged ({error!r}); restore it from a copy"
         ) from error
-    return reader

@@ -5,7 +5,7 @@ Invariants:
   stays as long as other records. The open chunk is also never older than its newest record's timestamp.
 * Age is the time that sidecars have run on the data directory, not wall time. So neither a jump of the wall clock nor
   an outage deletes records: a reader has the whole time that the retention promises.
-* Whole chunks are trimmed, oldest first, and never at or after a pin or a registered reader's mark.
+* Whole chunks are trimmed, oldest first, and never at or after a pin or a registered reader's held offset.
 
 Source: docs/decisions/0015-retention-counts-served-time.md.
 """

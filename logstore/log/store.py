@@ -13,9 +13,11 @@ Sources: docs/format.md (data directory), DESIGN (recovery of a sidecar).
 
 import json
 import uuid
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from logstore.base.clock import Clock
@@ -27,7 +29,14 @@ from logstore.errors import (
     UnknownFormatVersion,
     UnknownTopicOrPartition,
 )
-from logstore.events import READER_RELEASED, TOPIC_ALTERED, TOPIC_CREATED, TOPIC_DELETED, TOPIC_GROWN
+from logstore.events import (
+    READER_RELEASED,
+    READER_REMOVED,
+    TOPIC_ALTERED,
+    TOPIC_CREATED,
+    TOPIC_DELETED,
+    TOPIC_GROWN,
+)
 from logstore.format.index import UNKNOWN_TIME
 from logstore.interfaces import FileSystem
 from logstore.log.background import BackgroundJobs
@@ -36,7 +45,7 @@ from logstore.log.coroutines import all_settled, start
 from logstore.log.jobs import JobQueue, JobSource, MakeDirectory, Operation, RemoveDirectory, RemoveFile, SyncDirectory
 from logstore.log.ledger import DIRECTORY as LEDGER_DIRECTORY
 from logstore.log.ledger import Ledger
-from logstore.log.readers import Held, HoldLimits, Readers, StreamId
+from logstore.log.readers import MAX_READERS, HeldRecords, HoldLimits, Readers, StreamBounds, StreamId
 from logstore.log.recovery import recover_stream
 from logstore.log.retention import RetentionClock
 from logstore.log.serial_queue import SerialQueue
@@ -116,7 +125,7 @@ class Store:
         self.epochs = Ledger.open(fs, "epochs", self.notify)
         self.groups = Ledger.open(fs, "groups", self.notify)
         self.readers = Readers(
-            Ledger.open(fs, "readers", self.notify), settings.hold_limits, self.retention_clock.now_ms
+            Ledger.open(fs, "readers", self.notify), settings.hold_limits, self.retention_clock.now_ms, self._bounds
         )
 
     @classmethod
@@ -166,6 +175,7 @@ class Store:
                 topic.partitions.append(Stream(name, partition, directory, topic.config, self, recovered))
             self.topics[name] = self._by_id[topic.topic_id] = topic
         self._set_retention_clock()
+        self.readers.reconcile()
         for name in fs.list_directory(STREAMS_DIRECTORY):
             if f"{STREAMS_DIRECTORY}/{name}" not in known:
                 _remove_tree(fs, f"{STREAMS_DIRECTORY}/{name}")
@@ -174,6 +184,7 @@ class Store:
         """Continue the clock from the latest known time; data without an index block was written no later than now."""
         chunks = [chunk for stream in self.streams() for chunk in stream.chunks]
         self.retention_clock.is_behind(max((chunk.written_ms for chunk in chunks), default=0))
+        self.retention_clock.is_behind(self.readers.newest_ms())
         now_ms = self.retention_clock.now_ms()
         for stream in self.streams():
             if stream.chunks and stream.chunks[-1].written_ms == UNKNOWN_TIME:
@@ -202,12 +213,15 @@ class Store:
         if topic is None:
             return wanted
         stream_id = StreamId(topic.topic_id.hex, stream.partition)
-        limit, releases = self.readers.trim_limit(
-            stream_id, stream.log_start_offset, wanted, partial(_held, stream.chunks, wanted)
-        )
-        for release in releases:
-            self.report(READER_RELEASED, reader=release.reader, stream=stream.name, mark=release.mark, why=release.why)
-        return limit
+        return self.readers.trim_limit(stream_id, stream.log_start_offset, wanted, _held(stream.chunks, wanted))
+
+    def _bounds(self, stream_id: StreamId) -> StreamBounds | None:
+        topic = self._by_id.get(uuid.UUID(hex=stream_id.topic_id))
+        if topic is None or not 0 <= stream_id.partition < len(topic.partitions):
+            return None
+        stream = topic.partitions[stream_id.partition]
+        # A trim that is being written takes its records: nobody may rely on them any more.
+        return StreamBounds(stream.name, max(stream.start_asked, stream.log_start_offset), stream.high_watermark)
 
     # ---- topics
 
@@ -377,14 +391,37 @@ class Store:
         """Apply retention and forget expired producers. The caller runs this every `retention_check_interval_ms`."""
         self._save_retention_clock()
         start(self._apply_retention(self.readers.save()))
+        for name, removed in self.readers.remove_idle():
+            removed.add_callback(partial(self._report_removal, name))
         for stream in self.streams():
             stream.producers.expire(self.clock.wall_ms() - self.settings.producer_expiry_ms)
 
+    def save_readers(self) -> None:
+        """Make durable what readers acknowledged, and report releases. The caller runs this every few seconds."""
+        self.readers.save()
+        self._report_releases()
+
     async def _apply_retention(self, saves: Sequence[Ticket[None]]) -> None:
-        """Trim with the marks that are durable once the readers' acknowledgements are written, or could not be."""
+        """Trim with the held offsets that are durable once the readers' acknowledgements are written, or could not be.
+
+        A write between streams that many readers are released from lets other work run.
+        """
         await all_settled(saves)
         for stream in self.streams():
+            if stream.deleted:
+                continue
             stream.apply_retention()
+            if self.readers.has_releases:
+                await all_settled(self.readers.save())
+        self._report_releases()
+
+    def _report_releases(self) -> None:
+        for release in self.readers.take_releases():
+            self.report(READER_RELEASED, **release._asdict())
+
+    def _report_removal(self, name: str, removed: Ticket[bool]) -> None:
+        if removed.error is None and removed.result():
+            self.report(READER_REMOVED, reader=name, why="it held nothing and acknowledged nothing for too long")
 
     def _save_retention_clock(self) -> Ticket[None]:
         return self.catalogue.put({_RETENTION_CLOCK: str(self.retention_clock.now_ms()).encode()})
@@ -395,7 +432,7 @@ class Store:
         """
         closing = [stream.close() for stream in self.streams()]
         closing.append(self._save_retention_clock())
-        closing.extend(self.readers.save())
+        closing.extend(self.readers.save(MAX_READERS))
         return start(all_settled(closing))
 
 
@@ -404,10 +441,17 @@ _PRODUCER_IDS = "producer-ids"
 _RETENTION_CLOCK = "retention-clock"
 
 
-def _held(chunks: Sequence[Chunk], end_offset: int, mark: int) -> Held:
-    """The chunks with records from a mark to an offset; whole chunks, for only these are trimmed."""
-    held = [chunk for chunk in chunks if chunk.next_offset > mark and chunk.base_offset < end_offset]
-    return Held(sum(chunk.size_bytes for chunk in held), held[0].written_ms if held else 0)
+def _held(chunks: Sequence[Chunk], end_offset: int) -> Callable[[int], HeldRecords]:
+    """The chunks with records from an offset up to `end_offset`; whole chunks, for only these are trimmed."""
+    found = [chunk for chunk in chunks if chunk.base_offset < end_offset]
+    ends = [chunk.next_offset for chunk in found]
+    total_bytes = list(accumulate((chunk.size_bytes for chunk in found), initial=0))
+
+    def held(offset: int) -> HeldRecords:
+        at = bisect_right(ends, offset)
+        return HeldRecords(total_bytes[-1] - total_bytes[at], found[at].written_ms if at < len(found) else 0)
+
+    return held
 
 
 def _start_key(topic_id: uuid.UUID, partition: int) -> str:

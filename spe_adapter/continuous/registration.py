@@ -13,9 +13,9 @@ from contextlib import suppress
 from typing import Final
 
 from logstore.client.blocking import Client, TopicPartition
-from logstore.client.wire import EARLIEST
+from logstore.client.wire import EARLIEST, LATEST
 from logstore.errors import OffsetOutOfRange, ReaderReleased, UnknownReader
-from logstore.format.reader_api import ReaderOffset
+from logstore.format.reader_api import LOG_START, ReaderOffset
 from spe_adapter.continuous.loop import Event, Recovered
 
 ACKNOWLEDGE_MS: Final = 5_000.0
@@ -52,7 +52,7 @@ class SourceRegistration:
         """Acknowledge the needed offsets. Raises TooManyReaders, and what the client raises."""
         try:
             self._client.acknowledge(self._name, self._entries(self._needed()))
-        except (UnknownReader, ReaderReleased):
+        except (UnknownReader, ReaderReleased, OffsetOutOfRange):
             self._register()
         self._acknowledged_ms = self._monotonic_ms()
 
@@ -63,7 +63,12 @@ class SourceRegistration:
             return
         streams = {topic: TopicPartition(topic, self._partition) for topic in needed}
         first = self._client.offsets(dict.fromkeys(streams.values(), EARLIEST))
-        present = {topic: max(offset, first[streams[topic]].offset) for topic, offset in needed.items()}
+        end = self._client.offsets(dict.fromkeys(streams.values(), LATEST))
+        present = {
+            # Retention may go on meanwhile: the sidecar knows best where the log starts.
+            topic: LOG_START if offset < first[streams[topic]].offset else min(offset, end[streams[topic]].offset)
+            for topic, offset in needed.items()
+        }
         self._client.register_reader(self._name, self._entries(present))
 
     def _entries(self, offsets: Mapping[str, int]) -> list[ReaderOffset]:

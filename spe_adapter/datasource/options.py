@@ -315,6 +315,8 @@ def _reader_name(reader: OptionReader, *, streaming: bool) -> str | None:
         raise InvalidConfig(f"option 'reader' is {name!r} in a batch query, which has no position; allowed: readStream")
     if not 1 <= len(name) <= MAX_NAME_CHARACTERS:
         raise InvalidConfig(f"option 'reader' has {len(name)} characters; allowed: 1 to {MAX_NAME_CHARACTERS}")
+    if not name.isprintable():
+        raise InvalidConfig(f"option 'reader' is {name!r}; allowed: characters that can be printed")
     return name
 
 

@@ -242,6 +242,10 @@ class _Planner:
         if self._registration is not None:
             self._registration.begin(position)
 
+    def _add(self, found: Offsets, position: Offsets) -> None:
+        if self._registration is not None:
+            self._registration.add(found, position)
+
     def committed(self, end: Offsets) -> None:
         if self._registration is not None:
             self._registration.acknowledge(end)
@@ -260,6 +264,7 @@ class _Planner:
         latest = self._latest(start)
         self._check_not_lost(start, latest)
         new = self._catalogue.earliest(set(latest) - set(start))
+        self._add(new, start)
         position = {**new, **start}
         if not isinstance(limit, ReadAllAvailable) and self._held_back(position, latest):
             return start
@@ -297,6 +302,7 @@ class _Planner:
         self._check_not_lost(start, end)
         added = sorted(set(end) - set(start))
         first = self._catalogue.earliest(added)
+        self._add(first, start)
         for stream in added:
             if first[stream] > 0:
                 self._lost(f"{stream} is new but starts at offset {first[stream]}; the records before it are gone")

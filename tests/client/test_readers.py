@@ -14,7 +14,7 @@ from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as ClientTopicPartition
 
 from logstore.client.blocking import Client, TopicPartition, parse_addresses
-from logstore.errors import OffsetOutOfRange, ReaderReleased, UnknownReader, UnknownTopicOrPartition
+from logstore.errors import MalformedRequest, OffsetOutOfRange, ReaderReleased, UnknownReader, UnknownTopicOrPartition
 from logstore.format.reader_api import LOG_START, ReaderOffset
 from logstore.format.records import Record, encode_batch
 from tests.support.limits import PATIENCE_S
@@ -57,6 +57,14 @@ def wait_for_start(client: Client, expected: int) -> None:
         assert time.monotonic() < deadline_s, f"the log still starts at {found}"
         Event().wait(0.01)
     assert found == expected
+
+
+def wait_for_line(sidecar: Sidecar, text: str) -> None:
+    """Wait until the log has a line with this text."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while text not in sidecar.log():
+        assert time.monotonic() < deadline_s, sidecar.log()
+        Event().wait(0.01)
 
 
 def at(offset: int) -> list[ReaderOffset]:
@@ -103,6 +111,10 @@ def test_refusals_name_what_is_wrong(sidecar: Sidecar) -> None:
             client.acknowledge("a", at(0))
         client.register_reader("a", at(0))
         produce(client, 3)
+        with pytest.raises(OffsetOutOfRange, match="offset 9 of t-0"):
+            client.acknowledge("a", at(9))
+        with pytest.raises(MalformedRequest, match="cannot be printed"):
+            client.register_reader("a\x1b[2J", at(0))
         client.delete_records(STREAM, 2)
         with pytest.raises(ReaderReleased, match=r"offset 1 .* before 2 are gone; register again from 2"):
             client.acknowledge("a", at(1))
@@ -118,12 +130,46 @@ def test_many_names_come_in_pages(sidecar: Sidecar) -> None:
         assert client.reader_names() == names
 
 
+def test_a_reader_of_many_streams(sidecar: Sidecar) -> None:
+    """More streams than a request names: they are registered, acknowledged and set anew, and each is held."""
+    with connected(sidecar) as client:
+        client.create_topic(TOPIC, 1_500)
+        produce(client, 3)
+        streams = [ReaderOffset(TOPIC, partition, LOG_START) for partition in range(1_500)]
+        placed = client.register_reader("a", streams)
+        assert [entry.partition for entry in placed] == list(range(1_500))
+        assert client.describe_reader("a").streams == placed
+        client.acknowledge("a", placed)
+        assert client.register_reader("a", placed) == placed
+        assert len(client.describe_reader("a").streams) == 1_500
+
+
+def test_what_is_answered_at_the_log_start_is_there(sidecar: Sidecar) -> None:
+    """Registrations at the log start while retention is at work: no answer names records that it has trimmed."""
+    with connected(sidecar) as client:
+        client.create_topic(TOPIC, 1)
+        for number in range(100):
+            produce(client, 1)
+            (placed,) = client.register_reader(f"r{number}", at(LOG_START))
+            assert log_start(client) <= placed.offset
+            client.remove_reader(f"r{number}")
+
+
 def test_the_command_line(sidecar: Sidecar) -> None:
     """Add, list, show and remove; an error is one line and status 1."""
     with connected(sidecar) as client:
         client.create_topic(TOPIC, 2)
         assert cli(sidecar, "list").stdout == "no reader is registered\n"
         assert cli(sidecar, "add", "a", TOPIC).stdout == "registered: a holds 2 streams\n"
+        again = cli(sidecar, "add", "a", TOPIC)
+        assert again.returncode == 1
+        assert again.stderr == ("cairn readers add: a is registered; --replace sets its streams and positions anew\n")
+        assert cli(sidecar, "add", "--replace", "a", TOPIC).stdout == "registered: a holds 2 streams\n"
+        client.register_reader("empty", [])
+        shown = cli(sidecar, "show", "empty").stdout
+        assert shown.startswith("empty: acknowledged ")
+        assert shown.endswith(" s ago\nno streams\n")
+        client.remove_reader("empty")
         produce(client, 3)
         assert cli(sidecar, "list").stdout.startswith("a: 2 streams, 3 records behind, acknowledged ")
         assert "t-0: holds from offset 0, 3 records behind\n" in cli(sidecar, "show", "a").stdout
@@ -146,6 +192,7 @@ def test_a_reader_follows_a_kafka_group(sidecar: Sidecar) -> None:
             consumer.close()
         wait_for_start(client, 3)
         assert "follows group g" in cli(sidecar, "list").stdout
+        assert " s ago, follows group g\n" in cli(sidecar, "show", "a").stdout
 
 
 def test_a_reader_that_holds_too_much_is_released(tmp_path: Path) -> None:
@@ -156,4 +203,4 @@ def test_a_reader_that_holds_too_much_is_released(tmp_path: Path) -> None:
         produce(client, 8)
         wait_for_start(client, 8)
         assert client.describe_reader("a").released == tuple(at(0))
-        assert "event=reader_released reader=a" in sidecar.log()
+        wait_for_line(sidecar, "event=reader_released reader=a stream=t-0 offset=0")

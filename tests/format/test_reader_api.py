@@ -30,6 +30,7 @@ STREAMS = (ReaderOffset("out", 0, 3), ReaderOffset("täglich", 5, 2**63 - 1))
 REQUESTS: list[ReaderRequest] = [
     RegisterReaderRequest("räder", "", (*STREAMS, ReaderOffset("x", 0, LOG_START))),
     RegisterReaderRequest("r", "group", ()),
+    RegisterReaderRequest("r", "", STREAMS, keep=True),
     AcknowledgeRequest("r", STREAMS),
     RemoveReaderRequest("r"),
     DescribeReadersRequest("r"),
@@ -102,7 +103,11 @@ def test_errors_are_replies(error: CairnError) -> None:
         ({"streams": None}, "'streams' is not a list"),
         ({"streams": [{"topic": "t", "partition": 0, "offset": -2}]}, "'offset'"),
         ({"streams": [{"topic": "t", "partition": 0, "offset": 1}] * 2}, "names a stream twice"),
-        ({"streams": [{"topic": "t", "partition": n, "offset": 1} for n in range(20_001)]}, "20001 streams"),
+        ({"streams": [{"topic": "t", "partition": n, "offset": 1} for n in range(1_001)]}, "1001 streams"),
+        ({"reader": "a\x1b[2J"}, r"'reader' has the character '\\x1b', which cannot be printed"),
+        ({"reader": "a\nb"}, "'reader' has the character"),
+        ({"group": "a\0b"}, r"'group' has the character '\\x00'"),
+        ({"keep": 1}, "'keep' is neither true nor false"),
     ],
 )
 def test_wrong_values_are_named(change: dict[str, object], why: str) -> None:
@@ -110,3 +115,14 @@ def test_wrong_values_are_named(change: dict[str, object], why: str) -> None:
     fields: dict[str, object] = {"reader": "r", "group": "", "streams": [], **change}
     with pytest.raises(MalformedRequest, match=why):
         decode_request(REGISTER_READER, encode_fields(fields))
+
+
+def test_the_largest_reader_can_be_described() -> None:
+    """A reader may have more streams than a request names; `pieces` divides them."""
+    streams = tuple(ReaderOffset("t", partition, 1) for partition in range(reader_api.STREAMS_PER_READER))
+    description = ReaderDescription(("a",), "", streams[1:], streams[:1], 17)
+    assert decode_reply(reader_api.DESCRIBE_READERS, reply_frame(description)) == (7, description)
+    pieces = reader_api.pieces(streams)
+    assert {len(piece) for piece in pieces} == {reader_api.MAX_STREAMS}
+    assert sum(pieces, ()) == streams
+    assert reader_api.pieces(()) == [()]
