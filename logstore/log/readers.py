@@ -22,6 +22,7 @@ Source: SGuard, section 2 (HAInput acknowledges, HAOutput trims); docs/decisions
 """
 
 import json
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -499,10 +500,14 @@ def _encode(reader: _Reader) -> bytes:
 def _decode(name: str, value: bytes) -> _Reader:
     try:
         entry = json.loads(value)
-        positions = {StreamId(topic_id, partition): offset for topic_id, partition, offset in entry["positions"]}
-        released = {StreamId(topic_id, partition): offset for topic_id, partition, offset in entry["released"]}
+        positions = _decode_offsets(entry["positions"])
+        released = _decode_offsets(entry["released"])
         return _Reader(name, entry["group"], positions, entry["acknowledged_ms"], released, dict(positions))
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptFile(
             f"ledger readers: the entry of {name!r} is damaged ({error!r}); restore it from a copy"
         ) from error
+
+
+def _decode_offsets(entries: Iterable[tuple[str, int, int]]) -> dict[StreamId, int]:
+    return {StreamId(uuid.UUID(hex=topic_id).hex, int(partition)): int(at) for topic_id, partition, at in entries}
