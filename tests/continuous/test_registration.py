@@ -9,6 +9,7 @@ from threading import Event
 from logstore.client.blocking import Client, TopicPartition, parse_addresses
 from logstore.client.wire import EARLIEST
 from logstore.errors import UnknownReader
+from spe_adapter.continuous.registration import SourceRegistration
 from spe_adapter.continuous.runner import READER_PREFIX, Options, Runner
 from tests.continuous.processes import RunnerProcess, Work, described, expected, produce
 from tests.continuous.test_kills import consumed
@@ -53,10 +54,10 @@ def test_open_windows_keep_their_input(tmp_path: Path) -> None:
         produce(sidecar.address, "in", ROWS[:FIRST])
         with RunnerProcess(lazy(sidecar.address, FIRST)) as runner:
             assert [heard[0] for heard in runner.hear_until("done", 1_000)][-1] == "done"
-        (mark,) = client.describe_reader(f"{READER_PREFIX}{fragment.name_in(0)}").streams
-        assert 0 < mark.offset < FIRST - 100
-        wait_for_start(client, mark.offset // 100 * 100)  # a chunk has two batches of fifty records
-        assert log_start(client) <= mark.offset
+        (held,) = client.describe_reader(f"{READER_PREFIX}{fragment.name_in(0)}").streams
+        assert 0 < held.offset < FIRST - 100
+        wait_for_start(client, held.offset // 100 * 100)  # a chunk has two batches of fifty records
+        assert log_start(client) <= held.offset
         produce(sidecar.address, "in", ROWS[FIRST:])
         with RunnerProcess(lazy(sidecar.address, len(ROWS))) as runner:  # killed after its first epoch
             for heard in runner.hear_until("epoch", 1_000):
@@ -81,3 +82,20 @@ def test_registration_can_be_declined(tmp_path: Path) -> None:
         except UnknownReader:
             return
         raise AssertionError("the reader is still known")
+
+
+def test_offsets_that_are_not_there(tmp_path: Path) -> None:
+    """The source was made anew, or trimmed: the runner holds what is there, at either end."""
+    with Sidecar(tmp_path / "data", *FLAGS) as sidecar, Client(parse_addresses(sidecar.address)) as client:
+        client.create_topic("in", 1)
+        produce(sidecar.address, "in", ROWS[:100])
+        needed = {"in": 1_000}
+        registration = SourceRegistration(client, "r", 0, lambda: needed, lambda: 0.0)
+        for asked, expected_offset in ((1_000, 100), (2_000, 100), (20, 100)):
+            needed["in"] = asked
+            registration.acknowledge()
+            assert [entry.offset for entry in client.describe_reader("r").streams] == [expected_offset]
+        client.delete_records(TopicPartition("in", 0), 50)
+        client.remove_reader("r")
+        registration.acknowledge()
+        assert [entry.offset for entry in client.describe_reader("r").streams] == [50]
