@@ -48,6 +48,8 @@ MAX_READER_STREAMS: Final = 200_000
 """Streams of all readers; a stream counts once for each of its readers."""
 SAVED_AT_ONCE: Final = 200
 """Readers that one `save` writes, and lines about releases that are reported together."""
+RELEASED_AT_ONCE: Final = 1_000
+"""Readers that one `trim_limit` releases; the next call goes on."""
 _PREFIX: Final = "reader/"
 _Key = TypeVar("_Key")
 
@@ -142,6 +144,8 @@ class Readers:
         self._streams = 0
         self._dirty: dict[str, None] = {}
         self._releases: dict[str, Release] = {}
+        self.released_streams = 0
+        """Releases of a reader from a stream since the start."""
         self._committed: Callable[[str, StreamId], int | None] = lambda *_: None
         for key, value in ledger.items(_PREFIX):
             reader = _decode(key[len(_PREFIX) :], value)
@@ -431,19 +435,22 @@ class Readers:
     def _holding(self, stream: StreamId, log_start: int) -> Iterable[tuple[int, _Reader]]:
         for reader in self._by_stream.get(stream, ()):
             if stream not in reader.released:
-                yield max(reader.held[stream], log_start), reader
+                offset = reader.held[stream]
+                yield offset if offset > log_start else log_start, reader
 
     def trim_limit(self, stream: StreamId, log_start: int, wanted: int, held: Callable[[int], HeldRecords]) -> int:
         """How far retention may trim a stream that it wants to trim up to `wanted`; releases who keeps too much.
 
         `held(offset)`: the records from an offset up to `wanted`.
         """
+        before = self.released_streams
         for offset, reader in sorted(self._holding(stream, log_start), key=lambda pair: pair[0]):
             if offset >= wanted:
                 break
             why = self._why_released(reader, max(reader.positions[stream], log_start), wanted, held)
-            if why is None:
+            if why is None or self.released_streams - before >= RELEASED_AT_ONCE:
                 return offset
+            self.released_streams += 1
             reader.released[stream] = reader.positions[stream]
             self._dirty[reader.name] = None
             bounds, said = self._bounds(stream), self._releases.get(reader.name)

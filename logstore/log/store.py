@@ -45,7 +45,7 @@ from logstore.log.coroutines import all_settled, start
 from logstore.log.jobs import JobQueue, JobSource, MakeDirectory, Operation, RemoveDirectory, RemoveFile, SyncDirectory
 from logstore.log.ledger import DIRECTORY as LEDGER_DIRECTORY
 from logstore.log.ledger import Ledger
-from logstore.log.readers import MAX_READERS, HeldRecords, HoldLimits, Readers, StreamBounds, StreamId
+from logstore.log.readers import MAX_READERS, RELEASED_AT_ONCE, HeldRecords, HoldLimits, Readers, StreamBounds, StreamId
 from logstore.log.recovery import recover_stream
 from logstore.log.retention import RetentionClock
 from logstore.log.serial_queue import SerialQueue
@@ -117,6 +117,7 @@ class Store:
         self._background = BackgroundJobs(self.notify)
         self._creating: dict[str, Ticket[Topic]] = {}
         self._changes = SerialQueue()
+        self._trims = 0
         self._producer_ids = range(0)
         self._reservation: Ticket[None] = Ticket.succeeded(None)
         fs = environment.fs
@@ -399,21 +400,28 @@ class Store:
     def save_readers(self) -> None:
         """Make durable what readers acknowledged, and report releases. The caller runs this every few seconds."""
         self.readers.save()
-        self._report_releases()
+        if not self._trims:  # else one line for all streams that a reader is released from
+            self._report_releases()
 
     async def _apply_retention(self, saves: Sequence[Ticket[None]]) -> None:
         """Trim with the held offsets that are durable once the readers' acknowledgements are written, or could not be.
 
-        A write between streams that many readers are released from lets other work run.
+        Where many readers are released, writes in between let other work run.
         """
         await all_settled(saves)
+        self._trims += 1
         for stream in self.streams():
-            if stream.deleted:
-                continue
-            stream.apply_retention()
-            if self.readers.has_releases:
-                await all_settled(self.readers.save())
-        self._report_releases()
+            released = RELEASED_AT_ONCE
+            while released >= RELEASED_AT_ONCE and not stream.deleted:
+                before = self.readers.released_streams
+                stream.apply_retention()
+                released = self.readers.released_streams - before
+                if released:
+                    await all_settled(self.readers.save(1))
+        self._trims -= 1
+        while self.readers.has_releases:
+            self._report_releases()
+            await all_settled(self.readers.save())
 
     def _report_releases(self) -> None:
         for release in self.readers.take_releases():

@@ -10,6 +10,7 @@ from logstore.errors import OffsetOutOfRange, ReaderReleased, StorageFailed, Too
 from logstore.events import READER_RELEASED, READER_REMOVED
 from logstore.format.records import Record, encode_batch
 from logstore.log import readers as readers_module
+from logstore.log import store as store_module
 from logstore.log.readers import HoldLimits, Readers, StreamId
 from logstore.log.store import StoreSettings
 from logstore.log.stream import Stream
@@ -442,8 +443,12 @@ def test_the_clock_goes_on_from_the_newest_acknowledgement() -> None:
     assert killed.store.readers.describe("a").idle_ms == 1_000
 
 
-def test_a_release_is_one_line_for_a_reader() -> None:
-    """It is released from many streams at once: the line names the first and their number."""
+def test_a_release_is_one_line_for_a_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is released from many streams at once: the line names the first and their number. Many releases take
+    several turns.
+    """
+    for module in (readers_module, store_module):
+        monkeypatch.setattr(module, "RELEASED_AT_ONCE", 1)
     world = world_of(max_bytes=1024)
     world.store.add_partitions(TOPIC, 3)
     world.run()
