@@ -142,6 +142,8 @@ class Readers:
         self._by_stream: dict[StreamId, dict[_Reader, None]] = {}
         self._by_group: dict[str, dict[_Reader, None]] = {}
         self._streams = 0
+        self._replaced_readers = 0
+        self._replaced_streams = 0
         self._dirty: dict[str, None] = {}
         self._releases: dict[str, Release] = {}
         self.released_streams = 0
@@ -196,10 +198,21 @@ class Readers:
         self._check_placed(positions)
         known = self._readers.get(name)
         kept = known.positions if known is not None and keep else {}
-        self._check_room(name, len({*kept, *positions}), known)
+        wanted = len({*kept, *positions})
+        self._check_room(name, wanted, known)
         reader = _Reader(name, group, dict(positions), self._served_ms(), held=dict(positions))
         self._add(reader)
-        return self._changes.run(name, lambda: self._register(reader, keep=keep))
+        registered = self._changes.run(name, lambda: self._register(reader, keep=keep))
+        if known is not None and not registered.done:
+            replaced = min(wanted, len(known.positions))
+            self._count_replaced(1, replaced)
+            registered.add_callback(lambda _: self._count_replaced(-1, -replaced))
+        return registered
+
+    def _count_replaced(self, readers: int, streams: int) -> None:
+        """Both the reader and its registration anew hold records; in the limits they count once."""
+        self._replaced_readers += readers
+        self._replaced_streams += streams
 
     async def _register(self, reader: _Reader, *, keep: bool) -> None:
         known = self._readers.get(reader.name)
@@ -283,8 +296,8 @@ class Readers:
 
     def _check_room(self, name: str, wanted: int, known: _Reader | None) -> None:
         """Refuse a reader that would have `wanted` streams, in place of `known`, beyond the limits."""
-        others = len(self._holders) - (known is not None)
-        streams = self._streams - (0 if known is None else len(known.positions))
+        others = len(self._holders) - self._replaced_readers - (known is not None)
+        streams = self._streams - self._replaced_streams - (0 if known is None else len(known.positions))
         if wanted > STREAMS_PER_READER or others >= MAX_READERS or streams + wanted > MAX_READER_STREAMS:
             raise TooManyReaders(
                 f"reader {name!r} with {wanted} streams, beside {others} readers with {streams} streams: at most "

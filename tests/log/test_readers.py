@@ -293,6 +293,9 @@ def test_limits_and_unknown_names(monkeypatch: pytest.MonkeyPatch) -> None:
         readers.register("b", {streams[1]: 0}, keep=True)
     with pytest.raises(TooManyReaders, match="'b' with 2 streams"):
         readers.acknowledge("b", {streams[3]: 0}).result()
+    again = [readers.register(name, dict.fromkeys(streams[:count], 0)) for name, count in (("a", 2), ("b", 1))]
+    world.run()
+    assert [ticket.error for ticket in again] == [None, None]  # both count once, though both are written
     monkeypatch.setattr(readers_module, "MAX_READER_STREAMS", 10)
     monkeypatch.setattr(readers_module, "STREAMS_PER_READER", 2)
     readers.register("b", dict.fromkeys(streams[1:3], 0))
