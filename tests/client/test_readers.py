@@ -204,3 +204,19 @@ def test_a_reader_that_holds_too_much_is_released(tmp_path: Path) -> None:
         wait_for_start(client, 8)
         assert client.describe_reader("a").released == tuple(at(0))
         wait_for_line(sidecar, "event=reader_released reader=a stream=t-0 offset=0")
+
+
+def test_retention_by_size_does_not_wait_for_the_next_check(tmp_path: Path) -> None:
+    """Acknowledgements are durable seconds later, so that a full chunk is trimmed long before retention is checked."""
+    flags = ("--segment-bytes", "1024", "--retention-bytes", "1024")
+    with Sidecar(tmp_path / "data", *flags) as sidecar, connected(sidecar) as client:
+        client.create_topic(TOPIC, 1)
+        client.register_reader("a", at(0))
+        produce(client, 5)
+        client.acknowledge("a", at(4))
+        deadline_s = time.monotonic() + PATIENCE_S
+        while log_start(client) < 4:
+            assert time.monotonic() < deadline_s
+            Event().wait(0.1)
+            produce(client, 1)
+        assert log_start(client) == 4

@@ -174,6 +174,20 @@ def test_a_reader_that_is_away_for_too_long_is_released() -> None:
     assert world.store.readers.describe("alive").released == {}
 
 
+def test_a_reader_that_had_read_everything_is_not_late() -> None:
+    """Nothing came for longer than a reader may be silent; what comes then stays for as long again."""
+    world = world_of(max_idle_ms=3 * HOUR_MS)
+    register(world, "a", 0)
+    for _ in range(5):
+        after_an_hour(world)
+    append(world, 2)
+    assert after_an_hour(world) == 0
+    assert world.reports.of(READER_RELEASED) == []
+    for _ in range(3):
+        after_an_hour(world)
+    assert stream_of(world).log_start_offset == 2
+
+
 def test_a_released_reader_that_lost_nothing_goes_on() -> None:
     """It was slow to say how far it was: its position is not below the log start, so it holds records again."""
     world = world_of(max_idle_ms=HOUR_MS * 3 // 2)
