@@ -16,7 +16,7 @@ Invariants:
 * How many bytes a reader keeps is counted from what it acknowledged, durable or not: a live reader is not released for
   acknowledgements that wait to be written.
 * Bounded: MAX_READERS readers with MAX_READER_STREAMS streams in all, STREAMS_PER_READER each; a call of `save` writes
-  SAVED_AT_ONCE readers. No call but those at the start takes a time that grows with readers times streams.
+  SAVED_AT_ONCE readers. Nothing that runs by the clock takes a time that grows with readers times streams.
 
 Source: SGuard, section 2 (HAInput acknowledges, HAOutput trims); docs/decisions/0022-registered-readers.md.
 """
