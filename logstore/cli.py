@@ -14,6 +14,7 @@ COMMANDS = {
     "hdfs-policy": ("scheduler.hdfs.command", "build the placement policy that a NameNode needs to follow chains"),
     "topology": ("scheduler.topology_command", "check, draw or measure the network that writes are scheduled on"),
     "demo": ("spe_adapter.demo.command", "kill a sidecar and two Spark queries again and again; the result is exact"),
+    "readers": ("logstore.client.readers_command", "look at the readers that keep records from being trimmed"),
     "checkpoint": ("spe_adapter.tools.checkpoint_command", "have a query's Spark checkpoint say what the log says"),
     "state": ("spe_adapter.tools.state_command", "look at the state of streaming queries, or set it back"),
 }

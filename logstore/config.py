@@ -22,6 +22,7 @@ from logstore.kafka.groups.coordinator import GroupSettings
 from logstore.kafka.groups.service import OffsetSettings
 from logstore.kafka.server import Listener
 from logstore.log.chunks import MAX_APPEND_BYTES
+from logstore.log.readers import HoldLimits
 from logstore.log.store import DEFAULT_TAIL_BYTES, StoreSettings
 from logstore.log.topics import TopicConfig
 
@@ -75,6 +76,17 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("log", "retention-bytes", -1, -1, _LARGEST, "size of a stream beyond which it is trimmed; -1: no limit"),
     Setting("log", "retention-check-interval-ms", 300_000, 10, 366 * _DAY_MS, "how often retention is applied"),
+    Setting(
+        "log", "reader-hold-bytes", 10 << 30, 0, _LARGEST, "bytes of a stream that a registered reader keeps at most"
+    ),
+    Setting(
+        "log",
+        "reader-hold-ms",
+        7 * _DAY_MS,
+        0,
+        _LARGEST,
+        "how long a registered reader keeps records without an acknowledgement",
+    ),
     Setting("log", "segment-bytes", 64 * _MIB, 1024, 1 << 30, "size at which a chunk is sealed"),
     Setting("log", "message-timestamp-before-max-ms", _LARGEST, 0, _LARGEST, "how old a new record may be"),
     Setting("log", "message-timestamp-after-max-ms", 3_600_000, 0, _LARGEST, "how far in the future a record may be"),
@@ -233,6 +245,7 @@ def _build(
             tail_bytes=values["tail_bytes"],
             producer_expiry_ms=values["producer_expiry_ms"],
             retention_check_interval_ms=values["retention_check_interval_ms"],
+            hold_limits=HoldLimits(values["reader_hold_bytes"], values["reader_hold_ms"]),
             topic_defaults=topic_defaults,
         ),
         BrokerSettings(

@@ -41,6 +41,8 @@ SCAN_CHUNKS = 64
 FULL = (errno.ENOSPC, errno.EDQUOT)
 FIRST_CHECK_S = 30.0
 """Latest time of the first retention check after a start: a sidecar may run for less than the check interval."""
+SAVE_INTERVAL_S = 2.0
+"""How often acknowledgements of readers are made durable: retention by size waits for them."""
 _INEXACT = "the batch does not decompress, or to more than 64 MiB; its record may be at a later offset"
 
 
@@ -126,6 +128,13 @@ class StoreEngine:
             self.store.tick()
             self.kick()
             await trio.sleep(interval_s)
+
+    async def run_saves(self) -> None:
+        """Make durable what readers acknowledged; runs until cancelled."""
+        while True:
+            await trio.sleep(SAVE_INTERVAL_S)
+            self.store.save_readers()
+            self.kick()
 
     async def offload(self, work: Callable[[], T]) -> T:
         """Run blocking reads on a reader thread."""
@@ -340,6 +349,7 @@ async def open_engine(store: Store, fs: FileSystem) -> AsyncIterator[StoreEngine
             engine = StoreEngine(store, fs, writers, nursery)
             nursery.start_soon(engine.run_jobs)
             nursery.start_soon(engine.run_ticks)
+            nursery.start_soon(engine.run_saves)
             try:
                 yield engine
             finally:

@@ -86,6 +86,21 @@ class OffsetOutOfRange(CairnError):
         self.high_watermark = high_watermark
 
 
+# ---- registered readers
+
+
+class UnknownReader(CairnError):
+    """No reader is registered under this name."""
+
+
+class TooManyReaders(CairnError):
+    """A registration beyond the number of readers or of their streams."""
+
+
+class ReaderReleased(CairnError):
+    """A reader's position lies before the log start: it was released, or a client deleted the records."""
+
+
 # ---- topics
 
 

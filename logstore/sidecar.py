@@ -13,7 +13,7 @@ import resource
 import signal
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -44,20 +44,23 @@ from logstore.events import (
     STOPPED,
     STOPPING,
 )
+from logstore.format.topic_partition import TopicPartition
 from logstore.kafka import epochs as epoch_requests
 from logstore.kafka.api_types import Api, ApiHandlers, Broker, BrokerSettings, compose
 from logstore.kafka.configs import ConfigHandlers
 from logstore.kafka.groups.coordinator import GroupCoordinator
 from logstore.kafka.groups.handlers import GroupHandlers
-from logstore.kafka.groups.offsets import OffsetStore
+from logstore.kafka.groups.offsets import CommittedOffset, OffsetStore
 from logstore.kafka.groups.service import GroupService
 from logstore.kafka.metadata import MetadataHandlers
 from logstore.kafka.offsets import OffsetHandlers
 from logstore.kafka.producer_ids import ProducerIdHandlers
+from logstore.kafka.readers import reader_apis
 from logstore.kafka.scans import scan_apis
 from logstore.kafka.server import KafkaServer, Listener
 from logstore.kafka.topics import TopicHandlers
 from logstore.log.ledger import DIRECTORY as LEDGER_DIRECTORY
+from logstore.log.readers import StreamId
 from logstore.log.store import IDENTITY_FILE, STREAMS_DIRECTORY, Store
 
 SWITCH_INTERVAL_S = 0.0005
@@ -260,7 +263,20 @@ def _groups(settings: SidecarConfig, broker: Broker, reporter: Reporter) -> Grou
 
     coordinator = GroupCoordinator(settings.groups, lambda: uuid.uuid4().hex, reporter)
     now_s = broker.clock.monotonic_s()
-    service = GroupService(coordinator, OffsetStore(store.groups), look_up, settings.offsets, now_s)
+
+    def note_commits(group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> None:
+        found = {StreamId(entry.topic_id, where.partition): entry.offset for where, entry in offsets.items()}
+        store.readers.note_commits(group, found)
+
+    service = GroupService(coordinator, OffsetStore(store.groups, note_commits), look_up, settings.offsets, now_s)
+
+    def committed(group: str, stream: StreamId) -> int | None:
+        topic = store.topic_by_id(uuid.UUID(hex=stream.topic_id))
+        where = None if topic is None else TopicPartition(topic.name, stream.partition)
+        found = None if where is None else service.committed(group, [where]).of(where)
+        return None if found is None else found.offset
+
+    store.readers.follow(committed)
     return GroupHandlers(service, broker.clock, broker.engine.wait)
 
 
@@ -273,4 +289,4 @@ def _handlers(broker: Broker, groups: GroupHandlers, epochs: Epochs, listeners: 
         *ProducerIdHandlers(broker).apis(),
         *groups.apis(),
     ]
-    return compose(apis, [*epoch_requests.epoch_apis(broker, epochs), *scan_apis(broker)])
+    return compose(apis, [*epoch_requests.epoch_apis(broker, epochs), *scan_apis(broker), *reader_apis(broker)])

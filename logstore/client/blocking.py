@@ -11,6 +11,7 @@ import contextlib
 import socket
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final, Generic, Self, TypeVar
 
 from logstore.base.addresses import MAX_PORT, Address, parse_address
@@ -30,7 +31,7 @@ from logstore.client.errors import (
 from logstore.client.network import HostNetwork, Network
 from logstore.client.wire import Fetched, OffsetInfo, TopicInfo, TopicPartition
 from logstore.errors import CairnError, InvalidConfig, InvalidPartitions, MalformedRequest, TopicExists
-from logstore.format import epoch_api
+from logstore.format import epoch_api, reader_api
 from logstore.interfaces import Buffer
 
 DEFAULT_LIMIT_S: Final = 60.0
@@ -320,6 +321,60 @@ class Client:
         """
         return self.start_scan(request).receive()
 
+    # ---- registered readers
+
+    def register_reader(
+        self, reader: str, streams: Sequence[reader_api.ReaderOffset], *, group: str = "", keep: bool = False
+    ) -> tuple[reader_api.ReaderOffset, ...]:
+        """Register a reader, or set its streams and positions anew: retention keeps what it has not acknowledged.
+
+        With a `group` its positions follow what the Kafka consumer group commits. Returns the positions, durable.
+        With `keep` a registered reader's other streams stay as they are; so they do with more than MAX_STREAMS streams,
+        which take several requests. Raises OffsetOutOfRange, TooManyReaders, UnknownTopicOrPartition.
+        """
+        pieces = reader_api.pieces(streams)
+        placed: list[reader_api.ReaderOffset] = []
+        for piece in pieces:
+            request = reader_api.RegisterReaderRequest(reader, group, piece, keep=keep or len(pieces) > 1)
+            placed += self._ask_readers(request, reader_api.RegisterReaderReply).streams
+        return tuple(placed)
+
+    def acknowledge(self, reader: str, streams: Sequence[reader_api.ReaderOffset]) -> None:
+        """Say that a reader needs no record before these positions. Streams that are new to the reader are durable.
+
+        More than MAX_STREAMS streams take several requests. Raises UnknownReader; ReaderReleased if records from a
+        position on are gone; OffsetOutOfRange above the high watermark; TooManyReaders, UnknownTopicOrPartition.
+        """
+        for piece in reader_api.pieces(streams):
+            self._ask_readers(reader_api.AcknowledgeRequest(reader, piece), reader_api.Done)
+
+    def remove_reader(self, reader: str) -> None:
+        """Remove a reader: it keeps nothing any more. Raises UnknownReader."""
+        self._ask_readers(reader_api.RemoveReaderRequest(reader), reader_api.Done)
+
+    def describe_reader(self, reader: str) -> reader_api.ReaderDescription:
+        """One reader. Raises UnknownReader."""
+        return self._ask_readers(reader_api.DescribeReadersRequest(reader), reader_api.ReaderDescription)
+
+    def reader_names(self) -> list[str]:
+        """The names of all readers, sorted."""
+        found: list[str] = []
+        while True:
+            request = reader_api.DescribeReadersRequest("", found[-1] if found else "")
+            names = self._ask_readers(request, reader_api.ReaderDescription).names
+            found.extend(names)
+            if len(names) < reader_api.NAMES_PER_REPLY:
+                return found
+
+    def _ask_readers(self, request: reader_api.ReaderRequest, kind: type[T]) -> T:
+        def ask() -> T:
+            correlation_id = self._next_correlation()
+            self._send(reader_api.encode_request(request, correlation_id=correlation_id, client_id=self._client_id))
+            decode = partial(reader_api.decode_reply, reader_api.api_key_of(request))
+            return self._receive_own(decode, correlation_id, kind)
+
+        return self._retry(ask)
+
     def _ask_epoch(self, api_key: int, request: epoch_api.Request, kind: type[R]) -> R:
         return self._retry(lambda: self._receive_epoch(api_key, self._send_epoch(request), kind))
 
@@ -329,8 +384,12 @@ class Client:
         return correlation_id
 
     def _receive_epoch(self, api_key: int, correlation_id: int, kind: type[R]) -> R:
+        return self._receive_own(partial(epoch_api.decode_reply, api_key), correlation_id, kind)
+
+    def _receive_own(self, decode: Callable[[memoryview], tuple[int, object]], correlation_id: int, kind: type[T]) -> T:
+        """The reply to one of Cairn's own requests. Raises the error inside it, or MalformedReply."""
         try:
-            found, reply = epoch_api.decode_reply(api_key, self._receive_frame())
+            found, reply = decode(self._receive_frame())
         except MalformedRequest as error:
             raise MalformedReply(f"{self.where} does not answer as a Cairn sidecar: {error}") from error
         if found != correlation_id:

@@ -249,9 +249,13 @@ def encode_request(request: Request, *, correlation_id: int, client_id: str = "c
             api_key = SCAN
             fields = {"topic": request.topic, "partition": request.partition, "before": request.before_offset}
             fields |= {"types": list(request.types), "max_bytes": request.max_bytes}
+    return [*encode_own_request(api_key, fields, correlation_id, client_id), raw]
+
+
+def encode_own_request(api_key: int, fields: Fields, correlation_id: int, client_id: str) -> list[Buffer]:
+    """The bytes of any request of Cairn's own without its leading 4 bytes of frame size, up to the raw part."""
     name = client_id.encode()
-    head = _HEADER.pack(api_key, API_VERSION, correlation_id, len(name)) + name
-    return [head, encode_fields(fields), raw]
+    return [_HEADER.pack(api_key, API_VERSION, correlation_id, len(name)) + name, encode_fields(fields)]
 
 
 def decode_request_header(frame: Buffer) -> tuple[int, int, int, str | None, int]:
@@ -363,7 +367,7 @@ def encode_reply_body(reply: Reply | CairnError) -> list[Buffer]:
     fields: dict[str, object] = {"error": None}
     match reply:
         case CairnError():
-            fields["error"] = _error_fields(reply)
+            fields["error"] = error_fields(reply)
         case StageReply():
             fields["position"] = reply.position
         case EpochCommitReply():
@@ -391,12 +395,7 @@ def encode_scan_reply(next_before: int, log_start_offset: int, high_watermark: i
 
 def decode_reply(api_key: int, frame: Buffer) -> tuple[int, Reply | CairnError]:
     """Correlation id and reply of a response frame (without its size); an error is a value. Raises MalformedRequest."""
-    if len(frame) < _CORRELATION.size:
-        raise MalformedRequest(f"a response of {len(frame)} bytes is shorter than its correlation id")
-    (correlation_id,) = _CORRELATION.unpack_from(frame)
-    fields, raw = decode_fields(memoryview(frame)[_CORRELATION.size :])
-    if "error" not in fields:
-        raise MalformedRequest("a response without 'error'")
+    correlation_id, fields, raw = _split_reply(frame)
     error = fields["error"]
     if error is None and api_key == SCAN:
         return correlation_id, _decode_scan_reply(fields, raw)
@@ -405,6 +404,28 @@ def decode_reply(api_key: int, frame: Buffer) -> tuple[int, Reply | CairnError]:
     if error is not None:
         return correlation_id, _decode_error(error)
     return correlation_id, _decode_reply_fields(api_key, fields)
+
+
+def decode_own_reply(frame: Buffer) -> tuple[int, dict[str, object] | CairnError]:
+    """Correlation id and fields, or the error, of any reply of Cairn's own without a raw part.
+
+    Raises MalformedRequest.
+    """
+    correlation_id, fields, raw = _split_reply(frame)
+    if len(raw):
+        raise MalformedRequest(f"{len(raw)} bytes behind a response that carries none")
+    error = fields["error"]
+    return correlation_id, fields if error is None else _decode_error(error)
+
+
+def _split_reply(frame: Buffer) -> tuple[int, dict[str, object], memoryview]:
+    if len(frame) < _CORRELATION.size:
+        raise MalformedRequest(f"a response of {len(frame)} bytes is shorter than its correlation id")
+    (correlation_id,) = _CORRELATION.unpack_from(frame)
+    fields, raw = decode_fields(memoryview(frame)[_CORRELATION.size :])
+    if "error" not in fields:
+        raise MalformedRequest("a response without 'error'")
+    return correlation_id, fields, raw
 
 
 def _decode_scan_reply(fields: Fields, raw: memoryview) -> ScanReply:
@@ -461,16 +482,20 @@ _PLAIN_ERRORS: Final[Mapping[str, type[CairnError]]] = {
         errors.InvalidTopic,
         errors.MalformedRequest,
         errors.MessageTooLarge,
+        errors.ReaderReleased,
         errors.StagedMissing,
         errors.StaleEpoch,
         errors.StorageFailed,
+        errors.TooManyReaders,
+        errors.UnknownReader,
         errors.UnknownTopicOrPartition,
         errors.UnsupportedBatchFormat,
     )
 }
 
 
-def _error_fields(error: CairnError) -> dict[str, object]:
+def error_fields(error: CairnError) -> dict[str, object]:
+    """The JSON fields of an error: the class name, the message and the class's other fields."""
     kind = _FENCED if isinstance(error, FencedIncarnation) else type(error).__name__
     fields: dict[str, object] = {"kind": kind, "message": str(error)}
     if isinstance(error, StagePosition):

@@ -5,12 +5,12 @@ Invariants:
   stays as long as other records. The open chunk is also never older than its newest record's timestamp.
 * Age is the time that sidecars have run on the data directory, not wall time. So neither a jump of the wall clock nor
   an outage deletes records: a reader has the whole time that the retention promises.
-* Whole chunks are trimmed, oldest first, and never at or after a pin.
+* Whole chunks are trimmed, oldest first, and never at or after a pin or a registered reader's held offset.
 
 Source: docs/decisions/0015-retention-counts-served-time.md.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from logstore.base.clock import Clock
@@ -52,8 +52,21 @@ class Excess(NamedTuple):
     why: str
 
 
-def excess(chunks: Sequence[Chunk], config: TopicConfig, pinned_offset: int, now: RetentionTime) -> Excess | None:
-    """The oldest chunks beyond a topic's retention, up to the first chunk within it; None if there are none."""
+def excess(
+    chunks: Sequence[Chunk], config: TopicConfig, pinned_offset: int, now: RetentionTime, limit: Callable[[int], int]
+) -> Excess | None:
+    """The oldest chunks beyond a topic's retention, up to the first chunk within it; None if there are none.
+
+    `limit` gives the offset up to which registered readers let the stream be trimmed, from the offset that is wanted.
+    """
+    wanted = _excess(chunks, config, pinned_offset, now)
+    if wanted is None:
+        return None
+    allowed_offset = limit(wanted.before_offset)
+    return wanted if allowed_offset >= wanted.before_offset else _excess(chunks, config, allowed_offset, now)
+
+
+def _excess(chunks: Sequence[Chunk], config: TopicConfig, pinned_offset: int, now: RetentionTime) -> Excess | None:
     written_ms = _written(chunks)
     total = sum(chunk.size_bytes for chunk in chunks)
     before_offset = None

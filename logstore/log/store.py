@@ -13,8 +13,11 @@ Sources: docs/format.md (data directory), DESIGN (recovery of a sidecar).
 
 import json
 import uuid
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from logstore.base.clock import Clock
@@ -26,20 +29,28 @@ from logstore.errors import (
     UnknownFormatVersion,
     UnknownTopicOrPartition,
 )
-from logstore.events import TOPIC_ALTERED, TOPIC_CREATED, TOPIC_DELETED, TOPIC_GROWN
+from logstore.events import (
+    READER_RELEASED,
+    READER_REMOVED,
+    TOPIC_ALTERED,
+    TOPIC_CREATED,
+    TOPIC_DELETED,
+    TOPIC_GROWN,
+)
 from logstore.format.index import UNKNOWN_TIME
 from logstore.interfaces import FileSystem
 from logstore.log.background import BackgroundJobs
-from logstore.log.chunks import IndexCache, parse_chunk_name
+from logstore.log.chunks import Chunk, IndexCache, parse_chunk_name
 from logstore.log.coroutines import all_settled, start
 from logstore.log.jobs import JobQueue, JobSource, MakeDirectory, Operation, RemoveDirectory, RemoveFile, SyncDirectory
 from logstore.log.ledger import DIRECTORY as LEDGER_DIRECTORY
 from logstore.log.ledger import Ledger
+from logstore.log.readers import MAX_READERS, RELEASED_AT_ONCE, HeldRecords, HoldLimits, Readers, StreamBounds, StreamId
 from logstore.log.recovery import recover_stream
 from logstore.log.retention import RetentionClock
 from logstore.log.serial_queue import SerialQueue
 from logstore.log.stream import Stream
-from logstore.log.stream_state import StreamName
+from logstore.log.stream_state import StreamName, TrimmedStream
 from logstore.log.tail import Tail
 from logstore.log.ticket import Ticket
 from logstore.log.topics import MAX_PARTITIONS, TopicConfig, check_name, parse_config
@@ -63,6 +74,7 @@ class StoreSettings:
     producer_expiry_ms: int = 24 * 3600 * 1000
     retention_check_interval_ms: int = 300_000
     topic_defaults: TopicConfig = field(default_factory=TopicConfig)
+    hold_limits: HoldLimits = field(default_factory=HoldLimits)
 
 
 @dataclass(slots=True)
@@ -105,6 +117,7 @@ class Store:
         self._background = BackgroundJobs(self.notify)
         self._creating: dict[str, Ticket[Topic]] = {}
         self._changes = SerialQueue()
+        self._trims = 0
         self._producer_ids = range(0)
         self._reservation: Ticket[None] = Ticket.succeeded(None)
         fs = environment.fs
@@ -112,6 +125,9 @@ class Store:
         self.retention_clock = RetentionClock(self.clock, int(self.catalogue.get(_RETENTION_CLOCK) or 0))
         self.epochs = Ledger.open(fs, "epochs", self.notify)
         self.groups = Ledger.open(fs, "groups", self.notify)
+        self.readers = Readers(
+            Ledger.open(fs, "readers", self.notify), settings.hold_limits, self.retention_clock.now_ms, self._bounds
+        )
 
     @classmethod
     def open(
@@ -160,6 +176,7 @@ class Store:
                 topic.partitions.append(Stream(name, partition, directory, topic.config, self, recovered))
             self.topics[name] = self._by_id[topic.topic_id] = topic
         self._set_retention_clock()
+        self.readers.reconcile()
         for name in fs.list_directory(STREAMS_DIRECTORY):
             if f"{STREAMS_DIRECTORY}/{name}" not in known:
                 _remove_tree(fs, f"{STREAMS_DIRECTORY}/{name}")
@@ -168,6 +185,7 @@ class Store:
         """Continue the clock from the latest known time; data without an index block was written no later than now."""
         chunks = [chunk for stream in self.streams() for chunk in stream.chunks]
         self.retention_clock.is_behind(max((chunk.written_ms for chunk in chunks), default=0))
+        self.retention_clock.is_behind(self.readers.newest_ms())
         now_ms = self.retention_clock.now_ms()
         for stream in self.streams():
             if stream.chunks and stream.chunks[-1].written_ms == UNKNOWN_TIME:
@@ -189,6 +207,22 @@ class Store:
         if topic is None:
             return Ticket.failed(UnknownTopicOrPartition(f"{stream.topic} has been deleted"))
         return self.catalogue.put({_start_key(topic.topic_id, stream.partition): str(offset).encode()})
+
+    def trim_limit(self, stream: TrimmedStream, wanted: int) -> int:
+        """The offset up to which registered readers let retention trim a stream; releases those that hold too much."""
+        topic = self.topics.get(stream.topic)
+        if topic is None:
+            return wanted
+        stream_id = StreamId(topic.topic_id.hex, stream.partition)
+        return self.readers.trim_limit(stream_id, stream.log_start_offset, wanted, _held(stream.chunks, wanted))
+
+    def _bounds(self, stream_id: StreamId) -> StreamBounds | None:
+        topic = self._by_id.get(uuid.UUID(hex=stream_id.topic_id))
+        if topic is None or not 0 <= stream_id.partition < len(topic.partitions):
+            return None
+        stream = topic.partitions[stream_id.partition]
+        # A trim that is being written takes its records: nobody may rely on them any more.
+        return StreamBounds(stream.name, max(stream.start_asked, stream.log_start_offset), stream.high_watermark)
 
     # ---- topics
 
@@ -301,6 +335,7 @@ class Store:
         if self.topics.get(name) is topic:
             del self.topics[name]
         self._by_id.pop(topic.topic_id, None)
+        self.readers.forget_topic(topic.topic_id.hex)
         self._discard(topic)
         self.report(TOPIC_DELETED, topic=name, id=topic.topic_id, partitions=len(topic.partitions))
 
@@ -355,11 +390,46 @@ class Store:
 
     def tick(self) -> None:
         """Apply retention and forget expired producers. The caller runs this every `retention_check_interval_ms`."""
-        now_ms = self.clock.wall_ms()
         self._save_retention_clock()
+        start(self._apply_retention(self.readers.save()))
+        for name, removed in self.readers.remove_idle():
+            removed.add_callback(partial(self._report_removal, name))
         for stream in self.streams():
-            stream.apply_retention()
-            stream.producers.expire(now_ms - self.settings.producer_expiry_ms)
+            stream.producers.expire(self.clock.wall_ms() - self.settings.producer_expiry_ms)
+
+    def save_readers(self) -> None:
+        """Make durable what readers acknowledged, and report releases. The caller runs this every few seconds."""
+        self.readers.save()
+        if not self._trims:  # else one line for all streams that a reader is released from
+            self._report_releases()
+
+    async def _apply_retention(self, saves: Sequence[Ticket[None]]) -> None:
+        """Trim with the held offsets that are durable once the readers' acknowledgements are written, or could not be.
+
+        Where many readers are released, writes in between let other work run.
+        """
+        await all_settled(saves)
+        self._trims += 1
+        for stream in self.streams():
+            released = RELEASED_AT_ONCE
+            while released >= RELEASED_AT_ONCE and not stream.deleted:
+                before = self.readers.released_streams
+                stream.apply_retention()
+                released = self.readers.released_streams - before
+                if released:
+                    await all_settled(self.readers.save(1))
+        self._trims -= 1
+        while self.readers.has_releases:
+            self._report_releases()
+            await all_settled(self.readers.save())
+
+    def _report_releases(self) -> None:
+        for release in self.readers.take_releases():
+            self.report(READER_RELEASED, **release._asdict())
+
+    def _report_removal(self, name: str, removed: Ticket[bool]) -> None:
+        if removed.error is None and removed.result():
+            self.report(READER_REMOVED, reader=name, why="it held nothing and acknowledged nothing for too long")
 
     def _save_retention_clock(self) -> Ticket[None]:
         return self.catalogue.put({_RETENTION_CLOCK: str(self.retention_clock.now_ms()).encode()})
@@ -370,12 +440,26 @@ class Store:
         """
         closing = [stream.close() for stream in self.streams()]
         closing.append(self._save_retention_clock())
+        closing.extend(self.readers.save(MAX_READERS))
         return start(all_settled(closing))
 
 
 _TOPIC = "topic/"
 _PRODUCER_IDS = "producer-ids"
 _RETENTION_CLOCK = "retention-clock"
+
+
+def _held(chunks: Sequence[Chunk], end_offset: int) -> Callable[[int], HeldRecords]:
+    """The chunks with records from an offset up to `end_offset`; whole chunks, for only these are trimmed."""
+    found = [chunk for chunk in chunks if chunk.base_offset < end_offset]
+    ends = [chunk.next_offset for chunk in found]
+    total_bytes = list(accumulate((chunk.size_bytes for chunk in found), initial=0))
+
+    def held(offset: int) -> HeldRecords:
+        at = bisect_right(ends, offset)
+        return HeldRecords(total_bytes[-1] - total_bytes[at], found[at].written_ms if at < len(found) else 0)
+
+    return held
 
 
 def _start_key(topic_id: uuid.UUID, partition: int) -> str:

@@ -83,7 +83,7 @@ class Stream:
         self.chunks: list[Chunk] = recovered.chunks
         self.producers = recovered.producers
         self.log_start_offset = recovered.log_start_offset
-        self._start_asked = self.log_start_offset
+        self.start_asked = self.log_start_offset
         self.high_watermark = recovered.next_offset
         self.tail = StreamTail()
         self._host = host
@@ -526,9 +526,9 @@ class Stream:
         return await self._trim(offset, "deleted by a client")
 
     def apply_retention(self) -> None:
-        """Trim whole chunks beyond the topic's retention, up to the first pin."""
+        """Trim whole chunks beyond the topic's retention, up to the first pin or registered reader's held offset."""
         now = RetentionTime(self._host.retention_clock.now_ms(), self._host.clock.wall_ms())
-        found = excess(self.chunks, self.config, self._pinned_offset, now)
+        found = excess(self.chunks, self.config, self._pinned_offset, now, lambda to: self._host.trim_limit(self, to))
         if found is not None and found.before_offset > self.log_start_offset:
             start(self._trim(found.before_offset, found.why))
 
@@ -540,11 +540,11 @@ class Stream:
     async def _trim(self, offset: int, why: str) -> int:
         """Make the log start durable, then remove the chunks before it. Returns the new log start."""
         # A smaller trim must not overwrite a larger one that is being written to the catalogue.
-        offset = self._start_asked = max(offset, self._start_asked)
+        offset = self.start_asked = max(offset, self.start_asked)
         try:
             await self._host.save_log_start(self, offset)
         except CairnError:
-            self._start_asked = self.log_start_offset
+            self.start_asked = self.log_start_offset
             raise
         first, self.log_start_offset = self.log_start_offset, max(self.log_start_offset, offset)
         freed_bytes = self._drop_chunks()

@@ -67,6 +67,14 @@ class StreamName(Protocol):
     partition: int
 
 
+class TrimmedStream(StreamName, Protocol):
+    """A stream that retention wants to trim."""
+
+    name: str
+    log_start_offset: int
+    chunks: list[Chunk]
+
+
 class StreamHost(Protocol):
     """The services of a store that its streams share."""
 
@@ -80,6 +88,9 @@ class StreamHost(Protocol):
 
     def save_log_start(self, stream: "StreamName", offset: int) -> Ticket[None]:
         """Make a stream's log start durable; the stream removes data before it only after that."""
+
+    def trim_limit(self, stream: "TrimmedStream", wanted: int) -> int:
+        """The offset up to which registered readers let retention trim a stream that it wants to trim to `wanted`."""
 
     def report(self, event: LogEvent, /, **fields: object) -> None:
         """Report an event to the operator."""

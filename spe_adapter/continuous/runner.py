@@ -10,6 +10,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -24,9 +25,12 @@ from spe_adapter.continuous.core import Core, FragmentInstance
 from spe_adapter.continuous.errors import FragmentRefused
 from spe_adapter.continuous.fragment import CheckedFragment, EpochLimits, Fragment, plan
 from spe_adapter.continuous.loop import Event, Loop, Observe
+from spe_adapter.continuous.registration import SourceRegistration
 from spe_adapter.epochs.retention import KEEP_ALL, own_trimming
 from spe_adapter.host import Host, ThisHost, new_seed
 
+READER_PREFIX: Final = "continuous/"
+"""Before the name of a query and partition, in the name of its registration as a reader."""
 LIMIT_S: Final = 60.0
 """How long a runner repeats a request to a sidecar that does not answer."""
 
@@ -44,6 +48,8 @@ class Options:
     policy: Callable[[], Policy] = bounded
     limits: EpochLimits = field(default_factory=EpochLimits)
     limit_s: float = LIMIT_S
+    register: bool = True
+    """Whether the sources keep what a recovery would read, whatever their retention (`cairn readers`)."""
 
 
 def unobserved(event: Event) -> None:
@@ -118,12 +124,39 @@ class Runner:
     ) -> None:
         limits = self._options.limits
         core = Core(checked, instance, self._options.policy(), port.monotonic_ms, limits.state_bytes, new_seed())
-        loop = Loop(core, checked, port, limits, self._observe)
-        loop.recover()
-        self._loop = loop
-        while not self._stopping.is_set() and not (until is not None and until()):
-            loop.step()
-        loop.finish()
+        with ExitStack() as stack:
+            registration = self._registration(stack, core, port)
+
+            def observe(event: Event) -> None:
+                if registration is not None:
+                    registration.note(event)
+                self._observe(event)
+
+            loop = Loop(core, checked, port, limits, observe)
+            loop.recover()
+            self._loop = loop
+            while not self._stopping.is_set() and not (until is not None and until()):
+                loop.step()
+            loop.finish()
+            if registration is not None:
+                registration.acknowledge()
+
+    def _registration(self, stack: ExitStack, core: Core, port: ClientPort) -> SourceRegistration | None:
+        """The partition's registration as a reader of its sources; None if a recovery would not read them."""
+        options, fragment = self._options, self._fragment
+        if not options.register or not fragment.checkpoints:
+            return None
+        client = stack.enter_context(
+            Client(parse_addresses(options.servers), self._host.network, limit_s=options.limit_s, client_id=CLIENT_ID)
+        )
+        topics = [source.topic for source in fragment.sources]
+        return SourceRegistration(
+            client,
+            f"{READER_PREFIX}{fragment.name_in(self._partition)}",
+            self._partition,
+            lambda: dict(zip(topics, core.needed, strict=True)),
+            port.monotonic_ms,
+        )
 
 
 class _Stopped(CairnError):

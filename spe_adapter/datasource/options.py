@@ -18,6 +18,7 @@ from typing import Final, Literal
 from logstore.base.addresses import Address
 from logstore.client.blocking import parse_addresses
 from logstore.errors import InvalidConfig
+from logstore.format.fields import MAX_NAME_CHARACTERS
 from spe_adapter.codec.encode import DEFAULT_BATCH_BYTES
 from spe_adapter.datasource.offsets import EARLIEST, LATEST, Offsets, TopicPartition, parse_assignment, parse_offsets
 
@@ -46,6 +47,7 @@ SOURCE_OPTIONS: Final = frozenset(
         "endingTimestamp",
         "endingOffsetsByTimestamp",
         "failOnDataLoss",
+        "reader",
         "includeHeaders",
         "kafkaConsumer.pollTimeoutMs",
         "maxOffsetsPerTrigger",
@@ -175,6 +177,8 @@ class SourceOptions:
     poll_s: float
     fetch_bytes: int
     client_id: str
+    reader: str | None = None
+    """The name under which a streaming query is registered as a reader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +303,21 @@ def parse_source(options: Mapping[str, str], *, streaming: bool) -> SourceOption
         poll_s=(reader.number("kafkaConsumer.pollTimeoutMs") or DEFAULT_POLL_MS) / 1000,
         fetch_bytes=reader.number("kafka.max.partition.fetch.bytes") or DEFAULT_FETCH_BYTES,
         client_id=reader.text("kafka.client.id") or SOURCE_NAME,
+        reader=_reader_name(reader, streaming=streaming),
     )
+
+
+def _reader_name(reader: OptionReader, *, streaming: bool) -> str | None:
+    name = reader.text("reader")
+    if name is None:
+        return None
+    if not streaming:
+        raise InvalidConfig(f"option 'reader' is {name!r} in a batch query, which has no position; allowed: readStream")
+    if not 1 <= len(name) <= MAX_NAME_CHARACTERS:
+        raise InvalidConfig(f"option 'reader' has {len(name)} characters; allowed: 1 to {MAX_NAME_CHARACTERS}")
+    if not name.isprintable():
+        raise InvalidConfig(f"option 'reader' is {name!r}; allowed: characters that can be printed")
+    return name
 
 
 def include_headers(options: Mapping[str, str]) -> bool:

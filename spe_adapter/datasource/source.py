@@ -38,6 +38,7 @@ from spe_adapter.datasource.offsets import JsonOffsets, Offsets, TopicPartition,
 from spe_adapter.datasource.options import SOURCE_NAME, SourceOptions, include_headers, parse_sink, parse_source
 from spe_adapter.datasource.ranges import StreamRange, available, limited, split
 from spe_adapter.datasource.reading import read_range, refuse_loss
+from spe_adapter.datasource.registration import Registration
 from spe_adapter.datasource.sink import BatchWriter, StreamWriter, check_schema
 from spe_adapter.epochs.client import connect
 from spe_adapter.errors import SchemaRefused
@@ -211,7 +212,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield from read_range(partition.piece, self._options, self._network)
 
     def commit(self, end: Mapping[str, Mapping[str, int]]) -> None:
-        """Do nothing: Spark's checkpoint keeps the position."""
+        """Acknowledge the position if the query is a registered reader; Spark's checkpoint keeps it in any case."""
+        self._plan.committed(from_json(end))
 
     def stop(self) -> None:
         """Close the connection."""
@@ -231,6 +233,22 @@ class _Planner:
         self._last_trigger_s: float | None = None
         self._target: Offsets | None = None
         self.seen: Offsets = {}
+        self._registration = (
+            None if options.reader is None
+            else Registration(self._client, self._catalogue, options.reader, self._lost)
+        )  # fmt: skip
+
+    def _begin(self, position: Offsets) -> None:
+        if self._registration is not None:
+            self._registration.begin(position)
+
+    def _add(self, found: Offsets, position: Offsets) -> None:
+        if self._registration is not None:
+            self._registration.add(found, position)
+
+    def committed(self, end: Offsets) -> None:
+        if self._registration is not None:
+            self._registration.acknowledge(end)
 
     def close(self) -> None:
         self._client.close()
@@ -242,9 +260,11 @@ class _Planner:
         self._target = self.seen = self._catalogue.latest(self._catalogue.streams())
 
     def next_end(self, start: Offsets, limit: ReadLimit) -> Offsets:
+        self._begin(start)
         latest = self._latest(start)
         self._check_not_lost(start, latest)
         new = self._catalogue.earliest(set(latest) - set(start))
+        self._add(new, start)
         position = {**new, **start}
         if not isinstance(limit, ReadAllAvailable) and self._held_back(position, latest):
             return start
@@ -278,9 +298,11 @@ class _Planner:
         return False
 
     def ranges(self, start: Offsets, end: Offsets) -> list[StreamRange]:
+        self._begin(start)
         self._check_not_lost(start, end)
         added = sorted(set(end) - set(start))
         first = self._catalogue.earliest(added)
+        self._add(first, start)
         for stream in added:
             if first[stream] > 0:
                 self._lost(f"{stream} is new but starts at offset {first[stream]}; the records before it are gone")

@@ -10,7 +10,7 @@ This module does not know members: `coordinator` decides which client may commit
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 from urllib.parse import quote, unquote
 
@@ -49,11 +49,16 @@ class OffsetLedger(Protocol):
         """Store entries atomically; None deletes. The ticket settles when synced."""
 
 
+CommitListener = Callable[[str, Mapping[TopicPartition, CommittedOffset]], None]
+"""Told of each commit of a group, once it is durable; must not raise."""
+
+
 class OffsetStore:
     """All groups' offsets: an index in memory of the durable entries in the ledger."""
 
-    def __init__(self, ledger: OffsetLedger) -> None:
+    def __init__(self, ledger: OffsetLedger, committed: CommitListener = lambda *_: None) -> None:
         self._ledger = ledger
+        self._committed = committed
         self._offsets: dict[str, dict[TopicPartition, CommittedOffset]] = {}
         self._protocol_types: dict[str, str] = {}
         self._unsynced: dict[str, int] = {}
@@ -94,6 +99,7 @@ class OffsetStore:
         if protocol_type is not None:
             self._protocol_types[group_id] = protocol_type
         self._offsets.setdefault(group_id, {}).update(offsets)
+        self._committed(group_id, offsets)
 
     def delete(self, group_id: str, partitions: Iterable[TopicPartition]) -> Ticket[None]:
         """Delete a group's offsets of some partitions; the group's own entry is deleted with its last offset."""

@@ -1,0 +1,101 @@
+"""A runner is a registered reader of its sources: retention keeps what its recovery would read, and no more."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from threading import Event
+
+from logstore.client.blocking import Client, TopicPartition, parse_addresses
+from logstore.client.wire import EARLIEST
+from logstore.errors import UnknownReader
+from spe_adapter.continuous.registration import SourceRegistration
+from spe_adapter.continuous.runner import READER_PREFIX, Options, Runner
+from tests.continuous.processes import RunnerProcess, Work, described, expected, produce
+from tests.continuous.test_kills import consumed
+from tests.support.limits import PATIENCE_S
+from tests.support.sidecar import Sidecar
+
+FLAGS = ("--retention-check-interval-ms", "20")
+TRIMMED_AT_ONCE = {"retention.ms": "1", "segment.bytes": "1024"}
+ROWS = [(b"key-%d" % (number * 7 % 31), number) for number in range(2_000)]
+QUERY = "registered"
+FIRST = 850
+"""After so many rows most windows of seven values have been open for longer than an epoch."""
+
+
+def log_start(client: Client) -> int:
+    """The first offset of the source that is there."""
+    stream = TopicPartition("in", 0)
+    return client.offsets({stream: EARLIEST})[stream].offset
+
+
+def wait_for_start(client: Client, at_least: int) -> None:
+    """Wait until the source starts there."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while log_start(client) < at_least:
+        assert time.monotonic() < deadline_s, f"the source still starts at {log_start(client)}"
+        Event().wait(0.01)
+
+
+def lazy(address: str, records: int) -> Work:
+    """Work whose policy wants no footprint of an open window, so that a recovery replays all that is open."""
+    return Work(address, QUERY, records, epoch_records=100, q_limit=10**9, u_limit=10**9)
+
+
+def test_open_windows_keep_their_input(tmp_path: Path) -> None:
+    """Retention removes a source's records at once; runners that end and that are killed find what they need, what
+    none needs any more is gone, and each result comes once.
+    """
+    with Sidecar(tmp_path / "data", *FLAGS) as sidecar, Client(parse_addresses(sidecar.address)) as client:
+        client.create_topic("in", 1, TRIMMED_AT_ONCE)
+        fragment = described(lazy(sidecar.address, 0))
+        Runner(fragment, 0, Options(sidecar.address)).run(lambda: True)  # registers before there are records
+        produce(sidecar.address, "in", ROWS[:FIRST])
+        with RunnerProcess(lazy(sidecar.address, FIRST)) as runner:
+            assert [heard[0] for heard in runner.hear_until("done", 1_000)][-1] == "done"
+        (held,) = client.describe_reader(f"{READER_PREFIX}{fragment.name_in(0)}").streams
+        assert 0 < held.offset < FIRST - 100
+        wait_for_start(client, held.offset // 100 * 100)  # a chunk has two batches of fifty records
+        assert log_start(client) <= held.offset
+        produce(sidecar.address, "in", ROWS[FIRST:])
+        with RunnerProcess(lazy(sidecar.address, len(ROWS))) as runner:  # killed after its first epoch
+            for heard in runner.hear_until("epoch", 1_000):
+                assert heard[0] != "failed", heard
+        with RunnerProcess(lazy(sidecar.address, len(ROWS))) as runner:
+            assert [heard[0] for heard in runner.hear_until("done", 1_000)][-1] == "done"
+        assert consumed(sidecar.address, "out-registered") == expected(ROWS)
+
+
+def test_registration_can_be_declined(tmp_path: Path) -> None:
+    """`register=False`: the source keeps nothing for the runner, and no reader is known."""
+    with Sidecar(tmp_path / "data", *FLAGS) as sidecar, Client(parse_addresses(sidecar.address)) as client:
+        client.create_topic("in", 1, TRIMMED_AT_ONCE)
+        fragment = described(Work(sidecar.address, QUERY, 0))
+        Runner(fragment, 0, Options(sidecar.address, register=False)).run(lambda: True)
+        assert client.reader_names() == []
+        Runner(fragment, 0, Options(sidecar.address)).run(lambda: True)
+        assert client.reader_names() == [f"{READER_PREFIX}{fragment.name_in(0)}"]
+        client.remove_reader(f"{READER_PREFIX}{fragment.name_in(0)}")
+        try:
+            client.describe_reader(f"{READER_PREFIX}{fragment.name_in(0)}")
+        except UnknownReader:
+            return
+        raise AssertionError("the reader is still known")
+
+
+def test_offsets_that_are_not_there(tmp_path: Path) -> None:
+    """The source was made anew, or trimmed: the runner holds what is there, at either end."""
+    with Sidecar(tmp_path / "data", *FLAGS) as sidecar, Client(parse_addresses(sidecar.address)) as client:
+        client.create_topic("in", 1)
+        produce(sidecar.address, "in", ROWS[:100])
+        needed = {"in": 1_000}
+        registration = SourceRegistration(client, "r", 0, lambda: needed, lambda: 0.0)
+        for asked, expected_offset in ((1_000, 100), (2_000, 100), (20, 100)):
+            needed["in"] = asked
+            registration.acknowledge()
+            assert [entry.offset for entry in client.describe_reader("r").streams] == [expected_offset]
+        client.delete_records(TopicPartition("in", 0), 50)
+        client.remove_reader("r")
+        registration.acknowledge()
+        assert [entry.offset for entry in client.describe_reader("r").streams] == [50]
