@@ -11,6 +11,9 @@ NOT_KAFKA = {
     errors.CairnError,  # the root
     errors.FencedIncarnation,  # epochs: requests of our own, which name the class itself
     errors.StaleEpoch,
+    errors.ReaderReleased,
+    errors.TooManyReaders,
+    errors.UnknownReader,
     errors.StagedMissing,
     errors.StagePosition,
     errors.ConfigError,
