@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from logstore.base.events import Report
+from logstore.base.states import following
 from logstore.epochs.append_group import check_part, holds_end
 from logstore.epochs.ledger_entries import (
     BUSY,
@@ -97,10 +98,7 @@ class _Query:
 
     def move(self, event: EpochEvent) -> None:
         """Take the step for `event` in TRANSITIONS."""
-        following = TRANSITIONS.get((self.state, event))
-        if following is None:
-            raise AssertionError(f"query {self.name!r}: {event.value} in state {self.state.value}")
-        self.state = following
+        self.state = following(TRANSITIONS, self.state, event, f"query {self.name!r}")
 
     @property
     def under_way(self) -> CommitInProgress:

@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 from crc32c import crc32c
 
 from logstore.base.events import Report
+from logstore.base.states import following
 from logstore.errors import CorruptFile, StagePosition, StorageFailed
 from logstore.events import STAGING_CUT
 from logstore.format.epoch_api import Part
@@ -182,10 +183,7 @@ class StagedAttempt:
 
     def move(self, event: AttemptEvent) -> None:
         """Take the step for `event` in TRANSITIONS."""
-        following = TRANSITIONS.get((self.state, event))
-        if following is None:
-            raise AssertionError(f"attempt {self.key.attempt!r}: {event.value} in state {self.state.value}")
-        self.state = following
+        self.state = following(TRANSITIONS, self.state, event, f"attempt {self.key.attempt!r}")
 
     def drop(self) -> None:
         """Forget the segments and remove the file, after any operation in flight."""

@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 
 import trio
 
+from logstore.base.states import following
 from logstore.engine import StoreEngine
 from logstore.interfaces import Buffer
 from logstore.kafka import produce
@@ -130,7 +131,7 @@ class AnswerLine:
 
     def _move(self, event: SendEvent) -> None:
         """Make the transition in the table; wake `send_answers` if it has work now."""
-        before, self._sending = self._sending, TRANSITIONS[self._sending, event]
+        before, self._sending = self._sending, following(TRANSITIONS, self._sending, event, "sender of answers")
         if self._sending is Sending.BUSY and before is not Sending.BUSY:
             self._work.set()
 

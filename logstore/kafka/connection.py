@@ -25,6 +25,7 @@ from typing import Final
 
 import trio
 
+from logstore.base.states import following
 from logstore.errors import CairnError, MalformedRequest
 from logstore.events import CONNECTION_CLOSED, REQUEST_CRASHED
 from logstore.interfaces import Buffer
@@ -168,11 +169,8 @@ class ClientConnection:
 
     def move(self, event: ConnectionEvent) -> ConnectionState:
         """Make the transition in the table; returns the new state."""
-        following = TRANSITIONS.get((self._state, event))
-        if following is None:
-            raise AssertionError(f"{event.value}: not possible for a connection that is {self._state.value}")
-        self._state = following
-        return following
+        self._state = following(TRANSITIONS, self._state, event, "connection")
+        return self._state
 
     async def run(self) -> None:
         """Serve; returns when the connection has ended."""

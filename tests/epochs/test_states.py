@@ -17,25 +17,13 @@ from logstore.testing.clock import ManualClock
 from logstore.testing.faults import EIO
 from logstore.testing.simdisk import SimDisk
 from tests.epochs.stage_set import Sidecar, commit, commit_request, segment, stage
-
-
-class Recording(dict[tuple[EpochState, EpochEvent], EpochState]):
-    """The table, noting which steps are taken."""
-
-    def __init__(self) -> None:
-        super().__init__(TRANSITIONS)
-        self.taken: set[tuple[EpochState, EpochEvent]] = set()
-
-    def get(self, step: tuple[EpochState, EpochEvent], default: EpochState | None = None) -> EpochState | None:  # type: ignore[override]
-        """The state that follows."""
-        self.taken.add(step)
-        return super().get(step, default)
+from tests.support.steps import RecordedSteps
 
 
 @pytest.fixture
-def table(monkeypatch: pytest.MonkeyPatch) -> Recording:
+def table(monkeypatch: pytest.MonkeyPatch) -> RecordedSteps[EpochState, EpochEvent]:
     """The table that the code runs in this test."""
-    recording = Recording()
+    recording = RecordedSteps(TRANSITIONS)
     monkeypatch.setattr(epochs, "TRANSITIONS", recording)
     return recording
 
@@ -88,7 +76,7 @@ def stream_fails() -> None:
     assert sidecar.records("out", 0) == ["a", "b"]
 
 
-def test_every_step_of_the_table_is_taken(table: Recording) -> None:
+def test_every_step_of_the_table_is_taken(table: RecordedSteps[EpochState, EpochEvent]) -> None:
     """By the two stories together; no step outside the table is tried."""
     ledger_fails()
     stream_fails()
@@ -96,21 +84,6 @@ def test_every_step_of_the_table_is_taken(table: Recording) -> None:
 
 
 ATTEMPT = AttemptKey("query-1", "run-1", 0, 0, "a0")
-
-
-class RecordingAttempts(dict[tuple[staging.AttemptState, staging.AttemptEvent], staging.AttemptState]):
-    """The attempts' table, noting which steps are taken."""
-
-    def __init__(self) -> None:
-        super().__init__(staging.TRANSITIONS)
-        self.taken: set[tuple[staging.AttemptState, staging.AttemptEvent]] = set()
-
-    def get(  # type: ignore[override]
-        self, step: tuple[staging.AttemptState, staging.AttemptEvent], default: staging.AttemptState | None = None
-    ) -> staging.AttemptState | None:
-        """The state that follows."""
-        self.taken.add(step)
-        return super().get(step, default)
 
 
 def run_one(sidecar: Sidecar) -> tuple[DiskJob, tuple[Operation, OSError] | None]:
@@ -135,7 +108,7 @@ def begin(sidecar: Sidecar) -> tuple[Ticket[StageReply], staging.StagedAttempt]:
 
 def test_every_step_of_an_attempt_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dropped before, during and behind a write, a failed write, and during the removal; no byte counts for ever."""
-    table = RecordingAttempts()
+    table = RecordedSteps(staging.TRANSITIONS)
     monkeypatch.setattr(staging, "TRANSITIONS", table)
     sidecar, disk = a_sidecar()
     stage(sidecar, segment({0: ["of another attempt"]}, epoch=0, task=1))  # admits the incarnation

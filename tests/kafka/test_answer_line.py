@@ -18,6 +18,7 @@ from logstore.kafka.budgets import AnswerBudget, RequestBudget
 from logstore.kafka.client_socket import ClientSocket
 from tests.kafka.front_driver import Server, serving
 from tests.support.limits import PATIENCE_S
+from tests.support.steps import RecordedSteps
 
 SMALL = b"answer"
 LARGE = bytes(8 << 20)
@@ -26,22 +27,10 @@ HEADER_BYTES = 8
 """Size and correlation id in front of an answer's body."""
 
 
-class Recording(dict[tuple[Sending, SendEvent], Sending]):
-    """The table, noting which steps are taken."""
-
-    def __init__(self) -> None:
-        super().__init__(TRANSITIONS)
-        self.taken: set[tuple[Sending, SendEvent]] = set()
-
-    def __getitem__(self, step: tuple[Sending, SendEvent]) -> Sending:
-        self.taken.add(step)
-        return super().__getitem__(step)
-
-
 @pytest.fixture
-def table(monkeypatch: pytest.MonkeyPatch) -> Recording:
+def table(monkeypatch: pytest.MonkeyPatch) -> RecordedSteps[Sending, SendEvent]:
     """The table that the code runs in this test."""
-    recording = Recording()
+    recording = RecordedSteps(TRANSITIONS)
     monkeypatch.setattr(answers, "TRANSITIONS", recording)
     return recording
 
@@ -99,7 +88,7 @@ async def a_client(server: Server) -> AsyncIterator[Client]:
     link.close()
 
 
-async def test_every_step_of_the_table_is_taken(table: Recording, tmp_path: Path) -> None:
+async def test_every_step_of_the_table_is_taken(table: RecordedSteps[Sending, SendEvent], tmp_path: Path) -> None:
     """By two connections together: answers at once and behind a sync, small and large, and the end in three places."""
     async with serving(tmp_path) as server:
         async with a_client(server) as client:

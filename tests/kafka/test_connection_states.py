@@ -20,30 +20,16 @@ from logstore.kafka.client_socket import ClientSocket
 from logstore.kafka.connection import TRANSITIONS, ClientConnection, ConnectionEvent, ConnectionState
 from tests.kafka.front_driver import Server, serving
 from tests.support.limits import PATIENCE_S
+from tests.support.steps import RecordedSteps
 
 NONSENSE = struct.pack(">i", -1)
 """The size of a frame that no request has."""
 
 
-class Recording(dict[tuple[ConnectionState, ConnectionEvent], ConnectionState]):
-    """The table, noting which steps are taken."""
-
-    def __init__(self) -> None:
-        super().__init__(TRANSITIONS)
-        self.taken: set[tuple[ConnectionState, ConnectionEvent]] = set()
-
-    def get(  # type: ignore[override]
-        self, step: tuple[ConnectionState, ConnectionEvent], default: ConnectionState | None = None
-    ) -> ConnectionState | None:
-        """The state that follows."""
-        self.taken.add(step)
-        return super().get(step, default)
-
-
 @pytest.fixture
-def table(monkeypatch: pytest.MonkeyPatch) -> Recording:
+def table(monkeypatch: pytest.MonkeyPatch) -> RecordedSteps[ConnectionState, ConnectionEvent]:
     """The table that the code runs in this test."""
-    recording = Recording()
+    recording = RecordedSteps(TRANSITIONS)
     monkeypatch.setattr(connections, "TRANSITIONS", recording)
     return recording
 
@@ -121,7 +107,9 @@ async def lives_that_are_cut(server: Server) -> None:
         connection.give_way()
 
 
-async def test_every_step_of_the_table_is_taken(table: Recording, tmp_path: Path) -> None:
+async def test_every_step_of_the_table_is_taken(
+    table: RecordedSteps[ConnectionState, ConnectionEvent], tmp_path: Path
+) -> None:
     """By these lives together; no step outside the table is tried."""
     patient, hasty = tmp_path / "patient", tmp_path / "hasty"
     patient.mkdir()

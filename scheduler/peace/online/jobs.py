@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Any
 
+from logstore.base.states import following
 from scheduler.peace.online.states import (
     CHUNK_TRANSITIONS,
     REQUEST_TRANSITIONS,
@@ -49,10 +50,8 @@ class ChunkAttempt:
 
     def move(self, event: ChunkEvent) -> None:
         """Take the step for `event` in CHUNK_TRANSITIONS."""
-        following = CHUNK_TRANSITIONS.get((self.state, event))
-        if following is None:
-            raise AssertionError(f"chunk {self.chunk} of {self.job.name!r}: {event.value} in state {self.state.value}")
-        self.state = following
+        owner = f"chunk {self.chunk} of {self.job.name!r}"
+        self.state = following(CHUNK_TRANSITIONS, self.state, event, owner)
 
 
 class Unit:
@@ -165,10 +164,7 @@ class TransferJob:
 
     def move(self, event: RequestEvent) -> None:
         """Take the step for `event` in REQUEST_TRANSITIONS."""
-        following = REQUEST_TRANSITIONS.get((self.state, event))
-        if following is None:
-            raise AssertionError(f"request {self.name!r}: {event.value} in state {self.state.value}")
-        self.state = following
+        self.state = following(REQUEST_TRANSITIONS, self.state, event, f"request {self.name!r}")
 
     def end(self, event: RequestEvent, reason: str) -> None:
         """End the request, and drop its units: an ended job is remembered for long, and none of its chunks waits."""

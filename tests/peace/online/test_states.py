@@ -19,42 +19,16 @@ from scheduler.peace.paper import PaperPlanner
 from scheduler.peace.plan import Chain, TransferKind
 from scheduler.topology import racks
 from tests.peace.online.world import World
+from tests.support.steps import RecordedSteps
 
-
-class RequestSteps(dict[tuple[RequestState, RequestEvent], RequestState]):
-    """The table of requests, noting which steps are taken."""
-
-    def __init__(self) -> None:
-        super().__init__(REQUEST_TRANSITIONS)
-        self.taken: set[tuple[RequestState, RequestEvent]] = set()
-
-    def get(  # type: ignore[override]
-        self, step: tuple[RequestState, RequestEvent], default: RequestState | None = None
-    ) -> RequestState | None:
-        """The state that follows."""
-        self.taken.add(step)
-        return super().get(step, default)
-
-
-class ChunkSteps(dict[tuple[ChunkState, ChunkEvent], ChunkState]):
-    """The table of chunks, noting which steps are taken."""
-
-    def __init__(self) -> None:
-        super().__init__(CHUNK_TRANSITIONS)
-        self.taken: set[tuple[ChunkState, ChunkEvent]] = set()
-
-    def get(  # type: ignore[override]
-        self, step: tuple[ChunkState, ChunkEvent], default: ChunkState | None = None
-    ) -> ChunkState | None:
-        """The state that follows."""
-        self.taken.add(step)
-        return super().get(step, default)
+RequestSteps = RecordedSteps[RequestState, RequestEvent]
+ChunkSteps = RecordedSteps[ChunkState, ChunkEvent]
 
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> tuple[RequestSteps, ChunkSteps]:
     """The tables that the code runs in this test."""
-    requests, chunks = RequestSteps(), ChunkSteps()
+    requests, chunks = RequestSteps(REQUEST_TRANSITIONS), ChunkSteps(CHUNK_TRANSITIONS)
     monkeypatch.setattr(jobs, "REQUEST_TRANSITIONS", requests)
     monkeypatch.setattr(jobs, "CHUNK_TRANSITIONS", chunks)
     return requests, chunks
