@@ -37,8 +37,8 @@ from logstore.format.control import (
 )
 from logstore.interfaces import Buffer
 from spe_adapter.cec.packing import MAX_UNPACKED_BYTES, can_pack, pack, unpack
-from spe_adapter.checkpoint.planned import Planned
 from spe_adapter.codec.kernels import Bools
+from spe_adapter.spark_checkpoint.planned import Planned
 
 BATCH_TARGET_BYTES: Final = 512 * 1024
 """Well below every limit on a batch, large enough that what a batch costs beside its rows does not count."""

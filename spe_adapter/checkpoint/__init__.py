@@ -1,7 +1,4 @@
-"""Spark's checkpoint of a query: the input that it plans for a batch, and the files that hold this plan.
+"""Checkpoints of operators' state: frozen pages, written as replicated chunks, registered, and loaded in a recovery.
 
-`planned` is the input of one batch, as the checkpoint plans it and as the log notes it. `files` reads a checkpoint of
-files; `running` reads the checkpoint of an active query through Spark's JVM.
-
-Invariant: nothing in this package writes to a checkpoint.
+Source: SGuard, sections 3 and 5 (checkpoint manager, I/O service, name space).
 """

@@ -32,8 +32,6 @@ from pyspark.sql.types import (
 
 from logstore.client.blocking import Client
 from logstore.errors import StaleEpoch, UnknownFormatVersion
-from spe_adapter.checkpoint.files import local_checkpoint, planned_in
-from spe_adapter.checkpoint.planned import rebuild_command, way_out
 from spe_adapter.codec.digests import MODULUS
 from spe_adapter.datasource.options import SinkOptions
 from spe_adapter.datasource.rows import RowWriter, Staged
@@ -48,6 +46,8 @@ from spe_adapter.datasource.sink_notes import (
 from spe_adapter.epochs.client import TaskAttempt, abort, commit, connect, describe
 from spe_adapter.errors import CheckpointDiffers, NoTaskContext, SchemaRefused
 from spe_adapter.host import Host, ThisHost
+from spe_adapter.spark_checkpoint.files import local_checkpoint, planned_in
+from spe_adapter.spark_checkpoint.planned import rebuild_command, way_out
 from spe_adapter.workers.collector import spare_loaded_code
 from spe_adapter.workers.context import (
     CHECKPOINTS_PROPERTY,

@@ -23,10 +23,10 @@ from logstore.client.blocking import Client, TopicPartition
 from logstore.client.errors import UNKNOWN_TOPIC_OR_PARTITION
 from logstore.errors import CorruptBatch, UnknownFormatVersion
 from spe_adapter.cec.control import End, holds_progress
-from spe_adapter.checkpoint.files import is_same_location
-from spe_adapter.checkpoint.planned import Planned, following_problem, rebuild_command, repeated_problem
 from spe_adapter.epochs.scan import ends
 from spe_adapter.errors import TopicTaken
+from spe_adapter.spark_checkpoint.files import is_same_location
+from spe_adapter.spark_checkpoint.planned import Planned, following_problem, rebuild_command, repeated_problem
 
 _VERSION: Final = 2
 _KIND: Final = "sink"

@@ -23,7 +23,6 @@ from logstore.client.blocking import Client, TopicPartition
 from logstore.errors import StaleEpoch
 from logstore.format.epoch_api import TaskOutput
 from spe_adapter.cec.control import EndPositions
-from spe_adapter.checkpoint.planned import Planned, following_problem, rebuild_command, repeated_problem, way_out
 from spe_adapter.epochs.client import abort, commit, connect, take_over
 from spe_adapter.epochs.scan import find_head
 from spe_adapter.errors import CheckpointDiffers, StateInconsistent
@@ -43,6 +42,7 @@ from spe_adapter.microbatch.errors import BatchesMissing, OperatorChanged
 from spe_adapter.microbatch.shuffle import CombineChoice
 from spe_adapter.microbatch.topics import refuse_taken, trim
 from spe_adapter.operators.base import next_watermark
+from spe_adapter.spark_checkpoint.planned import Planned, following_problem, rebuild_command, repeated_problem, way_out
 
 Execute = Callable[[EpochPlan], Sequence[str]]
 """Runs the tasks of an epoch, and returns the reports of the tasks that succeeded."""

@@ -25,7 +25,6 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from logstore.errors import InvalidConfig
-from spe_adapter.checkpoint.running import RunningCheckpoint
 from spe_adapter.datasource.options import OptionReader
 from spe_adapter.epochs.client import connect
 from spe_adapter.host import ThisHost
@@ -43,6 +42,7 @@ from spe_adapter.microbatch.topics import prepare_topic
 from spe_adapter.operators.base import Operator
 from spe_adapter.operators.errors import OperatorFailed
 from spe_adapter.operators.join import WindowJoin
+from spe_adapter.spark_checkpoint.running import RunningCheckpoint
 from spe_adapter.workers.context import COMBINE_PROPERTY, PLAN_PROPERTY, QUERY_PROPERTY, RUN_ID_PROPERTY
 
 FIRST_CONTACT_S: Final = 30.0

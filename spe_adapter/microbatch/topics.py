@@ -18,10 +18,10 @@ from logstore.client.wire import LATEST
 from logstore.errors import InvalidConfig, InvalidPartitions, TopicExists
 from logstore.format.control import MARK_TYPE
 from spe_adapter.cec.control import holds_progress
-from spe_adapter.checkpoint.planned import rebuild_command
 from spe_adapter.epochs.retention import KEEP_ALL, own_trimming
 from spe_adapter.epochs.scan import HEAD_BYTES, ControlScan, ends
 from spe_adapter.errors import TopicTaken
+from spe_adapter.spark_checkpoint.planned import rebuild_command
 
 _log = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from typing import Final
 from logstore.client.blocking import Client, TopicPartition, parse_addresses
 from logstore.errors import CairnError, CorruptBatch
 from spe_adapter.cec.control import End, holds_progress
-from spe_adapter.checkpoint.planned import Planned
 from spe_adapter.epochs.client import describe
 from spe_adapter.epochs.scan import ends
+from spe_adapter.spark_checkpoint.planned import Planned
 from spe_adapter.tools.rebuild import planned_in_log, planned_of_positions, rebuild
 from spe_adapter.tools.state_command import DEFAULT_LIMIT_S, DEFAULT_SERVERS, EXIT_FAILED
 

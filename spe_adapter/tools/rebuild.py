@@ -25,7 +25,9 @@ from typing import Final, NamedTuple
 
 from logstore.client.blocking import Client
 from logstore.errors import CorruptBatch, UnknownFormatVersion
-from spe_adapter.checkpoint.files import (
+from spe_adapter.epochs.client import describe
+from spe_adapter.errors import CheckpointRefused
+from spe_adapter.spark_checkpoint.files import (
     COMMITS,
     METADATA,
     OFFSETS,
@@ -35,9 +37,7 @@ from spe_adapter.checkpoint.files import (
     local_path,
     query_of,
 )
-from spe_adapter.checkpoint.planned import Planned, file_lists, lists_digest, offsets_digest, settings_of
-from spe_adapter.epochs.client import describe
-from spe_adapter.errors import CheckpointRefused
+from spe_adapter.spark_checkpoint.planned import Planned, file_lists, lists_digest, offsets_digest, settings_of
 
 _REPLACED: Final = "replaced"
 

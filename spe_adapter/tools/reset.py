@@ -22,7 +22,6 @@ from typing import Final, NamedTuple
 from logstore.client.blocking import Client, TopicPartition
 from logstore.format.epoch_api import TaskOutput
 from spe_adapter.cec.control import End, EndPositions, Mark, encode_mark
-from spe_adapter.checkpoint.files import COMMITS, OFFSETS, SOURCES, local_path
 from spe_adapter.epochs.client import StagedStream, TaskAttempt, commit, connect, describe, take_over
 from spe_adapter.epochs.scan import standing_epochs
 from spe_adapter.host import Host, ThisHost
@@ -30,6 +29,7 @@ from spe_adapter.microbatch.epoch import log_epoch
 from spe_adapter.microbatch.errors import ResetRefused
 from spe_adapter.microbatch.options import StatefulOptions, parse_stateful
 from spe_adapter.microbatch.state_loader import committed_state
+from spe_adapter.spark_checkpoint.files import COMMITS, OFFSETS, SOURCES, local_path
 
 _PER_BATCH: Final = re.compile(r"(\d+)(\.compact)?")
 

@@ -38,7 +38,7 @@ from spe_adapter.cec.control import (
     encode_tombstones,
     holds_progress,
 )
-from spe_adapter.checkpoint.planned import Planned
+from spe_adapter.spark_checkpoint.planned import Planned
 from tests.cec.model import Window, footprint_rows, tombstone_rows
 
 MARK = Mark(

@@ -15,7 +15,6 @@ from logstore.client.blocking import Client, TopicPartition, parse_addresses
 from logstore.client.wire import LATEST
 from logstore.errors import CorruptBatch, StaleEpoch, UnknownFormatVersion
 from logstore.format.epoch_api import DescribeRequest, EpochCommitRequest, StageRequest, TaskOutput
-from spe_adapter.checkpoint.planned import planned_of
 from spe_adapter.codec.digests import MODULUS, digest_of
 from spe_adapter.datasource.options import parse_sink
 from spe_adapter.datasource.rows import RowWriter
@@ -25,6 +24,7 @@ from spe_adapter.epochs.client import TaskAttempt
 from spe_adapter.errors import CheckpointDiffers, TopicTaken
 from spe_adapter.host import ThisHost
 from spe_adapter.microbatch.topics import refuse_taken
+from spe_adapter.spark_checkpoint.planned import planned_of
 from spe_adapter.tools.rebuild import planned_in_log, rebuild
 from tests.support.streams import create_topic, read_all
 

@@ -14,8 +14,6 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from spe_adapter.checkpoint.files import LocalCheckpoint, planned_in, query_of
-from spe_adapter.checkpoint.planned import Planned, offset_lines
 from spe_adapter.codec.partitioner import partitions_of
 from spe_adapter.epochs.client import TaskAttempt
 from spe_adapter.host import ThisHost
@@ -25,6 +23,8 @@ from spe_adapter.microbatch.frames import check
 from spe_adapter.microbatch.options import parse_stateful
 from spe_adapter.microbatch.shuffle import Received
 from spe_adapter.microbatch.task import run_task
+from spe_adapter.spark_checkpoint.files import LocalCheckpoint, planned_in, query_of
+from spe_adapter.spark_checkpoint.planned import Planned, offset_lines
 from tests.microbatch.operators import Row, Visits
 from tests.support.streams import read_all
 

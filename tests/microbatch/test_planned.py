@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from logstore.errors import CorruptBatch, UnknownFormatVersion
-from spe_adapter.checkpoint.files import LocalCheckpoint, local_checkpoint, planned_in
-from spe_adapter.checkpoint.planned import (
+from spe_adapter.errors import CheckpointRefused
+from spe_adapter.spark_checkpoint.files import LocalCheckpoint, local_checkpoint, planned_in
+from spe_adapter.spark_checkpoint.planned import (
     MAX_OFFSETS_CHARACTERS,
     Planned,
     following_problem,
     planned_of,
     repeated_problem,
 )
-from spe_adapter.errors import CheckpointRefused
 from spe_adapter.tools.rebuild import planned_of_positions, rebuild
 
 METADATA = '{"batchWatermarkMs":7,"batchTimestampMs":1795344875731,"conf":{"spark.sql.shuffle.partitions":"2"}}'

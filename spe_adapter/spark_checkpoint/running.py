@@ -12,9 +12,9 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from spe_adapter.checkpoint.files import OFFSETS, planned_in
-from spe_adapter.checkpoint.planned import Planned
 from spe_adapter.errors import CheckpointDiffers
+from spe_adapter.spark_checkpoint.files import OFFSETS, planned_in
+from spe_adapter.spark_checkpoint.planned import Planned
 
 
 class RunningCheckpoint:

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
-from spe_adapter.checkpoint.planned import MAX_NOTE_CHARACTERS, Planned, file_lists, offset_lines, planned_of
+from spe_adapter.spark_checkpoint.planned import MAX_NOTE_CHARACTERS, Planned, file_lists, offset_lines, planned_of
 
 METADATA: Final = "metadata"
 OFFSETS: Final = "offsets"
