@@ -45,7 +45,7 @@ class CompleteCheckpoint:
     written_ms: int
     files: tuple[CompleteFile, ...]
     bases: tuple[int, ...] = ()
-    attempt: int = 0
+    attempt: str = ""
 
     def registration(self) -> ApiRequest:
         """The request that registers the checkpoint."""

@@ -28,7 +28,7 @@ UNITS = ("a", "a/b c%2F", "Prüfung/0")
 def checkpoint(unit: str = "a", seq: int = 1, bases: Sequence[int] = (), epoch: int = 0) -> UnitCheckpoint:
     """A checkpoint with one file."""
     files = (CheckpointFile("000", 100 * seq, 7, ("r1h1",)),)
-    return UnitCheckpoint(unit, seq, "file:///c", epoch, 0, 4096, tuple(sorted(bases)), 1, files)
+    return UnitCheckpoint(unit, seq, "file:///c", epoch, "", 4096, tuple(sorted(bases)), 1, files)
 
 
 def stored(entries: dict[str, str], changes: Sequence[Change]) -> None:

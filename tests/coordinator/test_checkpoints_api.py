@@ -29,7 +29,9 @@ def url() -> Iterator[str]:
 def complete(unit: str, seq: int, *bases: int, hosts: tuple[str, ...] = ("r1h1", "r2h1")) -> CompleteCheckpoint:
     """A checkpoint of two files."""
     files = (CompleteFile("000", 1000, 1, hosts), CompleteFile("001", 10 * seq, 0xFFFFFFFF, hosts[:1]))
-    return CompleteCheckpoint(unit, seq, "hdfs://nn:9870/c", 100 + seq, 4096, 1_790_000_000_000, files, bases, seq % 2)
+    return CompleteCheckpoint(
+        unit, seq, "hdfs://nn:9870/c", 100 + seq, 4096, 1_790_000_000_000, files, bases, f"a-{seq % 2}"
+    )
 
 
 def test_a_checkpoint_from_registered_to_removed(url: str) -> None:
@@ -107,6 +109,9 @@ def test_the_hosts_follow_what_is_known(url: str) -> None:
         first, second, third = answer["hosts"]
         assert (first["host"], first["address"], first["bytes"]) == ("r2h1", "10.0.0.9:50010", 2020)
         assert [(one["host"], one["bytes"]) for one in (second, third)] == [("r1h1", 1010), ("r2h2", 1000)]
+        client.register_checkpoint(complete("a", 1, hosts=("10.0.0.9:9866", "10.0.0.8:9866")))
+        by_address = ask(url, "GET", "/v1/units/a/hosts?limit=2").json()["hosts"]
+        assert [(one["host"], one["bytes"]) for one in by_address] == [("r2h1", 1010), ("10.0.0.8:9866", 1000)]
         client.deregister("r2h1")
         assert client.hosts_of_unit("q", limit=1)[0]["host"] == "r1h1"
         with pytest.raises(NotFound):

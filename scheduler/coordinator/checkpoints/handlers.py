@@ -58,9 +58,7 @@ class CheckpointHandlers:
 
     async def _near_hosts(self, call: ApiCall) -> Reply:
         unit, limit = call.parameters["unit"], call.query["limit"]
-        newest, total, choices = self._service.hosts(
-            unit, self._topology, lambda host: host in self._topology.index and self._hosts.record(host).lost
-        )
+        newest, total, choices = self._service.hosts(unit, self._topology, self._hosts)
         shown = [
             {
                 "host": choice.host,

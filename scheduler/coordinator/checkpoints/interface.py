@@ -30,7 +30,11 @@ FILE = Object(
         "name": Field(String(255), "its name below the checkpoint's directory"),
         "bytes": Field(Integer(), "its length"),
         "crc32c": Field(Integer(0, MAX_CRC), "the CRC-32C of all its bytes"),
-        "hosts": Field(ListOf(String(200), MAX_FILE_HOSTS), "the hosts that have a replica, as far as known", ()),
+        "hosts": Field(
+            ListOf(String(200), MAX_FILE_HOSTS),
+            "the hosts that have a replica, as far as known: names of the topology, or addresses",
+            (),
+        ),
     },
 )
 REGISTER_CHECKPOINT = Object(
@@ -38,9 +42,11 @@ REGISTER_CHECKPOINT = Object(
     {
         "sink": Field(String(1000), "URL of the directory in which the checkpoints of the unit are"),
         "epoch": Field(Integer(), "the epoch after which the state was frozen"),
-        "attempt": Field(Integer(), "the attempt of that epoch that counted", 0),
+        "attempt": Field(String(200, 0), "the attempt of that epoch that counted", ""),
         "state_bytes": Field(Integer(), "what a recovery loads: the pages of the state"),
-        "bases": Field(ListOf(SEQ, MAX_BASES), "numbers of the registered checkpoints whose files it needs too", ()),
+        "bases": Field(
+            ListOf(SEQ, MAX_BASES), "numbers of all registered checkpoints whose files a recovery needs too", ()
+        ),
         "written_ms": Field(Integer(), "when its last file was complete, in milliseconds since 1970"),
         "files": Field(ListOf(FILE, MAX_FILES), "the files that it wrote"),
     },
@@ -50,7 +56,7 @@ _SUMMARY = {
     "seq": Field(SEQ, "its number: of two checkpoints of a unit the higher one is newer"),
     "sink": REGISTER_CHECKPOINT.fields["sink"],
     "epoch": REGISTER_CHECKPOINT.fields["epoch"],
-    "attempt": Field(Integer(), "the attempt of that epoch that counted"),
+    "attempt": Field(String(200, 0), "the attempt of that epoch that counted"),
     "state_bytes": REGISTER_CHECKPOINT.fields["state_bytes"],
     "bases": Field(ListOf(SEQ), "numbers of the checkpoints whose files it needs too, ascending"),
     "written_ms": REGISTER_CHECKPOINT.fields["written_ms"],

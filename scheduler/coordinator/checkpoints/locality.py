@@ -61,8 +61,9 @@ def hosts_by_nearness(
     topology: Topology,
     distances: RackDistances,
     is_lost: Callable[[str], bool],
+    name_of: Callable[[str], str] = str,
 ) -> list[HostChoice]:
-    """All hosts that are not lost, the best to load these files first.
+    """All hosts that are not lost, the best to load these files first. `name_of`: the host's name for an address.
 
     The order: most bytes of its own first; then by the mean distance of a byte from its nearest replica,
     hosts without a known distance last; then by name. Hosts outside the topology count if they have a file.
@@ -70,7 +71,7 @@ def hosts_by_nearness(
     own: Counter[str] = Counter()
     by_hosts: Counter[tuple[str, ...]] = Counter()
     for file in files:
-        by_hosts[tuple(sorted(set(file.hosts)))] += file.bytes
+        by_hosts[tuple(sorted({name_of(host) for host in file.hosts}))] += file.bytes
     for holders, file_bytes in by_hosts.items():
         for host in holders:
             own[host] += file_bytes

@@ -45,7 +45,7 @@ class RegistryLimits:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFile:
-    """A file of a checkpoint. `hosts`: those that have a replica, as far as the writer knew."""
+    """A file of a checkpoint. `hosts`: those that have a replica, as far as the writer knew: names or addresses."""
 
     name: str
     bytes: int
@@ -61,7 +61,7 @@ class UnitCheckpoint:
     seq: int
     sink: str
     epoch: int
-    attempt: int
+    attempt: str
     state_bytes: int
     bases: tuple[int, ...]
     written_ms: int
@@ -268,16 +268,11 @@ class CheckpointRegistry:
         return found
 
     def recovery_files(self, checkpoint: UnitCheckpoint) -> Iterator[CheckpointFile]:
-        """The files that a recovery reads: those of the checkpoint, and of all checkpoints that it builds on."""
+        """The files of a checkpoint, and of all checkpoints that it builds on."""
         found = self.published.get(checkpoint.unit, {})
-        waiting, seen = [checkpoint.seq], {checkpoint.seq}
-        while waiting:
-            known = found.get(waiting.pop())
-            if known is not None:
-                yield from known.files
-                new = set(known.bases) - seen
-                waiting += new
-                seen |= new
+        for seq in (checkpoint.seq, *checkpoint.bases):
+            if seq in found:
+                yield from found[seq].files
 
     def counts(self) -> dict[str, int]:
         """How many units and checkpoints there are, and the bytes of their files."""

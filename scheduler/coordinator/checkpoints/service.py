@@ -15,6 +15,7 @@ from scheduler.coordinator.checkpoints.registry import (
     RegistryLimits,
     UnitCheckpoint,
 )
+from scheduler.coordinator.hosts import Hosts
 from scheduler.coordinator.journal import MetadataJournal
 from scheduler.coordinator.log_events import CHECKPOINT_REGISTERED, CHECKPOINT_REMOVED, UNIT_FORGOTTEN
 from scheduler.topology import Topology
@@ -82,9 +83,7 @@ class CheckpointService:
         await self._journal.durable()
         return number
 
-    def hosts(
-        self, unit: str, topology: Topology, is_lost: Callable[[str], bool]
-    ) -> tuple[UnitCheckpoint, int, list[HostChoice]]:
+    def hosts(self, unit: str, topology: Topology, hosts: Hosts) -> tuple[UnitCheckpoint, int, list[HostChoice]]:
         """The newest checkpoint of a unit, the bytes of its recovery, and the hosts that load it, the best first.
 
         Raises ApiError if the unit has no checkpoint.
@@ -93,7 +92,8 @@ class CheckpointService:
         files = list(self.registry.recovery_files(newest))
         if self._distances is None:
             self._distances = RackDistances(topology)
-        return newest, sum(file.bytes for file in files), hosts_by_nearness(files, topology, self._distances, is_lost)
+        choices = hosts_by_nearness(files, topology, self._distances, hosts.is_lost, hosts.names_by_address())
+        return newest, sum(file.bytes for file in files), choices
 
     def _record(self, change: RegisteredChange) -> None:
         self._journal.record(change.changes, change.publish)
