@@ -130,7 +130,8 @@ class EndPositions:
 
     `late_watermark_ms` is the watermark by which late rows were dropped, `watermark_ms` the watermark by which windows
     were closed. `reset_to` undoes the epochs after that epoch and before this one. `planned` is the input of the batch,
-    None in the log of a version that did not note it.
+    None in the log of a version that did not note it. `results` are the format and columns of the results
+    (`operators.formats.ResultColumns`), None for JSON.
     """
 
     generation: int
@@ -143,6 +144,7 @@ class EndPositions:
     layout: int
     reset_to: int | None = None
     planned: Planned | None = None
+    results: Mapping[str, Any] | None = None
 
     def to_json(self) -> str:
         """The positions as END carries them. Names in JSON are those of docs/format.md, not of the fields."""
@@ -161,6 +163,8 @@ class EndPositions:
             fields["reset_to"] = self.reset_to
         if self.planned is not None:
             fields["input"] = self.planned.to_fields()
+        if self.results is not None:
+            fields["results"] = self.results
         return json.dumps(fields, separators=(",", ":"))
 
     @classmethod
@@ -182,6 +186,7 @@ class EndPositions:
             layout=fields.integer("layout"),
             reset_to=fields.optional_integer("reset_to"),
             planned=None if values.get("input") is None else Planned.from_fields(values["input"]),
+            results=values.get("results"),
         )
 
 

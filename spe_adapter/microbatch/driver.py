@@ -70,6 +70,8 @@ class QueryDriver:
         self._probe = probe
         self._lock = threading.Lock()
         self._choice = CombineChoice(fixed)
+        columns = fixed.result_columns()
+        self._results = None if columns is None else columns.to_fields()
         self._begun = False
         self._evolves = False
         """Whether the state in the log is still in the columns of an operator that this one follows."""
@@ -219,6 +221,7 @@ class QueryDriver:
             partitions=self._fixed.partitions,
             layout=plan.layout,
             planned=planned,
+            results=self._results,
         )
         self.hosts.update(report.host for report in reports)
         self._at("driver before commit", plan)

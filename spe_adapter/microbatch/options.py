@@ -13,6 +13,7 @@ from typing import Final, Literal
 
 from logstore.errors import InvalidConfig
 from spe_adapter.datasource.options import HARMLESS_SINK_OPTIONS, OptionReader, SinkOptions, parse_sink
+from spe_adapter.operators.formats import RESULT_FORMATS, ResultFormat
 
 STATE_OPTIONS: Final = frozenset(
     (
@@ -21,6 +22,7 @@ STATE_OPTIONS: Final = frozenset(
         "closingDelay",
         "combine",
         "extentLimit",
+        "resultFormat",
         "retention",
         "stateDirectory",
         "stateLimit",
@@ -70,6 +72,7 @@ class StatefulOptions:
     retention_ms: int | None
     closing_delay_ms: int
     combine: Combine
+    result_format: ResultFormat = "json"
 
 
 def parse_stateful(options: Mapping[str, str], topic: str) -> StatefulOptions:
@@ -91,7 +94,13 @@ def parse_stateful(options: Mapping[str, str], topic: str) -> StatefulOptions:
         retention_ms=None if reader.text("retention") is None else reader.duration_ms("retention", 0),
         closing_delay_ms=reader.duration_ms("closingDelay", DEFAULT_CLOSING_DELAY_MS),
         combine=_combine(reader),
+        result_format=_result_format(reader),
     )
+
+
+def _result_format(reader: OptionReader) -> ResultFormat:
+    text = reader.choice("resultFormat", RESULT_FORMATS, "json")
+    return next(each for each in RESULT_FORMATS if each == text)
 
 
 def _combine(reader: OptionReader) -> Combine:

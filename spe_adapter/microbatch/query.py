@@ -162,6 +162,7 @@ class Stateful:
                 client, parsed.topic, self._partitions, default, allow_trimming=parsed.allow_trimming
             )
         fixed = QueryDefinition(self._operator, self._key, schema, fingerprint, partitions, parsed)
+        fixed.result_columns()
         started = _Starting(self._frame, fixed, self._probe)
         writer = started.reports.writeStream.foreachBatch(started.on_batch).outputMode("append")
         if checkpointLocation is not None:
