@@ -35,6 +35,7 @@ from spe_adapter.microbatch.errors import TasksFailed
 from spe_adapter.microbatch.frames import arrow_schema, check, check_watermarks, joined
 from spe_adapter.microbatch.host_memory import OnSpark, forget
 from spe_adapter.microbatch.no_data_trigger import NoDataTrigger
+from spe_adapter.microbatch.observed import observed
 from spe_adapter.microbatch.options import parse_stateful
 from spe_adapter.microbatch.shuffle import HANDED_SCHEMA, PARTITION, HandOver
 from spe_adapter.microbatch.task import NoDataTask, Task
@@ -201,7 +202,8 @@ class _Starting:
         self.failure: BaseException | None = None
         """The error of the last batch."""
         handed = frame.mapInArrow(HandOver(fixed), HANDED_SCHEMA)
-        self.reports = handed.repartitionById(fixed.partitions, PARTITION).mapInArrow(self._task, REPORT_SCHEMA)
+        routed = handed.repartitionById(fixed.partitions, PARTITION)
+        self.reports = observed(routed.mapInArrow(self._task, REPORT_SCHEMA))
 
     def driver(self, query: str, incarnation: str) -> QueryDriver:
         """The driver of this incarnation of the query."""
