@@ -11,7 +11,7 @@ Invariants:
 * The new query's id follows from the original's, the epoch, the topic and the checkpoint: an interrupted fork is made
   complete by the same call. Until then a query on the unfinished checkpoint is refused (`TopicTaken`).
 
-Source: docs/decisions/0029; CEC paper, section II.B; Spark's checkpoint layout.
+Source: docs/decisions/0030; CEC paper, section II.B; Spark's checkpoint layout.
 """
 
 import uuid
