@@ -73,7 +73,7 @@ class PagedArena(PagedStructure):
     @property
     def live_bytes(self) -> int:
         """The number of bytes that references lead to."""
-        return int(self._current()[_LIVE])
+        return self._total(_LIVE)
 
     @property
     def memory(self) -> Bytes:

@@ -5,8 +5,9 @@ bucket; a bucket is one page, and more pages behind it if it overflows. Inside a
 that follows from the upper half.
 
 Invariants:
-* There are 2**level + split buckets. Buckets below `split` were split in this round: their keys are told apart by one
-  bit more of the hash. One bucket at a time is split or joined; nothing else is moved.
+* There are 2**level + split buckets; level and split follow from their number. Buckets below `split` were split in this
+  round: their keys are told apart by one bit more of the hash. One bucket at a time is split or joined; nothing else is
+  moved.
 * A page is never full: each probe ends at an empty slot.
 * The index follows from the map's records. It need not be part of a checkpoint: an empty index is filled again.
 
@@ -25,17 +26,14 @@ from spe_adapter.pages.structures import kernels
 from spe_adapter.pages.structures.layouts import (
     COUNTERS,
     INDEX,
-    SUPER_PAGE,
     PagedStructure,
     RecordSchema,
     check,
     distinct_numbers,
 )
 
-_LEVEL: Final = COUNTERS
-_SPLIT: Final = COUNTERS + 1
-_ENTRIES: Final = COUNTERS + 2
-"""Words of the super page: level, buckets that were split in this round, entries."""
+_ENTRIES: Final = COUNTERS
+"""A word of the super page: the number of entries."""
 
 _FILL: Final = (2, 5)
 """Buckets are split above this part of their slots. Buckets that were not split in a round hold up to twice as much as
@@ -67,15 +65,12 @@ class PagedHashIndex(PagedStructure):
 
     def _adopt(self, numbers: Int64s, headers: Int64s) -> None:
         words = self._words()
-        level, split = int(words[_LEVEL]), int(words[_SPLIT])
         ordinals, nexts = headers[:, kernels.ORDINAL], headers[:, kernels.NEXT]
         heads = numbers[ordinals > 0]
         buckets = ordinals[ordinals > 0] - 1
         links = nexts[nexts > 0]
         whole = (
-            0 <= level < 32
-            and 0 <= split < 1 << level
-            and len(heads) == (1 << level) + split
+            len(heads) > 0
             and bool((np.sort(buckets) == np.arange(len(heads))).all())
             and len(np.unique(links)) == len(links)
             and np.array_equal(np.sort(links), numbers[ordinals == 0])
@@ -83,15 +78,17 @@ class PagedHashIndex(PagedStructure):
             and int(headers[:, kernels.COUNT].sum()) == words[_ENTRIES]
         )
         if not whole:
-            raise PagesDamaged(f"an index of {len(heads)} buckets in level {level} with {split} split")
+            raise PagesDamaged(
+                f"an index of {len(heads)} buckets on {len(numbers)} pages, {int(words[_ENTRIES])} entries"
+            )
         self.first = np.empty(len(heads), np.int64)
         self.first[buckets] = heads
 
     @property
     def table(self) -> tuple[int, int, int, int]:
         """What compiled loops need: mask of the level, buckets that were split, words of a page, slots of a page."""
-        words = self._words()
-        return (1 << int(words[_LEVEL])) - 1, int(words[_SPLIT]), self._page_words, self._slots
+        level = 1 << (len(self.first).bit_length() - 1)
+        return level - 1, len(self.first) - level, self._page_words, self._slots
 
     @property
     def words(self) -> Int64s:
@@ -99,7 +96,7 @@ class PagedHashIndex(PagedStructure):
         return self._current()
 
     def __len__(self) -> int:
-        return int(self._current()[_ENTRIES])
+        return self._total(_ENTRIES)
 
     def insert(self, hashes: Int64s, rows: Int64s, hashes_of: HashesOf) -> None:
         """Enter rows that are not there. `hashes_of` gives the hashes of rows that are there already."""
@@ -193,7 +190,7 @@ class PagedHashIndex(PagedStructure):
         fresh = rest[:1] if len(rest) else self._allocate(1)
         self.first = np.append(self.first, fresh)
         self._release(self._rewrite(level + split, np.append(fresh, rest[1:]), entries[moves]))
-        self._set_split(level, split + 1)
+        self._count_page_change()
 
     def _join(self) -> None:
         """Undo the last split."""
@@ -206,12 +203,4 @@ class PagedHashIndex(PagedStructure):
         entries = self._entries(np.concatenate(chains))
         self.first = self.first[:-1].copy()
         self._release(self._rewrite(split, np.concatenate(chains), entries))
-        self._set_split(level, split)
-
-    def _set_split(self, level: int, split: int) -> None:
-        if split == level:
-            level, split = 2 * level, 0
-        self._pages.touch(SUPER_PAGE)
-        words = self._words()
-        words[_LEVEL], words[_SPLIT] = level.bit_length() - 1, split
         self._count_page_change()

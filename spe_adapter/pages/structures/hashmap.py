@@ -102,7 +102,7 @@ class _MapRecords(PagedStructure):
         return self._seed
 
     def __len__(self) -> int:
-        return int(self._current()[_RECORDS])
+        return self._total(_RECORDS)
 
     def addresses(self, rows: Int64s) -> Int64s:
         """The first word of each record. Raises PagesDamaged for rows outside the pages."""

@@ -194,6 +194,14 @@ class PagedStructure:
             self.recover()
         return words
 
+    def _total(self, word: int) -> int:
+        """A count in the super page. Raises PagesDamaged if there is no room for so many."""
+        words = self._current()
+        total = int(words[word])
+        if not 0 <= total <= len(words) * WORD_BYTES:
+            raise PagesDamaged(f"a structure on {len(words) * WORD_BYTES} bytes that counts {total}")
+        return total
+
     def _count_page_change(self) -> None:
         """Say in the super page (touched by the caller) that pages came or went."""
         words = self._words()

@@ -78,7 +78,7 @@ class PagedOrderedMap(PagedStructure):
         self._first_times, self._first_names = words[firsts], words[firsts + 1]
 
     def __len__(self) -> int:
-        return int(self._current()[_RECORDS])
+        return self._total(_RECORDS)
 
     @property
     def earliest(self) -> int | None:
