@@ -235,8 +235,9 @@ class PagedOrderedMap(PagedStructure):
             leaf = int(runs[run])
             more = batch[starts[run] : ends[run]]
             content = self._content(self._words(), int(self._leaves[leaf]))
-            both = np.concatenate((content, more))
-            self._spread(leaf, leaf + 1, both[np.lexsort((both[:, 1], both[:, 0]))])
+            both = np.empty((len(content) + len(more), self.schema.words), np.int64)
+            sorted_kernels.merge_sorted(content, more, both)
+            self._spread(leaf, leaf + 1, both)
 
     def _spread(self, low: int, high: int, content: kernels.Words) -> None:
         """Replace the pages from `low` to `high` (exclusive) by pages with this sorted content."""
@@ -290,6 +291,8 @@ class PagedOrderedMap(PagedStructure):
                     self._spread(leaf, leaf + 2, np.concatenate(parts))
 
     def _drop(self, low: int, high: int) -> None:
+        if low == high:
+            return
         gone = self._leaves[low:high]
         self._leaves = np.delete(self._leaves, slice(low, high))
         self._first_times = np.delete(self._first_times, slice(low, high))

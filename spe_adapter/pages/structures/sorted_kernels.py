@@ -118,6 +118,23 @@ def merge_runs(words: Int64s, leaves: Int64s, ends: Int64s, batch: Words, page_w
 
 
 @compiled
+def merge_sorted(left: Words, right: Words, out: Words) -> None:
+    """Merge two sorted arrays of records without common pairs into one, which has room for both."""
+    width = out.shape[1]
+    first, second = 0, 0
+    for item in range(out.shape[0]):
+        takes_left = second == right.shape[0] or (
+            first < left.shape[0] and is_less(left[first, 0], left[first, 1], right[second, 0], right[second, 1])
+        )
+        for word in range(width):
+            out[item, word] = left[first, word] if takes_left else right[second, word]
+        if takes_left:
+            first += 1
+        else:
+            second += 1
+
+
+@compiled
 def remove_runs(words: Int64s, leaves: Int64s, ends: Int64s, addresses: Int64s, page_words: int, width: int) -> int:
     """Remove the records that begin at `addresses` (ascending), run r of them from page `leaves[r]`; OK or DAMAGED."""
     begin = 0
