@@ -57,6 +57,8 @@ DATA_AT: Final = 10
 """Where the pages begin in the file."""
 ASIDE_AT: Final = 11
 """Where copies of pages begin in the file: behind all else."""
+IDENTITY: Final = 12
+"""A number that the user of the pages chooses: sequence numbers are comparable under the same one."""
 HEAD_WORDS: Final = 32
 _ARRAYS: Final = 4
 _WORD_BYTES: Final = 8
@@ -92,6 +94,8 @@ class PageTable:
             raise PagesDamaged(f"no page table of version {FORMAT_VERSION}: magic {magic:#x}, version {version}")
         if not 0 <= pages <= (len(block) // _WORD_BYTES - HEAD_WORDS) // _ARRAYS:
             raise PagesDamaged(f"a page table of {pages} pages in {len(block)} bytes")
+        if not 0 <= self.head[ACTIVE] < self.head[SEQUENCE]:
+            raise PagesDamaged(f"a page table with freeze {int(self.head[ACTIVE])} at {int(self.head[SEQUENCE])}")
         check_page_bytes(page_bytes)
         self.page_bytes = page_bytes
         self.page_shift = page_bytes.bit_length() - 1
