@@ -1,7 +1,7 @@
 """What the tests of structures share: page sets in memory, and a state machine that freezes, recovers and loads.
 
 A machine of a structure compares each operation with a model in plain Python. Beside that, pages are frozen at any
-time, and must read as they were then, whatever happens to the structure: so a change that is not announced is found.
+time, and must read as they were then, whatever happens to the structure; and no page changes without `touch`.
 """
 
 from typing import Any
@@ -49,6 +49,8 @@ class PagedMachine(RuleBasedStateMachine):
         super().__init__()
         self.manager = manager_of()
         self.structure: Any = self.opened(sets_of(self.manager))
+        self.known: dict[int, bytes] = {}
+        self.since = 0
         self.other: Any = None
         self.frozen: Any = None
         self.expected: Any = None
@@ -65,6 +67,18 @@ class PagedMachine(RuleBasedStateMachine):
     def content(self) -> None:
         """The structure holds what the model holds."""
         self.check(self.structure)
+
+    @invariant()
+    def changes(self) -> None:
+        """Every page that differs from what it was before the last operation was announced."""
+        table, since = self.manager.table, self.since
+        allocated = np.flatnonzero(table.is_allocated(np.arange(self.manager.max_pages)))
+        content = dict(zip(allocated.tolist(), map(bytes, self.manager.memory[allocated]), strict=True))
+        announced = set(table.changed_since(since).tolist())
+        changed = {page for page, held in content.items() if self.known.get(page) != held}
+        assert changed <= announced, f"pages {sorted(changed - announced)} changed without an announcement"
+        self.known, self.since = content, table.sequence
+        table.advance()
 
     @precondition(lambda self: self.frozen is None)
     @rule()
@@ -95,6 +109,7 @@ class PagedMachine(RuleBasedStateMachine):
         checkpoint.pages.release()
         self.manager.close()
         self.manager = loaded
+        self.known, self.since = {}, 0
         self.other = None
         self.structure = self.opened(sets_of(loaded))
 
