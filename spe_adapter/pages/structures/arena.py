@@ -24,7 +24,6 @@ from spe_adapter.pages.structures.errors import EntryTooLarge
 from spe_adapter.pages.structures.layouts import (
     ARENA,
     COUNTERS,
-    SUPER_PAGE,
     WORD_BYTES,
     PagedStructure,
     RecordSchema,
@@ -189,7 +188,6 @@ class PagedArena(PagedStructure):
 
     def _give_back(self, pages: Int64s) -> None:
         if len(pages):
-            self._pages.touch(SUPER_PAGE)
             self._numbers = np.setdiff1d(self._numbers, pages, assume_unique=True)
             self._release(pages)
 

@@ -123,7 +123,7 @@ class _MapRecords(PagedStructure):
         self._touch(rows >> self.shift)
 
     def take(self, count: int) -> Int64s:
-        """`count` rows that were free."""
+        """`count` rows that were free; their pages are touched."""
         words = self._current()
         chosen, room = 0, 0
         while chosen < len(self.roomy) and room < count:
@@ -260,7 +260,6 @@ class PagedMap:
         refs = self._arena.store_parts(fresh.keys)
         refs = np.where(refs == 0, kernels.REF_NULL, refs)
         rows = self._records.take(len(refs))
-        self._records.touch_rows(rows)
         status = kernels.write_identities(
             self._records.words, rows, fresh.hashes, np.array(fresh.numbers), refs, self._records.shape
         )

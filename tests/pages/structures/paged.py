@@ -42,6 +42,26 @@ def load(checkpoint: SetsCheckpoint, skip: int | None = None) -> PageManager:
     return manager
 
 
+class Announcements:
+    """Watches all pages of a manager: which changed since the last look, and whether `touch` was called for them."""
+
+    def __init__(self, manager: PageManager) -> None:
+        self._manager = manager
+        self._known: dict[int, bytes] = {}
+        self._since = 0
+
+    def check(self) -> None:
+        """Every page that differs from what it was at the last look was announced."""
+        table, memory = self._manager.table, self._manager.memory
+        allocated = np.flatnonzero(table.is_allocated(np.arange(self._manager.max_pages)))
+        content = dict(zip(allocated.tolist(), map(bytes, memory[allocated]), strict=True))
+        announced = set(table.changed_since(self._since).tolist())
+        changed = {page for page, held in content.items() if self._known.get(page) != held}
+        assert changed <= announced, f"pages {sorted(changed - announced)} changed without an announcement"
+        self._known, self._since = content, table.sequence
+        table.advance()
+
+
 class PagedMachine(RuleBasedStateMachine):
     """Freezing, recovering and loading, for the machine of a structure to inherit."""
 
@@ -49,8 +69,7 @@ class PagedMachine(RuleBasedStateMachine):
         super().__init__()
         self.manager = manager_of()
         self.structure: Any = self.opened(sets_of(self.manager))
-        self.known: dict[int, bytes] = {}
-        self.since = 0
+        self.announcements = Announcements(self.manager)
         self.other: Any = None
         self.frozen: Any = None
         self.expected: Any = None
@@ -71,14 +90,7 @@ class PagedMachine(RuleBasedStateMachine):
     @invariant()
     def changes(self) -> None:
         """Every page that differs from what it was before the last operation was announced."""
-        table, since = self.manager.table, self.since
-        allocated = np.flatnonzero(table.is_allocated(np.arange(self.manager.max_pages)))
-        content = dict(zip(allocated.tolist(), map(bytes, self.manager.memory[allocated]), strict=True))
-        announced = set(table.changed_since(since).tolist())
-        changed = {page for page, held in content.items() if self.known.get(page) != held}
-        assert changed <= announced, f"pages {sorted(changed - announced)} changed without an announcement"
-        self.known, self.since = content, table.sequence
-        table.advance()
+        self.announcements.check()
 
     @precondition(lambda self: self.frozen is None)
     @rule()
@@ -109,7 +121,7 @@ class PagedMachine(RuleBasedStateMachine):
         checkpoint.pages.release()
         self.manager.close()
         self.manager = loaded
-        self.known, self.since = {}, 0
+        self.announcements = Announcements(loaded)
         self.other = None
         self.structure = self.opened(sets_of(loaded))
 

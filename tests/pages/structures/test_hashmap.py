@@ -14,7 +14,7 @@ from spe_adapter.pages.manager import PageSet
 from spe_adapter.pages.structures.errors import EntryTooLarge
 from spe_adapter.pages.structures.hashmap import MapPages, PagedMap
 from spe_adapter.pages.structures.layouts import RecordSchema
-from tests.pages.structures.paged import PagedMachine, load, manager_of, sets_of
+from tests.pages.structures.paged import Announcements, PagedMachine, load, manager_of, sets_of
 
 SCHEMA = RecordSchema({"count": "int64", "small": "int16", "text": "bytes", "flag": "bool"})
 Identity = tuple[bytes | None, int]
@@ -170,6 +170,26 @@ def test_garbage_of_keys_and_values_is_collected() -> None:
     live_bytes = 200 * (90 + 7)
     assert structure._arena.size_bytes < 4 * live_bytes + 3 * 4096
     assert structure.keys(rows).to_pylist() == [b"key %d" % number for number in range(200)]
+
+
+def test_keys_move_out_of_pages_that_are_mostly_garbage() -> None:
+    """After most keys are removed, the others still lead to their rows, on fewer pages; each change is announced."""
+    manager = manager_of()
+    structure = opened(sets_of(manager))
+    announcements = Announcements(manager)
+    keys = pa.array([b"a rather long key %d" % number for number in range(3000)], pa.binary())
+    rows, _ = structure.ensure(keys, np.zeros(3000, np.int64))
+    structure.set_bytes_field("text", rows, keys)
+    announcements.check()
+    size_bytes = structure._arena.size_bytes
+    for first in range(10):
+        if first != 7:
+            structure.remove(rows[first::10])
+            announcements.check()
+    assert structure._arena.size_bytes < size_bytes / 3
+    kept = keys.take(pa.array(np.arange(7, 3000, 10)))
+    assert np.array_equal(structure.find(kept, np.zeros(300, np.int64)), rows[7::10])
+    assert structure.bytes_field("text", rows[7::10]).equals(kept)
 
 
 def test_an_entry_that_fits_no_page_is_refused_before_anything_changes() -> None:
