@@ -163,6 +163,29 @@ def due(watch: Stopwatch, records: int, batch: int, random: np.random.Generator)
     watch(f"{title}put timers behind the others", len(chosen), lambda: ordered.put(timers))
 
 
+def checkpointed(watch: Stopwatch, records: int, batch: int) -> None:
+    """A map in a checkpoint: which pages a batch of new keys changes, and how long a recovery takes."""
+    sets = page_sets(3)
+    manager = sets[0].manager
+    paged = PagedMap(MapPages(*sets), VALUES, 1)
+    keys = pa.array([b"key %08d" % number for number in range(records + batch)], pa.binary())
+    zeros = np.zeros(batch, np.int64)
+    for begin in range(0, records, batch):
+        paged.ensure(keys.slice(begin, batch), zeros)
+    with manager.freeze(copies=manager.max_pages) as frozen:
+        since = frozen.number
+    paged.ensure(keys.slice(records, batch), zeros)
+    with manager.freeze(since=since, copies=manager.max_pages) as frozen:
+        changed = frozen.ids >> 32
+    watch.times["pages that a batch of new keys changes, records and arena"] = [float(np.count_nonzero(changed != 1))]
+    watch.times["pages that a batch of new keys changes, index"] = [float(np.count_nonzero(changed == 1))]
+    watch("recover a map, per record", records, lambda: PagedMap(MapPages(*sets), VALUES, 1))
+    manager.destroy(1)
+    without = MapPages(sets[0], manager.create(1, 8192), sets[2])
+    filled = watch("recover a map without its index, per record", records, lambda: PagedMap(without, VALUES, 1))
+    assert len(filled) == records + batch
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -178,6 +201,7 @@ def main() -> None:
         records = arguments.records if round_number >= 0 else 2 * arguments.batch
         keyed(watch, records, arguments.batch, random)
         in_order(watch, records, arguments.batch)
+        checkpointed(watch, records, arguments.batch)
         for windows in (10_000, records):
             due(watch, windows, arguments.batch, random)
     for name, figures in watch.times.items():
