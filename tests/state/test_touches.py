@@ -137,3 +137,29 @@ class TableMachine(RuleBasedStateMachine):
 
 TestTouches = TableMachine.TestCase
 TestTouches.settings = settings(stateful_step_count=25)
+
+
+def test_values_that_change_in_place_are_copied_first() -> None:
+    """Shorter ones where they lie, longer ones behind the others."""
+    many: Windows = {(b"key %d" % number, 0): (number, "a text of some length") for number in range(CAPACITY)}
+    for text in ("short", "a text that is longer than the ones before"):
+        blocks = PagedBlocks(MIN_PAGE_BYTES)
+        table = Table.in_memory(SCHEMA, 2 * CAPACITY, SEED, blocks)
+        table.put(batch_of({**many, (b"room", 0): (0, "x" * 50_000)}), (1, 2, 3))
+        table.remove(table.find(pa.array([b"room"]), np.zeros(1, np.int64)))
+        block = blocks.freeze(copies=10_000)
+        assert block is not None
+        before = table.tracked_bytes, table.get_arrow("name", table.live_rows())
+        rows = table.live_rows()[500:600]
+        table.set_arrow("name", rows, pa.array([text] * len(rows)))
+        assert before[0] == table.tracked_bytes, "the table has grown: the test proves nothing"
+        content = np.zeros((-(-table.tracked_bytes // MIN_PAGE_BYTES), MIN_PAGE_BYTES), np.uint8)
+        with block.pages as pages:
+            content[pages.ids] = pages.read(pages.ids)
+        counters = content.reshape(-1)[:128].view(np.int64)
+        header = Header(Owner("q", 0, "f", ""), CLEAN, Tag(1, "a"), None, int(counters[0]), int(counters[1]), b"")
+        described = frozen_version(header, block).described
+        assert described is not None
+        loaded = load_table(SCHEMA, described, [(np.arange(len(content), dtype=np.int64), content)], anonymous)
+        assert windows_of(loaded) == many
+        blocks.close()
