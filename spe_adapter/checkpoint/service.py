@@ -96,7 +96,7 @@ class IoService:
             ThreadPoolExecutor(UNITS_AT_ONCE, thread_name_prefix="unit") as units,
             ThreadPoolExecutor(CHUNKS_AT_ONCE, thread_name_prefix="chunk") as chunks,
         ):
-            sites = Sites(self._clock, self._report, chunks)
+            sites = Sites(self._clock, self._report, self._stop, chunks)
             self._report(SERVICE_STARTED, directory=self._directory, process=os.getpid(), socket=inode)
             path = place_of(self._directory) / SOCKET
             own = path.stat()

@@ -11,12 +11,10 @@ import pytest
 from spe_adapter.checkpoint.directory_sink import DirectorySink
 from spe_adapter.checkpoint.errors import SinkFailed
 from spe_adapter.checkpoint.in_process import InProcessCheckpoints
-from spe_adapter.checkpoint.known import KnownCheckpoints
 from spe_adapter.checkpoint.manifest import Manifest
-from spe_adapter.checkpoint.names import MANIFEST, Unit
+from spe_adapter.checkpoint.names import MANIFEST
 from spe_adapter.checkpoint.policy import PolicySettings
 from spe_adapter.checkpoint.recovery import Finder
-from spe_adapter.checkpoint.retention_rules import KEPT
 from spe_adapter.checkpoint.settings import CheckpointSettings
 from spe_adapter.checkpoint.snapshot import Snapshot
 from tests.checkpoint.state import UNIT, PagedState, manager_of, recovered
@@ -85,28 +83,6 @@ def test_an_owner_that_ends_lets_nobody_wait(tmp_path: Path) -> None:
     runner.checkpoints.epoch(1, 1)
     runner.checkpoints.close()
     assert not list(tmp_path.glob(f"*/{MANIFEST}"))
-
-
-def test_known_checkpoints_are_those_that_can_be_recovered(tmp_path: Path) -> None:
-    """After each checkpoint the last two of each unit are known; without their bases, or damaged, they are not."""
-    state = PagedState(30, Random(2))
-    manager = manager_of(state, tmp_path)
-    sink = DirectorySink(tmp_path)
-    known = KnownCheckpoints(Finder(sink), [UNIT, Unit("other", 1)])
-    assert known.refresh() == {}
-    written = []
-    for _ in range(6):
-        written.append(manager.checkpoint().manifest)
-        assert known.refresh() == {UNIT: tuple(reversed(written[-KEPT:]))}
-        state.change(1)
-    last = written[-1]
-    assert last is not None
-    assert last.bases
-    path = tmp_path / str(last.name) / MANIFEST
-    path.write_bytes(path.read_bytes()[:-1])
-    assert KnownCheckpoints(Finder(sink), [UNIT]).refresh() == {UNIT: tuple(reversed(written[-KEPT - 1 : -1]))}
-    sink.remove(last.name._replace(seq=last.bases[-1]))
-    assert known.refresh() == {}
 
 
 @pytest.mark.parametrize("epochs", [1, 3])

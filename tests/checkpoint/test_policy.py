@@ -133,9 +133,10 @@ class VirtualClock:
         """The time."""
         return int(self.now_s * 1000)
 
-    def wait(self, seconds: float) -> None:
+    def wait(self, seconds: float) -> bool:
         """Time goes by."""
         self.now_s += seconds
+        return False
 
 
 @given(st.lists(st.integers(1, 10 * MIB), min_size=1, max_size=50), st.integers(MIB, 100 * MIB))
