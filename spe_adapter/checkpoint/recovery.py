@@ -34,8 +34,8 @@ from spe_adapter.codec.kernels import Bytes, Int64s
 
 READERS: Final = 4
 """Files that are read in parallel."""
-QUEUED: Final = 32
-"""Runs of pages (1 MiB each) that wait for their consumer."""
+QUEUED: Final = 16
+"""Runs of pages that wait for their consumer; each may hold the range that was read with it (READ_BYTES)."""
 MAX_TRIED: Final = 16
 """Checkpoints of a unit that are looked at; more than are kept."""
 _POLL_S: Final = 0.2
@@ -156,9 +156,12 @@ class _Reading:
         """Read one file; its live pages go into `runs`."""
         try:
             for ids, content in checked_runs(self._sink, live, self._page_bytes):
-                wanted = np.isin(ids, live.ids, assume_unique=True)
-                if wanted.any():
-                    self._put((ids, content) if wanted.all() else (ids[wanted], content[wanted]))
+                # Both are ascending: the live ones among the run's numbers.
+                wanted = live.ids[np.searchsorted(live.ids, ids).clip(max=len(live.ids) - 1)] == ids
+                if wanted.all():
+                    self._put((ids, content))
+                elif wanted.any():
+                    self._put((ids[wanted], content[wanted]))
                 if self._stop.is_set():
                     break
         finally:
