@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from scheduler.coordinator.checkpoints.locality import RackDistances, hosts_by_nearness
 from scheduler.coordinator.checkpoints.registry import (
-    CheckpointFile,
     CheckpointRegistry,
     RegisteredChange,
+    RegisteredFile,
     RegistryLimits,
     UnitCheckpoint,
 )
@@ -27,7 +27,7 @@ UNITS = ("a", "a/b c%2F", "Prüfung/0")
 
 def checkpoint(unit: str = "a", seq: int = 1, bases: Sequence[int] = (), epoch: int = 0) -> UnitCheckpoint:
     """A checkpoint with one file."""
-    files = (CheckpointFile("000", 100 * seq, 7, ("r1h1",)),)
+    files = (RegisteredFile("000", 100 * seq, 7, ("r1h1",)),)
     return UnitCheckpoint(unit, seq, "file:///c", epoch, "", 4096, tuple(sorted(bases)), 1, files)
 
 
@@ -252,7 +252,7 @@ def test_units_come_in_pages() -> None:
 # ---- the host that loads a unit
 
 
-def nearest(topology: Topology, files: Sequence[CheckpointFile], *lost: str) -> list[tuple[str, int, float | None]]:
+def nearest(topology: Topology, files: Sequence[RegisteredFile], *lost: str) -> list[tuple[str, int, float | None]]:
     """The hosts in order."""
     return [
         (one.host, one.bytes, one.distance)
@@ -260,9 +260,9 @@ def nearest(topology: Topology, files: Sequence[CheckpointFile], *lost: str) -> 
     ]
 
 
-def file(name: str, size: int, *hosts: str) -> CheckpointFile:
+def file(name: str, size: int, *hosts: str) -> RegisteredFile:
     """A file on these hosts."""
-    return CheckpointFile(name, size, 0, hosts)
+    return RegisteredFile(name, size, 0, hosts)
 
 
 def test_the_host_with_most_bytes_comes_first_then_the_nearest() -> None:

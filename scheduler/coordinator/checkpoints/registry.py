@@ -44,7 +44,7 @@ class RegistryLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointFile:
+class RegisteredFile:
     """A file of a checkpoint. `hosts`: those that have a replica, as far as the writer knew: names or addresses."""
 
     name: str
@@ -65,7 +65,7 @@ class UnitCheckpoint:
     state_bytes: int
     bases: tuple[int, ...]
     written_ms: int
-    files: tuple[CheckpointFile, ...]
+    files: tuple[RegisteredFile, ...]
 
     @property
     def file_bytes(self) -> int:
@@ -267,7 +267,7 @@ class CheckpointRegistry:
             raise ApiError(NOT_FOUND, f"seq={seq}: unit {shown(unit)} has no checkpoint of this number; {hint}", "seq")
         return found
 
-    def recovery_files(self, checkpoint: UnitCheckpoint) -> Iterator[CheckpointFile]:
+    def recovery_files(self, checkpoint: UnitCheckpoint) -> Iterator[RegisteredFile]:
         """The files of a checkpoint, and of all checkpoints that it builds on."""
         found = self.published.get(checkpoint.unit, {})
         for seq in (checkpoint.seq, *checkpoint.bases):
@@ -323,7 +323,7 @@ class CheckpointRegistry:
 
 def checkpoint_of(unit: str, seq: int, body: Mapping[str, Any]) -> UnitCheckpoint:
     """A checkpoint from the checked values of a registration."""
-    files = tuple(CheckpointFile(**file) for file in body["files"])
+    files = tuple(RegisteredFile(**file) for file in body["files"])
     bases = tuple(sorted(body["bases"]))
     return UnitCheckpoint(unit, seq, **{**body, "files": files, "bases": bases})
 
