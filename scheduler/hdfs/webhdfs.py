@@ -98,7 +98,10 @@ def meaning(error: WebHdfsError) -> HdfsError:
 
 
 def get(client: ChunkClient, path: str, start: int = 0, length: int | None = None) -> Iterator[bytes]:
-    """A file's bytes in pieces: `length` of them from `start` on, or all. Raises HdfsAway, DataNodeFailed, HdfsError."""
+    """A file's bytes in pieces: `length` bytes from `start` on (None: to the end).
+
+    Raises HdfsAway, DataNodeFailed, HdfsError.
+    """
     client.led_to = None
     try:
         with client.read(path, offset=start, length=length, chunk_size=PIECE_BYTES) as pieces:

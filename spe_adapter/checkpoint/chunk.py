@@ -69,14 +69,11 @@ def encode_chunk(name: CheckpointName, thread: int, ids: Int64s, pages: PageSnap
     Raises what `PageSnapshot.read` raises.
     """
     page_bytes, run_pages = pages.page_bytes, run_pages_of(pages.page_bytes)
-    fixed = _HEADER.pack(
-        _MAGIC, VERSION, page_bytes, run_pages, thread, len(ids), name.seq, unit_digest(name.unit)
-    )
+    fixed = _HEADER.pack(_MAGIC, VERSION, page_bytes, run_pages, thread, len(ids), name.seq, unit_digest(name.unit))
     numbers = ids.astype(">i8").tobytes()
     yield fixed + _CRC.pack(crc32c(fixed)) + numbers + _CRC.pack(crc32c(numbers))
     for first in range(0, len(ids), run_pages):
-        run = np.ascontiguousarray(pages.read(ids[first : first + run_pages]))
-        data = memoryview(run.reshape(-1).view(np.uint8))
+        data = np.ascontiguousarray(pages.read(ids[first : first + run_pages])).reshape(-1).data
         yield data
         yield _CRC.pack(crc32c(data))
 

@@ -38,7 +38,7 @@ class SinkAway(SinkFailed):
     """A sink does not answer; a later try may succeed."""
 
 
-class FreezeRefused(CheckpointFailed):
+class SnapshotRefused(CheckpointFailed):
     """A freeze was cancelled, or the state of a unit cannot be frozen now; the next checkpoint tries again."""
 
 

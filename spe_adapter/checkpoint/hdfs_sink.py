@@ -1,5 +1,5 @@
-"""HDFS as the place for checkpoints, over WebHDFS. With a plan table the NameNode follows Peace's chains; without a table,
-or without a chain, HDFS places the chunks.
+"""HDFS as the place for checkpoints, over WebHDFS. With a plan table the NameNode follows Peace's chains; without a
+table, or without a chain, HDFS places the chunks.
 
 Invariants:
 * A file is one block, so that a plan holds for all of it.

@@ -27,9 +27,9 @@ from logstore.base.clock import Clock
 from logstore.base.events import Report, ignore
 from logstore.base.system import SystemClock
 from logstore.errors import CairnError
-from scheduler.client import CoordinatorError, Go
+from scheduler.client import CoordinatorError, CoordinatorRefused, Go
 from spe_adapter.checkpoint.chunk import MAX_CHUNK_BYTES, chunk_bytes, encode_chunk
-from spe_adapter.checkpoint.errors import CheckpointDamaged, CheckpointFailed, CheckpointTaken, FreezeRefused
+from spe_adapter.checkpoint.errors import CheckpointDamaged, CheckpointFailed, CheckpointTaken, SnapshotRefused
 from spe_adapter.checkpoint.events import (
     CHECKPOINT_FAILED,
     CHECKPOINT_NOT_REMOVED,
@@ -167,15 +167,10 @@ class CheckpointManager:
                 grant.cancel()
             raise
         base = since.manifest if since is not None and frozen.since is not None else None
+        parts = parts_over(files, name.seq, base)
+        now_ms = self._tools.clock.wall_ms()
         manifest = Manifest(
-            self.unit,
-            name.seq,
-            frozen.header,
-            frozen.pages.page_bytes,
-            frozen.pages.pages,
-            parts_over(files, name.seq, base),
-            grant is not None,
-            self._tools.clock.wall_ms(),
+            self.unit, name.seq, frozen.header, frozen.pages.page_bytes, parts, grant is not None, now_ms
         )
         self._tools.sink.seal(name, encode_manifest(manifest))
         steps.move(CheckpointEvent.SEAL)
@@ -202,7 +197,9 @@ class CheckpointManager:
             steps.move(CheckpointEvent.NO_VERSION)
             return False
         if frozen.since is not None and (since is None or frozen.since != since.sequence):
-            raise FreezeRefused(f"{self.unit.name}: frozen since {frozen.since}, not since {since and since.sequence}")
+            raise SnapshotRefused(
+                f"{self.unit.name}: frozen since {frozen.since}, not since {since and since.sequence}"
+            )
         steps.move(CheckpointEvent.FREEZE)
         return True
 
@@ -264,10 +261,18 @@ class CheckpointManager:
         while self._unregistered:
             try:
                 self._tools.registry.register(self._unregistered[0], self._tools.sink.url)
+            except CoordinatorRefused as error:
+                # Such as a base that the registry has lost: the next checkpoint needs none.
+                self._tools.report(CHECKPOINT_UNREGISTERED, unit=self.unit.name, error=error)
+                refused = self._unregistered.pop(0)
+                if refused is manifest:
+                    self._last = None
+                    return False
             except CoordinatorError as error:
                 self._tools.report(CHECKPOINT_UNREGISTERED, unit=self.unit.name, error=error)
                 return False
-            self._unregistered.pop(0)
+            else:
+                self._unregistered.pop(0)
         return True
 
     # ---- writing
@@ -357,9 +362,7 @@ def _version(frozen: Snapshot) -> tuple[int, str]:
 class _Writing:
     """The chunks of one checkpoint while they are written."""
 
-    def __init__(
-        self, name: CheckpointName, frozen: Snapshot, shares: Sequence[Int64s], tools: ManagerTools
-    ) -> None:
+    def __init__(self, name: CheckpointName, frozen: Snapshot, shares: Sequence[Int64s], tools: ManagerTools) -> None:
         self._name = name
         self._pages = frozen.pages
         self._shares = shares
@@ -398,7 +401,8 @@ class _Writing:
         if before is not None:
             before.exception()  # wait until the earlier attempt has stopped
         try:
-            self._write(go.chunk, chain_of(go), go)
+            if go.chunk not in self._done:  # else its report came too late: the file is there
+                self._write(go.chunk, chain_of(go), go)
         except ChunkRevoked:
             return
         except NodeFailed as error:
@@ -431,6 +435,8 @@ class _Writing:
         size_bytes = chunk_bytes(len(ids), self._pages.page_bytes)
         content = FileContent(size_bytes, pieces, chain, self._tools.replicas)
         hosts = self._tools.sink.write(self._name, thread_name(thread), content)
+        if go is not None and hosts == chain:
+            hosts = go.hosts[1:]
         with self._lock:
             self._done[thread] = file_of(thread, ids, size_bytes, checksum, hosts)
             self._pages.written(ids)

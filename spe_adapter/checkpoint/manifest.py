@@ -72,15 +72,14 @@ class LiveFile(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """A complete checkpoint. `page_count`: pages of the whole state; `parts`: its own files, then those of the older
-    checkpoints that it builds on, newest first; `is_planned`: its chunks followed a plan; `written_ms`: since 1970.
+    """A complete checkpoint. `parts`: its own files, then those of the older checkpoints that it builds on, newest
+    first; a page in none of them is zero. `is_planned`: its chunks followed a plan; `written_ms`: since 1970.
     """
 
     unit: Unit
     seq: int
     header: VersionHeader
     page_bytes: int
-    page_count: int
     parts: tuple[Part, ...]
     is_planned: bool = False
     written_ms: int = 0
@@ -117,8 +116,8 @@ class Manifest(NamedTuple):
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of the state."""
-        return self.page_count * self.page_bytes
+        """Bytes of the pages of the state."""
+        return sum(len(found.ids) for found in self.live()) * self.page_bytes
 
     def live(self) -> list[LiveFile]:
         """The files with the pages that count in each, newest first; a page is in one of them only."""
@@ -169,7 +168,6 @@ def encode_manifest(manifest: Manifest) -> bytes:
         "note": header.note.hex(),
         "extra": header.extra,
         "page_bytes": manifest.page_bytes,
-        "pages": manifest.page_count,
         "planned": manifest.is_planned,
         "written_ms": manifest.written_ms,
         "parts": [{"seq": part.seq, "files": [_described(file) for file in part.files]} for part in manifest.parts],
@@ -233,7 +231,6 @@ def _parsed(fields: Mapping[str, Any]) -> Manifest:
         int(fields["seq"]),
         header,
         page_bytes,
-        int(fields["pages"]),
         parts,
         bool(fields["planned"]),
         int(fields["written_ms"]),

@@ -4,7 +4,7 @@ Invariant: a secret is given as the name of its file; the file is read when the 
 """
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
@@ -45,7 +45,7 @@ class CheckpointSettings:
     host: str = ""
     replicas: int = DEFAULT_REPLICAS
     max_bytes_per_s: int = 0
-    policy: PolicySettings = PolicySettings()
+    policy: PolicySettings = field(default_factory=PolicySettings)
 
     def __post_init__(self) -> None:
         parse_sink_url(self.sink)
@@ -61,8 +61,10 @@ class CheckpointSettings:
         values: dict[str, Any] = {}
         for entry in fields(self):
             value = getattr(self, entry.name)
-            if entry.name == "sink" or value != entry.default:
-                values[entry.name] = value.described() if isinstance(value, PolicySettings) else value
+            if isinstance(value, PolicySettings):
+                values[entry.name] = value.described()
+            elif value != entry.default:
+                values[entry.name] = value
         return values
 
 

@@ -21,12 +21,10 @@ class PageSnapshot(Protocol):
         """Size of a page."""
 
     @property
-    def pages(self) -> int:
-        """Pages that the state has in all, changed or not."""
-
-    @property
     def ids(self) -> Int64s:
-        """Numbers of the frozen pages, ascending: all pages, or those that changed since another freeze."""
+        """Numbers of the frozen pages, ascending: all that ever changed, or those that changed since another freeze.
+        Other pages are zero, or as at the other freeze.
+        """
 
     def read(self, ids: Int64s) -> Bytes:
         """The content of pages at the freeze, one row of `page_bytes` for each. Raises an error of CairnError if the
