@@ -6,6 +6,7 @@ Invariant: `list`, `show` and `verify` change nothing; `register` adds to the re
 import argparse
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
@@ -19,6 +20,9 @@ from spe_adapter.checkpoint.settings import CheckpointSettings, open_sink, read_
 from spe_adapter.checkpoint.sinks import Sink
 from spe_adapter.tools.checkpoints_view import (
     COMPLETE,
+    DAMAGED,
+    KEPT_FOR_NEWER,
+    MISSING,
     UNFINISHED,
     ListedCheckpoint,
     VerifyProgress,
@@ -183,10 +187,12 @@ def _verify(arguments: argparse.Namespace, sink: Sink | None, client: Coordinato
     if sink is None:
         return EXIT_USAGE
     found = listed(sink, client, arguments.unit)
-    broken = [one for one in found if one.state not in (COMPLETE, UNFINISHED)]
+    broken = [one for one in found if one.state in (DAMAGED, MISSING)]
     for one in broken:
-        _say(arguments, {"checkpoint": str(one.name), "ok": False, "problem": one.problem}, f"{one.name}: {one.problem}")
-    manifests = [one.manifest for one in found if one.manifest is not None]
+        _say(
+            arguments, {"checkpoint": str(one.name), "ok": False, "problem": one.problem}, f"{one.name}: {one.problem}"
+        )
+    manifests = [one.manifest for one in found if one.manifest is not None and one.state == COMPLETE]
     unregistered = {one.name for one in found if one.state == COMPLETE and one.registered is False}
     bad = len(broken)
     with _progress() as progress:
@@ -204,8 +210,8 @@ def _verify(arguments: argparse.Namespace, sink: Sink | None, client: Coordinato
         _say(arguments, values, f"{manifest.name}: {'cannot be recovered: ' if problems else ''}{says}")
     if not arguments.json:
         whole = len(results) + len(broken)
-        unfinished = sum(one.state == UNFINISHED for one in found)
-        more = f"; {unfinished} are unfinished" if unfinished else ""
+        others = Counter(one.state for one in found if one.state in (UNFINISHED, KEPT_FOR_NEWER))
+        more = "".join(f"; {number} {'is' if number == 1 else 'are'} {state}" for state, number in others.items())
         print(f"{whole - bad} of {whole} checkpoints can be recovered{more}")
     return EXIT_FAILED if bad else 0
 
@@ -221,9 +227,12 @@ def _register(arguments: argparse.Namespace, sink: Sink | None, client: Coordina
     return 0
 
 
-_ACTIONS: Final[
-    dict[str, Callable[[argparse.Namespace, Sink | None, CoordinatorClient | None], int]]
-] = {"list": _list, "show": _show, "verify": _verify, "register": _register}
+_ACTIONS: Final[dict[str, Callable[[argparse.Namespace, Sink | None, CoordinatorClient | None], int]]] = {
+    "list": _list,
+    "show": _show,
+    "verify": _verify,
+    "register": _register,
+}
 
 
 # ---- output

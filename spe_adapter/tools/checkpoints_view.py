@@ -1,13 +1,13 @@
 """What is known of operators' checkpoints: by the place where they are kept, by the coordinator's registry, and by
 reading every byte of them.
 
-Invariants: nothing here changes a sink or a registry, but `register_missing`, which adds entries to the registry. A file
-that several checkpoints build on is read once.
+Invariants: nothing here changes a sink or a registry, but `register_missing`, which adds entries to the registry.
+A file that several checkpoints build on is read once.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 from scheduler.client import Conflict, CoordinatorClient
@@ -21,6 +21,8 @@ from spe_adapter.checkpoint.sinks import Sink
 COMPLETE: Final = "complete"
 UNFINISHED: Final = "unfinished"
 DAMAGED: Final = "damaged"
+KEPT_FOR_NEWER: Final = "kept for newer ones"
+"""A base of it is gone, and newer checkpoints need its files."""
 MISSING: Final = "missing"
 """In the registry and not in the sink."""
 READERS: Final = 4
@@ -93,7 +95,10 @@ class VerifyProgress(NamedTuple):
 
 
 def matches(name: CheckpointName, wanted: str | None) -> bool:
-    """Whether a checkpoint is of the wanted unit: its name in paths, QUERY.PARTITION, the query alone, or None for all."""
+    """Whether a checkpoint is of a wanted unit.
+
+    `wanted`: the unit's name in paths, QUERY.PARTITION, a query for all its units, or None for every unit.
+    """
     if wanted is None or name.unit == wanted:
         return True
     query, _, partition = wanted.rpartition(".")
@@ -122,7 +127,31 @@ def listed(sink: Sink | None, client: CoordinatorClient | None, wanted: str | No
         for name in set(entries) - names:
             why = f"the registry has it in {entries[name]['sink']}, and it is not in {sink.url}"
             found.append(ListedCheckpoint(name, MISSING, None, True, entries[name], why))
+        found = _judged(found)
     return sorted(found, key=lambda one: (one.name.unit, -one.name.seq))
+
+
+def _judged(found: Sequence[ListedCheckpoint]) -> list[ListedCheckpoint]:
+    """The same, where what misses a base is not called complete."""
+    there = {one.name for one in found if one.state != MISSING}
+    whole = [one.manifest for one in found if one.manifest is not None and not _missing(one.manifest, there)]
+    needed = {CheckpointName(manifest.unit.name, part.seq) for manifest in whole for part in manifest.parts}
+    judged = []
+    for one in found:
+        missing = [] if one.manifest is None else _missing(one.manifest, there)
+        if missing and one.name in needed:
+            judged.append(replace(one, state=KEPT_FOR_NEWER))
+        elif missing:
+            judged.append(replace(one, state=DAMAGED, problem=f"it builds on {missing[0]}, which is not there"))
+        else:
+            judged.append(one)
+    return judged
+
+
+def _missing(manifest: Manifest, there: Collection[CheckpointName]) -> list[CheckpointName]:
+    """The bases of a checkpoint that are not there."""
+    bases = [CheckpointName(manifest.unit.name, seq) for seq in manifest.bases]
+    return [name for name in bases if name not in there]
 
 
 def _in_sink(sink: Sink, name: CheckpointName, entry: Mapping[str, Any] | None, *, asked: bool) -> ListedCheckpoint:
@@ -205,8 +234,9 @@ def _problem(sink: Sink, name: CheckpointName, file: CheckpointFile, page_bytes:
 
 
 def register_missing(sink: Sink, client: CoordinatorClient, found: Sequence[ListedCheckpoint]) -> Iterator[str]:
-    """Register every complete checkpoint of the sink that the registry does not know, the oldest of a unit first.
+    """Register every checkpoint of the sink that the registry does not know, the oldest of a unit first.
 
+    Checkpoints that are kept for newer ones are registered too: those need their files.
     Gives a line for each. Raises CoordinatorError unless the coordinator refuses a single checkpoint.
     """
     registry = CoordinatorRegistry(client)
