@@ -82,6 +82,8 @@ class EpochPlan:
     `late_watermark_ms`: rows of windows that end at or before it are dropped. `watermark_ms`: windows that end at or
     before it are closed.
     `max_events_ms` is the newest event time of each of the operator's inputs so far, over all partitions.
+    `wall_ms` is the epoch's processing time; it never runs backwards. `batch` is Spark's number of the batch, None in
+    the epoch of the initial state.
     """
 
     query: str
@@ -94,6 +96,8 @@ class EpochPlan:
     parents: tuple[Parent, ...]
     max_events_ms: tuple[int | None, ...]
     rebase: Rebase | None = None
+    wall_ms: int = 0
+    batch: int | None = None
 
     def to_json(self) -> str:
         """The JSON text for the local property."""
@@ -139,7 +143,7 @@ class TaskReport:
     `combined` or not, `windows` those that its calls touched. `attempt` and `segments` name the staged output;
     `counters` are those of the state that the task leaves; `open_windows` is N, `extent` is q; `oldest_epoch` is the
     epoch of the oldest footprint. `max_events_ms` has the newest event time of each input of the operator in this
-    epoch. `how` says where the state came from: MOVED, or see `state.versions.OpenState`. `host` is the host on which
+    epoch. `next_wall_ms` is the processing time from which on a timer is due (None: none). `how` says where the state came from: MOVED, or see `state.versions.OpenState`. `host` is the host on which
     the task left state in memory.
     """
 
@@ -166,6 +170,7 @@ class TaskReport:
     started_ms: int
     seconds: Seconds
     host: str = ""
+    next_wall_ms: int | None = None
 
     def to_json(self) -> str:
         """The JSON text for a row."""
