@@ -157,14 +157,17 @@ class State:
         return self._identity.codec.decode(self.keys)
 
     def get(self, name: str) -> Numbers:
-        """A fixed-width column's values, 0 where null; timestamps are int64 in their unit."""
+        """The values of a column of numbers, 0 where null; timestamps are int64 in their unit. Raises
+        StateValueRefused for columns of other types, which `column` reads.
+        """
+        kind = self._type_of(name)
+        if not exact.has_numbers(kind):
+            raise StateValueRefused(f"state column {name!r} is {kind}: read it with column, as a pyarrow.Array")
         pending = self._columns.get(name)
         if pending is None:
             return self._store.get(name, self._rows)
         if isinstance(pending, tuple):
             return pending[0].copy()
-        if pa.types.is_string(pending.type) or pa.types.is_binary(pending.type):
-            return self._store.get(name, self._rows)  # which refuses it
         return fixed_values(pending, exact.dtype_of(pending.type))[0].copy()
 
     def nulls(self, name: str) -> Bools:
@@ -186,7 +189,7 @@ class State:
             self.set_column(name, values)
             return
         kind = self._type_of(name)
-        if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        if not exact.has_numbers(kind):
             raise StateValueRefused(f"state column {name!r} is {kind}: write it with set_column, as a pyarrow.Array")
         self._columns[name] = exact.fixed(f"state column {name!r}", kind, values, nulls, self.size)
 
@@ -327,9 +330,9 @@ class Combining(ABC):
 class Operator(ABC):
     """A stateful operator over Arrow batches; see the module's example.
 
-    `state` names the state's columns and their types: integers, floats, bool, date32, timestamp, duration, string and
-    binary. With `event_time`, a column of timestamps, rows not newer than the watermark are dropped, as Spark does;
-    `delay_ms` is how far the watermark stays behind the newest row.
+    `state` names the state's columns and their types: integers, floats, bool, date32, timestamp, duration, decimal128,
+    string, binary, and lists and structs of these. With `event_time`, a column of timestamps, rows not newer than the
+    watermark are dropped, as Spark does; `delay_ms` is how far the watermark stays behind the newest row.
     """
 
     state: Mapping[str, pa.DataType] = {}
