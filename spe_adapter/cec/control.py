@@ -129,8 +129,9 @@ class EndPositions:
     """What the driver writes into END.positions, the same in all streams of the epoch.
 
     `late_watermark_ms` is the watermark by which late rows were dropped, `watermark_ms` the watermark by which windows
-    were closed, `wall_ms` the processing time of the epoch (None where nothing goes by it). `reset_to` undoes the epochs after that epoch and before this one. `planned` is the input of the batch,
-    None in the log of a version that did not note it.
+    were closed, `wall_ms` the processing time of the epoch (None where nothing goes by it). `reset_to` undoes the
+    epochs after that epoch and before this one. `planned` is the input of the batch, None in the log of a version that
+    did not note it.
     """
 
     generation: int

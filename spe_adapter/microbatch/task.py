@@ -25,6 +25,7 @@ from spe_adapter.epochs.marks import OpenWindows, StatePartition, control_batche
 from spe_adapter.errors import NoTaskContext, SchemaRefused
 from spe_adapter.host import Host, ThisHost, host_name, new_seed
 from spe_adapter.microbatch.epoch import (
+    INITIAL_BATCH,
     MOVED,
     REPORT_COLUMN,
     EpochPlan,
@@ -34,7 +35,6 @@ from spe_adapter.microbatch.epoch import (
     Seconds,
     Step,
     TaskReport,
-    batch_of,
     newest_of,
 )
 from spe_adapter.microbatch.epoch_end import EpochEnd, conclude
@@ -171,7 +171,7 @@ class _TaskExecution:
         processor = Processor(
             fixed.operator, self._codec, fixed.schema, overlay, parent.sequence, parent.seen, plan.epoch
         )
-        processor.batch = batch_of(plan.epoch) if plan.batch is None else plan.batch
+        processor.batch = None if plan.batch == INITIAL_BATCH else plan.batch
         processor.clock = Clock(plan.watermark_ms, plan.wall_ms)
         self._process(batches, processor, output)
         with self._timed("process"):
@@ -223,6 +223,9 @@ class _TaskExecution:
                 break
             with self._timed("process"):
                 self._moved += taken.rows.num_rows
+                if self._plan.batch == INITIAL_BATCH:
+                    processor.start(taken.rows, KeyCodec(taken.rows.schema, self._fixed.key))
+                    continue
                 self._combined = taken.combined
                 take = processor.process_combined if taken.combined else processor.process
                 self._stage(processor, take(taken.rows, late_watermark_ms=self._plan.late_watermark_ms), output)

@@ -28,6 +28,7 @@ SCHEMA: Final = pa.schema(
     [("key", pa.string()), ("ts", pa.timestamp("ms")), ("kind", pa.string()), ("n", pa.int64()), ("s", pa.string())]
 )
 OUTPUT: Final = pa.schema([("what", pa.string()), ("json", pa.string())])
+CLOCKS: Final[tuple[TimeSource, ...]] = ("event", "processing")
 TTL_MS: Final = {"value": 30, "items": 20, "map": 10}
 
 
@@ -41,7 +42,7 @@ class Commands(StatefulOperator):
         def ttl(name: str) -> Any:
             return {} if ttl_by is None else {"ttl": f"{TTL_MS[name]} milliseconds", "ttl_by": ttl_by}
 
-        self.states: dict[str, Declared] = {  # type: ignore[misc]
+        self.states: dict[str, Declared] = {
             "value": ValueState({"n": pa.int64(), "s": pa.string()}, **ttl("value")),
             "items": ListState(pa.string(), **ttl("items")),
             "map": MapState({"n": pa.int64(), "s": pa.string()}, pa.int64(), **ttl("map")),
@@ -75,10 +76,11 @@ class Commands(StatefulOperator):
         elif kind == "put":
             states.map("map").put(owner, both, number)
         elif kind == "remove":
-            states.map.remove(owner, both) if False else states["map"].remove(owner, both)
+            states["map"].remove(owner, both)
         else:
             is_event = text.to_numpy(zero_copy_only=False) < "m"
-            for clock, which in (("event", np.flatnonzero(is_event)), ("processing", np.flatnonzero(~is_event))):
+            for clock in CLOCKS:
+                which = np.flatnonzero(is_event if clock == "event" else ~is_event)
                 act = timers.register if kind == "register" else timers.delete
                 act(owner[which], number.to_numpy()[which], clock=clock)
 
@@ -103,8 +105,8 @@ def _told(states: States, timers: Timers, owner: Any, what: list[str]) -> Result
     for at, key, held in zip(entries.owner.tolist(), keys, entries.values.column(0).to_pylist(), strict=True):
         maps[at].append([key["n"], key["s"], held])
     registered: list[list[Any]] = [[] for _ in range(states.count)]
-    for clock in ("event", "processing"):
-        known = timers.registered(clock=clock)  # type: ignore[arg-type]
+    for clock in CLOCKS:
+        known = timers.registered(clock=clock)
         for at, at_ms in zip(known.owner.tolist(), known.at_ms.tolist(), strict=True):
             registered[at].append([clock, at_ms])
     there = value.exists().tolist()
