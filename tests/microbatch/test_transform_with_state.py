@@ -179,6 +179,8 @@ def test_states_and_timers_are_those_of_spark(world: World, tmp_path: Path) -> N
         epochs = rows_of(6, 20, 5, seed=11)
         last = max(row.ms for rows in epochs for row in rows)
         epochs += [[Row("k0", last + 1000, 1)], [Row("k1", last + 40_000, 1)], [Row("k2", 1000, 9)]]
+        # The watermark reaches a timer's time, and then passes it.
+        epochs += [[Row("k3", last + 50_000, 1)], [Row("k4", last + 55_000, 1)], [Row("k4", last + 55_001, 1)]]
         for rows in epochs:
             world.feed(rows)
             reference.query.processAllAvailable()
