@@ -23,6 +23,7 @@ import pyarrow as pa
 from logstore.errors import InvalidConfig
 from spe_adapter.codec.kernels import Int64s
 from spe_adapter.operators import counting
+from spe_adapter.operators.aggregation import Aggregation
 from spe_adapter.operators.base import (
     Assignment,
     Combining,
@@ -36,7 +37,6 @@ from spe_adapter.operators.base import (
     time_index,
 )
 from spe_adapter.operators.cells import Cells, Slot, arrow_of, fresh, read, write
-from spe_adapter.operators.functions import Aggregation, Edge
 from spe_adapter.operators.windows import Counting, Sliding, Window, window_column, window_type
 
 WINDOW: Final = "window"
@@ -81,7 +81,7 @@ class Aggregate(Operator):
 
     def columns(self, schema: pa.Schema) -> tuple[str, ...]:
         """Those that are aggregated."""
-        needed = {one.column for one in self._aggregations.values()}
+        needed = {column for one in self._aggregations.values() for column in one.columns}
         return tuple(name for name in schema.names if name in needed)
 
     def assign(self, batch: pa.RecordBatch, times: Times | None, sequence: Int64s) -> Assignment | Overlapping:
@@ -103,8 +103,10 @@ class Aggregate(Operator):
         """
         if isinstance(self._window, Counting):
             return None
+        if not all(one.merges for one in self._aggregations.values()):
+            return None
         if isinstance(self._window, Sliding) and self._window.overlaps > 1:
-            if any(isinstance(one, Edge) for one in self._aggregations.values()):
+            if any(one.is_ordered for one in self._aggregations.values()):
                 return None
         return _Combining(self._window, self._aggregations, self._slots(schema), self._changed)
 

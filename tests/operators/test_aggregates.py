@@ -16,6 +16,7 @@ from logstore.errors import InvalidConfig
 from spe_adapter.errors import SchemaRefused
 from spe_adapter.operators import functions as agg
 from spe_adapter.operators.aggregates import Aggregate
+from spe_adapter.operators.aggregation import Aggregation
 from spe_adapter.operators.base import Overlapping, Times
 from spe_adapter.operators.errors import OperatorFailed
 from spe_adapter.operators.windows import Counting, Running, Sliding, Tumbling, Window
@@ -34,6 +35,7 @@ from tests.operators.model import (
     rows_of,
 )
 
+MAP = pa.map_(pa.string(), pa.int32())
 EPOCHS = st.lists(st.lists(rows_of(), max_size=12), min_size=1, max_size=6)
 CHECKS = st.sampled_from([None, 0, 1, 3])
 
@@ -174,17 +176,21 @@ def test_a_sum_beyond_64_bits_is_an_error_that_names_the_key() -> None:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (agg.sum("s"), "column 's' is string; sum takes integers, float or double"),
-        (agg.avg("price"), "column 'price' is decimal128.10, 2.; avg takes integers, float or double"),
+        (agg.sum("s"), "column 's' is string; sum takes integers, float, double or decimal"),
+        (agg.avg("price"), "column 'price' is decimal256.10, 2.; avg takes integers, float, double or decimal"),
+        (agg.collect_list("map"), "column 'map' is map<.*>; collect_list takes any type that state can hold"),
+        (agg.collect_set("list"), "column 'list' is list<.*>; collect_set takes integers"),
+        (agg.approx_count_distinct("list"), "column 'list' is list<.*>; approx_count_distinct takes integers"),
+        (agg.percentile_approx("s", 0.5), "column 's' is string; percentile_approx takes integers"),
         (agg.stddev("b"), "column 'b' is bool; stddev takes"),
-        (agg.min("list"), "column 'list' is list<.*>; min takes integers, float, double, boolean, date"),
+        (agg.min("list"), "column 'list' is list<.*>; min takes integers, float, double, decimal, boolean"),
         (agg.last("nothing"), "column 'nothing' of last is missing; there is key, ts"),
         (agg.count("nothing"), "column 'nothing' of count is missing"),
     ],
 )
-def test_columns_that_do_not_suit_are_named(function: agg.Aggregation, message: str) -> None:
+def test_columns_that_do_not_suit_are_named(function: Aggregation, message: str) -> None:
     """With the types allowed, before any row comes."""
-    schema = pa.schema([*SCHEMA, ("price", pa.decimal128(10, 2)), ("list", pa.list_(pa.int32()))])
+    schema = pa.schema([*SCHEMA, ("price", pa.decimal256(10, 2)), ("list", pa.list_(pa.int32())), ("map", MAP)])
     with pytest.raises(SchemaRefused, match=message):
         OperatorHarness(Aggregate(Running(), out=function), key="key", schema=schema)
 
