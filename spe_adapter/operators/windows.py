@@ -1,4 +1,4 @@
-"""The kinds of windows: by event time (tumbling, sliding), by count of rows, and none at all.
+"""The kinds of windows: by event time (tumbling, sliding, sessions), by count of rows, and none at all.
 
 Invariants: an event-time window is [start, start + length) in µs since 1970, its number is its start; starts lie at
 `start + n * slide`, also before 1970, exactly as Spark's `window` has them. A row without event time is in no window.
@@ -181,7 +181,48 @@ class Running:
     description: ClassVar[str] = "no windows"
 
 
-Window = Sliding | Counting | Running
+@dataclass(frozen=True)
+class Session:
+    """Windows that last as long as a key's rows come with pauses of `gap` at most, by the timestamps in column `time`.
+
+    A session is from its first row to `gap` behind its last. Its result comes, once, when the watermark reaches its
+    end: the newest event time minus `delay`. A row that would end a session of its own by then is dropped.
+    """
+
+    gap: Duration
+    time: str
+    delay: Duration = "0 seconds"
+
+    def __post_init__(self) -> None:
+        """Check. Raises InvalidConfig."""
+        if self.gap_us <= 0:
+            raise InvalidConfig(f"sessions with a gap of {self.gap!r}; it must be longer than nothing")
+        if self.delay_ms < 0:
+            raise InvalidConfig(f"a delay of {self.delay!r}; it must not be negative")
+
+    @property
+    def description(self) -> str:
+        """What a session's bounds depend on; a query may change its delay at any time."""
+        return f"sessions with a gap of {self.gap_us} µs by {self.time}"
+
+    @property
+    def gap_us(self) -> int:
+        """The longest pause within a session."""
+        return duration_us(self.gap)
+
+    @property
+    def delay_ms(self) -> int:
+        """How far the watermark stays behind."""
+        return duration_us(self.delay) // 1000
+
+    def assign(self, times: Times) -> Assignment:
+        """All sessions of a key are found by the key."""
+        rows = None if times.valid is None else np.flatnonzero(times.valid)
+        us = times.us if rows is None else times.us[rows]
+        return Assignment(np.zeros(len(us), np.int64), rows, ceiling_ms(us + self.gap_us))
+
+
+Window = Sliding | Counting | Running | Session
 
 _INSTANT: Final = "us"
 
@@ -192,7 +233,7 @@ def window_type(times: pa.DataType) -> pa.DataType:
     return pa.struct([pa.field("start", moment), pa.field("end", moment)])
 
 
-def window_column(starts: Int64s, length_us: int, kind: pa.DataType) -> pa.Array:
+def window_column(starts: Int64s, ends: Int64s, kind: pa.DataType) -> pa.Array:
     """Windows as a result column of this type."""
-    parts = [pa.array(moments).view(kind.field(0).type) for moments in (starts, starts + length_us)]
+    parts = [pa.array(moments).view(kind.field(0).type) for moments in (starts, ends)]
     return pa.StructArray.from_arrays(parts, fields=[kind.field(0), kind.field(1)])

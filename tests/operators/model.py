@@ -254,6 +254,47 @@ class NaiveWindows:
         ]
 
 
+class NaiveSessions:
+    """Sessions by event time, epoch by epoch, as Spark runs them: each row joins all that it overlaps or touches."""
+
+    def __init__(self, gap_s: int, delay_s: int) -> None:
+        self.gap, self.delay_ms = gap_s * US, delay_s * 1000
+        self.open: dict[str | None, list[tuple[int, int, list[Row]]]] = {}
+        self.watermark_ms = 0
+        self.newest_ms: int | None = None
+
+    def epoch(self, rows: Sequence[Row]) -> list[Row]:
+        """One epoch's results."""
+        late_ms = self.watermark_ms
+        if self.newest_ms is not None:
+            self.watermark_ms = max(self.watermark_ms, self.newest_ms - self.delay_ms)
+        for row in rows:
+            if row["ts"] is None:
+                continue
+            self.newest_ms = max(row["ts"] // 1000, row["ts"] // 1000 if self.newest_ms is None else self.newest_ms)
+            if row["ts"] + self.gap > late_ms * 1000:
+                self._add(row)
+        due = []
+        for key, sessions in self.open.items():
+            due += [(end, key, start, held) for start, end, held in sessions if end <= self.watermark_ms * 1000]
+            self.open[key] = [session for session in sessions if session[1] > self.watermark_ms * 1000]
+        due.sort(key=lambda one: (one[0], one[1] is None, (one[1] or "").encode()))
+        return [
+            {"key": key, "session_window": {"start": start, "end": end}, **aggregated(held)}
+            for end, key, start, held in due
+        ]
+
+    def _add(self, row: Row) -> None:
+        start, end, held = row["ts"], row["ts"] + self.gap, [row]
+        apart = []
+        for session in self.open.get(row["key"], []):
+            if session[0] <= end and start <= session[1]:
+                start, end, held = min(start, session[0]), max(end, session[1]), [*session[2], *held]
+            else:
+                apart.append(session)
+        self.open[row["key"]] = [*apart, (start, end, held)]
+
+
 class NaiveCounting:
     """Windows of `size` rows of a key, every `advance` rows."""
 

@@ -130,7 +130,7 @@ class GeometricMean(Aggregation):
 
     def fold(self, cells: list[Cells], batch: pa.RecordBatch, windows: Int64s) -> list[Cells]:
         """Add up."""
-        logs, counts = (cell.values for cell in cells)  # type: ignore[union-attr]
+        logs, counts = (cell.values for cell in cells)
         np.add.at(logs, windows, np.log2(batch.column(self.column).to_numpy()))
         np.add.at(counts, windows, 1)
         return [Fixed(logs, None), Fixed(counts, None)]
@@ -141,7 +141,7 @@ class GeometricMean(Aggregation):
 
     def result(self, cells: list[Cells], kind: pa.DataType) -> pa.Array:
         """Back from logarithms."""
-        logs, counts = (cell.values for cell in cells)  # type: ignore[union-attr]
+        logs, counts = (cell.values for cell in cells)
         return pa.array(np.exp2(logs / counts))
 
 
