@@ -5,12 +5,14 @@
 | window | results | when |
 |---|---|---|
 | Tumbling, Sliding | key, window (start, end), aggregates | once, when the watermark reaches the window's end |
+| the same in mode update | the same | after each batch, of the windows that changed in it |
 | Session | key, session_window (start, end), aggregates | once, when the watermark reaches the session's end |
 | Counting | key, aggregates | with the row that fills the window |
 | Running | key, aggregates | after each batch, of the keys in it |
 
 Invariants: a window's state is the state of its aggregates and nothing else; results are those of Spark's own windowed
-aggregation on the same rows (append mode for windows by event time, update mode for running ones).
+aggregation on the same rows (for windows by event time in the output mode that they name, update mode for running
+ones).
 
 Source: CEC paper, section II (the aggregate operator); Spark's StateStoreSaveExec.
 """
@@ -138,7 +140,9 @@ class Aggregate(Operator):
             folded[name] = cells
         if isinstance(self._window, Sliding):
             state.expire_at(self._window.ends_ms(state.numbers))
-            return None
+            if self._window.mode == "append":
+                return None
+            return self._results(folded, state, self._bounds(self._window, state))
         return self._results(folded, state)
 
     def expire(self, state: State, watermark_ms: int) -> Emitted:
@@ -148,15 +152,18 @@ class Aggregate(Operator):
             kind = self.output(state.schema).field(SESSION).type
             window = window_column(due.start_us, due.end_us, kind)
             return Results(self._results(due.cells, state, window), due.owner, ceiling_ms(due.end_us))
-        if not isinstance(self._window, Sliding):
+        if not isinstance(self._window, Sliding) or self._window.mode == "update":
             return None
         cells = {
             name: [read(state, name + slot.suffix, slot) for slot in one.slots(state.schema)]
             for name, one in self._aggregations.items()
         }
+        results = self._results(cells, state, self._bounds(self._window, state))
+        return Results(results, np.arange(state.size), self._window.ends_ms(state.numbers))
+
+    def _bounds(self, window: Sliding, state: State) -> pa.Array:
         kind = self.output(state.schema).field(WINDOW).type
-        window = window_column(state.numbers, state.numbers + self._window.length_us, kind)
-        return Results(self._results(cells, state, window), np.arange(state.size), self._window.ends_ms(state.numbers))
+        return window_column(state.numbers, state.numbers + window.length_us, kind)
 
     def _results(self, cells: Mapping[str, list[Cells]], state: State, *window: pa.Array) -> pa.RecordBatch:
         schema = self.output(state.schema)

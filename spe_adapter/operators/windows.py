@@ -9,7 +9,7 @@ Source: Spark's TimeWindowing rule; CEC paper, section II (time-based and count-
 import re
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +20,10 @@ from spe_adapter.operators.base import Assignment, Overlapping, Times, ceiling_m
 
 Duration = str | timedelta
 """A length of time: "5 minutes", "1 hour 30 minutes", "250 milliseconds", or a timedelta."""
+
+Mode = Literal["append", "update"]
+MODES: Final[tuple[Mode, ...]] = ("append", "update")
+"""When a window gives results: once, when it has ended; or whenever it changes."""
 
 _UNITS_US: Final = {
     "microsecond": 1,
@@ -59,6 +63,8 @@ class Sliding:
 
     A window's result comes, once, when the watermark reaches its end: the newest event time minus `delay`. Rows that
     come later than that are dropped. `start` shifts all windows ("15 minutes": hourly windows from a quarter past).
+    With `mode` "update" a window gives its present result after each batch that changes it instead, as in Spark's
+    output mode of that name: its last result is the final one.
     """
 
     length: Duration
@@ -66,9 +72,12 @@ class Sliding:
     time: str
     delay: Duration = "0 seconds"
     start: Duration = "0 seconds"
+    mode: Mode = "append"
 
     def __post_init__(self) -> None:
         """Check, as Spark does. Raises InvalidConfig."""
+        if self.mode not in MODES:
+            raise InvalidConfig(f"windows in mode {self.mode!r}; it is {' or '.join(MODES)}")
         if self.length_us <= 0 or self.slide_us <= 0:
             raise InvalidConfig(f"a window of {self.length!r} every {self.slide!r}; both must be longer than nothing")
         if self.slide_us > self.length_us:
@@ -80,7 +89,7 @@ class Sliding:
 
     @property
     def description(self) -> str:
-        """What a window's number and end depend on; a query may change its delay at any time."""
+        """What a window's number and end depend on; a query may change its delay and mode at any time."""
         return (
             f"windows of {self.length_us} µs every {self.slide_us} µs from {duration_us(self.start)} µs by {self.time}"
         )
@@ -134,10 +143,10 @@ class Sliding:
 
 
 def Tumbling(  # noqa: N802  a kind of window, spelled like the others
-    length: Duration, time: str, delay: Duration = "0 seconds", start: Duration = "0 seconds"
+    length: Duration, time: str, delay: Duration = "0 seconds", start: Duration = "0 seconds", mode: Mode = "append"
 ) -> Sliding:
     """Windows of `length`, one behind the other: see Sliding."""
-    return Sliding(length, length, time, delay, start)
+    return Sliding(length, length, time, delay, start, mode)
 
 
 @dataclass(frozen=True)

@@ -221,7 +221,8 @@ def assert_same(found: list[Row], wanted: list[Row]) -> None:
 class NaiveWindows:
     """Tumbling and sliding windows by event time, epoch by epoch, as Spark runs them."""
 
-    def __init__(self, length_s: int, slide_s: int, start_s: int, delay_s: int) -> None:
+    def __init__(self, length_s: int, slide_s: int, start_s: int, delay_s: int, *, update: bool = False) -> None:
+        self.update = update
         self.length, self.slide, self.start, self.delay_ms = length_s * US, slide_s * US, start_s * US, delay_s * 1000
         self.open: dict[tuple[str | None, int], list[Row]] = {}
         self.watermark_ms = 0
@@ -230,6 +231,7 @@ class NaiveWindows:
     def epoch(self, rows: Sequence[Row]) -> list[Row]:
         """One epoch's results."""
         late_ms = self.watermark_ms
+        changed = []
         if self.newest_ms is not None:
             self.watermark_ms = max(self.watermark_ms, self.newest_ms - self.delay_ms)
         for row in rows:
@@ -242,16 +244,16 @@ class NaiveWindows:
                 start = number * self.slide + self.start
                 if start <= row["ts"] < start + self.length and start + self.length > late_ms * 1000:
                     self.open.setdefault((row["key"], start), []).append(row)
+                    changed.append((row["key"], start))
         due = [one for one in self.open if one[1] + self.length <= self.watermark_ms * 1000]
         due.sort(key=lambda one: (one[1], one[0] is None, (one[0] or "").encode()))
-        return [
-            {
-                "key": key,
-                "window": {"start": start, "end": start + self.length},
-                **aggregated(self.open.pop((key, start))),
-            }
-            for key, start in due
+        results = [
+            {"key": key, "window": {"start": start, "end": start + self.length}, **aggregated(self.open[key, start])}
+            for key, start in (dict.fromkeys(changed) if self.update else due)
         ]
+        for one in due:
+            del self.open[one]
+        return results
 
 
 class NaiveSessions:

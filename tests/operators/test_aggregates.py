@@ -89,6 +89,26 @@ def test_event_time_windows_equal_the_model(
         assert len(harness.state()) == len(naive.open)
 
 
+@given(EPOCHS, st.sampled_from([(30, 30), (60, 25)]), st.integers(0, 60), CHECKS, st.data())
+@settings(max_examples=20)
+def test_windows_in_update_mode_equal_the_model(
+    epochs: list[list[Row]], lengths: tuple[int, int], delay: int, checks: int | None, data: st.DataObject
+) -> None:
+    """After each batch the windows that changed in it, nothing when they end; late rows are dropped as ever."""
+    length, slide = lengths
+    naive = NaiveWindows(length, slide, 0, delay, update=True)
+    harness = harness_of(
+        Sliding(f"{length} seconds", f"{slide} seconds", "ts", f"{delay} seconds", mode="update"), checks
+    )
+    for rows in [*epochs, [], []]:
+        found, wanted = (
+            sorted(results, key=lambda row: (row["window"]["end"], row["key"] is None, row["key"] or ""))
+            for results in (sent(harness, rows, data, cut=False), naive.epoch(rows))
+        )
+        assert_same(found, wanted)
+        assert len(harness.state()) == len(naive.open)
+
+
 @given(EPOCHS, st.integers(1, 60), st.integers(0, 100), CHECKS, st.data())
 @settings(max_examples=25)
 def test_sessions_equal_the_model(
@@ -260,6 +280,7 @@ def test_names_that_collide_are_refused() -> None:
         (lambda: Sliding("1 minute", "2 minutes", "ts"), "rows between windows would be lost"),
         (lambda: Tumbling("1 minute", "ts", start="1 minute"), "shifted"),
         (lambda: Tumbling("1 minute", "ts", delay="-1 second"), "must not be negative"),
+        (lambda: Tumbling("1 second", "ts", mode="complete"), "mode 'complete'; it is append or update"),  # type: ignore[arg-type]
         (lambda: Session("0 seconds", "ts"), "must be longer than nothing"),
         (lambda: Session("1 second", "ts", "-1 second"), "must not be negative"),
         (lambda: Counting(0), "1 <= advance <= size"),

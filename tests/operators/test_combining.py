@@ -36,6 +36,7 @@ WHOLE = {name: one for name, one in FUNCTIONS.items() if not one.is_ordered}
 WINDOWS: list[tuple[Window, dict[str, Aggregation]]] = [
     (Tumbling("60 seconds", "ts"), FUNCTIONS),
     (Sliding("60 seconds", "25 seconds", "ts"), WHOLE),
+    (Tumbling("60 seconds", "ts", mode="update"), FUNCTIONS),
     (Running(), FUNCTIONS),
 ]
 
