@@ -42,6 +42,7 @@ from numpy.typing import NDArray
 
 from spe_adapter.codec.kernels import MICROSECONDS, Bools, Int64s
 from spe_adapter.errors import SchemaRefused
+from spe_adapter.operators.clock import Clock
 from spe_adapter.operators.keys import KeyCodec
 from spe_adapter.state import exact
 from spe_adapter.state.columns import fixed_array, fixed_values
@@ -343,6 +344,11 @@ class Operator(ABC):
     stateless: bool = False
     """True where there is no state at all: not even which keys were seen."""
 
+    keeps_entries: bool = False
+    """True where the operator keeps entries of its own kind per key (named states, timers) in place of windows. All
+    that changed is then written to the log in each epoch, and nothing is replayed.
+    """
+
     NEVER: ClassVar[int] = _NEVER
     """For `State.expire_at`: not any more."""
 
@@ -434,6 +440,37 @@ class Operator(ABC):
     def conclude(self, results: Results) -> Results:
         """What happens to results behind `process` and `expire`."""
         return results
+
+    # ---- operators that keep entries (see `operators.states`)
+
+    @property
+    def has_wall_time(self) -> bool:
+        """Whether anything goes by processing time."""
+        return False
+
+    def routing_keys(self, keys: pa.BinaryArray, numbers: Int64s) -> pa.BinaryArray:
+        """The keys by which windows or entries were sent to their partition."""
+        return keys
+
+    def start(self, rows: Rows, state: State) -> Emitted:
+        """Take rows of the initial state. Raises SchemaRefused."""
+        raise SchemaRefused(f"operator {self.name} takes no initial state; a StatefulOperator does")
+
+    def open_entries(self, store: StateStore, identity: WindowIdentities, clock: Clock) -> State:
+        """The keys of a call, with what the operator keeps for them. Raises SchemaRefused."""
+        raise SchemaRefused(f"operator {self.name} keeps windows, not entries")
+
+    def due_entries(self, store: StateStore, identity: WindowIdentities, clock: Clock) -> State | None:
+        """The keys for which `expire` is to be called; None: for no key."""
+        return None
+
+    def remove_due(self, store: StateStore, identity: WindowIdentities, clock: Clock) -> None:
+        """Remove entries whose time has come; here: none, as windows are closed behind `expire`."""
+        return
+
+    def next_wall_ms(self, store: StateStore) -> int | None:
+        """The processing time from which on `expire` has work, in ms since 1970; None: none is known."""
+        return None
 
 
 _MILLISECOND: Final = pa.timestamp("ms")

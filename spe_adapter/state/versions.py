@@ -57,7 +57,7 @@ from spe_adapter.state.files import (
 from spe_adapter.state.layout import fingerprint_of
 from spe_adapter.state.overlay import Overlay
 from spe_adapter.state.query import BASE_NAME, DELTA_SUFFIX, QueryDirectory, default_root, delta_name, epoch_of_delta
-from spe_adapter.state.segment import APPLYING, CLEAN, HEADER_BYTES, Header, Owner, Segment, Tag, boot_id
+from spe_adapter.state.segment import APPLYING, CLEAN, Header, Owner, Segment, Tag, boot_id, segment_bytes
 from spe_adapter.state.storage import MIN_CAPACITY, DraftBuilder, StateStorage
 from spe_adapter.state.store import Changes
 from spe_adapter.state.table import Table, anonymous
@@ -305,10 +305,9 @@ class VersionLoader:
         return None
 
     def _mapped(self, descriptor: int) -> _LockedBase | None:
-        status = os.fstat(descriptor)
-        key, size_bytes = key_of(status), status.st_size
+        key, size_bytes = key_of(os.fstat(descriptor)), segment_bytes(descriptor)
         known = _maps.get(self._base_path)
-        if size_bytes < HEADER_BYTES:
+        if size_bytes is None:
             block = None
         elif known is not None and known[:2] == (key, size_bytes):
             block = known.block
@@ -358,7 +357,7 @@ class VersionLoader:
         for step in steps:
             check_schema(self._schema, step.footprints)
         try:
-            table = base.segment.table(self._schema, header)
+            table = base.segment.table(self._schema, header, base.descriptor if in_place else None)
             if is_torn:
                 self._environment.step("repair")
                 table.repair()
@@ -452,9 +451,8 @@ class VersionLoader:
         builder = DraftBuilder(self.storage, self._base_path)
         try:
             table, note = build(builder)
-            segment, draft = builder.content
-            segment.write(Header(self.owner, CLEAN, self.wanted, None, table.capacity, table.arena_bytes, note))
-            draft.publish()
+            header = Header(self.owner, CLEAN, self.wanted, None, table.capacity, table.arena_bytes, note)
+            builder.publish(table, header)
             self._is_damaged = False
         except Exception:
             builder.discard()
