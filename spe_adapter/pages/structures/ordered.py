@@ -18,10 +18,9 @@ from typing import Final
 import numpy as np
 
 from spe_adapter.codec.kernels import Bools, Int64s
-from spe_adapter.pages.errors import PagesDamaged
+from spe_adapter.pages.errors import PagesDamaged, RecordSchemaRefused
 from spe_adapter.pages.manager import PageSet
 from spe_adapter.pages.structures import kernels, sorted_kernels
-from spe_adapter.pages.structures.errors import RecordSchemaRefused
 from spe_adapter.pages.structures.layouts import (
     COUNTERS,
     ORDERED,
