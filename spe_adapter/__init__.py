@@ -73,7 +73,7 @@ PUBLIC: Final[Mapping[str, Mapping[str, str]]] = {
         "StateValueRefused": "spe_adapter.state.errors",
         "StateTrimmed": "spe_adapter.errors",
         "StateInconsistent": "spe_adapter.errors",
-        "OperatorChanged": "spe_adapter.microbatch.errors",
+        "OperatorChanged": "spe_adapter.operators.errors",
         "BatchesMissing": "spe_adapter.microbatch.errors",
         "TasksFailed": "spe_adapter.microbatch.errors",
         "ResetRefused": "spe_adapter.microbatch.errors",

@@ -20,12 +20,12 @@ from spe_adapter.errors import (
     TopicTaken,
 )
 from spe_adapter.microbatch.committed import EpochProgress
-from spe_adapter.microbatch.errors import BatchesMissing, OperatorChanged, ResetRefused, TasksFailed
+from spe_adapter.microbatch.errors import BatchesMissing, ResetRefused, TasksFailed
 from spe_adapter.microbatch.query import Stateful, StatefulQuery, stateful, stateful_join
 from spe_adapter.operators import functions as agg
 from spe_adapter.operators.aggregates import Aggregate
 from spe_adapter.operators.base import Operator, Results, Rows, State
-from spe_adapter.operators.errors import OperatorFailed
+from spe_adapter.operators.errors import OperatorChanged, OperatorFailed
 from spe_adapter.operators.join import WindowJoin
 from spe_adapter.operators.stateless import Filter, Map, Pipeline, union
 from spe_adapter.operators.windows import Counting, Running, Session, Sliding, Tumbling
