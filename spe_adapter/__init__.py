@@ -25,6 +25,7 @@ PUBLIC: Final[Mapping[str, Mapping[str, str]]] = {
         "agg": "spe_adapter.operators.functions",
         "Tumbling": "spe_adapter.operators.windows",
         "Sliding": "spe_adapter.operators.windows",
+        "Session": "spe_adapter.operators.windows",
         "Counting": "spe_adapter.operators.windows",
         "Running": "spe_adapter.operators.windows",
         "WindowJoin": "spe_adapter.operators.join",

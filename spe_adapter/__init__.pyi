@@ -28,7 +28,7 @@ from spe_adapter.operators.base import Operator, Results, Rows, State
 from spe_adapter.operators.errors import OperatorFailed
 from spe_adapter.operators.join import WindowJoin
 from spe_adapter.operators.stateless import Filter, Map, Pipeline, union
-from spe_adapter.operators.windows import Counting, Running, Sliding, Tumbling
+from spe_adapter.operators.windows import Counting, Running, Session, Sliding, Tumbling
 from spe_adapter.state.errors import StateSchemaRefused, StateTooLarge, StateValueRefused
 from spe_adapter.testing.harness import OperatorHarness, check_any_batches
 from spe_adapter.tools.reset import Reset, reset
@@ -69,6 +69,7 @@ __all__ = [
     "Runner",
     "Running",
     "SchemaRefused",
+    "Session",
     "Sliding",
     "SparkQuery",
     "State",

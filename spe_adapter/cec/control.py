@@ -129,8 +129,9 @@ class EndPositions:
     """What the driver writes into END.positions, the same in all streams of the epoch.
 
     `late_watermark_ms` is the watermark by which late rows were dropped, `watermark_ms` the watermark by which windows
-    were closed. `reset_to` undoes the epochs after that epoch and before this one. `planned` is the input of the batch,
-    None in the log of a version that did not note it.
+    were closed, `wall_ms` the processing time of the epoch (None where nothing goes by it). `reset_to` undoes the
+    epochs after that epoch and before this one. `planned` is the input of the batch, None in the log of a version that
+    did not note it.
     """
 
     generation: int
@@ -143,6 +144,7 @@ class EndPositions:
     layout: int
     reset_to: int | None = None
     planned: Planned | None = None
+    wall_ms: int | None = None
 
     def to_json(self) -> str:
         """The positions as END carries them. Names in JSON are those of docs/format.md, not of the fields."""
@@ -161,6 +163,8 @@ class EndPositions:
             fields["reset_to"] = self.reset_to
         if self.planned is not None:
             fields["input"] = self.planned.to_fields()
+        if self.wall_ms is not None:
+            fields["wall_ms"] = self.wall_ms
         return json.dumps(fields, separators=(",", ":"))
 
     @classmethod
@@ -182,6 +186,7 @@ class EndPositions:
             layout=fields.integer("layout"),
             reset_to=fields.optional_integer("reset_to"),
             planned=None if values.get("input") is None else Planned.from_fields(values["input"]),
+            wall_ms=fields.optional_integer("wall_ms"),
         )
 
 

@@ -95,7 +95,8 @@ def moved_windows(client: Client, fixed: QueryDefinition, plan: EpochPlan, parti
         stream = TopicPartition(fixed.options.topic, former)
         for windows in committed_state(client, stream, plan.query, plan.parent_epoch).windows:
             for batch in windows.batches:
-                targets = partitions_of(batch.column(0), batch.num_rows, fixed.partitions, NULL_PARTITION)
+                keys = fixed.operator.routing_keys(batch.column(0), batch.column(1).to_numpy())
+                targets = partitions_of(keys, batch.num_rows, fixed.partitions, NULL_PARTITION)
                 mine = np.flatnonzero(targets == partition)
                 if len(mine):
                     yield batch.take(pa.array(mine))
