@@ -20,15 +20,15 @@ from spe_adapter.errors import (
     TopicTaken,
 )
 from spe_adapter.microbatch.committed import EpochProgress
-from spe_adapter.microbatch.errors import BatchesMissing, OperatorChanged, ResetRefused, TasksFailed
+from spe_adapter.microbatch.errors import BatchesMissing, ResetRefused, TasksFailed
 from spe_adapter.microbatch.query import Stateful, StatefulQuery, stateful, stateful_join
 from spe_adapter.operators import functions as agg
 from spe_adapter.operators.aggregates import Aggregate
 from spe_adapter.operators.base import Operator, Results, Rows, State
-from spe_adapter.operators.errors import OperatorFailed
+from spe_adapter.operators.errors import OperatorChanged, OperatorFailed
 from spe_adapter.operators.join import WindowJoin
 from spe_adapter.operators.stateless import Filter, Map, Pipeline, union
-from spe_adapter.operators.windows import Counting, Running, Sliding, Tumbling
+from spe_adapter.operators.windows import Counting, Running, Session, Sliding, Tumbling
 from spe_adapter.state.errors import StateSchemaRefused, StateTooLarge, StateValueRefused
 from spe_adapter.testing.harness import OperatorHarness, check_any_batches
 from spe_adapter.tools.reset import Reset, reset
@@ -69,6 +69,7 @@ __all__ = [
     "Runner",
     "Running",
     "SchemaRefused",
+    "Session",
     "Sliding",
     "SparkQuery",
     "State",

@@ -150,6 +150,8 @@ class _TaskExecution:
     def _move_in(self, client: Client, overlay: Overlay) -> Parent:
         """Load this partition's windows from the streams of the former layout; the counters to continue from."""
         parents = self._plan.parents
+        if len(parents) == self._fixed.partitions:
+            parents = (parents[self._partition],)
         for batch in moved_windows(client, self._fixed, self._plan, self._partition):
             ids, _ = overlay.ensure(batch.column(0), batch.column(1).to_numpy(zero_copy_only=False))
             overlay.set_expires(ids, batch.column(2).to_numpy(zero_copy_only=False))

@@ -98,6 +98,11 @@ def map_file(descriptor: int, size_bytes: int) -> Bytes:
     return np.frombuffer(mmap.mmap(descriptor, size_bytes, flags=flags), np.uint8)
 
 
+def map_start(descriptor: int, size_bytes: int) -> Bytes:
+    """`map_file` for a process that reads little of the file: pages come when they are read."""
+    return np.frombuffer(mmap.mmap(descriptor, size_bytes), np.uint8)
+
+
 class Draft:
     """A file that is being written under a name of its own, until `publish` gives it its final one."""
 

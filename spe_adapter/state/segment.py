@@ -27,10 +27,11 @@ from crc32c import crc32c
 from logstore.errors import CairnError
 from spe_adapter.codec.kernels import Bytes
 from spe_adapter.pages.page_memory import PageMemory
-from spe_adapter.pages.page_table import ASIDE_AT, DATA_AT, FIRST_SEQUENCE, HEAD_WORDS, IDENTITY, PageTable, table_bytes
+from spe_adapter.pages.page_table import ASIDE_AT, DATA_AT, HEAD_WORDS, PageTable, table_bytes
 from spe_adapter.state.errors import StateDamaged, StateTooLarge
 from spe_adapter.state.files import StateEnvironment
 from spe_adapter.state.layout import Layout
+from spe_adapter.state.paged import begin_page_table
 from spe_adapter.state.table import Table
 
 HEADER_BYTES: Final = 64 * 1024
@@ -184,17 +185,9 @@ class Segment:
         """Make the page table of a table that was built in this segment: what can differ from zero has changed."""
         if self._table_at is None:
             raise StateDamaged("the segment has a page table already")
-        pages = PageTable.create(
-            self._block[HEADER_BYTES : self._table_at],
-            page_bytes,
-            table.tracked_bytes,
-            self._table_at,
-            len(self._block),
-            allocated=True,
-        )
-        pages.head[IDENTITY] = int.from_bytes(os.urandom(8), "little") >> 1
-        for start, end in table.content():
-            pages.stamp[start >> pages.page_shift : -(-end // page_bytes)] = FIRST_SEQUENCE
+        room = self._block[HEADER_BYTES : self._table_at]
+        places = self._table_at, len(self._block)
+        begin_page_table(room, page_bytes, table.tracked_bytes, places, table.content())
 
     def table(self, schema: pa.Schema, header: Header, writer: int | None = None) -> Table:
         """The table that the header describes; to be changed only with `writer`, a descriptor of the segment's file

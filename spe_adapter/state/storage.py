@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from spe_adapter.codec.kernels import Bytes, Int64s
-from spe_adapter.pages.page_memory import Step
+from spe_adapter.pages.page_memory import Step, no_step
 from spe_adapter.pages.page_table import DEFAULT_PAGE_BYTES, check_page_bytes
 from spe_adapter.state.delta import live_windows
 from spe_adapter.state.errors import StateDamaged, StateTooLarge
@@ -21,7 +21,7 @@ from spe_adapter.state.files import Draft, StateEnvironment
 from spe_adapter.state.layout import Layout
 from spe_adapter.state.query import QueryDirectory
 from spe_adapter.state.segment import Header, Segment, Tag, table_at
-from spe_adapter.state.table import Table
+from spe_adapter.state.table import Allocate, Table
 
 MIN_CAPACITY: Final = 1024
 """The minimum number of windows that fit into a new base."""
@@ -74,6 +74,21 @@ def fill_pages(block: Bytes, page_bytes: int, runs: PageRuns, step: Step) -> Non
         pages[ids[inside]] = content[inside]
         if not inside.all():
             tail[:] = content[~inside][-1][: len(tail)]
+
+
+def load_table(
+    schema: pa.Schema, described: BaseDescription, runs: PageRuns, allocate: Allocate, step: Step = no_step
+) -> Table:
+    """The table of a checkpoint, in memory that `allocate` gives. The index is built, and counters are checked.
+
+    Raises StateDamaged if pages contradict each other or the description, and the errors of `allocate` and `runs`.
+    """
+    layout = Layout(schema, described.capacity, described.arena_bytes)
+    block = allocate(layout.size_bytes)
+    fill_pages(block[: layout.tracked_bytes], described.page_bytes, runs, step)
+    table = Table(schema, layout, block, allocate, is_torn=True)
+    table.repair()
+    return table
 
 
 class StateStorage(NamedTuple):
@@ -155,12 +170,7 @@ class DraftBuilder:
 
     def load(self, schema: pa.Schema, described: "BaseDescription", runs: PageRuns) -> Table:
         """The table of a checkpoint. Raises StateDamaged if pages are missing, too many, or contradict each other."""
-        layout = Layout(schema, described.capacity, described.arena_bytes)
-        block = self.allocate(layout.size_bytes)
-        fill_pages(block[: layout.tracked_bytes], described.page_bytes, runs, self._storage.environment.step)
-        table = Table(schema, layout, block, self.allocate, is_torn=True)
-        table.repair()
-        return table
+        return load_table(schema, described, runs, self.allocate, self._storage.environment.step)
 
     def publish(self, table: Table, header: Header) -> None:
         """Give the draft with this table the base's name."""
