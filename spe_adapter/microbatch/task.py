@@ -40,6 +40,7 @@ from spe_adapter.microbatch.epoch import (
 from spe_adapter.microbatch.epoch_end import EpochEnd, conclude
 from spe_adapter.microbatch.shuffle import Received, received
 from spe_adapter.microbatch.state_loader import LogLoader, moved_windows
+from spe_adapter.operators.chain import processor_of
 from spe_adapter.operators.clock import Clock
 from spe_adapter.operators.combining import NULL_PARTITION
 from spe_adapter.operators.keys import KeyCodec
@@ -170,11 +171,11 @@ class _TaskExecution:
         self, batches: Iterator[Received], overlay: Overlay, parent: Parent, output: StagedStream, state: OpenState
     ) -> TaskReport:
         fixed, plan = self._fixed, self._plan
-        processor = Processor(
+        processor = processor_of(
             fixed.operator, self._codec, fixed.schema, overlay, parent.sequence, parent.seen, plan.epoch
         )
         processor.batch = None if plan.batch == INITIAL_BATCH else plan.batch
-        processor.clock = Clock(plan.watermark_ms, plan.wall_ms)
+        processor.clock = Clock(plan.watermark_ms, plan.wall_ms, plan.late_watermark_ms)
         self._process(batches, processor, output)
         with self._timed("process"):
             before = Counters(parent.emitted + self._results, processor.seen)

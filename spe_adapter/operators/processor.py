@@ -84,10 +84,11 @@ class Processor:
         self._codec = codec
         self._store = store
         self._schema = schema
-        self._inner = operator.output(schema)
+        self.inner = operator.output(schema)
+        """The operator's own output columns, without the key's."""
         self._prepared = operator.prepared(schema)
         self._needed = list(operator.columns(self._prepared))
-        self.schema = output_schema(codec.fields, self._inner)
+        self.schema = output_schema(codec.fields, self.inner)
         self.sequence = sequence
         self.seen = seen
         self.epoch = epoch
@@ -106,10 +107,16 @@ class Processor:
         return None if not known or len(known) < len(delays) else min(known) + self._operator.delay_ms
 
     def process(
-        self, batch: pa.RecordBatch, *, late_watermark_ms: int = 0, replay: Replay | None = None
+        self,
+        batch: pa.RecordBatch,
+        *,
+        late_watermark_ms: int = 0,
+        replay: Replay | None = None,
+        keys: pa.BinaryArray | None = None,
     ) -> Output | None:
         """Process rows; the results, or None. Rows that are late by `late_watermark_ms` are dropped; in a replay, rows
-        that their window has seen are dropped too. Raises OperatorFailed.
+        that their window has seen are dropped too. `keys` are the rows' keys (None: in their columns). Raises
+        OperatorFailed.
         """
         self.seen += batch.num_rows
         batch = self._guarded(lambda: self._operator.prepare(batch))
@@ -119,7 +126,8 @@ class Processor:
             return None
         times = self._guarded(lambda: self._operator.times(batch))
         self._note_times(batch, times)
-        assigned = self._assign(batch, times, sequence, late_watermark_ms)
+        keys = self._codec.encode(batch) if keys is None else keys
+        assigned = self._assign(batch, keys, times, sequence, late_watermark_ms)
         if replay is not None:
             assigned = _unseen(assigned, replay)
         if not len(assigned.window):
@@ -245,10 +253,15 @@ class Processor:
         self.max_events_ms[index] = newest if before is None else max(before, newest)
 
     def _assign(
-        self, batch: pa.RecordBatch, times: Times | None, sequence: Int64s, late_watermark_ms: int
+        self,
+        batch: pa.RecordBatch,
+        keys: pa.BinaryArray,
+        times: Times | None,
+        sequence: Int64s,
+        late_watermark_ms: int,
     ) -> _Assigned:
         given = self._guarded(lambda: self._operator.assign(batch, times, sequence))
-        return self._located(given, self._codec.encode(batch), late_watermark_ms, None)
+        return self._located(given, keys, late_watermark_ms, None)
 
     def _located(
         self, given: Assignment | Overlapping, keys: pa.BinaryArray, late_watermark_ms: int, weights: Int64s | None
@@ -361,7 +374,7 @@ class Processor:
         if results is None:
             return None
         results = self._operator.conclude(results)
-        check_columns(results.rows, self._inner)
+        check_columns(results.rows, self.inner)
         return results
 
     def records(self, output: Output) -> tuple[pa.BinaryArray, pa.BinaryArray]:
@@ -382,7 +395,7 @@ class Processor:
         if len(self.schema) > len(columns):
             columns = [*self._codec.decode(keys), *columns]
         rows = pa.RecordBatch.from_arrays(columns, schema=self.schema)
-        return Output(keys, rows, results.times_ms, is_raw(self._inner))
+        return Output(keys, rows, results.times_ms, is_raw(self.inner))
 
 
 def _taken(keys: pa.BinaryArray, positions: Int64s | None) -> pa.BinaryArray:
