@@ -135,7 +135,8 @@ class _TaskExecution:
             if plan.rebase is not None:
                 parent = self._move_in(client, overlay)
             self._seconds["open"] = self._host.network.monotonic_s() - started_s
-            output = StagedStream(client, self._attempt, stream, sink.batch_bytes, sink.codec)
+            late = None if options.late_topic is None else TopicPartition(options.late_topic, self._partition)
+            output = StagedStream(client, self._attempt, stream, sink.batch_bytes, sink.codec, late)
             return self._epoch(batches, overlay, parent, output, state)
 
     def _wanted(self) -> Tag | None:
@@ -171,6 +172,7 @@ class _TaskExecution:
             fixed.operator, self._codec, fixed.schema, overlay, parent.sequence, parent.seen, plan.epoch
         )
         processor.batch = batch_of(plan.epoch)
+        processor.keeps_late = fixed.options.late_topic is not None
         self._process(batches, processor, output)
         with self._timed("process"):
             before = Counters(parent.emitted + self._results, processor.seen)
@@ -223,6 +225,8 @@ class _TaskExecution:
                 self._combined = taken.combined
                 take = processor.process_combined if taken.combined else processor.process
                 self._stage(processor, take(taken.rows, late_watermark_ms=self._plan.late_watermark_ms), output)
+                for late in processor.take_late():
+                    output.add_late(*processor.records(late), record_times(late, self._host.wall_ms()))
         with self._timed("process"):
             self._stage(processor, processor.expire(self._plan.watermark_ms), output)
 
