@@ -24,7 +24,9 @@ from spe_adapter.microbatch.errors import BatchesMissing, OperatorChanged, Reset
 from spe_adapter.microbatch.query import Stateful, StatefulQuery, stateful, stateful_join
 from spe_adapter.operators import functions as agg
 from spe_adapter.operators.aggregates import Aggregate
+from spe_adapter.operators.aggregation import Aggregation
 from spe_adapter.operators.base import Operator, Results, Rows, State
+from spe_adapter.operators.cells import Fixed, Slot
 from spe_adapter.operators.errors import OperatorFailed
 from spe_adapter.operators.join import WindowJoin
 from spe_adapter.operators.stateless import Filter, Map, Pipeline, union
@@ -38,6 +40,7 @@ PUBLIC: Final[Mapping[str, Mapping[str, str]]]
 __all__ = [
     "PUBLIC",
     "Aggregate",
+    "Aggregation",
     "BatchesMissing",
     "Budget",
     "CheckpointDiffers",
@@ -49,6 +52,7 @@ __all__ = [
     "EpochNotFound",
     "EpochProgress",
     "Filter",
+    "Fixed",
     "Fragment",
     "FragmentRefused",
     "FromJson",
@@ -71,6 +75,7 @@ __all__ = [
     "SchemaRefused",
     "Session",
     "Sliding",
+    "Slot",
     "SparkQuery",
     "State",
     "StateInconsistent",
