@@ -31,6 +31,7 @@ from spe_adapter.errors import CheckpointDiffers, StateInconsistent
 from spe_adapter.host import Host
 from spe_adapter.microbatch.committed import CommittedEpoch, read_committed
 from spe_adapter.microbatch.epoch import (
+    INITIAL_BATCH,
     EpochPlan,
     Probe,
     QueryDefinition,
@@ -62,8 +63,20 @@ _MIN_TRIM_S: Final = 1.0
 class QueryDriver:
     """The epochs of one incarnation of a query. Thread-safe: Spark's callback and the no-data trigger call it."""
 
-    def __init__(self, fixed: QueryDefinition, query: str, incarnation: str, host: Host, probe: Probe) -> None:
+    def __init__(
+        self,
+        fixed: QueryDefinition,
+        query: str,
+        incarnation: str,
+        host: Host,
+        probe: Probe,
+        initial: Execute | None = None,
+    ) -> None:
+        """`initial` runs the tasks of the epoch that takes the initial state, before the first batch (None: no such
+        epoch).
+        """
         self._fixed = fixed
+        self._initial = initial
         self._query = query
         self._incarnation = incarnation
         self._host = host
@@ -105,6 +118,8 @@ class QueryDriver:
             try:
                 self._begin()
                 repeated = self._is_done(batch)
+                if self._committed is None and self._initial is not None:
+                    self._epoch(INITIAL_BATCH, None, closing=False, execute=self._initial)
                 plan = planned(batch)
                 self._check_input(plan, repeated=repeated)
                 if not repeated:
@@ -113,7 +128,8 @@ class QueryDriver:
                 self._busy_s = self._host.network.monotonic_s()
 
     def close_due(self, execute: Execute) -> bool:
-        """Run an epoch without input if the watermark has moved since the last epoch; whether an epoch ran.
+        """Run an epoch without input if the watermark has moved since the last epoch, or a timer by processing time is
+        due; whether an epoch ran.
 
         The epoch is run even if no window is due: rows after the pause are late by the new watermark, as in Spark.
         """
@@ -121,9 +137,9 @@ class QueryDriver:
             try:
                 self._begin()
                 last = self._committed
-                if last is None or last.progress.closing:
+                if last is None:
                     return False
-                if self._watermark_ms(last) <= last.progress.watermark_ms:
+                if self._watermark_ms(last) <= last.progress.watermark_ms and not self._has_due_timer(last):
                     return False
                 self._epoch(last.progress.batch, last.progress.planned, closing=True, execute=execute)
                 return True
@@ -212,7 +228,7 @@ class QueryDriver:
         for report in reports:
             max_events_ms = newest_of(max_events_ms, report.max_events_ms)
         progress = EndPositions(
-            generation=0 if last is None else last.progress.generation,
+            generation=_generation(last, batch),
             batch=batch,
             closing=closing,
             late_watermark_ms=plan.late_watermark_ms,
@@ -222,6 +238,7 @@ class QueryDriver:
             layout=plan.layout,
             planned=planned,
             results=self._results,
+            wall_ms=plan.wall_ms if self._fixed.operator.has_wall_time else None,
         )
         self.hosts.update(report.host for report in reports)
         self._at("driver before commit", plan)
@@ -245,20 +262,23 @@ class QueryDriver:
             return EpochPlan(
                 query=self._query,
                 incarnation=self._incarnation,
-                epoch=log_epoch(0, batch, closing=closing),
+                epoch=log_epoch(_generation(None, batch), batch, closing=closing),
                 layout=0,
                 late_watermark_ms=0,
                 watermark_ms=0,
                 parent_epoch=None,
                 parents=(),
                 max_events_ms=(),
+                wall_ms=self._wall_ms(None),
+                batch=batch,
             )
         progress = last.progress
         moved = self._evolves or progress.partitions != self._fixed.partitions
         return EpochPlan(
             query=self._query,
             incarnation=self._incarnation,
-            epoch=log_epoch(progress.generation, batch, closing=closing),
+            # More than one epoch without input can follow a batch: timers are due at any time.
+            epoch=max(log_epoch(progress.generation, batch, closing=closing), last.epoch + 1),
             layout=progress.layout + 1 if moved else progress.layout,
             late_watermark_ms=progress.watermark_ms,
             watermark_ms=self._watermark_ms(last),
@@ -266,7 +286,23 @@ class QueryDriver:
             parents=last.parents,
             max_events_ms=last.max_events_ms,
             rebase=Rebase(progress.partitions) if moved else None,
+            wall_ms=self._wall_ms(last),
+            batch=batch,
         )
+
+    def _wall_ms(self, last: CommittedEpoch | None) -> int:
+        """The processing time of the next epoch: never before that of an earlier one."""
+        before = None if last is None else last.progress.wall_ms
+        return max(self._host.wall_ms(), before or 0)
+
+    def _has_due_timer(self, last: CommittedEpoch) -> bool:
+        """Whether a timer by processing time is due, or might be: the log does not say when the next one is."""
+        if not self._fixed.operator.has_wall_time:
+            return False
+        if not last.reports:
+            return True
+        due = [report.next_wall_ms for report in last.reports if report.next_wall_ms is not None]
+        return bool(due) and min(due) <= self._host.wall_ms()
 
     def _watermark_ms(self, last: CommittedEpoch) -> int:
         return next_watermark(self._fixed.operator, last.progress.watermark_ms, list(last.max_events_ms))
@@ -296,3 +332,10 @@ class QueryDriver:
 
     def _at(self, step: Step, plan: EpochPlan) -> None:
         self._probe(step, plan.epoch, _DRIVER)
+
+
+def _generation(last: CommittedEpoch | None, batch: int) -> int:
+    """The generation of an epoch. With an initial state it begins at 1, which leaves a number before batch 0."""
+    if last is None:
+        return 1 if batch == INITIAL_BATCH else 0
+    return last.progress.generation

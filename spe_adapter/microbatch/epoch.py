@@ -26,6 +26,8 @@ REPORT_COLUMN: Final = "report"
 REPORT_SCHEMA: Final = f"{REPORT_COLUMN} string"
 MOVED: Final = "moved"
 """How a partition's state was obtained in the first epoch of a new layout: from the streams of the one before."""
+INITIAL_BATCH: Final = -1
+"""The number, in place of a batch's, of the epoch that takes the initial state."""
 EPOCHS_PER_GENERATION: Final = 2**40
 """A query at 1,000 batches a second reaches it after 17 years."""
 
@@ -94,6 +96,8 @@ class EpochPlan:
     `late_watermark_ms`: rows of windows that end at or before it are dropped. `watermark_ms`: windows that end at or
     before it are closed.
     `max_events_ms` is the newest event time of each of the operator's inputs so far, over all partitions.
+    `wall_ms` is the epoch's processing time; it never runs backwards. `batch` is Spark's number of the batch, or
+    INITIAL_BATCH.
     """
 
     query: str
@@ -106,6 +110,17 @@ class EpochPlan:
     parents: tuple[Parent, ...]
     max_events_ms: tuple[int | None, ...]
     rebase: Rebase | None = None
+    wall_ms: int = 0
+    batch: int = 0
+
+    @property
+    def name(self) -> str:
+        """The epoch's name in messages."""
+        if self.batch == INITIAL_BATCH:
+            return f"initial state (epoch {self.epoch} in the log)"
+        if batch_of(self.epoch) == self.batch:
+            return epoch_name(self.epoch)
+        return f"pause behind batch {self.batch} (epoch {self.epoch} in the log)"
 
     def to_json(self) -> str:
         """The JSON text for the local property."""
@@ -149,10 +164,11 @@ class TaskReport:
 
     `started_ms` is when the task began, by the host's clock. `moved` are the rows that came through the shuffle,
     `combined` or not, `windows` those that its calls touched. `attempt` and `segments` name the staged output;
-    `counters` are those of the state that the task leaves; `open_windows` is N, `extent` is q; `oldest_epoch` is the
-    epoch of the oldest footprint. `max_events_ms` has the newest event time of each input of the operator in this
-    epoch. `how` says where the state came from: MOVED, or see `state.versions.OpenState`. `host` is the host on which
-    the task left state in memory.
+    `counters` are those of the state that the task leaves; `open_windows` is N, `extent` is q; `oldest_epoch` is
+    the epoch of the oldest footprint. `max_events_ms` has the newest event time of each input of the operator in
+    this epoch. `next_wall_ms` is the processing time from which on a timer is due (None: none). `how` says where
+    the state came from: MOVED, or see `state.versions.OpenState`. `host` is the host on which the task left state
+    in memory.
     """
 
     partition: int
@@ -178,6 +194,7 @@ class TaskReport:
     started_ms: int
     seconds: Seconds
     host: str = ""
+    next_wall_ms: int | None = None
 
     def to_json(self) -> str:
         """The JSON text for a row."""

@@ -101,7 +101,8 @@ def moved_windows(client: Client, fixed: QueryDefinition, plan: EpochPlan, parti
             for batch in windows.batches:
                 kept = batch
                 if is_moved:
-                    targets = partitions_of(batch.column(0), batch.num_rows, fixed.partitions, NULL_PARTITION)
+                    keys = fixed.operator.routing_keys(batch.column(0), batch.column(1).to_numpy())
+                    targets = partitions_of(keys, batch.num_rows, fixed.partitions, NULL_PARTITION)
                     kept = batch.take(pa.array(np.flatnonzero(targets == partition)))
                 if kept.num_rows:
                     yield _in_columns_of(fixed, kept)

@@ -25,6 +25,7 @@ from spe_adapter.epochs.marks import OpenWindows, StatePartition, control_batche
 from spe_adapter.errors import NoTaskContext, SchemaRefused
 from spe_adapter.host import Host, ThisHost, host_name, new_seed
 from spe_adapter.microbatch.epoch import (
+    INITIAL_BATCH,
     MOVED,
     REPORT_COLUMN,
     EpochPlan,
@@ -34,12 +35,13 @@ from spe_adapter.microbatch.epoch import (
     Seconds,
     Step,
     TaskReport,
-    batch_of,
     newest_of,
 )
 from spe_adapter.microbatch.epoch_end import EpochEnd, conclude
 from spe_adapter.microbatch.shuffle import Received, received
 from spe_adapter.microbatch.state_loader import LogLoader, moved_windows
+from spe_adapter.operators.chain import processor_of
+from spe_adapter.operators.clock import Clock
 from spe_adapter.operators.combining import NULL_PARTITION
 from spe_adapter.operators.keys import KeyCodec
 from spe_adapter.operators.output import Output, record_times
@@ -135,7 +137,8 @@ class _TaskExecution:
             if plan.rebase is not None:
                 parent = self._move_in(client, overlay)
             self._seconds["open"] = self._host.network.monotonic_s() - started_s
-            output = StagedStream(client, self._attempt, stream, sink.batch_bytes, sink.codec)
+            late = None if options.late_topic is None else TopicPartition(options.late_topic, self._partition)
+            output = StagedStream(client, self._attempt, stream, sink.batch_bytes, sink.codec, late)
             return self._epoch(batches, overlay, parent, output, state)
 
     def _wanted(self) -> Tag | None:
@@ -169,10 +172,12 @@ class _TaskExecution:
         self, batches: Iterator[Received], overlay: Overlay, parent: Parent, output: StagedStream, state: OpenState
     ) -> TaskReport:
         fixed, plan = self._fixed, self._plan
-        processor = Processor(
+        processor = processor_of(
             fixed.operator, self._codec, fixed.schema, overlay, parent.sequence, parent.seen, plan.epoch
         )
-        processor.batch = batch_of(plan.epoch)
+        processor.batch = None if plan.batch == INITIAL_BATCH else plan.batch
+        processor.clock = Clock(plan.watermark_ms, plan.wall_ms, plan.late_watermark_ms)
+        processor.keeps_late = fixed.options.late_topic is not None
         self._process(batches, processor, output)
         with self._timed("process"):
             before = Counters(parent.emitted + self._results, processor.seen)
@@ -211,6 +216,7 @@ class _TaskExecution:
             started_ms=self._started_ms,
             seconds=Seconds(**self._seconds),
             host=host_name(),
+            next_wall_ms=processor.next_wall_ms,
         )
 
     def _process(self, batches: Iterator[Received], processor: Processor, output: StagedStream) -> None:
@@ -222,9 +228,15 @@ class _TaskExecution:
                 break
             with self._timed("process"):
                 self._moved += taken.rows.num_rows
+                if self._plan.batch == INITIAL_BATCH:
+                    processor.start(taken.rows, KeyCodec(taken.rows.schema, self._fixed.key))
+                    continue
                 self._combined = taken.combined
                 take = processor.process_combined if taken.combined else processor.process
                 self._stage(processor, take(taken.rows, late_watermark_ms=self._plan.late_watermark_ms), output)
+                for late in processor.take_late():
+                    keys, values, times_ms = processor.records(late)
+                    output.add_late(keys, values, record_times(times_ms, len(values), self._host.wall_ms()))
         with self._timed("process"):
             self._stage(processor, processor.expire(self._plan.watermark_ms), output)
 
@@ -236,9 +248,10 @@ class _TaskExecution:
         output.add_results(keys, values, record_times(times_ms, len(values), self._host.wall_ms()))
 
     def _check_keys(self, changes: Changes) -> None:
-        keys = changes.footprints.column(0)
+        keys, numbers = changes.footprints.column(0), changes.footprints.column(1).to_numpy()
         if not changes.opened.all():
-            keys = keys.filter(pa.array(changes.opened))
+            keys, numbers = keys.filter(pa.array(changes.opened)), numbers[changes.opened]
+        keys = self._fixed.operator.routing_keys(keys, numbers)
         targets = partitions_of(keys, len(keys), self._fixed.partitions, NULL_PARTITION)
         wrong = np.flatnonzero(targets != self._partition)
         if len(wrong):

@@ -169,6 +169,7 @@ def _progress(origin: _Origin) -> EndPositions:
         layout=former.layout,
         planned=former.planned,
         results=former.results,
+        wall_ms=former.wall_ms,
     )
 
 
