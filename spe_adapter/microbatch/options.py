@@ -23,6 +23,7 @@ STATE_OPTIONS: Final = frozenset(
         "combine",
         "extentLimit",
         "lateTopic",
+        "observe",
         "resultFormat",
         "retention",
         "stateDirectory",
@@ -75,6 +76,7 @@ class StatefulOptions:
     closing_delay_ms: int
     combine: Combine
     result_format: ResultFormat = "json"
+    observe: bool = True
     late_topic: str | None = None
 
 
@@ -104,6 +106,7 @@ def parse_stateful(options: Mapping[str, str], topic: str) -> StatefulOptions:
         combine="never" if late_topic is not None else combine,
         late_topic=late_topic,
         result_format=_result_format(reader),
+        observe=reader.flag("observe", True),
     )
 
 

@@ -241,7 +241,8 @@ class _Starting:
         """The reports of tasks over a frame's rows, as the definition `handed_over` has them cut by partition."""
         handed = frame.mapInArrow(HandOver(handed_over), HANDED_SCHEMA)
         routed = handed.repartitionById(self.fixed.partitions, PARTITION)
-        return observed(routed.mapInArrow(self._task, REPORT_SCHEMA))
+        reports = routed.mapInArrow(self._task, REPORT_SCHEMA)
+        return observed(reports) if self.fixed.options.observe else reports
 
     def driver(self, query: str, incarnation: str) -> QueryDriver:
         """The driver of this incarnation of the query."""
