@@ -13,6 +13,7 @@ from typing import Final, Literal
 
 from logstore.errors import InvalidConfig
 from spe_adapter.datasource.options import HARMLESS_SINK_OPTIONS, OptionReader, SinkOptions, parse_sink
+from spe_adapter.operators.formats import RESULT_FORMATS, ResultFormat
 
 STATE_OPTIONS: Final = frozenset(
     (
@@ -22,6 +23,7 @@ STATE_OPTIONS: Final = frozenset(
         "combine",
         "extentLimit",
         "lateTopic",
+        "resultFormat",
         "retention",
         "stateDirectory",
         "stateLimit",
@@ -73,6 +75,7 @@ class StatefulOptions:
     closing_delay_ms: int
     combine: Combine
     late_topic: str | None = None
+    result_format: ResultFormat = "json"
 
 
 def parse_stateful(options: Mapping[str, str], topic: str) -> StatefulOptions:
@@ -100,6 +103,7 @@ def parse_stateful(options: Mapping[str, str], topic: str) -> StatefulOptions:
         closing_delay_ms=reader.duration_ms("closingDelay", DEFAULT_CLOSING_DELAY_MS),
         combine="never" if late_topic is not None else combine,
         late_topic=late_topic,
+        result_format=_result_format(reader),
     )
 
 
@@ -110,6 +114,11 @@ def _late_topic(reader: OptionReader, topic: str) -> str | None:
     if not text.strip() or text.strip() == topic.strip():
         raise InvalidConfig(f"option 'lateTopic' is {text!r}; write the name of a topic other than that of results")
     return text.strip()
+
+
+def _result_format(reader: OptionReader) -> ResultFormat:
+    text = reader.choice("resultFormat", RESULT_FORMATS, "json")
+    return next(each for each in RESULT_FORMATS if each == text)
 
 
 def _combine(reader: OptionReader) -> Combine:

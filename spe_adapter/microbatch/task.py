@@ -242,9 +242,9 @@ class _TaskExecution:
     def _stage(self, processor: Processor, results: Output | None, output: StagedStream) -> None:
         if results is None or not results.rows.num_rows:
             return
-        keys, values = processor.records(results)
-        self._results += len(keys)
-        output.add_results(keys, values, record_times(results, self._host.wall_ms()))
+        keys, values, times_ms = processor.records(results, self._fixed.options.result_format)
+        self._results += results.rows.num_rows
+        output.add_results(keys, values, record_times(times_ms, len(values), self._host.wall_ms()))
 
     def _check_keys(self, changes: Changes) -> None:
         keys, numbers = changes.footprints.column(0), changes.footprints.column(1).to_numpy()
