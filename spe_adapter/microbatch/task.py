@@ -235,7 +235,8 @@ class _TaskExecution:
                 take = processor.process_combined if taken.combined else processor.process
                 self._stage(processor, take(taken.rows, late_watermark_ms=self._plan.late_watermark_ms), output)
                 for late in processor.take_late():
-                    output.add_late(*processor.records(late), record_times(late, self._host.wall_ms()))
+                    keys, values, times_ms = processor.records(late)
+                    output.add_late(keys, values, record_times(times_ms, len(values), self._host.wall_ms()))
         with self._timed("process"):
             self._stage(processor, processor.expire(self._plan.watermark_ms), output)
 
