@@ -32,11 +32,11 @@ from spe_adapter.cec.reconstruct import EventualCheckpoint, Reconstruction
 from spe_adapter.codec.kernels import Bools
 from spe_adapter.epochs.marks import OpenWindows, StatePartition, control_batches, epoch_mark
 from spe_adapter.operators.base import Operator, next_watermark
+from spe_adapter.operators.chain import processor_of
 from spe_adapter.operators.clock import Clock
 from spe_adapter.operators.errors import OperatorChanged
 from spe_adapter.operators.keys import KeyCodec
 from spe_adapter.operators.output import Output, to_records
-from spe_adapter.operators.processor import Processor
 from spe_adapter.operators.replay import Replay, SkipPoints
 from spe_adapter.state.direct import Direct
 from spe_adapter.state.evolution import Conversion, state_columns_of
@@ -239,7 +239,7 @@ class OperatorHarness:
         return [row for output in outputs for row in output.rows.to_pylist()]
 
     def _feed(self, epoch: _Epoch, replay: Replay | None) -> list[Output]:
-        self._processor.clock = Clock(epoch.watermark_ms, epoch.wall_ms)
+        self._processor.clock = Clock(epoch.watermark_ms, epoch.wall_ms, epoch.late_watermark_ms)
         if epoch.initial is not None:
             self._processor.start(epoch.initial, KeyCodec(epoch.initial.schema, self._key))
         given = [
@@ -276,7 +276,7 @@ class OperatorHarness:
     def _begin(self, sequence: int, seen: int) -> None:
         """Start a processor on the committed state."""
         self._store = Overlay(self._table) if self._checks is None else Direct(self._table)
-        self._processor = Processor(
+        self._processor = processor_of(
             self._operator, self._codec, self._schema, self._store, sequence, seen, len(self._epochs)
         )
 

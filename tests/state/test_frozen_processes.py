@@ -13,7 +13,7 @@ from tests.state.taskrunner import VERSIONS, WINDOWS
 from tests.state.test_frozen import Written, check_table, written
 from tests.support.limits import PATIENCE_S
 
-CHECKPOINTS = 25
+CHECKPOINTS = 12
 
 
 def test_each_checkpoint_is_a_version(root: Path) -> None:
