@@ -37,9 +37,9 @@ from spe_adapter.continuous.port import FENCE_EPOCH, EpochOutput
 from spe_adapter.epochs.marks import OpenWindows, StatePartition, epoch_mark
 from spe_adapter.epochs.segments import StagedSegment, StreamOutput
 from spe_adapter.operators.base import next_watermark
+from spe_adapter.operators.chain import processor_of
 from spe_adapter.operators.clock import Clock
 from spe_adapter.operators.output import Output, to_records
-from spe_adapter.operators.processor import Processor
 from spe_adapter.operators.replay import Replay, SkipPoints
 from spe_adapter.state.direct import Direct
 from spe_adapter.state.errors import StateTooLarge
@@ -161,7 +161,7 @@ class Core:
         keeps = self._operator.keeps_entries and plan.fragment.checkpoints
         self.store = Direct(self._table, tells_changes=keeps, tells_windows=plan.fragment.checkpoints)
         self._candidates = Candidates(self._table)
-        self._processor = Processor(self._operator, plan.key_codec, plan.input_schema, self.store)
+        self._processor = processor_of(self._operator, plan.key_codec, plan.input_schema, self.store)
 
     def _allocate(self, size_bytes: int) -> Bytes:
         """Allocate memory for the state. Raises StateTooLarge."""
@@ -226,13 +226,13 @@ class Core:
         if self._next_wall_ms is None or now_ms < self._next_wall_ms or not self.is_empty:
             return False
         self.open_epoch(now_ms)
-        for output in self._expired(None):
+        for output in self._expired(self._watermark_ms, None):
             self._take_results(output)
         self.is_empty = False
         return True
 
-    def _expired(self, replay: Replay | None) -> Iterator[Output]:
-        self._processor.clock = Clock(self._watermark_ms, self._wall_ms)
+    def _expired(self, late_ms: int, replay: Replay | None) -> Iterator[Output]:
+        self._processor.clock = Clock(self._watermark_ms, self._wall_ms, late_ms)
         output = self._processor.expire(self._watermark_ms, replay=replay)
         if output is not None:
             yield output
@@ -241,7 +241,8 @@ class Core:
         """Pass one run through the steps and the operator, then move the watermark."""
         rows = apply(self._plan.fragment.sources[run.source].steps, batch)
         processor = self._processor
-        processor.clock = Clock(self._watermark_ms, self._wall_ms)
+        late_ms = self._watermark_ms
+        processor.clock = Clock(late_ms, self._wall_ms, late_ms)
         if rows.num_rows:
             output = processor.process(rows, late_watermark_ms=self._watermark_ms, replay=replay)
             if output is not None:
@@ -251,7 +252,7 @@ class Core:
             # it does in a replay.
             self._watermark_ms = next_watermark(self._operator, self._watermark_ms, processor.max_events_ms)
         if processor.max_events_ms or self._operator.keeps_entries:
-            yield from self._expired(replay)
+            yield from self._expired(late_ms, replay)
 
     def _take_results(self, output: Output) -> None:
         """Pass results through the steps after the operator, and keep them as records."""

@@ -10,11 +10,13 @@ Invariants:
 * A new query is refused in a topic of other queries, unless its options allow it.
 * Watermarks are Spark's: rows are late by the watermark of the epoch before; windows close by the newest event time
   committed before the epoch, over all partitions. When input pauses, one epoch without input closes the due windows.
+* An operator that follows the one in the log has its state written anew, in its columns, by its first epoch.
 * Epochs come one at a time: a lock is held from the plan to the commit.
 
 Source: Spark's MicroBatchExecution and WatermarkTracker; CEC paper, section II.B; docs/decisions/0010.
 """
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -39,8 +41,9 @@ from spe_adapter.microbatch.epoch import (
     log_epoch,
     newest_of,
 )
-from spe_adapter.microbatch.errors import BatchesMissing, OperatorChanged
+from spe_adapter.microbatch.errors import BatchesMissing
 from spe_adapter.microbatch.shuffle import CombineChoice
+from spe_adapter.microbatch.successor import check_successor
 from spe_adapter.microbatch.topics import refuse_taken, trim
 from spe_adapter.operators.base import next_watermark
 from spe_adapter.spark_checkpoint.planned import Planned, following_problem, rebuild_command, repeated_problem, way_out
@@ -49,6 +52,8 @@ Execute = Callable[[EpochPlan], Sequence[str]]
 """Runs the tasks of an epoch, and returns the reports of the tasks that succeeded."""
 PlannedInput = Callable[[int], Planned]
 """The input that Spark's checkpoint plans for a batch."""
+
+_log = logging.getLogger(__name__)
 
 _DRIVER: Final = -1
 _TRIMS_PER_RETENTION: Final = 8
@@ -78,7 +83,11 @@ class QueryDriver:
         self._probe = probe
         self._lock = threading.Lock()
         self._choice = CombineChoice(fixed)
+        columns = fixed.result_columns()
+        self._results = None if columns is None else columns.to_fields()
         self._begun = False
+        self._evolves = False
+        """Whether the state in the log is still in the columns of an operator that this one follows."""
         self._committed: CommittedEpoch | None = None
         self.hosts: set[str] = set()
         """The hosts on which tasks of this incarnation have left state in memory."""
@@ -157,12 +166,10 @@ class QueryDriver:
     def _check_operator(self, client: Client, last: CommittedEpoch) -> None:
         head = find_head(client, TopicPartition(self._fixed.options.topic, 0), self._query)
         found = head.mark.operator if head is not None and head.mark is not None else ""
-        if found != self._fixed.fingerprint:
-            raise OperatorChanged(
-                f"query {self._query}: the state of epoch {last.epoch} in topic {self._fixed.options.topic!r} is of "
-                f"{found}, the operator now is {self._fixed.fingerprint}; start with a new checkpoint and a new topic, "
-                "or with the operator as it was"
-            )
+        self._evolves = found != self._fixed.fingerprint
+        if self._evolves:
+            said = check_successor(client, self._fixed, self._query, last, found)
+            _log.info("query %s: %s; the next epoch writes its state anew", self._query, said)
 
     def _is_done(self, batch: int) -> bool:
         """Whether the batch is the last committed one. Raises StaleEpoch or BatchesMissing for a batch out of order."""
@@ -231,6 +238,7 @@ class QueryDriver:
             layout=plan.layout,
             planned=planned,
             wall_ms=plan.wall_ms if self._fixed.operator.has_wall_time else None,
+            results=self._results,
         )
         self.hosts.update(report.host for report in reports)
         self._at("driver before commit", plan)
@@ -242,6 +250,7 @@ class QueryDriver:
             self._at("driver after commit", plan)
             seconds = self._host.network.monotonic_s() - started_s
             parents = tuple(report.counters for report in reports)
+            self._evolves = False
             self._committed = CommittedEpoch(plan.epoch, progress, parents, max_events_ms, tuple(reports), seconds)
             self._begun = True
             self._choice.note(reports)
@@ -264,7 +273,7 @@ class QueryDriver:
                 batch=batch,
             )
         progress = last.progress
-        moved = progress.partitions != self._fixed.partitions
+        moved = self._evolves or progress.partitions != self._fixed.partitions
         return EpochPlan(
             query=self._query,
             incarnation=self._incarnation,

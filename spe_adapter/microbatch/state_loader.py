@@ -21,6 +21,7 @@ from spe_adapter.errors import StateInconsistent
 from spe_adapter.microbatch.epoch import EpochPlan, QueryDefinition
 from spe_adapter.operators.combining import NULL_PARTITION
 from spe_adapter.state.delta import VersionStep, window_version_of
+from spe_adapter.state.evolution import Conversion, state_columns_of
 from spe_adapter.state.segment import Tag
 
 CATCH_UP_TUPLES = 1 << 20
@@ -88,15 +89,26 @@ def committed_state(client: Client, stream: TopicPartition, query: str, epoch: i
 
 
 def moved_windows(client: Client, fixed: QueryDefinition, plan: EpochPlan, partition: int) -> Iterator[pa.RecordBatch]:
-    """The windows that belong to a partition in the new layout, from all streams of the former one."""
+    """The windows that belong to a partition in the new layout, from all streams of the former one, in the columns of
+    the operator's state. Raises StateTrimmed, StateInconsistent and StateSchemaChanged.
+    """
     if plan.rebase is None:
         return
-    for former in range(plan.rebase.partitions):
+    is_moved = plan.rebase.partitions != fixed.partitions
+    for former in range(plan.rebase.partitions) if is_moved else (partition,):
         stream = TopicPartition(fixed.options.topic, former)
         for windows in committed_state(client, stream, plan.query, plan.parent_epoch).windows:
             for batch in windows.batches:
-                keys = fixed.operator.routing_keys(batch.column(0), batch.column(1).to_numpy())
-                targets = partitions_of(keys, batch.num_rows, fixed.partitions, NULL_PARTITION)
-                mine = np.flatnonzero(targets == partition)
-                if len(mine):
-                    yield batch.take(pa.array(mine))
+                kept = batch
+                if is_moved:
+                    keys = fixed.operator.routing_keys(batch.column(0), batch.column(1).to_numpy())
+                    targets = partitions_of(keys, batch.num_rows, fixed.partitions, NULL_PARTITION)
+                    kept = batch.take(pa.array(np.flatnonzero(targets == partition)))
+                if kept.num_rows:
+                    yield _in_columns_of(fixed, kept)
+
+
+def _in_columns_of(fixed: QueryDefinition, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Windows of the operator, or of the operator that it follows, in the columns of the operator's state."""
+    former, now = state_columns_of(batch), fixed.operator.state_schema(fixed.schema)
+    return Conversion(former, now, fixed.operator.state_evolution(fixed.schema, former)).converted(batch)

@@ -40,6 +40,7 @@ from spe_adapter.microbatch.epoch import (
 from spe_adapter.microbatch.epoch_end import EpochEnd, conclude
 from spe_adapter.microbatch.shuffle import Received, received
 from spe_adapter.microbatch.state_loader import LogLoader, moved_windows
+from spe_adapter.operators.chain import processor_of
 from spe_adapter.operators.clock import Clock
 from spe_adapter.operators.combining import NULL_PARTITION
 from spe_adapter.operators.keys import KeyCodec
@@ -136,7 +137,8 @@ class _TaskExecution:
             if plan.rebase is not None:
                 parent = self._move_in(client, overlay)
             self._seconds["open"] = self._host.network.monotonic_s() - started_s
-            output = StagedStream(client, self._attempt, stream, sink.batch_bytes, sink.codec)
+            late = None if options.late_topic is None else TopicPartition(options.late_topic, self._partition)
+            output = StagedStream(client, self._attempt, stream, sink.batch_bytes, sink.codec, late)
             return self._epoch(batches, overlay, parent, output, state)
 
     def _wanted(self) -> Tag | None:
@@ -149,6 +151,8 @@ class _TaskExecution:
     def _move_in(self, client: Client, overlay: Overlay) -> Parent:
         """Load this partition's windows from the streams of the former layout; the counters to continue from."""
         parents = self._plan.parents
+        if len(parents) == self._fixed.partitions:
+            parents = (parents[self._partition],)
         for batch in moved_windows(client, self._fixed, self._plan, self._partition):
             ids, _ = overlay.ensure(batch.column(0), batch.column(1).to_numpy(zero_copy_only=False))
             overlay.set_expires(ids, batch.column(2).to_numpy(zero_copy_only=False))
@@ -168,11 +172,12 @@ class _TaskExecution:
         self, batches: Iterator[Received], overlay: Overlay, parent: Parent, output: StagedStream, state: OpenState
     ) -> TaskReport:
         fixed, plan = self._fixed, self._plan
-        processor = Processor(
+        processor = processor_of(
             fixed.operator, self._codec, fixed.schema, overlay, parent.sequence, parent.seen, plan.epoch
         )
         processor.batch = None if plan.batch == INITIAL_BATCH else plan.batch
-        processor.clock = Clock(plan.watermark_ms, plan.wall_ms)
+        processor.clock = Clock(plan.watermark_ms, plan.wall_ms, plan.late_watermark_ms)
+        processor.keeps_late = fixed.options.late_topic is not None
         self._process(batches, processor, output)
         with self._timed("process"):
             before = Counters(parent.emitted + self._results, processor.seen)
@@ -229,15 +234,17 @@ class _TaskExecution:
                 self._combined = taken.combined
                 take = processor.process_combined if taken.combined else processor.process
                 self._stage(processor, take(taken.rows, late_watermark_ms=self._plan.late_watermark_ms), output)
+                for late in processor.take_late():
+                    output.add_late(*processor.records(late), record_times(late, self._host.wall_ms()))
         with self._timed("process"):
             self._stage(processor, processor.expire(self._plan.watermark_ms), output)
 
     def _stage(self, processor: Processor, results: Output | None, output: StagedStream) -> None:
         if results is None or not results.rows.num_rows:
             return
-        keys, values = processor.records(results)
-        self._results += len(keys)
-        output.add_results(keys, values, record_times(results, self._host.wall_ms()))
+        keys, values, times_ms = processor.records(results, self._fixed.options.result_format)
+        self._results += results.rows.num_rows
+        output.add_results(keys, values, record_times(times_ms, len(values), self._host.wall_ms()))
 
     def _check_keys(self, changes: Changes) -> None:
         keys, numbers = changes.footprints.column(0), changes.footprints.column(1).to_numpy()

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import Row as SparkRow
-from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from spe_adapter.operators.base import Emitted, Results, Rows
 from spe_adapter.operators.states.declared import ListState, MapState, ValueState
@@ -66,6 +66,7 @@ class Purchases(StatefulOperator):
         had = states.kinds.get(pairs[0], pairs[1]).values.column(0).fill_null(0).to_numpy()
         states.kinds.put(pairs[0], pairs[1], had + counts)
         newest = np.zeros(states.count, np.int64)
+        assert rows.times_ms is not None
         np.maximum.at(newest, owner, rows.times_ms)
         last = timers.registered()
         timers.delete(last.owner, last.at_ms)
@@ -104,18 +105,23 @@ class Reference(StatefulProcessor):
         self._items = handle.getListState("items", "amount bigint")
         self._kinds = handle.getMapState("kinds", "amount bigint", "n bigint")
 
+    @staticmethod
+    def _first(row: tuple[Any, ...] | None) -> Any:
+        assert row is not None
+        return row[0]
+
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:  # noqa: N802, N803
         """The sum at the start."""
         self._total.update((initialState.total,))
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[SparkRow]:  # noqa: N802, N803
         """Sum up, and put off the end."""
-        total = self._total.get()[0] if self._total.exists() else 0
+        total = self._first(self._total.get()) if self._total.exists() else 0
         newest, told = 0, []
         for row in rows:
             total += row.amount
             self._items.appendValue((row.amount,))
-            had = self._kinds.getValue((row.amount,))[0] if self._kinds.containsKey((row.amount,)) else 0
+            had = self._first(self._kinds.getValue((row.amount,))) if self._kinds.containsKey((row.amount,)) else 0
             self._kinds.updateValue((row.amount,), (had + 1,))
             newest = max(newest, row.ms)
             told.append(SparkRow(key=key[0], what="row", total=total, items=0, kinds=0))
@@ -129,7 +135,7 @@ class Reference(StatefulProcessor):
         """What there was."""
         at_ms = expiredTimerInfo.getExpiryTimeInMs()
         items, kinds = len(list(self._items.get())), len(list(self._kinds.keys()))
-        total = self._total.get()[0] if self._total.exists() else None
+        total = self._first(self._total.get()) if self._total.exists() else None
         for state in (self._total, self._items, self._kinds):
             state.clear()
         yield SparkRow(key=key[0], what=f"end {at_ms}", total=total, items=items, kinds=kinds)
