@@ -37,6 +37,9 @@ PUBLIC: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "Operators of your own": {
         "Operator": "spe_adapter.operators.base",
+        "Aggregation": "spe_adapter.operators.aggregation",
+        "Slot": "spe_adapter.operators.cells",
+        "Fixed": "spe_adapter.operators.cells",
         "Rows": "spe_adapter.operators.base",
         "State": "spe_adapter.operators.base",
         "Results": "spe_adapter.operators.base",

@@ -24,7 +24,9 @@ from spe_adapter.microbatch.errors import BatchesMissing, ResetRefused, TasksFai
 from spe_adapter.microbatch.query import Stateful, StatefulQuery, stateful, stateful_join
 from spe_adapter.operators import functions as agg
 from spe_adapter.operators.aggregates import Aggregate
+from spe_adapter.operators.aggregation import Aggregation
 from spe_adapter.operators.base import Operator, Results, Rows, State
+from spe_adapter.operators.cells import Fixed, Slot
 from spe_adapter.operators.chain import Chain
 from spe_adapter.operators.errors import OperatorChanged, OperatorFailed
 from spe_adapter.operators.join import WindowJoin
@@ -45,6 +47,7 @@ PUBLIC: Final[Mapping[str, Mapping[str, str]]]
 __all__ = [
     "PUBLIC",
     "Aggregate",
+    "Aggregation",
     "BatchesMissing",
     "Budget",
     "Chain",
@@ -58,6 +61,7 @@ __all__ = [
     "EpochProgress",
     "ExpiredTimers",
     "Filter",
+    "Fixed",
     "Fragment",
     "FragmentRefused",
     "FromJson",
@@ -84,6 +88,7 @@ __all__ = [
     "SchemaRefused",
     "Session",
     "Sliding",
+    "Slot",
     "SparkQuery",
     "State",
     "StateInconsistent",

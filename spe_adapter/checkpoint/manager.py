@@ -318,8 +318,12 @@ class CheckpointManager:
         return chunks <= pages and -(-pages // chunks) * page_bytes <= MAX_CHUNK_BYTES
 
     def _release(self) -> None:
+        """End the freeze. One that cannot be ended properly ends with its process, or is cancelled by the operator."""
         if self._frozen is not None:
-            self._frozen.pages.release()
+            try:
+                self._frozen.pages.release()
+            except (CairnError, OSError) as error:
+                self._tools.report(CHECKPOINT_FAILED, unit=self.unit.name, error=f"release: {error}")
 
     # ---- old checkpoints
 

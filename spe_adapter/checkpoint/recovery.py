@@ -139,7 +139,7 @@ def recover(
     return None
 
 
-class _Reading:
+class _FileReads:
     """The files of a checkpoint while threads read them. In `runs` a None says that a thread has ended."""
 
     def __init__(self, sink: Sink, page_bytes: int) -> None:
@@ -206,7 +206,7 @@ class PageReader(Iterator[tuple[Int64s, Bytes]]):
     """The runs of pages of a checkpoint. `close` ends the threads; iterating raises CheckpointDamaged, SinkFailed."""
 
     def __init__(self, sink: Sink, manifest: Manifest) -> None:
-        self._reading = _Reading(sink, manifest.page_bytes)
+        self._reading = _FileReads(sink, manifest.page_bytes)
         self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="checkpoint read")
         self._files = [self._pool.submit(self._reading.read, live) for live in manifest.live()]
         self._left = len(self._files)

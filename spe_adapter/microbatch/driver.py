@@ -83,6 +83,8 @@ class QueryDriver:
         self._probe = probe
         self._lock = threading.Lock()
         self._choice = CombineChoice(fixed)
+        columns = fixed.result_columns()
+        self._results = None if columns is None else columns.to_fields()
         self._begun = False
         self._evolves = False
         """Whether the state in the log is still in the columns of an operator that this one follows."""
@@ -236,6 +238,7 @@ class QueryDriver:
             layout=plan.layout,
             planned=planned,
             wall_ms=plan.wall_ms if self._fixed.operator.has_wall_time else None,
+            results=self._results,
         )
         self.hosts.update(report.host for report in reports)
         self._at("driver before commit", plan)

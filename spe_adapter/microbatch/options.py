@@ -13,6 +13,7 @@ from typing import Final, Literal
 
 from logstore.errors import InvalidConfig
 from spe_adapter.datasource.options import HARMLESS_SINK_OPTIONS, OptionReader, SinkOptions, parse_sink
+from spe_adapter.operators.formats import RESULT_FORMATS, ResultFormat
 
 STATE_OPTIONS: Final = frozenset(
     (
@@ -21,6 +22,8 @@ STATE_OPTIONS: Final = frozenset(
         "closingDelay",
         "combine",
         "extentLimit",
+        "lateTopic",
+        "resultFormat",
         "retention",
         "stateDirectory",
         "stateLimit",
@@ -58,6 +61,7 @@ class StatefulOptions:
     `extent_limit` is Q, in results and footprints (None: four times the open windows). `retention_ms` None: keep all
     results. `state_root` None: the default directory of state. `closing_delay_ms`: the pause of input after which due
     windows are closed without input. `combine`: whether rows are combined before the shuffle.
+    `late_topic`: where rows go that were dropped because they came too late (None: nowhere).
     """
 
     sink: SinkOptions
@@ -70,6 +74,8 @@ class StatefulOptions:
     retention_ms: int | None
     closing_delay_ms: int
     combine: Combine
+    late_topic: str | None = None
+    result_format: ResultFormat = "json"
 
 
 def parse_stateful(options: Mapping[str, str], topic: str) -> StatefulOptions:
@@ -80,6 +86,11 @@ def parse_stateful(options: Mapping[str, str], topic: str) -> StatefulOptions:
         raise InvalidConfig("option 'topic' is empty; write the name of the topic for results and state")
     own = {name.lower() for name in STATE_OPTIONS}
     sink = parse_sink({name: value for name, value in options.items() if name.lower() not in own})
+    late_topic, combine = _late_topic(reader, topic), _combine(reader)
+    if late_topic is not None and combine == "always":
+        raise InvalidConfig(
+            "options 'combine' = always and 'lateTopic' exclude each other: combined rows cannot be told apart any more"
+        )
     return StatefulOptions(
         sink=sink,
         topic=topic.strip(),
@@ -90,8 +101,24 @@ def parse_stateful(options: Mapping[str, str], topic: str) -> StatefulOptions:
         allow_other_queries=reader.flag("allowOtherQueries", False),
         retention_ms=None if reader.text("retention") is None else reader.duration_ms("retention", 0),
         closing_delay_ms=reader.duration_ms("closingDelay", DEFAULT_CLOSING_DELAY_MS),
-        combine=_combine(reader),
+        combine="never" if late_topic is not None else combine,
+        late_topic=late_topic,
+        result_format=_result_format(reader),
     )
+
+
+def _late_topic(reader: OptionReader, topic: str) -> str | None:
+    text = reader.text("lateTopic")
+    if text is None:
+        return None
+    if not text.strip() or text.strip() == topic.strip():
+        raise InvalidConfig(f"option 'lateTopic' is {text!r}; write the name of a topic other than that of results")
+    return text.strip()
+
+
+def _result_format(reader: OptionReader) -> ResultFormat:
+    text = reader.choice("resultFormat", RESULT_FORMATS, "json")
+    return next(each for each in RESULT_FORMATS if each == text)
 
 
 def _combine(reader: OptionReader) -> Combine:

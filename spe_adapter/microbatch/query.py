@@ -35,13 +35,14 @@ from spe_adapter.microbatch.committed import EpochProgress, progress_of
 from spe_adapter.microbatch.driver import QueryDriver
 from spe_adapter.microbatch.epoch import REPORT_SCHEMA, EpochPlan, Probe, QueryDefinition, silent
 from spe_adapter.microbatch.errors import TasksFailed
-from spe_adapter.microbatch.frames import arrow_schema, check, check_watermarks, joined
+from spe_adapter.microbatch.frames import arrow_schema, check, check_late, check_watermarks, joined
 from spe_adapter.microbatch.host_memory import OnSpark, forget
 from spe_adapter.microbatch.no_data_trigger import NoDataTrigger
+from spe_adapter.microbatch.observed import observed
 from spe_adapter.microbatch.options import parse_stateful
 from spe_adapter.microbatch.shuffle import HANDED_SCHEMA, PARTITION, HandOver
 from spe_adapter.microbatch.task import NoDataTask, Task
-from spe_adapter.microbatch.topics import prepare_topic
+from spe_adapter.microbatch.topics import prepare_late_topic, prepare_topic
 from spe_adapter.operators.base import Operator
 from spe_adapter.operators.errors import OperatorFailed
 from spe_adapter.operators.join import WindowJoin
@@ -178,6 +179,8 @@ class Stateful:
         schema = arrow_schema(self._frame)
         fingerprint = check(self._operator, schema, self._key)
         check_watermarks(self._frame, self._operator)
+        if parsed.late_topic is not None:
+            check_late(self._operator, schema)
         host = ThisHost()
         spark = self._frame.sparkSession
         sink = parsed.sink
@@ -188,7 +191,10 @@ class Stateful:
             partitions = prepare_topic(
                 client, parsed.topic, self._partitions, default, allow_trimming=parsed.allow_trimming
             )
+            if parsed.late_topic is not None:
+                prepare_late_topic(client, parsed.late_topic, partitions)
         fixed = QueryDefinition(self._operator, self._key, schema, fingerprint, partitions, parsed)
+        fixed.result_columns()
         started = _Starting(self._frame, fixed, self._probe, self._initial)
         writer = started.reports.writeStream.foreachBatch(started.on_batch).outputMode("append")
         if checkpointLocation is not None:
@@ -226,7 +232,7 @@ class _Starting:
         """
         self.failure: BaseException | None = None
         """The error of the last batch."""
-        self.reports = self._reports(frame, fixed)
+        self.reports = observed(self._reports(frame, fixed))
         self._initial: DataFrame | None = None
         if initial is not None:
             self._initial = self._reports(initial, replace(fixed, schema=arrow_schema(initial)))

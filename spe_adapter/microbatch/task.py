@@ -137,7 +137,8 @@ class _TaskExecution:
             if plan.rebase is not None:
                 parent = self._move_in(client, overlay)
             self._seconds["open"] = self._host.network.monotonic_s() - started_s
-            output = StagedStream(client, self._attempt, stream, sink.batch_bytes, sink.codec)
+            late = None if options.late_topic is None else TopicPartition(options.late_topic, self._partition)
+            output = StagedStream(client, self._attempt, stream, sink.batch_bytes, sink.codec, late)
             return self._epoch(batches, overlay, parent, output, state)
 
     def _wanted(self) -> Tag | None:
@@ -176,6 +177,7 @@ class _TaskExecution:
         )
         processor.batch = None if plan.batch == INITIAL_BATCH else plan.batch
         processor.clock = Clock(plan.watermark_ms, plan.wall_ms, plan.late_watermark_ms)
+        processor.keeps_late = fixed.options.late_topic is not None
         self._process(batches, processor, output)
         with self._timed("process"):
             before = Counters(parent.emitted + self._results, processor.seen)
@@ -232,15 +234,18 @@ class _TaskExecution:
                 self._combined = taken.combined
                 take = processor.process_combined if taken.combined else processor.process
                 self._stage(processor, take(taken.rows, late_watermark_ms=self._plan.late_watermark_ms), output)
+                for late in processor.take_late():
+                    keys, values, times_ms = processor.records(late)
+                    output.add_late(keys, values, record_times(times_ms, len(values), self._host.wall_ms()))
         with self._timed("process"):
             self._stage(processor, processor.expire(self._plan.watermark_ms), output)
 
     def _stage(self, processor: Processor, results: Output | None, output: StagedStream) -> None:
         if results is None or not results.rows.num_rows:
             return
-        keys, values = processor.records(results)
-        self._results += len(keys)
-        output.add_results(keys, values, record_times(results, self._host.wall_ms()))
+        keys, values, times_ms = processor.records(results, self._fixed.options.result_format)
+        self._results += results.rows.num_rows
+        output.add_results(keys, values, record_times(times_ms, len(values), self._host.wall_ms()))
 
     def _check_keys(self, changes: Changes) -> None:
         keys, numbers = changes.footprints.column(0), changes.footprints.column(1).to_numpy()

@@ -318,6 +318,12 @@ class ChainProcessor(Processor):
                 outputs.append(output)
         return _joined(outputs)
 
+    def take_late(self) -> list[Output]:
+        """See Processor: rows that were late for the first link. What is late for a later link is a result, not a row
+        of the input, and is counted only.
+        """
+        return self._links[0].take_late()
+
     @property
     def next_wall_ms(self) -> int | None:
         """The earliest of the links."""
@@ -331,6 +337,7 @@ class ChainProcessor(Processor):
 
     def _first(self) -> Processor:
         first = self._ready(0)
+        first.keeps_late = self.keeps_late
         first.sequence, first.seen, first.max_events_ms = self.sequence, self.seen, self.max_events_ms
         return first
 

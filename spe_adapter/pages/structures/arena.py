@@ -17,10 +17,9 @@ import pyarrow as pa
 
 from spe_adapter.codec.columns import BytesColumn, keys_of
 from spe_adapter.codec.kernels import Bytes, Int64s
-from spe_adapter.pages.errors import PagesDamaged
+from spe_adapter.pages.errors import EntryTooLarge, PagesDamaged
 from spe_adapter.pages.manager import PageSet
 from spe_adapter.pages.structures import kernels
-from spe_adapter.pages.structures.errors import EntryTooLarge
 from spe_adapter.pages.structures.layouts import (
     ARENA,
     COUNTERS,

@@ -99,7 +99,10 @@ class PagedHashIndex(PagedStructure):
         return self._total(_ENTRIES)
 
     def insert(self, hashes: Int64s, rows: Int64s, hashes_of: HashesOf) -> None:
-        """Enter rows that are not there. `hashes_of` gives the hashes of rows that are there already."""
+        """Enter rows that are not there. `hashes_of` gives the hashes of rows that are there already.
+
+        Raises PagesFull, and then holds what it held before.
+        """
         count = len(self) + len(hashes)
         while count * _FILL[1] > len(self.first) * self._slots * _FILL[0]:
             self._split(hashes_of)
@@ -162,12 +165,13 @@ class PagedHashIndex(PagedStructure):
         check(count, "an index page")
         return out[:count]
 
+    def _pages_for(self, entries: int) -> int:
+        """How many pages a bucket of this many entries needs."""
+        return max(-(-entries // self._limit), 1)
+
     def _rewrite(self, bucket: int, chain: Int64s, entries: Int64s) -> Int64s:
-        """Put entries on the pages of a bucket, or on new ones; the pages that are not needed."""
-        wanted = max(-(-len(entries) // self._limit), 1)
-        if wanted > len(chain):
-            chain = np.append(chain, self._allocate(wanted - len(chain)))
-        used = chain[:wanted]
+        """Put entries on the first of these pages, which are or become the bucket's; the pages that are not needed."""
+        used = chain[: self._pages_for(len(entries))]
         self._touch(used)
         grid = self._words().reshape(-1, self._page_words)
         grid[used, kernels.ORDINAL] = 0
@@ -177,7 +181,7 @@ class PagedHashIndex(PagedStructure):
             part = entries[item * self._limit : (item + 1) * self._limit]
             check(kernels.fill_page(grid[page], part), "an index page")
         self.first[bucket] = used[0]
-        return chain[wanted:]
+        return chain[len(used) :]
 
     def _split(self, hashes_of: HashesOf) -> None:
         """Share the next bucket's entries between it and a new bucket."""
@@ -186,10 +190,12 @@ class PagedHashIndex(PagedStructure):
         chain = self._chain(split)
         entries = self._entries(chain)
         moves = (hashes_of((entries & kernels.ROW_MASK) - 1) & level) != 0
+        wanted = sum(self._pages_for(int(np.count_nonzero(part))) for part in (moves, ~moves))
+        if wanted > len(chain):
+            chain = np.append(chain, self._allocate(wanted - len(chain)))
         rest = self._rewrite(split, chain, entries[~moves])
-        fresh = rest[:1] if len(rest) else self._allocate(1)
-        self.first = np.append(self.first, fresh)
-        self._release(self._rewrite(level + split, np.append(fresh, rest[1:]), entries[moves]))
+        self.first = np.append(self.first, rest[0])
+        self._release(self._rewrite(level + split, rest, entries[moves]))
         self._count_page_change()
 
     def _join(self) -> None:

@@ -14,6 +14,7 @@ Invariants:
 Source: SGuard, section 4.3 (the unordered map); the records lie apart from the hash pages, which the paper does not do.
 """
 
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -149,6 +150,12 @@ class _MapRecords(PagedStructure):
         self._count_page_change()
         return rows
 
+    def write(self, rows: Int64s, identities: "HashedIdentities", refs: Int64s) -> None:
+        """Store identities, with these references to their keys, in rows that were just taken; fields are 0."""
+        numbers = np.array(identities.numbers)
+        status = kernels.write_identities(self._words(), rows, identities.hashes, numbers, refs, self.shape)
+        check(status, "a map's page")
+
     def free(self, rows: Int64s) -> None:
         """Make rows (each once, touched) free; pages without records are given back."""
         words = self._words()
@@ -243,7 +250,7 @@ class PagedMap:
     def ensure(self, keys: pa.Array, numbers: Int64s) -> tuple[Int64s, Bools]:
         """The row of each of these (distinct) identities, and whether it is new (all fields 0).
 
-        Raises EntryTooLarge, before anything changes, for a key that does not fit on a page.
+        Raises EntryTooLarge for a key that does not fit on a page, and PagesFull; then the map holds what it held.
         """
         identities = self.identify(keys, numbers)
         rows = self._find(identities)
@@ -258,13 +265,17 @@ class PagedMap:
             keys = keys.filter(pa.array(is_new))
             fresh = HashedIdentities(keys_of(keys), identities.numbers[is_new], identities.hashes[is_new])
         refs = self._arena.store_parts(fresh.keys)
-        refs = np.where(refs == 0, kernels.REF_NULL, refs)
-        rows = self._records.take(len(refs))
-        status = kernels.write_identities(
-            self._records.words, rows, fresh.hashes, np.array(fresh.numbers), refs, self._records.shape
-        )
-        check(status, "a map's page")
-        self._index.insert(fresh.hashes, rows, self._hashes_of)
+        rows = np.empty(0, np.int64)
+        try:
+            rows = self._records.take(len(refs))
+            self._records.write(rows, fresh, np.where(refs == 0, kernels.REF_NULL, refs))
+            self._index.insert(fresh.hashes, rows, self._hashes_of)
+        except PagesFull:
+            if len(rows):
+                self._records.touch_rows(rows)
+                self._records.free(rows)
+            self._arena.drop(refs)
+            raise
         return rows
 
     def remove(self, rows: Int64s) -> None:
@@ -330,8 +341,8 @@ class PagedMap:
         return self._arena.read(self._field(name, rows))
 
     def set_bytes_field(self, name: str, rows: Int64s, values: pa.Array) -> None:
-        """Store a value of varying length for each of these (distinct) rows. Raises EntryTooLarge before anything
-        changes.
+        """Store a value of varying length for each of these (distinct) rows. Raises EntryTooLarge and PagesFull; then
+        the map holds what it held.
         """
         self._varying(name)
         if len(values) != len(rows):
@@ -371,14 +382,15 @@ class PagedMap:
         if not len(pages):
             return
         rows = self._records.rows()
-        moved, fresh = self._moved(rows, self._records.identity_words(kernels.KEY_REF, rows), pages)
-        if len(moved):
-            self._records.touch_rows(moved)
-            self._records.words[self._records.addresses(moved) + kernels.KEY_REF] = fresh
-        for name in self.schema.bytes_fields:
-            moved, fresh = self._moved(rows, self._field(name, rows), pages)
+        with suppress(PagesFull):  # then the garbage stays for now
+            moved, fresh = self._moved(rows, self._records.identity_words(kernels.KEY_REF, rows), pages)
             if len(moved):
-                self._set_field(name, moved, fresh)
+                self._records.touch_rows(moved)
+                self._records.words[self._records.addresses(moved) + kernels.KEY_REF] = fresh
+            for name in self.schema.bytes_fields:
+                moved, fresh = self._moved(rows, self._field(name, rows), pages)
+                if len(moved):
+                    self._set_field(name, moved, fresh)
 
     def _moved(self, rows: Int64s, refs: Int64s, pages: Int64s) -> tuple[Int64s, Int64s]:
         """Copy what references of rows lead to on these pages; the rows, and their new references."""

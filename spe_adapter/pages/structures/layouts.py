@@ -18,10 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spe_adapter.codec.kernels import Int64s
-from spe_adapter.pages.errors import PagesDamaged
+from spe_adapter.pages.errors import PagesDamaged, RecordSchemaRefused
 from spe_adapter.pages.manager import PageSet
 from spe_adapter.pages.structures import kernels
-from spe_adapter.pages.structures.errors import RecordSchemaRefused
 
 Records = NDArray[Any]
 """A structured array: one item per record."""

@@ -18,10 +18,9 @@ from typing import Final
 import numpy as np
 
 from spe_adapter.codec.kernels import Bools, Int64s
-from spe_adapter.pages.errors import PagesDamaged
+from spe_adapter.pages.errors import PagesDamaged, RecordSchemaRefused
 from spe_adapter.pages.manager import PageSet
 from spe_adapter.pages.structures import kernels, sorted_kernels
-from spe_adapter.pages.structures.errors import RecordSchemaRefused
 from spe_adapter.pages.structures.layouts import (
     COUNTERS,
     ORDERED,
@@ -90,25 +89,26 @@ class PagedOrderedMap(PagedStructure):
 
     def put(self, records: Records) -> None:
         """Store records; one with a pair of time and name that is there replaces the other. Of records with the same
-        pair, the last counts.
+        pair, the last counts. Raises PagesFull before anything changes.
         """
         self._current()
         batch = _sorted(self.schema.words_of(records))
         if not len(batch):
             return
         if not len(self._leaves):
-            self._spread(0, 0, batch)
+            self._spread(0, 0, batch, self._allocate(self._pages_for(len(batch), is_last=True)))
             self._add(len(batch))
             return
         leaves = self._leaves_of(batch)
         found = self._locate(leaves, batch)
         there = found >= 0
+        fresh = self._pages_to_spread(leaves[~there])
         if there.any():
             self._touch(self._leaves[leaves[there]])
             check(kernels.scatter(self._words(), found[there], batch[there]), "a sorted page")
             batch, leaves = batch[~there], leaves[~there]
         if len(batch):
-            self._merge(leaves, batch)
+            self._merge(leaves, batch, fresh)
             self._add(len(batch))
 
     def remove(self, times: Int64s, names: Int64s) -> Bools:
@@ -221,8 +221,25 @@ class PagedOrderedMap(PagedStructure):
         check(status, "a sorted page")
         return out
 
-    def _merge(self, leaves: Int64s, batch: kernels.Words) -> None:
-        """Merge a sorted batch of new pairs, each into the page given for it, and spread pages that overflow."""
+    def _pages_for(self, records: int, *, is_last: bool) -> int:
+        """On how many pages records are spread; those behind all others fill their pages, as times mostly grow."""
+        return -(-records // (self._capacity if is_last else max(self._capacity * _SPREAD[0] // _SPREAD[1], 1)))
+
+    def _pages_to_spread(self, leaves: Int64s) -> Int64s:
+        """New pages, as many as `_merge` will need for a batch that goes into these pages."""
+        if not len(leaves):
+            return leaves
+        runs, ends = _runs(leaves)
+        total = self._words()[self._leaves[runs] * self._page_words + kernels.COUNT] + np.diff(ends, prepend=0)
+        over = np.flatnonzero(total > self._capacity)
+        behind = len(self._leaves) - 1
+        wanted = sum(self._pages_for(int(total[run]), is_last=runs[run] == behind) - 1 for run in over.tolist())
+        return self._allocate(wanted) if wanted else np.empty(0, np.int64)
+
+    def _merge(self, leaves: Int64s, batch: kernels.Words, fresh: Int64s) -> None:
+        """Merge a sorted batch of new pairs, each into the page given for it, and spread pages that overflow over
+        `fresh` ones.
+        """
         runs, ends = _runs(leaves)
         self._touch(self._leaves[runs])
         merged = np.zeros(len(runs), np.bool_)
@@ -237,20 +254,22 @@ class PagedOrderedMap(PagedStructure):
             content = self._content(self._words(), int(self._leaves[leaf]))
             both = np.empty((len(content) + len(more), self.schema.words), np.int64)
             sorted_kernels.merge_sorted(content, more, both)
-            self._spread(leaf, leaf + 1, both)
+            more_pages = self._pages_for(len(both), is_last=leaf == len(self._leaves) - 1) - 1
+            self._spread(leaf, leaf + 1, both, fresh[:more_pages])
+            fresh = fresh[more_pages:]
 
-    def _spread(self, low: int, high: int, content: kernels.Words) -> None:
-        """Replace the pages from `low` to `high` (exclusive) by pages with this sorted content."""
+    def _spread(self, low: int, high: int, content: kernels.Words, fresh: Int64s) -> None:
+        """Put this sorted content on the pages from `low` to `high` (exclusive), as far as they are needed, and on the
+        fresh ones.
+        """
         is_last = high == len(self._leaves)
-        per_page = self._capacity if is_last else max(self._capacity * _SPREAD[0] // _SPREAD[1], 1)
-        wanted = -(-len(content) // per_page)
-        used = self._leaves[low:high][:wanted]
-        gone = self._leaves[low:high][wanted:]
-        if wanted > len(used):
-            used = np.append(used, self._allocate(wanted - len(used)))
+        wanted = self._pages_for(len(content), is_last=is_last)
+        used, gone = np.split(np.append(self._leaves[low:high], fresh), [wanted])
+        if len(used) < wanted:
+            raise PagesDamaged(f"{len(content)} records for {len(used)} sorted pages")
         self._touch(used)
         words, width = self._words(), self.schema.words
-        edges = [min(per_page * item, len(content)) for item in range(wanted + 1)]
+        edges = [min(self._capacity * item, len(content)) for item in range(wanted + 1)]
         if not is_last:
             edges = [len(content) * item // wanted for item in range(wanted + 1)]
         for page, begin, end in zip(used.tolist(), edges[:-1], edges[1:], strict=True):
@@ -288,7 +307,7 @@ class PagedOrderedMap(PagedStructure):
             elif leaf + 1 < len(self._leaves):
                 parts = [self._content(words, page) for page in self._leaves[leaf : leaf + 2].tolist()]
                 if sum(map(len, parts)) * _SMALL <= self._capacity:
-                    self._spread(leaf, leaf + 2, np.concatenate(parts))
+                    self._spread(leaf, leaf + 2, np.concatenate(parts), fresh=np.empty(0, np.int64))
 
     def _drop(self, low: int, high: int) -> None:
         if low == high:

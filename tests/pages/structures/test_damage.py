@@ -10,9 +10,8 @@ import pyarrow as pa
 import pytest
 
 from spe_adapter.codec.kernels import Int64s
-from spe_adapter.pages.errors import PagesDamaged, PagesFull
+from spe_adapter.pages.errors import EntryTooLarge, PagesDamaged, PagesFull
 from spe_adapter.pages.manager import PageManager
-from spe_adapter.pages.structures.errors import EntryTooLarge
 from spe_adapter.pages.structures.hash_index import PagedHashIndex
 from spe_adapter.pages.structures.hashmap import MapPages, PagedMap
 from spe_adapter.pages.structures.layouts import PagedStructure, RecordSchema

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from spe_adapter.codec.kernels import Int64s
-from spe_adapter.pages.errors import PagesDamaged
+from spe_adapter.pages.errors import EntryTooLarge, PagesDamaged
 from spe_adapter.pages.manager import PageSet
-from spe_adapter.pages.structures.errors import EntryTooLarge
 from spe_adapter.pages.structures.hashmap import MapPages, PagedMap
 from spe_adapter.pages.structures.layouts import RecordSchema
 from tests.pages.structures.paged import Announcements, PagedMachine, load, manager_of, sets_of

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
-from spe_adapter.pages.errors import PagesDamaged
+from spe_adapter.pages.errors import PagesDamaged, RecordSchemaRefused
 from spe_adapter.pages.manager import PageSet
-from spe_adapter.pages.structures.errors import RecordSchemaRefused
 from spe_adapter.pages.structures.layouts import Records, RecordSchema
 from spe_adapter.pages.structures.sequence import PagedList, PagedQueue
 from tests.pages.structures.paged import PagedMachine, manager_of, sets_of
