@@ -13,19 +13,23 @@ from dataclasses import dataclass
 from logstore.client.blocking import Client, TopicPartition
 from logstore.client.wire import EARLIEST
 from spe_adapter.cec.control import EndPositions
+from spe_adapter.epochs.retention import how_lost
 from spe_adapter.epochs.scan import find_head
 from spe_adapter.errors import StateInconsistent, StateTrimmed
-from spe_adapter.microbatch.epoch import Parent, Seconds, TaskReport, newest_of
+from spe_adapter.microbatch.epoch import Parent, Seconds, TaskReport, newest_of, reader_name
 from spe_adapter.microbatch.errors import BatchesMissing
 
 
 @dataclass(frozen=True, slots=True)
 class CommittedEpoch:
-    """The last committed epoch: the positions in its END, and the attempt that counts in each partition."""
+    """The last committed epoch: the positions in its END, and for each of its partitions the attempt that counts and
+    the epoch of the oldest footprint of an open window.
+    """
 
     epoch: int
     progress: EndPositions
     parents: tuple[Parent, ...]
+    oldest_epochs: tuple[int, ...]
     max_events_ms: tuple[int | None, ...]
     reports: tuple[TaskReport, ...] = ()
     seconds: float = 0.0
@@ -42,7 +46,7 @@ def read_committed(client: Client, topic: str, query: str, last_epoch: int) -> C
             "topic that the query had before, or start with a new checkpoint and a new topic"
         )
     progress = EndPositions.from_json(head.end.positions)
-    parents, max_events_ms = [], tuple[int | None, ...]()
+    parents, oldest_epochs, max_events_ms = [], [], tuple[int | None, ...]()
     for partition in range(progress.partitions):
         own = find_head(client, TopicPartition(topic, partition), query)
         if own is None or own.mark is None or own.end.epoch != last_epoch:
@@ -50,8 +54,9 @@ def read_committed(client: Client, topic: str, query: str, last_epoch: int) -> C
             raise StateInconsistent(f"query {query}: stream {topic}-{partition} holds no mark of epoch {last_epoch}")
         mark = own.mark
         parents.append(Parent(mark.attempt, mark.emitted, mark.seen, mark.sequence))
+        oldest_epochs.append(mark.oldest_epoch)
         max_events_ms = newest_of(max_events_ms, mark.max_events_ms)
-    return CommittedEpoch(last_epoch, progress, tuple(parents), max_events_ms)
+    return CommittedEpoch(last_epoch, progress, tuple(parents), tuple(oldest_epochs), max_events_ms)
 
 
 def _check_not_trimmed(client: Client, stream: TopicPartition, query: str, last_epoch: int) -> None:
@@ -60,9 +65,8 @@ def _check_not_trimmed(client: Client, stream: TopicPartition, query: str, last_
     if start > 0:
         raise StateTrimmed(
             f"query {query}: topic {stream.topic!r} was trimmed: partition {stream.partition} starts at offset {start} "
-            f"and does not hold the query's last epoch, {last_epoch}, any more, so its state is gone. Start with a new "
-            "checkpoint and a new topic, and leave trimming to the query's option 'retention', which keeps what is "
-            "needed"
+            f"and does not hold the query's last epoch, {last_epoch}, any more, so its state is gone. "
+            f"{how_lost(client, reader_name(query), stream)}. Start with a new checkpoint and a new topic"
         )
 
 

@@ -11,6 +11,7 @@ Invariants:
 * Watermarks are Spark's: rows are late by the watermark of the epoch before; windows close by the newest event time
   committed before the epoch, over all partitions. When input pauses, one epoch without input closes the due windows.
 * Epochs come one at a time: a lock is held from the plan to the commit.
+* The query is a registered reader of its output, so that retention keeps what a recovery of its state reads.
 
 Source: Spark's MicroBatchExecution and WatermarkTracker; CEC paper, section II.B; docs/decisions/0010.
 """
@@ -39,6 +40,7 @@ from spe_adapter.microbatch.epoch import (
     newest_of,
 )
 from spe_adapter.microbatch.errors import BatchesMissing, OperatorChanged
+from spe_adapter.microbatch.registration import OutputRegistration
 from spe_adapter.microbatch.shuffle import CombineChoice
 from spe_adapter.microbatch.topics import refuse_taken, trim
 from spe_adapter.operators.base import next_watermark
@@ -71,6 +73,12 @@ class QueryDriver:
         """The hosts on which tasks of this incarnation have left state in memory."""
         self._busy_s = host.network.monotonic_s()
         self._trimmed_s = self._busy_s
+        options = fixed.options
+        self._registration = (
+            None
+            if options.allow_trimming
+            else OutputRegistration(options.topic, query, fixed.partitions, host.network.monotonic_s)
+        )
 
     @property
     def committed(self) -> CommittedEpoch | None:
@@ -112,9 +120,9 @@ class QueryDriver:
             try:
                 self._begin()
                 last = self._committed
-                if last is None or last.progress.closing:
-                    return False
-                if self._watermark_ms(last) <= last.progress.watermark_ms:
+                if last is None or last.progress.closing or self._watermark_ms(last) <= last.progress.watermark_ms:
+                    if self._registration is not None:
+                        self._registration.keep_alive(self._client)
                     return False
                 self._epoch(last.progress.batch, last.progress.planned, closing=True, execute=execute)
                 return True
@@ -136,6 +144,8 @@ class QueryDriver:
                 self._check_operator(client, self._committed)
             elif not self._fixed.options.allow_other_queries:
                 refuse_taken(client, self._fixed.options.topic, self._query)
+            if self._registration is not None:
+                self._registration.begin(client, self._committed)
         self._begun = True
 
     def _check_operator(self, client: Client, last: CommittedEpoch) -> None:
@@ -225,9 +235,14 @@ class QueryDriver:
             self._at("driver after commit", plan)
             seconds = self._host.network.monotonic_s() - started_s
             parents = tuple(report.counters for report in reports)
-            self._committed = CommittedEpoch(plan.epoch, progress, parents, max_events_ms, tuple(reports), seconds)
+            oldest_epochs = tuple(report.oldest_epoch for report in reports)
+            self._committed = CommittedEpoch(
+                plan.epoch, progress, parents, oldest_epochs, max_events_ms, tuple(reports), seconds
+            )
             self._begun = True
             self._choice.note(reports)
+            if self._registration is not None:
+                self._registration.note(client, self._committed)
             self._trim(client, reports)
 
     def _plan(self, batch: int, *, closing: bool) -> EpochPlan:

@@ -23,6 +23,8 @@ REPORT_COLUMN: Final = "report"
 REPORT_SCHEMA: Final = f"{REPORT_COLUMN} string"
 MOVED: Final = "moved"
 """How a partition's state was obtained in the first epoch of a new layout: from the streams of the one before."""
+READER_PREFIX: Final = "stateful/"
+"""Before the query's id, in the name of its registration as a reader of its output."""
 EPOCHS_PER_GENERATION: Final = 2**40
 """A query at 1,000 batches a second reaches it after 17 years."""
 
@@ -30,6 +32,11 @@ EPOCHS_PER_GENERATION: Final = 2**40
 def log_epoch(generation: int, batch: int, *, closing: bool) -> int:
     """The epoch's number in the log: it grows with each reset, batch, and epoch without input after a batch."""
     return generation * EPOCHS_PER_GENERATION + 2 * batch + (1 if closing else 0)
+
+
+def reader_name(query: str) -> str:
+    """The name under which a query is registered as a reader of its output."""
+    return READER_PREFIX + query
 
 
 def batch_of(epoch: int) -> int:

@@ -16,9 +16,10 @@ from logstore.client.blocking import Client, TopicPartition
 from spe_adapter.cec.changes_since import ChangesSince
 from spe_adapter.cec.reconstruct import EventualCheckpoint, Windows
 from spe_adapter.codec.partitioner import partitions_of
+from spe_adapter.epochs.retention import how_lost
 from spe_adapter.epochs.scan import ControlScan, reconstruct
-from spe_adapter.errors import StateInconsistent
-from spe_adapter.microbatch.epoch import EpochPlan, QueryDefinition
+from spe_adapter.errors import StateInconsistent, StateTrimmed
+from spe_adapter.microbatch.epoch import EpochPlan, QueryDefinition, reader_name
 from spe_adapter.operators.combining import NULL_PARTITION
 from spe_adapter.state.delta import VersionStep, window_version_of
 from spe_adapter.state.segment import Tag
@@ -79,7 +80,10 @@ def committed_state(client: Client, stream: TopicPartition, query: str, epoch: i
 
     Raises StateTrimmed or StateInconsistent.
     """
-    eventual = reconstruct(client, stream, query, epoch)
+    try:
+        eventual = reconstruct(client, stream, query, epoch)
+    except StateTrimmed as error:
+        raise StateTrimmed(f"{error}. {how_lost(client, reader_name(query), stream)}") from error
     if not eventual.found:
         raise StateInconsistent(
             f"query {query}: stream {stream} holds no epoch {epoch}, which the query's driver found committed"
