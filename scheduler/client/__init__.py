@@ -8,6 +8,7 @@ with CoordinatorClient("http://127.0.0.1:9880") as client:
 """
 
 from scheduler.client.blocking import CoordinatorClient, CoordinatorRequest, Go
+from scheduler.client.checkpoints import CompleteCheckpoint, CompleteFile
 from scheduler.client.core import QueuePlace
 from scheduler.client.errors import (
     BadRequest,
@@ -25,6 +26,8 @@ from scheduler.client.errors import (
 
 __all__ = [
     "BadRequest",
+    "CompleteCheckpoint",
+    "CompleteFile",
     "Conflict",
     "CoordinatorClient",
     "CoordinatorError",

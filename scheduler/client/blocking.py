@@ -18,10 +18,17 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection, Incomple
 from types import TracebackType
 from typing import Any
 
-from scheduler.client import core
+from scheduler.client import checkpoints, core
 from scheduler.client.base import BaseClient, BaseGo, BaseRequest
+from scheduler.client.checkpoints import CompleteCheckpoint
 from scheduler.client.core import ApiRequest
-from scheduler.client.errors import CoordinatorError, CoordinatorRefused, CoordinatorUnavailable, NotUnderstood
+from scheduler.client.errors import (
+    CoordinatorError,
+    CoordinatorRefused,
+    CoordinatorUnavailable,
+    NotFound,
+    NotUnderstood,
+)
 
 
 class Go(BaseGo):
@@ -194,6 +201,63 @@ class CoordinatorClient(BaseClient):
     def topology(self) -> dict[str, Any]:
         """The network of the coordinator."""
         return self.call(core.TOPOLOGY)
+
+    # ---- checkpoints
+
+    def register_checkpoint(self, complete: CompleteCheckpoint) -> None:
+        """Register a complete checkpoint. Raises Conflict: the number is another checkpoint's, or a base is missing."""
+        self.call(complete.registration())
+
+    def newest_checkpoint(self, unit: str) -> CompleteCheckpoint | None:
+        """The newest complete checkpoint of a unit, or None."""
+        try:
+            return CompleteCheckpoint.load(self.call(checkpoints.unit("GET", unit, "/newest")))
+        except NotFound:
+            return None
+
+    def checkpoint(self, unit: str, seq: int) -> CompleteCheckpoint:
+        """A complete checkpoint by its number. Raises NotFound."""
+        return CompleteCheckpoint.load(self.call(checkpoints.checkpoint("GET", unit, seq)))
+
+    def checkpoints(self, unit: str) -> list[dict[str, Any]]:
+        """The complete checkpoints of a unit without their files, the newest first; none if it is not known."""
+        found: list[dict[str, Any]] = []
+        before: int | None = None
+        while True:
+            try:
+                page = self.call(checkpoints.checkpoints_page(unit, before))
+            except NotFound:
+                return found
+            found += page["checkpoints"]
+            before = page["next"]
+            if before is None:
+                return found
+
+    def units(self) -> list[dict[str, Any]]:
+        """All units that have a complete checkpoint, by name, each with its newest one."""
+        found: list[dict[str, Any]] = []
+        after: str | None = None
+        while True:
+            page = self.call(checkpoints.units_page(after))
+            found += page["units"]
+            after = page["next"]
+            if after is None:
+                return found
+
+    def remove_checkpoint(self, unit: str, seq: int) -> bool:
+        """Take a checkpoint out of the registry, before its files go. False: it was not there.
+
+        Raises Conflict while it is the newest of its unit, or another one builds on it.
+        """
+        return bool(self.call(checkpoints.checkpoint("DELETE", unit, seq))["removed"])
+
+    def forget_unit(self, unit: str) -> int:
+        """Forget all checkpoints of a unit, whose files stay; returns how many there were."""
+        return int(self.call(checkpoints.unit("DELETE", unit))["removed"])
+
+    def hosts_of_unit(self, unit: str, limit: int = 16) -> list[dict[str, Any]]:
+        """The hosts that load a unit best, the best first: `host`, `address`, `bytes`, `distance`. Raises NotFound."""
+        return list(self.call(checkpoints.unit("GET", unit, f"/hosts?limit={limit}"))["hosts"])
 
     # ---- calls
 

@@ -17,10 +17,17 @@ from typing import Any
 import h11
 import trio
 
-from scheduler.client import core
+from scheduler.client import checkpoints, core
 from scheduler.client.base import BaseClient, BaseGo, BaseRequest
+from scheduler.client.checkpoints import CompleteCheckpoint
 from scheduler.client.core import ApiRequest
-from scheduler.client.errors import CoordinatorError, CoordinatorRefused, CoordinatorUnavailable, NotUnderstood
+from scheduler.client.errors import (
+    CoordinatorError,
+    CoordinatorRefused,
+    CoordinatorUnavailable,
+    NotFound,
+    NotUnderstood,
+)
 
 RECEIVE_BYTES = 64 * 1024
 
@@ -228,6 +235,64 @@ class TrioCoordinatorClient(BaseClient):
     async def topology(self) -> dict[str, Any]:
         """The network of the coordinator."""
         return await self.call(core.TOPOLOGY)
+
+    # ---- checkpoints
+
+    async def register_checkpoint(self, complete: CompleteCheckpoint) -> None:
+        """Register a complete checkpoint. Raises Conflict: the number is another checkpoint's, or a base is missing."""
+        await self.call(complete.registration())
+
+    async def newest_checkpoint(self, unit: str) -> CompleteCheckpoint | None:
+        """The newest complete checkpoint of a unit, or None."""
+        try:
+            return CompleteCheckpoint.load(await self.call(checkpoints.unit("GET", unit, "/newest")))
+        except NotFound:
+            return None
+
+    async def checkpoint(self, unit: str, seq: int) -> CompleteCheckpoint:
+        """A complete checkpoint by its number. Raises NotFound."""
+        return CompleteCheckpoint.load(await self.call(checkpoints.checkpoint("GET", unit, seq)))
+
+    async def checkpoints(self, unit: str) -> list[dict[str, Any]]:
+        """The complete checkpoints of a unit without their files, the newest first; none if it is not known."""
+        found: list[dict[str, Any]] = []
+        before: int | None = None
+        while True:
+            try:
+                page = await self.call(checkpoints.checkpoints_page(unit, before))
+            except NotFound:
+                return found
+            found += page["checkpoints"]
+            before = page["next"]
+            if before is None:
+                return found
+
+    async def units(self) -> list[dict[str, Any]]:
+        """All units that have a complete checkpoint, by name, each with its newest one."""
+        found: list[dict[str, Any]] = []
+        after: str | None = None
+        while True:
+            page = await self.call(checkpoints.units_page(after))
+            found += page["units"]
+            after = page["next"]
+            if after is None:
+                return found
+
+    async def remove_checkpoint(self, unit: str, seq: int) -> bool:
+        """Take a checkpoint out of the registry, before its files go. False: it was not there.
+
+        Raises Conflict while it is the newest of its unit, or another one builds on it.
+        """
+        return bool((await self.call(checkpoints.checkpoint("DELETE", unit, seq)))["removed"])
+
+    async def forget_unit(self, unit: str) -> int:
+        """Forget all checkpoints of a unit, whose files stay; returns how many there were."""
+        return int((await self.call(checkpoints.unit("DELETE", unit)))["removed"])
+
+    async def hosts_of_unit(self, unit: str, limit: int = 16) -> list[dict[str, Any]]:
+        """The hosts that load a unit best, the best first: `host`, `address`, `bytes`, `distance`. Raises NotFound."""
+        answer = await self.call(checkpoints.unit("GET", unit, f"/hosts?limit={limit}"))
+        return list(answer["hosts"])
 
     # ---- calls
 

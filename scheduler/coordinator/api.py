@@ -4,9 +4,6 @@ Invariants: these tables are the only definition of the interface; requests are 
 made of them, and tests compare every answer with them.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
 from logstore.base.fields import (
     Boolean,
     Field,
@@ -17,9 +14,9 @@ from logstore.base.fields import (
     Object,
     Optional,
     String,
-    Type,
 )
-from scheduler.coordinator.http.messages import JSON
+from scheduler.coordinator.checkpoints import interface as checkpoints
+from scheduler.coordinator.routes import Route, RouteAnswer
 
 MAX_WAIT_S = 60.0
 DEFAULT_WAIT_S = 30.0
@@ -37,7 +34,6 @@ NAME = String(200)
 KIND = String(choices=("write", "read", "copy"))
 STATE = String(choices=("waiting", "running", "finished", "cancelled", "failed"))
 EVENT = String(choices=("go", "revoked", "finished", "cancelled", "failed"))
-EMPTY = Object("Empty")
 
 
 # ---- values in answers
@@ -155,6 +151,7 @@ STATUS = Object(
         "queue": Field(ListOf(QUEUED), "requests that are not over, the next first"),
         "in_flight": Field(ListOf(IN_FLIGHT), "chunks under way, the oldest first"),
         "capacities": Field(ListOf(CAPACITY), "everything of which something is used"),
+        "checkpoints": Field(checkpoints.STATUS_CHECKPOINTS, "the complete checkpoints that are registered"),
     },
 )
 SERVER = Object(
@@ -188,13 +185,6 @@ TOPOLOGY = Object(
     },
 )
 HEALTH = Object("Health", {"status": Field(String(choices=("ok", "failing")), "failing: nothing can be stored")})
-ERROR = Object(
-    "Error",
-    {
-        "error": Field(String(2000), "what is wrong and what to do"),
-        "field": Field(Optional(String(300, 0)), "the field to change, where there is one", None),
-    },
-)
 
 # ---- values in requests
 
@@ -237,55 +227,6 @@ FAILED = Object(
 # ---- routes
 
 
-@dataclass(frozen=True, slots=True)
-class RouteAnswer:
-    """A successful answer of a route; `type` None: text of `content_type`."""
-
-    says: str
-    type: Type | None
-    content_type: str = JSON
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """One method on one path. `waits`: waits for events; `free`: needs no token; `large`: its body may be large."""
-
-    method: str
-    path: str
-    operation: str
-    says: str
-    answers: Mapping[int, RouteAnswer]
-    parameters: Mapping[str, Field] = field(default_factory=dict)
-    query: Object = EMPTY
-    body: Object | None = None
-    errors: tuple[int, ...] = ()
-    waits: bool = False
-    free: bool = False
-    large: bool = False
-
-    def statuses(self) -> frozenset[int]:
-        """Every status that the route can answer with."""
-        common = set(COMMON_ERRORS) - ({401} if self.free else set())
-        if self.body is not None:
-            common |= {411, 415}
-        return frozenset({*self.answers, *self.errors, *common})
-
-
-ERRORS: Mapping[int, str] = {
-    400: "a field is missing, unknown or not what it may be; `field` names it",
-    401: "a bearer token is missing or wrong",
-    404: "there is no such request, chunk or host",
-    405: "the path has no such method",
-    408: "the request did not come whole in time",
-    409: "it cannot be done as things stand",
-    411: "a body is needed",
-    413: "the body is too large",
-    415: "the body must be application/json",
-    431: "the headers are too large",
-    500: "a fault of the coordinator's; its log has more",
-    503: "not now: the queue is full, nothing can be stored, or the coordinator stops; try again",
-}
-COMMON_ERRORS = (400, 401, 408, 413, 431, 500, 503)
 _BY_NAME = {"name": Field(NAME, "the request's name")}
 _BY_CHUNK = {**_BY_NAME, "chunk": Field(Integer(0, MAX_CHUNKS), "the chunk's number, from 0")}
 _BY_HOST = {"name": Field(NAME, "the host's name")}
@@ -322,6 +263,7 @@ ROUTES: tuple[Route, ...] = (
           {200: RouteAnswer("noted", REPORTED)}, _BY_CHUNK, body=DONE, errors=(404, 409)),
     Route("POST", "/v1/requests/{name}/chunks/{chunk}/failed", "chunkFailed", "A chunk could not be moved as planned.",
           {200: RouteAnswer("noted", REPORTED)}, _BY_CHUNK, body=FAILED, errors=(404, 409)),
+    *checkpoints.ROUTES,
     Route("GET", "/v1/status", "getStatus", "What goes on: hosts, queue, chunks under way, capacities.",
           {200: RouteAnswer("the state now", STATUS)}),
     Route("GET", "/v1/topology", "getTopology", "The network that is planned on.", {200: RouteAnswer("it", TOPOLOGY)}),

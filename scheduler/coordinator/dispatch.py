@@ -21,10 +21,11 @@ from logstore.base.addresses import is_loopback
 from logstore.base.errors import FieldError
 from logstore.base.events import Report
 from logstore.base.fields import Object, from_text, nearest, plain, shown
-from scheduler.coordinator.api import ROUTES, Route
+from scheduler.coordinator.api import ROUTES
 from scheduler.coordinator.errors import ApiError, StoreError
 from scheduler.coordinator.http.messages import JSON, HttpRequest, HttpResponse, error_response, json_response
 from scheduler.coordinator.log_events import REQUEST_CRASHED
+from scheduler.coordinator.routes import Route
 from scheduler.errors import PlacementError, RequestError
 
 BAD_REQUEST = 400

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from scheduler.coordinator import metrics, page
+from scheduler.coordinator.checkpoints.handlers import CheckpointHandlers
 from scheduler.coordinator.dispatch import ApiCall, Operation, Reply
 from scheduler.coordinator.events import with_addresses
 from scheduler.coordinator.hosts import HostRecord
@@ -32,7 +33,9 @@ class RouteHandlers:
         self._coordinator = coordinator
         self._traffic = traffic
         self._document = document()
-        self._topology = topology_view(coordinator.environment.topology)
+        topology = coordinator.environment.topology
+        self._topology = topology_view(topology)
+        self._checkpoints = CheckpointHandlers(coordinator.checkpoints, coordinator.hosts, topology)
 
     def operations(self) -> Mapping[str, Operation]:
         """Handlers by the operations' names."""
@@ -47,6 +50,7 @@ class RouteHandlers:
             "waitForGo": self._wait,
             "chunkDone": self._done,
             "chunkFailed": self._failed,
+            **self._checkpoints.operations(),
             "getStatus": self._status,
             "getTopology": self._get_topology,
             "getMetrics": self._metrics,
@@ -166,6 +170,7 @@ class RouteHandlers:
                 for go, since_ms in flights[:MAX_LISTED]
             ],
             "capacities": [use._asdict() for use in status.uses if use.used][:MAX_LISTED],
+            "checkpoints": coordinator.checkpoints.registry.counts(),
         }  # fmt: skip
 
     async def _get_topology(self, call: ApiCall) -> Reply:

@@ -5,7 +5,7 @@ A host that never registered counts as available: the topology names it, and it 
 Invariants: sans-I/O, times come in; a registered host has a deadline, a lost one has none; only hosts of the topology.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from logstore.base.fields import nearest, shown
@@ -95,7 +95,34 @@ class Hosts:
         """The address of a host: from its registration, else from the topology."""
         return self.record(name).address or self._addresses.get(name)
 
+    def is_lost(self, name: str) -> bool:
+        """Whether a host is lost; a host outside the topology is not."""
+        return self.record(name).lost
+
+    def names_by_address(self) -> Callable[[str], str]:
+        """A function from a host's name or address to its name; what is unknown stays as it is.
+
+        An address with another port is that host's too, if it is the only host there: each service has its own port.
+        """
+        names: dict[str, str] = {}
+        shared: set[str] = set()
+        for name in self._addresses:
+            address = self.address(name)
+            if address is not None:
+                names[address] = name
+                machine = _machine(address)
+                shared |= {machine} if names.get(machine, name) != name else set()
+                names.setdefault(machine, name)
+        known = {machine: name for machine, name in names.items() if machine not in shared}
+        return lambda host: host if host in self._addresses else known.get(host) or known.get(_machine(host)) or host
+
     def left_ms(self, name: str, now_ms: int) -> int | None:
         """The milliseconds until a host's deadline."""
         deadline_ms = self._deadlines.get(name)
         return None if deadline_ms is None else max(0, deadline_ms - now_ms)
+
+
+def _machine(address: str) -> str:
+    """An address without its port."""
+    machine, colon, port = address.rpartition(":")
+    return machine if colon and port.isdigit() else address

@@ -32,6 +32,12 @@ REQUEST_CRASHED: Final = LogEvent("request_crashed", Level.ERROR, folded_by="ope
 HOST_REGISTERED: Final = LogEvent("host_registered")
 HOST_LOST: Final = LogEvent("host_lost", Level.WARNING)
 
+# ---- checkpoints
+
+CHECKPOINT_REGISTERED: Final = LogEvent("checkpoint_registered")
+CHECKPOINT_REMOVED: Final = LogEvent("checkpoint_removed")
+UNIT_FORGOTTEN: Final = LogEvent("unit_forgotten")
+
 # ---- requests
 
 SUBMITTED: Final = LogEvent("submitted")

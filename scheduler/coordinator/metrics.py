@@ -76,6 +76,14 @@ def _metrics(coordinator: Coordinator, traffic: Traffic) -> Iterable[Metric]:
     )  # fmt: skip
     yield Metric("capacity_used", "gauge", "chunks that use it now", [({"resource": n}, used[n]) for n in sorted(used)])
     yield Metric("capacity_total", "gauge", "chunks at a time", [({"resource": n}, total[n]) for n in sorted(total)])
+    stored = coordinator.checkpoints.registry.counts()
+    yield _gauge("checkpoint_units", "units with a complete checkpoint", stored["units"])
+    yield _gauge("checkpoints", "complete checkpoints registered", stored["checkpoints"])
+    yield _gauge("checkpoint_bytes", "bytes of their files", stored["file_bytes"])
+    yield Metric(
+        "checkpoint_changes_total", "counter", "checkpoints registered, removed and forgotten",
+        [({"change": name}, value) for name, value in coordinator.checkpoints.counts.items()],
+    )  # fmt: skip
     yield Metric("events_total", "counter", "events told", [({"event": n}, v) for n, v in coordinator.counts.items()])
     yield _counter("commits_total", "transactions stored", journal.commits)
     yield _counter("changes_total", "changes stored in them", journal.changes)

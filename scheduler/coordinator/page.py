@@ -75,6 +75,7 @@ def html(status: Mapping[str, Any], picture: Picture) -> str:
         _legend(picture),
         "<h2>Queue</h2>",
         _queue(status["queue"]),
+        _checkpoints(status["checkpoints"]),
         "<h2>Capacities in use</h2>",
         _capacities(status["capacities"]),
         (
@@ -204,6 +205,17 @@ def _queue(queue: Sequence[Mapping[str, Any]]) -> str:
     if any(row["stranded"] for row in queue):
         lines.append("<p>Stranded: the hosts that are lost leave no path; the request waits for them.</p>")
     return "\n".join(lines)
+
+
+def _checkpoints(counts: Mapping[str, int]) -> str:
+    """The sentence about the registered checkpoints; empty while there are none."""
+    if not counts["checkpoints"]:
+        return ""
+    return (
+        f"<h2>Checkpoints</h2><p>{counts['checkpoints']} of {counts['units']} units, "
+        f"{counts['file_bytes'] / 1e6:,.1f} MB in files. "
+        '<a href="/v1/units">units</a></p>'
+    )
 
 
 def duration(duration_ms: int) -> str:

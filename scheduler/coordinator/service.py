@@ -21,6 +21,7 @@ import trio
 from logstore.base.clock import Clock
 from logstore.base.events import Report
 from logstore.base.fields import shown
+from scheduler.coordinator.checkpoints.service import CheckpointService
 from scheduler.coordinator.deadlines import chunk_deadline_ms
 from scheduler.coordinator.errors import ApiError, StartError, StoreDamaged, StoreError
 from scheduler.coordinator.events import Event
@@ -97,6 +98,7 @@ class Coordinator:
         self.settings = settings
         self.journal = journal
         self.registry = RequestRegistry()
+        self.checkpoints = CheckpointService(journal, self._ready, environment.report)
         self.hosts = Hosts(
             {server.name: server.address for server in environment.topology.servers}, settings.host_deadline_ms
         )
@@ -128,6 +130,7 @@ class Coordinator:
         records, latest_ms = self.registry.restore(entries, self._base_ms)
         self._base_ms = max(self._base_ms, latest_ms)
         self.hosts.restore(restore_hosts(entries), self.now_ms())
+        self.checkpoints.restore(entries)
         lost = [record.name for record in self.hosts.known() if record.lost]
         environment = self.environment
         try:

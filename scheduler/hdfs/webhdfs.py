@@ -97,11 +97,14 @@ def meaning(error: WebHdfsError) -> HdfsError:
     return HdfsError(f"HDFS refused: {kind}: {error.message}")
 
 
-def get(client: ChunkClient, path: str) -> Iterator[bytes]:
-    """A file's bytes, in pieces. Raises HdfsAway, DataNodeFailed, HdfsError."""
+def get(client: ChunkClient, path: str, start: int = 0, length: int | None = None) -> Iterator[bytes]:
+    """A file's bytes in pieces: `length` bytes from `start` on (None: to the end).
+
+    Raises HdfsAway, DataNodeFailed, HdfsError.
+    """
     client.led_to = None
     try:
-        with client.read(path, chunk_size=PIECE_BYTES) as pieces:
+        with client.read(path, offset=start, length=length, chunk_size=PIECE_BYTES) as pieces:
             yield from pieces
     except WebHdfsError as error:
         raise meaning(error) from error

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from logstore.base.events import ignore
 from logstore.base.fields import Field, Object
 from logstore.testing.reports import RecordedReports
-from scheduler.coordinator.api import ERRORS, ROUTES
+from scheduler.coordinator.api import ROUTES
 from scheduler.coordinator.dispatch import ApiCall, Dispatch, Reply
 from scheduler.coordinator.http.messages import HttpRequest
 from scheduler.coordinator.log_events import REQUEST_CRASHED
 from scheduler.coordinator.openapi import document
+from scheduler.coordinator.routes import ERRORS
 from scheduler.coordinator.testing import running
 from scheduler.errors import PlanInvalid
 from scheduler.topology import racks
@@ -132,10 +133,11 @@ def test_a_request_from_beginning_to_end(url: str) -> None:
     assert checked(url, "PUT", path, template, {"chunks": 2}).status == 409
 
 
-def test_only_a_submission_may_be_large(url: str) -> None:
-    """Its sources need room; every other body is a few fields, and one that says it is large is refused unread."""
+def test_only_what_has_lists_may_be_large(url: str) -> None:
+    """Sources of a submission and files of a checkpoint need room; any other large body is refused unread."""
     large = b"{" + b" " * 100_000 + b"}"
     assert "chunks: is missing" in ask(url, "POST", "/v1/requests", body=large).text
+    assert "sink: is missing" in ask(url, "PUT", "/v1/units/a/checkpoints/1", body=large).text
     for method, path in (("POST", "/v1/hosts"), ("PUT", "/v1/requests/a"), ("POST", "/v1/requests/a/chunks/0/failed")):
         answer = ask(url, method, path, body=large)
         assert (answer.status, "at most 65536" in answer.text) == (413, True), answer

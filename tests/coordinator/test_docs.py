@@ -53,7 +53,7 @@ def test_the_curl_commands_work(process: CoordinatorProcess) -> None:
         ).stdout
         for line in commands("curl")
     ]  # fmt: skip
-    assert [text[-3:] for text in said] == ["200", "201", "200", "200", "200", "200", "200"]
+    assert [text[-3:] for text in said] == ["200", "201", "200", "200", "200", "200", "200", "201", "200", "200"]
     assert '"event":"go"' in said[2]
     assert '"state":"cancelled"' in said[5]
 

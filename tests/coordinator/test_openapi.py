@@ -17,7 +17,11 @@ schemathesis = pytest.importorskip("schemathesis", reason="a development depende
 
 OPERATIONS = {found.ok().label: found.ok() for found in schemathesis.openapi.from_dict(document()).get_all_operations()}
 EXAMPLES = 10
-WITH_RULES = ("POST /v1/requests", "GET /v1/requests/{name}/go")
+WITH_RULES = (
+    "POST /v1/requests",
+    "GET /v1/requests/{name}/go",
+    "PUT /v1/units/{unit}/checkpoints/{seq}",
+)
 """Their fields have rules between each other, or against what is there, that no schema says: 400 is an answer too."""
 
 

@@ -1,0 +1,41 @@
+"""The coordinator as the registry of checkpoints.
+
+Invariant: what the coordinator lists is only as true as the sink: nothing here looks at files.
+"""
+
+from collections.abc import Sequence
+
+from scheduler.client import CompleteCheckpoint, CompleteFile, CoordinatorClient
+from spe_adapter.checkpoint.manifest import Manifest
+from spe_adapter.checkpoint.names import Unit
+
+
+class CoordinatorRegistry:
+    """Complete checkpoints in the coordinator of `client`. Methods raise CoordinatorError."""
+
+    def __init__(self, client: CoordinatorClient) -> None:
+        self._client = client
+
+    def register(self, manifest: Manifest, sink_url: str) -> None:
+        """Add a complete checkpoint; the same one again changes nothing. Raises Conflict if a base is not listed."""
+        files = tuple(CompleteFile(file.name, file.size_bytes, file.crc32c, file.hosts) for file in manifest.files)
+        self._client.register_checkpoint(
+            CompleteCheckpoint(
+                manifest.unit.name,
+                manifest.seq,
+                sink_url,
+                manifest.header.epoch,
+                manifest.state_bytes,
+                manifest.written_ms,
+                files,
+                manifest.bases,
+            )
+        )
+
+    def complete(self, unit: Unit) -> Sequence[int]:
+        """The sequence numbers of a unit's checkpoints, newest first."""
+        return [int(listed["seq"]) for listed in self._client.checkpoints(unit.name)]
+
+    def remove(self, unit: Unit, seq: int) -> None:
+        """Take a checkpoint out. Raises Conflict while another one builds on it."""
+        self._client.remove_checkpoint(unit.name, seq)

@@ -1,0 +1,63 @@
+"""Asks Peace when and through which hosts the chunks of a checkpoint are written.
+
+Invariants:
+* A request that is not needed any more is cancelled, as far as the coordinator can be reached.
+* A coordinator that is away, or refuses, costs a checkpoint its plan: errors are CoordinatorError, and the caller
+  writes without a plan.
+
+Source: SGuard, section 5 (requests (w, r, k), callbacks).
+"""
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+from scheduler.client import CoordinatorClient, CoordinatorError, CoordinatorRequest, Go
+
+
+class Grant:
+    """A request to write chunks. `chunks`: how many; `is_waiting`: Peace has told to wait."""
+
+    def __init__(self, request: CoordinatorRequest, chunks: int) -> None:
+        self.chunks = chunks
+        self.is_waiting = request.state == "waiting"
+        self._request = request
+        self._goes = request.goes()
+        self._first: list[Go] = []
+
+    def wait(self) -> None:
+        """Wait for the first go. Raises CoordinatorError."""
+        self._first.extend(go for go in [next(self._goes, None)] if go is not None)
+
+    def goes(self) -> Iterator[Go]:
+        """The go of each chunk as it comes, until all chunks are done. Raises CoordinatorError."""
+        yield from self._first
+        yield from self._goes
+
+    def cancel(self) -> None:
+        """Give the request up."""
+        with suppress(CoordinatorError):
+            self._request.cancel()
+
+
+class Peace:
+    """The coordinator as a writer of checkpoints on `host` sees it; each chunk is written to `replicas` hosts."""
+
+    def __init__(self, client: CoordinatorClient, host: str, replicas: int) -> None:
+        self._client = client
+        self._host = host
+        self._replicas = replicas
+
+    def ask(self, chunks: int) -> Grant:
+        """Submit (host, replicas, chunks). Raises CoordinatorError."""
+        return Grant(self._client.submit(self._host, chunks, self._replicas), chunks)
+
+
+def chain_of(go: Go) -> tuple[str, ...]:
+    """The addresses of the hosts that a chunk is written to, in order."""
+    return tuple(address or name for name, address in zip(go.hosts, go.addresses, strict=True))[1:]
+
+
+def suspects_of(go: Go, address: str) -> list[str]:
+    """The hosts of a chain that have an address."""
+    named = zip(go.hosts[1:], chain_of(go), strict=True)
+    return [name for name, known in named if known == address]

@@ -1,0 +1,58 @@
+"""Which checkpoints of a unit are kept, and on what the next one builds.
+
+Invariants:
+* The newest KEPT checkpoints that can be recovered are kept, with all that they build on. What is older goes only
+  while they are there.
+* No clock, no I/O: names and manifests come in.
+"""
+
+from collections.abc import Collection, Iterable
+from typing import Final
+
+from spe_adapter.checkpoint.manifest import Manifest
+
+KEPT: Final = 2
+"""If the newest is damaged, there is the one before."""
+MAX_CHAIN: Final = 8
+"""Checkpoints that an incremental one may build on: a recovery opens the files of all of them."""
+MAX_GARBAGE_SHARE: Final = 0.5
+"""Share of the bytes read in a recovery that newer files supersede; beyond it a full checkpoint is written."""
+
+
+def newest_first(manifests: Iterable[Manifest]) -> list[Manifest]:
+    """Manifests by epoch, then by sequence number: the order in which a recovery tries them."""
+    return sorted(manifests, key=lambda manifest: (manifest.header.epoch, manifest.seq), reverse=True)
+
+
+def recoverable(manifests: Iterable[Manifest], seqs: Collection[int]) -> list[Manifest]:
+    """Newest first, the checkpoints whose parts are all among the directories `seqs`."""
+    return [manifest for manifest in newest_first(manifests) if {part.seq for part in manifest.parts} <= set(seqs)]
+
+
+def to_remove(manifests: Collection[Manifest], seqs: Collection[int]) -> list[int]:
+    """The sequence numbers that may go, oldest first: complete or abandoned ones that no kept checkpoint needs.
+
+    `seqs`: all directories of the unit. Directories above the oldest kept one are never removed: another writer may be
+    at work there.
+    """
+    kept = recoverable(manifests, seqs)[:KEPT]
+    if len(kept) < KEPT:
+        return []
+    needed = {part.seq for manifest in kept for part in manifest.parts}
+    limit = min(manifest.seq for manifest in kept)
+    return sorted(seq for seq in seqs if seq < limit and seq not in needed)
+
+
+def garbage_share(manifest: Manifest) -> float:
+    """The share of the bytes of all its files that newer ones supersede."""
+    live = sum(len(found.ids) for found in manifest.live()) * manifest.page_bytes
+    return 1.0 - live / manifest.all_bytes if manifest.all_bytes else 0.0
+
+
+def may_build_on(manifest: Manifest, seqs: Collection[int]) -> bool:
+    """Whether the next checkpoint may hold only what changed since this one."""
+    return (
+        len(manifest.parts) <= MAX_CHAIN
+        and {part.seq for part in manifest.parts} <= set(seqs)
+        and garbage_share(manifest) <= MAX_GARBAGE_SHARE
+    )

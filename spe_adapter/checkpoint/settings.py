@@ -1,0 +1,135 @@
+"""Settings of checkpoints as texts, as options and datagrams give them, and the sink that they name.
+
+Invariant: a secret is given as the name of its file; the file is read when the sink or the client is opened.
+"""
+
+import re
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+from logstore.base.events import Report, ignore
+from scheduler.client import CoordinatorClient
+from scheduler.hdfs.plan_table import PlanTable
+from spe_adapter.checkpoint.directory_sink import DirectorySink
+from spe_adapter.checkpoint.errors import CheckpointUrlRefused
+from spe_adapter.checkpoint.hdfs_sink import HdfsSink, HdfsSinkSettings
+from spe_adapter.checkpoint.policy import PolicySettings
+from spe_adapter.checkpoint.sinks import Sink
+
+DEFAULT_REPLICAS: Final = 3
+MAX_REPLICAS: Final = 64
+MAX_TOKEN_BYTES: Final = 4096
+COORDINATOR_PATIENCE_S: Final = 20.0
+"""How long a coordinator may be away before a checkpoint is written without a plan."""
+_HDFS_PATH: Final = re.compile(r"(/[^/\\:]+)+")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSettings:
+    """Where and when checkpoints of a unit are written.
+
+    `sink`: file:///DIRECTORY, or hdfs://HOST:PORT/DIRECTORY (webhdfs:// means the same; the port is WebHDFS's);
+    `user`: HDFS's user; `plans`, `plans_token_file`: the NameNode's plan table; `coordinator`,
+    `coordinator_token_file`: Peace's coordinator; `host`: this host's name in its topology; `replicas`: of each chunk;
+    `max_bytes_per_s`: bound of the rate of writing, 0: none; `policy`: when.
+    """
+
+    sink: str
+    user: str = "cairn"
+    plans: str = ""
+    plans_token_file: str = ""
+    coordinator: str = ""
+    coordinator_token_file: str = ""
+    host: str = ""
+    replicas: int = DEFAULT_REPLICAS
+    max_bytes_per_s: int = 0
+    policy: PolicySettings = field(default_factory=PolicySettings)
+
+    def __post_init__(self) -> None:
+        parse_sink_url(self.sink)
+        if not 1 <= self.replicas <= MAX_REPLICAS:
+            raise CheckpointUrlRefused(f"replicas={self.replicas}: must be from 1 to {MAX_REPLICAS}")
+        if self.coordinator and not self.host:
+            raise CheckpointUrlRefused(f"coordinator={self.coordinator!r}: needs the name of this host in its topology")
+        if self.max_bytes_per_s < 0:
+            raise CheckpointUrlRefused(f"max_bytes_per_s={self.max_bytes_per_s}: must be 0 (no bound) or more")
+
+    def described(self) -> dict[str, Any]:
+        """The settings as JSON values; only what differs from the defaults."""
+        values: dict[str, Any] = {}
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if isinstance(value, PolicySettings):
+                values[entry.name] = value.described()
+            elif value != entry.default:
+                values[entry.name] = value
+        return values
+
+
+def settings_of(values: dict[str, Any]) -> CheckpointSettings:
+    """Settings from what `described` gave. Raises CheckpointUrlRefused for an unknown name or a bad value."""
+    known = {entry.name for entry in fields(CheckpointSettings)}
+    unknown = sorted(set(values) - known)
+    if unknown or "sink" not in values:
+        raise CheckpointUrlRefused(f"settings of checkpoints: {unknown or 'no sink'}; there are {sorted(known)}")
+    policy = values.get("policy", {})
+    try:
+        return CheckpointSettings(**{**values, "policy": PolicySettings(**policy)})
+    except TypeError as error:
+        raise CheckpointUrlRefused(f"settings of checkpoints: {values}: {error}") from error
+
+
+def parse_sink_url(url: str) -> tuple[str, str]:
+    """WebHDFS's address ("" for a directory) and the path of a sink. Raises CheckpointUrlRefused."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise CheckpointUrlRefused(f"{url!r}: {error}") from error
+    path = unquote(parts.path).rstrip("/")
+    if parts.query or parts.fragment:
+        raise CheckpointUrlRefused(f"{url!r}: a sink's URL ends with its directory, without '?' and '#'")
+    if parts.scheme == "file" and parts.netloc in ("", "localhost") and path:
+        return "", path
+    if parts.scheme in ("hdfs", "webhdfs") and parts.hostname and port and _HDFS_PATH.fullmatch(path):
+        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+        return f"http://{host}:{port}", path
+    raise CheckpointUrlRefused(
+        f"{url!r} names no place for checkpoints: write file:///DIRECTORY, or hdfs://HOST:PORT/DIRECTORY with the port "
+        "of the NameNode's WebHDFS (9870 unless set)"
+    )
+
+
+def open_sink(settings: CheckpointSettings, report: Report = ignore) -> Sink:
+    """The sink of the settings. Raises CheckpointUrlRefused; nothing is connected to yet."""
+    address, path = parse_sink_url(settings.sink)
+    if not address:
+        return DirectorySink(Path(path))
+    plans = None
+    if settings.plans:
+        plans = PlanTable(settings.plans, read_token(settings.plans_token_file) or "")
+    return HdfsSink(HdfsSinkSettings(address, path, settings.user), plans, report)
+
+
+def open_coordinator(settings: CheckpointSettings) -> CoordinatorClient | None:
+    """A client of the settings' coordinator, None without one. Raises CheckpointUrlRefused, CoordinatorError."""
+    if not settings.coordinator:
+        return None
+    return CoordinatorClient(
+        settings.coordinator,
+        token=read_token(settings.coordinator_token_file),
+        patience_s=COORDINATOR_PATIENCE_S,
+    )
+
+
+def read_token(file: str) -> str | None:
+    """The token in a file, None for no file. Raises CheckpointUrlRefused if it cannot be read."""
+    if not file:
+        return None
+    try:
+        with open(file, encoding="ascii") as source:
+            return source.read(MAX_TOKEN_BYTES).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointUrlRefused(f"token file {file!r}: {error}") from error
