@@ -1,8 +1,8 @@
 """The files of shared state: reserved before they are mapped, replaced at once, locked with a limit to waiting.
 
 Invariants:
-* Memory that is mapped is backed: a file is as long as its map, and its blocks were reserved first. A full file system
-  is an error of ours that names the directory and the bytes, never a signal.
+* Memory that is mapped is backed: a file is at minimum as long as its map, and the map's blocks were reserved first. A
+  full file system is an error of ours that names the directory and the bytes, never a signal.
 * A file under its final name is complete. What is being written has a name of its own and is locked by its writer, so
   that a dead writer's leavings are told from a living one's.
 * Locks are flock's: they go with the process that held them.
@@ -24,18 +24,13 @@ from logstore.base.clock import Clock
 from logstore.base.system import SystemClock
 from logstore.interfaces import Buffer
 from spe_adapter.codec.kernels import Bytes
+from spe_adapter.pages.page_memory import Step, no_step
 from spe_adapter.state.errors import StateTooLarge
 
 TEMPORARY: Final = ".tmp"
 _PAUSE_S: Final = 0.002
 _OPEN: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
-
-Step = Callable[[str], None]
-
-
-def no_step(what: str) -> None:
-    """Ignore the step."""
 
 
 class StateEnvironment(NamedTuple):
@@ -101,6 +96,11 @@ def map_file(descriptor: int, size_bytes: int) -> Bytes:
     """A file's first bytes as shared memory; they stay mapped as long as anything refers to the array."""
     flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
     return np.frombuffer(mmap.mmap(descriptor, size_bytes, flags=flags), np.uint8)
+
+
+def map_start(descriptor: int, size_bytes: int) -> Bytes:
+    """`map_file` for a process that reads little of the file: pages come when they are read."""
+    return np.frombuffer(mmap.mmap(descriptor, size_bytes), np.uint8)
 
 
 class Draft:

@@ -209,6 +209,48 @@ def insert_rows(
 
 
 @compiled
+def next_rows(identities: Grid, counters: Int64s, out: Int64s) -> int:
+    """The rows that the next calls of `insert_rows` will take; OK or DAMAGED."""
+    row = counters[FREE] - 1
+    used = counters[USED]
+    for item in range(out.shape[0]):
+        if row >= 0:
+            if row >= identities.shape[0]:
+                return DAMAGED
+            out[item] = row
+            row = identities[row, NUMBER] - 1
+        else:
+            out[item] = used
+            used += 1
+    return OK
+
+
+@compiled
+def mark_values(
+    rows: Int64s, offsets: Int32s, bitmap: Bytes, bit: int, column: Int64s, arena_at: int, arena_bytes: int,
+    page_shift: int, pages: Bytes
+) -> int:  # fmt: skip
+    """Set `pages[page]` for each page that `scatter_bytes` will change in place, in an arena that begins at byte
+    `arena_at`; how many bytes it will append to the arena, or DAMAGED.
+    """
+    appended = 0
+    for item in range(rows.shape[0]):
+        old = max((column[rows[item]] & LENGTH_MASK) - 1, 0)
+        length = key_length(offsets, bitmap, bit, item)
+        if length > old:
+            appended += length
+        elif length > 0:
+            at = column[rows[item]] >> LENGTH_BITS
+            if at < 0 or at + length > arena_bytes:
+                return DAMAGED
+            first = (arena_at + at) >> page_shift
+            last = (arena_at + at + length - 1) >> page_shift
+            for page in range(first, min(last, pages.shape[0] - 1) + 1):
+                pages[page] = 1
+    return appended
+
+
+@compiled
 def unlink_rows(rows: Int64s, index: Int64s, identities: Grid, row_hashes: Int64s) -> int:
     """Take rows that are in use, and of which each is there once, out of the index; OK or DAMAGED. Making them free is
     left to the caller.

@@ -1,6 +1,7 @@
-"""How a table lies in one block of memory: counters, identities, marks, the state's columns, an index and an arena.
+"""How a table lies in one block of memory: counters, identities, marks, the state's columns, an arena and an index.
 
 Invariants:
+* The index is the last array, and follows from the others: what lies before it is the state, and is checkpointed.
 * Every array starts at a multiple of 64 bytes and lies wholly inside the block; a layout is a function of schema,
   capacity and arena size alone, so that two processes that agree on them agree on every address.
 * Rows are numbered below 2**31, the index has at minimum twice as many slots as there are rows.
@@ -19,7 +20,12 @@ from spe_adapter.codec.kernels import Bytes, Int64s
 from spe_adapter.state import kernels
 from spe_adapter.state.errors import StateDamaged, StateSchemaRefused
 
-LAYOUT_VERSION: Final = 1
+LAYOUT_VERSION: Final = 2
+
+COUNTERS: Final = "counters"
+IDENTITIES: Final = "identities"
+ARENA: Final = "arena"
+INDEX: Final = "index"
 
 NEVER: Final = int(np.iinfo(np.int64).max)
 """When a window expires that does not expire; also the ordinal of a row that holds no window."""
@@ -86,8 +92,8 @@ class _Array(NamedTuple):
 
 def _arrays(columns: tuple[Column, ...], capacity: int, arena_bytes: int, slots: int) -> Iterator[_Array]:
     int64, uint8 = np.dtype(np.int64), np.dtype(np.uint8)
-    yield _Array("counters", int64, kernels.COUNTERS)
-    yield _Array("identities", int64, capacity * kernels.IDENTITY_COLUMNS)
+    yield _Array(COUNTERS, int64, kernels.COUNTERS)
+    yield _Array(IDENTITIES, int64, capacity * kernels.IDENTITY_COLUMNS)
     for name in ("hashes", "expires", "epoch", "ordinal", "seen"):
         yield _Array(name, int64, capacity)
     for column in columns:
@@ -96,8 +102,8 @@ def _arrays(columns: tuple[Column, ...], capacity: int, arena_bytes: int, slots:
         else:
             yield _Array(STATE_PREFIX + column.name, column.dtype, capacity)
             yield _Array("n_" + column.name, uint8, capacity)
-    yield _Array("index", int64, slots)
-    yield _Array("arena", uint8, arena_bytes)
+    yield _Array(ARENA, uint8, arena_bytes)
+    yield _Array(INDEX, int64, slots)
 
 
 class Layout:
@@ -116,6 +122,15 @@ class Layout:
             self._arrays.append((array, at))
             at += -(-array.items * array.dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
         self.size_bytes = at
+        self.starts = {array.name: start for array, start in self._arrays}
+        """Where each array begins, in bytes."""
+        self.tracked_bytes = self.starts[INDEX]
+        """The bytes before the index."""
+        per_row = [array for array, _ in self._arrays if array.name not in (COUNTERS, ARENA, INDEX)]
+        self.row_arrays = tuple(array.name for array in per_row)
+        """The names of the arrays with an item, or a pair of items, per row."""
+        self.widths = {array.name: array.items // capacity * array.dtype.itemsize for array in per_row}
+        """The bytes of a row in these arrays."""
 
     def views(self, block: Bytes) -> dict[str, NDArray[np.generic]]:
         """The arrays by name, over a block that has at minimum `size_bytes` bytes."""
@@ -125,8 +140,15 @@ class Layout:
             array.name: block[at : at + array.items * array.dtype.itemsize].view(array.dtype)
             for array, at in self._arrays
         }
-        views["identities"] = views["identities"].reshape(self.capacity, kernels.IDENTITY_COLUMNS)
+        views[IDENTITIES] = views[IDENTITIES].reshape(self.capacity, kernels.IDENTITY_COLUMNS)
         return views
+
+    def content(self, counters: Int64s) -> list[tuple[int, int]]:
+        """The ranges of bytes before the index that can differ from zero, given a table's counters."""
+        used, arena_used = int(counters[kernels.USED]), int(counters[kernels.ARENA_USED])
+        ranges = [(0, kernels.COUNTERS * counters.itemsize)]
+        ranges += [(self.starts[name], self.starts[name] + used * self.widths[name]) for name in self.row_arrays]
+        return [*ranges, (self.starts[ARENA], self.starts[ARENA] + arena_used)]
 
 
 def power_of_two(minimum: int) -> int:

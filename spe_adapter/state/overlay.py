@@ -21,8 +21,9 @@ import pyarrow as pa
 from spe_adapter.codec.kernels import Bools, Int64s
 from spe_adapter.state.columns import Values
 from spe_adapter.state.layout import NEVER
+from spe_adapter.state.oldest import oldest_of
 from spe_adapter.state.store import Changes, ChangeTracker, identity_batch
-from spe_adapter.state.table import Allocate, Table, anonymous, oldest_of
+from spe_adapter.state.table import Allocate, Table, anonymous
 
 _BASE: Final = 1 << 40
 _CLOSED: Final = -1

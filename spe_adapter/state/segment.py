@@ -1,4 +1,8 @@
-"""A segment: one version of a partition's state, as a table in a file that processes map, behind a header.
+"""A segment: one version of a partition's state, as a table in a file that processes map, behind a header and a page
+table.
+
+The file: the header, the page table of the table's pages (`pages.page_table`), the table, and behind the segment's end
+the copies of frozen pages, as long as there are any. The table is one page set, from its first byte up to its index.
 
 The header has two slots, written in turn; the valid one with the higher sequence number counts. A slot is whole if
 its checksum says so, so that a crash while one is written leaves the other.
@@ -6,6 +10,7 @@ its checksum says so, so that a crash while one is written leaves the other.
 Invariants:
 * The header says "applying" before the table changes and "clean" after. A table under "clean" is the version its tag
   names; one under "applying" is somewhere between its tag and its target: only the same changes again make it whole.
+* The page table is complete before the header is first written.
 * A header is believed only for the query, partition, layout and boot it was written for: memory on a disk does not
   survive a power cut in one piece.
 """
@@ -19,15 +24,18 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 from crc32c import crc32c
 
+from logstore.errors import CairnError
 from spe_adapter.codec.kernels import Bytes
+from spe_adapter.pages.page_memory import PageMemory
+from spe_adapter.pages.page_table import ASIDE_AT, DATA_AT, FIRST_SEQUENCE, HEAD_WORDS, IDENTITY, PageTable, table_bytes
 from spe_adapter.state.errors import StateDamaged, StateTooLarge
-from spe_adapter.state.files import StateEnvironment, map_file
+from spe_adapter.state.files import StateEnvironment
 from spe_adapter.state.layout import Layout
 from spe_adapter.state.table import Table
 
 HEADER_BYTES: Final = 64 * 1024
 SLOT_BYTES: Final = HEADER_BYTES // 2
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 _MAGIC: Final = b"cairnseg"
 _SLOT: Final = struct.Struct("<8sIIQ")
 """Magic, CRC-32C of what follows, its length, sequence number (which the checksum covers too)."""
@@ -111,12 +119,21 @@ def _tag(fields: Any) -> Tag | None:
     return None if fields is None else Tag(*fields)
 
 
-class Segment:
-    """A mapped segment: its header, and its table while a header describes one. Its user holds its lock."""
+def table_at(size_bytes: int, page_bytes: int) -> int:
+    """Where a table of so many bytes begins in its segment: behind the header and the page table."""
+    return HEADER_BYTES + table_bytes(-(-size_bytes // page_bytes))
 
-    def __init__(self, block: Bytes, environment: StateEnvironment) -> None:
+
+class Segment:
+    """A mapped segment: its header, and its table while a header describes one. Its user holds its lock.
+
+    `table_at` is where the table begins, and is read from the page table if it is not given.
+    """
+
+    def __init__(self, block: Bytes, environment: StateEnvironment, table_at: int | None = None) -> None:
         self._block = block
         self._environment = environment
+        self._table_at = table_at
         self._slot = 1
         self._sequence = 0
         self._read()
@@ -150,21 +167,57 @@ class Segment:
         view[at : at + _SLOT.size] = data[: _SLOT.size]
 
     def table_block(self) -> Bytes:
-        """The memory behind the header."""
-        return self._block[HEADER_BYTES:]
+        """The memory of the table. Raises StateDamaged."""
+        at = int(self.page_table().head[DATA_AT]) if self._table_at is None else self._table_at
+        if not HEADER_BYTES <= at <= len(self._block):
+            raise StateDamaged(f"a table at byte {at} of a segment of {len(self._block)} bytes")
+        return self._block[at:]
 
-    def table(self, schema: pa.Schema, header: Header) -> Table:
-        """The table that the header describes. Raises StateDamaged."""
+    def page_table(self) -> PageTable:
+        """The page table. Raises StateDamaged."""
+        try:
+            return PageTable(self._block[HEADER_BYTES:])
+        except CairnError as error:
+            raise StateDamaged(f"a segment without a page table: {error}") from error
+
+    def begin_pages(self, table: Table, page_bytes: int) -> None:
+        """Make the page table of a table that was built in this segment: what can differ from zero has changed."""
+        if self._table_at is None:
+            raise StateDamaged("the segment has a page table already")
+        pages = PageTable.create(
+            self._block[HEADER_BYTES : self._table_at],
+            page_bytes,
+            table.tracked_bytes,
+            self._table_at,
+            len(self._block),
+            allocated=True,
+        )
+        pages.head[IDENTITY] = int.from_bytes(os.urandom(8), "little") >> 1
+        for start, end in table.content():
+            pages.stamp[start >> pages.page_shift : -(-end // page_bytes)] = FIRST_SEQUENCE
+
+    def table(self, schema: pa.Schema, header: Header, writer: int | None = None) -> Table:
+        """The table that the header describes; to be changed only with `writer`, a descriptor of the segment's file
+        under an exclusive lock. Raises StateDamaged.
+        """
         layout = Layout(schema, header.capacity, header.arena_bytes)
-        if HEADER_BYTES + layout.size_bytes > len(self._block):
-            raise StateDamaged(f"a table of {layout.size_bytes} bytes in a segment of {len(self._block)}")
-        return Table(schema, layout, self.table_block(), None, is_torn=header.state != CLEAN)
+        block, pages = self.table_block(), self.page_table()
+        if layout.size_bytes > len(block) or layout.tracked_bytes != pages.length_bytes:
+            raise StateDamaged(
+                f"a table of {layout.size_bytes} bytes, {layout.tracked_bytes} of them on pages, in {len(block)} bytes "
+                f"with {pages.length_bytes} on pages"
+            )
+        memory = None if writer is None else PageMemory(block, pages, writer, self._environment.step)
+        return Table(schema, layout, block, None, is_torn=header.state != CLEAN, pages=memory)
 
 
-def map_segment(descriptor: int, environment: StateEnvironment) -> Segment | None:
-    """The segment in an open file, None if it is too short to be one."""
-    size_bytes = os.fstat(descriptor).st_size
-    return None if size_bytes < HEADER_BYTES else Segment(map_file(descriptor, size_bytes), environment)
+def segment_bytes(descriptor: int) -> int | None:
+    """The length of the segment in an open file, without copies of frozen pages behind it; None if there is none."""
+    head = os.pread(descriptor, HEAD_WORDS * 8, HEADER_BYTES)
+    if len(head) < HEAD_WORDS * 8:
+        return None
+    size_bytes = struct.unpack_from("<q", head, 8 * ASIDE_AT)[0]
+    return size_bytes if HEADER_BYTES < size_bytes <= os.fstat(descriptor).st_size else None
 
 
 def peek(path: Path) -> Header | None:

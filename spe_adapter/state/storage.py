@@ -4,22 +4,91 @@ Invariants: the limit counts all files of the query; a draft that is neither pub
 its builder.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from spe_adapter.codec.kernels import Bytes
+from spe_adapter.codec.kernels import Bytes, Int64s
+from spe_adapter.pages.page_memory import Step, no_step
+from spe_adapter.pages.page_table import DEFAULT_PAGE_BYTES, check_page_bytes
 from spe_adapter.state.delta import live_windows
 from spe_adapter.state.errors import StateDamaged, StateTooLarge
 from spe_adapter.state.files import Draft, StateEnvironment
 from spe_adapter.state.layout import Layout
 from spe_adapter.state.query import QueryDirectory
-from spe_adapter.state.segment import HEADER_BYTES, Segment
-from spe_adapter.state.table import Table
+from spe_adapter.state.segment import Header, Segment, Tag, table_at
+from spe_adapter.state.table import Allocate, Table
 
 MIN_CAPACITY: Final = 1024
 """The minimum number of windows that fit into a new base."""
+
+
+PageRuns = Iterable[tuple[Int64s, NDArray[np.uint8]]]
+"""Pages in any order, some at a time: their ids, and their content (n, page_bytes). Of a page that comes several times,
+as from a full checkpoint and from later ones, the last content counts.
+"""
+
+
+class BaseDescription(NamedTuple):
+    """What a checkpoint says of a base, beside its pages: which version it is, of which state, and how it lies in
+    memory. `note` is what was kept with the version.
+    """
+
+    tag: Tag
+    fingerprint: str
+    capacity: int
+    arena_bytes: int
+    page_bytes: int
+    note: bytes
+
+
+class BaseCheckpoint(Protocol):
+    """A checkpoint of a partition's base that can be loaded."""
+
+    @property
+    def described(self) -> BaseDescription:
+        """The base at the checkpoint."""
+
+    def runs(self) -> PageRuns:
+        """The pages. May raise any CairnError or OSError: then the state is loaded in another way."""
+
+
+def fill_pages(block: Bytes, page_bytes: int, runs: PageRuns, step: Step) -> None:
+    """Fill a block of zeros with the pages of a checkpoint. Raises StateDamaged for pages that lie outside of it."""
+    check_page_bytes(page_bytes)
+    whole = len(block) // page_bytes
+    pages = block[: whole * page_bytes].reshape(whole, page_bytes)
+    tail = block[whole * page_bytes :]
+    count = -(-len(block) // page_bytes)
+    for ids, content in runs:
+        if content.shape != (len(ids), page_bytes):
+            raise StateDamaged(f"{len(ids)} pages of {page_bytes} bytes come as an array {content.shape}")
+        if len(ids) and not 0 <= ids.min() <= ids.max() < count:
+            raise StateDamaged(f"pages {ids.min()} to {ids.max()} do not fit a table of {count} pages")
+        step("load pages")
+        inside = ids < whole
+        pages[ids[inside]] = content[inside]
+        if not inside.all():
+            tail[:] = content[~inside][-1][: len(tail)]
+
+
+def load_table(
+    schema: pa.Schema, described: BaseDescription, runs: PageRuns, allocate: Allocate, step: Step = no_step
+) -> Table:
+    """The table of a checkpoint, in memory that `allocate` gives. The index is built, and counters are checked.
+
+    Raises StateDamaged if pages contradict each other or the description, and the errors of `allocate` and `runs`.
+    """
+    layout = Layout(schema, described.capacity, described.arena_bytes)
+    block = allocate(layout.size_bytes)
+    fill_pages(block[: layout.tracked_bytes], described.page_bytes, runs, step)
+    table = Table(schema, layout, block, allocate, is_torn=True)
+    table.repair()
+    return table
 
 
 class StateStorage(NamedTuple):
@@ -30,6 +99,8 @@ class StateStorage(NamedTuple):
     seed: int
     environment: StateEnvironment
     lock_limit_s: float
+    page_bytes: int = DEFAULT_PAGE_BYTES
+    """The size of pages of bases that are made."""
 
     def charge(self, more_bytes: int, where: str) -> None:
         """Raise StateTooLarge if `more_bytes` beside the present files exceed the limit."""
@@ -59,11 +130,12 @@ class DraftBuilder:
 
     def allocate(self, size_bytes: int) -> Bytes:
         """Memory for a table, in a new draft; the former draft is removed."""
-        self._storage.charge(HEADER_BYTES + size_bytes, f"partition {self._path.parent.name}")
+        at = table_at(size_bytes, self._storage.page_bytes)
+        self._storage.charge(at + size_bytes, f"partition {self._path.parent.name}")
         draft = Draft(self._path, self._storage.environment)
         before, self._content = self._content, None
         try:
-            self._content = Segment(draft.reserve(HEADER_BYTES + size_bytes), self._storage.environment), draft
+            self._content = Segment(draft.reserve(at + size_bytes), self._storage.environment, at), draft
         except Exception:
             draft.discard()
             raise
@@ -95,6 +167,17 @@ class DraftBuilder:
             block = self.allocate(layout.size_bytes)
         table.copy_to(layout, block)
         return Table(table.schema, layout, block, self.allocate)
+
+    def load(self, schema: pa.Schema, described: "BaseDescription", runs: PageRuns) -> Table:
+        """The table of a checkpoint. Raises StateDamaged if pages are missing, too many, or contradict each other."""
+        return load_table(schema, described, runs, self.allocate, self._storage.environment.step)
+
+    def publish(self, table: Table, header: Header) -> None:
+        """Give the draft with this table the base's name."""
+        segment, draft = self.content
+        segment.begin_pages(table, self._storage.page_bytes)
+        segment.write(header)
+        draft.publish()
 
     def discard(self) -> None:
         """Remove the draft."""

@@ -20,6 +20,7 @@ from spe_adapter.cec.control import STATE_PREFIX
 from spe_adapter.codec.columns import BytesColumn, keys_of
 from spe_adapter.codec.identity_hash import hashes_of, signed
 from spe_adapter.codec.kernels import Bools, Bytes, Int64s
+from spe_adapter.pages.page_memory import PageMemory
 from spe_adapter.state import exact, kernels
 from spe_adapter.state.columns import (
     Values,
@@ -30,6 +31,8 @@ from spe_adapter.state.columns import (
 )
 from spe_adapter.state.errors import StateDamaged, StateTooLarge
 from spe_adapter.state.layout import NEVER, Column, Layout, check_counters, take_schema
+from spe_adapter.state.oldest import oldest_of
+from spe_adapter.state.touches import Touches, TrackedTouches, Untracked
 
 Allocate = Callable[[int], Bytes]
 """A function that gives this many zeroed bytes, or raises StateTooLarge."""
@@ -38,8 +41,6 @@ _ARENA_BYTES_PER_ROW: Final = 16
 """The arena's first size: about one short key per row."""
 
 _SPARSE_FACTOR: Final = 8
-_SAMPLE: Final = 4096
-_SAMPLE_FACTOR: Final = 16
 _SPARSE_CAPACITY: Final = 16 * 1024
 """A smaller table is never sparse: it wastes little memory."""
 
@@ -69,11 +70,19 @@ class Table:
     """A hash table of windows. `rows` are int64 arrays, and name windows of the table."""
 
     def __init__(
-        self, schema: pa.Schema, layout: Layout, block: Bytes, allocate: Allocate | None, *, is_torn: bool = False
+        self,
+        schema: pa.Schema,
+        layout: Layout,
+        block: Bytes,
+        allocate: Allocate | None,
+        *,
+        is_torn: bool = False,
+        pages: PageMemory | None = None,
     ) -> None:
         """A table over a block that holds a table already (see `create`). With `allocate` None it cannot grow. If it
-        `is_torn` by a crash, only `repair` may be called.
+        `is_torn` by a crash, only `repair` may be called. Changes are announced to `pages` that the block lies on.
         """
+        self._touches: Touches = Untracked() if pages is None else TrackedTouches(layout, pages)
         self.schema = schema
         self._allocate = allocate
         self._take_schema = take_schema(schema)
@@ -190,7 +199,9 @@ class Table:
         lengths = np.diff(keys.offsets)[missing]
         if len(lengths) and int(lengths.max()) > kernels.MAX_ENTRY_BYTES:
             raise StateTooLarge(f"a key of {int(lengths.max())} bytes; at most {kernels.MAX_ENTRY_BYTES} can be kept")
-        self.reserve(int(missing.sum()), int(lengths.sum(dtype=np.int64)))
+        count, key_bytes = int(missing.sum()), int(lengths.sum(dtype=np.int64))
+        self.reserve(count, key_bytes)
+        self._touches.new_rows(count, key_bytes, self._identities, self._counters)
         refs = np.empty(len(rows), np.int64)
         status = kernels.insert_rows(
             hashes, *keys, numbers, self._index, self._identities, self._hashes, self._arena, self._counters, rows, refs
@@ -205,6 +216,7 @@ class Table:
         `copy_state`.
         """
         self.reserve(count, 0)
+        self._touches.new_rows(count, 0, self._identities, self._counters)
         free: list[int] = []
         while self._counters[kernels.FREE] and len(free) < count:
             row = int(self._counters[kernels.FREE]) - 1
@@ -232,6 +244,7 @@ class Table:
         rows = rows[self._refs[rows] != kernels.REF_FREE]
         if not len(rows):
             return
+        self._touches.rows(rows)
         garbage = _content_bytes(self._refs[rows])
         for column in self._layout.columns:
             if column.dtype is None:
@@ -283,6 +296,7 @@ class Table:
         if getattr(values, "dtype", None) != column.dtype:
             given = values if np.ndim(values) else np.broadcast_to(np.asarray(values), (len(rows),))
             values, nulls = exact.fixed(f"state column {name!r}", self._column(name).type, given, nulls, len(rows))
+        self._touches.rows(rows, (STATE_PREFIX + name, "n_" + name))
         if nulls is None:
             column[rows] = values
             self._views["n_" + name][rows] = 0
@@ -316,9 +330,9 @@ class Table:
                 "can be kept"
             )
         self.reserve(0, int(lengths.sum(dtype=np.int64)))
-        _check(
-            kernels.scatter_bytes(_plain(rows), *parts, self._views[STATE_PREFIX + name], self._arena, self._counters)
-        )  # fmt: skip
+        rows, refs = _plain(rows), self._views[STATE_PREFIX + name]
+        self._touches.values(rows, STATE_PREFIX + name, parts, refs, self._counters)
+        _check(kernels.scatter_bytes(rows, *parts, refs, self._arena, self._counters))
 
     def _column(self, name: str) -> Column:
         try:
@@ -338,6 +352,7 @@ class Table:
 
     def set_expires(self, rows: Int64s, expires_ms: Int64s | int) -> None:
         """Say when windows expire; NEVER, if not at all."""
+        self._touches.rows(rows, ("expires",))
         self._views["expires"][rows] = expires_ms
         if len(rows):
             earliest = int(np.min(expires_ms))
@@ -352,6 +367,7 @@ class Table:
 
     def set_window_versions(self, rows: Int64s, epoch: int | Int64s, ordinal: int | Int64s, seen: int | Int64s) -> None:
         """Set the version of windows to that of a new footprint."""
+        self._touches.rows(rows, ("epoch", "ordinal", "seen"))
         self._views["epoch"][rows] = epoch
         self._views["ordinal"][rows] = ordinal
         self._views["seen"][rows] = seen
@@ -408,7 +424,9 @@ class Table:
             if column.dtype is None:
                 self.set_arrow(column.name, rows, source.get_arrow(column.name, source_rows))
             else:
-                for name in (STATE_PREFIX + column.name, "n_" + column.name):
+                names = (STATE_PREFIX + column.name, "n_" + column.name)
+                self._touches.rows(rows, names)
+                for name in names:
                     self._views[name][rows] = source._views[name][source_rows]  # noqa: SLF001 - one of us
 
     def fill(self, rows: Int64s, batch: pa.RecordBatch) -> None:
@@ -453,6 +471,15 @@ class Table:
         self.copy_to(layout, block)
         self._adopt(layout, block)
 
+    @property
+    def tracked_bytes(self) -> int:
+        """The bytes of the block before its index: what pages are checkpointed."""
+        return self._layout.tracked_bytes
+
+    def content(self) -> list[tuple[int, int]]:
+        """The ranges of bytes of the block that can differ from zero, without the index."""
+        return self._layout.content(self._counters)
+
     def repair(self) -> None:
         """Make the table consistent after a crash within a change: all that follows from the windows and their
         references is rebuilt. The caller repeats the change.
@@ -465,6 +492,7 @@ class Table:
         if (capacity, arena_bytes, slots) != known or not 0 <= used <= capacity:
             raise StateDamaged(f"a table's counters contradict themselves: {counters[:8].tolist()}")
         free = np.flatnonzero(~_holds_window(self._refs[:used]))
+        self._touches.rows(free)
         self._refs[free] = kernels.REF_FREE
         self._identities[free, kernels.NUMBER] = np.append(free[1:] + 1, 0)[: len(free)]
         for name in ("expires", "ordinal"):
@@ -523,34 +551,6 @@ def _extent(refs: Int64s) -> tuple[int, int]:
     refs = refs[refs > 0]
     lengths = np.maximum((refs & kernels.LENGTH_MASK) - 1, 0)
     return int(lengths.sum()), int(((refs >> kernels.LENGTH_BITS) + lengths).max(initial=0))
-
-
-def oldest_of(ordinals: Int64s, count: int) -> Int64s:
-    """The positions of the `count` lowest ordinals without NEVER, ascending by ordinal, then by position."""
-    if count <= 0 or not len(ordinals):
-        return np.empty(0, np.int64)
-    highest = _nth_lowest(ordinals, min(count, len(ordinals)))
-    lower = np.flatnonzero(ordinals < highest)
-    lower = lower[np.argsort(ordinals[lower], kind="stable")]
-    if highest == NEVER:
-        return lower
-    return np.concatenate((lower, np.flatnonzero(ordinals == highest)[: count - len(lower)]))
-
-
-def _nth_lowest(ordinals: Int64s, count: int) -> int:
-    """The `count`-th lowest of all ordinals."""
-    lowest = ordinals.min()
-    # Whole epochs share an ordinal: the lowest one often suffices.
-    if count == 1 or np.count_nonzero(ordinals == lowest) >= count:
-        return int(lowest)
-    step = len(ordinals) // _SAMPLE
-    if step > 1 and count < len(ordinals) // _SAMPLE_FACTOR:
-        # A sample says below which ordinal there are surely enough, and not too many to sort.
-        sample = np.sort(ordinals[::step])
-        few = ordinals[ordinals <= sample[2 * count // step + _SAMPLE_FACTOR]]
-        if len(few) >= count:
-            ordinals = few
-    return int(np.partition(ordinals, count - 1)[count - 1])
 
 
 def _move(refs: Int64s, source: Bytes, target_refs: Int64s, target: Bytes, at: int) -> int:

@@ -3,7 +3,8 @@ reads a version that another worker is writing.
 
 A task opens its partition at the version from which its epoch starts (`wanted`: the attempt that won the last epoch,
 which the driver knows). It works on an overlay and publishes its changes as a delta. The next task applies the delta of
-the attempt that won to the base; if there is no such delta, it reads the changes from the log.
+the attempt that won to the base; if there is no such delta, it reads the changes from the log. Where there is no base,
+a checkpoint is loaded and the log's steps behind it are applied, or everything is read from the log.
 
 Invariants:
 * A task gets a base only if its tag is the wanted version. State that is damaged, stale or foreign is loaded again,
@@ -22,12 +23,14 @@ Source: CEC paper, section II.B (loading an EC); SGuard, section 4 (copy-on-writ
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
 
+from logstore.errors import CairnError
 from spe_adapter.codec.kernels import Bytes
 from spe_adapter.state.delta import (
     Delta,
@@ -57,17 +60,19 @@ from spe_adapter.state.files import (
 from spe_adapter.state.layout import fingerprint_of
 from spe_adapter.state.overlay import Overlay
 from spe_adapter.state.query import BASE_NAME, DELTA_SUFFIX, QueryDirectory, default_root, delta_name, epoch_of_delta
-from spe_adapter.state.segment import APPLYING, CLEAN, HEADER_BYTES, Header, Owner, Segment, Tag, boot_id
-from spe_adapter.state.storage import MIN_CAPACITY, DraftBuilder, StateStorage
+from spe_adapter.state.segment import APPLYING, CLEAN, Header, Owner, Segment, Tag, boot_id, segment_bytes
+from spe_adapter.state.storage import MIN_CAPACITY, BaseCheckpoint, DraftBuilder, StateStorage
 from spe_adapter.state.store import Changes
 from spe_adapter.state.table import Table, anonymous
 
-How = Literal["current", "delta", "caught_up", "loaded", "empty"]
+How = Literal["current", "delta", "caught_up", "checkpoint", "loaded", "empty"]
 
 LOCK_LIMIT_S: Final = 1.0
 """Time to wait for a lock before a new file is made instead: longer than a step takes to apply."""
 MAX_DELTAS: Final = 4
 """Deltas that are kept per partition. Older ones are removed; their changes are read from the log."""
+MAX_CHECKPOINTS: Final = 4
+"""Checkpoints that are tried before everything is read from the log."""
 _TRIES: Final = 20
 _MIN_ARENA_BYTES: Final = 16 * 1024
 _MAX_MAPS: Final = 256
@@ -101,6 +106,18 @@ class StateSource(Protocol):
 
     def note(self) -> bytes:
         """The note to keep with the wanted version. Called after all of `everything` was read."""
+
+
+Checkpoints = Callable[[], Iterable[BaseCheckpoint]]
+"""A function that gives the checkpoints of a partition, newest first. It is called only if all must be loaded. The
+loader uses the first one that can be read and from which the log's steps lead to the wanted version. The function may
+raise any CairnError or OSError: then there are none.
+"""
+
+
+def no_checkpoints() -> Iterable[BaseCheckpoint]:
+    """No checkpoints."""
+    return ()
 
 
 class _Map(NamedTuple):
@@ -155,10 +172,16 @@ class StateDirectory:
 
     @contextmanager
     def open(
-        self, partition: int, schema: pa.Schema, fingerprint: str, wanted: Tag | None, loader: StateSource
+        self,
+        partition: int,
+        schema: pa.Schema,
+        fingerprint: str,
+        wanted: Tag | None,
+        loader: StateSource,
+        checkpoints: Checkpoints = no_checkpoints,
     ) -> Iterator["OpenState"]:
         """The state of a partition at the version `wanted` (None: an empty state), locked against changes within the
-        context.
+        context. Where all must be loaded, `checkpoints` are tried first.
 
         State with another `fingerprint`, that is of another operator, is not used. Raises the errors of the loader,
         StateSchemaRefused and StateSchemaChanged.
@@ -167,7 +190,7 @@ class StateDirectory:
         started_s = clock.monotonic_s()
         owner = Owner(self.query, partition, fingerprint_of(schema, fingerprint).hex(), self._boot)
         with self._storage.directory.held():
-            version_loader = VersionLoader(self._storage, owner, schema, wanted, loader)
+            version_loader = VersionLoader(self._storage, owner, schema, wanted, loader, checkpoints)
             base, how = version_loader.reach()
             try:
                 yield OpenState(version_loader, base, how, clock.monotonic_s() - started_s)
@@ -194,7 +217,9 @@ class OpenState:
     """The open state of a partition: read it through `base`, change it through an overlay.
 
     `how` names the origin of the base: "current" (no change was needed), "delta" (a delta was applied), "caught_up"
-    (steps of the log were applied), "loaded" (all was read from the log), "empty". `note` was published with it.
+    (steps of the log were applied), "checkpoint" (a checkpoint was loaded, and steps of the log behind
+    it were applied), "loaded" (all was read from the log), "empty". `note` was published with it. `refused_checkpoints`
+    are the errors of checkpoints that could not be loaded.
     """
 
     def __init__(self, version_loader: "VersionLoader", base: Base, how: How, load_seconds: float) -> None:
@@ -203,6 +228,7 @@ class OpenState:
         self.load_seconds = load_seconds
         self.note = base.note
         self.tag = version_loader.wanted
+        self.refused_checkpoints = tuple(version_loader.refused)
         self._version_loader = version_loader
 
     def overlay(self) -> Overlay:
@@ -233,17 +259,26 @@ class VersionLoader:
     """Brings the base of one partition to the wanted version: by a delta, by steps of the log, or by the whole log."""
 
     def __init__(
-        self, storage: StateStorage, owner: Owner, schema: pa.Schema, wanted: Tag | None, loader: StateSource
+        self,
+        storage: StateStorage,
+        owner: Owner,
+        schema: pa.Schema,
+        wanted: Tag | None,
+        loader: StateSource,
+        checkpoints: Checkpoints = no_checkpoints,
     ) -> None:
         self.owner = owner
         self.wanted = wanted
         self.storage = storage
         self._schema = schema
         self._loader = loader
+        self._checkpoints = checkpoints
         self._environment = storage.environment
         self._path = storage.directory.partition(owner.partition)
         self._base_path = self._path / BASE_NAME
         self._how: How = "current"
+        self.refused: list[Exception] = []
+        """Why checkpoints were not loaded."""
         self._is_damaged = False
 
     def reach(self) -> tuple[Base, How]:
@@ -305,10 +340,9 @@ class VersionLoader:
         return None
 
     def _mapped(self, descriptor: int) -> _LockedBase | None:
-        status = os.fstat(descriptor)
-        key, size_bytes = key_of(status), status.st_size
+        key, size_bytes = key_of(os.fstat(descriptor)), segment_bytes(descriptor)
         known = _maps.get(self._base_path)
-        if size_bytes < HEADER_BYTES:
+        if size_bytes is None:
             block = None
         elif known is not None and known[:2] == (key, size_bytes):
             block = known.block
@@ -358,7 +392,7 @@ class VersionLoader:
         for step in steps:
             check_schema(self._schema, step.footprints)
         try:
-            table = base.segment.table(self._schema, header)
+            table = base.segment.table(self._schema, header, base.descriptor if in_place else None)
             if is_torn:
                 self._environment.step("repair")
                 table.repair()
@@ -419,7 +453,10 @@ class VersionLoader:
             self._environment.step(change)
 
     def _start_anew(self) -> None:
-        """Make a new base with all windows of the loader, or an empty one if no version is wanted."""
+        """Make a new base: from a checkpoint, with all windows of the loader, or empty if no version is wanted."""
+        if self._load_checkpoint():
+            self._how = "checkpoint"
+            return
         self._how = "empty" if self.wanted is None else "loaded"
 
         def build(builder: DraftBuilder) -> tuple[Table, bytes]:
@@ -438,6 +475,43 @@ class VersionLoader:
 
         self._replace(build)
 
+    def _load_checkpoint(self) -> bool:
+        """Make a new base of the newest checkpoint that leads to the wanted version; False if there is none."""
+        if self.wanted is None:
+            return False
+        # Whatever goes wrong with checkpoints, the log has everything; only a lack of room would stop the log too.
+        try:
+            for checkpoint in islice(self._checkpoints(), MAX_CHECKPOINTS):
+                try:
+                    if self._load(checkpoint):
+                        return True
+                except (CairnError, OSError) as error:
+                    self.refused.append(error)
+        except (CairnError, OSError) as error:
+            self.refused.append(error)
+        return False
+
+    def _load(self, checkpoint: BaseCheckpoint) -> bool:
+        described = checkpoint.described
+        if described.fingerprint != self.owner.fingerprint:
+            return False
+        steps: Sequence[VersionStep] = ()
+        if described.tag != self.wanted:
+            steps = self._loader.since(described.tag) or ()
+            if not steps or steps[-1].tag != self.wanted:
+                return False
+        for step in steps:
+            check_schema(self._schema, step.footprints)
+
+        def build(builder: DraftBuilder) -> tuple[Table, bytes]:
+            table = builder.load(self._schema, described, checkpoint.runs())
+            for step in steps:
+                self._redo(table, step)
+            return table, steps[-1].note if steps else described.note
+
+        self._replace(build)
+        return True
+
     def _table_for(self, builder: DraftBuilder, batch: pa.RecordBatch) -> Table:
         """An empty table with room for the windows that the loader expects, sized like those of the first batch."""
         expected = max(self._loader.expected(), batch.num_rows)
@@ -452,9 +526,8 @@ class VersionLoader:
         builder = DraftBuilder(self.storage, self._base_path)
         try:
             table, note = build(builder)
-            segment, draft = builder.content
-            segment.write(Header(self.owner, CLEAN, self.wanted, None, table.capacity, table.arena_bytes, note))
-            draft.publish()
+            header = Header(self.owner, CLEAN, self.wanted, None, table.capacity, table.arena_bytes, note)
+            builder.publish(table, header)
             self._is_damaged = False
         except Exception:
             builder.discard()

@@ -8,13 +8,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from spe_adapter.pages.page_table import DEFAULT_PAGE_BYTES
 from spe_adapter.state import kernels
 from spe_adapter.state.errors import StateDamaged, StateSchemaChanged, StateTooLarge
 from spe_adapter.state.query import usage
-from spe_adapter.state.segment import Tag
+from spe_adapter.state.segment import Tag, table_at
 from spe_adapter.state.versions import OpenState, StateDirectory
 from tests.state.conftest import OPERATOR, QUERY, SCHEMA, History, Log, Step, check_marks, note_of, windows_of
 
+TABLE_AT = table_at(1, DEFAULT_PAGE_BYTES)
+"""Where the table of a small base begins."""
 LIMIT = 64 * 1024 * 1024
 STEPS = [
     Step(Tag(2, "0"), {(b"a", 0): (1, "one"), (None, 0): (2, None), (b"", 7): (None, "")}),
@@ -151,8 +154,8 @@ def test_a_truncated_base_is_not_used(root: Path, keep_bytes: int) -> None:
 
 
 def test_a_damaged_base_is_not_used(root: Path) -> None:
-    """A base with a broken header, or counters that contradict themselves, is made anew."""
-    for at in (30, 64 * 1024, 64 * 1024 + 24, 64 * 1024 + 40):
+    """A base with a broken header or page table, or counters that contradict themselves, is made anew."""
+    for at in (30, 64 * 1024, 64 * 1024 + 24, 64 * 1024 + 40, TABLE_AT, TABLE_AT + 24, TABLE_AT + 40):
         with opened(root, STEPS[1].tag):
             pass
         base = next(root.glob("*/*/base"))
@@ -169,7 +172,7 @@ def test_damage_that_is_met_late_is_not_met_twice(root: Path) -> None:
         pass
     base = next(root.glob("*/*/base"))
     with base.open("r+b") as file:
-        file.seek(64 * 1024 + kernels.COUNTERS * 8 + 8)
+        file.seek(TABLE_AT + kernels.COUNTERS * 8 + 8)
         file.write(b"\x7f" * 8)
     directory = StateDirectory(root, QUERY, LIMIT)
     with (

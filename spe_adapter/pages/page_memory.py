@@ -1,0 +1,189 @@
+"""Pages that can be frozen while their owner goes on: the old content of a frozen page is copied aside before the page
+changes for the first time.
+
+The live page stays in its place, so that arrays over the pages remain contiguous and valid. Copies go behind the end of
+the file by plain writes: a full disk is an error that cancels the freeze, never a signal.
+
+Order of a writer: copy the page aside; fence; store the mark; fence; change the page. A reader (`frozen.FrozenPages`)
+copies the live page; fence; loads the mark and the number of the active freeze. If the reader finds no mark, the loads
+of the live page came before the writer's mark, and so before each change of the page. The fences are full fences: on
+x86 the hardware keeps stores in order and loads in order anyway, on ARM it does not. They also keep a freeze that is
+cancelled from being read: the number of the active freeze is cleared before a page changes without a copy.
+
+Invariants:
+* Memory is changed only after `touch` of its pages. `touch` never fails because of a freeze: a freeze whose copies have
+  no room, or whose owner is gone, is cancelled.
+* Freezing and changing exclude each other: the user of this module holds a lock around both, a shared one while it
+  freezes. Reading takes no lock.
+* The owner of a freeze holds a lock on a byte of the file (`freeze_lock`), which goes with the owner's process.
+
+Source: SGuard, section 4.4 (copy-on-write during a checkpoint).
+"""
+
+import errno
+import os
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from spe_adapter.codec.kernels import Bytes, Int64s
+from spe_adapter.pages import freeze_lock
+from spe_adapter.pages.errors import FreezeRefused
+from spe_adapter.pages.kernels import fence
+from spe_adapter.pages.page_table import (
+    ACTIVE,
+    ASIDE_AT,
+    CANCELLED,
+    COPIES,
+    COPY_LIMIT,
+    MAX_COPIES,
+    SEQUENCE,
+    SLOT_BITS,
+    PageTable,
+)
+
+Step = Callable[[str], None]
+"""A function that is told of each thing that another process could see, before the thing is done."""
+
+_MAX_VECTORS: Final = 1000
+"""Buffers in one call of pwritev: below Linux's IOV_MAX of 1024."""
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM, errno.EIO)
+
+
+def no_step(what: str) -> None:
+    """Ignore the step."""
+
+
+class PageMemory:
+    """Pages of one mapped file, with their page table, as their only writer at the moment sees them.
+
+    `data` begins at page 0. `descriptor` stays the caller's, and is open as long as the object is used.
+    """
+
+    def __init__(self, data: Bytes, table: PageTable, descriptor: int, step: Step = no_step) -> None:
+        self.table = table
+        self._data = data
+        self._descriptor = descriptor
+        self._step = step
+
+    def touch(self, numbers: Int64s) -> None:
+        """Announce a change of pages (int64 page numbers, in any order): what is frozen is copied aside."""
+        head = self.table.head
+        self.table.stamp[numbers] = head[SEQUENCE]
+        if head[ACTIVE] or head[COPIES]:
+            self._touch_frozen(numbers)
+
+    def touch_bytes(self, start: int, end: int) -> None:
+        """Announce a change of the bytes from `start` to `end` (exclusive)."""
+        if start < end:
+            shift = self.table.page_shift
+            self.touch(np.arange(start >> shift, ((end - 1) >> shift) + 1, dtype=np.int64))
+
+    def freeze(self, owner: int, since: int | None, limit: int, numbers: Int64s | None = None) -> tuple[int, Int64s]:
+        """Freeze pages: the number of the freeze, and the frozen pages, ascending.
+
+        The pages are those that changed after the freeze `since` (None: ever), of `numbers` if given. At most `limit`
+        pages are copied aside. `owner` is a descriptor of the file, from an opening of its own: the freeze lasts no
+        longer than the opening. The caller excludes changes. Raises FreezeRefused if a freeze is active whose owner
+        lives.
+        """
+        if not freeze_lock.begin(owner):
+            raise FreezeRefused("another process is freezing these pages")
+        try:
+            return self._freeze(owner, since, limit, numbers)
+        finally:
+            freeze_lock.end(owner)
+
+    def _freeze(self, owner: int, since: int | None, limit: int, numbers: Int64s | None) -> tuple[int, Int64s]:
+        table, head = self.table, self.table.head
+        if head[ACTIVE] and freeze_lock.is_held(self._descriptor):
+            raise FreezeRefused(f"freeze {table.active} is still being read")
+        freeze_lock.acquire(owner)
+        self.cancel()
+        self.reclaim()
+        frozen = table.changed_since(since)
+        if numbers is not None:
+            frozen = frozen[np.isin(frozen, numbers, kind="table")]
+        self._step("freeze")
+        number = table.sequence
+        table.hold[frozen] = number
+        head[COPY_LIMIT] = min(max(limit, 0), MAX_COPIES)
+        self._step("held")
+        table.advance()
+        fence()
+        head[ACTIVE] = number
+        self._step("frozen")
+        return number, frozen
+
+    def cancel(self) -> None:
+        """Cancel the active freeze, if any: its pages can be changed without copies from now on."""
+        head = self.table.head
+        if head[ACTIVE]:
+            self._step("cancel")
+            head[CANCELLED] += 1
+            head[ACTIVE] = 0
+            fence()
+
+    def reclaim(self) -> None:
+        """Give back the room of copies that no freeze needs."""
+        head = self.table.head
+        if head[COPIES] and not head[ACTIVE]:
+            self._step("reclaim")
+            aside_at = int(head[ASIDE_AT])
+            if os.fstat(self._descriptor).st_size > aside_at:
+                os.ftruncate(self._descriptor, aside_at)
+            head[COPIES] = 0
+
+    def _touch_frozen(self, numbers: Int64s) -> None:
+        active = self.table.active
+        if not active:
+            self.reclaim()
+            return
+        held = np.unique(numbers)
+        held = held[self.table.is_held(held, active)]
+        if len(held):
+            self._copy_aside(held, active)
+
+    def _copy_aside(self, held: Int64s, freeze: int) -> None:
+        table, head = self.table, self.table.head
+        first = int(head[COPIES])
+        if first + len(held) > head[COPY_LIMIT] or not freeze_lock.is_held(self._descriptor):
+            self.cancel()
+            return
+        self._step("copy aside")
+        head[COPIES] = first + len(held)
+        try:
+            self._write_copies(held, first)
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            self.cancel()
+            return
+        self._step("copied aside")
+        fence()
+        table.mark[held] = (freeze << SLOT_BITS) | np.arange(first + 1, first + len(held) + 1)
+        fence()
+        self._step("marked")
+
+    def _write_copies(self, held: Int64s, first: int) -> None:
+        page_bytes, shift = self.table.page_bytes, self.table.page_shift
+        at = int(self.table.head[ASIDE_AT]) + first * page_bytes
+        view = self._data.data
+        for start in range(0, len(held), _MAX_VECTORS):
+            parts = [view[page << shift : (page + 1) << shift] for page in held[start : start + _MAX_VECTORS].tolist()]
+            if len(parts[-1]) < page_bytes:
+                parts.append(memoryview(bytes(page_bytes - len(parts[-1]))))
+            while parts:
+                written = os.pwritev(self._descriptor, parts, at)
+                at += written
+                parts = _behind(parts, written)
+
+
+def _behind(parts: list[memoryview], written: int) -> list[memoryview]:
+    """What is left of buffers after so many bytes."""
+    for index, part in enumerate(parts):
+        if written < len(part):
+            return [part[written:], *parts[index + 1 :]]
+        written -= len(part)
+    return []
