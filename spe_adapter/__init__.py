@@ -64,6 +64,8 @@ PUBLIC: Final[Mapping[str, Mapping[str, str]]] = {
         "CheckpointDiffers": "spe_adapter.errors",
         "CheckpointRefused": "spe_adapter.errors",
         "TopicTaken": "spe_adapter.errors",
+        "QueryNotFound": "spe_adapter.errors",
+        "EpochNotFound": "spe_adapter.errors",
         "OperatorFailed": "spe_adapter.operators.errors",
         "StateTooLarge": "spe_adapter.state.errors",
         "StateSchemaRefused": "spe_adapter.state.errors",

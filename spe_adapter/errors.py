@@ -23,6 +23,14 @@ class StateInconsistent(CairnError):
     """A query's control records contradict each other: nothing is loaded rather than a wrong state."""
 
 
+class QueryNotFound(CairnError):
+    """A topic does not hold the state of the query, or holds that of several; the message names them."""
+
+
+class EpochNotFound(CairnError):
+    """A query has no such epoch in a stream, or a reset has undone it; the message names those that stand."""
+
+
 class CheckpointDiffers(CairnError):
     """Spark's checkpoint plans other input than the log holds for a batch, or where it cannot be told."""
 

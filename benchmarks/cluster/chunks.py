@@ -150,7 +150,11 @@ class Sender:
         except OSError as error:
             raise self._failed(error) from error
         self._connection = Connection(sock, silence_s)
-        self.send(Header(chunk, size_bytes, tuple(chain[1:])).encode())
+        try:
+            self.send(Header(chunk, size_bytes, tuple(chain[1:])).encode())
+        except ChunkFailed:
+            self.close()
+            raise
 
     def send(self, data: bytes | memoryview) -> None:
         """Send some of the bytes; an early answer is an error that ends it."""

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from logstore.errors import CorruptBatch
 from logstore.interfaces import Buffer
+from spe_adapter.codec import nested
 
 MAX_UNPACKED_BYTES: Final = 256 * 1024 * 1024
 _LEVEL: Final = 1
@@ -31,7 +32,10 @@ _Bytes = NDArray[np.uint8]
 
 def can_pack(schema: pa.Schema) -> bool:
     """Whether `pack` can take rows of this schema."""
-    return all(_is_text(kind) or pa.types.is_boolean(kind) or _is_fixed(kind) for kind in schema.types)
+    return all(
+        _is_text(kind) or pa.types.is_boolean(kind) or _is_fixed(kind) or nested.is_nested(kind)
+        for kind in schema.types
+    )
 
 
 def pack(rows: pa.RecordBatch) -> tuple[bytes, int]:
@@ -69,7 +73,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 def _is_fixed(kind: pa.DataType) -> bool:
     plain = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_date32(kind)
-    return bool(plain or pa.types.is_timestamp(kind) or pa.types.is_duration(kind))
+    return bool(plain or pa.types.is_timestamp(kind) or pa.types.is_duration(kind) or nested.is_decimal(kind))
 
 
 # ---- writing
@@ -77,6 +81,8 @@ def _is_fixed(kind: pa.DataType) -> bool:
 
 def _column_parts(column: pa.Array) -> list[bytes]:
     """A byte that is 1 if there are nulls, then the validity bitmap if so, and the values."""
+    if nested.is_nested(column.type):
+        return _column_parts(nested.encode(column))
     parts = [bytes([column.null_count > 0])]
     if column.null_count:
         parts.append(_bits(column.is_valid().to_numpy(zero_copy_only=False)))
@@ -129,6 +135,8 @@ class _PackedReader:
 
     def column(self, kind: pa.DataType) -> pa.Array:
         """Read a column of this type."""
+        if nested.is_nested(kind):
+            return nested.decode(kind, self.column(pa.binary()))
         has_nulls = int(self.take(1)[0])
         if has_nulls > 1:
             raise CorruptBatch(f"a column of packed rows begins with {has_nulls}")

@@ -33,6 +33,7 @@ from pyspark.sql.types import (
 )
 
 from logstore.client.network import HostNetwork, Network
+from logstore.errors import InvalidConfig
 from spe_adapter.datasource.catalogue import Catalogue
 from spe_adapter.datasource.offsets import JsonOffsets, Offsets, TopicPartition, began_of, from_json, names, to_json
 from spe_adapter.datasource.options import SOURCE_NAME, SourceOptions, include_headers, parse_sink, parse_source
@@ -40,6 +41,7 @@ from spe_adapter.datasource.ranges import StreamRange, available, limited, split
 from spe_adapter.datasource.reading import read_range, refuse_loss
 from spe_adapter.datasource.registration import Registration
 from spe_adapter.datasource.sink import BatchWriter, StreamWriter, check_schema
+from spe_adapter.datasource.state_reader import StateReader, parse_state, reads_state, state_schema
 from spe_adapter.epochs.client import connect
 from spe_adapter.errors import SchemaRefused
 from spe_adapter.workers.collector import spare_loaded_code
@@ -77,16 +79,22 @@ class CairnDataSource(DataSource):
         return SOURCE_NAME
 
     def schema(self) -> StructType:
-        """The columns of Spark's Kafka source."""
+        """The columns of Spark's Kafka source, or those of a query's state (option `state`)."""
+        if reads_state(self._given):
+            return state_schema(parse_state(self._given))
         return source_schema(with_headers=include_headers(self._given))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader of a batch query. Raises InvalidConfig and SchemaRefused."""
+        if reads_state(self._given):
+            return StateReader(parse_state(self._given), schema)
         self._check_source_schema(schema)
         return BatchReader(parse_source(self._given, streaming=False))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """The reader of a streaming query. Raises InvalidConfig and SchemaRefused."""
+        if reads_state(self._given):
+            raise InvalidConfig("option 'state' is there, and state is read by batch queries; allowed: spark.read")
         self._check_source_schema(schema)
         return StreamReader(parse_source(self._given, streaming=True))
 

@@ -42,6 +42,7 @@ from numpy.typing import NDArray
 
 from spe_adapter.codec.kernels import MICROSECONDS, Bools, Int64s
 from spe_adapter.errors import SchemaRefused
+from spe_adapter.operators.clock import Clock
 from spe_adapter.operators.keys import KeyCodec
 from spe_adapter.state import exact
 from spe_adapter.state.columns import fixed_array, fixed_values
@@ -156,14 +157,17 @@ class State:
         return self._identity.codec.decode(self.keys)
 
     def get(self, name: str) -> Numbers:
-        """A fixed-width column's values, 0 where null; timestamps are int64 in their unit."""
+        """The values of a column of numbers, 0 where null; timestamps are int64 in their unit. Raises
+        StateValueRefused for columns of other types, which `column` reads.
+        """
+        kind = self._type_of(name)
+        if not exact.has_numbers(kind):
+            raise StateValueRefused(f"state column {name!r} is {kind}: read it with column, as a pyarrow.Array")
         pending = self._columns.get(name)
         if pending is None:
             return self._store.get(name, self._rows)
         if isinstance(pending, tuple):
             return pending[0].copy()
-        if pa.types.is_string(pending.type) or pa.types.is_binary(pending.type):
-            return self._store.get(name, self._rows)  # which refuses it
         return fixed_values(pending, exact.dtype_of(pending.type))[0].copy()
 
     def nulls(self, name: str) -> Bools:
@@ -185,7 +189,7 @@ class State:
             self.set_column(name, values)
             return
         kind = self._type_of(name)
-        if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        if not exact.has_numbers(kind):
             raise StateValueRefused(f"state column {name!r} is {kind}: write it with set_column, as a pyarrow.Array")
         self._columns[name] = exact.fixed(f"state column {name!r}", kind, values, nulls, self.size)
 
@@ -326,9 +330,9 @@ class Combining(ABC):
 class Operator(ABC):
     """A stateful operator over Arrow batches; see the module's example.
 
-    `state` names the state's columns and their types: integers, floats, bool, date32, timestamp, duration, string and
-    binary. With `event_time`, a column of timestamps, rows not newer than the watermark are dropped, as Spark does;
-    `delay_ms` is how far the watermark stays behind the newest row.
+    `state` names the state's columns and their types: integers, floats, bool, date32, timestamp, duration, decimal128,
+    string, binary, and lists and structs of these. With `event_time`, a column of timestamps, rows not newer than the
+    watermark are dropped, as Spark does; `delay_ms` is how far the watermark stays behind the newest row.
     """
 
     state: Mapping[str, pa.DataType] = {}
@@ -339,6 +343,11 @@ class Operator(ABC):
 
     stateless: bool = False
     """True where there is no state at all: not even which keys were seen."""
+
+    keeps_entries: bool = False
+    """True where the operator keeps entries of its own kind per key (named states, timers) in place of windows. All
+    that changed is then written to the log in each epoch, and nothing is replayed.
+    """
 
     NEVER: ClassVar[int] = _NEVER
     """For `State.expire_at`: not any more."""
@@ -431,6 +440,37 @@ class Operator(ABC):
     def conclude(self, results: Results) -> Results:
         """What happens to results behind `process` and `expire`."""
         return results
+
+    # ---- operators that keep entries (see `operators.states`)
+
+    @property
+    def has_wall_time(self) -> bool:
+        """Whether anything goes by processing time."""
+        return False
+
+    def routing_keys(self, keys: pa.BinaryArray, numbers: Int64s) -> pa.BinaryArray:
+        """The keys by which windows or entries were sent to their partition."""
+        return keys
+
+    def start(self, rows: Rows, state: State) -> Emitted:
+        """Take rows of the initial state. Raises SchemaRefused."""
+        raise SchemaRefused(f"operator {self.name} takes no initial state; a StatefulOperator does")
+
+    def open_entries(self, store: StateStore, identity: WindowIdentities, clock: Clock) -> State:
+        """The keys of a call, with what the operator keeps for them. Raises SchemaRefused."""
+        raise SchemaRefused(f"operator {self.name} keeps windows, not entries")
+
+    def due_entries(self, store: StateStore, identity: WindowIdentities, clock: Clock) -> State | None:
+        """The keys for which `expire` is to be called; None: for no key."""
+        return None
+
+    def remove_due(self, store: StateStore, identity: WindowIdentities, clock: Clock) -> None:
+        """Remove entries whose time has come; here: none, as windows are closed behind `expire`."""
+        return
+
+    def next_wall_ms(self, store: StateStore) -> int | None:
+        """The processing time from which on `expire` has work, in ms since 1970; None: none is known."""
+        return None
 
 
 _MILLISECOND: Final = pa.timestamp("ms")

@@ -8,13 +8,15 @@ r"""Arrow columns as JSON text, the same that Spark's `to_json` writes for the s
 | date | "2026-03-01" |
 | timestamp | "2026-03-01T12:00:00.000Z" in the column's time zone, finer digits cut; without one if it has none |
 | binary | base64 |
+| decimal | with all digits of its scale, with an exponent below 10⁻⁶, as Java's BigDecimal: 1.50, 0E-18 |
 | struct | an object of its fields |
+| list | an array; its null elements are `null` |
 
-Invariants: null fields are left out; no loop over rows in Python. The one difference: Java before version 19 wrote some
-doubles with a digit more than the shortest text that reads back as the same number, which this writes (and of the few
-least numbers, Java writes two digits).
+Invariants: null fields of objects are left out; no loop over rows in Python. The one difference: Java before version 19
+wrote some doubles with a digit more than the shortest text that reads back as the same number, which this writes (and
+of the few least numbers, Java writes two digits).
 
-Source: Spark's JacksonGenerator and JSONOptions; Jackson's CharTypes; Java's Double.toString.
+Source: Spark's JacksonGenerator and JSONOptions; Jackson's CharTypes; Java's Double.toString and BigDecimal.toString.
 """
 
 import json
@@ -31,7 +33,9 @@ from spe_adapter.codec.kernels import Bytes, Int32s, Int64s
 from spe_adapter.errors import SchemaRefused
 from spe_adapter.operators import text_kernels
 
-ALLOWED: Final = "string, binary, integers, float, double, boolean, date, timestamp or a struct of these"
+ALLOWED: Final = (
+    "string, binary, integers, float, double, decimal, boolean, date, timestamp, or a struct or list of these"
+)
 JSON_FRACTION_DIGITS: Final = 3
 EXACT_FRACTION_DIGITS: Final = 6
 
@@ -50,12 +54,15 @@ def is_supported(kind: pa.DataType) -> bool:
     """Whether `text_of` knows this type."""
     if pa.types.is_struct(kind):
         return all(is_supported(kind.field(index).type) for index in range(kind.num_fields))
+    if pa.types.is_list(kind):
+        return is_supported(kind.value_type)
     return bool(
         is_textual(kind)
         or is_bytes(kind)
         or pa.types.is_integer(kind)
         or pa.types.is_float32(kind)
         or pa.types.is_float64(kind)
+        or pa.types.is_decimal128(kind)
         or pa.types.is_boolean(kind)
         or pa.types.is_date32(kind)
         or pa.types.is_timestamp(kind)
@@ -100,9 +107,11 @@ def text_of(column: pa.Array) -> Text:
         fields = [kind.field(index).name for index in range(kind.num_fields)]
         inner = json_objects(fields, column.flatten(), len(column))
         return Text(_masked(inner, column), plain=False)
+    if pa.types.is_list(kind):
+        return Text(_masked(_arrays(column), column), plain=False)
     if pa.types.is_date32(kind):
         return Text(column.cast(pa.string()).cast(pa.binary()), plain=True)
-    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_decimal128(kind):
         return Text(column.cast(pa.string()).cast(pa.binary()), plain=False)
     if pa.types.is_null(kind):
         return Text(pa.nulls(len(column), pa.binary()), plain=False)
@@ -170,6 +179,26 @@ def moments(column: pa.Array, fraction_digits: int, *, utc: bool = False) -> pa.
     if bad >= 0:
         raise InvalidRecord(f"timestamp {int(us[bad])} µs since 1970 lies beyond the years 0 to 9999")
     return _masked(_binary(out_offsets, out[: out_offsets[-1]]), column)
+
+
+def _arrays(column: pa.Array) -> pa.BinaryArray:
+    """Lists as JSON arrays."""
+    text, plain = text_of(column.flatten())
+    bounds = np.zeros(len(column) + 1, np.int64)
+    np.cumsum(column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False), out=bounds[1:])
+    parts = BytesColumn.of(text)
+    offsets = parts.offsets.astype(np.int64)
+    valid = np.ones(len(text), np.bool_)
+    if text.null_count:
+        valid = text.is_valid().to_numpy(zero_copy_only=False)
+    out_offsets = np.zeros(len(column) + 1, np.int64)
+    data = np.concatenate([parts.data, np.empty(0, np.uint8)])
+    total = text_kernels.measure_arrays(bounds, offsets, valid, plain, data, out_offsets)
+    if total > np.iinfo(np.int32).max:
+        raise InvalidRecord(f"{len(column)} lists of {total} bytes in one batch; at most 2 GiB")
+    out = np.empty(total, np.uint8)
+    text_kernels.write_arrays(bounds, offsets, valid, plain, data, out)
+    return _binary(out_offsets.astype(np.int32), out)
 
 
 def _numbers(column: pa.Array) -> pa.BinaryArray:

@@ -35,6 +35,7 @@ from spe_adapter.operators.base import (
     WindowIdentities,
 )
 from spe_adapter.operators.blame import blamed, failed
+from spe_adapter.operators.clock import Clock
 from spe_adapter.operators.combining import take_apart
 from spe_adapter.operators.keys import KeyCodec
 from spe_adapter.operators.output import Output, is_raw, output_schema, to_records
@@ -66,7 +67,7 @@ class Processor:
     each of the operator's inputs since this object was made, late rows included (None: no row yet); `late` counts rows
     dropped because they came too late; `suppressed` counts results of replays, which are in the log already; `windows`
     adds up the distinct windows of each call; `epoch` and `batch` (Spark's number of it, None: there is none) are named
-    in errors.
+    in errors. `clock` has the times of the epoch, for operators that keep entries: set it before the epoch's rows.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Processor:
         self.seen = seen
         self.epoch = epoch
         self.batch: int | None = None
+        self.clock = Clock()
         self.max_events_ms: list[int | None] = [None] * len(operator.inputs())
         self.late = 0
         self.suppressed = 0
@@ -125,13 +127,33 @@ class Processor:
         rows = self._rows(batch, assigned, times, sequence)
         state = self._state(assigned)
         results = self._call(
-            "process",
+            "handle_rows" if self._operator.keeps_entries else "process",
             state,
             lambda: self._operator.process(rows, state),
             lambda part, which: self._operator.process(_part(rows, which, state.size), part),
         )
         state.commit(is_replay=replay is not None)
         return self._output(results, state, replay)
+
+    def start(self, batch: pa.RecordBatch, codec: KeyCodec) -> None:
+        """Take rows of the initial state, whose key `codec` reads. Raises OperatorFailed."""
+        if not batch.num_rows:
+            return
+        assigned = _Assigned(None, *self._distinct(codec.encode(batch), np.zeros(batch.num_rows, np.int64)))
+        rows = Rows(batch, assigned.window, None, np.arange(batch.num_rows))
+        state = self._state(assigned)
+        self._call(
+            "handle_initial",
+            state,
+            lambda: self._operator.start(rows, state),
+            lambda part, which: self._operator.start(_part(rows, which, state.size), part),
+        )
+        state.commit()
+
+    @property
+    def next_wall_ms(self) -> int | None:
+        """The processing time from which on the next timer is due, in ms since 1970; None: no such timer."""
+        return self._operator.next_wall_ms(self._store)
 
     def process_combined(self, batch: pa.RecordBatch, *, late_watermark_ms: int = 0) -> Output | None:
         """Take rows in that were combined (see combining). Raises OperatorFailed, and SchemaRefused for an operator
@@ -167,6 +189,8 @@ class Processor:
 
     def expire(self, watermark_ms: int, *, replay: Replay | None = None) -> Output | None:
         """Close the windows that are due at this watermark. Raises OperatorFailed."""
+        if self._operator.keeps_entries:
+            return self._expire_entries(watermark_ms, replay)
         ids = self._store.due(watermark_ms)
         if not len(ids):
             return None
@@ -183,6 +207,23 @@ class Processor:
         output = self._output(results, state, replay)
         state.close(~state.open_until(watermark_ms))
         state.commit(is_replay=replay is not None)
+        return output
+
+    def _expire_entries(self, watermark_ms: int, replay: Replay | None) -> Output | None:
+        """Timers first, then what is out of its TTL."""
+        self.clock = clock = self.clock._replace(watermark_ms=watermark_ms)
+        identity = WindowIdentities(None, None, self._codec, self._prepared)
+        state, output = self._operator.due_entries(self._store, identity, clock), None
+        if state is not None:
+            results = self._call(
+                "handle_expired",
+                state,
+                lambda: self._operator.expire(state, watermark_ms),
+                lambda part, _: self._operator.expire(part, watermark_ms),
+            )
+            state.commit(is_replay=replay is not None)
+            output = self._output(results, state, replay)
+        self._operator.remove_due(self._store, identity, clock)
         return output
 
     # ---- rows and their windows
@@ -269,6 +310,8 @@ class Processor:
         if self._operator.stateless:
             no_state = np.zeros(len(assigned.numbers), np.int64)
             return State(self._store, no_state, no_state == 0, identity)
+        if self._operator.keeps_entries:
+            return self._operator.open_entries(self._store, identity, self.clock)
         return State(self._store, *self._store.ensure(assigned.keys, assigned.numbers), identity)
 
     def _ordered(self, ids: Int64s) -> Int64s:

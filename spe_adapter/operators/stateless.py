@@ -31,7 +31,10 @@ from spe_adapter.operators.base import (
     Rows,
     State,
     Times,
+    WindowIdentities,
 )
+from spe_adapter.operators.clock import Clock
+from spe_adapter.state.store import StateStore
 
 _COMPUTED: Final = "computed"
 
@@ -139,6 +142,7 @@ class Pipeline(Operator):
         self.delay_ms = inner.delay_ms
         self.windows_never_change = inner.windows_never_change
         self.stateless = inner.stateless
+        self.keeps_entries = inner.keeps_entries
 
     @property
     def name(self) -> str:
@@ -223,6 +227,35 @@ class Pipeline(Operator):
     def expire(self, state: State, watermark_ms: int) -> Emitted:
         """The stateful operator."""
         return self._inner.expire(state, watermark_ms)
+
+    @property
+    def has_wall_time(self) -> bool:
+        """Whether anything of the stateful operator goes by processing time."""
+        return self._inner.has_wall_time
+
+    def routing_keys(self, keys: pa.BinaryArray, numbers: Int64s) -> pa.BinaryArray:
+        """The stateful operator's."""
+        return self._inner.routing_keys(keys, numbers)
+
+    def start(self, rows: Rows, state: State) -> Emitted:
+        """The stateful operator; the steps are not for the initial state."""
+        return self._inner.start(rows, state)
+
+    def open_entries(self, store: StateStore, identity: WindowIdentities, clock: Clock) -> State:
+        """The stateful operator's."""
+        return self._inner.open_entries(store, identity, clock)
+
+    def due_entries(self, store: StateStore, identity: WindowIdentities, clock: Clock) -> State | None:
+        """The stateful operator's."""
+        return self._inner.due_entries(store, identity, clock)
+
+    def remove_due(self, store: StateStore, identity: WindowIdentities, clock: Clock) -> None:
+        """The stateful operator's."""
+        self._inner.remove_due(store, identity, clock)
+
+    def next_wall_ms(self, store: StateStore) -> int | None:
+        """The stateful operator's."""
+        return self._inner.next_wall_ms(store)
 
 
 class _Passing(Operator):

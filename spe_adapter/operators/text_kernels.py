@@ -20,6 +20,7 @@ MOMENT_BYTES: Final = 32
 
 _HEX: Final = np.frombuffer(b"0123456789ABCDEF", np.uint8)
 _WORDS: Final = np.frombuffer(b'"NaN""Infinity""-Infinity"', np.uint8)
+_NULL: Final = np.frombuffer(b"null", np.uint8)
 _BASE64: Final = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", np.uint8)
 
 
@@ -139,6 +140,51 @@ def write_objects(
             else:
                 at = _put(out, at, data, offsets[column, row], offsets[column, row + 1])
         out[at] = 125
+        at += 1
+
+
+@compiled
+def measure_arrays(
+    bounds: Int64s, offsets: Int64s, valid: Bools, quoted: bool, data: Bytes, out_offsets: Int64s
+) -> int:
+    """The length of each list as a JSON array, as running sums in `out_offsets`; the sum of all. List i has the
+    elements from `bounds[i]` to `bounds[i + 1]`; `quoted` elements are quoted and escaped.
+    """
+    total = np.int64(0)
+    for row in range(bounds.shape[0] - 1):
+        count = bounds[row + 1] - bounds[row]
+        total += 2 + max(count - 1, 0)
+        for element in range(bounds[row], bounds[row + 1]):
+            if not valid[element]:
+                total += 4
+                continue
+            total += offsets[element + 1] - offsets[element]
+            if quoted:
+                total += 2
+                for at in range(offsets[element], offsets[element + 1]):
+                    total += _EXTRA[data[at]]
+        out_offsets[row + 1] = total
+    return total
+
+
+@compiled
+def write_arrays(bounds: Int64s, offsets: Int64s, valid: Bools, quoted: bool, data: Bytes, out: Bytes) -> None:
+    """Write each list as [value,…], `null` for what is not valid."""
+    at = np.int64(0)
+    for row in range(bounds.shape[0] - 1):
+        out[at] = 91
+        at += 1
+        for element in range(bounds[row], bounds[row + 1]):
+            if element > bounds[row]:
+                out[at] = 44
+                at += 1
+            if not valid[element]:
+                at = _put(out, at, _NULL, 0, 4)
+            elif quoted:
+                at = _put_escaped(out, at, data, offsets[element], offsets[element + 1])
+            else:
+                at = _put(out, at, data, offsets[element], offsets[element + 1])
+        out[at] = 93
         at += 1
 
 

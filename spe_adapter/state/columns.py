@@ -10,6 +10,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from logstore.errors import CorruptBatch
+from spe_adapter.codec import nested
 from spe_adapter.codec.columns import keys_of, steady
 from spe_adapter.codec.identity_hash import hashes_of
 from spe_adapter.codec.kernels import Bools, Bytes, Int32s, Int64s
@@ -91,6 +93,14 @@ def bytes_array(kind: pa.DataType, refs: Int64s, arena: Bytes) -> pa.Array:
     if kernels.move_bytes(refs, arena, out) != kernels.OK:
         raise StateDamaged("a reference leads outside its table's arena")
     return pa.Array.from_buffers(kind, len(refs), [bitmap(valid), pa.py_buffer(offsets), pa.py_buffer(out)])
+
+
+def nested_array(kind: pa.DataType, encoded: pa.BinaryArray) -> pa.Array:
+    """Lists or structs from their bytes; raises StateDamaged for bytes that are none."""
+    try:
+        return nested.decode(kind, encoded)
+    except CorruptBatch as error:
+        raise StateDamaged(f"a column of {kind}: {error}") from error
 
 
 def _offsets_of(lengths: Int64s) -> tuple[Int32s, int]:

@@ -20,6 +20,7 @@ from logstore.interfaces import Buffer
 from spe_adapter.cec.control import STATE_PREFIX
 from spe_adapter.codec.columns import keys_of
 from spe_adapter.codec.kernels import Bools
+from spe_adapter.codec.nested import encoded_bytes, is_nested
 from spe_adapter.state.errors import StateSchemaChanged
 from spe_adapter.state.layout import take_schema
 from spe_adapter.state.segment import Owner, Tag
@@ -180,8 +181,12 @@ def needs_of(batch: pa.RecordBatch, is_new: Bools) -> tuple[int, int]:
     arena_bytes = int(np.diff(keys_of(batch.column("key")).offsets)[is_new].sum(dtype=np.int64))
     for name in batch.schema.names:
         column = batch.column(name)
-        if name.startswith(STATE_PREFIX) and (pa.types.is_binary(column.type) or pa.types.is_string(column.type)):
+        if not name.startswith(STATE_PREFIX):
+            continue
+        if pa.types.is_binary(column.type) or pa.types.is_string(column.type):
             arena_bytes += int(np.diff(keys_of(column).offsets).sum(dtype=np.int64))
+        elif is_nested(column.type):
+            arena_bytes += encoded_bytes(column)
     return int(is_new.sum()), arena_bytes
 
 

@@ -30,6 +30,13 @@ _DATE_UNIT: Final = "D"
 _SHOWN_CHARACTERS: Final = 80
 
 
+def has_numbers(kind: pa.DataType) -> bool:
+    """Whether values of a type can be an array of numpy's numbers: not texts, lists, structs and decimals."""
+    return not (
+        pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_nested(kind) or pa.types.is_decimal(kind)
+    )
+
+
 def dtype_of(kind: pa.DataType) -> np.dtype[Any]:
     """How a type of fixed width lies in an array: dates are days, timestamps and durations counts of their unit."""
     if pa.types.is_date32(kind):

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from spe_adapter.cec.control import STATE_PREFIX
 from spe_adapter.codec.kernels import Bytes, Int64s
+from spe_adapter.codec.nested import is_decimal, is_nested
 from spe_adapter.state import kernels
 from spe_adapter.state.errors import StateDamaged, StateSchemaRefused
 
@@ -34,16 +35,22 @@ MAX_ROWS: Final = 2**31 - 2
 _ALIGNMENT: Final = 64
 _SLOTS_PER_ROW: Final = 2
 
-_FIXED: Final = "integers, floats, bool, date32, timestamp, duration"
-_VARIABLE: Final = "string, binary"
+_FIXED: Final = "integers, floats, bool, date32, timestamp, duration, decimal128"
+_VARIABLE: Final = "string, binary, and lists and structs of all these"
+DECIMAL: Final = np.dtype([("low", "<u8"), ("high", "<i8")])
+"""A decimal's 16 bytes: its unscaled value as a number of 128 bits."""
 
 
 class Column(NamedTuple):
-    """One column of the state. `dtype` is None where values vary in width (they lie in the arena)."""
+    """A column of the state. `dtype` is None where values vary in width (they lie in the arena), DECIMAL for decimals.
+
+    `is_nested`: the arena has values of lists and structs as `codec.nested` encodes them.
+    """
 
     name: str
     type: pa.DataType
     dtype: np.dtype[np.generic] | None
+    is_nested: bool = False
 
 
 def columns_of(schema: pa.Schema) -> tuple[Column, ...]:
@@ -52,13 +59,15 @@ def columns_of(schema: pa.Schema) -> tuple[Column, ...]:
     for name in names:
         if names.count(name) > 1:
             raise StateSchemaRefused(f"state column {name!r} is there twice")
-    return tuple(Column(field.name, field.type, _dtype_of(field)) for field in schema)
+    return tuple(Column(field.name, field.type, _dtype_of(field), is_nested(field.type)) for field in schema)
 
 
 def _dtype_of(field: pa.Field) -> np.dtype[np.generic] | None:
     kind = field.type
-    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+    if pa.types.is_string(kind) or pa.types.is_binary(kind) or is_nested(kind):
         return None
+    if is_decimal(kind):
+        return DECIMAL
     if pa.types.is_boolean(kind):
         return np.dtype(np.bool_)
     if pa.types.is_integer(kind) or pa.types.is_float32(kind) or pa.types.is_float64(kind):

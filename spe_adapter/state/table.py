@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from spe_adapter.cec.control import STATE_PREFIX
+from spe_adapter.codec import nested
 from spe_adapter.codec.columns import BytesColumn, keys_of
 from spe_adapter.codec.identity_hash import hashes_of, signed
 from spe_adapter.codec.kernels import Bools, Bytes, Int64s
@@ -27,6 +28,7 @@ from spe_adapter.state.columns import (
     bytes_array,
     fixed_array,
     fixed_values,
+    nested_array,
     numbers_of,
 )
 from spe_adapter.state.errors import StateDamaged, StateTooLarge
@@ -308,7 +310,10 @@ class Table:
         """A column of any type."""
         column = self._column(name)
         if column.dtype is None:
-            return bytes_array(column.type, self._views[STATE_PREFIX + name][rows], self._arena)
+            refs = self._views[STATE_PREFIX + name][rows]
+            if column.is_nested:
+                return nested_array(column.type, bytes_array(pa.binary(), refs, self._arena))
+            return bytes_array(column.type, refs, self._arena)
         return fixed_array(column.type, self._views[STATE_PREFIX + name][rows], self.nulls(name, rows))
 
     def set_arrow(self, name: str, rows: Int64s, values: pa.Array) -> None:
@@ -322,7 +327,7 @@ class Table:
         if column.dtype is not None:
             self.set(name, rows, *fixed_values(values, column.dtype))
             return
-        parts = keys_of(values)
+        parts = keys_of(nested.encode(values) if column.is_nested else values)
         lengths = np.diff(parts.offsets)
         if len(lengths) and int(lengths.max()) > kernels.MAX_ENTRY_BYTES:
             raise StateTooLarge(

@@ -32,6 +32,7 @@ from spe_adapter.cec.reconstruct import EventualCheckpoint, Reconstruction
 from spe_adapter.codec.kernels import Bools
 from spe_adapter.epochs.marks import OpenWindows, StatePartition, control_batches, epoch_mark
 from spe_adapter.operators.base import Operator, next_watermark
+from spe_adapter.operators.clock import Clock
 from spe_adapter.operators.keys import KeyCodec
 from spe_adapter.operators.output import Output, to_records
 from spe_adapter.operators.processor import Processor
@@ -60,6 +61,8 @@ class _Epoch(NamedTuple):
     batches: tuple[pa.RecordBatch, ...]
     late_watermark_ms: int
     watermark_ms: int
+    wall_ms: int = 0
+    initial: pa.RecordBatch | None = None
 
 
 class OperatorHarness:
@@ -78,12 +81,14 @@ class OperatorHarness:
         self._operator = operator
         self._schema = schema
         self._checks = checks
-        self._codec = KeyCodec(operator.prepared(schema), [key] if isinstance(key, str) else key)
+        self._key = [key] if isinstance(key, str) else list(key)
+        self._codec = KeyCodec(operator.prepared(schema), self._key)
         self._epochs: list[_Epoch] = []
         self._log: list[bytes] = []
         self._outputs: list[Output] = []
         self._emitted = 0
         self._watermark_ms = 0
+        self._now_ms = 0
         self._max_events_ms: list[int | None] = [None] * len(operator.inputs())
         self._late = 0
         self._store: StateStore
@@ -100,20 +105,39 @@ class OperatorHarness:
         """The number of late rows that were dropped; with sliding windows, once for each window."""
         return self._late
 
-    def send(self, rows: Sequence[Row] | pa.RecordBatch, *, cuts: Sequence[int] = ()) -> list[dict[str, Any]]:
-        """Process one epoch; its results. `cuts` are the positions at which its rows are cut into batches."""
+    def start(self, initial: pa.RecordBatch) -> list[dict[str, Any]]:
+        """The epoch of the initial state, before all others; its results."""
+        return self._run(_Epoch((), 0, 0, self._now_ms, initial))
+
+    def send(
+        self, rows: Sequence[Row] | pa.RecordBatch, *, cuts: Sequence[int] = (), now_ms: int | None = None
+    ) -> list[dict[str, Any]]:
+        """Process one epoch; its results. `cuts` are the positions at which its rows are cut into batches, `now_ms` is
+        its processing time in ms (None: that of the epoch before; 0 in the first).
+        """
+        self._now_ms = self._now_ms if now_ms is None else max(now_ms, self._now_ms)
         batch = (
             rows if isinstance(rows, pa.RecordBatch) else pa.RecordBatch.from_pylist(list(rows), schema=self._schema)
         )
         bounds = [0, *sorted(cuts), batch.num_rows]
         parts = tuple(batch.slice(start, end - start) for start, end in pairwise(bounds))
         return self._run(
-            _Epoch(parts, self._watermark_ms, next_watermark(self._operator, self._watermark_ms, self._max_events_ms))
+            _Epoch(
+                parts,
+                self._watermark_ms,
+                next_watermark(self._operator, self._watermark_ms, self._max_events_ms),
+                self._now_ms,
+            )
         )
 
     def advance_watermark(self, watermark_ms: int) -> list[dict[str, Any]]:
         """An epoch without rows that closes what is due at this watermark; its results."""
-        return self._run(_Epoch((), self._watermark_ms, max(self._watermark_ms, watermark_ms)))
+        return self._run(_Epoch((), self._watermark_ms, max(self._watermark_ms, watermark_ms), self._now_ms))
+
+    def advance_time(self, now_ms: int) -> list[dict[str, Any]]:
+        """An epoch without rows at this processing time (never before that of an earlier epoch); its results."""
+        self._now_ms = max(now_ms, self._now_ms)
+        return self._run(_Epoch((), self._watermark_ms, self._watermark_ms, self._now_ms))
 
     def results(self) -> list[dict[str, Any]]:
         """All results so far."""
@@ -133,12 +157,13 @@ class OperatorHarness:
 
     def state(self) -> list[dict[str, Any]]:
         """The open windows: key columns, `number` where it is not 0, `expires_ms` where it is set, and the state; by
-        key and number.
+        key and number. Of an operator that keeps entries these, with `entry`, the bytes that they are found by.
         """
         ids = self._store.all_rows()
-        columns = dict(
-            zip([field.name for field in self._codec.fields], self._codec.decode(self._store.keys(ids)), strict=True)
-        )
+        routing = self._operator.routing_keys(self._store.keys(ids), self._store.numbers(ids))
+        columns = dict(zip([field.name for field in self._codec.fields], self._codec.decode(routing), strict=True))
+        if self._operator.keeps_entries:
+            columns["entry"] = self._store.keys(ids)
         numbers, expires = self._store.numbers(ids), self._store.expires(ids)
         if numbers.any():
             columns["number"] = pa.array(numbers)
@@ -186,6 +211,9 @@ class OperatorHarness:
         return [row for output in outputs for row in output.rows.to_pylist()]
 
     def _feed(self, epoch: _Epoch, replay: Replay | None) -> list[Output]:
+        self._processor.clock = Clock(epoch.watermark_ms, epoch.wall_ms)
+        if epoch.initial is not None:
+            self._processor.start(epoch.initial, KeyCodec(epoch.initial.schema, self._key))
         given = [
             self._processor.process(batch, late_watermark_ms=epoch.late_watermark_ms, replay=replay)
             for batch in epoch.batches
@@ -230,13 +258,15 @@ class OperatorHarness:
         if self._checks is None:
             return changes.footprints, changes.opened
         table = self._table
+        chosen = np.ones(len(changes.opened), np.bool_) if self._operator.keeps_entries else changes.opened
         new = table.find(
-            changes.footprints.column("key").filter(pa.array(changes.opened)),
-            changes.footprints.column("number").to_numpy()[changes.opened],
+            changes.footprints.column("key").filter(pa.array(chosen)),
+            changes.footprints.column("number").to_numpy()[chosen],
         )
         checked = np.setdiff1d(table.oldest(self._checks + len(new)), new)[: self._checks]
-        ids = np.concatenate((new, checked))
-        return table.take(ids), np.arange(len(ids)) < len(new)
+        return table.take(np.concatenate((new, checked))), np.append(
+            changes.opened[chosen], np.zeros(len(checked), np.bool_)
+        )
 
     def _mark(self, number: int) -> Mark:
         oldest = self._table.oldest_window_version()
@@ -287,7 +317,8 @@ class OperatorHarness:
 
     def _start(self, eventual: EventualCheckpoint) -> Mark:
         """The mark after which input is replayed: the last one if the windows are as of that epoch."""
-        up_to_date = self._checks is None or self._operator.windows_never_change
+        operator = self._operator
+        up_to_date = self._checks is None or operator.windows_never_change or operator.keeps_entries
         return eventual.marks[-1 if up_to_date else 0]
 
 

@@ -12,10 +12,10 @@ from typing import Final
 
 from logstore.client.blocking import Client, TopicPartition, parse_addresses
 from logstore.errors import CairnError
+from spe_adapter.epochs.lookup import queries, standing_epoch
 from spe_adapter.state.query import default_root, usage
-from spe_adapter.tools import state_inspector
 from spe_adapter.tools.reset import reset
-from spe_adapter.tools.state_inspector import InspectedState
+from spe_adapter.tools.state_inspector import InspectedState, inspect_state
 
 DEFAULT_SERVERS: Final = "127.0.0.1:9092"
 DEFAULT_LIMIT_S: Final = 10.0
@@ -79,11 +79,11 @@ def _inspected(client: Client, arguments: argparse.Namespace) -> Iterator[Inspec
     chosen = range(client.partitions(arguments.topic)) if arguments.partition is None else [arguments.partition]
     for partition in chosen:
         stream = TopicPartition(arguments.topic, partition)
-        for query in state_inspector.queries(client, stream):
+        for query in queries(client, stream):
             if arguments.query in (None, query):
                 batch = arguments.batch
-                as_of = None if batch is None else state_inspector.epoch_of_batch(client, stream, query, batch)
-                yield state_inspector.inspect_state(client, stream, query, as_of)
+                as_of = None if batch is None else standing_epoch(client, stream, query, batch=batch).epoch
+                yield inspect_state(client, stream, query, as_of)
 
 
 def _fields(state: InspectedState, windows: int) -> dict[str, object]:

@@ -7,14 +7,12 @@ Invariants:
 Source: CEC paper, section II.B (eventual checkpoint, extent).
 """
 
-from contextlib import closing
 from dataclasses import dataclass
 
 from logstore.client.blocking import Client, TopicPartition
-from spe_adapter.cec.control import STATE_PREFIX, EndPositions, Mark, holds_progress
+from spe_adapter.cec.control import STATE_PREFIX, EndPositions, Mark
 from spe_adapter.cec.reconstruct import EventualCheckpoint
-from spe_adapter.epochs.scan import ends, reconstruct, standing_epochs
-from spe_adapter.errors import StateTrimmed
+from spe_adapter.epochs.scan import reconstruct
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,30 +62,6 @@ def inspect_state(client: Client, stream: TopicPartition, query: str, as_of: int
     Raises StateTrimmed, StateInconsistent, CorruptBatch and the client's errors.
     """
     return InspectedState(stream, query, reconstruct(client, stream, query, as_of))
-
-
-def queries(client: Client, stream: TopicPartition) -> dict[str, int]:
-    """The queries whose state is in a stream, each with its newest epoch.
-
-    An END without a query's progress in it (of a sink without state) does not count.
-    """
-    found: dict[str, int] = {}
-    for end, _ in ends(client, stream):
-        if end.query not in found and holds_progress(end):
-            found[end.query] = end.epoch
-    return found
-
-
-def epoch_of_batch(client: Client, stream: TopicPartition, query: str, batch: int) -> int:
-    """The last epoch of a Spark batch: the epoch without input after the batch, if there was one.
-
-    Raises StateTrimmed if the stream does not hold the batch (any more).
-    """
-    with closing(standing_epochs(client, stream, query)) as found:
-        for end, progress in found:
-            if progress.batch == batch:
-                return end.epoch
-    raise StateTrimmed(f"{stream} holds no batch {batch} of query {query}; `cairn state show` lists the stored batches")
 
 
 def _plain(row: dict[str, object]) -> dict[str, object]:

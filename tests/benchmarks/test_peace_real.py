@@ -135,6 +135,14 @@ def test_host_that_dies_in_mid_chain_is_suspected(start: Start, tmp_path: Path, 
     assert not [name for name in files(tmp_path) if not name.startswith(dead)]
 
 
+def test_connection_is_closed_where_the_header_cannot_be_sent() -> None:
+    """A sender that fails before its first byte of data leaves no open socket (pytest fails a test that does)."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        hop = Hop("a", *silent.getsockname()[:2])
+        with pytest.raises(ChunkFailed, match="a: no sign of life"):
+            Sender(CHUNK, len(DATA), [hop] * 300_000, SILENCE_S)
+
+
 def test_host_that_falls_silent_is_suspected() -> None:
     """A host that takes the connection and then nothing more fails the chunk within the time limit."""
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -23,6 +23,7 @@ from spe_adapter.microbatch.frames import check
 from spe_adapter.microbatch.options import parse_stateful
 from spe_adapter.microbatch.shuffle import Received
 from spe_adapter.microbatch.task import run_task
+from spe_adapter.operators.base import Operator
 from spe_adapter.spark_checkpoint.files import LocalCheckpoint, planned_in, query_of
 from spe_adapter.spark_checkpoint.planned import Planned, offset_lines
 from tests.microbatch.operators import Row, Visits
@@ -43,6 +44,7 @@ class Query:
         self.checkpoint = directory / "checkpoint"
         self.rows: list[Row] = []
         self.ran: list[list[Row]] = []
+        self.operator: Operator = Visits()
         self._state = directory / "state"
 
     @property
@@ -125,7 +127,7 @@ class Query:
     def fixed(self, options: dict[str, str]) -> QueryDefinition:
         """What a run is made of."""
         given = {"kafka.bootstrap.servers": self.address, "stateDirectory": str(self._state), **options}
-        operator = Visits()
+        operator = self.operator
         fingerprint = check(operator, SCHEMA, ("key",))
         return QueryDefinition(operator, ("key",), SCHEMA, fingerprint, PARTITIONS, parse_stateful(given, self.topic))
 

@@ -112,8 +112,8 @@ def test_what_start_refuses(world: World) -> None:
     with pytest.raises(SchemaRefused, match="'ts'"):
         world.over(world.frame().drop("ts"), Visits()).start(topic=world.topic)
     listed = Visits()
-    listed.state = {"n": pa.int64(), "seen": pa.list_(pa.int64())}
-    with pytest.raises(StateSchemaRefused, match=r"state column 'seen' has type list<.*>; state can hold integers,"):
+    listed.state = {"n": pa.int64(), "seen": pa.map_(pa.int64(), pa.int64())}
+    with pytest.raises(StateSchemaRefused, match=r"state column 'seen' has type map<.*>; state can hold integers,"):
         world.query(listed).start(topic=world.topic)
     listed.state = {"n": int}
     with pytest.raises(StateSchemaRefused, match="state column 'n' is declared as <class 'int'>; give an Arrow type"):

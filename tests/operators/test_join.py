@@ -238,7 +238,7 @@ def test_what_cannot_be_joined_is_refused() -> None:
         OperatorHarness(join_of(1), key="k", schema=wrong)
     with pytest.raises(SchemaRefused, match="the event time, column 'nope', is missing; there is ts, a"):
         OperatorHarness(WindowJoin("1 second", left_time="nope", right_time="at"), key="k", schema=SCHEMA)
-    listed = SCHEMA.set(2, pa.field("left", pa.struct([("ts", MOMENT), ("a", pa.list_(pa.int8()))])))
+    listed = SCHEMA.set(2, pa.field("left", pa.struct([("ts", MOMENT), ("a", pa.map_(pa.string(), pa.int8()))])))
     with pytest.raises(StateSchemaRefused, match=r"left\.a"):
         OperatorHarness(join_of(1), key="k", schema=listed)
     with pytest.raises(InvalidConfig, match="must not be negative"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import datetime as dt
+import decimal
 import json
 import math
 from typing import Any
@@ -104,6 +105,8 @@ def test_columns_that_cannot_be_keys_are_refused() -> None:
             KeyCodec(schema, names)
 
 
+EXACT = decimal.Context(prec=60)
+DECIMALS = st.integers(-(10**38) + 1, 10**38 - 1).map(lambda unscaled: decimal.Decimal(unscaled).scaleb(-18, EXACT))
 VALUES: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "text": (pa.string(), st.text(max_size=12)),
     "wide": (pa.large_string(), st.text(st.characters(max_codepoint=40), max_size=12)),
@@ -120,6 +123,18 @@ VALUES: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
         pa.struct([("a", pa.string()), ("b", pa.float64())]),
         st.fixed_dictionaries({"a": st.none() | st.text(max_size=3), "b": st.none() | st.floats()}),
     ),
+    "amount": (pa.decimal128(38, 18), DECIMALS),
+    "texts": (pa.list_(pa.string()), st.lists(st.none() | st.text(max_size=4), max_size=4)),
+    "pairs": (
+        pa.list_(pa.struct([("a", pa.string()), ("l", pa.list_(pa.decimal128(38, 18)))])),
+        st.lists(
+            st.none()
+            | st.fixed_dictionaries(
+                {"a": st.none() | st.text(max_size=3), "l": st.none() | st.lists(st.none() | DECIMALS, max_size=3)}
+            ),
+            max_size=3,
+        ),
+    ),
     'odd "näme"': (pa.int8(), st.integers(-128, 127)),
     "nothing": (pa.null(), st.none()),
 }
@@ -129,6 +144,10 @@ def naive(value: Any) -> Any:
     """What a JSON reader finds where this value was written."""
     if isinstance(value, dict):
         return {name: naive(inner) for name, inner in value.items() if inner is not None}
+    if isinstance(value, list):
+        return [naive(inner) for inner in value]
+    if isinstance(value, decimal.Decimal):
+        return value
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
     if isinstance(value, bytes):
@@ -139,6 +158,15 @@ def naive(value: Any) -> Any:
     if isinstance(value, dt.date):
         return value.isoformat()
     return value
+
+
+def like(found: Any, wanted: Any) -> Any:
+    """What a JSON reader found, with its numbers as floats where floats are wanted."""
+    if isinstance(wanted, dict) and isinstance(found, dict):
+        return {name: like(value, wanted.get(name)) for name, value in found.items()}
+    if isinstance(found, decimal.Decimal) and isinstance(wanted, float):
+        return float(found)
+    return found
 
 
 @given(st.data())
@@ -158,13 +186,13 @@ def test_json_says_what_the_row_says(data: st.DataObject) -> None:
             for name, value in zip(names, row, strict=True)
         ]
         wanted = {name: naive(value) for name, value in zip(names, values, strict=True) if value is not None}
-        found = json.loads(text)
+        found = like(json.loads(text, parse_float=decimal.Decimal), wanted)
         if "single" in wanted and not isinstance(wanted["single"], str):
             found["single"] = np.float32(found["single"]).item()
         assert found == wanted
         assert (
             text == json.dumps(json.loads(text), separators=(",", ":"), ensure_ascii=False).encode()
-            or {"real", "single", "inner"} & set(names)
+            or {"real", "single", "inner", "amount", "pairs"} & set(names)
             or b"\\" in text
             or b"\x7f" in text
         )
@@ -224,7 +252,25 @@ def test_a_value_column_is_the_records_value() -> None:
 
 def test_columns_that_json_cannot_hold_are_refused_before_any_row() -> None:
     """By name, with the types allowed."""
-    with pytest.raises(SchemaRefused, match=r"output column 'd' is decimal128.*it must be string, binary, integers"):
-        output_schema([], pa.schema([("d", pa.decimal128(5, 2))]))
+    with pytest.raises(SchemaRefused, match=r"output column 'd' is decimal256.*it must be string, binary, integers"):
+        output_schema([], pa.schema([("d", pa.decimal256(5, 2))]))
     with pytest.raises(SchemaRefused, match="output column 's' is struct"):
-        output_schema([], pa.schema([("s", pa.struct([("l", pa.list_(pa.int8()))]))]))
+        output_schema([], pa.schema([("s", pa.struct([("l", pa.map_(pa.string(), pa.int8()))]))]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "text"),
+    [
+        ((38, 18), "0", "0E-18"),
+        ((38, 18), "1.5", "1.500000000000000000"),
+        ((10, 7), "0.0000001", "1E-7"),
+        ((10, 7), "-0.0000012", "-0.0000012"),
+        ((10, 8), "-0.00000012", "-1.2E-7"),
+        ((10, 0), "-1234567890", "-1234567890"),
+        ((20, 20), "0.5", "0.50000000000000000000"),
+    ],
+)
+def test_decimals_are_laid_out_as_java_does(kind: tuple[int, int], number: str, text: str) -> None:
+    """All digits of the scale, an exponent below 10⁻⁶: as BigDecimal.toString."""
+    column = pa.array([decimal.Decimal(number)], pa.decimal128(*kind))
+    assert json_objects(["x"], [column], 1)[0].as_py().decode() == f'{{"x":{text}}}'
