@@ -130,7 +130,8 @@ class EndPositions:
 
     `late_watermark_ms` is the watermark by which late rows were dropped, `watermark_ms` the watermark by which windows
     were closed. `reset_to` undoes the epochs after that epoch and before this one. `planned` is the input of the batch,
-    None in the log of a version that did not note it.
+    None in the log of a version that did not note it. `checkpoints` has sequence number and epoch of the newest
+    checkpoint that the driver knew of each partition, None where there was none; it is empty without checkpoints.
     """
 
     generation: int
@@ -143,6 +144,7 @@ class EndPositions:
     layout: int
     reset_to: int | None = None
     planned: Planned | None = None
+    checkpoints: tuple[tuple[int, int] | None, ...] = ()
 
     def to_json(self) -> str:
         """The positions as END carries them. Names in JSON are those of docs/format.md, not of the fields."""
@@ -161,6 +163,8 @@ class EndPositions:
             fields["reset_to"] = self.reset_to
         if self.planned is not None:
             fields["input"] = self.planned.to_fields()
+        if self.checkpoints:
+            fields["checkpoints"] = self.checkpoints
         return json.dumps(fields, separators=(",", ":"))
 
     @classmethod
@@ -182,7 +186,21 @@ class EndPositions:
             layout=fields.integer("layout"),
             reset_to=fields.optional_integer("reset_to"),
             planned=None if values.get("input") is None else Planned.from_fields(values["input"]),
+            checkpoints=_checkpoints(values.get("checkpoints", [])),
         )
+
+
+def _checkpoints(values: Any) -> tuple[tuple[int, int] | None, ...]:
+    """Sequence numbers and epochs of checkpoints. Raises CorruptBatch."""
+    found: list[tuple[int, int] | None] = []
+    for value in values if isinstance(values, list) else [values]:
+        if value is None:
+            found.append(None)
+        elif isinstance(value, list) and len(value) == 2 and all(type(number) is int for number in value):
+            found.append((value[0], value[1]))
+        else:
+            raise CorruptBatch(f"checkpoints in a progress: {str(value)[:80]}, not sequence number and epoch")
+    return tuple(found)
 
 
 def holds_progress(end: End) -> bool:

@@ -80,7 +80,9 @@ class EpochProgress:
     Sums over the partitions: `windows` (N), `records`, `moved` (rows in the shuffle; fewer than `records` if rows were
     combined), `late`, `results`, `footprints`, `state_bytes`, `delta_bytes`. The largest value of a partition: `extent`
     (q), `load_seconds` and each of `task_seconds`. `how` counts partitions by the origin of their state; `started_ms`
-    is the start of the first task, by its host's clock. Before the first epoch of this incarnation, fields that the log
+    is the start of the first task, by its host's clock. `checkpoint_epoch` is the epoch up to which each partition has
+    a complete checkpoint that the driver knows, None without; `checkpoint_bytes` (a sum) were read from checkpoints to
+    open state, `log_bytes` (a sum) from the log. Before the first epoch of this incarnation, fields that the log
     does not have are empty or 0.
     """
 
@@ -103,6 +105,9 @@ class EpochProgress:
     task_seconds: Seconds
     started_ms: int
     seconds: float
+    checkpoint_epoch: int | None = None
+    checkpoint_bytes: int = 0
+    log_bytes: int = 0
 
 
 def progress_of(last: CommittedEpoch) -> EpochProgress:
@@ -131,4 +136,12 @@ def progress_of(last: CommittedEpoch) -> EpochProgress:
         ),
         started_ms=min((report.started_ms for report in reports), default=0),
         seconds=last.seconds,
+        checkpoint_epoch=_checkpoint_epoch(last.progress),
+        checkpoint_bytes=sum(report.checkpoint_bytes for report in reports),
+        log_bytes=sum(report.log_bytes for report in reports),
     )
+
+
+def _checkpoint_epoch(progress: EndPositions) -> int | None:
+    known = [checkpoint for checkpoint in progress.checkpoints if checkpoint is not None]
+    return min(epoch for _, epoch in known) if known and len(known) == progress.partitions else None

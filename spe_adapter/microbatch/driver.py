@@ -16,18 +16,20 @@ Invariants:
 Source: Spark's MicroBatchExecution and WatermarkTracker; CEC paper, section II.B; docs/decisions/0010.
 """
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from logstore.client.blocking import Client, TopicPartition
-from logstore.errors import StaleEpoch
+from logstore.errors import CairnError, StaleEpoch
 from logstore.format.epoch_api import TaskOutput
 from spe_adapter.cec.control import EndPositions
 from spe_adapter.epochs.client import abort, commit, connect, take_over
 from spe_adapter.epochs.scan import find_head
 from spe_adapter.errors import CheckpointDiffers, StateInconsistent
 from spe_adapter.host import Host
+from spe_adapter.microbatch.checkpoint_watch import StandingCheckpoint, watch_of
 from spe_adapter.microbatch.committed import CommittedEpoch, read_committed
 from spe_adapter.microbatch.epoch import (
     EpochPlan,
@@ -51,6 +53,7 @@ Execute = Callable[[EpochPlan], Sequence[str]]
 PlannedInput = Callable[[int], Planned]
 """The input that Spark's checkpoint plans for a batch."""
 
+_log = logging.getLogger(__name__)
 _DRIVER: Final = -1
 _TRIMS_PER_RETENTION: Final = 8
 _MIN_TRIM_S: Final = 1.0
@@ -79,6 +82,7 @@ class QueryDriver:
             if options.allow_trimming
             else OutputRegistration(options.topic, query, fixed.partitions, host.network.monotonic_s)
         )
+        self._watch = watch_of(fixed, query, host)
 
     @property
     def committed(self) -> CommittedEpoch | None:
@@ -146,6 +150,8 @@ class QueryDriver:
                 refuse_taken(client, self._fixed.options.topic, self._query)
             if self._registration is not None:
                 self._registration.begin(client, self._committed)
+            if self._watch is not None and self._committed is not None:
+                self._watch.note(client, self._committed.progress)
         self._begun = True
 
     def _check_operator(self, client: Client, last: CommittedEpoch) -> None:
@@ -224,6 +230,7 @@ class QueryDriver:
             partitions=self._fixed.partitions,
             layout=plan.layout,
             planned=planned,
+            checkpoints=() if self._watch is None else self._watch.named(),
         )
         self.hosts.update(report.host for report in reports)
         self._at("driver before commit", plan)
@@ -241,8 +248,9 @@ class QueryDriver:
             )
             self._begun = True
             self._choice.note(reports)
+            covered = self._covering(client)
             if self._registration is not None:
-                self._registration.note(client, self._committed)
+                self._registration.note(client, self._committed, covered)
             self._trim(client, reports)
 
     def _plan(self, batch: int, *, closing: bool) -> EpochPlan:
@@ -272,6 +280,7 @@ class QueryDriver:
             parents=last.parents,
             max_events_ms=last.max_events_ms,
             rebase=Rebase(progress.partitions) if moved else None,
+            covered=() if self._watch is None or moved else self._watch.covered_emitted(),
         )
 
     def _watermark_ms(self, last: CommittedEpoch) -> int:
@@ -286,6 +295,19 @@ class QueryDriver:
                 f"{[report.partition for report in reports]} of {self._fixed.partitions}"
             )
         return reports
+
+    def _covering(self, client: Client) -> tuple[StandingCheckpoint | None, ...]:
+        """The checkpoints that cover the partitions after the last epoch; empty without checkpoints. An error does not
+        fail the epoch, which is committed.
+        """
+        if self._watch is None or self._committed is None:
+            return ()
+        try:
+            self._watch.note(client, self._committed.progress)
+        except CairnError as error:
+            _log.warning("query %s: checkpoints are not confirmed (%s)", self._query, error)
+            return ()
+        return self._watch.covering()
 
     def _trim(self, client: Client, reports: Sequence[TaskReport]) -> None:
         retention_ms = self._fixed.options.retention_ms

@@ -88,7 +88,8 @@ class EpochPlan:
 
     `late_watermark_ms`: rows of windows that end at or before it are dropped. `watermark_ms`: windows that end at or
     before it are closed.
-    `max_events_ms` is the newest event time of each of the operator's inputs so far, over all partitions.
+    `max_events_ms` is the newest event time of each of the operator's inputs so far, over all partitions. `covered`: of
+    each partition the counter `emitted` at the checkpoint that covers it, -1 without one; empty without checkpoints.
     """
 
     query: str
@@ -101,6 +102,7 @@ class EpochPlan:
     parents: tuple[Parent, ...]
     max_events_ms: tuple[int | None, ...]
     rebase: Rebase | None = None
+    covered: tuple[int, ...] = ()
 
     def to_json(self) -> str:
         """The JSON text for the local property."""
@@ -112,9 +114,12 @@ class EpochPlan:
         fields: dict[str, Any] = json.loads(text)
         rebase = fields.pop("rebase")
         parents = tuple(Parent(**parent) for parent in fields.pop("parents"))
-        max_events_ms = tuple(fields.pop("max_events_ms"))
         return cls(
-            parents=parents, max_events_ms=max_events_ms, rebase=None if rebase is None else Rebase(**rebase), **fields
+            parents=parents,
+            max_events_ms=tuple(fields.pop("max_events_ms")),
+            rebase=None if rebase is None else Rebase(**rebase),
+            covered=tuple(fields.pop("covered")),
+            **fields,
         )
 
 
@@ -147,7 +152,8 @@ class TaskReport:
     `counters` are those of the state that the task leaves; `open_windows` is N, `extent` is q; `oldest_epoch` is the
     epoch of the oldest footprint. `max_events_ms` has the newest event time of each input of the operator in this
     epoch. `how` says where the state came from: MOVED, or see `state.versions.OpenState`. `host` is the host on which
-    the task left state in memory.
+    the task left state in memory. `checkpoint_epoch` and `checkpoint_bytes`: of the checkpoint that was loaded, -1 and
+    0 if none was. `log_bytes`: of the control batches that were read to open the state.
     """
 
     partition: int
@@ -173,6 +179,9 @@ class TaskReport:
     started_ms: int
     seconds: Seconds
     host: str = ""
+    checkpoint_epoch: int = -1
+    checkpoint_bytes: int = 0
+    log_bytes: int = 0
 
     def to_json(self) -> str:
         """The JSON text for a row."""

@@ -3,6 +3,8 @@
 Invariants:
 * The query is registered before its first epoch, at the end of each stream; from then on at the group of the epoch with
   the oldest footprint of an open window, as of a committed epoch.
+* With checkpoints the position is behind the older of the last two of a partition, if that is later: the group of the
+  checkpoint's epoch stays, as it tells which attempt counts.
 * Positions are acknowledged after a commit, at most every ACKNOWLEDGE_S, and again while the query waits for input.
 * In the first epoch of a new layout the streams of both layouts are held.
 
@@ -10,7 +12,7 @@ Source: docs/decisions/0022-registered-readers.md and 0026-trimming-and-default-
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from logstore.client.blocking import Client, TopicPartition
@@ -18,6 +20,7 @@ from logstore.client.wire import LATEST
 from logstore.errors import CairnError
 from logstore.format.reader_api import LOG_START
 from spe_adapter.epochs.retention import ACKNOWLEDGE_S, EpochOffsets, StateReader
+from spe_adapter.microbatch.checkpoint_watch import StandingCheckpoint
 from spe_adapter.microbatch.committed import CommittedEpoch
 from spe_adapter.microbatch.epoch import reader_name
 
@@ -48,15 +51,16 @@ class OutputRegistration:
             self._reader.register(client, self._needed(client, last))
         self._acknowledged_s = self._monotonic_s()
 
-    def note(self, client: Client, last: CommittedEpoch) -> None:
+    def note(self, client: Client, last: CommittedEpoch, covered: Sequence[StandingCheckpoint | None] = ()) -> None:
         """Acknowledge what a newly committed epoch does not need, if it is time. An error does not fail the epoch,
-        which is committed: the records are held for longer.
+        which is committed: the records are held for longer. `covered`: of each partition the checkpoint behind which a
+        recovery reads the log.
         """
         if self._monotonic_s() - self._acknowledged_s < ACKNOWLEDGE_S:
             return
         self._acknowledged_s = self._monotonic_s()
         try:
-            self._reader.acknowledge(client, self._needed(client, last))
+            self._reader.acknowledge(client, self._needed(client, last, covered))
         except CairnError as error:
             _log.warning("query %s: reader %r acknowledged nothing (%s)", self._query, self._reader.name, error)
 
@@ -71,13 +75,18 @@ class OutputRegistration:
         except CairnError as error:
             _log.warning("query %s: reader %r acknowledged nothing (%s)", self._query, self._reader.name, error)
 
-    def _needed(self, client: Client, last: CommittedEpoch) -> dict[TopicPartition, int]:
+    def _needed(
+        self, client: Client, last: CommittedEpoch, covered: Sequence[StandingCheckpoint | None] = ()
+    ) -> dict[TopicPartition, int]:
         """Per stream, the first offset that a recovery of this epoch reads."""
         new = range(len(last.oldest_epochs), self._partitions)
         needed = {TopicPartition(self._topic, partition): LOG_START for partition in new}
         for partition, oldest_epoch in enumerate(last.oldest_epochs):
             stream = TopicPartition(self._topic, partition)
             offsets = self._offsets.setdefault(partition, EpochOffsets(stream, self._query))
-            offset = offsets.before(client, oldest_epoch)
+            checkpoint = covered[partition] if partition < len(covered) else None
+            # Either is enough: the footprints of all open windows, or a checkpoint and what came after it.
+            epoch = oldest_epoch if checkpoint is None else max(oldest_epoch, checkpoint.epoch)
+            offset = offsets.before(client, epoch)
             needed[stream] = LOG_START if offset is None else offset
         return needed

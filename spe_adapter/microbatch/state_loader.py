@@ -8,6 +8,7 @@ Source: CEC paper, section II.B ("Constructing an EC").
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +25,7 @@ from spe_adapter.operators.combining import NULL_PARTITION
 from spe_adapter.state.delta import VersionStep, window_version_of
 from spe_adapter.state.segment import Tag
 
-CATCH_UP_TUPLES = 1 << 20
+CATCH_UP_TUPLES: Final = 1 << 20
 """With more changes than this, the whole state is loaded instead; it may be smaller."""
 
 
@@ -37,16 +38,21 @@ class LogLoader:
         self._query = query
         self._epoch = epoch
         self._expected = 0
+        self.limit_tuples = CATCH_UP_TUPLES
+        """With more changes than this, `since` finds no way: everything may be less."""
+        self.log_bytes = 0
+        """Bytes of control batches that were read."""
 
     def since(self, tag: Tag) -> Sequence[VersionStep] | None:
         """The changes after a version, oldest first; None if the log does not have them, or has too many."""
-        way = ChangesSince(self._query, tag.epoch, tag.attempt, as_of=self._epoch, limit_tuples=CATCH_UP_TUPLES)
+        way = ChangesSince(self._query, tag.epoch, tag.attempt, as_of=self._epoch, limit_tuples=self.limit_tuples)
         with ControlScan(self._client, self._stream) as scan:
             for piece in scan:
                 if way.feed(piece):
                     break
             else:
                 way.finish()
+        self.log_bytes += way.scanned.control_bytes
         deltas = way.result
         if deltas is None:
             return None
@@ -64,6 +70,7 @@ class LogLoader:
         """All open windows, by the epoch of their newest footprint."""
         eventual = committed_state(self._client, self._stream, self._query, self._epoch)
         self._expected = sum(windows.rows for windows in eventual.windows)
+        self.log_bytes += eventual.scanned.control_bytes
         return eventual.windows
 
     def expected(self) -> int:
