@@ -91,7 +91,7 @@ def parse_sink_url(url: str) -> tuple[str, str]:
     path = unquote(parts.path).rstrip("/")
     if parts.query or parts.fragment:
         raise CheckpointUrlRefused(f"{url!r}: a sink's URL ends with its directory, without '?' and '#'")
-    if parts.scheme == "file" and parts.netloc in ("", "localhost") and path:
+    if parts.scheme == "file" and parts.netloc in ("", "localhost") and path.startswith("/"):
         return "", path
     if parts.scheme in ("hdfs", "webhdfs") and parts.hostname and port and _HDFS_PATH.fullmatch(path):
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
