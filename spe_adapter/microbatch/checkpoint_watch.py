@@ -165,7 +165,7 @@ class CheckpointWatch:
         """The recoverable checkpoints of each partition, newest first."""
         units = {unit.name: unit for unit in (Unit(self._query, partition) for partition in range(self._partitions))}
         found: dict[int, list[Manifest]] = {}
-        with closing(open_sink(self._settings, log_event)) as sink:
+        with closing(open_sink(self._settings, log_event, WATCH_S)) as sink:
             seqs: dict[str, set[int]] = defaultdict(set)
             for name in sink.names():
                 if name.unit in units:

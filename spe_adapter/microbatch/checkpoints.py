@@ -17,18 +17,19 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from logstore.base.events import Level, LogEvent
+from spe_adapter.checkpoint.bases import stored_bases
 from spe_adapter.checkpoint.datagram import EpochNote
 from spe_adapter.checkpoint.manifest import Manifest
 from spe_adapter.checkpoint.names import Unit
-from spe_adapter.checkpoint.recovery import Finder, PageRuns, read_pages
+from spe_adapter.checkpoint.recovery import Finder
 from spe_adapter.checkpoint.service_place import notify
 from spe_adapter.checkpoint.settings import CheckpointSettings, open_sink
-from spe_adapter.checkpoint.sinks import Sink
 from spe_adapter.host import host_name
 from spe_adapter.microbatch.checkpoint_options import ANY_HOST
-from spe_adapter.state.segment import Tag
-from spe_adapter.state.storage import BaseCheckpoint, BaseDescription
+from spe_adapter.state.storage import BaseCheckpoint
 
+RECOVERY_PATIENCE_S: Final = 5.0
+"""How long a task waits for a sink that is away: the log may have all that is needed."""
 _LEVELS: Final = {Level.INFO: logging.INFO, Level.WARNING: logging.WARNING, Level.ERROR: logging.ERROR}
 _log = logging.getLogger(__name__)
 
@@ -54,28 +55,6 @@ def tell_service(settings: CheckpointSettings, root: Path, note: EpochNote, reco
     notify(root, note._replace(settings=here.described(), loaded_bytes=recovery.log_bytes, loaded_s=recovery.seconds))
 
 
-class _OfferedCheckpoint:
-    """A `BaseCheckpoint`: a manifest, and the sink that has its files."""
-
-    def __init__(self, sink: Sink, manifest: Manifest) -> None:
-        self._sink = sink
-        self._manifest = manifest
-        header = manifest.header
-        self.described = BaseDescription(
-            Tag(header.epoch, header.attempt),
-            header.fingerprint,
-            header.capacity,
-            header.arena_bytes,
-            manifest.page_bytes,
-            header.note,
-        )
-
-    def runs(self) -> PageRuns:
-        """The pages, each once, as they come from the files."""
-        with closing(read_pages(self._sink, self._manifest)) as pages:
-            yield from pages
-
-
 class OfferedCheckpoints:
     """The checkpoints of a partition that may lead to a version; `read` is the one whose pages were read last."""
 
@@ -89,9 +68,11 @@ class OfferedCheckpoints:
         """Newest first. Raises errors of the sink (CheckpointFailed) if it cannot be listed."""
         if self._wanted_epoch is None:
             return
-        with closing(open_sink(self._settings, log_event)) as sink:
+        with closing(open_sink(self._settings, log_event, RECOVERY_PATIENCE_S)) as sink:
             # The files alone say what is complete: a coordinator that is away would cost time, and tell no more.
-            for manifest in Finder(sink, report=log_event).checkpoints(self._unit):
-                if manifest.header.epoch <= self._wanted_epoch:
-                    self.read = manifest
-                    yield _OfferedCheckpoint(sink, manifest)
+            for stored in stored_bases(Finder(sink, report=log_event), self._unit, self._is_usable):
+                self.read = stored.manifest
+                yield stored
+
+    def _is_usable(self, manifest: Manifest) -> bool:
+        return self._wanted_epoch is not None and manifest.header.epoch <= self._wanted_epoch
