@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -16,6 +19,7 @@ from spe_adapter.checkpoint.directory_sink import DirectorySink
 from spe_adapter.checkpoint.manager import CheckpointManager, ManagerTools, Outcome
 from spe_adapter.checkpoint.names import Unit
 from spe_adapter.checkpoint.policy import PolicySettings
+from spe_adapter.checkpoint.service import read_status
 from spe_adapter.checkpoint.settings import settings_of
 from spe_adapter.epochs.scan import ends
 from spe_adapter.microbatch import checkpoint_watch, checkpoints, registration
@@ -278,3 +282,43 @@ def test_options_of_checkpoints_are_taken() -> None:
     assert settings_of(settings.described()) == settings
     assert (settings.replicas, settings.host, settings.max_bytes_per_s) == (2, "h1", 10 << 20)
     assert settings.policy == PolicySettings(300.0, 30.0, 1 << 20, 2.5)
+
+
+def test_the_service_writes_what_a_lost_host_needs(sidecar: Sidecar, tmp_path: Path) -> None:
+    """Tasks start the I/O service of their host, which writes checkpoints by itself: a lost host loads them."""
+    query, model = Checkpointed(sidecar.address, "served", tmp_path), Model()
+    with Client(parse_addresses(sidecar.address)) as connected:
+        prepare_topic(connected, query.topic, PARTITIONS, PARTITIONS)
+    options = {"checkpointMinState": "0", "checkpointEvery": "10ms", "checkpointMinEvery": "0ms"}
+    epochs = iter(rows_of(400, ROWS, 10))
+    progress = None
+    while progress is None or progress.checkpoint_epoch is None:
+        rows = next(epochs)  # ends if no checkpoint comes
+        query.rows += rows
+        model.epoch(rows)
+        progress = query.go(**options)
+        Event().wait(0.1)
+    status = read_status(query.root)
+    assert status is not None
+    kill_service(int(status["process"]))
+    query.lose_memory()
+    rows = next(epochs)
+    query.rows += rows
+    model.epoch(rows)
+    assert dict(query.go(**options).how) == {"checkpoint": PARTITIONS}
+    assert by_key(query.told()) == by_key(model.told)
+    shutil.rmtree(query.root)  # ends the service
+
+
+def kill_service(process: int) -> None:
+    """End the service as a crash would, and wait until it is gone: it holds a lock in the state directory."""
+    os.kill(process, signal.SIGKILL)
+    for _ in range(int(PATIENCE_S / 0.05)):
+        try:
+            state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return
+        if state == "Z":
+            return
+        Event().wait(0.05)
+    raise AssertionError(f"process {process} is still there")
