@@ -129,9 +129,10 @@ class EndPositions:
     """What the driver writes into END.positions, the same in all streams of the epoch.
 
     `late_watermark_ms` is the watermark by which late rows were dropped, `watermark_ms` the watermark by which windows
-    were closed. `reset_to` undoes the epochs after that epoch and before this one. `planned` is the input of the batch,
-    None in the log of a version that did not note it. `checkpoints` has sequence number and epoch of the newest
-    checkpoint that the driver knew of each partition, None where there was none; it is empty without checkpoints.
+    were closed, `wall_ms` the processing time of the epoch (None where nothing goes by it). `reset_to` undoes the
+    epochs after that epoch and before this one. `planned` is the input of the batch, None in the log of a version that
+    did not note it. `checkpoints` has sequence number and epoch of the newest checkpoint that the driver knew of each
+    partition, None where there was none; it is empty without checkpoints.
     """
 
     generation: int
@@ -145,6 +146,7 @@ class EndPositions:
     reset_to: int | None = None
     planned: Planned | None = None
     checkpoints: tuple[tuple[int, int] | None, ...] = ()
+    wall_ms: int | None = None
 
     def to_json(self) -> str:
         """The positions as END carries them. Names in JSON are those of docs/format.md, not of the fields."""
@@ -165,6 +167,8 @@ class EndPositions:
             fields["input"] = self.planned.to_fields()
         if self.checkpoints:
             fields["checkpoints"] = self.checkpoints
+        if self.wall_ms is not None:
+            fields["wall_ms"] = self.wall_ms
         return json.dumps(fields, separators=(",", ":"))
 
     @classmethod
@@ -187,6 +191,7 @@ class EndPositions:
             reset_to=fields.optional_integer("reset_to"),
             planned=None if values.get("input") is None else Planned.from_fields(values["input"]),
             checkpoints=_checkpoints(values.get("checkpoints", [])),
+            wall_ms=fields.optional_integer("wall_ms"),
         )
 
 

@@ -11,7 +11,8 @@ from spe_adapter.checkpoint.manifest import Manifest
 from spe_adapter.checkpoint.names import Unit
 from spe_adapter.checkpoint.recovery import Finder, read_pages
 from spe_adapter.checkpoint.snapshot import Freeze, Snapshot, VersionHeader
-from spe_adapter.state.frozen import FreezePoint, freeze_base
+from spe_adapter.state.frozen import freeze_base
+from spe_adapter.state.paged import FreezePoint
 from spe_adapter.state.segment import Tag
 from spe_adapter.state.storage import BaseDescription, PageRuns
 

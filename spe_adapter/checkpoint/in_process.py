@@ -21,7 +21,7 @@ from spe_adapter.checkpoint.events import UNIT_REFUSED
 from spe_adapter.checkpoint.manager import CheckpointManager, Outcome
 from spe_adapter.checkpoint.manifest import Manifest
 from spe_adapter.checkpoint.names import Unit
-from spe_adapter.checkpoint.policy import Costs, UnitPolicy
+from spe_adapter.checkpoint.policy import MeasuredRates, UnitPolicy
 from spe_adapter.checkpoint.settings import CheckpointSettings
 from spe_adapter.checkpoint.sites import open_site
 from spe_adapter.checkpoint.snapshot import Freeze, Snapshot
@@ -96,14 +96,14 @@ class InProcessCheckpoints:
         self._clock = clock or SystemClock()
         self._report = report
         self._unit = unit
+        self._closed = threading.Event()
         self._point = _FreezePoint(freeze)
-        self._site = open_site(settings, self._clock, report)
+        self._site = open_site(settings, self._clock, report, self._closed)
         self._manager = CheckpointManager(unit, self._point.ask, self._site.tools, acknowledge)
-        self._costs = Costs()
+        self._costs = MeasuredRates()
         self._policy = UnitPolicy(settings.policy, self._costs)
         self._lock = threading.Lock()
         self._wake = threading.Event()
-        self._closed = threading.Event()
         self.last: Outcome | None = None
         """What became of the last checkpoint that was tried."""
         self._thread = threading.Thread(target=self._run, name=f"checkpoints of {unit.name}", daemon=True)

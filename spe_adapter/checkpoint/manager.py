@@ -29,7 +29,13 @@ from logstore.base.system import SystemClock
 from logstore.errors import CairnError
 from scheduler.client import CoordinatorError, CoordinatorRefused, Go
 from spe_adapter.checkpoint.chunk import MAX_CHUNK_BYTES, chunk_bytes, encode_chunk
-from spe_adapter.checkpoint.errors import CheckpointDamaged, CheckpointFailed, CheckpointTaken, SnapshotRefused
+from spe_adapter.checkpoint.errors import (
+    CheckpointDamaged,
+    CheckpointFailed,
+    CheckpointTaken,
+    CheckpointVersionUnknown,
+    SnapshotRefused,
+)
 from spe_adapter.checkpoint.events import (
     CHECKPOINT_FAILED,
     CHECKPOINT_NOT_REMOVED,
@@ -312,8 +318,12 @@ class CheckpointManager:
         return chunks <= pages and -(-pages // chunks) * page_bytes <= MAX_CHUNK_BYTES
 
     def _release(self) -> None:
+        """End the freeze. One that cannot be ended properly ends with its process, or is cancelled by the operator."""
         if self._frozen is not None:
-            self._frozen.pages.release()
+            try:
+                self._frozen.pages.release()
+            except (CairnError, OSError) as error:
+                self._tools.report(CHECKPOINT_FAILED, unit=self.unit.name, error=f"release: {error}")
 
     # ---- old checkpoints
 
@@ -343,6 +353,8 @@ class CheckpointManager:
             return
         try:
             self._manifests[seq] = decode_manifest(data, name, f"{self._tools.sink.url}/{name}")
+        except CheckpointVersionUnknown:
+            raise  # what a newer release builds on is not known: nothing is removed
         except CheckpointDamaged as error:
             self._tools.report(CHECKPOINT_NOT_REMOVED, checkpoint=str(name), error=error)
 

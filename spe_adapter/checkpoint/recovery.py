@@ -34,8 +34,8 @@ from spe_adapter.codec.kernels import Bytes, Int64s
 
 READERS: Final = 4
 """Files that are read in parallel."""
-QUEUED: Final = 32
-"""Runs of pages (1 MiB each) that wait for their consumer."""
+QUEUED: Final = 16
+"""Runs of pages that wait for their consumer; each may hold the range that was read with it (READ_BYTES)."""
 MAX_TRIED: Final = 16
 """Checkpoints of a unit that are looked at; more than are kept."""
 _POLL_S: Final = 0.2
@@ -139,7 +139,7 @@ def recover(
     return None
 
 
-class _Reading:
+class _FileReads:
     """The files of a checkpoint while threads read them. In `runs` a None says that a thread has ended."""
 
     def __init__(self, sink: Sink, page_bytes: int) -> None:
@@ -156,9 +156,12 @@ class _Reading:
         """Read one file; its live pages go into `runs`."""
         try:
             for ids, content in checked_runs(self._sink, live, self._page_bytes):
-                wanted = np.isin(ids, live.ids, assume_unique=True)
-                if wanted.any():
-                    self._put((ids, content) if wanted.all() else (ids[wanted], content[wanted]))
+                # Both are ascending: the live ones among the run's numbers.
+                wanted = live.ids[np.searchsorted(live.ids, ids).clip(max=len(live.ids) - 1)] == ids
+                if wanted.all():
+                    self._put((ids, content))
+                elif wanted.any():
+                    self._put((ids[wanted], content[wanted]))
                 if self._stop.is_set():
                     break
         finally:
@@ -203,7 +206,7 @@ class PageReader(Iterator[tuple[Int64s, Bytes]]):
     """The runs of pages of a checkpoint. `close` ends the threads; iterating raises CheckpointDamaged, SinkFailed."""
 
     def __init__(self, sink: Sink, manifest: Manifest) -> None:
-        self._reading = _Reading(sink, manifest.page_bytes)
+        self._reading = _FileReads(sink, manifest.page_bytes)
         self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="checkpoint read")
         self._files = [self._pool.submit(self._reading.read, live) for live in manifest.live()]
         self._left = len(self._files)

@@ -32,7 +32,7 @@ from spe_adapter.checkpoint.errors import CheckpointFailed, ServiceRefused
 from spe_adapter.checkpoint.events import DATAGRAM_REFUSED, SERVICE_ENDED, SERVICE_STARTED, UNIT_REFUSED
 from spe_adapter.checkpoint.manager import CheckpointManager, Outcome
 from spe_adapter.checkpoint.names import Unit
-from spe_adapter.checkpoint.policy import Costs, UnitPolicy
+from spe_adapter.checkpoint.policy import MeasuredRates, UnitPolicy
 from spe_adapter.checkpoint.service_place import SOCKET, STATUS, listen, place_of
 from spe_adapter.checkpoint.settings import settings_of
 from spe_adapter.checkpoint.sites import Sites
@@ -78,7 +78,7 @@ class IoService:
         self._report = report
         self._clock = clock or SystemClock()
         self._idle_s = idle_s
-        self._costs = Costs()
+        self._costs = MeasuredRates()
         self._units: OrderedDict[Unit, _Served] = OrderedDict()
         self._stop = threading.Event()
         self._written_status = ""
@@ -96,7 +96,7 @@ class IoService:
             ThreadPoolExecutor(UNITS_AT_ONCE, thread_name_prefix="unit") as units,
             ThreadPoolExecutor(CHUNKS_AT_ONCE, thread_name_prefix="chunk") as chunks,
         ):
-            sites = Sites(self._clock, self._report, chunks)
+            sites = Sites(self._clock, self._report, self._stop, chunks)
             self._report(SERVICE_STARTED, directory=self._directory, process=os.getpid(), socket=inode)
             path = place_of(self._directory) / SOCKET
             own = path.stat()

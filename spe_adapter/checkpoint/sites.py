@@ -35,15 +35,17 @@ class Site(NamedTuple):
         self.tools.sink.close()
 
 
-def open_site(settings: CheckpointSettings, clock: Clock, report: Report, pool: Executor | None = None) -> Site:
-    """The tools of a manager for these settings. Raises CheckpointUrlRefused and CoordinatorError."""
+def open_site(
+    settings: CheckpointSettings, clock: Clock, report: Report, ending: threading.Event, pool: Executor | None = None
+) -> Site:
+    """The tools of a manager for these settings, until `ending`. Raises CheckpointUrlRefused and CoordinatorError."""
     sink = open_sink(settings, report)
     client = open_coordinator(settings)
     tools = ManagerTools(
         sink,
         None if client is None else Peace(client, settings.host, settings.replicas),
         NoRegistry() if client is None else CoordinatorRegistry(client),
-        Throttle(settings.max_bytes_per_s, clock, threading.Event().wait) if settings.max_bytes_per_s else None,
+        Throttle(settings.max_bytes_per_s, clock, ending.wait) if settings.max_bytes_per_s else None,
         report,
         clock,
         settings.replicas,
@@ -55,7 +57,8 @@ def open_site(settings: CheckpointSettings, clock: Clock, report: Report, pool: 
 class Sites:
     """Open sites by their settings."""
 
-    def __init__(self, clock: Clock, report: Report, pool: Executor) -> None:
+    def __init__(self, clock: Clock, report: Report, ending: threading.Event, pool: Executor) -> None:
+        self._ending = ending
         self._clock = clock
         self._report = report
         self._pool = pool
@@ -66,7 +69,7 @@ class Sites:
         key = json.dumps({**settings.described(), "policy": None}, sort_keys=True)
         site = self._open.get(key)
         if site is None:
-            site = self._open[key] = open_site(settings, self._clock, self._report, self._pool)
+            site = self._open[key] = open_site(settings, self._clock, self._report, self._ending, self._pool)
             if len(self._open) > MAX_SITES:
                 self._open.popitem(last=False)[1].close()
         self._open.move_to_end(key)

@@ -37,8 +37,9 @@ from spe_adapter.continuous.port import FENCE_EPOCH, EpochOutput
 from spe_adapter.epochs.marks import OpenWindows, StatePartition, epoch_mark
 from spe_adapter.epochs.segments import StagedSegment, StreamOutput
 from spe_adapter.operators.base import next_watermark
+from spe_adapter.operators.chain import processor_of
+from spe_adapter.operators.clock import Clock
 from spe_adapter.operators.output import Output, to_records
-from spe_adapter.operators.processor import Processor
 from spe_adapter.operators.replay import Replay, SkipPoints
 from spe_adapter.state.direct import Direct
 from spe_adapter.state.errors import StateTooLarge
@@ -140,6 +141,8 @@ class Core:
         self._checks = 0
         self._tombstones = 0
         self._watermark_ms = 0
+        self._wall_ms = 0
+        self._next_wall_ms: int | None = None
         self._results: list[Records] = []
         self._runs: list[RecordRun] = []
         self._recovery_points: deque[_RecoveryPoint] = deque()
@@ -150,6 +153,8 @@ class Core:
         """Input records of the open epoch."""
         self.epoch_bytes = 0
         """Bytes of the results of the open epoch."""
+        self.is_empty = True
+        """Whether nothing has happened in the open epoch: no input, and no timer was due."""
 
     def _adopt(self, windows: int) -> None:
         """Start with an empty state that has room for one and a half times this number of windows."""
@@ -157,9 +162,10 @@ class Core:
         schema = self._operator.state_schema(plan.input_schema)
         room = max(_MIN_WINDOWS, windows + windows // 2)
         self._table = Table.in_memory(schema, room, self._seed, self._allocate)
-        self.store = Direct(self._table, tells_changes=False, tells_windows=plan.fragment.checkpoints)
+        keeps = self._operator.keeps_entries and plan.fragment.checkpoints
+        self.store = Direct(self._table, tells_changes=keeps, tells_windows=plan.fragment.checkpoints)
         self._candidates = Candidates(self._table)
-        self._processor = Processor(self._operator, plan.key_codec, plan.input_schema, self.store)
+        self._processor = processor_of(self._operator, plan.key_codec, plan.input_schema, self.store)
 
     def _allocate(self, size_bytes: int) -> Bytes:
         """Allocate memory for the state. Raises StateTooLarge."""
@@ -213,14 +219,39 @@ class Core:
         for output in self._execute(run, batch, None):
             self._take_results(output)
         self._processing_ms += self._monotonic_ms() - started_ms
+        self.is_empty = False
         self._runs.append(run)
         self._seen += run.records
         self.epoch_records += run.records
+
+    def open_epoch(self, now_ms: int) -> None:
+        """Decide the processing time of the epoch, before its first run; it never runs backwards."""
+        self._wall_ms = max(self._wall_ms, now_ms)
+
+    def take_timers(self, now_ms: int) -> bool:
+        """Have timers by processing time called that are due, in an epoch without input so far; whether there were
+        any.
+        """
+        if self._next_wall_ms is None or now_ms < self._next_wall_ms or not self.is_empty:
+            return False
+        self.open_epoch(now_ms)
+        for output in self._expired(self._watermark_ms, None):
+            self._take_results(output)
+        self.is_empty = False
+        return True
+
+    def _expired(self, late_ms: int, replay: Replay | None) -> Iterator[Output]:
+        self._processor.clock = Clock(self._watermark_ms, self._wall_ms, late_ms)
+        output = self._processor.expire(self._watermark_ms, replay=replay)
+        if output is not None:
+            yield output
 
     def _execute(self, run: RecordRun, batch: pa.RecordBatch, replay: Replay | None) -> Iterator[Output]:
         """Pass one run through the steps and the operator, then move the watermark."""
         rows = apply(self._plan.fragment.sources[run.source].steps, batch)
         processor = self._processor
+        late_ms = self._watermark_ms
+        processor.clock = Clock(late_ms, self._wall_ms, late_ms)
         if rows.num_rows:
             output = processor.process(rows, late_watermark_ms=self._watermark_ms, replay=replay)
             if output is not None:
@@ -229,9 +260,8 @@ class Core:
             # Even if the watermark does not move: a window that is due at once must close in the run that opened it, as
             # it does in a replay.
             self._watermark_ms = next_watermark(self._operator, self._watermark_ms, processor.max_events_ms)
-            output = processor.expire(self._watermark_ms, replay=replay)
-            if output is not None:
-                yield output
+        if processor.max_events_ms or self._operator.keeps_entries:
+            yield from self._expired(late_ms, replay)
 
     def _take_results(self, output: Output) -> None:
         """Pass results through the steps after the operator, and keep them as records."""
@@ -294,7 +324,7 @@ class Core:
             self._candidates.refresh()
             oldest = self._candidates.oldest()
         # A footprint of a window that never changes is the whole window, so nothing is replayed for it.
-        replays = oldest is not None and not self._operator.windows_never_change
+        replays = oldest is not None and self._replays
         self._recovery_points.append(
             _RecoveryPoint(
                 self._epoch,
@@ -321,14 +351,21 @@ class Core:
         )
         self._results, self._runs = [], []
         self.epoch_records = self.epoch_bytes = 0
+        self.is_empty = True
+        self._next_wall_ms = self._processor.next_wall_ms
         self._processing_ms = 0.0
         return output, figures
+
+    @property
+    def _replays(self) -> bool:
+        """Whether a recovery replays input: not where each footprint is the whole window, or each change has one."""
+        return not self._operator.windows_never_change and not self._operator.keeps_entries
 
     def _footprints(self, now_ms: int) -> list[bytes]:
         """The footprints and tombstones of the epoch as control batches; notes the footprints in the table."""
         chosen = self._chosen()
         started_ms = self._monotonic_ms()
-        changes = self.store.changes(chosen)
+        changes = self.store.changes(chosen, with_changed=self._operator.keeps_entries)
         gone = self._gone(changes)
         footprints = changes.footprints.num_rows
         self._emitted += footprints
@@ -360,7 +397,7 @@ class Core:
             return _NOTHING
         front = self._candidates.front()
         while len(front.rows):
-            seens = np.full(len(front.rows), self._seen) if self._operator.windows_never_change else front.seens
+            seens = front.seens if self._replays else np.full(len(front.rows), self._seen)
             now_ms = self._monotonic_ms()
             view = View(
                 self._emitted, self._seen, self.store.live, front.ordinals, seens, front.fresh, now_ms, self._record_s
@@ -373,9 +410,7 @@ class Core:
 
     def _gone(self, changes: Changes) -> list[pa.RecordBatch]:
         """The identities that get a tombstone, in batches."""
-        if self._operator.windows_never_change:
-            return [changes.closed]
-        return [changes.closed, changes.transient]
+        return [changes.closed, changes.transient] if self._replays else [changes.closed]
 
     def _progress(self) -> str:
         return EndPositions(
@@ -387,6 +422,7 @@ class Core:
             max_event_ms=self._processor.max_event_ms,
             partitions=self._instance.partitions,
             layout=0,
+            wall_ms=self._wall_ms if self._operator.has_wall_time else None,
         ).to_json()
 
     def _mark(self) -> Mark:
@@ -435,7 +471,7 @@ class Core:
         skips = eventual.skips
         self._skips.add(skips.keys, skips.numbers, skips.epochs)
         self._candidates.refresh()
-        marks = eventual.marks[-1:] if self._operator.windows_never_change else eventual.marks
+        marks = eventual.marks if self._replays else eventual.marks[-1:]
         for one in marks:
             point = _RecoveryPoint(one.epoch, self._offsets(one), one.oldest_epoch, eventual.oldest_epoch)
             self._recovery_points.append(point)
@@ -443,6 +479,8 @@ class Core:
         first = marks[0]
         self._epoch, self._emitted, self._seen = mark.epoch, mark.emitted, mark.seen
         self._watermark_ms = first.watermark_ms
+        if eventual.progress is not None:
+            self._wall_ms = eventual.progress.wall_ms or 0
         self._processor.sequence = first.sequence
         if first.max_events_ms:
             self._processor.max_events_ms = list(first.max_events_ms)
@@ -527,6 +565,7 @@ class Core:
             )
         self._last = None
         self._skips = SkipPoints(self._seed)
+        self._next_wall_ms = self._processor.next_wall_ms
 
 
 def fingerprint(plan: CheckedFragment) -> str:

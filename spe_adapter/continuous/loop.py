@@ -187,10 +187,14 @@ class Loop:
             self._request()
         run = choose(self._inputs, self._room())
         if run is None:
+            if self._core.take_timers(self._port.wall_ms()):
+                self._epoch_started_ms = self._port.monotonic_ms()
+                return True
             arrived = self._receive(self._patience_ms())
             return self._end_epoch_if_due() or arrived is not None
-        if not self._core.epoch_records:
+        if self._core.is_empty:
             self._epoch_started_ms = self._port.monotonic_ms()
+            self._core.open_epoch(self._port.wall_ms())
         self._core.process(run, self._inputs[run.source].take(run.records))
         self._end_epoch_if_due()
         return True
@@ -203,7 +207,7 @@ class Loop:
 
     def end_epoch(self) -> bool:
         """Commit the open epoch, unless it is empty; waits while `in_flight` epochs are being committed."""
-        if not self._core.epoch_records:
+        if self._core.is_empty:
             return False
         positions = [buffer.position for buffer in self._inputs]
         lag = sum(max(0, high - at) for high, at in zip(self._high_watermarks, positions, strict=True))
@@ -216,7 +220,7 @@ class Loop:
 
     def _end_epoch_if_due(self) -> bool:
         core, limits = self._core, self._limits
-        if not core.epoch_records:
+        if core.is_empty:
             return False
         full = core.epoch_records >= limits.epoch_records or core.epoch_bytes >= limits.epoch_bytes
         if full or self._port.monotonic_ms() - self._epoch_started_ms >= limits.epoch_ms:
@@ -228,7 +232,7 @@ class Loop:
 
     def _patience_ms(self) -> float:
         """The longest time to wait for input: until the open epoch is due, or until the next check for a stop."""
-        if not self._core.epoch_records:
+        if self._core.is_empty:
             return IDLE_MS
         return max(0.0, self._epoch_started_ms + self._limits.epoch_ms - self._port.monotonic_ms())
 

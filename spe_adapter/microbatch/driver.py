@@ -10,6 +10,7 @@ Invariants:
 * A new query is refused in a topic of other queries, unless its options allow it.
 * Watermarks are Spark's: rows are late by the watermark of the epoch before; windows close by the newest event time
   committed before the epoch, over all partitions. When input pauses, one epoch without input closes the due windows.
+* An operator that follows the one in the log has its state written anew, in its columns, by its first epoch.
 * Epochs come one at a time: a lock is held from the plan to the commit.
 * The query is a registered reader of its output, so that retention keeps what a recovery of its state reads.
 
@@ -32,6 +33,7 @@ from spe_adapter.host import Host
 from spe_adapter.microbatch.checkpoint_watch import StandingCheckpoint, watch_of
 from spe_adapter.microbatch.committed import CommittedEpoch, read_committed
 from spe_adapter.microbatch.epoch import (
+    INITIAL_BATCH,
     EpochPlan,
     Probe,
     QueryDefinition,
@@ -41,9 +43,10 @@ from spe_adapter.microbatch.epoch import (
     log_epoch,
     newest_of,
 )
-from spe_adapter.microbatch.errors import BatchesMissing, OperatorChanged
+from spe_adapter.microbatch.errors import BatchesMissing
 from spe_adapter.microbatch.registration import OutputRegistration
 from spe_adapter.microbatch.shuffle import CombineChoice
+from spe_adapter.microbatch.successor import check_successor
 from spe_adapter.microbatch.topics import refuse_taken, trim
 from spe_adapter.operators.base import next_watermark
 from spe_adapter.spark_checkpoint.planned import Planned, following_problem, rebuild_command, repeated_problem, way_out
@@ -54,6 +57,7 @@ PlannedInput = Callable[[int], Planned]
 """The input that Spark's checkpoint plans for a batch."""
 
 _log = logging.getLogger(__name__)
+
 _DRIVER: Final = -1
 _TRIMS_PER_RETENTION: Final = 8
 _MIN_TRIM_S: Final = 1.0
@@ -62,8 +66,20 @@ _MIN_TRIM_S: Final = 1.0
 class QueryDriver:
     """The epochs of one incarnation of a query. Thread-safe: Spark's callback and the no-data trigger call it."""
 
-    def __init__(self, fixed: QueryDefinition, query: str, incarnation: str, host: Host, probe: Probe) -> None:
+    def __init__(
+        self,
+        fixed: QueryDefinition,
+        query: str,
+        incarnation: str,
+        host: Host,
+        probe: Probe,
+        initial: Execute | None = None,
+    ) -> None:
+        """`initial` runs the tasks of the epoch that takes the initial state, before the first batch (None: no such
+        epoch).
+        """
         self._fixed = fixed
+        self._initial = initial
         self._query = query
         self._incarnation = incarnation
         self._host = host
@@ -71,6 +87,8 @@ class QueryDriver:
         self._lock = threading.Lock()
         self._choice = CombineChoice(fixed)
         self._begun = False
+        self._evolves = False
+        """Whether the state in the log is still in the columns of an operator that this one follows."""
         self._committed: CommittedEpoch | None = None
         self.hosts: set[str] = set()
         """The hosts on which tasks of this incarnation have left state in memory."""
@@ -108,6 +126,8 @@ class QueryDriver:
             try:
                 self._begin()
                 repeated = self._is_done(batch)
+                if self._committed is None and self._initial is not None:
+                    self._epoch(INITIAL_BATCH, None, closing=False, execute=self._initial)
                 plan = planned(batch)
                 self._check_input(plan, repeated=repeated)
                 if not repeated:
@@ -116,7 +136,8 @@ class QueryDriver:
                 self._busy_s = self._host.network.monotonic_s()
 
     def close_due(self, execute: Execute) -> bool:
-        """Run an epoch without input if the watermark has moved since the last epoch; whether an epoch ran.
+        """Run an epoch without input if the watermark has moved since the last epoch, or a timer by processing time is
+        due; whether an epoch ran.
 
         The epoch is run even if no window is due: rows after the pause are late by the new watermark, as in Spark.
         """
@@ -124,7 +145,10 @@ class QueryDriver:
             try:
                 self._begin()
                 last = self._committed
-                if last is None or last.progress.closing or self._watermark_ms(last) <= last.progress.watermark_ms:
+                is_due = last is not None and (
+                    self._watermark_ms(last) > last.progress.watermark_ms or self._has_due_timer(last)
+                )
+                if last is None or not is_due:
                     if self._registration is not None:
                         self._registration.keep_alive(self._client)
                     return False
@@ -157,12 +181,10 @@ class QueryDriver:
     def _check_operator(self, client: Client, last: CommittedEpoch) -> None:
         head = find_head(client, TopicPartition(self._fixed.options.topic, 0), self._query)
         found = head.mark.operator if head is not None and head.mark is not None else ""
-        if found != self._fixed.fingerprint:
-            raise OperatorChanged(
-                f"query {self._query}: the state of epoch {last.epoch} in topic {self._fixed.options.topic!r} is of "
-                f"{found}, the operator now is {self._fixed.fingerprint}; start with a new checkpoint and a new topic, "
-                "or with the operator as it was"
-            )
+        self._evolves = found != self._fixed.fingerprint
+        if self._evolves:
+            said = check_successor(client, self._fixed, self._query, last, found)
+            _log.info("query %s: %s; the next epoch writes its state anew", self._query, said)
 
     def _is_done(self, batch: int) -> bool:
         """Whether the batch is the last committed one. Raises StaleEpoch or BatchesMissing for a batch out of order."""
@@ -221,7 +243,7 @@ class QueryDriver:
         for report in reports:
             max_events_ms = newest_of(max_events_ms, report.max_events_ms)
         progress = EndPositions(
-            generation=0 if last is None else last.progress.generation,
+            generation=_generation(last, batch),
             batch=batch,
             closing=closing,
             late_watermark_ms=plan.late_watermark_ms,
@@ -231,6 +253,7 @@ class QueryDriver:
             layout=plan.layout,
             planned=planned,
             checkpoints=() if self._watch is None else self._watch.named(),
+            wall_ms=plan.wall_ms if self._fixed.operator.has_wall_time else None,
         )
         self.hosts.update(report.host for report in reports)
         self._at("driver before commit", plan)
@@ -242,6 +265,7 @@ class QueryDriver:
             self._at("driver after commit", plan)
             seconds = self._host.network.monotonic_s() - started_s
             parents = tuple(report.counters for report in reports)
+            self._evolves = False
             oldest_epochs = tuple(report.oldest_epoch for report in reports)
             self._committed = CommittedEpoch(
                 plan.epoch, progress, parents, oldest_epochs, max_events_ms, tuple(reports), seconds
@@ -259,20 +283,23 @@ class QueryDriver:
             return EpochPlan(
                 query=self._query,
                 incarnation=self._incarnation,
-                epoch=log_epoch(0, batch, closing=closing),
+                epoch=log_epoch(_generation(None, batch), batch, closing=closing),
                 layout=0,
                 late_watermark_ms=0,
                 watermark_ms=0,
                 parent_epoch=None,
                 parents=(),
                 max_events_ms=(),
+                wall_ms=self._wall_ms(None),
+                batch=batch,
             )
         progress = last.progress
-        moved = progress.partitions != self._fixed.partitions
+        moved = self._evolves or progress.partitions != self._fixed.partitions
         return EpochPlan(
             query=self._query,
             incarnation=self._incarnation,
-            epoch=log_epoch(progress.generation, batch, closing=closing),
+            # More than one epoch without input can follow a batch: timers are due at any time.
+            epoch=max(log_epoch(progress.generation, batch, closing=closing), last.epoch + 1),
             layout=progress.layout + 1 if moved else progress.layout,
             late_watermark_ms=progress.watermark_ms,
             watermark_ms=self._watermark_ms(last),
@@ -281,7 +308,23 @@ class QueryDriver:
             max_events_ms=last.max_events_ms,
             rebase=Rebase(progress.partitions) if moved else None,
             covered=() if self._watch is None or moved else self._watch.covered_emitted(),
+            wall_ms=self._wall_ms(last),
+            batch=batch,
         )
+
+    def _wall_ms(self, last: CommittedEpoch | None) -> int:
+        """The processing time of the next epoch: never before that of an earlier one."""
+        before = None if last is None else last.progress.wall_ms
+        return max(self._host.wall_ms(), before or 0)
+
+    def _has_due_timer(self, last: CommittedEpoch) -> bool:
+        """Whether a timer by processing time is due, or might be: the log does not say when the next one is."""
+        if not self._fixed.operator.has_wall_time:
+            return False
+        if not last.reports:
+            return True
+        due = [report.next_wall_ms for report in last.reports if report.next_wall_ms is not None]
+        return bool(due) and min(due) <= self._host.wall_ms()
 
     def _watermark_ms(self, last: CommittedEpoch) -> int:
         return next_watermark(self._fixed.operator, last.progress.watermark_ms, list(last.max_events_ms))
@@ -324,3 +367,10 @@ class QueryDriver:
 
     def _at(self, step: Step, plan: EpochPlan) -> None:
         self._probe(step, plan.epoch, _DRIVER)
+
+
+def _generation(last: CommittedEpoch | None, batch: int) -> int:
+    """The generation of an epoch. With an initial state it begins at 1, which leaves a number before batch 0."""
+    if last is None:
+        return 1 if batch == INITIAL_BATCH else 0
+    return last.progress.generation

@@ -25,6 +25,8 @@ MOVED: Final = "moved"
 """How a partition's state was obtained in the first epoch of a new layout: from the streams of the one before."""
 READER_PREFIX: Final = "stateful/"
 """Before the query's id, in the name of its registration as a reader of its output."""
+INITIAL_BATCH: Final = -1
+"""The number, in place of a batch's, of the epoch that takes the initial state."""
 EPOCHS_PER_GENERATION: Final = 2**40
 """A query at 1,000 batches a second reaches it after 17 years."""
 
@@ -88,8 +90,10 @@ class EpochPlan:
 
     `late_watermark_ms`: rows of windows that end at or before it are dropped. `watermark_ms`: windows that end at or
     before it are closed.
-    `max_events_ms` is the newest event time of each of the operator's inputs so far, over all partitions. `covered`: of
-    each partition the counter `emitted` at the checkpoint that covers it, -1 without one; empty without checkpoints.
+    `max_events_ms` is the newest event time of each of the operator's inputs so far, over all partitions.
+    `wall_ms` is the epoch's processing time; it never runs backwards. `batch` is Spark's number of the batch, or
+    INITIAL_BATCH. `covered`: of each partition the counter `emitted` at the checkpoint that covers it, -1 without one;
+    empty without checkpoints.
     """
 
     query: str
@@ -103,6 +107,17 @@ class EpochPlan:
     max_events_ms: tuple[int | None, ...]
     rebase: Rebase | None = None
     covered: tuple[int, ...] = ()
+    wall_ms: int = 0
+    batch: int = 0
+
+    @property
+    def name(self) -> str:
+        """The epoch's name in messages."""
+        if self.batch == INITIAL_BATCH:
+            return f"initial state (epoch {self.epoch} in the log)"
+        if batch_of(self.epoch) == self.batch:
+            return epoch_name(self.epoch)
+        return f"pause behind batch {self.batch} (epoch {self.epoch} in the log)"
 
     def to_json(self) -> str:
         """The JSON text for the local property."""
@@ -149,11 +164,12 @@ class TaskReport:
 
     `started_ms` is when the task began, by the host's clock. `moved` are the rows that came through the shuffle,
     `combined` or not, `windows` those that its calls touched. `attempt` and `segments` name the staged output;
-    `counters` are those of the state that the task leaves; `open_windows` is N, `extent` is q; `oldest_epoch` is the
-    epoch of the oldest footprint. `max_events_ms` has the newest event time of each input of the operator in this
-    epoch. `how` says where the state came from: MOVED, or see `state.versions.OpenState`. `host` is the host on which
-    the task left state in memory. `checkpoint_epoch` and `checkpoint_bytes`: of the checkpoint that was loaded, -1 and
-    0 if none was. `log_bytes`: of the control batches that were read to open the state.
+    `counters` are those of the state that the task leaves; `open_windows` is N, `extent` is q; `oldest_epoch` is
+    the epoch of the oldest footprint. `max_events_ms` has the newest event time of each input of the operator in
+    this epoch. `next_wall_ms` is the processing time from which on a timer is due (None: none). `how` says where
+    the state came from: MOVED, or see `state.versions.OpenState`. `host` is the host on which the task left state
+    in memory. `checkpoint_epoch` and `checkpoint_bytes`: of the checkpoint that was loaded, -1 and 0 if none was.
+    `log_bytes`: of the control batches that were read to open the state.
     """
 
     partition: int
@@ -182,6 +198,7 @@ class TaskReport:
     checkpoint_epoch: int = -1
     checkpoint_bytes: int = 0
     log_bytes: int = 0
+    next_wall_ms: int | None = None
 
     def to_json(self) -> str:
         """The JSON text for a row."""

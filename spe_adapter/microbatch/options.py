@@ -23,6 +23,7 @@ STATE_OPTIONS: Final = CHECKPOINT_OPTIONS | frozenset(
         "closingDelay",
         "combine",
         "extentLimit",
+        "lateTopic",
         "retention",
         "stateDirectory",
         "stateLimit",
@@ -59,6 +60,7 @@ class StatefulOptions:
     results. `state_root` None: the default directory of state. `closing_delay_ms`: the pause of input after which due
     windows are closed without input. `combine`: whether rows are combined before the shuffle.
     `checkpoints` None: no checkpoints beside the log.
+    `late_topic`: where rows go that were dropped because they came too late (None: nowhere).
     """
 
     sink: SinkOptions
@@ -72,6 +74,7 @@ class StatefulOptions:
     closing_delay_ms: int
     combine: Combine
     checkpoints: CheckpointSettings | None = None
+    late_topic: str | None = None
 
 
 def parse_stateful(options: Mapping[str, str], topic: str) -> StatefulOptions:
@@ -82,6 +85,11 @@ def parse_stateful(options: Mapping[str, str], topic: str) -> StatefulOptions:
         raise InvalidConfig("option 'topic' is empty; write the name of the topic for results and state")
     own = {name.lower() for name in STATE_OPTIONS}
     sink = parse_sink({name: value for name, value in options.items() if name.lower() not in own})
+    late_topic, combine = _late_topic(reader, topic), _combine(reader)
+    if late_topic is not None and combine == "always":
+        raise InvalidConfig(
+            "options 'combine' = always and 'lateTopic' exclude each other: combined rows cannot be told apart any more"
+        )
     return StatefulOptions(
         sink=sink,
         topic=topic.strip(),
@@ -92,9 +100,19 @@ def parse_stateful(options: Mapping[str, str], topic: str) -> StatefulOptions:
         allow_other_queries=reader.flag("allowOtherQueries", False),
         retention_ms=None if reader.text("retention") is None else reader.duration_ms("retention", 0),
         closing_delay_ms=reader.duration_ms("closingDelay", DEFAULT_CLOSING_DELAY_MS),
-        combine=_combine(reader),
+        combine="never" if late_topic is not None else combine,
+        late_topic=late_topic,
         checkpoints=checkpoint_settings(reader),
     )
+
+
+def _late_topic(reader: OptionReader, topic: str) -> str | None:
+    text = reader.text("lateTopic")
+    if text is None:
+        return None
+    if not text.strip() or text.strip() == topic.strip():
+        raise InvalidConfig(f"option 'lateTopic' is {text!r}; write the name of a topic other than that of results")
+    return text.strip()
 
 
 def _combine(reader: OptionReader) -> Combine:

@@ -31,6 +31,7 @@ from spe_adapter.errors import NoTaskContext, SchemaRefused
 from spe_adapter.host import Host, ThisHost, host_name, new_seed
 from spe_adapter.microbatch.checkpoints import LoggedRecovery, OfferedCheckpoints, tell_service
 from spe_adapter.microbatch.epoch import (
+    INITIAL_BATCH,
     MOVED,
     REPORT_COLUMN,
     EpochPlan,
@@ -40,12 +41,13 @@ from spe_adapter.microbatch.epoch import (
     Seconds,
     Step,
     TaskReport,
-    batch_of,
     newest_of,
 )
 from spe_adapter.microbatch.epoch_end import NOT_COVERED, EpochEnd, conclude
 from spe_adapter.microbatch.shuffle import Received, received
 from spe_adapter.microbatch.state_loader import LogLoader, moved_windows
+from spe_adapter.operators.chain import processor_of
+from spe_adapter.operators.clock import Clock
 from spe_adapter.operators.combining import NULL_PARTITION
 from spe_adapter.operators.keys import KeyCodec
 from spe_adapter.operators.output import Output, record_times
@@ -145,7 +147,8 @@ class _TaskExecution:
             if plan.rebase is not None:
                 parent = self._move_in(client, overlay)
             self._seconds["open"] = self._host.network.monotonic_s() - started_s
-            output = StagedStream(client, self._attempt, stream, sink.batch_bytes, sink.codec)
+            late = None if options.late_topic is None else TopicPartition(options.late_topic, self._partition)
+            output = StagedStream(client, self._attempt, stream, sink.batch_bytes, sink.codec, late)
             return self._epoch(batches, overlay, parent, output, state)
 
     @contextmanager
@@ -182,6 +185,8 @@ class _TaskExecution:
     def _move_in(self, client: Client, overlay: Overlay) -> Parent:
         """Load this partition's windows from the streams of the former layout; the counters to continue from."""
         parents = self._plan.parents
+        if len(parents) == self._fixed.partitions:
+            parents = (parents[self._partition],)
         for batch in moved_windows(client, self._fixed, self._plan, self._partition):
             ids, _ = overlay.ensure(batch.column(0), batch.column(1).to_numpy(zero_copy_only=False))
             overlay.set_expires(ids, batch.column(2).to_numpy(zero_copy_only=False))
@@ -201,10 +206,12 @@ class _TaskExecution:
         self, batches: Iterator[Received], overlay: Overlay, parent: Parent, output: StagedStream, state: OpenState
     ) -> TaskReport:
         fixed, plan = self._fixed, self._plan
-        processor = Processor(
+        processor = processor_of(
             fixed.operator, self._codec, fixed.schema, overlay, parent.sequence, parent.seen, plan.epoch
         )
-        processor.batch = batch_of(plan.epoch)
+        processor.batch = None if plan.batch == INITIAL_BATCH else plan.batch
+        processor.clock = Clock(plan.watermark_ms, plan.wall_ms, plan.late_watermark_ms)
+        processor.keeps_late = fixed.options.late_topic is not None
         self._process(batches, processor, output)
         with self._timed("process"):
             before = Counters(parent.emitted + self._results, processor.seen)
@@ -250,6 +257,7 @@ class _TaskExecution:
             checkpoint_epoch=-1 if self._loaded is None else self._loaded.header.epoch,
             checkpoint_bytes=0 if self._loaded is None else self._loaded.all_bytes,
             log_bytes=self._recovery.log_bytes,
+            next_wall_ms=processor.next_wall_ms,
         )
 
     def _tell(self, log_bytes: int, state_bytes: int) -> None:
@@ -270,9 +278,14 @@ class _TaskExecution:
                 break
             with self._timed("process"):
                 self._moved += taken.rows.num_rows
+                if self._plan.batch == INITIAL_BATCH:
+                    processor.start(taken.rows, KeyCodec(taken.rows.schema, self._fixed.key))
+                    continue
                 self._combined = taken.combined
                 take = processor.process_combined if taken.combined else processor.process
                 self._stage(processor, take(taken.rows, late_watermark_ms=self._plan.late_watermark_ms), output)
+                for late in processor.take_late():
+                    output.add_late(*processor.records(late), record_times(late, self._host.wall_ms()))
         with self._timed("process"):
             self._stage(processor, processor.expire(self._plan.watermark_ms), output)
 
@@ -284,9 +297,10 @@ class _TaskExecution:
         output.add_results(keys, values, record_times(results, self._host.wall_ms()))
 
     def _check_keys(self, changes: Changes) -> None:
-        keys = changes.footprints.column(0)
+        keys, numbers = changes.footprints.column(0), changes.footprints.column(1).to_numpy()
         if not changes.opened.all():
-            keys = keys.filter(pa.array(changes.opened))
+            keys, numbers = keys.filter(pa.array(changes.opened)), numbers[changes.opened]
+        keys = self._fixed.operator.routing_keys(keys, numbers)
         targets = partitions_of(keys, len(keys), self._fixed.partitions, NULL_PARTITION)
         wrong = np.flatnonzero(targets != self._partition)
         if len(wrong):

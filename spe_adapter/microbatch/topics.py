@@ -11,7 +11,7 @@ Source: CEC paper, section II.B (the extent is what recovery reads); Kafka's top
 
 import logging
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 
 from logstore.client.blocking import Client, TopicPartition
 from logstore.client.errors import UNKNOWN_TOPIC_OR_PARTITION, Refused
@@ -50,6 +50,23 @@ def prepare_topic(
     if partitions > there:
         _grow(client, topic, there, partitions, client.topic_configs(topic))
     return partitions
+
+
+def prepare_late_topic(client: Client, topic: str, partitions: int) -> None:
+    """Create the topic for late rows if it is missing. Raises InvalidPartitions if it has too few partitions."""
+    info = client.topics([topic])[topic]
+    if info.error == UNKNOWN_TOPIC_OR_PARTITION:
+        with suppress(TopicExists):
+            client.create_topic(topic, partitions, NEW_TOPIC)
+            return
+        info = client.topics([topic])[topic]
+    if info.error:
+        raise Refused(f"topic {topic!r} at {client.where}", code=info.error)
+    if len(info.partitions) < partitions:
+        raise InvalidPartitions(
+            f"{partitions} state partitions, but topic {topic!r}, for late rows, has {len(info.partitions)}; give it "
+            "more partitions (kafka-topics.sh --alter --partitions), or name another topic"
+        )
 
 
 def _grow(client: Client, topic: str, there: int, partitions: int, settings: Mapping[str, str]) -> None:

@@ -124,12 +124,12 @@ class Draft:
         self._draft = draft
         self.descriptor = descriptor
 
-    def reserve(self, size_bytes: int) -> Bytes:
+    def reserve(self, size_bytes: int, *, mapped: Callable[[int, int], Bytes] = map_file) -> Bytes:
         """`size_bytes` zeroed bytes of shared memory, really allocated. Raises StateTooLarge."""
         self._environment.step("reserve")
         try:
             os.posix_fallocate(self.descriptor, 0, size_bytes)
-            return map_file(self.descriptor, size_bytes)
+            return mapped(self.descriptor, size_bytes)
         except OSError as error:
             raise no_room(error, self._path.parent, size_bytes) from error
 

@@ -12,35 +12,21 @@ Invariants:
 Source: SGuard, section 4.4 (checkpoint and recovery of pages).
 """
 
-import os
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from spe_adapter.codec.kernels import Int64s
 from spe_adapter.pages.errors import FreezeRefused
-from spe_adapter.pages.frozen import FrozenHandle, FrozenPages
+from spe_adapter.pages.frozen import FrozenPages
 from spe_adapter.pages.page_memory import PageMemory
-from spe_adapter.pages.page_table import IDENTITY
 from spe_adapter.state.errors import StateDamaged
 from spe_adapter.state.files import StateEnvironment, is_in_place, lock, map_start, open_file, unlock_and_close
+from spe_adapter.state.paged import FreezePoint, FrozenBlock, freeze_block
 from spe_adapter.state.query import QueryDirectory, default_root
-from spe_adapter.state.segment import CLEAN, HEADER_BYTES, Owner, Segment, Tag, segment_bytes
+from spe_adapter.state.segment import CLEAN, HEADER_BYTES, Header, Owner, Segment, Tag, segment_bytes
 from spe_adapter.state.storage import BaseDescription
 
 FREEZE_LIMIT_S: Final = 1.0
 """Time to wait for a base that a task is changing."""
-MIN_COPIES: Final = 16
-COPIES_SHARE: Final = 4
-"""Of all pages, one in so many is copied aside at most before the freeze is cancelled, but MIN_COPIES at least."""
-
-
-class FreezePoint(NamedTuple):
-    """A moment in the life of a base's file: which file, and the number of a freeze. What changed after the freeze can
-    be checkpointed on its own.
-    """
-
-    identity: int
-    number: int
 
 
 class FrozenVersion(NamedTuple):
@@ -114,32 +100,22 @@ def _freeze(
     header = segment.header()
     if header is None or header.state != CLEAN:
         return None
-    block, table = segment.table_block(), segment.page_table()
-    identity = int(table.head[IDENTITY])
-    is_full = since is None or since.identity != identity or since.number >= table.sequence
-    memory = PageMemory(block, table, descriptor, environment.step)
-    # An opening of its own: the freeze goes with it, and not with a map of the base.
-    owner = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
-    try:
-        limit = max(table.pages // COPIES_SHARE, MIN_COPIES) if copies is None else copies
-        number, ids = memory.freeze(owner, None if is_full or since is None else since.number, limit)
-        pages = _opened(owner, table.pages, number, ids, environment)
-    except BaseException:
-        os.close(owner)
-        raise
+    table = segment.page_table()
+    memory = PageMemory(segment.table_block(), table, descriptor, environment.step)
+    block = freeze_block(memory, descriptor, HEADER_BYTES, since, copies, environment.step)
+    return frozen_version(header, block)
+
+
+def frozen_version(header: Header, block: FrozenBlock) -> FrozenVersion:
+    """A frozen table with the header that describes its version: of a base, or of a private table (`state.paged`)."""
     return FrozenVersion(
         header.owner,
         header.tag,
         header.capacity,
         header.arena_bytes,
         header.note,
-        table.page_bytes,
-        pages,
-        FreezePoint(identity, number),
-        is_full,
+        block.pages.page_bytes,
+        block.pages,
+        block.point,
+        block.is_full,
     )
-
-
-def _opened(owner: int, pages: int, number: int, ids: Int64s, environment: StateEnvironment) -> FrozenPages:
-    handle = FrozenHandle("", HEADER_BYTES, pages, number, ((0, 0),))
-    return FrozenPages(owner, handle, ids, environment.step)

@@ -33,6 +33,8 @@ import pyarrow as pa
 from logstore.errors import CairnError
 from spe_adapter.codec.kernels import Bytes
 from spe_adapter.state.delta import (
+    ENSURE,
+    REMOVE,
     Delta,
     EpochMark,
     VersionStep,
@@ -52,7 +54,6 @@ from spe_adapter.state.files import (
     is_in_place,
     key_of,
     lock,
-    map_file,
     open_file,
     tidy,
     unlock_and_close,
@@ -142,6 +143,7 @@ class Base(NamedTuple):
     """A base at the wanted version, under a shared lock."""
 
     descriptor: int
+    segment: Segment
     table: Table
     note: bytes
 
@@ -150,7 +152,9 @@ class StateDirectory:
     """The shared state of one query on this host.
 
     `limit_bytes` bounds the files together with the private memory of a task. `seed` keys the hashes of bases that are
-    made here: a random number. All methods raise StateDirectoryRefused, StateBusy and StateTooLarge.
+    made here: a random number. `memory_bytes` bounds what stays in memory of each partition's base between uses, where
+    the root lies on a disk; the rest is read again on access. All methods raise StateDirectoryRefused, StateBusy and
+    StateTooLarge.
     """
 
     def __init__(
@@ -162,12 +166,13 @@ class StateDirectory:
         seed: int = 0,
         environment: StateEnvironment | None = None,
         lock_limit_s: float = LOCK_LIMIT_S,
+        memory_bytes: int | None = None,
     ) -> None:
         environment = StateEnvironment() if environment is None else environment
         self.root = default_root() if root is None else Path(root)
         self.query = query
         directory = QueryDirectory(self.root, query, environment, lock_limit_s)
-        self._storage = StateStorage(directory, limit_bytes, seed, environment, lock_limit_s)
+        self._storage = StateStorage(directory, limit_bytes, seed, environment, lock_limit_s, memory_bytes=memory_bytes)
         self._boot = boot_id()
 
     @contextmanager
@@ -199,7 +204,10 @@ class StateDirectory:
                     version_loader.condemn(base)
                 raise
             finally:
-                unlock_and_close(base.descriptor)
+                try:
+                    version_loader.leave(base)
+                finally:
+                    unlock_and_close(base.descriptor)
 
     def remove(self) -> bool:
         """Remove all state of this query; False if a task uses it."""
@@ -308,6 +316,14 @@ class VersionLoader:
             path.unlink(missing_ok=True)
         return size_bytes
 
+    def leave(self, base: Base) -> None:
+        """Keep the base's memory within its bound when a task ends, and its pages out of this process's map: the next
+        task of the partition may run in another one.
+        """
+        if self.storage.memory_bytes is not None:
+            self.storage.write_out(base.segment, base.descriptor)
+            base.segment.let_go()
+
     def condemn(self, base: Base) -> None:
         """Remove a base that proved to be damaged, so that no task uses it again."""
         if is_in_place(self._base_path, base.descriptor):
@@ -320,7 +336,8 @@ class VersionLoader:
         if found.header is None or not self._is_wanted(found.header):
             return None
         try:
-            return Base(found.descriptor, found.segment.table(self._schema, found.header), found.header.note)
+            table = found.segment.table(self._schema, found.header)
+            return Base(found.descriptor, found.segment, table, found.header.note)
         except StateDamaged:
             self._is_damaged = True
             return None
@@ -347,7 +364,7 @@ class VersionLoader:
         elif known is not None and known[:2] == (key, size_bytes):
             block = known.block
         else:
-            block = map_file(descriptor, size_bytes)
+            block = self.storage.mapped(descriptor, size_bytes)
             _maps[self._base_path] = _Map(key, size_bytes, block)
         if block is None:
             unlock_and_close(descriptor)
@@ -399,7 +416,7 @@ class VersionLoader:
             # A change must not run out of room half-way: if it does not fit, it is made in a larger copy.
             room = _needs(table, steps)
             if in_place and table.has_room(*room) and not table.is_sparse:
-                self._apply_in_place(base.segment, header, table, steps)
+                self._apply_in_place(base, header, table, steps)
             else:
                 self._apply_to_copy(table, steps, room)
         except StateDamaged:
@@ -432,10 +449,15 @@ class VersionLoader:
             return None
         return delta
 
-    def _apply_in_place(self, segment: Segment, header: Header, table: Table, steps: Sequence[VersionStep]) -> None:
+    def _apply_in_place(self, base: _LockedBase, header: Header, table: Table, steps: Sequence[VersionStep]) -> None:
+        segment = base.segment
         for step in steps:
             segment.write(header._replace(state=APPLYING, target=step.tag))
-            self._redo(table, step)
+            segment.page_table().advance()
+            for change in redo(table, step):
+                self._environment.step(change)
+                if change in (ENSURE, REMOVE):  # between two slices of rows
+                    self.storage.write_out(segment, base.descriptor)
             header = header._replace(state=CLEAN, tag=step.tag, target=None, note=step.note)
             segment.write(header)
 

@@ -7,21 +7,26 @@ from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 
+import pytest
+
 from scheduler.client import CoordinatorClient
 from scheduler.coordinator.testing import running
+from spe_adapter.checkpoint import steps
 from spe_adapter.checkpoint.coordinator_registry import CoordinatorRegistry
 from spe_adapter.checkpoint.directory_sink import DirectorySink
 from spe_adapter.checkpoint.errors import SinkFailed
 from spe_adapter.checkpoint.manager import CheckpointManager, ManagerTools, Outcome
 from spe_adapter.checkpoint.names import CheckpointName
-from spe_adapter.checkpoint.plans import Peace
+from spe_adapter.checkpoint.plans import Grant, Peace
 from spe_adapter.checkpoint.recovery import Finder
 from spe_adapter.checkpoint.sinks import FileContent
+from spe_adapter.checkpoint.snapshot import Snapshot
 from spe_adapter.checkpoint.steps import CheckpointState
 from tests.checkpoint.state import UNIT, PagedState, recovered
 from tests.checkpoint.test_service import wait_until
 from tests.support.hdfs.cluster import loopback_nodes, network
 from tests.support.limits import PATIENCE_S
+from tests.support.steps import RecordedSteps
 
 NODES = loopback_nodes(4, racks=2)
 HOST = NODES[0].name
@@ -86,7 +91,7 @@ def test_told_to_wait_nothing_is_frozen_and_the_go_freezes_anew(tmp_path: Path) 
         thread = threading.Thread(target=lambda: outcomes.append(manager.checkpoint()))
         thread.start()
         wait_until(lambda: state.frozen and state.frozen[0].released, "the release of the freeze")
-        assert not list(tmp_path.iterdir())
+        assert not list(tmp_path.glob("*"))
         state.change(5)
         first.failed()
         other.cancel()
@@ -183,3 +188,40 @@ def test_a_registry_that_lost_a_base_gets_a_full_checkpoint(tmp_path: Path) -> N
         assert third.state is CheckpointState.ACKNOWLEDGED
         assert third.manifest is not None
         assert third.manifest.bases == ()
+
+
+def test_every_step_of_the_table_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting, failing at each place where pages may be asked for, skipping, succeeding: no step is left over."""
+    recorded = RecordedSteps(steps.TRANSITIONS)
+    monkeypatch.setattr(steps, "TRANSITIONS", recorded)
+    test_told_to_wait_nothing_is_frozen_and_the_go_freezes_anew(tmp_path / "waits")
+    state = state_of(8)
+
+    def fails(since: object) -> Snapshot | None:
+        raise SinkFailed("no freeze")
+
+    sink = DirectorySink(tmp_path / "fails")
+    assert not CheckpointManager(UNIT, fails, ManagerTools(sink)).checkpoint().is_complete
+    assert not CheckpointManager(UNIT, lambda since: None, ManagerTools(sink)).checkpoint().is_complete
+    assert (
+        not CheckpointManager(UNIT, state.freeze, ManagerTools(AlwaysFails(tmp_path / "full"))).checkpoint().is_complete
+    )
+    with CoordinatorClient("http://127.0.0.1:1", patience_s=0.0) as client:
+        client.close()
+        peace = BrokenPeace(client, HOST, 1)
+        assert not CheckpointManager(UNIT, state.freeze, ManagerTools(sink, peace)).checkpoint().is_complete
+    assert recorded.taken == set(steps.TRANSITIONS)
+
+
+class AlwaysFails(FailsTwice):
+    """A directory that takes no file."""
+
+    failures = 10**9
+
+
+class BrokenPeace(Peace):
+    """A coordinator's client with a bug that looks like a failed file."""
+
+    def ask(self, chunks: int) -> Grant:
+        """Fail."""
+        raise OSError("a bug")

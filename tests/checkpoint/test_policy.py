@@ -13,7 +13,7 @@ from spe_adapter.checkpoint.policy import (
     DEFAULT_FIXED_S,
     DEFAULT_RECOVERY_S_PER_BYTE,
     DEFAULT_SINK_BYTES_PER_S,
-    Costs,
+    MeasuredRates,
     PolicySettings,
     UnitPolicy,
 )
@@ -31,7 +31,7 @@ def test_checkpoints_are_neither_too_often_nor_too_seldom(
 ) -> None:
     """Whatever happens: at least min_every_s apart, never below the smallest size, always due after every_s."""
     settings = PolicySettings(max(every_s, min_every_s), min_every_s, min_state_bytes)
-    policy = UnitPolicy(settings, Costs())
+    policy = UnitPolicy(settings, MeasuredRates())
     now_s, tried_s, succeeded_s = 0.0, -math.inf, None
     for log_bytes, state_bytes, seconds, works in epochs:
         now_s += seconds
@@ -57,10 +57,10 @@ def test_the_log_alone_is_better_for_small_state_and_short_logs() -> None:
     """With the defaults, 100 MiB of state are worth a checkpoint after 48 MiB of log; small state never is."""
     pays_at = (100 * MIB / DEFAULT_SINK_BYTES_PER_S + DEFAULT_FIXED_S) / DEFAULT_RECOVERY_S_PER_BYTE
     for log_bytes, due in ((int(pays_at) - MIB, False), (int(pays_at) + MIB, True)):
-        policy = UnitPolicy(PolicySettings(), Costs())
+        policy = UnitPolicy(PolicySettings(), MeasuredRates())
         policy.epoch(log_bytes, 100 * MIB, 0.0)
         assert policy.is_due(0.0) is due
-    policy = UnitPolicy(PolicySettings(), Costs())
+    policy = UnitPolicy(PolicySettings(), MeasuredRates())
     policy.epoch(1 << 40, PolicySettings().min_state_bytes - 1, 0.0)
     assert not policy.is_due(1e9)
 
@@ -68,7 +68,7 @@ def test_the_log_alone_is_better_for_small_state_and_short_logs() -> None:
 def test_measurements_move_the_decision() -> None:
     """A sink that proves slow makes checkpoints rarer, a log that proves slow to read makes them more frequent."""
 
-    def log_that_pays(costs: Costs) -> int:
+    def log_that_pays(costs: MeasuredRates) -> int:
         low, high = 0, 1 << 50
         while high - low > 1024:
             policy = UnitPolicy(PolicySettings(), costs)
@@ -77,7 +77,7 @@ def test_measurements_move_the_decision() -> None:
             low, high = (low, middle) if policy.is_due(0.0) else (middle, high)
         return high
 
-    usual, slow_sink, slow_log = Costs(), Costs(), Costs()
+    usual, slow_sink, slow_log = MeasuredRates(), MeasuredRates(), MeasuredRates()
     for _ in range(20):
         slow_sink.written(1 << 30, 100.0)
         slow_log.recovered(MIB, 10.0)
@@ -88,7 +88,7 @@ def test_measurements_move_the_decision() -> None:
 @given(st.lists(st.tuples(st.integers(-1, 1 << 62), st.floats(allow_nan=True, allow_infinity=True)), max_size=50))
 def test_estimates_stay_finite_whatever_is_measured(measured: list[tuple[int, float]]) -> None:
     """No measurement makes a cost negative, infinite or nothing."""
-    costs = Costs()
+    costs = MeasuredRates()
     for size_bytes, seconds in measured:
         costs.written(size_bytes, seconds)
         costs.recovered(size_bytes, seconds)
@@ -98,7 +98,7 @@ def test_estimates_stay_finite_whatever_is_measured(measured: list[tuple[int, fl
 
 def test_failures_are_tried_again_later_each_time() -> None:
     """The wait doubles with each failure, up to 64 times the shortest, and a success ends it."""
-    policy = UnitPolicy(PolicySettings(every_s=1.0, min_every_s=1.0, min_state_bytes=0), Costs())
+    policy = UnitPolicy(PolicySettings(every_s=1.0, min_every_s=1.0, min_state_bytes=0), MeasuredRates())
     policy.epoch(1, 1, 0.0)
     now_s, waits = 10.0, []
     for _ in range(9):
@@ -133,9 +133,10 @@ class VirtualClock:
         """The time."""
         return int(self.now_s * 1000)
 
-    def wait(self, seconds: float) -> None:
+    def wait(self, seconds: float) -> bool:
         """Time goes by."""
         self.now_s += seconds
+        return False
 
 
 @given(st.lists(st.integers(1, 10 * MIB), min_size=1, max_size=50), st.integers(MIB, 100 * MIB))

@@ -139,6 +139,24 @@ def test_a_note_starts_the_service_which_checkpoints_and_a_lost_state_comes_back
     assert os.getsid(process) != os.getsid(0)
 
 
+@pytest.mark.crash
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_service_that_ends_while_it_writes_harms_nobody(root: Path, tmp_path: Path, number: int) -> None:
+    """Ended in the middle of a slow checkpoint: tasks change the base, and the next service writes the next version."""
+    sink = tmp_path / "sink"
+    advance(root, 0)
+    slow = EpochNote(UNIT, TAGS[0].epoch, 1000, 1 << 20, settings(sink, max_bytes_per_s=1000))
+    wait_until(lambda: notify(root, slow) and list(sink.glob("*/*.tmp")), "a chunk that is being written")
+    process = read_status(root)["process"]  # type: ignore[index]
+    os.kill(process, number)
+    wait_until(lambda: not is_service(process), "the end of the service")
+    assert newest(sink) == -1
+    advance(root, 1)
+    wait_until(partial(is_checkpointed, root, sink, 1), "a checkpoint")
+    (found,) = stored_bases(Finder(DirectorySink(sink)), UNIT)
+    assert found.manifest.seq == 2  # the number of the abandoned one is not used again
+
+
 def test_the_service_ends_when_idle_and_when_its_directory_is_gone(root: Path, tmp_path: Path) -> None:
     """Idle: exit status 0 and no socket. Directory gone: it ends by itself."""
     command = [sys.executable, "-m", "spe_adapter.checkpoint", str(root)]

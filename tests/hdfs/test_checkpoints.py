@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -28,7 +29,7 @@ from tests.support.limits import PATIENCE_S
 @pytest.fixture
 def root(request: pytest.FixtureRequest) -> str:
     """A directory for each test."""
-    return f"/checkpoint/{abs(hash(request.node.nodeid))}"
+    return "/checkpoint/" + re.sub(r"\W", "-", request.node.name)
 
 
 @pytest.fixture

@@ -22,11 +22,13 @@ from spe_adapter.checkpoint.policy import PolicySettings
 from spe_adapter.checkpoint.service import read_status
 from spe_adapter.checkpoint.settings import settings_of
 from spe_adapter.epochs.scan import ends
+from spe_adapter.errors import StateTrimmed
 from spe_adapter.microbatch import checkpoint_watch, checkpoints, registration
 from spe_adapter.microbatch.committed import EpochProgress, progress_of
 from spe_adapter.microbatch.driver import QueryDriver
 from spe_adapter.microbatch.epoch import QueryDefinition, log_epoch, reader_name
 from spe_adapter.microbatch.options import parse_stateful
+from spe_adapter.microbatch.state_loader import committed_state
 from spe_adapter.microbatch.topics import prepare_topic
 from spe_adapter.tools.reset import reset
 from tests.microbatch.below import PARTITIONS, Query
@@ -144,8 +146,8 @@ def test_a_lost_host_loads_checkpoints_and_the_log_behind_them(eager: Sidecar, c
     assert len(held) == PARTITIONS
     for entry in held:
         older = [offset for offset, epoch in ended(client, entry.partition) if epoch < log_epoch(0, 2, closing=False)]
-        newest = max(older, default=0)
-        assert entry.offset >= newest, "the log is held in front of the older checkpoint"
+        behind = max(older, default=0)
+        assert entry.offset >= behind, "the log is held in front of the older checkpoint"
     assert_exact(query, model)
 
 
@@ -322,3 +324,50 @@ def kill_service(process: int) -> None:
             return
         Event().wait(0.05)
     raise AssertionError(f"process {process} is still there")
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_another_number_of_partitions_with_a_log_behind_checkpoints(
+    eager: Sidecar, client: Client, tmp_path: Path, partitions: int
+) -> None:
+    """The state is redistributed from the checkpoints and what came after them: the log alone has not all of it."""
+    client.create_topic("out", max(partitions, PARTITIONS), TRIMMED_AT_ONCE)
+    query, model, epochs = Checkpointed(eager.address, "out", tmp_path), Model(), iter(rows_of(30, ROWS, 40))
+
+    def go(count: int) -> EpochProgress:
+        for rows in (next(epochs) for _ in range(count)):
+            query.rows += rows
+            model.epoch(rows)
+        return query.go()
+
+    def is_trimmed() -> bool:
+        """Whether some window of each partition is in a checkpoint alone."""
+        assert query.last is not None
+        last = query.last.committed
+        assert last is not None
+        for partition in range(PARTITIONS):
+            try:
+                committed_state(client, TopicPartition("out", partition), query.id, last.epoch)
+            except StateTrimmed:
+                continue
+            return False
+        return True
+
+    for _ in range(10):
+        go(1)
+        assert all(query.write_checkpoint(partition).state for partition in range(PARTITIONS))
+        if is_trimmed():
+            break
+    wait_for = 200
+    while not is_trimmed():
+        Event().wait(0.05)
+        wait_for -= 1
+        assert wait_for, "the log has all windows"
+    query.partitions = partitions
+    query.lose_memory()
+    assert dict(go(1).how) == {"moved": partitions}
+    go(2)
+    found, wanted = by_key(query.told()), by_key(model.told)
+    assert found
+    assert all(wanted[key][-len(values) :] == values for key, values in found.items())
+    assert not list(query.root.glob("*before*/p*"))

@@ -10,7 +10,8 @@ import pytest
 from spe_adapter.codec.kernels import Int64s
 from spe_adapter.pages.errors import FreezeCancelled, PagesRefused
 from spe_adapter.state.errors import StateDamaged
-from spe_adapter.state.frozen import FreezePoint, FrozenVersion, freeze_base
+from spe_adapter.state.frozen import FrozenVersion, freeze_base
+from spe_adapter.state.paged import FreezePoint
 from spe_adapter.state.segment import Tag
 from spe_adapter.state.storage import BaseCheckpoint, BaseDescription, PageRuns, load_table
 from spe_adapter.state.table import anonymous
