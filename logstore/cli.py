@@ -16,10 +16,15 @@ COMMANDS = {
     "demo": ("spe_adapter.demo.command", "kill a sidecar and two Spark queries again and again; the result is exact"),
     "readers": ("logstore.client.readers_command", "look at the readers that keep records from being trimmed"),
     "checkpoint": ("spe_adapter.tools.checkpoint_command", "have a query's Spark checkpoint say what the log says"),
+    "checkpoints": ("spe_adapter.tools.checkpoints_command", "look at operators' checkpoints, and check every byte"),
     "state": ("spe_adapter.tools.state_command", "look at the state of streaming queries, or set it back"),
 }
 
-EXTRAS = {"scheduler.": "scheduler", "spe_adapter.demo.": "spark,demo"}
+EXTRAS = {
+    "scheduler.": "scheduler",
+    "spe_adapter.demo.": "spark,demo",
+    "spe_adapter.tools.checkpoints_command": "spark,scheduler",
+}
 """The extra that a subcommand's module needs, by prefix of its name; `spark` for all others."""
 
 

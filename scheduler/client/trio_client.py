@@ -239,11 +239,11 @@ class TrioCoordinatorClient(BaseClient):
     # ---- checkpoints
 
     async def register_checkpoint(self, complete: CompleteCheckpoint) -> None:
-        """Register a complete checkpoint. Raises Conflict: the number is another checkpoint's, or a base is missing."""
+        """Register a complete checkpoint. Raises Conflict if the number is another checkpoint's, or was removed."""
         await self.call(complete.registration())
 
     async def newest_checkpoint(self, unit: str) -> CompleteCheckpoint | None:
-        """The newest complete checkpoint of a unit, or None."""
+        """The newest complete checkpoint of a unit all of whose bases are registered, or None."""
         try:
             return CompleteCheckpoint.load(await self.call(checkpoints.unit("GET", unit, "/newest")))
         except NotFound:
@@ -281,7 +281,7 @@ class TrioCoordinatorClient(BaseClient):
     async def remove_checkpoint(self, unit: str, seq: int) -> bool:
         """Take a checkpoint out of the registry, before its files go. False: it was not there.
 
-        Raises Conflict while it is the newest of its unit, or another one builds on it.
+        Raises Conflict while it is the newest of its unit that can be recovered, or a base of that one.
         """
         return bool((await self.call(checkpoints.checkpoint("DELETE", unit, seq)))["removed"])
 

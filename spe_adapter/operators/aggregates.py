@@ -41,7 +41,9 @@ from spe_adapter.operators.base import (
     time_index,
 )
 from spe_adapter.operators.cells import Cells, Slot, arrow_of, fresh, read, write
+from spe_adapter.operators.succession import aggregates_problem, column_evolution
 from spe_adapter.operators.windows import Counting, Session, Sliding, Window, window_column, window_type
+from spe_adapter.state.evolution import Evolution
 
 WINDOW: Final = "window"
 """The result column that says which event-time window it is."""
@@ -75,7 +77,21 @@ class Aggregate(Operator):
     def description(self) -> str:
         """What is aggregated, over which windows."""
         what = ", ".join(f"{name}={function!r}" for name, function in self._aggregations.items())
-        return f"Aggregate({self._window.description}, {what})"
+        return f"{self._kind}{what})"
+
+    @property
+    def _kind(self) -> str:
+        """The description up to the aggregates: what the state's windows depend on."""
+        return f"Aggregate({self._window.description}, "
+
+    def follows(self, former: str) -> str | None:
+        """An Aggregate over the same windows, whose aggregates are here too or are declared as renamed or dropped."""
+        aggregates = {name: repr(function) for name, function in self._aggregations.items()}
+        return aggregates_problem(former, self._kind, aggregates, self.evolution)
+
+    def state_evolution(self, schema: pa.Schema, former: pa.Schema) -> Evolution:
+        """Changes are declared by the names of aggregates; each stands for all columns of its state."""
+        return column_evolution(self.evolution, former, self.state_schema(schema))
 
     def output(self, schema: pa.Schema) -> pa.Schema:
         """Window (of event-time windows) and aggregates."""

@@ -41,6 +41,7 @@ def test_a_checkpoint_from_registered_to_removed(url: str) -> None:
         for one in (first, first, second, second, third):
             client.register_checkpoint(one)
         assert client.newest_checkpoint("q/0") == third
+        assert [one["recoverable"] for one in client.checkpoints("q/0")] == [True, True, True]
         assert client.checkpoint("q/0", 2) == second
         assert client.newest_checkpoint("q/1") is None
         assert [one["seq"] for one in client.checkpoints("q/0")] == [4, 2, 1]
@@ -48,17 +49,19 @@ def test_a_checkpoint_from_registered_to_removed(url: str) -> None:
         (unit,) = client.units()
         assert (unit["unit"], unit["checkpoints"], unit["newest"]["seq"]) == ("q/0", 3, 4)
         assert unit["file_bytes"] == 3000 + 10 + 20 + 40
-        for seq in (1, 4):
-            with pytest.raises(Conflict):
+        client.register_checkpoint(complete("q/0", 5, 4))
+        for seq in (4, 5):
+            with pytest.raises(Conflict, match="the newest checkpoint of unit 'q/0' that can be recovered"):
                 client.remove_checkpoint("q/0", seq)
-        with pytest.raises(Conflict, match="next number, 5"):
+        assert client.newest_checkpoint("q/0") == complete("q/0", 5, 4)
+        with pytest.raises(Conflict, match="next number, 6"):
             client.register_checkpoint(complete("q/0", 4, 2))
         assert [client.remove_checkpoint("q/0", seq) for seq in (2, 2, 1, 77)] == [True, False, True, False]
         with pytest.raises(NotFound):
             client.checkpoint("q/0", 2)
         with pytest.raises(Conflict, match="were removed"):
             client.register_checkpoint(first)
-        assert client.forget_unit("q/0") == 1
+        assert client.forget_unit("q/0") == 2
         assert client.forget_unit("q/0") == 0
         assert client.units() == []
         client.register_checkpoint(first)

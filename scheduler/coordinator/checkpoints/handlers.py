@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from scheduler.coordinator.checkpoints.registry import UnitCheckpoint, checkpoint_of
+from scheduler.coordinator.checkpoints.registry import UnitCheckpoint, checkpoint_of, newest_recoverable
 from scheduler.coordinator.checkpoints.service import CheckpointService
 from scheduler.coordinator.dispatch import ApiCall, Operation, Reply
 from scheduler.coordinator.hosts import Hosts
@@ -41,7 +41,7 @@ class CheckpointHandlers:
     async def _list_units(self, call: ApiCall) -> Reply:
         registry = self._service.registry
         names, after = registry.units(call.query["after"], call.query["limit"])
-        return Reply(OK, {"units": [_unit(registry.checkpoints(name)) for name in names], "next": after})
+        return Reply(OK, {"units": [self._unit(registry.checkpoints(name)) for name in names], "next": after})
 
     async def _forget(self, call: ApiCall) -> Reply:
         unit = call.parameters["unit"]
@@ -51,10 +51,10 @@ class CheckpointHandlers:
         unit, before, limit = call.parameters["unit"], call.query["before"], call.query["limit"]
         found = [one for one in self._service.registry.checkpoints(unit) if not before or one.seq < before]
         more = found[limit - 1].seq if len(found) > limit else None
-        return Reply(OK, {"unit": unit, "checkpoints": [_summary(one) for one in found[:limit]], "next": more})
+        return Reply(OK, {"unit": unit, "checkpoints": [self._summary(one) for one in found[:limit]], "next": more})
 
     async def _newest(self, call: ApiCall) -> Reply:
-        return Reply(OK, _view(self._service.registry.checkpoints(call.parameters["unit"])[0]))
+        return Reply(OK, self._view(self._service.registry.newest(call.parameters["unit"])))
 
     async def _near_hosts(self, call: ApiCall) -> Reply:
         unit, limit = call.parameters["unit"], call.query["limit"]
@@ -73,39 +73,40 @@ class CheckpointHandlers:
     async def _register(self, call: ApiCall) -> Reply:
         checkpoint = checkpoint_of(call.parameters["unit"], call.parameters["seq"], call.body)
         new = await self._service.register(checkpoint)
-        return Reply(CREATED if new else OK, _summary(checkpoint))
+        return Reply(CREATED if new else OK, self._summary(checkpoint))
 
     async def _get(self, call: ApiCall) -> Reply:
-        return Reply(OK, _view(self._service.registry.checkpoint(call.parameters["unit"], call.parameters["seq"])))
+        return Reply(OK, self._view(self._service.registry.checkpoint(call.parameters["unit"], call.parameters["seq"])))
 
     async def _remove(self, call: ApiCall) -> Reply:
         unit, seq = call.parameters["unit"], call.parameters["seq"]
         return Reply(OK, {"unit": unit, "seq": seq, "removed": await self._service.remove(unit, seq)})
 
+    # ---- values
 
-def _summary(checkpoint: UnitCheckpoint) -> dict[str, Any]:
-    return {
-        "unit": checkpoint.unit,
-        "seq": checkpoint.seq,
-        "sink": checkpoint.sink,
-        "epoch": checkpoint.epoch,
-        "attempt": checkpoint.attempt,
-        "state_bytes": checkpoint.state_bytes,
-        "bases": list(checkpoint.bases),
-        "written_ms": checkpoint.written_ms,
-        "file_count": len(checkpoint.files),
-        "file_bytes": checkpoint.file_bytes,
-    }
+    def _summary(self, checkpoint: UnitCheckpoint) -> dict[str, Any]:
+        return {
+            "unit": checkpoint.unit,
+            "seq": checkpoint.seq,
+            "sink": checkpoint.sink,
+            "epoch": checkpoint.epoch,
+            "attempt": checkpoint.attempt,
+            "state_bytes": checkpoint.state_bytes,
+            "bases": list(checkpoint.bases),
+            "recoverable": self._service.registry.is_recoverable(checkpoint),
+            "written_ms": checkpoint.written_ms,
+            "file_count": len(checkpoint.files),
+            "file_bytes": checkpoint.file_bytes,
+        }
 
+    def _view(self, checkpoint: UnitCheckpoint) -> dict[str, Any]:
+        return {**self._summary(checkpoint), "files": [asdict(file) for file in checkpoint.files]}
 
-def _view(checkpoint: UnitCheckpoint) -> dict[str, Any]:
-    return {**_summary(checkpoint), "files": [asdict(file) for file in checkpoint.files]}
-
-
-def _unit(checkpoints: list[UnitCheckpoint]) -> dict[str, Any]:
-    return {
-        "unit": checkpoints[0].unit,
-        "checkpoints": len(checkpoints),
-        "file_bytes": sum(one.file_bytes for one in checkpoints),
-        "newest": _summary(checkpoints[0]),
-    }
+    def _unit(self, checkpoints: list[UnitCheckpoint]) -> dict[str, Any]:
+        newest = newest_recoverable({one.seq: one for one in checkpoints})
+        return {
+            "unit": checkpoints[0].unit,
+            "checkpoints": len(checkpoints),
+            "file_bytes": sum(one.file_bytes for one in checkpoints),
+            "newest": None if newest is None else self._summary(newest),
+        }

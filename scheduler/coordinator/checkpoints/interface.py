@@ -44,9 +44,7 @@ REGISTER_CHECKPOINT = Object(
         "epoch": Field(Integer(), "the epoch after which the state was frozen"),
         "attempt": Field(String(200, 0), "the attempt of that epoch that counted", ""),
         "state_bytes": Field(Integer(), "what a recovery loads: the pages of the state"),
-        "bases": Field(
-            ListOf(SEQ, MAX_BASES), "numbers of all registered checkpoints whose files a recovery needs too", ()
-        ),
+        "bases": Field(ListOf(SEQ, MAX_BASES), "numbers of all other checkpoints whose files a recovery needs", ()),
         "written_ms": Field(Integer(), "when its last file was complete, in milliseconds since 1970"),
         "files": Field(ListOf(FILE, MAX_FILES), "the files that it wrote"),
     },
@@ -59,6 +57,7 @@ _SUMMARY = {
     "attempt": Field(String(200, 0), "the attempt of that epoch that counted"),
     "state_bytes": REGISTER_CHECKPOINT.fields["state_bytes"],
     "bases": Field(ListOf(SEQ), "numbers of the checkpoints whose files it needs too, ascending"),
+    "recoverable": Field(Boolean(), "whether all these bases are registered"),
     "written_ms": REGISTER_CHECKPOINT.fields["written_ms"],
     "file_count": Field(Integer(), "files that it wrote"),
     "file_bytes": Field(Integer(), "bytes of these files"),
@@ -79,7 +78,7 @@ UNIT_VIEW = Object(
         "unit": Field(UNIT_NAME, "the unit"),
         "checkpoints": Field(Integer(1), "how many complete checkpoints it has"),
         "file_bytes": Field(Integer(), "bytes of their files"),
-        "newest": Field(CHECKPOINT_SUMMARY, "the newest of them"),
+        "newest": Field(Optional(CHECKPOINT_SUMMARY), "the newest of them that can be recovered; null: none can"),
     },
 )
 UNITS = Object(
@@ -158,7 +157,7 @@ ROUTES: tuple[Route, ...] = (
           {200: RouteAnswer("forgotten, or not known", UNIT_FORGOTTEN)}, _BY_UNIT),
     Route("GET", "/v1/units/{unit}/checkpoints", "listCheckpoints", "The complete checkpoints of a unit.",
           {200: RouteAnswer("a page of them", CHECKPOINTS)}, _BY_UNIT, _CHECKPOINTS_PAGE, errors=(404,)),
-    Route("GET", "/v1/units/{unit}/newest", "newestCheckpoint", "The newest complete checkpoint of a unit.",
+    Route("GET", "/v1/units/{unit}/newest", "newestCheckpoint", "The newest checkpoint that can be recovered.",
           {200: RouteAnswer("it, with its files", CHECKPOINT_VIEW)}, _BY_UNIT, errors=(404,)),
     Route("GET", "/v1/units/{unit}/hosts", "hostsOfUnit", "The hosts that load a unit best.",
           {200: RouteAnswer("the best first", NEAR_HOSTS)}, _BY_UNIT, _NEAR_PAGE, errors=(404,)),
@@ -172,6 +171,6 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/v1/units/{unit}/checkpoints/{seq}", "getCheckpoint", "A complete checkpoint with its files.",
           {200: RouteAnswer("it", CHECKPOINT_VIEW)}, _BY_SEQ, errors=(404,)),
     Route("DELETE", "/v1/units/{unit}/checkpoints/{seq}", "removeCheckpoint",
-          "A checkpoint may go: no other one needs its files, and there is a newer one. Its files are removed by you.",
+          "A checkpoint may go: there is a newer one that does not build on it. Its files are removed by you.",
           {200: RouteAnswer("removed, or not there", CHECKPOINT_REMOVED)}, _BY_SEQ, errors=(409,)),
 )  # fmt: skip

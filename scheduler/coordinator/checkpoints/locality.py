@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
-from scheduler.coordinator.checkpoints.registry import CheckpointFile
+from scheduler.coordinator.checkpoints.registry import RegisteredFile
 from scheduler.topology import Topology
 
 UP_AND_DOWN = 2
@@ -57,7 +57,7 @@ class RackDistances:
 
 
 def hosts_by_nearness(
-    files: Iterable[CheckpointFile],
+    files: Iterable[RegisteredFile],
     topology: Topology,
     distances: RackDistances,
     is_lost: Callable[[str], bool],

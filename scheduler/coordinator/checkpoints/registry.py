@@ -4,8 +4,9 @@ Keys: `checkpoints/UNIT/SEQ/entry`, and `checkpoints/UNIT/removed` with the high
 percent-encoded.
 
 Invariants: sans-I/O.
-* Every base of a registered checkpoint is registered; nothing that another checkpoint builds on is removed, and the
-  newest checkpoint of a unit is never removed but with the whole unit.
+* A checkpoint is recoverable if all its bases are registered. The newest recoverable checkpoint of a unit and its bases
+  are never removed but with the whole unit, so a unit that has a recoverable checkpoint always has it or a newer one.
+* Checkpoints are registered in any order, so that a lost registry is filled again from the files.
 * A number stands for one checkpoint: another checkpoint of the number is refused, and so is a number up to the highest
   one that was removed, because a delayed duplicate of a registration must not bring back what has no files any more.
 * Clients see what is durable (`published`); decisions are made on what was accepted, durable or not.
@@ -44,7 +45,7 @@ class RegistryLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointFile:
+class RegisteredFile:
     """A file of a checkpoint. `hosts`: those that have a replica, as far as the writer knew: names or addresses."""
 
     name: str
@@ -65,7 +66,7 @@ class UnitCheckpoint:
     state_bytes: int
     bases: tuple[int, ...]
     written_ms: int
-    files: tuple[CheckpointFile, ...]
+    files: tuple[RegisteredFile, ...]
 
     @property
     def file_bytes(self) -> int:
@@ -89,9 +90,9 @@ class _UnitEntry:
     removed_up_to: int = 0
 
     @property
-    def newest(self) -> int:
-        """The highest number; 0 without checkpoints."""
-        return max(self.checkpoints, default=0)
+    def next_seq(self) -> int:
+        """A number that is free and higher than all others."""
+        return max(self.removed_up_to, *self.checkpoints, 0) + 1
 
 
 class CheckpointRegistry:
@@ -120,24 +121,16 @@ class CheckpointRegistry:
             raise ApiError(
                 CONFLICT,
                 f"seq={seq}: unit {shown(unit)} has another checkpoint of this number, of epoch {before.epoch} in "
-                f"{shown(before.sink)}; register the next number, {known.newest + 1}",
+                f"{shown(before.sink)}; register the next number, {known.next_seq}",
                 "seq",
             )
         if seq <= known.removed_up_to:
             raise ApiError(
                 CONFLICT,
                 f"seq={seq}: checkpoints of unit {shown(unit)} up to number {known.removed_up_to} were removed; "
-                f"register a number from {max(known.newest, known.removed_up_to) + 1} on",
+                f"register a number from {known.next_seq} on",
                 "seq",
             )
-        for number, base in enumerate(checkpoint.bases):
-            if base not in known.checkpoints:
-                raise ApiError(
-                    CONFLICT,
-                    f"bases[{number}]={base}: unit {shown(unit)} has no checkpoint of this number; register it first, "
-                    "or write a full checkpoint",
-                    f"bases[{number}]",
-                )
         text = _json(checkpoint)
         self._check_limits(checkpoint, known, len(text))
         self._units[unit] = known
@@ -154,19 +147,13 @@ class CheckpointRegistry:
         known = self._units.get(unit)
         if known is None or seq not in known.checkpoints:
             return None
-        users = [number for number, other in known.checkpoints.items() if seq in other.bases]
-        if users:
+        newest = newest_recoverable(known.checkpoints)
+        if newest is not None and (seq == newest.seq or seq in newest.bases):
+            why = "it is" if seq == newest.seq else f"checkpoint {newest.seq} builds on it and is"
             raise ApiError(
                 CONFLICT,
-                f"seq={seq}: checkpoint {min(users)} of unit {shown(unit)} builds on it; remove that one first, or "
-                "keep both",
-                "seq",
-            )
-        if seq == known.newest:
-            raise ApiError(
-                CONFLICT,
-                f"seq={seq}: it is the newest checkpoint of unit {shown(unit)}; it may go when a newer one is "
-                "registered that does not build on it",
+                f"seq={seq}: {why} the newest checkpoint of unit {shown(unit)} that can be recovered; it may go when "
+                "a newer one is registered that does not build on it",
                 "seq",
             )
         del known.checkpoints[seq]
@@ -213,7 +200,7 @@ class CheckpointRegistry:
                 "first",
                 "unit",
             )
-        if not known.checkpoints and len(self._units) >= limits.units:
+        if checkpoint.unit not in self._units and len(self._units) >= limits.units:
             raise ApiError(
                 CONFLICT,
                 f"unit={unit}: {limits.units} units are registered, the most that are kept; forget units of queries "
@@ -267,7 +254,18 @@ class CheckpointRegistry:
             raise ApiError(NOT_FOUND, f"seq={seq}: unit {shown(unit)} has no checkpoint of this number; {hint}", "seq")
         return found
 
-    def recovery_files(self, checkpoint: UnitCheckpoint) -> Iterator[CheckpointFile]:
+    def newest(self, unit: str) -> UnitCheckpoint:
+        """The newest checkpoint of a unit that can be recovered. Raises ApiError if there is none."""
+        found = newest_recoverable(self.published.get(unit, {}))
+        if found is None:
+            raise ApiError(NOT_FOUND, f"unit={shown(unit)}: it has no complete checkpoint here", "unit")
+        return found
+
+    def is_recoverable(self, checkpoint: UnitCheckpoint) -> bool:
+        """Whether all bases of a checkpoint are registered."""
+        return self.published.get(checkpoint.unit, {}).keys() >= set(checkpoint.bases)
+
+    def recovery_files(self, checkpoint: UnitCheckpoint) -> Iterator[RegisteredFile]:
         """The files of a checkpoint, and of all checkpoints that it builds on."""
         found = self.published.get(checkpoint.unit, {})
         for seq in (checkpoint.seq, *checkpoint.bases):
@@ -294,14 +292,8 @@ class CheckpointRegistry:
                     raise StoreDamaged(
                         f"stored entry {key!r} cannot be read ({error}): it is damaged, or a newer Cairn wrote it"
                     ) from error
-        for unit, known in self._units.items():
+        for known in self._units.values():
             for checkpoint in known.checkpoints.values():
-                missing = [base for base in checkpoint.bases if base not in known.checkpoints]
-                if missing:
-                    raise StoreDamaged(
-                        f"stored checkpoint {checkpoint.seq} of unit {shown(unit)} builds on {missing[0]}, which is "
-                        "not stored: restore the metadata from a copy"
-                    )
                 self._show(checkpoint)
 
     def _restore(self, parts: Sequence[str], text: str) -> None:
@@ -321,9 +313,18 @@ class CheckpointRegistry:
                 raise ValueError("the key is of no known kind")
 
 
+def newest_recoverable(checkpoints: Mapping[int, UnitCheckpoint]) -> UnitCheckpoint | None:
+    """Of a unit's checkpoints by number, the newest whose bases are all there."""
+    recoverable = (
+        seq for seq in sorted(checkpoints, reverse=True) if checkpoints.keys() >= set(checkpoints[seq].bases)
+    )
+    newest = next(recoverable, None)
+    return None if newest is None else checkpoints[newest]
+
+
 def checkpoint_of(unit: str, seq: int, body: Mapping[str, Any]) -> UnitCheckpoint:
     """A checkpoint from the checked values of a registration."""
-    files = tuple(CheckpointFile(**file) for file in body["files"])
+    files = tuple(RegisteredFile(**file) for file in body["files"])
     bases = tuple(sorted(body["bases"]))
     return UnitCheckpoint(unit, seq, **{**body, "files": files, "bases": bases})
 

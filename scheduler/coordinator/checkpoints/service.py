@@ -88,7 +88,7 @@ class CheckpointService:
 
         Raises ApiError if the unit has no checkpoint.
         """
-        newest = self.registry.checkpoints(unit)[0]
+        newest = self.registry.newest(unit)
         files = list(self.registry.recovery_files(newest))
         if self._distances is None:
             self._distances = RackDistances(topology)

@@ -1,0 +1,277 @@
+"""`cairn checkpoints`: operators' checkpoints, as a sink and a coordinator's registry know them.
+
+Invariant: `list`, `show` and `verify` change nothing; `register` adds to the registry what the sink has, and says so.
+"""
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from typing import Final
+
+from logstore.errors import CairnError
+from scheduler.client import CoordinatorClient, CoordinatorError, NotFound
+from spe_adapter.checkpoint.manifest import Manifest
+from spe_adapter.checkpoint.names import parse_name
+from spe_adapter.checkpoint.settings import CheckpointSettings, open_sink, read_token
+from spe_adapter.checkpoint.sinks import Sink
+from spe_adapter.tools.checkpoints_view import (
+    COMPLETE,
+    DAMAGED,
+    KEPT_FOR_NEWER,
+    MISSING,
+    UNFINISHED,
+    ListedCheckpoint,
+    VerifyProgress,
+    listed,
+    register_missing,
+    verified,
+)
+
+try:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+except ImportError:  # the extra `demo` has it; without it there is no bar
+    Progress = None  # type: ignore[assignment,misc]
+
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+PATIENCE_S: Final = 10.0
+MAX_HOSTS: Final = 5
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command line of `cairn checkpoints`."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    every = actions.add_parser("list", help="all checkpoints: of which epoch, how large, complete or not")
+    show = actions.add_parser("show", help="one checkpoint with its files, and the hosts that load it best")
+    show.add_argument("checkpoint", help="UNIT-SEQ as `list` names it, or a unit: its newest complete checkpoint")
+    verify = actions.add_parser("verify", help="read every file of complete checkpoints and check every byte")
+    again = actions.add_parser("register", help="tell a coordinator of the complete checkpoints that a sink has")
+    for action in (every, verify, again):
+        action.add_argument("--unit", help="only this unit: its name as in paths, QUERY.PARTITION, or a query's id")
+    for action in (every, show, verify, again):
+        action.add_argument("--sink", help="where they are: file:///DIRECTORY or hdfs://HOST:PORT/DIRECTORY")
+        action.add_argument("--user", default="cairn", help="HDFS's user (default: %(default)s)")
+        action.add_argument("--coordinator", metavar="URL", help="the coordinator with the registry, http://HOST:PORT")
+        action.add_argument("--token-file", default="", help="the file with the coordinator's token")
+        action.add_argument("--json", action="store_true", help="one JSON object per line")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Run the command; the exit status: 1 if something is damaged or cannot be asked."""
+    needed = {"verify": ("sink",), "register": ("sink", "coordinator")}.get(arguments.action, ())
+    missing = [f"--{name}" for name in needed if not getattr(arguments, name)]
+    if missing or not (arguments.sink or arguments.coordinator):
+        what = " and ".join(missing) or "--sink or --coordinator, or both"
+        print(f"cairn checkpoints {arguments.action}: needs {what}", file=sys.stderr)
+        return EXIT_USAGE
+    try:
+        with ExitStack() as stack:
+            sink = client = None
+            if arguments.sink:
+                sink = open_sink(CheckpointSettings(arguments.sink, arguments.user))
+                stack.callback(sink.close)
+            if arguments.coordinator:
+                token = read_token(arguments.token_file)
+                client = stack.enter_context(
+                    CoordinatorClient(arguments.coordinator, token=token, patience_s=PATIENCE_S)
+                )
+            return _ACTIONS[arguments.action](arguments, sink, client)
+    except (CairnError, CoordinatorError, OSError) as error:
+        print(f"cairn checkpoints {arguments.action}: {error}", file=sys.stderr)
+        return EXIT_FAILED
+
+
+# ---- list
+
+
+def _list(arguments: argparse.Namespace, sink: Sink | None, client: CoordinatorClient | None) -> int:
+    found = listed(sink, client, arguments.unit)
+    if arguments.json:
+        for checkpoint in found:
+            print(json.dumps(checkpoint.fields()))
+    elif not found:
+        of_unit = f" of {arguments.unit}" if arguments.unit else ""
+        print(f"no checkpoint{of_unit} in {' or '.join(filter(None, (arguments.sink, arguments.coordinator)))}")
+    else:
+        head = ["checkpoint", "epoch", "written (UTC)", "kind", "files", "MB", "state MB", "it is"]
+        _print_rows(head, [_row(checkpoint) for checkpoint in found])
+    return 0
+
+
+def _row(checkpoint: ListedCheckpoint) -> list[str]:
+    fields = checkpoint.fields()
+    known = "epoch" in fields
+    says = checkpoint.state
+    if checkpoint.state == COMPLETE and checkpoint.registered is False:
+        says = "complete, not registered"
+    elif checkpoint.problem and checkpoint.state != UNFINISHED:
+        says = f"{checkpoint.state}: {checkpoint.problem}"
+    bases = fields.get("bases", ())
+    return [
+        str(checkpoint.name),
+        str(fields["epoch"]) if known else "",
+        _time(fields["written_ms"]) if known else "",
+        (f"over {', '.join(map(str, bases))}" if bases else "full") if known else "",
+        str(fields["file_count"]) if known else "",
+        _megabytes(fields["file_bytes"]) if known else "",
+        _megabytes(fields["state_bytes"]) if known else "",
+        says,
+    ]
+
+
+# ---- show
+
+
+def _show(arguments: argparse.Namespace, sink: Sink | None, client: CoordinatorClient | None) -> int:
+    name = parse_name(arguments.checkpoint)
+    found = listed(sink, client, arguments.checkpoint if name is None else name.unit)
+    wanted = [one for one in found if (one.state == COMPLETE if name is None else one.name == name)]
+    if not wanted:
+        known = ", ".join(str(one.name) for one in found[:MAX_HOSTS]) or "none of that unit"
+        what = "complete checkpoint" if name is None else "checkpoint"
+        print(f"cairn checkpoints show: {arguments.checkpoint}: no such {what}; there are: {known}", file=sys.stderr)
+        return EXIT_FAILED
+    shown = wanted[0]
+    fields = shown.fields()
+    if shown.manifest is not None:
+        fields["files"] = list(_files(shown.manifest))
+    elif client is not None:
+        complete = client.checkpoint(shown.name.unit, shown.name.seq)
+        fields["files"] = [
+            {"checkpoint": str(shown.name), "file": file.name, "bytes": file.bytes, "crc32c": f"{file.crc32c:08x}",
+             "hosts": list(file.hosts)}
+            for file in complete.files
+        ]  # fmt: skip
+    if client is not None:
+        try:
+            fields["hosts"] = client.hosts_of_unit(shown.name.unit, MAX_HOSTS)
+        except NotFound:
+            fields["hosts"] = []
+    if arguments.json:
+        print(json.dumps(fields))
+    else:
+        _print_fields(fields)
+    return 0
+
+
+def _files(manifest: Manifest) -> Iterator[dict[str, object]]:
+    for part in manifest.parts:
+        for file in part.files:
+            yield {
+                "checkpoint": f"{manifest.unit.name}-{part.seq:010d}", "file": file.name, "bytes": file.size_bytes,
+                "crc32c": f"{file.crc32c:08x}", "pages": file.pages, "hosts": list(file.hosts),
+            }  # fmt: skip
+
+
+def _print_fields(fields: dict[str, object]) -> None:
+    files, hosts = fields.pop("files", []), fields.pop("hosts", [])
+    for key, value in fields.items():
+        shown = _time(value) + " UTC" if key == "written_ms" and isinstance(value, int) else value
+        print(f"{key}: {', '.join(map(str, value)) or 'none' if isinstance(value, list) else shown}")
+    for title, rows in (("files", files), ("hosts that load it best", hosts)):
+        if isinstance(rows, list) and rows:
+            print(f"\n{title}:")
+            head = list(rows[0])
+            _print_rows(head, [[_cell(row[key]) for key in head] for row in rows])
+
+
+# ---- verify, register
+
+
+def _verify(arguments: argparse.Namespace, sink: Sink | None, client: CoordinatorClient | None) -> int:
+    if sink is None:
+        return EXIT_USAGE
+    found = listed(sink, client, arguments.unit)
+    broken = [one for one in found if one.state in (DAMAGED, MISSING)]
+    for one in broken:
+        _say(
+            arguments, {"checkpoint": str(one.name), "ok": False, "problem": one.problem}, f"{one.name}: {one.problem}"
+        )
+    manifests = [one.manifest for one in found if one.manifest is not None and one.state == COMPLETE]
+    unregistered = {one.name for one in found if one.state == COMPLETE and one.registered is False}
+    bad = len(broken)
+    with _progress() as progress:
+        results = list(verified(sink, manifests, progress))
+    for manifest, problems in results:
+        bad += bool(problems)
+        files = sum(len(part.files) for part in manifest.parts)
+        ok = f"ok, {files} files, {_megabytes(manifest.all_bytes)} MB"
+        note = ", not registered" if manifest.name in unregistered else ""
+        says = "; ".join(f"{problem.name}/{problem.file}: {problem.why}" for problem in problems) or ok + note
+        values = {
+            "checkpoint": str(manifest.name), "ok": not problems, "files": files, "bytes": manifest.all_bytes,
+            "problems": [{"file": f"{one.name}/{one.file}", "why": one.why} for one in problems],
+        }  # fmt: skip
+        _say(arguments, values, f"{manifest.name}: {'cannot be recovered: ' if problems else ''}{says}")
+    if not arguments.json:
+        whole = len(results) + len(broken)
+        others = Counter(one.state for one in found if one.state in (UNFINISHED, KEPT_FOR_NEWER))
+        more = "".join(f"; {number} {'is' if number == 1 else 'are'} {state}" for state, number in others.items())
+        print(f"{whole - bad} of {whole} checkpoints can be recovered{more}")
+    return EXIT_FAILED if bad else 0
+
+
+def _register(arguments: argparse.Namespace, sink: Sink | None, client: CoordinatorClient | None) -> int:
+    if sink is None or client is None:
+        return EXIT_USAGE
+    said = list(register_missing(sink, client, listed(sink, client, arguments.unit)))
+    for line in said:
+        _say(arguments, {"says": line}, line)
+    if not said and not arguments.json:
+        print("the registry knows every complete checkpoint of the sink")
+    return 0
+
+
+_ACTIONS: Final[dict[str, Callable[[argparse.Namespace, Sink | None, CoordinatorClient | None], int]]] = {
+    "list": _list,
+    "show": _show,
+    "verify": _verify,
+    "register": _register,
+}
+
+
+# ---- output
+
+
+def _say(arguments: argparse.Namespace, values: dict[str, object], text: str) -> None:
+    print(json.dumps(values) if arguments.json else text)
+
+
+def _print_rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    for row in (head, *rows):
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _cell(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else "" if value is None else str(value)
+
+
+def _time(written_ms: int) -> str:
+    return datetime.fromtimestamp(written_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _megabytes(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:,.2f}"
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[VerifyProgress], None]]:
+    """A bar on a terminal, if rich is installed; else nothing."""
+    if Progress is None or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("reading", total=None)
+
+        def report(state: VerifyProgress) -> None:
+            described = f"reading, {state.files} of {state.all_files} files"
+            bar.update(task, description=described, completed=state.bytes, total=state.all_bytes)
+
+        yield report
